@@ -49,10 +49,11 @@ from vlm_server.protocol import (
     TextPart,
     Tokens,
 )
+from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory
-from vlm_server.runner.kv.build import build_caches
-from vlm_server.runner.model.load import LoadedModel, load
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.load import load
 from vlm_server.supervisor.environment import for_models
 from vlm_server.worker.start import build_engine
 

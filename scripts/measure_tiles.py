@@ -24,7 +24,7 @@ from tests.tiny_models.checkpoint import Checkpoint, Family, write
 from tests.tiny_models.vocabulary import Vocabulary
 from vlm_server.cache.lru import LruCache
 from vlm_server.ports import EncodeWork
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.vision.encoder import ImageEncoder, new_encoder
 
 _TOWER = {

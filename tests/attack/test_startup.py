@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.daemons import SCRIPTED, Daemon, copied, running_daemon, wait_until, with_settings
-from tests.unit.runner.model.test_weights import GIB, sparse
+from tests.unit.runner.loading.test_weights import GIB, sparse
 
 END_SECONDS = 60.0
 MODEL_UNUSABLE, NOT_AVAILABLE = 3, 75

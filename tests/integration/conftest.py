@@ -17,9 +17,9 @@ from tests.integration.prompts import LONGER, PROMPTS, asked, in_pairs
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.checkpoint.files import image_settings
-from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.model.processors import HostProcessor
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.checkpoint.files import image_settings
+from vlm_server.runner.loading.processors import HostProcessor
 
 __all__ = ["tiny_model"]
 

@@ -65,8 +65,9 @@ from vlm_server.protocol import (
 )
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory
-from vlm_server.runner.model.load import LoadedModel, load
-from vlm_server.runner.model.processors import HostProcessor
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.load import load
+from vlm_server.runner.loading.processors import HostProcessor
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.vision.encoder import new_encoder
 

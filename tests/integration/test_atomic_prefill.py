@@ -23,8 +23,8 @@ from tests.tiny_models import build
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams, Submit
-from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.model.probe import chunk_policy
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.probe import chunk_policy
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 

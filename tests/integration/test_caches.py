@@ -15,7 +15,7 @@ from vlm_server.errors import EngineBroken
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import SamplingParams, Submit
 from vlm_server.runner.kv.segments import SequenceState, needs_snapshots
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families("caches", "deepstack", "prompts", "turns", "tiling")
 

@@ -16,7 +16,7 @@ from tests.tiny_models.pictures import picture
 from vlm_server.ports import SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.sampling.sampler import choice_params
 
 pytestmark = pytest.mark.families("caches")

@@ -26,25 +26,26 @@ from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
-from vlm_server.runner.cuda import few_rows, kernels
-from vlm_server.runner.cuda.few_rows import SharedProduct, use_few_rows_kernels
+from vlm_server.runner.backends import rows as kv_rows
+from vlm_server.runner.backends.bounded_layer import first_columns
+from vlm_server.runner.backends.cuda import few_rows, kernels
+from vlm_server.runner.backends.cuda.few_rows import SharedProduct, use_few_rows_kernels
+from vlm_server.runner.backends.rows import KeysAndValues, Run
 from vlm_server.runner.device.device import Device, DeviceKind
-from vlm_server.runner.kv import rows as kv_rows
 from vlm_server.runner.kv.batch_cache import joined
-from vlm_server.runner.kv.bounded_layer import first_columns
-from vlm_server.runner.kv.rows import KeysAndValues, Run
-from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.text import compiled_model, decode_batch
-from vlm_server.runner.text.attention import CpuAttention, ModelAttention
-from vlm_server.runner.text.compiled_model import CompiledModel
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model import compiled_model
+from vlm_server.runner.model.attention import CpuAttention, ModelAttention
+from vlm_server.runner.model.compiled_model import CompiledModel
+from vlm_server.runner.model.forward_pass import plain_embedding
+from vlm_server.runner.model.grids import Grid
+from vlm_server.runner.model.mrope import next_position_ids
+from vlm_server.runner.model.prompt_chunk import PromptChunk
+from vlm_server.runner.model.text_model import TextModel
+from vlm_server.runner.model.towers import FrameTower
+from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.drawn import Sampled
-from vlm_server.runner.text.forward_pass import plain_embedding
-from vlm_server.runner.text.mrope import next_position_ids
 from vlm_server.runner.text.prefill import Prefill
-from vlm_server.runner.text.prompt_chunk import PromptChunk
-from vlm_server.runner.text.text_model import TextModel
-from vlm_server.runner.vision.grids import Grid
-from vlm_server.runner.vision.towers import FrameTower
 
 pytestmark = pytest.mark.families("rope")
 

@@ -17,7 +17,7 @@ from PIL import Image as PillowImage
 from tests.integration.harness import ask, encoded, prepare
 from vlm_server.prompt.media.picture_sizes import fit
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families("tiling")
 

@@ -12,8 +12,8 @@ from tests.integration.harness import Engine
 from tests.integration.prompts import in_pairs
 from tests.integration.test_caches import caches_of
 from tests.integration.test_padded_chunks import Served
-from vlm_server.runner.text import attention
-from vlm_server.runner.text.attention import ModelAttention
+from vlm_server.runner.model import attention
+from vlm_server.runner.model.attention import ModelAttention
 
 pytestmark = pytest.mark.families("caches")
 

@@ -11,11 +11,11 @@ from tests.integration.harness import Engine
 from tests.integration.prompts import in_pairs
 from tests.integration.test_caches import caches_of
 from tests.integration.test_padded_chunks import Served
-from vlm_server.runner.cuda import attention as cuda_attention
-from vlm_server.runner.cuda.attention import CudaAttention
+from vlm_server.runner.backends.cuda import attention as cuda_attention
+from vlm_server.runner.backends.cuda.attention import CudaAttention
 from vlm_server.runner.device import device
 from vlm_server.runner.device.device import DeviceKind
-from vlm_server.runner.text.attention import ModelAttention
+from vlm_server.runner.model.attention import ModelAttention
 
 pytestmark = pytest.mark.families("rope")
 

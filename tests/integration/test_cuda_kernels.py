@@ -8,9 +8,9 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from vlm_server.runner.cuda import attention_kernels, kernels, segment_attention
-from vlm_server.runner.kv import rows
-from vlm_server.runner.kv.rows import Run
+from vlm_server.runner.backends import rows
+from vlm_server.runner.backends.cuda import attention_kernels, kernels, segment_attention
+from vlm_server.runner.backends.rows import Run
 
 pytestmark = [
     pytest.mark.gpu,

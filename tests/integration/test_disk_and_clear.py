@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import mlx.core as mx
 
-from vlm_server.runner.kv.records import Record, features_record
+from vlm_server.runner.disk.records import Record, features_record
 from vlm_server.runner.vision.encoder import ImageFeatures
 
 with TemporaryDirectory() as folder:

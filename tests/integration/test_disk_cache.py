@@ -30,12 +30,12 @@ from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.ports import MemoryReading
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import LAST_WRITES_SECONDS, CacheStats, SamplingParams, Submit
-from vlm_server.runner.kv import disk_cache, records
-from vlm_server.runner.kv.build import build_caches
-from vlm_server.runner.kv.disk_cache import disk_folder
-from vlm_server.runner.kv.records import Record, features_record, prefix_record, read_header
+from vlm_server.runner.caches import build_caches
+from vlm_server.runner.disk import disk_cache, records
+from vlm_server.runner.disk.disk_cache import disk_folder
+from vlm_server.runner.disk.records import Record, features_record, prefix_record, read_header
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.vision.encoder import ImageFeatures
 from vlm_server.settings import Cache
 

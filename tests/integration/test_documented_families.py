@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 from tests.integration.harness import load_model
 from tests.tiny_models import FAMILIES, build
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.model.facts import model_facts
-from vlm_server.runner.model.families import _WRONG
-from vlm_server.runner.model.families import FAMILIES as ROWS
+from vlm_server.runner.families import _WRONG
+from vlm_server.runner.families import FAMILIES as ROWS
+from vlm_server.runner.loading.facts import model_facts
 
 TABLE = Path(__file__).parents[2] / "docs" / "families.md"
 

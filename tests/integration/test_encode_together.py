@@ -24,8 +24,8 @@ from vlm_server.engine.encoding import encode
 from vlm_server.errors import InternalError
 from vlm_server.ports import Encoder, EncodeWork
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.families import FAMILIES as ROWS
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.families import FAMILIES as ROWS
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures
 
 pytestmark = pytest.mark.families("tower", "batches")

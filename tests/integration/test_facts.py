@@ -11,7 +11,7 @@ from tests.integration.harness import load_model
 from tests.tiny_models import build
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.host_model import ReasoningFormat
-from vlm_server.runner.model.facts import model_facts
+from vlm_server.runner.loading.facts import model_facts
 
 
 def test_a_quantized_model_has_as_many_parameters_in_fewer_bytes(

@@ -38,7 +38,7 @@ from vlm_server.ports import EncodeWork, Prepared
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.kv.segments import needs_snapshots
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.vision.encoder import ImageEncoder
 
 Served = tuple[LoadedModel, MultimodalPreparer]

@@ -26,9 +26,9 @@ from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.host_model import ChunkPolicy, MRope
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.families import FAMILIES, Spelling
-from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.model.probe import family_of, probe
+from vlm_server.runner.families import FAMILIES, Spelling
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.probe import family_of, probe
 from vlm_server.runner.vision.encoder import encode_image
 
 Served = tuple[LoadedModel, MultimodalPreparer]

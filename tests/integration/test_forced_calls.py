@@ -28,7 +28,7 @@ from vlm_server.protocol import (
     TemplateOptions,
     Tools,
 )
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 
 Call = tuple[str, dict[str, Any]]
 """Name and arguments."""

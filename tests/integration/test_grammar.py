@@ -15,7 +15,7 @@ from vlm_server.ports import SeqId
 from vlm_server.prompt.grammar.constraint import SCHEMA_PARAM
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families()
 

@@ -19,7 +19,7 @@ from vlm_server.ports import AnswerMatcher, Grammar
 from vlm_server.prompt.grammar.constraint import SCHEMA_PARAM
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Submit
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 SLOW = {"type": "string", "pattern": "^a{99999}$"}

@@ -18,7 +18,7 @@ from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.model.facts import model_facts
+from vlm_server.runner.loading.facts import model_facts
 
 pytestmark = pytest.mark.families()
 

@@ -9,8 +9,8 @@ import mlx.nn as nn
 import pytest
 
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.text.lm_head import use_last_token_head
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.lm_head import use_last_token_head
 
 pytestmark = pytest.mark.families()
 

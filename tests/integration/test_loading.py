@@ -16,7 +16,7 @@ from tests.integration.harness import load_model
 from tests.tiny_models import FAMILIES, build
 from vlm_server.errors import ModelLoadError
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families()
 

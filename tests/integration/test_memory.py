@@ -21,7 +21,7 @@ from vlm_server.runner import model_runner
 from vlm_server.runner.device.device import Device, DeviceKind, current_device
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.kv.segments import StateSize, room_for
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.text.decode_batch import DecodeBatch
 from vlm_server.runner.text.prefill import Prefill
 from vlm_server.runner.vision.encoder import ImageEncoding

@@ -14,7 +14,7 @@ from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding
 
 from tests.integration.harness import load_model
 from tests.tiny_models.fixtures import TinyModel
-from vlm_server.runner.text.mrope import (
+from vlm_server.runner.model.mrope import (
     DecodePositions,
     SharedMRope,
     decode_positions,

@@ -14,8 +14,8 @@ from vlm_server import settings
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, SamplingParams, Start, Stats
 from vlm_server.runner.device.memory import MlxMemory
-from vlm_server.runner.kv.planned import planned_state_size
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.planned import planned_state_size
 
 pytestmark = pytest.mark.families("caches")
 

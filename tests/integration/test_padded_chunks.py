@@ -16,11 +16,11 @@ from vlm_server.host_model import ChunkPolicy
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.device import device
 from vlm_server.runner.device.device import DeviceKind
+from vlm_server.runner.families import Deepstack
 from vlm_server.runner.kv.segments import room_for
-from vlm_server.runner.model.families import Deepstack
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.padded_chunk import PaddedChunk, PaddedChunkCache
 from vlm_server.runner.text import prefill
-from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
 
 pytestmark = pytest.mark.families("deepstack", "caches")
 

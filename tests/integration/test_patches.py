@@ -13,10 +13,10 @@ from tests.integration.harness import load_model
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.families import FAMILIES
-from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.model.processors import HostProcessor
-from vlm_server.runner.vision.patches import PatchProcessor, PixelValues, use_fast_patches
+from vlm_server.runner.families import FAMILIES
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.processors import HostProcessor
+from vlm_server.runner.model.patches import PatchProcessor, PixelValues, use_fast_patches
 
 LoadTiny = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 

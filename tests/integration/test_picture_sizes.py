@@ -22,7 +22,7 @@ from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.prompt.media.processing import process_image, process_video
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, Image, ImageUse, Submit
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.video.clip import Clip
 
 pytestmark = pytest.mark.families("tiling")

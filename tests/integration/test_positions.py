@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from vlm_server.host_model import MRope
 from vlm_server.prompt.positions import media_positions, prompt_positions
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.families import FAMILIES
-from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.model.probe import ask_positions, media_start
+from vlm_server.runner.families import FAMILIES
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.probe import ask_positions, media_start
 
 pytestmark = pytest.mark.families("rope")
 

@@ -18,9 +18,9 @@ from vlm_server.ports import SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
 from vlm_server.runner import model_runner
-from vlm_server.runner.cuda import attention as cuda_attention
+from vlm_server.runner.backends.cuda import attention as cuda_attention
 from vlm_server.runner.kv.segments import needs_snapshots
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.sampling.logprobs import LazyLogprobs
 from vlm_server.runner.text.decode_batches import DecodeBatches
 from vlm_server.runner.text.prefill_together import can_prefill_together

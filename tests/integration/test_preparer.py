@@ -12,7 +12,7 @@ from tests.integration.harness import ask, encoded, new_preparer, prompt_of
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import ContextLengthExceeded, InvalidImage
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 

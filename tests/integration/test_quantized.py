@@ -11,7 +11,7 @@ from tests.integration.harness import Engine, ask, load_model, new_preparer
 from tests.integration.prompts import PROMPTS
 from tests.tiny_models import FAMILIES, GROUP_SIZE, build
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families("parts")
 

@@ -15,7 +15,7 @@ from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.sampling.sampler import NO_TOKEN, SequenceSampler, sample
 
 PROBABILITIES = np.array([0.15, 0.05, 0.3, 0.4, 0.1])

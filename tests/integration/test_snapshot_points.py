@@ -13,7 +13,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.prompt.snapshot_points import SnapshotPoints
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Message, TextPart
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 

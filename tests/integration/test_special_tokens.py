@@ -26,7 +26,7 @@ from tests.tiny_models import ONE_IMAGE, build
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 
 pytestmark = pytest.mark.families("template")
 

@@ -21,7 +21,7 @@ from vlm_server.errors import RequestError
 from vlm_server.ports import AnswerMatcher, SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, SamplingParams
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.speculation.build import speculation_of
 from vlm_server.runner.text.speculation.speculation import Speculation

@@ -17,8 +17,8 @@ from tests.tiny_models.fixtures import TinyModel
 from vlm_server.checkpoints import layout
 from vlm_server.checkpoints.messages import Plan
 from vlm_server.checkpoints.survey import SurveyRequest
-from vlm_server.runner.model.evaluate import arrays_of
-from vlm_server.runner.model.survey import survey
+from vlm_server.runner.loading.evaluate import arrays_of
+from vlm_server.runner.loading.survey import survey
 from vlm_server.settings import Memory, Model
 
 pytestmark = pytest.mark.families()

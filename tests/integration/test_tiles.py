@@ -23,12 +23,12 @@ from vlm_server.cache.lru import LruCache
 from vlm_server.errors import InternalError
 from vlm_server.ports import EncodeWork, MemoryReading
 from vlm_server.protocol import Finished
+from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import DeviceKind
-from vlm_server.runner.kv.build import build_caches
-from vlm_server.runner.model.families import FAMILIES
+from vlm_server.runner.families import FAMILIES
+from vlm_server.runner.model.tiles import tile_key
 from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures, encode_image, new_encoder
 from vlm_server.runner.vision.tile_encoder import TileCache
-from vlm_server.runner.vision.tiles import tile_key
 from vlm_server.settings import Cache
 
 pytestmark = pytest.mark.families("tiling")

@@ -24,8 +24,8 @@ from tests.tiny_models import FAMILIES, LARGE, ONE_IMAGE, make
 from tests.tiny_models.fastvlm import SPARE_ROWS
 from tests.tiny_models.fixtures import TinyModel, tiny_model
 from tests.tiny_models.pictures import picture
-from vlm_server.runner.model import families
-from vlm_server.runner.model.checkpoint.files import image_settings
+from vlm_server.runner import families
+from vlm_server.runner.loading.checkpoint.files import image_settings
 
 pytestmark = pytest.mark.families()
 

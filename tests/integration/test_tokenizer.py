@@ -14,7 +14,7 @@ from vlm_server.prompt.chat import Chat
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Message, SamplingParams, Submit, TextPart
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 

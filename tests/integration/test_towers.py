@@ -19,20 +19,20 @@ from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.errors import InternalError
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.cpu_attention import attention_on_cpu
+from vlm_server.runner.backends.cpu_attention import attention_on_cpu
 from vlm_server.runner.device.device import Device, DeviceKind, current_device
-from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.vision import attention
-from vlm_server.runner.vision.attention import attention_on_gpu
-from vlm_server.runner.vision.encoder import encode_image
-from vlm_server.runner.vision.grids import window_layout
-from vlm_server.runner.vision.towers import (
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model import vision_attention as attention
+from vlm_server.runner.model.grids import window_layout
+from vlm_server.runner.model.towers import (
     FrameTower,
     GlmTower,
     WindowTower,
     fast_tower_of,
     fill_up,
 )
+from vlm_server.runner.model.vision_attention import attention_on_gpu
+from vlm_server.runner.vision.encoder import encode_image
 
 pytestmark = pytest.mark.families("tower")
 

@@ -36,8 +36,8 @@ from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media import processing
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Video
-from vlm_server.runner.model.families import FAMILIES
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.families import FAMILIES
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.settings import Video as Limits
 from vlm_server.video import clip
 

@@ -21,7 +21,7 @@ from vlm_server.ports import NewRequest, SchedulerOutput
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Finished, Start
 from vlm_server.runner import model_runner
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.text.speculation.wide_step import WideStep
 from vlm_server.worker.warm_up import Stage, stages, warm_up
 

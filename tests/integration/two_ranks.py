@@ -15,8 +15,9 @@ from mlx_vlm.models.cache import make_prompt_cache
 
 from vlm_server.protocol.ranks import Rank
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.distributed.ranks import Ranks
-from vlm_server.runner.model.load import LoadedModel, load
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.load import load
+from vlm_server.runner.ranks import Ranks
 from vlm_server.settings import Model
 
 _LIMIT_BYTES = 1 << 30

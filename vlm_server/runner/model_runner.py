@@ -28,13 +28,13 @@ from vlm_server.ports import (
 )
 from vlm_server.runner.device.faults import Faults
 from vlm_server.runner.kv.segments import StateSize
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.prompt_chunk import PromptChunk
 from vlm_server.runner.sampling.sampler import NO_TOKEN
 from vlm_server.runner.text.decode_batches import DecodeBatches
 from vlm_server.runner.text.drawn import Sampled
 from vlm_server.runner.text.prefill import Prefill, Prefilled
 from vlm_server.runner.text.prefill_together import launch_together
-from vlm_server.runner.text.prompt_chunk import PromptChunk
 from vlm_server.runner.text.speculation.build import speculation_of
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ _FOR_MLX = {
     "MLX_USE_CUDA_GRAPHS": "0",
 }
 """For CUDA: how many shapes of attention MLX keeps plans for, as its 256 are less than long prompts
-need (`runner/cuda/attention.py`); that it makes plans for any number of shapes, rather than fail;
-and that it launches kernels one by one, which takes less time in steps with pictures. See
-docs/decisions/0054."""
+need (`runner/backends/cuda/attention.py`); that it makes plans for any number of shapes, rather
+than fail; and that it launches kernels one by one, which takes less time in steps with pictures.
+See docs/decisions/0054."""
 
 
 def for_any_server(private: PrivateFolder, *, with_openblas: bool) -> dict[str, str]:

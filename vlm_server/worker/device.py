@@ -36,7 +36,7 @@ def main() -> None:
     tell(report)
     report = msgspec.structs.replace(report, gflops=product_gflops(), step="import mlx-vlm")
     tell(report)
-    import vlm_server.runner.model.load  # noqa: F401  all that loading needs
+    import vlm_server.runner.loading.load  # noqa: F401  all that loading needs
 
     tell(msgspec.structs.replace(report, step=""))
 

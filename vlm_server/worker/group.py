@@ -9,7 +9,8 @@ from vlm_server.ports import Runner
 from vlm_server.protocol import Start
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.device.memory import MlxMemory
-from vlm_server.runner.model.load import LoadedModel, load
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.load import load
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.settings import Memory, Model
 

@@ -30,13 +30,13 @@ from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Loading, Ready, Start
+from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.speed import warn_of_slow_products
 from vlm_server.runner.distributed.leader import Leading
-from vlm_server.runner.kv.build import build_caches
-from vlm_server.runner.kv.planned import planned_state_size
-from vlm_server.runner.model.facts import model_facts
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.facts import model_facts
+from vlm_server.runner.loading.planned import planned_state_size
 from vlm_server.runner.text.prefill_together import can_prefill_together
 from vlm_server.runner.vision.encoder import new_encoder
 from vlm_server.worker.channel import Channel

@@ -27,7 +27,7 @@ def main() -> None:
 
 def _survey(request: SurveyRequest) -> Survey:
     try:  # mlx may lack its backend
-        from vlm_server.runner.model.survey import survey
+        from vlm_server.runner.loading.survey import survey
         from vlm_server.worker.start import LEAST_TOKENS
     except ImportError as error:
         return Survey(refusal=backend.not_loaded(error))

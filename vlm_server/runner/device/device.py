@@ -13,6 +13,8 @@ CUDA_BLOCK_TOKENS = 256
 """More than `KVCache.step` would not fit into a cache's room."""
 
 
+MAX_DRAFTING_ROWS = 8
+"""More rows keep a device busy without drafts."""
 _FULL_SHARE = 32
 """If less than this part of a device (one in so many) is free, another program may need some."""
 _SYSTEM_BYTES = 6 << 30
@@ -34,7 +36,7 @@ class Device:
     name: for people and for cache keys: `cpu`, or the GPU's name.
     memory_bytes: all that it has; a CPU's is what the process may use of the machine's.
     suitable_bytes: what a program may use of it without harm to the rest of the machine.
-    runs_our_kernels: whether it runs those of `runner/cuda`.
+    runs_our_kernels: whether it runs those of `runner/backends/cuda`.
     """
 
     kind: DeviceKind

@@ -26,10 +26,10 @@ from vlm_server.runner.distributed.messages import (
 )
 from vlm_server.runner.distributed.plans import plan_of
 from vlm_server.runner.distributed.prefixes import FollowingPrefixes
-from vlm_server.runner.distributed.ranks import Ranks, fingerprint_of
-from vlm_server.runner.model.checkpoint.fingerprint import program_digest
-from vlm_server.runner.model.load import load
+from vlm_server.runner.fingerprint import program_digest
+from vlm_server.runner.loading.load import load
 from vlm_server.runner.model_runner import ModelRunner
+from vlm_server.runner.ranks import Ranks, fingerprint_of
 
 logger = logging.getLogger(__name__)
 

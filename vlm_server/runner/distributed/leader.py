@@ -30,10 +30,11 @@ from vlm_server.runner.distributed.messages import (
 )
 from vlm_server.runner.distributed.plans import message_of
 from vlm_server.runner.distributed.prefixes import Book, LeadingPrefixes
-from vlm_server.runner.distributed.ranks import Ranks, fingerprint_of
-from vlm_server.runner.model.checkpoint.fingerprint import program_digest
-from vlm_server.runner.model.load import LoadedModel, load
+from vlm_server.runner.fingerprint import program_digest
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.load import load
 from vlm_server.runner.model_runner import ModelRunner
+from vlm_server.runner.ranks import Ranks, fingerprint_of
 from vlm_server.settings import Memory, Model
 
 logger = logging.getLogger(__name__)

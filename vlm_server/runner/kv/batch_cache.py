@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_vlm.models.cache import BatchKVCache, KVCache
 
+from vlm_server.runner.backends.rows import Run, arranged
 from vlm_server.runner.device.arrays import read
-from vlm_server.runner.kv.rows import Run, arranged
 
 
 def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) -> list[Any]:

@@ -34,13 +34,13 @@ from vlm_server.runner.kv.batch_cache import (
     separated,
 )
 from vlm_server.runner.kv.segments import SequenceState, snapshot
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.mrope import next_position_ids
+from vlm_server.runner.model.prompt_chunk import PromptChunk
 from vlm_server.runner.sampling.logprobs import LazyLogprobs
 from vlm_server.runner.sampling.sampler import NO_TOKEN, SequenceSampler, choice_params
 from vlm_server.runner.text.drawn import Sampled, Unread, by_sequence, draw_next
-from vlm_server.runner.text.mrope import next_position_ids
 from vlm_server.runner.text.prefill import Prefilled
-from vlm_server.runner.text.prompt_chunk import PromptChunk
 from vlm_server.runner.text.sequence import DecodingSequence
 from vlm_server.runner.text.speculation.drafts import Drafter
 from vlm_server.runner.text.speculation.speculation import Speculation

@@ -18,11 +18,11 @@ from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import RequestError
 from vlm_server.ports import SeqId
 from vlm_server.runner.kv.segments import SequenceState
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.prompt_chunk import PromptChunk
 from vlm_server.runner.text.decode_batch import DecodeBatch
 from vlm_server.runner.text.drawn import Sampled
 from vlm_server.runner.text.prefill import Prefilled
-from vlm_server.runner.text.prompt_chunk import PromptChunk
 from vlm_server.runner.text.speculation.speculation import Speculation
 
 _MAX_PATIENCE_SECONDS = 0.05

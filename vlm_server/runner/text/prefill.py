@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.ports import Grammar, NewRequest, PreparedPrompt
+from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.device.arrays import read
-from vlm_server.runner.kv.bounded_layer import forget_columns
+from vlm_server.runner.families import Deepstack
 from vlm_server.runner.kv.segments import (
     LayerStates,
     SequenceState,
@@ -20,11 +21,10 @@ from vlm_server.runner.kv.segments import (
     room_for,
     snapshot,
 )
-from vlm_server.runner.model.families import Deepstack
-from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.text.lm_head import has_last_token_head, logits_of_last
-from vlm_server.runner.text.padded_chunk import PaddedChunk, PaddedChunkCache
-from vlm_server.runner.text.prompt_chunk import PromptChunk
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.lm_head import has_last_token_head, logits_of_last
+from vlm_server.runner.model.padded_chunk import PaddedChunk, PaddedChunkCache
+from vlm_server.runner.model.prompt_chunk import PromptChunk
 from vlm_server.runner.vision.encoder import ImageFeatures
 
 

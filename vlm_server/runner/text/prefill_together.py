@@ -17,8 +17,8 @@ from mlx_vlm.models.cache import KVCache, make_prompt_cache
 from vlm_server.ports import NewRequest, PreparedPrompt
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.kv.segments import restore, room_for
-from vlm_server.runner.model.load import LoadedModel
-from vlm_server.runner.text.lm_head import has_last_token_head, logits_at
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.lm_head import has_last_token_head, logits_at
 from vlm_server.runner.text.prefill import Prefilled
 
 

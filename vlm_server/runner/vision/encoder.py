@@ -16,11 +16,11 @@ from vlm_server.errors import InternalError, RequestError
 from vlm_server.ports import EncodeWork, MediaInputs
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.faults import Faults
-from vlm_server.runner.model.families import Deepstack
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.families import Deepstack
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.towers import TowerRows
 from vlm_server.runner.vision.layers import by_layers
 from vlm_server.runner.vision.tile_encoder import TileCache, TiledRows, TileEncoder
-from vlm_server.runner.vision.towers import TowerRows
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 
 T = TypeVar("T")
 

@@ -23,9 +23,9 @@ from vlm_server.runner.distributed.connection import Followers, Leader
 from vlm_server.runner.distributed.leader import Leading, LeadingMemory
 from vlm_server.runner.distributed.messages import Clear, Hello, Loaded
 from vlm_server.runner.distributed.prefixes import Book, NumberedSegment
-from vlm_server.runner.distributed.ranks import Ranks, fingerprint_of
+from vlm_server.runner.fingerprint import Checkpoint, program_digest
 from vlm_server.runner.kv.segments import KVSegment
-from vlm_server.runner.model.checkpoint.fingerprint import Checkpoint, program_digest
+from vlm_server.runner.ranks import Ranks, fingerprint_of
 
 KIND = current_device().kind.value
 

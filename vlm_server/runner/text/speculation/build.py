@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
-from vlm_server.runner.model.load import LoadedModel
+from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.text.speculation.speculation import Speculation
 
 

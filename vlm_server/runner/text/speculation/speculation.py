@@ -10,11 +10,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vlm_server.runner.device.device import MAX_DRAFTING_ROWS
 from vlm_server.runner.text.sequence import DecodingSequence
 from vlm_server.runner.text.speculation.drafts import FORCED_PROBABILITY
 
-MAX_ROWS = 8
-"""More rows keep the device busy without drafts."""
 _MASK_SECONDS = 0.01
 """How long grammars may take for drafts; then the step goes without."""
 _PRIOR_SLOPE = 0.1
@@ -52,7 +51,7 @@ class Speculation:
 
     def may_be_worth_it(self, seqs: Sequence[DecodingSequence]) -> bool:
         """Whether to wait for the newest tokens, in order to verify what may follow them."""
-        if len(seqs) > MAX_ROWS:
+        if len(seqs) > MAX_DRAFTING_ROWS:
             return False
         return best_width(self._widths, [self._chances(seq) for seq in seqs], self._times) > 1
 

@@ -16,11 +16,11 @@ from mlx_vlm.models.cache import KVCache
 
 from vlm_server.ports import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.device.arrays import read
+from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.sampling.logprobs import LazyLogprobs, compute_logprobs
 from vlm_server.runner.sampling.sampler import SequenceSampler, draw
 from vlm_server.runner.text.sequence import DecodingSequence
 from vlm_server.runner.text.speculation.speculation import Drafts
-from vlm_server.runner.text.text_model import TextModel
 
 
 class WideStep:

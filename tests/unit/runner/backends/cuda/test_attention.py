@@ -1,0 +1,285 @@
+"""Attention on CUDA: the same numbers as MLX's, in shapes that are planned while nobody waits."""
+
+from __future__ import annotations
+
+from random import Random
+
+import mlx.core as mx
+import pytest
+
+from vlm_server.runner.backends.cuda import attention as cuda_attention
+from vlm_server.runner.backends.cuda.attention import (
+    BLOCK_TOKENS,
+    CudaAttention,
+    Shape,
+    causal_attention,
+    kept_plans,
+    masked_attention,
+)
+from vlm_server.runner.model.padded_chunk import PaddedChunk
+
+SCALE = 0.3
+
+
+def drawn(queries: int, keys: int, *, rows: int = 1, shared: int = 4) -> tuple[mx.array, ...]:
+    """Queries of eight heads, of which `shared` share keys and values, which end in a buffer."""
+    groups, room = 8 // shared, keys + 40
+    shapes = ((rows, 8, queries, 16), (rows, groups, room, 16), (rows, groups, room, 24))
+    q, k, v = (mx.random.normal(shape, key=mx.random.key(n)) for n, shape in enumerate(shapes))
+    return q, k[:, :, :keys], v[:, :, :keys]
+
+
+def theirs(q: mx.array, k: mx.array, v: mx.array, mask: str | mx.array) -> mx.array:
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=SCALE, mask=mask)
+
+
+def distance(one: mx.array, other: mx.array) -> float:
+    assert one.shape == other.shape
+    return float(mx.abs(one - other).max().item())
+
+
+@pytest.mark.parametrize("blocks", [[32] * 6, [128, 64], [192]])
+@pytest.mark.parametrize("keys", [192, 256, 1000])
+@pytest.mark.parametrize("shared", [1, 4, 8])
+def test_blocks_are_mlxs_attention(blocks: list[int], keys: int, shared: int):
+    q, k, v = drawn(192, keys, shared=shared)
+    assert distance(causal_attention(q, k, v, SCALE, blocks), theirs(q, k, v, "causal")) < 1e-5
+
+
+def test_queries_may_be_transposed():
+    q, k, v = drawn(64, 96)
+    turned = mx.contiguous(q.swapaxes(1, 2)).swapaxes(1, 2)
+    found = causal_attention(turned, k, v, SCALE, [32, 32])
+    assert distance(found, theirs(q, k, v, "causal")) < 1e-5
+
+
+@pytest.mark.parametrize(("rows", "mask_rows"), [(1, 1), (3, 3), (3, 1)])
+@pytest.mark.parametrize("queries", [1, 5, 16])
+@pytest.mark.parametrize("shared", [1, 4])
+def test_masked_attention_is_mlxs(rows: int, mask_rows: int, queries: int, shared: int):
+    q, k, v = drawn(queries, 50, rows=rows, shared=shared)
+    mask = mx.random.uniform(shape=(mask_rows, 1, queries, 50), key=mx.random.key(9)) > 0.5
+    mask[..., 0] = True
+    assert distance(masked_attention(q, k, v, SCALE, mask), theirs(q, k, v, mask)) < 1e-5
+
+
+def halves(queries: int, keys: int, *, rows: int = 1) -> tuple[mx.array, mx.array, mx.array]:
+    q, k, v = (each.astype(mx.bfloat16) for each in drawn(queries, keys, rows=rows))
+    return q, k, v
+
+
+def test_it_takes_blocks_and_masks_of_few_queries():
+    attention = CudaAttention(4096)
+    q, k, _ = halves(256, 512)
+    few = mx.ones((1, 1, 16, 512), dtype=mx.bool_)
+    assert attention.takes(q, k, "causal")
+    assert attention.takes(q[:, :, :16], k, few)
+    assert not attention.takes(q, k, None)
+    assert not attention.takes(q[:, :, :100], k, "causal")
+    assert not attention.takes(q, k[:, :, :500], "causal")
+    assert attention.takes(*halves(256, 512, rows=2)[:2], "causal")
+    assert not attention.takes(*halves(256, 40_960, rows=2)[:2], "causal")
+    assert not attention.takes(q, k, mx.ones((1, 1, 256, 512), dtype=mx.bool_))
+    assert not attention.takes(q[:, :, :16], k, few.astype(mx.bfloat16))
+    assert not attention.takes(q.astype(mx.float32), k.astype(mx.float32), "causal")
+
+
+class Planned:
+    """What cuDNN has planned, as it would: each shape the first time that it is met."""
+
+    def __init__(self) -> None:
+        self.shapes = set[Shape]()
+        self.new = 0
+
+    def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
+        self.meet((q.shape[2], k.shape[2]))
+        return mx.zeros((*q.shape[:3], v.shape[3]), q.dtype)
+
+    def plan(self, heads: object, shape: Shape) -> mx.array:
+        """What is computed ahead, without its numbers."""
+        self.meet(shape)
+        return mx.zeros(())
+
+    def meet(self, shape: Shape) -> None:
+        self.new += shape not in self.shapes
+        self.shapes.add(shape)
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
+    made = Planned()
+    monkeypatch.setattr(cuda_attention, "_whole", made.attend)
+    monkeypatch.setattr(cuda_attention, "_some", made.plan)
+    monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: True)
+    return made
+
+
+def plan_all(attention: CudaAttention) -> None:
+    while attention.plan_next():
+        pass
+
+
+def attend(attention: CudaAttention, queries: int, keys: int) -> None:
+    q = mx.zeros((1, 2, queries, 8), mx.bfloat16)
+    k = mx.zeros((1, 1, keys, 8), mx.bfloat16)
+    assert attention.takes(q, k, "causal")
+    assert attention(q, k, k, SCALE, "causal").shape == q.shape
+
+
+def shapes_of_a_conversation(random: Random) -> list[Shape]:
+    """25 turns of a screenshot each, of which all but the new is cached."""
+    num_tokens, cached, shapes = random.randrange(200, 700), 0, []
+    for _ in range(25):
+        num_tokens += random.randrange(300, 700)
+        chunk = PaddedChunk.around(cached, num_tokens, BLOCK_TOKENS)
+        shapes.append((chunk.last - chunk.first, chunk.last))
+        cached = num_tokens
+        num_tokens += random.randrange(8, 40)
+    return shapes
+
+
+def test_nobody_waits_for_a_plan_once_all_are_made(planned: Planned):
+    attention, random = CudaAttention(16384, 1024), Random(1)
+    attend(attention, 256, 256)
+    plan_all(attention)
+    assert planned.new == 64 + 63 + 61, "three blocks for each length that they fit into"
+    for _ in range(3):
+        for shape in shapes_of_a_conversation(random):
+            attend(attention, *shape)
+    assert planned.new == 64 + 63 + 61
+
+
+def test_a_chunk_that_was_not_met_goes_in_few_blocks(planned: Planned):
+    attention = CudaAttention(4096)
+    attend(attention, 256, 256)
+    plan_all(attention)
+    planned.shapes.clear()
+    attend(attention, 1792, 3072)
+    assert planned.shapes == {(1024, 2304), (512, 2816), (256, 3072)}
+
+
+@pytest.mark.parametrize(("told", "kept"), [(None, 256), ("1024", 1024), ("many", 256)])
+def test_no_more_is_planned_than_mlx_keeps(
+    told: str | None, kept: int, planned: Planned, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("MLX_CUDA_SDPA_CACHE_SIZE", raising=False)
+    if told is not None:
+        monkeypatch.setenv("MLX_CUDA_SDPA_CACHE_SIZE", told)
+    assert kept_plans() == kept
+    attention = CudaAttention(1 << 20, kept_plans())
+    attend(attention, 256, 256)
+    plan_all(attention)
+    assert len(planned.shapes) <= kept - 128
+
+
+def test_a_chunk_that_was_met_goes_at_once_when_it_is_planned(planned: Planned):
+    attention = CudaAttention(4096)
+    attend(attention, 256, 256)
+    plan_all(attention)
+    attend(attention, 768, 1024)
+    assert (768, 1024) not in planned.shapes
+    assert attention.plan_next()
+    assert (768, 1024) in planned.shapes
+    planned.shapes.clear()
+    attend(attention, 768, 1024)
+    assert planned.shapes == {(768, 1024)}
+    assert not attention.plan_next()
+
+
+def test_before_anything_is_planned_a_chunk_waits_for_one_plan(planned: Planned):
+    attention = CudaAttention(4096)
+    attend(attention, 1024, 2048)
+    assert planned.shapes == {(1024, 2048)}
+    assert attention.plan_next()  # which looks whether it works
+    attend(attention, 768, 2048)
+    assert planned.shapes == {(1024, 2048), (768, 2048)}
+    plan_all(attention)
+    assert (256, 4096) in planned.shapes
+
+
+def test_it_says_what_is_planned_and_plans_what_it_was_asked_for(planned: Planned):
+    attention = CudaAttention(4096)
+    assert attention.is_planned(768, 1024)  # as far as is known: nothing has attended
+    attend(attention, 256, 256)
+    assert not attention.is_planned(768, 1024)
+    for _ in range(3):  # whether it works, what attended, and what was asked for
+        assert attention.plan_next()
+    assert (768, 1024) in planned.shapes
+    assert attention.is_planned(768, 1024)
+    assert not attention.is_planned(768, 2048)
+    plan_all(attention)
+    new = planned.new
+    for shape in [(768, 1024), (768, 2048), (1792, 4096)]:
+        assert attention.is_planned(*shape)
+        attend(attention, *shape)
+    assert planned.new == new
+    assert attention.is_planned(768, 65536)  # blocks end before that
+
+
+def test_what_is_not_sound_is_left_to_mlx(planned: Planned, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: False)
+    attention = CudaAttention(4096)
+    attend(attention, 256, 256)
+    assert not attention.is_planned(768, 1024)
+    plan_all(attention)
+    assert attention.is_planned(768, 1024)
+
+
+def test_a_check_that_fails_is_not_tried_for_ever(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(heads: object) -> bool:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(cuda_attention, "_is_sound", fail)
+    attention = CudaAttention(4096)
+    attend(attention, 256, 256)
+    with pytest.raises(RuntimeError):
+        attention.plan_next()
+    assert not attention.plan_next()
+    attend(attention, 768, 1024)
+
+
+def test_prompts_beyond_the_blocks_wait_for_one_plan(planned: Planned):
+    attention = CudaAttention(1 << 20)
+    attend(attention, 256, 256)
+    plan_all(attention)
+    attend(attention, 1280, 65536)
+    assert (1280, 65536) in planned.shapes
+
+
+def test_what_is_remembered_is_bounded(planned: Planned, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cuda_attention, "_MOST_CHUNK_SHAPES", 3)
+    attention = CudaAttention(4096)
+    attend(attention, 256, 256)
+    plan_all(attention)
+    for _ in range(2):
+        for keys in range(1024, 4096, 256):
+            attend(attention, 768, keys)
+        (plans,) = attention._plans.values()
+        assert len(plans.wanted) <= 3
+        plan_all(attention)
+    for keys in range(8192, 12288, 256):
+        attend(attention, 768, keys)
+    assert len(plans.chunks) == 3
+
+
+def test_where_it_does_not_work_it_is_mlxs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        cuda_attention, "causal_attention", lambda q, k, v, scale, blocks: mx.zeros(q.shape)
+    )
+    attention = CudaAttention(4096)
+    q, k, _ = halves(256, 512)
+    for _ in range(2):
+        found = attention(q, k, k, SCALE, "causal")
+        assert distance(found, theirs(q, k, k, "causal")) == 0
+        assert not attention.plan_next()
+
+
+def test_where_planning_does_not_last_it_is_mlxs():
+    """As on this CPU, which plans nothing: the second time takes as long as the first."""
+    attention = CudaAttention(4096)
+    q, k, _ = halves(256, 512)
+    attention(q, k, k, SCALE, "causal")
+    assert not attention.plan_next()
+    assert distance(attention(q, k, k, SCALE, "causal"), theirs(q, k, k, "causal")) == 0

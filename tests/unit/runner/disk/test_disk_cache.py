@@ -1,0 +1,119 @@
+"""What others do to the folder, or lack of memory, costs no more than what was stored."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import NoReturn
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_vlm.models.cache import KVCache
+
+from vlm_server.cache.disk.store import DiskStore
+from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.runner.disk import disk_cache
+from vlm_server.runner.disk.disk_cache import DiskCache
+from vlm_server.runner.kv.segments import LayerStates, SequenceState
+
+OWNER = "a" * 64
+LOTS = 1 << 20
+
+
+class Store(DiskStore):
+    """Writes while `may_write`; `meanwhile` is called once what others did is known."""
+
+    def __init__(self, folder: Path) -> None:
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self.meanwhile: Callable[[], None] = lambda: None
+        super().__init__("disk", folder, OWNER, LOTS)
+
+    def put(self, key: str, write: Callable[[Path], None], keep: Collection[str] = ()) -> list[str]:
+        self.may_write.wait()
+        return super().put(key, write, keep)
+
+    def refresh(self) -> tuple[list[str], list[str]]:
+        told = super().refresh()
+        self.meanwhile()
+        return told
+
+
+def store(cache: DiskCache, token_ids: list[int]) -> None:
+    layer = KVCache()
+    layer.update_and_fetch(*(mx.zeros((1, 2, len(token_ids), 4)) for _ in range(2)))
+    cache.store_prefix(key_of(token_ids), SequenceState([layer], {}), "")
+
+
+def key_of(token_ids: list[int]) -> PromptKey:
+    return PromptKey(np.array(token_ids, dtype=np.int32))
+
+
+def is_found(cache: DiskCache, token_ids: list[int]) -> bool:
+    return cache.find_prefix(key_of(token_ids), 0, len(token_ids), "", 1) is not None
+
+
+def wait_until_written(cache: DiskCache) -> None:
+    deadline = time.monotonic() + 10
+    while cache.writer.num_queued:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_block_that_is_stored_again_as_its_eviction_becomes_known(tmp_path: Path):
+    files = Store(tmp_path)
+    cache = DiskCache(files, "fingerprint", lambda: LOTS, needs_snapshots=False)
+    store(cache, [1, 2, 3])
+    wait_until_written(cache)
+    DiskStore("disk", tmp_path, OWNER, LOTS).evict(LOTS)
+    files.may_write.clear()
+    files.meanwhile = lambda: store(cache, [1, 2, 3])
+    assert not is_found(cache, [1, 2, 3])
+    files.meanwhile = lambda: None
+    store(cache, [1, 2, 3])
+    files.may_write.set()
+    store(cache, [4, 5, 6])
+    wait_until_written(cache)
+    assert is_found(cache, [1, 2, 3])
+    assert is_found(cache, [4, 5, 6])
+    cache.close(10)
+
+
+def test_no_memory_for_what_another_engine_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def no_memory(_: Path) -> NoReturn:
+        raise MemoryError
+
+    one, other = (
+        DiskCache(Store(tmp_path), "fingerprint", lambda: LOTS, needs_snapshots=False)
+        for _ in range(2)
+    )
+    store(one, [1, 2, 3])
+    wait_until_written(one)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_cache, "read_header", no_memory)
+        assert not is_found(other, [1, 2, 3])
+    assert is_found(one, [1, 2, 3])
+
+
+@pytest.mark.parametrize("header", [b"{}", b'{"__metadata__":{"vlm_server":5}}', b"[]"])
+def test_a_file_with_another_header_is_deleted(tmp_path: Path, header: bytes):
+    name = f"prefix-{'b' * 64}-{'c' * 64}.safetensors"
+    (tmp_path / OWNER).mkdir()
+    (tmp_path / OWNER / name).write_bytes(len(header).to_bytes(8, "little") + header)
+    cache = DiskCache(Store(tmp_path), "fingerprint", lambda: LOTS, needs_snapshots=False)
+    assert not (tmp_path / OWNER / name).exists()
+    cache.close(10)
+
+
+def test_a_snapshot_that_two_threads_have_was_computed(tmp_path: Path):
+    """If it can't be, the one that computes is told, and not the disk's thread."""
+    failing = mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu)  # type: ignore[arg-type]
+    state = SequenceState([], {3: LayerStates(((failing, None),), ((),))})
+    cache = DiskCache(Store(tmp_path), "fingerprint", lambda: LOTS, needs_snapshots=True)
+    with pytest.raises(RuntimeError, match="factorization"):
+        cache.store_prefix(key_of([1, 2, 3]), state, "")
+    assert not cache.writer.num_queued
+    cache.close(10)

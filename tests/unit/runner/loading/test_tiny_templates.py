@@ -1,0 +1,58 @@
+"""What the templates of the tiny models take; none of them knows tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_models import FAMILIES
+from tests.tiny_models.fixtures import TinyModel, tiny_model
+from vlm_server.prompt.chat import Chat
+from vlm_server.prompt.templates import ChatTemplate, sandboxed
+from vlm_server.protocol import ImagePart, Message, TextPart, ToolCall
+from vlm_server.runner.loading.answer_formats import reasoning_format, tool_parser
+
+__all__ = ["tiny_model"]
+
+PLACEHOLDERS = (
+    "<start_of_image>",
+    "<|image|>",
+    "[IMG]",
+    "<|image_pad|>",
+    "<IMG_CONTEXT>",
+    "<image>",
+)
+ASK = Message("user", (TextPart("press it"),))
+CALL = Message("assistant", (), tool_calls=(ToolCall("call_a", "click", '{"at": "top"}'),))
+RESULT = Message("tool", (TextPart("clicked"), ImagePart(0)), tool_call_id="call_a")
+
+
+@pytest.fixture(params=FAMILIES)
+def source(request: pytest.FixtureRequest, tiny_model: TinyModel) -> str:
+    folder: Path = tiny_model(request.param)
+    return (folder / "chat_template.jinja").read_text()
+
+
+def made(source: str) -> ChatTemplate:
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    return ChatTemplate(sandboxed(source, tokens), PLACEHOLDERS, None, tuple(tokens))
+
+
+def test_calls_results_and_their_pictures_are_shown(source: str):
+    template = made(source)
+    text = template.render(template.arrange(Chat((ASK, CALL, RESULT))), str)
+    places = [text.index(each) for each in ("press it", "click", "top", "clicked")]
+    assert places == sorted(places)
+    assert text.count(template.placeholder) == 1
+    assert text.index(template.placeholder) > text.index("top"), "LLaVA's come first in a turn"
+
+
+def test_a_message_is_continued(source: str):
+    begun = Message("assistant", (TextPart("It is"),))
+    assert made(source).render(Chat((ASK, begun), continue_final=True), str).endswith("It is")
+
+
+def test_the_formats(source: str):
+    assert tool_parser(source, "auto") is None
+    assert (reasoning_format(source) is not None) == ("<think>" in source)

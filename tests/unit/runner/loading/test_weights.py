@@ -1,0 +1,93 @@
+"""What weights will take is known from their files' headers, and too much is refused by them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vlm_server.errors import ModelLoadError
+from vlm_server.runner.device.device import Device, DeviceKind
+from vlm_server.runner.loading.checkpoint.weights import (
+    Budget,
+    check_files_fit,
+    check_fits,
+    dtype_on,
+    weight_bytes,
+)
+
+GIB = 1 << 30
+CPU = Device(DeviceKind.CPU, "cpu", 6 * GIB, 3 * GIB)
+GPU = Device(DeviceKind.CUDA, "H200", 100 * GIB, 90 * GIB)
+
+
+def sparse(path: Path, **tensors: tuple[str, list[int], int]) -> None:
+    """A file of tensors, by name (type, shape, bytes), that takes no space on the disk."""
+    header, end = {}, 0
+    for name, (kind, shape, size_bytes) in tensors.items():
+        header[name] = {
+            "dtype": kind,
+            "shape": shape,
+            "data_offsets": [end, end + size_bytes],
+        }
+        end += size_bytes
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+
+def test_every_number_counts_as_it_will_be(tmp_path: Path) -> None:
+    """Quantized weights stay as they are; those in floating point are cast."""
+    kinds = {"a": ("BF16", [10, 3], 60), "b": ("F32", [5], 20), "c": ("U32", [7], 28)}
+    sparse(tmp_path / "model.safetensors", **kinds, d=("F8_E4M3", [9], 9), e=("F16", [], 2))
+    assert weight_bytes(tmp_path, "auto") == 60 + 20 + 28 + 9 + 2
+    assert weight_bytes(tmp_path, "float32") == 120 + 20 + 28 + 9 + 4
+    assert weight_bytes(tmp_path, "bfloat16") == 60 + 10 + 28 + 9 + 2
+
+
+def test_only_files_that_are_loaded_count(tmp_path: Path) -> None:
+    sparse(tmp_path / "model-1.safetensors", a=("I8", [100], 100))
+    sparse(tmp_path / "model-2.safetensors", a=("I8", [10], 10))
+    sparse(tmp_path / "consolidated.safetensors", a=("I8", [1], 1))
+    assert weight_bytes(tmp_path, "auto") == 110
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-2.safetensors", "b": "absent"}}))
+    assert weight_bytes(tmp_path, "auto") == 10
+
+
+def test_a_cpu_computes_in_float32() -> None:
+    assert dtype_on(CPU, "auto") == "float32"
+    assert dtype_on(GPU, "auto") == "auto"
+    assert dtype_on(CPU, "bfloat16") == "bfloat16"
+
+
+def test_files_that_can_not_fit_are_refused_with_the_figures(tmp_path: Path) -> None:
+    sparse(tmp_path / "model.safetensors", a=("BF16", [131 * GIB // 2], 131 * GIB))
+    with pytest.raises(ModelLoadError) as refused:
+        check_files_fit(tmp_path, "float32", Budget(3 * GIB, CPU))
+    message = str(refused.value)
+    for figure in ("262.0 GiB as float32", "131.0 GiB in its files", "3.0 GiB", "6.0 GiB"):
+        assert figure in message
+    assert "quantized checkpoint" in message
+    assert "raise" not in message, "there is not so much"
+
+
+def test_a_limit_that_is_too_low_can_be_raised_and_a_cast_left_out(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError) as refused:
+        check_fits(5 * GIB, 5 * GIB // 2, "float32", Budget(3 * GIB, CPU))
+    assert "raise memory.limit_bytes" in str(refused.value)
+    assert 'model.dtype = "bfloat16"' in str(refused.value)
+    check_fits(3 * GIB, 3 * GIB, "auto", Budget(3 * GIB, CPU))
+
+
+def test_a_limit_beyond_the_device_allows_no_more_than_it_has() -> None:
+    with pytest.raises(ModelLoadError, match="the H200 has"):
+        check_fits(101 * GIB, 101 * GIB, "auto", Budget(1 << 50, GPU))
+
+
+def test_tensors_that_a_model_may_not_use_refuse_nothing(tmp_path: Path) -> None:
+    """What is loaded is known exactly a little later, by `check_fits`."""
+    sparse(tmp_path / "model.safetensors", a=("I8", [11 * GIB // 10], 11 * GIB // 10))
+    check_files_fit(tmp_path, "auto", Budget(GIB, CPU))

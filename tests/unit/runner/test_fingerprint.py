@@ -1,0 +1,202 @@
+"""A file that was changed is never taken for the old one; one that was not is not read again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+import vlm_server
+from vlm_server.runner import fingerprint
+from vlm_server.runner.fingerprint import (
+    Checkpoint,
+    KeptHashes,
+    program_digest,
+    sources,
+    state_fingerprint,
+)
+
+MIB = 1 << 20
+PACKAGE = Path(vlm_server.__file__).parent
+COMPUTING = ("cache", "engine", "ports", "prompt", "protocol", "runner", "video", "worker")
+"""The packages of the engine process."""
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A file that was written before anybody looked."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    path = folder / "model.safetensors"
+    path.write_bytes(bytes(5 * MIB))
+    return path
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that were read whole."""
+    names: list[str] = []
+    whole = fingerprint._sha256
+
+    def noting(path: Path) -> str:
+        names.append(path.name)
+        return whole(path)
+
+    monkeypatch.setattr(fingerprint, "_sha256", noting)
+    return names
+
+
+def settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what was written so far be long ago."""
+    later = time.time_ns() + 60_000_000_000
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+
+
+def named(weights: Path) -> str:
+    hashes = KeptHashes(weights.parents[1] / "cache" / "hashes.json")
+    return Checkpoint(weights.parent, "auto").fingerprint(hashes)
+
+
+def test_a_file_is_read_once(weights: Path, read: list[str], monkeypatch: pytest.MonkeyPatch):
+    settle(monkeypatch)
+    first = named(weights)
+    assert "model.safetensors" in read
+    read.clear()
+    assert named(weights) == first
+    assert "model.safetensors" not in read
+    kept = weights.parents[1] / "cache" / "hashes.json"
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_what_was_just_written_is_read_again(weights: Path, read: list[str]):
+    first = named(weights)
+    read.clear()
+    assert named(weights) == first
+    assert "model.safetensors" in read
+
+
+@pytest.mark.parametrize("restores_time", [False, True])
+@pytest.mark.parametrize("at", [0, 2 * MIB + 5, 5 * MIB - 1])
+def test_a_change_in_place_is_seen(
+    weights: Path, monkeypatch: pytest.MonkeyPatch, at: int, restores_time: bool
+):
+    """Of one byte, of the same size, and with the old time of change put back."""
+    settle(monkeypatch)
+    first = named(weights)
+    stat = weights.stat()
+    while os.stat(weights).st_ctime_ns == stat.st_ctime_ns:
+        with weights.open("r+b") as file:
+            file.seek(at)
+            file.write(b"\x01")
+    if restores_time:
+        os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        assert weights.stat().st_mtime_ns == stat.st_mtime_ns
+    assert named(weights) != first
+
+
+def test_a_replaced_file_is_seen(weights: Path, monkeypatch: pytest.MonkeyPatch):
+    settle(monkeypatch)
+    first = named(weights)
+    other = weights.with_name("other")
+    other.write_bytes(bytes(5 * MIB - 1) + b"\x01")
+    stat = weights.stat()
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    other.replace(weights)
+    assert named(weights) != first
+
+
+def test_what_an_earlier_process_left_half_written_does_no_harm(
+    weights: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """It had the same number as this one."""
+    settle(monkeypatch)
+    kept = weights.parents[1] / "cache" / "hashes.json"
+    kept.parent.mkdir()
+    kept.with_name(f"{kept.name}.{os.getpid()}").write_bytes(bytes(1 << 16))
+    first = named(weights)
+    read.clear()
+    assert named(weights) == first
+    assert "model.safetensors" not in read
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "model-2.safetensors"])
+def test_what_was_changed_after_loading_is_not_named(weights: Path, name: str):
+    checkpoint = Checkpoint(weights.parent, "auto")
+    hashes = KeptHashes(weights.parents[1] / "cache" / "hashes.json")
+    assert checkpoint.fingerprint(hashes) == named(weights)
+    (weights.parent / "new").write_bytes(bytes(5 * MIB))
+    (weights.parent / "new").replace(weights.parent / name)
+    with pytest.raises(OSError, match="changed after its model was loaded"):
+        checkpoint.fingerprint(hashes)
+
+
+def test_a_copy_elsewhere_has_the_same_fingerprint(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settle(monkeypatch)
+    first = named(weights)
+    copy = shutil.copytree(weights.parent, tmp_path / "copy" / "another name")
+    assert named(copy / weights.name) == first
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"a": 1}', "\x00"])
+def test_kept_hashes_that_are_damaged_are_made_again(
+    weights: Path, monkeypatch: pytest.MonkeyPatch, content: str
+):
+    settle(monkeypatch)
+    first = named(weights)
+    kept = weights.parents[1] / "cache" / "hashes.json"
+    kept.write_text(content)
+    assert named(weights) == first
+    assert len(kept.read_text()) > 64
+
+
+def test_a_folder_that_can_not_be_written_costs_time_alone(weights: Path, read: list[str]):
+    blocked = weights.parents[1] / "cache"
+    blocked.write_text("a file where a folder should be")
+    assert named(weights) == named(weights)
+    assert read.count("model.safetensors") == 2
+
+
+def test_a_glance_sees_changes_and_reads_no_weights(weights: Path, read: list[str]):
+    checkpoint = Checkpoint(weights.parent, "auto")
+    first = checkpoint.digest()
+    assert "model.safetensors" not in read
+    assert checkpoint.digest() == first
+    assert Checkpoint(weights.parent, "float16").digest() != first
+    (weights.parent / "config.json").write_text('{"a": 1}')
+    second = checkpoint.digest()
+    weights.write_bytes(b"\x01" + bytes(5 * MIB - 1))
+    assert len({first, second, checkpoint.digest()}) == 3
+
+
+def test_all_that_computes_is_named():
+    """A new kind of source must not be forgotten."""
+    found = {
+        path
+        for folder in COMPUTING
+        for path in (PACKAGE / folder).rglob("*")
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
+    assert {path.suffix for path in found} >= {".py", ".cu", ".cuh"}
+    assert found <= set(sources(PACKAGE))
+
+
+@pytest.mark.parametrize("kind", ["*.py", "*.cu", "*.cuh"])
+def test_another_source_is_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    copy = tmp_path / "vlm_server"
+    shutil.copytree(PACKAGE / "runner" / "cuda", copy)
+    monkeypatch.setattr(vlm_server, "__path__", [str(copy)])
+    before = program_digest(), state_fingerprint("a", "b")
+    (copy / "notes.txt").write_text("of no account")
+    assert (program_digest(), state_fingerprint("a", "b")) == before
+    changed = next(copy.glob(kind))
+    changed.write_bytes(changed.read_bytes() + b"\n")
+    after = program_digest(), state_fingerprint("a", "b")
+    assert all(new != old for new, old in zip(after, before, strict=True))

@@ -1,0 +1,1 @@
+"""What is ours on one kind of device: attention, kernels, arrangements of rows."""

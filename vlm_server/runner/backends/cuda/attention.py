@@ -1,0 +1,337 @@
+"""Attention on CUDA in shapes that cuDNN has already planned.
+
+cuDNN has a plan for each shape, strides among it. Making one takes 45 to 80 ms on an H200's host,
+where the attention of a chunk takes 2 to 7 in all layers. So prefill chunks are padded
+(`padded_chunk`) and laid out alike, and their shapes are planned while the engine is idle: those
+that were met, and single blocks of queries to so many keys. A chunk that is met for the first time
+goes block by block. That takes some milliseconds more than at once, but no plan.
+
+Decode steps of most models, and their chunks until those are planned, are compiled graphs with a
+kernel of ours, which takes any lengths (`within`). Steps of other models have a mask, and another
+shape each time; so have short prompts that are read together. They take two matrix products, which
+need no plan. Queries that share keys are one matrix; MLX's own way reads the keys again for each.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from vlm_server.runner.backends.bounded_layer import BoundedLayer, LayerBeside
+from vlm_server.runner.backends.cuda.attention_kernels import (
+    append_and_attend,
+    append_and_attend_beside,
+)
+from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS as BLOCK_TOKENS
+
+logger = logging.getLogger(__name__)
+
+_BLOCKS = (4 * BLOCK_TOKENS, 2 * BLOCK_TOKENS, BLOCK_TOKENS)
+"""How many queries a block has; the longest first."""
+_MOST_BLOCK_TOKENS = 32768
+"""Prompts up to this length go block by block, if there is room for so many plans."""
+_MOST_CHUNK_SHAPES = 128
+_MOST_MASKED_QUERIES = 64
+"""More would have scores that take too much memory."""
+_MOST_SCORES = 1 << 26
+"""Of prompts that are read together: 128 MiB."""
+_MOST_HEAD_SIZE = 128
+"""cuDNN's."""
+_DTYPES = (mx.bfloat16, mx.float16)
+"""cuDNN's."""
+_TOLERANCE = 0.05
+"""Between two ways to attend in half precision."""
+
+_PLANS_BY_DEFAULT = 256
+"""MLX's."""
+
+Shape = tuple[int, int]
+"""The numbers of queries and keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """What a plan depends on beside its shape."""
+
+    num_queries: int
+    num_keys: int
+    size: int
+    value_size: int
+    dtype: mx.Dtype
+
+
+@dataclass(slots=True)
+class _Plans:
+    """What is planned for layers with one sort of heads.
+
+    block_lengths: the numbers of keys for which all blocks are to be planned.
+    """
+
+    block_lengths: range
+    is_checked: bool = False
+    blocks: set[Shape] = field(default_factory=set)
+    chunks: dict[Shape, None] = field(default_factory=dict)
+    """Planned at once; the one used longest ago first."""
+    wanted: dict[Shape, None] = field(default_factory=dict)
+    """Chunks that were met, and are to be planned."""
+
+    def __contains__(self, shape: Shape) -> bool:
+        return shape in self.blocks or shape in self.chunks
+
+    def has_blocks(self, shape: Shape) -> bool:
+        """Whether all blocks of a chunk are planned."""
+        return all(block in self for block in _blocks(shape))
+
+    def add(self, shape: Shape) -> None:
+        """It is planned, or used again."""
+        self.wanted.pop(shape, None)
+        if shape[0] in _BLOCKS and shape[1] in self.block_lengths:
+            self.blocks.add(shape)
+            return
+        self.chunks.pop(shape, None)
+        self.chunks[shape] = None
+        if len(self.chunks) > _MOST_CHUNK_SHAPES:
+            del self.chunks[next(iter(self.chunks))]
+
+    def want(self, shape: Shape) -> None:
+        if len(self.wanted) < _MOST_CHUNK_SHAPES:
+            self.wanted[shape] = None
+
+    def next(self) -> Shape | None:
+        """What to plan next; None if nothing is left."""
+        if self.wanted:
+            return next(iter(self.wanted))
+        blocks = ((block, length) for length in self.block_lengths for block in _BLOCKS)
+        return next((b for b in blocks if b[0] <= b[1] and b not in self.blocks), None)
+
+
+class CudaAttention:
+    """The `Attention` of one model; knows what is planned."""
+
+    appends_in_place = True
+
+    def __init__(self, context_tokens: int, num_plans: int = _PLANS_BY_DEFAULT) -> None:
+        """`num_plans`: how many MLX keeps."""
+        room = num_plans - _MOST_CHUNK_SHAPES
+        most = min(context_tokens, _MOST_BLOCK_TOKENS, room // len(_BLOCKS) * BLOCK_TOKENS)
+        self._block_lengths = range(BLOCK_TOKENS, most + BLOCK_TOKENS, BLOCK_TOKENS)
+        self._plans = dict[_Heads, _Plans]()
+        """For each sort of layer that has attended."""
+        self._plans_ahead = True
+
+    def takes(self, queries: mx.array, keys: mx.array, mask: mx.array | str | None) -> bool:
+        rows, heads, count, size = queries.shape
+        if queries.dtype != keys.dtype or queries.dtype not in _DTYPES:
+            return False
+        if isinstance(mask, mx.array):
+            return count <= _MOST_MASKED_QUERIES and mask.ndim == 4 and mask.dtype == mx.bool_
+        if mask == "causal" and rows > 1:
+            return rows * heads * count * keys.shape[2] <= _MOST_SCORES
+        are_blocks = count % BLOCK_TOKENS == keys.shape[2] % BLOCK_TOKENS == 0
+        return mask == "causal" and are_blocks and size <= _MOST_HEAD_SIZE
+
+    def __call__(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | str | None,
+    ) -> mx.array:
+        if isinstance(mask, mx.array):
+            return masked_attention(queries, keys, values, scale, mask)
+        if len(queries) > 1:
+            return masked_attention(queries, keys, values, scale, _causal_mask(queries, keys))
+        output = self._causal(queries, keys, values, scale)
+        # The device begins with this layer while the host builds those that follow.
+        mx.async_eval(output)  # type: ignore[no-untyped-call]
+        return output
+
+    def _causal(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float
+    ) -> mx.array:
+        """Of one row, in planned shapes if that is possible."""
+        plans = self._plans.setdefault(_heads(queries, keys, values), _Plans(self._block_lengths))
+        shape = queries.shape[2], keys.shape[2]
+        if not (self._plans_ahead and plans.is_checked):
+            plans.want(shape)
+            return _whole(queries, keys, values, scale)
+        if shape not in plans and plans.has_blocks(shape):
+            plans.want(shape)
+            return causal_attention(queries, keys, values, scale, [q for q, _ in _blocks(shape)])
+        plans.add(shape)  # if it was not planned, it is now
+        return causal_attention(queries, keys, values, scale, [shape[0]])
+
+    def within(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
+        assert layer.new is not None
+        _check_heads(queries, layer.new)
+        buffers = layer.keys, layer.values
+        return append_and_attend(queries, layer.new, buffers, scale, layer.bounds)
+
+    def beside(self, queries: mx.array, layer: LayerBeside, scale: float) -> mx.array:
+        assert layer.new is not None
+        _check_heads(queries, layer.new)
+        rows, prompt = (
+            ((each.keys, each.values), each.bounds) for each in (layer.rows, layer.prompt)
+        )
+        return append_and_attend_beside(queries, layer.new, rows, prompt, scale)
+
+    def is_planned(self, num_queries: int, num_keys: int) -> bool:
+        shape = num_queries, num_keys
+        if not self._plans_ahead or num_keys not in self._block_lengths:
+            return True  # no plan is to come
+        missing = [
+            plans
+            for plans in self._plans.values()
+            if not (plans.is_checked and (shape in plans or plans.has_blocks(shape)))
+        ]
+        for plans in missing:
+            plans.want(shape)
+        return not missing
+
+    def plan_next(self) -> bool:
+        if not self._plans_ahead:
+            return False
+        for heads, plans in self._plans.items():
+            if not plans.is_checked:
+                self._plans_ahead = False  # and so it stays if the check raises
+                plans.is_checked = self._plans_ahead = _is_sound(heads)
+                return self._plans_ahead
+            if (shape := plans.next()) is not None:
+                plans.add(shape)
+                mx.eval(_some(heads, shape))
+                return True
+        return False
+
+
+def _check_heads(queries: mx.array, new: tuple[mx.array, mx.array]) -> None:
+    size = queries.shape[-1]
+    are_alike = {each.shape[-1] for each in new} == {size}
+    if not are_alike or size % 16 or size > _MOST_HEAD_SIZE or queries.dtype not in _DTYPES:
+        raise NotImplementedError(f"no kernel for heads of {size} in {queries.dtype}")
+
+
+def causal_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, blocks: Sequence[int]
+) -> mx.array:
+    """Attention of one row, so many queries after so many, which are all of them.
+
+    (1, heads, tokens, head size). The last query is at the last key.
+    """
+    laid_out = [mx.contiguous(each.squeeze(0).swapaxes(0, 1)) for each in (queries, keys, values)]
+    before, end = keys.shape[2] - queries.shape[2], 0
+    outputs = []
+    for count in blocks:
+        start, end = end, end + count
+        seen = before + end
+        ours = _slice(laid_out[0], start, end)
+        theirs, values = (_slice(each, 0, seen) for each in laid_out[1:])
+        output = _whole(ours, theirs, values, scale)
+        outputs.append(output.swapaxes(1, 2))
+    return (outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)).swapaxes(1, 2)
+
+
+def masked_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array
+) -> mx.array:
+    """Attention to keys where `mask`, (rows or 1, 1, queries, keys) bool, is set."""
+    rows, heads, count, size = queries.shape
+    groups, num_keys = keys.shape[1:3]
+    shared = (queries * scale).reshape(rows, groups, -1, size)
+    scores = (shared @ keys.swapaxes(-1, -2)).reshape(rows, groups, -1, count, num_keys)
+    scores = mx.where(mask[:, None], scores, mx.finfo(scores.dtype).min)
+    weights = mx.softmax(scores, axis=-1, precise=True).reshape(rows, groups, -1, num_keys)
+    return (weights @ values).reshape(rows, heads, count, -1)
+
+
+def _causal_mask(queries: mx.array, keys: mx.array) -> mx.array:
+    """(1, 1, queries, keys) bool; the last query is at the last key."""
+    num_queries, num_keys = queries.shape[2], keys.shape[2]
+    last = mx.arange(num_keys - num_queries, num_keys)
+    return (mx.arange(num_keys) <= last[:, None])[None, None]
+
+
+def _whole(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask="causal")
+
+
+def _blocks(shape: Shape) -> list[Shape]:
+    """What a chunk of this shape consists of, block by block, the longest first."""
+    left, num_keys = shape
+    blocks = []
+    while left:
+        block = next(each for each in _BLOCKS if each <= left)
+        left -= block
+        blocks.append((block, num_keys - left))
+    return blocks
+
+
+def kept_plans() -> int:
+    """How many plans MLX keeps in this process."""
+    try:
+        return int(os.environ["MLX_CUDA_SDPA_CACHE_SIZE"])
+    except (KeyError, ValueError):
+        return _PLANS_BY_DEFAULT
+
+
+def _slice(array: mx.array, start: int, end: int) -> mx.array:
+    """Tokens of a contiguous (tokens, heads, size) as (1, heads, tokens, size).
+
+    Its strides are the same wherever it starts, and however many tokens there are.
+    """
+    _, heads, size = array.shape
+    strides = (heads * size, size, heads * size, 1)
+    return mx.as_strided(array, (1, heads, end - start, size), strides, start * heads * size)
+
+
+def _heads(queries: mx.array, keys: mx.array, values: mx.array) -> _Heads:
+    _, num_queries, _, size = queries.shape
+    return _Heads(num_queries, keys.shape[1], size, values.shape[-1], queries.dtype)
+
+
+def _random(heads: _Heads, shape: Shape) -> tuple[mx.array, mx.array, mx.array]:
+    num_queries, num_keys = shape
+    shapes = (
+        (1, heads.num_queries, num_queries, heads.size),
+        (1, heads.num_keys, num_keys, heads.size),
+        (1, heads.num_keys, num_keys, heads.value_size),
+    )
+    queries, keys, values = (mx.random.normal(each).astype(heads.dtype) for each in shapes)
+    mx.eval(queries, keys, values)
+    return queries, keys, values
+
+
+def _some(heads: _Heads, shape: Shape) -> mx.array:
+    """The attention of a chunk of this shape, lazy, to have it planned."""
+    return causal_attention(*_random(heads, shape), heads.size**-0.5, [shape[0]])
+
+
+def _is_sound(heads: _Heads) -> bool:
+    """Whether blocks give what MLX's attention does, and a shape is planned once.
+
+    Asked on the device that serves, once for each sort of heads: what holds here is cuDNN's.
+    """
+    scale, seconds = heads.size**-0.5, []
+    for _ in range(2):
+        inputs = _random(heads, (2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS))
+        expected = _whole(*inputs, scale)
+        mx.eval(expected)
+        started = time.perf_counter()
+        found = causal_attention(*inputs, scale, [BLOCK_TOKENS] * 2)
+        mx.eval(found)
+        seconds.append(time.perf_counter() - started)
+        distance = float(read(mx.abs(found - expected).max().astype(mx.float32)))
+    if distance > _TOLERANCE or seconds[1] > seconds[0] / 3:
+        logger.warning(
+            "attention is not planned ahead: blocks take %.1f and %.1f ms and are %.2g off",
+            *(1000 * each for each in seconds),
+            distance,
+        )
+        return False
+    return True

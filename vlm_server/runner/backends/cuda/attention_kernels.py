@@ -1,0 +1,175 @@
+"""Attention by our own kernels, which write new keys and values in place: see attention.cu."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from vlm_server.runner.backends.cuda.attention_tiles import (
+    MOST_WARPS,
+    QUERIES_OF_A_WARP,
+    TILE_SOURCES,
+    literal_of,
+    name_of,
+    tile_bytes,
+)
+from vlm_server.runner.backends.cuda.source import WARP, kernel
+from vlm_server.runner.backends.rows import KeysAndValues
+
+_MOST_SPLITS = 64
+_SUITABLE_BLOCKS = 256
+"""As MOST_SPLITS and SUITABLE_BLOCKS in attention.cu."""
+_MERGING_WARPS = 4
+"""Of a block that puts parts together."""
+_SOURCES = (*TILE_SOURCES, "attention.cu")
+_INPUTS = ("queries", "new_keys", "new_values", "keys", "values", "bounds")
+
+
+def append_and_attend(
+    queries: mx.array, new: KeysAndValues, buffers: KeysAndValues, scale: float, bounds: mx.array
+) -> mx.array:
+    """Write `new` keys and values into `buffers`, in place, and attend to all.
+
+    queries: (rows, heads, tokens, head size); returns as much. new: (rows, groups, tokens, head
+    size). bounds: (rows, 3) int32: each row's first key, the one after its last, and how many of
+    them are new: further tokens are padding. Keys may be beyond the end of `buffers`, if those are
+    the first columns of larger arrays.
+
+    MLX is not told that `buffers` change: nobody else may have the columns that are written.
+    """
+    rows, heads, count, size = queries.shape
+    groups = new[0].shape[1]
+    num_queries = count * heads // groups
+    splits = _count_splits(num_queries, groups)
+    warps = _warps_for(num_queries)
+    blocks = -(-num_queries // (QUERIES_OF_A_WARP * warps))
+    template = [("T", queries.dtype), ("D", size)]
+    parts, weights = _attention(size, scale)(
+        inputs=[queries, *new, *buffers, bounds],
+        template=template,
+        grid=(blocks * splits * warps * WARP, groups, rows),
+        threadgroup=(warps * WARP, 1, 1),
+        output_shapes=[(rows, count, heads, splits, size), (rows, count, heads, splits)],
+        output_dtypes=[mx.float32, mx.float32],
+    )
+    output: mx.array = _merge_rows()(
+        inputs=[parts, weights, bounds],
+        template=template,
+        grid=(rows * count * heads * WARP, 1, 1),
+        threadgroup=(_MERGING_WARPS * WARP, 1, 1),
+        output_shapes=[(rows, count, heads, size)],
+        output_dtypes=[queries.dtype],
+    )[0]
+    return output.swapaxes(1, 2)
+
+
+def append_and_attend_beside(
+    queries: mx.array,
+    new: KeysAndValues,
+    rows: tuple[KeysAndValues, mx.array],
+    prompt: tuple[KeysAndValues, mx.array],
+    scale: float,
+) -> mx.array:
+    """The same for rows that append a token each, and for a prompt's tokens, which come after.
+
+    queries: (all tokens, heads, 1, head size); returns as much. new: (all tokens, groups, 1, head
+    size). rows, prompt: buffers and bounds.
+    """
+    (buffers, bounds), (prompt_buffers, prompt_bounds) = rows, prompt
+    count, heads, _, size = queries.shape
+    groups, num_rows = new[0].shape[1], bounds.shape[0]
+    shared = heads // groups
+    num_queries = (count - num_rows) * shared
+    row_splits, splits = _count_splits(shared, groups), _count_splits(num_queries, groups)
+    warps = _warps_for(num_queries)
+    blocks = -(-num_queries // (QUERIES_OF_A_WARP * warps))
+    row_blocks = -(-shared // (QUERIES_OF_A_WARP * warps))
+    num_parts = heads * (num_rows * row_splits + (count - num_rows) * splits)
+    template = [("T", queries.dtype), ("D", size)]
+    parts, weights = _attention_beside(size, scale)(
+        inputs=[queries, *new, *buffers, bounds, *prompt_buffers, prompt_bounds],
+        template=template,
+        grid=(max(blocks * splits, row_blocks * row_splits) * warps * WARP, groups, num_rows + 1),
+        threadgroup=(warps * WARP, 1, 1),
+        output_shapes=[(num_parts, size), (num_parts,)],
+        output_dtypes=[mx.float32, mx.float32],
+    )
+    output: mx.array = _merge_beside()(
+        inputs=[parts, weights, queries, buffers[0], bounds, prompt_bounds],
+        template=template,
+        grid=(count * heads * WARP, 1, 1),
+        threadgroup=(_MERGING_WARPS * WARP, 1, 1),
+        output_shapes=[queries.shape],
+        output_dtypes=[queries.dtype],
+    )[0]
+    return output
+
+
+def _count_splits(num_queries: int, groups: int) -> int:
+    """`count_splits` in attention.cu."""
+    blocks = -(-num_queries // (QUERIES_OF_A_WARP * MOST_WARPS))
+    return max(min(_SUITABLE_BLOCKS // (blocks * groups), _MOST_SPLITS), 1)
+
+
+def _warps_for(num_queries: int) -> int:
+    """How many a block of attention has."""
+    return min(-(-num_queries // QUERIES_OF_A_WARP), MOST_WARPS)
+
+
+@cache
+def _attention(size: int, scale: float) -> Any:
+    return kernel(
+        f"attention_{name_of(scale)}",
+        _INPUTS,
+        ["parts", "weights"],
+        "attention_of_rows<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
+        " const_cast<T*>(values), bounds, queries_strides, new_keys_strides, new_values_strides,"
+        " keys_strides, values_strides, queries_shape[1], queries_shape[2], keys_shape[1],"
+        f" {literal_of(scale)}, parts, weights);",
+        _SOURCES,
+        shared_memory=4 * tile_bytes(size),
+    )
+
+
+@cache
+def _merge_rows() -> Any:
+    return kernel(
+        "merge_rows",
+        ["parts", "weights", "bounds"],
+        ["out"],
+        "merge_rows<D>(parts, weights, bounds, weights_shape[2], weights_shape[1],"
+        " weights_shape[0], weights_shape[3], out);",
+        _SOURCES,
+        is_strided=False,
+    )
+
+
+@cache
+def _attention_beside(size: int, scale: float) -> Any:
+    return kernel(
+        f"attention_beside_{name_of(scale)}",
+        [*_INPUTS, "prompt_keys", "prompt_values", "prompt_bounds"],
+        ["parts", "weights"],
+        "attention_beside<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
+        " const_cast<T*>(values), bounds, const_cast<T*>(prompt_keys),"
+        " const_cast<T*>(prompt_values), prompt_bounds, queries_strides, new_keys_strides,"
+        " new_values_strides, keys_strides, values_strides, prompt_keys_strides,"
+        " prompt_values_strides, queries_shape[1], bounds_shape[0], queries_shape[0],"
+        f" keys_shape[1], {literal_of(scale)}, parts, weights);",
+        _SOURCES,
+        shared_memory=4 * tile_bytes(size),
+    )
+
+
+@cache
+def _merge_beside() -> Any:
+    return kernel(
+        "merge_beside",
+        ["parts", "weights", "queries", "keys", "bounds", "prompt_bounds"],
+        ["out"],
+        "merge_beside<D>(parts, weights, bounds, prompt_bounds, queries_shape[1], keys_shape[1],"
+        " bounds_shape[0], queries_shape[0], out);",
+        _SOURCES,
+    )

@@ -1,0 +1,233 @@
+"""Our CUDA kernels, but attention, as functions of arrays; and which may be used."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from vlm_server.runner.backends.cuda.segment_attention import attend_to_segments, blocks_of
+from vlm_server.runner.backends.cuda.source import WARP, kernel
+from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.device import current_device
+
+logger = logging.getLogger(__name__)
+
+_TOLERANCE = 0.5
+"""Between sums of 128 products in bfloat16 and in float32, some 11 in size."""
+SKINNY_ROWS = 32
+"""The most rows of `skinny_linear`."""
+SKINNY_DEPTH = 64
+"""`skinny_linear` takes multiples of it."""
+_SKINNY_COLUMNS = 16
+_SKINNY_WARPS = 8
+_MOST_HEAD_SIZE = 128
+"""Of `attend_to_segments`."""
+_WIDEST_ACCESS = 16
+"""Bytes that a thread reads or writes at once."""
+_COPYING_THREADS = 256
+"""Of a block of `arrange_rows`."""
+_ROTATING_THREADS = 128
+"""Of a block of `rotate_heads`."""
+
+
+def skinny_linear(
+    x: mx.array, weight: mx.array, bias: mx.array | None, widths: Sequence[int]
+) -> list[mx.array]:
+    """`x @ weight.T + bias` for (..., depth) and (columns, depth): see skinny_linear.cu.
+
+    In parts, (..., width) each; `widths` add up to all columns.
+    """
+    columns = weight.shape[0]
+    output: list[mx.array] = _skinny_linear(tuple(widths))(
+        inputs=[weight, x, weight if bias is None else bias],
+        template=[("T", x.dtype)],
+        grid=(-(-columns // _SKINNY_COLUMNS) * _SKINNY_WARPS * WARP, 1, 1),
+        threadgroup=(_SKINNY_WARPS * WARP, 1, 1),
+        output_shapes=[(*x.shape[:-1], width) for width in widths],
+        output_dtypes=[x.dtype] * len(widths),
+    )
+    return output
+
+
+def rotate_heads(
+    queries: mx.array, keys: mx.array, cosines: mx.array, sines: mx.array
+) -> tuple[mx.array, mx.array]:
+    """RoPE of queries and keys, (rows, heads, tokens, head size), by pairs (i, i + half).
+
+    cosines, sines: (rows or 1, 1, tokens, half) float32. Numbers of a head beyond 2 * half stay as
+    they are. See rotate_heads.cu.
+    """
+    rows, heads, count, size = queries.shape
+    num_threads = rows * (heads + keys.shape[1]) * count * size // 2
+    rotated = _rotate_heads()(
+        inputs=[queries, keys, cosines, sines],
+        template=[("Q", queries.dtype), ("K", keys.dtype)],
+        grid=(-(-num_threads // _ROTATING_THREADS) * _ROTATING_THREADS, 1, 1),
+        threadgroup=(_ROTATING_THREADS, 1, 1),
+        output_shapes=[queries.shape, keys.shape],
+        output_dtypes=[queries.dtype, keys.dtype],
+    )
+    return rotated[0], rotated[1]
+
+
+def takes_rows(sources: Sequence[tuple[mx.array, mx.array]]) -> bool:
+    """Whether `arrange_rows` can be used here, for these."""
+    if not can_be_used():
+        return False
+    kinds = {(array.shape[1], array.shape[3], array.dtype) for each in sources for array in each}
+    _, size, dtype = next(iter(kinds))
+    return len(kinds) == 1 and size * dtype.size % _WIDEST_ACCESS == 0
+
+
+def arrange_rows(
+    sources: Sequence[tuple[mx.array, mx.array]], places: mx.array, capacity: int
+) -> tuple[mx.array, mx.array]:
+    """New keys and values, (rows, heads, capacity, head size): see arrange_rows.cu.
+
+    sources: one or two pairs of such arrays. places: (rows, 6) int32.
+    """
+    keys = sources[0][0]
+    _, heads, _, size = keys.shape
+    rows = places.shape[0]
+    shape = rows, heads, capacity, size
+    units = capacity * size * keys.dtype.size // _WIDEST_ACCESS
+    made = _arrange_rows()(
+        inputs=[*sources[0], *sources[-1], places],
+        template=[("T", keys.dtype)],
+        grid=(-(-units // _COPYING_THREADS) * _COPYING_THREADS, heads, 2 * rows),
+        threadgroup=(_COPYING_THREADS, 1, 1),
+        output_shapes=[shape, shape],
+        output_dtypes=[keys.dtype, keys.dtype],
+    )
+    return made[0], made[1]
+
+
+def takes_segments(head_size: int, dtype: mx.Dtype) -> bool:
+    """Whether `attend_to_segments` can be used here, for such heads."""
+    is_of_tiles = head_size % 16 == 0 and head_size <= _MOST_HEAD_SIZE
+    return is_of_tiles and dtype in (mx.bfloat16, mx.float16) and can_be_used()
+
+
+@cache
+def can_be_used() -> bool:
+    """Whether the kernels but a language model's attention can be used, and give what MLX does.
+
+    Compiling them takes seconds, the first time.
+    """
+    if not current_device().runs_our_kernels:
+        return False
+    try:
+        distance = _distance_of_linear() + _distance_of_rows() + _distance_of_heads()
+        distance += _distance_of_segments()
+    except Exception:
+        logger.warning("our CUDA kernels can't be used", exc_info=True)
+        return False
+    if not distance < _TOLERANCE:
+        logger.warning("our CUDA kernels are not used: %.2g off", distance)
+        return False
+    return True
+
+
+def _distance_of_linear() -> float:
+    x, weight = (mx.random.normal((rows, 128), key=mx.random.key(rows)) for rows in (3, 40))
+    halves = x.astype(mx.bfloat16), weight.astype(mx.bfloat16)
+    one = skinny_linear(*halves, None, (40,))[0]
+    parts = mx.concatenate(skinny_linear(*halves, None, (8, 32)), axis=-1)
+    return _distance(one, x @ weight.T) + _distance(parts, one)
+
+
+def _distance_of_rows() -> float:
+    rows = mx.random.normal((2, 4, 10, 64), key=mx.random.key(0))
+    places = mx.array([[0, 1, 2, 7, 3, 12], [1, 0, 1, 9, 0, 12]])
+    sources = [(rows, -rows), (2 * rows, -2 * rows)]
+    first = mx.pad(rows[1:, :, 2:9], [(0, 0), (0, 0), (3, 2), (0, 0)])
+    second = mx.pad(2 * rows[:1, :, 1:], [(0, 0), (0, 0), (0, 3), (0, 0)])
+    keys, values = arrange_rows(sources, places, 12)
+    expected = mx.concatenate([first, second])
+    return _distance(keys, expected) + _distance(values, -expected)
+
+
+def _distance_of_heads() -> float:
+    heads = mx.random.normal((2, 5, 3, 16), key=mx.random.key(0))
+    angles = mx.random.normal((2, 1, 5, 6), key=mx.random.key(1))
+    queries, keys = heads.swapaxes(1, 2), heads.swapaxes(1, 2)[:, :1]
+    cosines, sines = mx.cos(angles), mx.sin(angles)
+    first, second, rest = mx.split(queries, [6, 12], axis=-1)
+    rotated = first * cosines - second * sines, second * cosines + first * sines
+    expected = mx.concatenate([*rotated, rest], axis=-1)
+    found = rotate_heads(queries, keys, cosines, sines)
+    return _distance(found[0], expected) + _distance(found[1], expected[:, :1])
+
+
+def _distance_of_segments() -> float:
+    shape, segments, scale = (2, 102, 2, 16), [(2, 16), (1, 70)], 0.25
+    queries, keys, values = (mx.random.normal(shape, key=mx.random.key(i)) for i in range(3))
+    q, k, v = (each.astype(mx.bfloat16) for each in (queries, keys, values))
+    found = attend_to_segments(q, k, v, mx.array(blocks_of(segments)), scale)
+    places = mx.array(np.repeat(np.arange(3), [16, 16, 70]))
+    expected = mx.fast.scaled_dot_product_attention(
+        *(each.swapaxes(1, 2) for each in (queries, keys, values)),
+        scale=scale,
+        mask=places[:, None] == places,
+    )
+    return _distance(found, expected.swapaxes(1, 2))
+
+
+def _distance(found: mx.array, expected: mx.array) -> float:
+    return float(read(mx.abs(found - expected).max().astype(mx.float32)))
+
+
+@cache
+def _skinny_linear(widths: tuple[int, ...]) -> Any:
+    """For any number of columns if they are one part."""
+    is_one = len(widths) == 1
+    outputs = [f"y_{number}" for number in range(len(widths))]
+    columns = "weight_shape[0]" if is_one else _joined(widths)
+    return kernel(
+        "skinny_linear" if is_one else f"skinny_linear_{'_'.join(map(str, widths))}",
+        ["weight", "x", "bias"],
+        outputs,
+        "int num_rows = 1; for (int i = 0; i + 1 < x_ndim; i++) num_rows *= x_shape[i];"
+        f"const Output<T, {len(widths)}> y{{{{{_joined(outputs)}}}, {{{columns}}}}};"
+        "skinny_linear(weight, x, bias == weight ? (const T*)nullptr : bias, y, num_rows,"
+        " weight_shape[0], weight_shape[1]);",
+        ["mma.cuh", "skinny_linear.cu"],
+        shared_memory=_SKINNY_WARPS * SKINNY_ROWS * _SKINNY_COLUMNS * 4,
+        is_strided=False,
+    )
+
+
+@cache
+def _rotate_heads() -> Any:
+    return kernel(
+        "rotate_heads",
+        ["queries", "keys", "cosines", "sines"],
+        ["new_queries", "new_keys"],
+        "rotate_heads(queries, keys, cosines, sines, queries_strides, keys_strides,"
+        " cosines_strides, sines_strides, queries_shape[0], queries_shape[1], keys_shape[1],"
+        " queries_shape[2], queries_shape[3], cosines_shape[0], cosines_shape[3], new_queries,"
+        " new_keys);",
+        ["rotate_heads.cu"],
+    )
+
+
+@cache
+def _arrange_rows() -> Any:
+    return kernel(
+        "arrange_rows",
+        ["keys_0", "values_0", "keys_1", "values_1", "places"],
+        ["keys", "values"],
+        "arrange_rows<T>(keys_0, values_0, keys_1, values_1, keys_0_strides, values_0_strides,"
+        " keys_1_strides, values_1_strides, places, places_shape[0], keys_0_shape[1],"
+        " keys_0_shape[3], keys, values);",
+        ["arrange_rows.cu"],
+    )
+
+
+def _joined(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))

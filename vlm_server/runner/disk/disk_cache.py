@@ -1,0 +1,268 @@
+"""Features and KV on disk, beneath the caches in memory.
+
+The inference thread only notes what is new; a writer thread writes it, and the disk reader reads.
+What can't be written or read is a miss, and fails no request. Other engines may use the folder:
+what they have written is looked for whenever a prompt is looked up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
+from vlm_server.cache.cache import Cache, EncodedImage
+from vlm_server.cache.disk.files import default_folder
+from vlm_server.cache.disk.folder import is_gone
+from vlm_server.cache.disk.store import DiskStore, is_passing
+from vlm_server.cache.disk.tier import DiskTier, NoDisk, StoredPrefixSizes
+from vlm_server.cache.prefix import Source
+from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.errors import OutOfMemory
+from vlm_server.runner.device.faults import is_out_of_memory
+from vlm_server.runner.disk.disk_writer import DiskWriter, Job
+from vlm_server.runner.disk.records import (
+    UNREADABLE,
+    PrefixHeader,
+    Record,
+    StoredPrefix,
+    features_record,
+    prefix_record,
+    read_header,
+)
+from vlm_server.runner.fingerprint import state_fingerprint
+from vlm_server.runner.kv.segments import KVSegment, LayerStates
+from vlm_server.runner.vision.encoder import ImageFeatures
+from vlm_server.settings import Cache as CacheSettings
+from vlm_server.settings.paths import expanded
+
+logger = logging.getLogger(__name__)
+
+
+class DiskCache:
+    """The `DiskTier` of one model."""
+
+    def __init__(
+        self,
+        store: DiskStore,
+        fingerprint: str,
+        prefix_bytes: Callable[[], int],
+        *,
+        needs_snapshots: bool,
+    ) -> None:
+        """`prefix_bytes`: the most that is loaded of a prompt. See `PrefixCache` for snapshots."""
+        self._store = store
+        self._fingerprint = fingerprint
+        self._prefix_bytes = prefix_bytes
+        self._needs_snapshots = needs_snapshots
+        self._lock = threading.Lock()
+        self._catching_up = threading.Lock()
+        """Held while headers are read; before `_lock`."""
+        self._blocks = KVBlockIndex(whole=needs_snapshots)
+        self.writer = DiskWriter(store, self._drop)
+        self._catch_up()
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        return (self._store,)
+
+    def close(self, seconds: float) -> None:
+        self.writer.close(seconds)
+
+    def store_features(self, key: str, features: EncodedImage) -> None:
+        assert isinstance(features, ImageFeatures)
+        stored = self._features_key(key)
+        with self._lock:
+            is_known = self._is_known(stored)
+        if not is_known and features.size_bytes <= self.writer.room_bytes:
+            self.writer.add(Job(stored, features_record(self._fingerprint, key, features)))
+
+    def find_features(self, key: str) -> int | None:
+        size_bytes = self._store.size_of(self._features_key(key))
+        if size_bytes is None:
+            self._store.count_miss()
+        return size_bytes
+
+    def load_features(self, key: str) -> ImageFeatures | None:
+        stored = self._features_key(key)
+        record = self._load(stored, key)
+        if record is None:
+            return None
+        self._store.touch([stored])
+        return record.features
+
+    def store_prefix(
+        self, prompt: PromptKey, source: Source[KVSegment, LayerStates], salt: str
+    ) -> None:
+        with self._lock:
+            walk = self._blocks.walk(prompt, len(prompt), salt, self._is_known)
+        start, after = walk.length, walk.keys
+        for end in self._ends(prompt, source, start):
+            snapshot = source.snapshots[end] if self._needs_snapshots else None
+            size_bytes = source.size_bytes(start, end) + (snapshot.size_bytes if snapshot else 0)
+            if end <= start or size_bytes > self.writer.room_bytes:
+                return
+            block = block_after(walk.chain, prompt.part(start, end))
+            segment = source.take(start, end)
+            record = prefix_record(self._fingerprint, block, segment, snapshot)
+            with self._lock:
+                self._blocks.add(block)
+                self.writer.add(Job(block.key, record, after))
+            start, after = end, (*after, block.key)
+
+    def find_prefix(
+        self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
+    ) -> StoredPrefixSizes | None:
+        if known < min(limit, len(prompt)):
+            self._catch_up()
+        length, sizes, most_bytes = known, list[int](), self._prefix_bytes()
+        for block, start, count in self._blocks_after(prompt, known, limit, salt):
+            size_bytes = self._store.size_of(block.key)
+            if size_bytes is None or sum(sizes) + size_bytes > most_bytes:
+                break
+            sizes.append(size_bytes)
+            length = start + count
+        if length <= known or length < least:
+            self._store.count_miss()
+            return None
+        return StoredPrefixSizes(length, sum(sizes), max(sizes))
+
+    def load_prefix(
+        self, prompt: PromptKey, known: int, limit: int, salt: str
+    ) -> Iterator[StoredPrefix]:
+        read = list[str]()
+        for block, start, count in self._blocks_after(prompt, known, limit, salt):
+            record = self._load(block.key, block)
+            if record is None:
+                break
+            read.append(block.key)
+            yield StoredPrefix(start, record.segment, count, record.snapshot)
+            del record  # or it would be held while the next one is read
+        self._store.touch(reversed(read))
+
+    # ---- reading -------------------------------------------------------------------
+
+    def _blocks_after(
+        self, prompt: PromptKey, known: int, limit: int, salt: str
+    ) -> list[tuple[KVBlock, int, int]]:
+        """Blocks that have something after the first `known` positions of `prompt`, in order.
+
+        Each with the position it starts at, and how many of its positions match.
+        """
+        with self._lock:
+            walk = self._blocks.walk(prompt, limit, salt, self._store.__contains__)
+        blocks, at = [], 0
+        for block, count in walk.blocks:
+            if at + count > known:
+                blocks.append((block, at, count))
+            at += count
+        return blocks
+
+    def _load(self, key: str, subject: str | KVBlock) -> Record | None:
+        """What is stored of `subject`; None if nothing is, or it is unusable and so deleted.
+
+        Raises OutOfMemory; the file is sound then, and stays.
+        """
+        try:
+            data = self._store.get(key)
+        except OSError as error:
+            logger.warning("a cache file can't be read now: %s", error.strerror)
+            return None
+        if data is not None:
+            record = self._parse(data)
+            if record and record.header.is_of(self._fingerprint, subject):
+                return record
+            self._store.discard(key)
+        self._drop([key])
+        return None
+
+    def _parse(self, data: bytes) -> Record | None:
+        try:
+            return Record.read(data)
+        except (MemoryError, *UNREADABLE) as error:
+            if is_out_of_memory(error):
+                raise OutOfMemory(str(error)) from error
+            logger.debug("a cache file can't be parsed", exc_info=True)
+            return None
+
+    def _catch_up(self) -> None:
+        """Index the blocks of prompts that are stored by now, whoever stored them."""
+        with self._catching_up:
+            found, gone = self._store.refresh()
+            self._drop(gone)
+            for key in found:
+                if key.startswith("prefix-"):
+                    self._read_header(key)
+
+    def _read_header(self, key: str) -> None:
+        """Index a block, or delete its file if it is none."""
+        path = self._store.path(key)
+        if path is None:
+            return
+        try:
+            header = read_header(path)
+        except (MemoryError, *UNREADABLE) as error:
+            if is_passing(error) or is_gone(error):
+                return
+            header = None
+        if isinstance(header, PrefixHeader) and header.is_sound(self._fingerprint, key):
+            with self._lock:
+                self._blocks.add(header.block)
+        else:
+            self._store.discard(key)
+
+    # ---- writing -------------------------------------------------------------------
+
+    def _is_known(self, key: str) -> bool:
+        """With the lock: whether it is stored or will be."""
+        return key in self.writer or key in self._store
+
+    def _ends(
+        self, prompt: PromptKey, source: Source[KVSegment, LayerStates], start: int
+    ) -> list[int]:
+        """Where blocks shall end, the first of which begins at `start`."""
+        if self._needs_snapshots:
+            return sorted(position for position in source.snapshots if position > start)
+        most = self.writer.room_bytes // source.size_bytes(0, 1)
+        return [prompt.floor(min(start + most, len(prompt)))]
+
+    def _features_key(self, key: str) -> str:
+        """`key` names an image; what was made of it is this model's alone."""
+        return f"features-{hashlib.sha256(f'{self._fingerprint} {key}'.encode()).hexdigest()}"
+
+    def _drop(self, keys: Iterable[str]) -> None:
+        """Forget blocks, but those that are stored again, or will be."""
+        with self._lock:
+            self._blocks.drop([key for key in keys if not self._is_known(key)])
+
+
+def disk_folder(settings: CacheSettings) -> Path:
+    """Where the files of the disk cache lie; a relative path is one in the system's folder."""
+    return default_folder() / expanded(settings.disk_path)
+
+
+def open_disk_cache(
+    settings: CacheSettings,
+    checkpoint: Callable[[], str],
+    device_name: str,
+    prefix_bytes: Callable[[], int],
+    *,
+    needs_snapshots: bool,
+) -> DiskTier:
+    """As `settings` say; `NoDisk`, with a warning, if the folder can't be used.
+
+    `checkpoint` returns its fingerprint, and may raise OSError.
+    """
+    if not settings.disk_bytes:
+        return NoDisk()
+    folder = disk_folder(settings)
+    try:
+        fingerprint = state_fingerprint(checkpoint(), device_name)
+        store = DiskStore("disk", folder, fingerprint, settings.disk_bytes)
+    except OSError as error:
+        logger.warning("nothing is stored on disk in %s: %s", folder, error.strerror)
+        return NoDisk()
+    return DiskCache(store, fingerprint, prefix_bytes, needs_snapshots=needs_snapshots)

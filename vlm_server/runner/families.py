@@ -1,0 +1,283 @@
+"""What each family of mlx-vlm is: one row for each `model_type`, looked up once, at load.
+
+Nobody else names a family or asks a model what it can do. To add a family, write its row, a tiny
+checkpoint (tests/tiny_models) and its line in docs/families.md; the tests over all families do
+the rest. A family without a row is probed (`probe.py`), and served with a warning.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from mlx_vlm.utils import get_model_type
+
+from vlm_server.errors import ModelLoadError
+from vlm_server.runner.model.fixes import (
+    Fix,
+    drop_tokenizer_options,
+    embed_as_trained,
+    look_up_image_token,
+    name_deepstack_layers,
+    name_image_context,
+    read_settings,
+)
+from vlm_server.runner.model.tiles import LayeredTiling, PackedTiling, Tiling, UnequalTiling
+from vlm_server.runner.model.towers import (
+    DeepstackTower,
+    FrameTower,
+    GlmTower,
+    WindowTower,
+)
+
+
+class MRopeRule(enum.Enum):
+    """How a family's M-RoPE positions are computed."""
+
+    WHOLE_VIDEOS = "one grid for each image and video"
+    SPLIT_VIDEOS = "one grid for each image and each frame group of a video"
+    ASK_MODEL = "by `get_rope_index` of its language model"
+
+
+class Deepstack(enum.Enum):
+    """How features that enter at several layers are handed to a language model."""
+
+    VISUAL_ROWS = "a list of (visual tokens, hidden), by layer"
+    ALL_ROWS = "(1, tokens, layers, hidden)"
+    BY_PLACE = "a list of (tokens of the prompt, hidden), which it slices itself"
+
+
+POSITION_STATE = ("_position_ids", "_rope_deltas")
+"""Where mlx-vlm's families with M-RoPE keep a prompt's positions on the language model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """Where mlx-vlm wants a checkpoint spelled otherwise than transformers writes it today.
+
+    has_flat_config: it looks for the language model's configuration outside `text_config`.
+    vision_type: the only `model_type` that its vision model goes by; empty if it takes any.
+    weight_prefixes: see `weight_names`.
+    """
+
+    has_flat_config: bool = False
+    vision_type: str = ""
+    weight_prefixes: Mapping[str, str] = field(default_factory=dict)
+
+
+_UNCHECKED = (
+    "is not one of the families that are checked (docs/families.md): its answers may be wrong "
+    "where prompts are chunked or requests batched"
+)
+_PREFIXES_SINCE_4_52 = {
+    "model.language_model.": "language_model.model.",
+    "model.vision_tower.": "vision_tower.",
+    "model.visual.": "vision_tower.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+    "lm_head.": "language_model.lm_head.",
+}
+"""How a name begins, and how mlx-vlm's begins. Names that begin otherwise are left as they are."""
+_SINCE_4_52 = Spelling(weight_prefixes=_PREFIXES_SINCE_4_52)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family, by its `model_type`.
+
+    is_checked: its tiny checkpoint passes tests/integration/test_families.py.
+    takes_videos: its processor takes videos without torch, and its tower lets each frame group
+    attend to itself alone. Other families are shown a video's frames as images.
+    mrope: None for a family with one position a token.
+    tower: ours, in place of mlx-vlm's vision tower; its rows stand for the media tokens as they
+    are. None for a family that is encoded by its own `get_input_embeddings`.
+    tiling: how it cuts pictures into tiles that its tower encodes independently of each other; None
+    if it cuts none, or lets tiles see each other.
+    fix: sets right what mlx-vlm's model or processor has wrong (`fixes`).
+    position_state: attributes of the language model that hold a prompt's positions between
+    calls. Ours belong to the request, so these are cleared.
+    writes_prompts: its processor writes prompts itself and uses no chat template.
+    coordinates: what points in its answers refer to: "pixels" of the picture as it sees it,
+    "thousandths" of its width and height, or nobody knows (docs/agents.md).
+    grounding_tokens: of a picture, for the model to point at things in a screenshot (for Qwen's,
+    see https://github.com/ggml-org/llama.cpp/issues/16842); 0 if nobody knows.
+    spelling: how mlx-vlm wants its files spelled.
+    image_text: what its prompts have for an image, of a family for which mlx-vlm has a single id
+    below 0 there, whatever the number of features: see `StandIn`.
+    part: that of mlx-vlm's model that looks and writes, and whose configuration is `PART_config`;
+    empty if it is the whole.
+    text_types: what `model_type` its language model may have; empty if mlx-vlm asks for none.
+    deepstack: how its language model takes what `ImageFeatures` has as deepstack.
+    needs_even_rows: whether mlx-vlm's attention takes the longest row of a batch for the number of
+    keys, so that all rows have to end alike.
+    stacks_images: whether its own `get_input_embeddings` takes several images of one size along the
+    first axis, and gives each the features that it has alone.
+    aliases: other names of this `model_type`.
+    """
+
+    name: str
+    is_checked: bool = True
+    takes_videos: bool = False
+    mrope: MRopeRule | None = None
+    tower: type[FrameTower] | None = None
+    tiling: Tiling | None = None
+    fix: Fix | None = None
+    position_state: tuple[str, ...] = ()
+    writes_prompts: bool = False
+    grounding_tokens: int = 0
+    coordinates: Literal["", "pixels", "thousandths"] = ""
+    spelling: Spelling = Spelling()
+    image_text: str = ""
+    part: str = ""
+    text_types: tuple[str, ...] = ()
+    deepstack: Deepstack = Deepstack.VISUAL_ROWS
+    needs_even_rows: bool = False
+    stacks_images: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether several media of one size can be encoded in one call."""
+        return self.tower is not None or self.stacks_images
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What people should know who ask it."""
+        return () if self.is_checked else (f"{self.name} {_UNCHECKED}",)
+
+    def forget_positions(self, language_model: Any) -> None:
+        """Clear what `language_model` keeps of a prompt, so that no request meets another's."""
+        for name in self.position_state:
+            setattr(language_model, name, None)
+
+
+def _qwen(name: str, mrope: MRopeRule, tower: type[FrameTower]) -> Family:
+    return Family(
+        name,
+        takes_videos=True,
+        mrope=mrope,
+        tower=tower,
+        position_state=POSITION_STATE,
+        grounding_tokens=1024,
+        coordinates="pixels" if name == "qwen2_5_vl" else "thousandths",
+        spelling=Spelling(vision_type=name),
+    )
+
+
+def _qwen2(name: str, tower: type[FrameTower]) -> Family:
+    row = _qwen(name, MRopeRule.WHOLE_VIDEOS, tower)
+    return replace(row, spelling=Spelling(True, name, _PREFIXES_SINCE_4_52))
+
+
+def _glm(name: str) -> Family:
+    return Family(name, mrope=MRopeRule.WHOLE_VIDEOS, tower=GlmTower, position_state=POSITION_STATE)
+
+
+_ROWS = (
+    Family("aya_vision", tiling=Tiling(axis=0)),
+    Family("dots_ocr", fix=look_up_image_token),
+    Family("fastvlm", image_text="<image>\n", aliases=("llava_qwen2",)),
+    Family("gemma3", spelling=_SINCE_4_52, stacks_images=True),
+    Family("gemma3n", fix=embed_as_trained, stacks_images=True),
+    Family("gemma4", stacks_images=True),
+    _glm("glm4v"),
+    _glm("glm4v_moe"),
+    replace(_glm("glm_ocr"), tower=None),
+    Family(
+        "granite4_vision",
+        tiling=LayeredTiling(axis=1),
+        deepstack=Deepstack.BY_PLACE,
+        fix=name_deepstack_layers,
+    ),
+    Family("idefics3", tiling=Tiling(axis=1)),
+    Family("internvl", tiling=Tiling(axis=1), text_types=("qwen3",), spelling=_SINCE_4_52),
+    Family(
+        "internvl_chat",
+        tiling=Tiling(axis=1),
+        text_types=("qwen2", "qwen3"),
+        fix=name_image_context,
+    ),
+    Family("kimi_vl", fix=read_settings),
+    Family("lfm2_vl", tiling=UnequalTiling(axis=0), aliases=("lfm2-vl",)),
+    Family("llava", fix=drop_tokenizer_options, spelling=_SINCE_4_52, stacks_images=True),
+    Family("llava_onevision", tiling=PackedTiling(axis=1)),
+    Family("mistral3"),
+    Family(
+        "paddleocr_vl",
+        mrope=MRopeRule.WHOLE_VIDEOS,
+        position_state=POSITION_STATE,
+        spelling=Spelling(has_flat_config=True, vision_type="paddleocr_vl"),
+    ),
+    Family("pixtral", spelling=_SINCE_4_52),
+    _qwen2("qwen2_vl", FrameTower),
+    _qwen2("qwen2_5_vl", WindowTower),
+    _qwen("qwen3_vl", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+    replace(_qwen("qwen3_vl_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower), needs_even_rows=True),
+    _qwen("qwen3_5", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+    _qwen("qwen3_5_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+    Family(
+        "qwen3_omni_moe",
+        mrope=MRopeRule.SPLIT_VIDEOS,
+        tower=DeepstackTower,
+        position_state=POSITION_STATE,
+        part="thinker",
+        needs_even_rows=True,
+        deepstack=Deepstack.ALL_ROWS,
+    ),
+    Family("smolvlm", tiling=Tiling(axis=1)),
+)
+FAMILIES = {name: family for family in _ROWS for name in (family.name, *family.aliases)}
+
+WRITE_PROMPTS = frozenset({"hrm_text", "kimi_k3", "plamo2vl"})
+"""Of families without a row, those whose processors use no chat template."""
+_RUNS_CODE = frozenset({"got", "inkling", "moondream2"})
+"""Families whose processors in mlx-vlm trust the checkpoint's code, whatever the caller says."""
+_ENCODER_DECODERS = frozenset({"florence2"})
+"""Those whose configuration does not say so itself."""
+_BY_NUMBER = "mlx-vlm's processor names the places of images in a prompt by number"
+_OTHER_ANSWERS = "its answers about images are not those of mlx-vlm's own generation"
+_WRONG = {
+    "deepseekocr": "mlx-vlm's processor drops the last token of a prompt, which may be one of an "
+    "image, and has one image a prompt",
+    "idefics2": _OTHER_ANSWERS,
+    "llava_bunny": "mlx-vlm's model shows one image a prompt",
+    "minicpmo": _BY_NUMBER,
+    "minicpmv4_6": _BY_NUMBER,
+    "mllama": "images enter by cross-attention, and not by the prompt's embeddings",
+    "molmo": _BY_NUMBER,
+    "paligemma": "a mask over the whole prompt, of one image and what follows it, lets its tokens "
+    "attend to later ones",
+    "phi3_v": "mlx-vlm's processor drops the token after each image",
+    "phi4mm": "one id stands for an image in its prompts, whatever the number of its features",
+}
+"""Families whose answers would be wrong, and why; refused even with `allow_unchecked`."""
+
+
+def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
+    """Raises ModelLoadError for a configuration that runs code, has no causal language model, or
+    is of a family that is known to be wrong, or not known to be right."""
+    name = config["model_type"]
+    if "model_file" in config:
+        raise ModelLoadError("config.json has `model_file`, code to be run from the checkpoint")
+    if get_model_type(config) in _RUNS_CODE:
+        raise ModelLoadError(f"mlx-vlm runs code from checkpoints of {name}")
+    if config.get("is_encoder_decoder") or name in _ENCODER_DECODERS:
+        raise ModelLoadError(f"{name} is an encoder-decoder model")
+    if reason := _WRONG.get(str(get_model_type(config))):
+        raise ModelLoadError(f"{name} is not served: {reason}")
+    row = FAMILIES.get(name)
+    text = (config.get("text_config") or config.get("llm_config") or {}).get("model_type")
+    if row and row.text_types and text and text not in row.text_types:
+        raise ModelLoadError(
+            f"{name} over {text} is not served: mlx-vlm has it only over "
+            f"{' and '.join(row.text_types)} (docs/families.md)"
+        )
+    if row is not None or allow_unchecked:
+        return
+    if not any("vision" in key for key in config):
+        raise ModelLoadError(f"{name} seems to be a text model: config.json has no vision_config")
+    raise ModelLoadError(
+        f"{name} is not one of the families that are checked (docs/families.md), so its answers "
+        "may be wrong: --allow-unchecked (model.allow_unchecked) serves it anyway"
+    )

@@ -1,0 +1,62 @@
+"""A model on its device, which everyone in `runner` works with. `loading` makes it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from vlm_server.host_model import HostModel
+from vlm_server.runner.device.device import Device
+from vlm_server.runner.device.faults import Faults
+from vlm_server.runner.families import Family
+from vlm_server.runner.fingerprint import Checkpoint
+from vlm_server.runner.model.attention import ModelAttention
+from vlm_server.runner.model.mrope import DecodePositions
+from vlm_server.runner.model.text_model import TextModel
+from vlm_server.runner.model.tiles import Tiling
+from vlm_server.runner.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device, and all that is known of it.
+
+    model: mlx-vlm's, with every array evaluated, so that any thread may run it.
+    host: what prompts need of it. checkpoint: its files. family: what sort of model it is.
+    decode_positions: which positions a decode step passes.
+    attention: our own, where the device gains by it. text: runs its language model.
+    position_lock: whoever calls the model holds it. A lock for families whose encode writes
+    positions on the language model, which another thread may be launching; a null context for
+    others.
+    faults: the errors of its device.
+    ranks: the processes that have the other parts of it, if this one has not all.
+    """
+
+    model: Any
+    processor: Any
+    family: Family
+    host: HostModel
+    checkpoint: Checkpoint
+    device: Device
+    decode_positions: DecodePositions
+    attention: ModelAttention
+    text: TextModel
+    default_temperature: float
+    default_top_p: float
+    position_lock: AbstractContextManager[Any]
+    faults: Faults
+    ranks: Ranks | None = None
+
+    @property
+    def language_model(self) -> Any:
+        return self.model.language_model
+
+    @property
+    def tiling(self) -> Tiling | None:
+        """How its pictures are encoded tile by tile; None if they are encoded as a whole."""
+        return self.family.tiling if self.device.is_filled_by_a_tile else None
+
+    def forget_positions(self) -> None:
+        """Clear what mlx-vlm keeps of a prompt on the model."""
+        self.family.forget_positions(self.language_model)

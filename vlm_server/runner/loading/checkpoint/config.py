@@ -1,0 +1,160 @@
+"""Puts config.json into the words that mlx-vlm's classes read, in one place, before they do.
+
+transformers 5 writes other names than transformers 4 did, from which mlx-vlm takes defaults for
+what it does not find: a model then answers with rotations that are not its own. And a token's id
+goes by two names, of which its classes read one or the other.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from mlx_vlm.utils import get_model_and_args
+
+from vlm_server.errors import ModelLoadError
+from vlm_server.runner.families import FAMILIES, Spelling
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+_SAME = (("image_token_id", "image_token_index"), ("video_token_id", "video_token_index"))
+_NOT_SCALING = ("rope_theta", "partial_rotary_factor")
+_OWNERS = {"text": "TextConfig", "llm": "TextConfig", "vision": "VisionConfig"}
+"""mlx-vlm's classes for parts of a configuration."""
+_UNSCALED = ("default", "axial")
+"""Kinds of rope that have a base and nothing else, but perhaps `mrope_section`."""
+
+
+def as_read(config: Json) -> Json:
+    """`normalised`, as the family of `config` wants it spelled."""
+    row = FAMILIES.get(str(config.get("model_type")))
+    return normalised(config, row.spelling if row else Spelling())
+
+
+def normalised(config: Json, spelling: Spelling) -> Json:
+    """A copy of `config`, of config.json, that mlx-vlm reads as transformers does.
+
+    Raises ModelLoadError for what mlx-vlm could not run.
+    """
+    made = copy.deepcopy(config)
+    vision = made.get("vision_config")
+    if spelling.vision_type and isinstance(vision, dict):
+        vision["model_type"] = spelling.vision_type
+    for one, other in _SAME:
+        _give_both_names(made, one, other)
+    if spelling.has_flat_config and isinstance(made.get("text_config"), dict):
+        made = made["text_config"] | made
+        del made["text_config"]
+    module = _module_of(made)
+    if module is None:
+        return made
+    whole = _fields(module, "ModelConfig") | _fields(module, "TextConfig")
+    _Part(made, whole).read()
+    parts = [part for part in made.values() if isinstance(part, dict) and "text_config" in part]
+    for holder in (made, *parts):
+        for name, owner in _OWNERS.items():
+            if isinstance(part := holder.get(f"{name}_config"), dict):
+                _Part(part, _fields(module, owner)).read()
+    return made
+
+
+def _give_both_names(table: Json, one: str, other: str) -> None:
+    if table.get(one) is None and table.get(other) is not None:
+        table[one] = table[other]
+    elif table.get(other) is None and table.get(one) is not None:
+        table[other] = table[one]
+
+
+def _module_of(config: Json) -> Any:
+    """mlx-vlm's module of the family; None if there is none, which loading will say."""
+    try:
+        return get_model_and_args(config)[0]
+    except Exception:  # noqa: BLE001 - whatever importing it raises
+        return None
+
+
+def _fields(module: Any, name: str) -> frozenset[str]:
+    """What mlx-vlm's class for a part of the configuration reads; nothing if it has none."""
+    owner = getattr(module, name, None)
+    return frozenset(inspect.signature(owner).parameters) if owner else frozenset()
+
+
+class _Part:
+    """One table of the configuration, and the names that mlx-vlm reads in it."""
+
+    def __init__(self, table: Json, fields: frozenset[str]) -> None:
+        self._table = table
+        self._fields = fields
+
+    def read(self) -> None:
+        self._read_rope()
+        self._read_window_pattern()
+        self._read_layer_overrides()
+        if self._table.get("num_experts") is None:
+            self._set("num_experts", self._table.get("num_local_experts"))
+
+    def _set(self, name: str, value: Any) -> None:
+        if value is not None and name in self._fields:
+            self._table[name] = value
+
+    def _read_rope(self) -> None:
+        rope = self._table.get("rope_parameters")
+        if not isinstance(rope, dict):
+            return
+        if "rope_parameters" in self._fields:
+            for name in _NOT_SCALING:  # some classes want these twice
+                if self._table.get(name) is None:
+                    self._set(name, rope.get(name))
+            return
+        del self._table["rope_parameters"]
+        if isinstance(whole := rope.get("full_attention"), dict):
+            windowed = rope.get("sliding_attention") or {}
+            self._set("rope_local_base_freq", windowed.get("rope_theta"))
+            self._set("rope_global_base_freq", whole.get("rope_theta"))
+            rope = whole
+        for name in _NOT_SCALING:
+            self._set(name, rope.get(name))
+        self._set_scaling({key: rope[key] for key in rope if key not in _NOT_SCALING})
+
+    def _set_scaling(self, scaling: Json) -> None:
+        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        if kind in _UNSCALED and "mrope_section" not in scaling:
+            return
+        self._set("rope_scaling", {"type": kind} | scaling)
+        if "rope_scaling" not in self._fields and kind not in _UNSCALED:
+            logger.warning("mlx-vlm ignores that this model's rope is scaled (%s)", kind)
+
+    def _read_window_pattern(self) -> None:
+        """How often a layer without a window comes, for families that are not told each one."""
+        kinds = self._table.get("layer_types")
+        name = "sliding_window_pattern"
+        is_known = isinstance(self._table.get(name), int) or "layer_types" in self._fields
+        if is_known or name not in self._fields or not isinstance(kinds, list):
+            return
+        if "full_attention" not in kinds:
+            return
+        every = kinds.index("full_attention") + 1
+        if any((kind == "full_attention") != (n % every == 0) for n, kind in enumerate(kinds, 1)):
+            raise ModelLoadError("config.json: mlx-vlm can't run `layer_types` in such an order")
+        self._set(name, every)
+
+    def _read_layer_overrides(self) -> None:
+        """What gemma4's layers without a window have of their own."""
+        overrides = self._table.get("per_layer_config")
+        if not isinstance(overrides, Mapping) or not overrides:
+            return
+        first, *others = overrides.values()
+        kinds = self._table.get("layer_types") or []
+        whole = {str(n) for n, kind in enumerate(kinds) if kind == "full_attention"}
+        if any(each != first for each in others) or whole != set(map(str, overrides)):
+            raise ModelLoadError("config.json: mlx-vlm can't run such a `per_layer_config`")
+        for name, ours in (
+            ("head_dim", "global_head_dim"),
+            ("num_key_value_heads", "num_global_key_value_heads"),
+        ):
+            if self._table.get(ours) is None:
+                self._set(ours, first.get(name))

@@ -1,0 +1,127 @@
+"""How much memory a checkpoint's weights will take, and whether there is so much."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from vlm_server.checkpoints.foreign import visible_files
+from vlm_server.errors import ModelLoadError
+from vlm_server.runner.device.device import Device
+from vlm_server.runner.loading.checkpoint.files import read_json
+
+_GIB = 1 << 30
+_SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
+_SIZES |= {"I16": 2, "U16": 2}
+"""Bytes of a number; those of the other types are taken for one byte."""
+_CAST = frozenset({"F64", "F32", "F16", "BF16"})
+"""What `model.dtype` changes."""
+_TARGETS = {"float32": 4, "float16": 2, "bfloat16": 2}
+_SURPLUS = 1.25
+"""Files may hold tensors that the model does not use: `check_files_fit` allows for so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What weights may take: `limit_bytes`, and in no case more than the `device` has."""
+
+    limit_bytes: int
+    device: Device
+
+    @property
+    def bytes(self) -> int:
+        return min(self.limit_bytes, self.device.memory_bytes)
+
+
+def dtype_on(device: Device, name: str) -> str:
+    """The type that floating-point weights are cast to; `auto` for their own.
+
+    MLX's CPU is fast in float32 alone.
+    """
+    return "float32" if name == "auto" and device.is_cpu else name
+
+
+def check_files_fit(folder: Path, dtype: str, budget: Budget) -> None:
+    """Raises ModelLoadError if the files' headers say that it can't be; loads nothing.
+
+    `dtype`: see `dtype_on`.
+    """
+    size_bytes = weight_bytes(folder, dtype)
+    if size_bytes > _SURPLUS * budget.bytes:
+        raise ModelLoadError(_reason(size_bytes, weight_bytes(folder, "auto"), dtype, budget))
+
+
+def check_tensors_fit(tensors: Iterable[tuple[str, int]], dtype: str, budget: Budget) -> None:
+    """The same for files that are not here: of each tensor its type and how many numbers it has."""
+    known = list(tensors)
+    size_bytes = bytes_as(dtype, known)
+    if size_bytes > _SURPLUS * budget.bytes:
+        raise ModelLoadError(_reason(size_bytes, bytes_as("auto", known), dtype, budget))
+
+
+def check_fits(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> None:
+    """Raises ModelLoadError if weights of `size_bytes`, of that many in files, do not fit."""
+    if size_bytes > budget.bytes:
+        raise ModelLoadError(_reason(size_bytes, stored_bytes, dtype, budget))
+
+
+def weight_bytes(folder: Path, dtype: str) -> int:
+    """Bytes of all tensors in the files that mlx-vlm reads, cast to `dtype`."""
+    return bytes_as(dtype, (each for path in _weight_files(folder) for each in _tensors(path)))
+
+
+def bytes_as(dtype: str, tensors: Iterable[tuple[str, int]]) -> int:
+    """Bytes of tensors, of which `tensors` has the type and how many numbers, cast to `dtype`."""
+    return sum(
+        count * (_TARGETS[dtype] if dtype in _TARGETS and kind in _CAST else _SIZES.get(kind, 1))
+        for kind, count in tensors
+    )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Those that the index names; without one, all but a second copy in Mistral's format."""
+    weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map")
+    names = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set()
+    named = [folder / name for name in sorted(names) if (folder / name).is_file()]
+    found = visible_files(folder, "*.safetensors")
+    return named or [path for path in found if path.stem != "consolidated"]
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, int]]:
+    """The type of each tensor and how many numbers it has; `check_files` has read the header."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, entry in header.items():
+            if not name.startswith("__"):
+                yield str(entry["dtype"]), prod(int(side) for side in entry["shape"])
+    except OSError as error:
+        raise ModelLoadError(f"can't read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ModelLoadError(f"{path} is no safetensors file") from None
+
+
+def _reason(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> str:
+    """The figures and what to change, in one message."""
+    stored = f" ({_gib(stored_bytes)} in its files)" if stored_bytes < 0.9 * size_bytes else ""
+    cast = "" if dtype == "auto" else f" as {dtype}"
+    device = budget.device
+    where = "this machine lets a process use" if device.name == "cpu" else f"the {device.name} has"
+    advice = ["serve a smaller or a quantized checkpoint"]
+    if stored and stored_bytes <= budget.bytes:
+        advice.append('set model.dtype = "bfloat16", which is slower on a CPU')
+    if budget.limit_bytes < device.memory_bytes and size_bytes < device.memory_bytes:
+        advice.append("raise memory.limit_bytes")
+    return (
+        f"the weights do not fit: they take {_gib(size_bytes)}{cast}{stored}, and "
+        f"{_gib(budget.bytes)} are allowed (memory.limit_bytes; {where} "
+        f"{_gib(device.memory_bytes)}): {', or '.join(advice)}"
+    )
+
+
+def _gib(size_bytes: int) -> str:
+    size = size_bytes / _GIB
+    return f"{size:.1f} GiB" if size >= 1 else f"{1024 * size:.0f} MiB"

@@ -1,0 +1,196 @@
+"""Reads what prompts need to know of a checkpoint: see `HostModel`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.models.cache import make_prompt_cache
+from mlx_vlm.utils import should_add_special_tokens
+from tokenizers import AddedToken
+
+from vlm_server.errors import ModelLoadError
+from vlm_server.host_model import AskPositions, HostModel, MRope, StandIn
+from vlm_server.runner.families import Family, MRopeRule
+from vlm_server.runner.loading.answer_formats import reasoning_format, tool_parser
+from vlm_server.runner.loading.chat_templates import (
+    ChosenTemplate,
+    own_template,
+    template_in,
+    template_of_checkpoint,
+)
+from vlm_server.runner.loading.checkpoint.files import read_json
+from vlm_server.runner.loading.probe import ask_positions, chunk_policy
+from vlm_server.runner.loading.processors import HostProcessor, pixel_rule
+from vlm_server.settings import Model as ModelSettings
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+
+def host_model(
+    settings: ModelSettings, config: Json, family: Family, model: Any, processor: Any
+) -> HostModel:
+    """Raises ModelLoadError without an image token or a fast tokenizer, or for a tool parser that
+    there is not."""
+    folder = Path(settings.path)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ModelLoadError("the checkpoint has no fast tokenizer (tokenizer.json)")
+    image_token_id = image_token_of(family, model, config)
+    stand_in = None
+    if family.image_text:
+        stand_in = _stand_in(family, model, processor)
+        image_token_id = stand_in.token_id
+    video_token_id = _token_id(model, config, "video_token_id", "video_token_index")
+    host_processor = HostProcessor(processor, image_token_id, stand_in)
+    placeholders = _image_placeholders(family, processor, tokenizer, image_token_id)
+    chosen = None
+    if not family.writes_prompts:
+        video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
+        chosen = _template(settings, processor, host_processor, placeholders, video)
+    template = chosen.text if chosen else None
+    return HostModel(
+        tokenizer=tokenizer,
+        backend=tokenizer.backend_tokenizer,
+        image_token_id=image_token_id,
+        video_token_id=video_token_id if family.takes_videos else None,
+        eos_token_ids=_eos_token_ids(config, folder, tokenizer)
+        | _end_of(chosen, tokenizer)
+        | frozenset(getattr(processor, "additional_eos_token_ids", ())),
+        context_tokens=context_tokens_of(config, settings.max_context_tokens),
+        vocabulary_size=_vocabulary_size(family, model.language_model),
+        adds_special_tokens=should_add_special_tokens(family.name, processor),
+        image_placeholders=placeholders,
+        chat_template=template,
+        template_variables=dict(tokenizer.special_tokens_map),
+        write_prompt=host_processor.write_prompt,
+        process_image=host_processor.image,
+        process_video=host_processor.video,
+        mrope=_mrope(family, model),
+        chunk_policy=chunk_policy(model),
+        tool_parser=tool_parser(template, settings.tool_parser),
+        reasoning_format=reasoning_format(template),
+        pixel_rule=pixel_rule(processor, family.grounding_tokens),
+        stand_in=stand_in,
+        warnings=(chosen.warning,) if chosen and chosen.warning else (),
+    )
+
+
+def image_token_of(family: Family, model: Any, config: Json) -> int:
+    """The id of the token that stands for an image. Raises ModelLoadError if there is none."""
+    found = _token_id(model, config, "image_token_id", "image_token_index")
+    if found is None:
+        raise ModelLoadError(f"{family.name} names no image token: not a vision model")
+    return found
+
+
+def _template(
+    settings: ModelSettings,
+    processor: Any,
+    host_processor: HostProcessor,
+    placeholders: Sequence[str],
+    video: str | None,
+) -> ChosenTemplate:
+    if settings.chat_template:
+        return template_in(settings.chat_template)
+    if (found := template_of_checkpoint(processor)) is not None:
+        return ChosenTemplate(found)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    image = next(filter(host_processor.takes, placeholders), placeholders[0])
+    chosen = own_template(image, video, tokenizer.get_vocab().keys())
+    logger.warning("%s", chosen.warning)
+    return chosen
+
+
+def _end_of(chosen: ChosenTemplate | None, tokenizer: Any) -> frozenset[int]:
+    """The token that ends a turn of a template of ours; the configuration may not know it."""
+    if chosen is None or chosen.end_token is None:
+        return frozenset()
+    return frozenset({int(tokenizer.convert_tokens_to_ids(chosen.end_token))})
+
+
+def _mrope(family: Family, model: Any) -> MRope | AskPositions | None:
+    match family.mrope:
+        case None:
+            return None
+        case MRopeRule.ASK_MODEL:
+            return ask_positions(model.language_model)
+        case rule:
+            merge_size = int(model.config.vision_config.spatial_merge_size)
+            return MRope(merge_size, splits_videos=rule is MRopeRule.SPLIT_VIDEOS)
+
+
+def _stand_in(family: Family, model: Any, processor: Any) -> StandIn:
+    """Counts the features of an image by planning to encode one; nothing is computed.
+
+    Raises ModelLoadError if the model has no embedding to spare for another token.
+    """
+    model_id = int(model.config.image_token_index)
+    probe = HostProcessor(processor, model_id)
+    made = probe.image(np.zeros((64, 64, 3), dtype=np.uint8), family.image_text)
+    ids = mx.array([[model_id, 0]])  # some texts' embeddings can't be of no text
+    arrays = {name: mx.array(array) for name, array in made.inputs.items()}
+    features = model.get_input_embeddings(ids, mask=mx.ones_like(ids), **arrays).inputs_embeds
+    added = AddedToken(family.image_text.strip(), special=True, normalized=False)
+    processor.tokenizer.add_tokens([added], special_tokens=True)
+    token_id = int(processor.tokenizer.convert_tokens_to_ids(added.content))
+    if token_id >= model.language_model.model.embed_tokens.weight.shape[0]:
+        raise ModelLoadError(f"{family.name} has no embedding to spare for images")
+    return StandIn(token_id, int(features.shape[1]) - 1, model_id)
+
+
+def _image_placeholders(
+    family: Family, processor: Any, tokenizer: Any, image_token_id: int
+) -> tuple[str, ...]:
+    names = (
+        family.image_text,
+        getattr(processor, "boi_token", None),
+        getattr(processor, "image_token", None),
+        getattr(tokenizer, "image_token", None),
+        str(tokenizer.convert_ids_to_tokens(image_token_id)),
+    )
+    return tuple(name for name in names if isinstance(name, str) and name)
+
+
+def _token_id(model: Any, config: Json, *names: str) -> int | None:
+    """The first of `names` that is a number: in config.json, before mlx-vlm's own default."""
+    sources = (config, vars(model.config))
+    found = (source.get(name) for source in sources for name in names)
+    return next((value for value in found if isinstance(value, int)), None)
+
+
+def _eos_token_ids(config: Json, folder: Path, tokenizer: Any) -> frozenset[int]:
+    """Those of the language model's own configuration only for want of others: transformers 5
+    writes a family's default there, which may be any word of another vocabulary."""
+    generation = read_json(folder / "generation_config.json")
+    named = _ids(generation) | _ids(config) or _ids(config.get("text_config") or {})
+    return frozenset(named | _ids({"eos_token_id": tokenizer.eos_token_id}))
+
+
+def _ids(source: Json) -> set[int]:
+    found = source.get("eos_token_id")
+    return set(found) if isinstance(found, list) else set() if found is None else {found}
+
+
+def context_tokens_of(config: Json, limit: int) -> int:
+    """Tokens of prompt and answer: the configuration's own, or `limit` if that is less, not 0."""
+    text = config.get("text_config") or config.get("llm_config") or {}
+    own = text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
+    return min(int(own), limit) if limit else int(own)
+
+
+def _vocabulary_size(family: Family, language_model: Any) -> int:
+    """The width of the logits, from a step that is planned but never computed.
+
+    Configurations name it in as many ways as there are families, and not all of them truly.
+    """
+    token_ids = mx.zeros((1, 1), dtype=mx.int32)
+    output = language_model(token_ids, cache=make_prompt_cache(language_model))
+    family.forget_positions(language_model)
+    return int(output.logits.shape[-1])

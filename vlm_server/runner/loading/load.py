@@ -1,0 +1,210 @@
+"""Loads a checkpoint: checks its files, makes the model fast, and reads what others must know."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_vlm
+
+from vlm_server.errors import ModelLoadError
+from vlm_server.runner.backends.cuda import kernels
+from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
+from vlm_server.runner.device.device import Device
+from vlm_server.runner.device.faults import Faults
+from vlm_server.runner.families import FAMILIES, Family, Spelling, refuse_unservable
+from vlm_server.runner.fingerprint import Checkpoint
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.checkpoint.code_guard import no_code_of
+from vlm_server.runner.loading.checkpoint.config import normalised
+from vlm_server.runner.loading.checkpoint.files import (
+    check_files,
+    check_shards,
+    image_settings,
+    read_json,
+    reason_of,
+)
+from vlm_server.runner.loading.checkpoint.view import view_of
+from vlm_server.runner.loading.checkpoint.weight_names import taken
+from vlm_server.runner.loading.checkpoint.weights import (
+    Budget,
+    check_files_fit,
+    check_fits,
+    dtype_on,
+    weight_bytes,
+)
+from vlm_server.runner.loading.evaluate import arrays_of, evaluate
+from vlm_server.runner.loading.host import host_model
+from vlm_server.runner.loading.probe import family_of
+from vlm_server.runner.model.attention import ModelAttention, attention_on
+from vlm_server.runner.model.compiled_model import CompiledModel
+from vlm_server.runner.model.fixes import Fix
+from vlm_server.runner.model.forward_pass import plain_embedding
+from vlm_server.runner.model.lm_head import use_last_token_head
+from vlm_server.runner.model.mrope import decode_positions, use_shared_mrope
+from vlm_server.runner.model.patches import use_fast_patches
+from vlm_server.runner.model.text_model import TextModel
+from vlm_server.runner.model.towers import use_fast_tower
+from vlm_server.runner.ranks import Ranks
+from vlm_server.settings import Model as ModelSettings
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+def load(
+    settings: ModelSettings, device: Device, limit_bytes: int, ranks: Ranks | None = None
+) -> LoadedModel:
+    """The checkpoint in folder `settings.path`, or this rank's part of it.
+
+    Runs no code from it and fetches nothing. Raises ModelLoadError if the folder is no checkpoint
+    that can be served, or if its weights take more than `limit_bytes`.
+    """
+    folder = Path(settings.path)
+    checkpoint = Checkpoint(folder, str(settings.dtype), settings.chat_template)
+    with open_lazily(settings, device, limit_bytes, ranks) as opened:
+        config, family = opened.config, opened.family
+        model, processor = opened.model, opened.processor
+        _make_fast(family, model, processor, image_settings(folder), device)
+        host = host_model(settings, config, family, model, processor)
+        evaluate(model if ranks is None or ranks.leads else model.language_model)
+    generation = read_json(folder / "generation_config.json")
+    language_model = model.language_model
+    attention = ModelAttention(language_model, attention_on(device, host.context_tokens))
+    positions = decode_positions(language_model, has_mrope=family.mrope is not None)
+    compiled = None
+    if device.runs_our_kernels and family.is_checked and ranks is None:
+        count = device.tokens_per_pass
+        embed = None
+        if count:
+            embed = plain_embedding(model)
+            family.forget_positions(language_model)
+        widths = device.draft_widths
+        compiled = CompiledModel(language_model, attention, positions, widths, embed, count)
+    return LoadedModel(
+        model=model,
+        processor=processor,
+        family=family,
+        host=host,
+        checkpoint=checkpoint,
+        device=device,
+        decode_positions=positions,
+        attention=attention,
+        text=TextModel(language_model, attention, compiled),
+        default_temperature=_default_temperature(generation),
+        default_top_p=float(generation.get("top_p") or 1.0),
+        position_lock=_position_lock(family),
+        faults=Faults(device),
+        ranks=ranks,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A checkpoint whose weights are declared but not read, and how many bytes they will take."""
+
+    config: dict[str, Any]
+    family: Family
+    model: Any
+    processor: Any
+    size_bytes: int
+
+
+@contextmanager
+def open_lazily(
+    settings: ModelSettings, device: Device, limit_bytes: int, ranks: Ranks | None = None
+) -> Iterator[OpenedModel]:
+    """The checkpoint in folder `settings.path`, before its weights are read. See `load`.
+
+    They can be read during the `with` block.
+    """
+    folder = Path(settings.path)
+    config = _read_config(folder)
+    refuse_unservable(config, allow_unchecked=settings.allow_unchecked)
+    row = FAMILIES.get(str(config["model_type"]))
+    spelling = row.spelling if row else Spelling()
+    config = normalised(config, spelling)
+    dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
+    if ranks is None:
+        check_files_fit(folder, dtype, budget)
+    with view_of(folder, config) as view:
+        with no_code_of(folder), no_code_of(view), taken(config, spelling.weight_prefixes):
+            model, processor = _load(folder, view)
+        if row is not None and row.part:
+            model, config = getattr(model, row.part), config.get(f"{row.part}_config", {}) | config
+        family = family_of(str(config["model_type"]), model, processor)
+        for warning in family.warnings:
+            logger.warning("%s", warning)
+        if dtype != "auto":
+            model.set_dtype(_DTYPES[dtype])
+        if ranks is not None:
+            ranks.shard(model, family.name)
+        size_bytes = sum(array.nbytes for array in arrays_of(model))
+        check_fits(size_bytes, weight_bytes(folder, "auto"), dtype, budget)
+        yield OpenedModel(config, family, model, processor, size_bytes)
+
+
+def _position_lock(family: Family) -> AbstractContextManager[Any]:
+    """See `LoadedModel.position_lock`. An encode by our own tower writes nothing."""
+    writes = family.tower is None and bool(family.position_state)
+    return threading.Lock() if writes else nullcontext()
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    check_files(folder)
+    config = read_json(folder / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise ModelLoadError(f"{folder}/config.json names no model_type")
+    return config
+
+
+def _load(folder: Path, view: Path) -> tuple[Any, Any]:
+    """mlx-vlm's model and processor of `folder`, seen through `view`; the weights are not read."""
+    try:
+        model, processor = mlx_vlm.load(str(view), lazy=True, trust_remote_code=False)
+    except Exception as error:
+        logger.debug("loading failed", exc_info=True)
+        check_shards(folder)
+        reason = reason_of(error).replace(str(view), str(folder))
+        raise ModelLoadError(f"mlx-vlm can't load this checkpoint: {reason}") from error
+    return model, processor
+
+
+def _make_fast(
+    family: Family, model: Any, processor: Any, settings: Mapping[str, Any], device: Device
+) -> None:
+    """Replace what of the model and its processor we do faster, or that would fail."""
+    if family.fix is not None:
+        _fix(family.fix, model, processor, settings)
+    if family.tower is not None:
+        use_fast_tower(model, family.tower, device)
+        use_fast_patches(processor, model.vision_tower)
+    has_kernels = device.runs_our_kernels and kernels.can_be_used()
+    if has_kernels:
+        use_few_rows_kernels(model.language_model)
+    use_last_token_head(model.language_model)
+    if family.mrope is not None:
+        use_shared_mrope(model.language_model, kernels.rotate_heads if has_kernels else None)
+
+
+def _fix(fix: Fix, model: Any, processor: Any, settings: Mapping[str, Any]) -> None:
+    """Raises ModelLoadError for a processor of another kind, which transformers may have found."""
+    try:
+        fix(model, processor, settings)
+    except AttributeError as error:
+        raise ModelLoadError(f"the checkpoint's processor is not its family's: {error}") from error
+
+
+def _default_temperature(generation: dict[str, Any]) -> float:
+    """The checkpoint's own way to decode: greedy if it says so, else its temperature."""
+    if generation.get("do_sample") is False:
+        return 0.0
+    temperature = generation.get("temperature")
+    return 1.0 if temperature is None else float(temperature)

@@ -1,0 +1,88 @@
+"""What a loaded model of mlx-vlm says of itself, for what no table can know.
+
+The only place that asks a model what it can do: once, at load. What is learnt of a checked family
+must be what its row says (tests/integration/test_family_table.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.models.llava.processing_llava import LlavaProcessor
+from numpy.typing import NDArray
+
+from vlm_server.host_model import AskPositions, ChunkPolicy
+from vlm_server.runner.device.arrays import read
+from vlm_server.runner.families import (
+    FAMILIES,
+    POSITION_STATE,
+    WRITE_PROMPTS,
+    Family,
+    MRopeRule,
+)
+from vlm_server.runner.model.fixes import drop_tokenizer_options
+from vlm_server.runner.model.towers import fast_tower_of
+
+
+def family_of(name: str, model: Any, processor: Any) -> Family:
+    """The family of a loaded model with this `model_type`: its row, or what probing finds."""
+    return FAMILIES.get(name) or probe(name, model, processor)
+
+
+def probe(name: str, model: Any, processor: Any) -> Family:
+    """A family that has no row.
+
+    Whether it takes videos can't be probed, so they are shown to it as images.
+    """
+    language_model = model.language_model
+    return Family(
+        name,
+        is_checked=False,
+        mrope=MRopeRule.ASK_MODEL if hasattr(language_model, "get_rope_index") else None,
+        tower=fast_tower_of(getattr(model, "vision_tower", None)),
+        fix=drop_tokenizer_options if isinstance(processor, LlavaProcessor) else None,
+        position_state=tuple(each for each in POSITION_STATE if hasattr(language_model, each)),
+        writes_prompts=name in WRITE_PROMPTS,
+    )
+
+
+def chunk_policy(model: Any) -> ChunkPolicy:
+    """What mlx-vlm lets be prefilled in chunks. It depends on the checkpoint's configuration."""
+    if not _allows_chunks(model, [0, 0]):
+        return ChunkPolicy.NOWHERE
+    return ChunkPolicy.ANYWHERE if _allows_chunks(model, [0, 1]) else ChunkPolicy.AFTER_MEDIA
+
+
+def ask_positions(language_model: Any) -> AskPositions:
+    """M-RoPE positions by mlx-vlm's own rule for this family. Writes nothing on the module."""
+
+    def positions(
+        token_ids: NDArray[np.int32], grids: Mapping[str, NDArray[Any]]
+    ) -> NDArray[np.int32]:
+        begin = [media_start(language_model.config)]  # by which families find media
+        arrays = {name: mx.array(rows) for name, rows in grids.items()}
+        ids = mx.array(np.concatenate([begin, token_ids]).astype(np.int32))[None]
+        found, _ = language_model.get_rope_index(ids, **arrays)
+        three = read(found).astype(np.int32).reshape(-1, len(token_ids) + 1)
+        return np.broadcast_to(three[:, 1:] - 1, (3, len(token_ids)))
+
+    return positions
+
+
+def media_start(config: Any) -> int:
+    """The id of the token that stands before an image."""
+    names = ("vision_start_token_id", "image_start_token_id")
+    return int(next(getattr(config, name) for name in names if hasattr(config, name)))
+
+
+def _allows_chunks(model: Any, token_types: list[int]) -> bool:
+    """Whether mlx-vlm would chunk such tokens: 1 for a media token, 0 for text."""
+    modules = (model, model.language_model)
+    for module in modules:
+        if (policy := getattr(module, "chunked_prefill_policy", None)) is not None:
+            answer = policy(prefill_kwargs={"mm_token_type_ids": mx.array([token_types])})
+            return bool(getattr(answer, "enabled", answer))
+    return not any(getattr(module, "no_chunked_prefill", False) for module in modules)

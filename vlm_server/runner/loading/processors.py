@@ -1,0 +1,157 @@
+"""mlx-vlm's processors: text and pixels in, numpy arrays out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.prompt_utils import get_chat_template
+from mlx_vlm.utils import VideoMetadata, prepare_inputs
+from numpy.typing import NDArray
+from PIL import Image as PillowImage
+
+from vlm_server.host_model import PixelRule, ProcessedMedia, StandIn
+from vlm_server.runner.device.arrays import read
+from vlm_server.runner.model.patches import PatchProcessor
+
+PillowImage.core.set_blocks_max(1)  # type: ignore[attr-defined]  # Pillow's, but not typed
+"""Pillow keeps one block, of 16 MB at most, for the next image: mapping one anew takes 3 ms."""
+
+_NOT_FOR_THE_TOWER = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+_MILLISECONDS = 1000
+_PROBE_SIZE = (64, 64)
+_ONE_PICTURE = 4
+"""Dimensions of the pixels of a picture that is not cut: (1, channels, height, width)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """The ids of the text around an image's tokens."""
+
+    before: NDArray[np.int32]
+    after: NDArray[np.int32]
+
+
+class HostProcessor:
+    """One model's processor, as `HostModel` has it.
+
+    Not thread-safe: mlx-vlm sets padding on the tokenizer.
+    """
+
+    def __init__(
+        self, processor: Any, image_token_id: int, stand_in: StandIn | None = None
+    ) -> None:
+        self._processor = processor
+        self._image_token_id = image_token_id
+        self._stand_in = stand_in
+        self._around = dict[str, _Around | None]()
+        """By placeholder; None if an image's tokens do not follow from its grid."""
+
+    def image(self, pixels: NDArray[np.uint8], placeholder: str) -> ProcessedMedia:
+        around = self._around.get(placeholder)
+        if around is None:
+            made = self._process(placeholder, images=[PillowImage.fromarray(pixels)])
+            if placeholder not in self._around:
+                self._around[placeholder] = self._around_of(made)
+        else:
+            made = self._by_grid(pixels, around)
+        return replace(made, size=self._size(made, pixels))
+
+    def takes(self, placeholder: str) -> bool:
+        """Whether the processor makes an image's tokens of this text."""
+        try:
+            made = self._process(placeholder, images=[PillowImage.new("RGB", _PROBE_SIZE)])
+        except Exception:  # noqa: BLE001 - processors raise whatever they like
+            return False
+        return self._image_token_id in made.token_ids
+
+    def video(
+        self, frames: NDArray[np.uint8], seconds: Sequence[float], placeholder: str
+    ) -> ProcessedMedia:
+        """Each frame is named by its millisecond, as if a second had a thousand frames."""
+        indices = [round(each * _MILLISECONDS) for each in seconds]
+        metadata = VideoMetadata(indices[-1] + 1, float(_MILLISECONDS), indices)
+        return self._process(placeholder, videos=[frames], video_metadata=[metadata])
+
+    def write_prompt(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+    ) -> Any:
+        """For processors without a chat template: mlx-vlm would render one in no sandbox."""
+        return get_chat_template(
+            self._processor, list(messages), add_generation_prompt=add_generation_prompt
+        )
+
+    def _size(self, made: ProcessedMedia, pixels: NDArray[np.uint8]) -> tuple[int, int]:
+        """Width and height of an image as it was resized; its own if it was cut into tiles."""
+        inputs = made.inputs
+        if "image_grid_thw" in inputs:
+            _, rows, columns = (int(each) for each in inputs["image_grid_thw"].reshape(-1)[:3])
+            side = int(self._processor.image_processor.patch_size)
+            return columns * side, rows * side
+        if "image_sizes" in inputs:
+            height, width = (int(each) for each in inputs["image_sizes"].reshape(-1)[:2])
+            return width, height
+        values = inputs.get("pixel_values")
+        if values is not None and values.ndim == _ONE_PICTURE and len(values) == 1:
+            return values.shape[3], values.shape[2]
+        return pixels.shape[1], pixels.shape[0]
+
+    def _around_of(self, made: ProcessedMedia) -> _Around | None:
+        """The text around an image's tokens, if those are nothing but as many as its grid says."""
+        own = getattr(self._processor, "image_processor", None)
+        places = np.flatnonzero(made.token_ids == self._image_token_id)
+        if not isinstance(own, PatchProcessor) or self._stand_in is not None or not len(places):
+            return None
+        first, end = int(places[0]), int(places[-1]) + 1
+        if not len(places) == end - first == own.num_tokens(made.inputs["image_grid_thw"]):
+            return None
+        return _Around(made.token_ids[:first], made.token_ids[end:])
+
+    def _by_grid(self, pixels: NDArray[np.uint8], around: _Around) -> ProcessedMedia:
+        """What `_process` gives, without tokenizing the same token a thousand times."""
+        own: PatchProcessor = self._processor.image_processor
+        inputs = own.of_image(pixels)
+        count = own.num_tokens(inputs["image_grid_thw"])
+        tokens = np.full(count, self._image_token_id, dtype=np.int32)
+        return ProcessedMedia(np.concatenate([around.before, tokens, around.after]), inputs)
+
+    def _process(self, placeholder: str, **media: Any) -> ProcessedMedia:
+        made = prepare_inputs(
+            self._processor, prompts=placeholder, image_token_index=self._image_token_id, **media
+        )
+        inputs = {
+            name: read(array)
+            for name, array in made.items()
+            if isinstance(array, mx.array) and name not in _NOT_FOR_THE_TOWER
+        }
+        _check_not_cut(inputs)
+        ids = read(mx.array(made["input_ids"])).astype(np.int32).reshape(-1)
+        return ProcessedMedia(self._with_stand_in(ids), inputs)
+
+    def _with_stand_in(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        if (stand_in := self._stand_in) is None:
+            return ids
+        is_image = ids == stand_in.model_id
+        counts = np.where(is_image, stand_in.num_tokens, 1)
+        return np.repeat(np.where(is_image, stand_in.token_id, ids), counts).astype(np.int32)
+
+
+def _check_not_cut(inputs: Mapping[str, NDArray[Any]]) -> None:
+    """Raises ValueError if a picture has more patches than its rows have room for."""
+    shapes = inputs.get("spatial_shapes")
+    if shapes is not None and shapes.prod(axis=1).max() > inputs["pixel_values"].shape[1]:
+        raise ValueError("a picture of this shape has more patches than the model takes")
+
+
+def pixel_rule(processor: Any, grounding_tokens: int) -> PixelRule | None:
+    """That of mlx-vlm's processors of the Qwen families; None for any other."""
+    own = getattr(processor, "image_processor", None)
+    names = ("patch_size", "merge_size", "min_pixels", "max_pixels")
+    values = [getattr(own, name, None) for name in names]
+    if not all(isinstance(value, int) and value > 0 for value in values):
+        return None
+    patch_size, merge_size, min_pixels, max_pixels = (int(value or 0) for value in values)
+    return PixelRule(patch_size * merge_size, min_pixels, max_pixels, grounding_tokens)

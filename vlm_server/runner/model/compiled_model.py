@@ -1,0 +1,335 @@
+"""Runs a language model on new tokens by graphs that are built once, and replayed by the host.
+
+A compiled graph has fixed shapes, while KV grows with each token. So the model gets each layer's
+whole buffers, and where each row's tokens are in them as numbers on the device. There is a graph
+for each number of rows and of tokens. On CUDA, our attention writes and reads the buffers through
+views of their first columns, so that their size does not matter; elsewhere, there is a graph for
+each size, too.
+
+A decode step may read some tokens of a prompt in the same pass (`step` with `beside`): the weights
+are then read once for both, and those who decode hardly wait.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_vlm.models.cache import KVCache
+
+from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns
+from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS, MAX_DRAFTING_ROWS
+from vlm_server.runner.device.faults import is_out_of_memory
+from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
+from vlm_server.runner.model.attention import ModelAttention
+from vlm_server.runner.model.forward_pass import Embed, ForwardPass, Sides
+from vlm_server.runner.model.mrope import DecodePositions, next_position_ids
+from vlm_server.runner.model.padded_chunk import PaddedChunk
+from vlm_server.runner.model.prompt_chunk import PromptChunk
+
+logger = logging.getLogger(__name__)
+
+_MOST_ROWS = 32
+"""Of graphs that are built ahead."""
+
+_CHUNKS = (1, 32, 128, *range(256, 2049, 256))
+"""How many tokens graphs of prefill chunks have."""
+_SHORT_CHUNK = 128
+"""Up to so many tokens, a chunk takes a graph however far into a prompt it is."""
+_MOST_KEYS = 4096
+"""Of longer chunks. With more, MLX's own attention is faster, once it is planned."""
+_MOST_SHARE_OF_ROWS = 0.25
+"""Of a pass that reads a prompt as well: with more rows, hardly a token of it would fit in."""
+_TOKEN_AXES = {"inputs_embeds": 1, "position_ids": 2}
+"""Arguments that graphs take, and which of their axes has an entry for each token."""
+
+
+class _Kind(enum.Enum):
+    STEP = enum.auto()
+    """`rows` that append `count` tokens each."""
+    CHUNK = enum.auto()
+    """`count` tokens of one prompt."""
+    BESIDE = enum.auto()
+    """`rows` that append a token each, and a prompt's tokens, `count` in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A graph's."""
+
+    rows: int
+    count: int
+    kind: _Kind = _Kind.STEP
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where `num_new` tokens of each row of `cache` go."""
+
+    cache: list[Any]
+    num_new: int
+    bounds: mx.array
+    sides: Sides
+
+    def take(self, new: Sides) -> None:
+        """They were written there; into the buffers `new`, if there are any."""
+        for number, layer in enumerate(self.cache):
+            if new:
+                layer.keys, layer.values = new[number]
+            advance(layer, self.num_new)
+
+
+class CompiledModel:
+    """One language model whose layers only append. Finds out by itself if it can't be compiled."""
+
+    def __init__(
+        self,
+        language_model: Any,
+        attention: ModelAttention,
+        positions: DecodePositions,
+        draft_widths: Sequence[int],
+        embed: Embed | None = None,
+        tokens_per_pass: int = 0,
+    ) -> None:
+        """`draft_widths`: see `Device`.
+
+        `embed`: None if that is not known. With it, a pass for a decode step and a prompt has
+        `tokens_per_pass`; 0 for no such passes.
+        """
+        self._positions = positions
+        self._attention = attention
+        self._in_place = attention.appends_in_place
+        self._tokens_per_pass = 0 if embed is None else tokens_per_pass
+        forward = ForwardPass(language_model, attention, embed)
+        self._step: Any = mx.compile(forward.run)
+        self._beside: Any = mx.compile(forward.run_beside)
+        self.works = True
+        """False once it was found that the model can't be compiled."""
+        self._sides: Sides = []
+        """A column of those of the first call; graphs that are built ahead have such shapes."""
+        self._inputs: dict[str, mx.array] = {}
+        """A token of those of the first chunk, likewise."""
+        self._takes_media = True
+        """Whether media bring no further arguments, as far as is known."""
+        self._wanted = dict.fromkeys(self._shapes(draft_widths) if self._in_place else ())
+        """Graphs to build ahead."""
+
+    def _shapes(self, draft_widths: Sequence[int]) -> list[_Shape]:
+        rows = range(1, _MOST_ROWS + 1)
+        wide = [_Shape(rows, n) for rows in range(1, MAX_DRAFTING_ROWS + 1) for n in draft_widths]
+        chunks = [_Shape(1, count, _Kind.CHUNK) for count in _CHUNKS]
+        count = self._tokens_per_pass
+        few = [number for number in rows if number <= _MOST_SHARE_OF_ROWS * count]
+        beside = [_Shape(number, count, _Kind.BESIDE) for number in few]
+        return [*(_Shape(number, 1) for number in rows), *wide, *chunks, *beside]
+
+    def takes(self, cache: list[Any]) -> bool:
+        """Whether it takes a batch with these layers."""
+        return self.works and all(type(layer) in (KVCache, RowsKVCache) for layer in cache)
+
+    def takes_chunk(self, chunk: PromptChunk) -> bool:
+        """Whether it takes a chunk by itself.
+
+        A long one far into a prompt is left to the model's attention, once that is planned.
+        """
+        count = chunk.num_tokens
+        if count > _CHUNKS[-1] or not self._takes_inputs(chunk):
+            return False
+        end = chunk.cache[0].offset + count
+        if count <= _SHORT_CHUNK or end <= _MOST_KEYS:
+            return True
+        padded = PaddedChunk.around(end - count, end, CUDA_BLOCK_TOKENS)
+        return not self._attention.is_planned(padded.last - padded.first, padded.last)
+
+    def most_beside(self, rows: int, *, has_media: bool) -> int:
+        """How many tokens of a prompt a step of so many rows may read; 0 for none."""
+        is_known = self.works and bool(self._inputs) and (self._takes_media or not has_media)
+        count = self._tokens_per_pass
+        return count - rows if is_known and rows <= _MOST_SHARE_OF_ROWS * count else 0
+
+    def step(
+        self,
+        token_ids: mx.array,
+        cache: list[Any],
+        position_ids: dict[str, mx.array],
+        beside: PromptChunk | None = None,
+    ) -> mx.array | None:
+        """Append `token_ids`, (rows, tokens), to `cache`: their logits, (rows, tokens, vocabulary).
+
+        `beside` is read as well if that is possible: it has logits then. See `_launch`.
+        """
+        rows, count = token_ids.shape
+        if beside is not None and count == 1 and self._takes_beside(rows, beside):
+            logits = self._step_beside(token_ids, cache, position_ids, beside)
+            if logits is not None:
+                return logits
+        self._wanted.pop(_Shape(rows, count), None)
+        place = self._place(cache, count, count)
+        return self._launch(token_ids, place, position_ids, None)
+
+    def prefill(self, chunk: PromptChunk) -> mx.array | None:
+        """Append `chunk`: the last token's logits, (1, 1, vocabulary). See `_launch`."""
+        num_new = chunk.num_tokens
+        count = next(size for size in _CHUNKS if size >= num_new)
+        self._make_buffers(chunk)
+        self._wanted.pop(_Shape(1, count, _Kind.CHUNK), None)
+        if not self._inputs:
+            self._inputs = {
+                name: _first(value, _TOKEN_AXES[name]) for name, value in chunk.inputs.items()
+            }
+            mx.eval(self._inputs)
+        place = self._place(chunk.cache, num_new, count)
+        token_ids, inputs = _padded(chunk, count)
+        return self._launch(token_ids, place, inputs, mx.array([num_new - 1]))
+
+    def plan_next(self) -> bool:
+        """Build a graph that may be needed. False if none is left."""
+        shape = next((s for s in self._wanted if self._inputs or s.kind is _Kind.STEP), None)
+        if shape is None or not self._sides:
+            return False
+        del self._wanted[shape]
+        if shape.kind is _Kind.STEP:
+            self._step(*self._some_rows(shape.rows, shape.count), None)
+        elif shape.kind is _Kind.CHUNK:
+            self._step(*self._some_prompt(shape.count), mx.array([0]))
+        else:
+            prompt = self._some_prompt(shape.count - shape.rows)
+            self._beside(*self._some_rows(shape.rows, 1), *prompt, mx.arange(shape.rows + 1))
+        return True
+
+    def _some_rows(self, rows: int, count: int) -> tuple[Any, ...]:
+        """What `ForwardPass.run` takes for rows, in the shapes of real ones, and lazy."""
+        positions = next_position_ids(self._positions, [0] * rows, count)
+        bounds = mx.zeros((rows, 3), mx.int32)
+        sides = self._empty_sides(rows, VIEW_TOKENS)
+        return mx.zeros((rows, count), mx.int32), bounds, sides, positions
+
+    def _some_prompt(self, count: int) -> tuple[Any, ...]:
+        """The same for a prompt's chunk."""
+        inputs = {n: _filled_up(value, _TOKEN_AXES[n], count) for n, value in self._inputs.items()}
+        bounds, sides = mx.zeros((1, 3), mx.int32), self._empty_sides(1, VIEW_TOKENS)
+        return mx.zeros((1, count), mx.int32), bounds, sides, inputs
+
+    def _empty_sides(self, rows: int, capacity: int) -> Sides:
+        """New buffers, lazy."""
+        return [
+            (_zeros(keys, rows, capacity), _zeros(values, rows, capacity))
+            for keys, values in self._sides
+        ]
+
+    def _make_buffers(self, chunk: PromptChunk) -> None:
+        """Let the prompt's layers have buffers, if they have none."""
+        if chunk.cache[0].keys is None:
+            made = self._empty_sides(1, chunk.capacity)
+            for layer, sides in zip(chunk.cache, made, strict=True):
+                layer.keys, layer.values = sides
+
+    def _takes_inputs(self, chunk: PromptChunk) -> bool:
+        are_known = chunk.inputs.keys() <= _TOKEN_AXES.keys()
+        self._takes_media &= are_known
+        return are_known and bool(self._sides) and self.takes(chunk.cache)
+
+    def _takes_beside(self, rows: int, chunk: PromptChunk) -> bool:
+        has_room = chunk.num_tokens <= self.most_beside(rows, has_media=False)
+        return self._takes_inputs(chunk) and has_room
+
+    def _place(self, cache: list[Any], num_new: int, count: int) -> _Place:
+        """Where `num_new` tokens of each row go, by a graph of `count` tokens; there is room."""
+        for layer in cache:
+            make_room(layer, num_new if self._in_place else count)
+        bounds = mx.array([(start, end + num_new, num_new) for start, end in bounds_of(cache[0])])
+        sides = [
+            first_columns(layer) if self._in_place else (layer.keys, layer.values)
+            for layer in cache
+        ]
+        return _Place(cache, num_new, bounds, sides)
+
+    def _launch(
+        self,
+        token_ids: mx.array,
+        place: _Place,
+        inputs: dict[str, mx.array],
+        logit_places: mx.array | None,
+    ) -> mx.array | None:
+        """Append tokens at `place`, and return logits: of each row's at `logit_places`, or of all.
+
+        They are launched when this returns, so that whatever anyone asks of the cache comes after
+        that on the stream. None if there was no memory or the model can't be compiled, and nothing
+        was done.
+        """
+        try:
+            logits, new = self._step(token_ids, place.bounds, place.sides, inputs, logit_places)
+            if not self._sides:
+                mx.eval(logits)  # compiles the kernels, if that is possible
+        except Exception as error:
+            if is_out_of_memory(error):
+                logger.warning("a graph had no memory", exc_info=True)
+            else:
+                logger.warning("this model can't be compiled", exc_info=True)
+                self.works, self._wanted = False, {}
+            return None
+        place.take(new)
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        if not self._sides:
+            self._sides = [(_first(keys, 2), _first(values, 2)) for keys, values in place.sides]
+            mx.eval(self._sides)
+        return logits  # type: ignore[no-any-return]
+
+    def _step_beside(
+        self,
+        token_ids: mx.array,
+        cache: list[Any],
+        position_ids: dict[str, mx.array],
+        chunk: PromptChunk,
+    ) -> mx.array | None:
+        """As `step`. None if that failed, and nothing was done."""
+        rows, count = len(token_ids), self._tokens_per_pass - len(token_ids)
+        logit_rows = mx.array([*range(rows), rows + chunk.num_tokens - 1])
+        try:
+            self._make_buffers(chunk)
+            mine = self._place(cache, 1, 1)
+            theirs = self._place(chunk.cache, chunk.num_tokens, count)
+            prompt_ids, inputs = _padded(chunk, count)
+            rows_arguments = token_ids, mine.bounds, mine.sides, position_ids
+            prompt_arguments = prompt_ids, theirs.bounds, theirs.sides, inputs
+            logits, new = self._beside(*rows_arguments, *prompt_arguments, logit_rows)
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            logger.warning("a prompt can't be read beside a decode step", exc_info=True)
+            if not is_out_of_memory(error):
+                self._tokens_per_pass = 0
+                shapes = [shape for shape in self._wanted if shape.kind is not _Kind.BESIDE]
+                self._wanted = dict.fromkeys(shapes)
+            return None
+        self._wanted.pop(_Shape(rows, self._tokens_per_pass, _Kind.BESIDE), None)
+        for place, buffers in zip((mine, theirs), new, strict=True):
+            place.take(buffers)
+        chunk.logits = logits[rows:]
+        return logits[:rows]  # type: ignore[no-any-return]
+
+
+def _first(array: mx.array, axis: int) -> mx.array:
+    """A copy of the first entry along `axis`, of the first row."""
+    return mx.contiguous(mx.take(array, mx.array([0]), axis=axis))
+
+
+def _zeros(like: mx.array, rows: int, capacity: int) -> mx.array:
+    _, heads, _, size = like.shape
+    return mx.zeros((rows, heads, capacity, size), like.dtype)
+
+
+def _padded(chunk: PromptChunk, count: int) -> tuple[mx.array, dict[str, mx.array]]:
+    """Its token ids and inputs, as a graph of `count` tokens takes them."""
+    inputs = {n: _filled_up(value, _TOKEN_AXES[n], count) for n, value in chunk.inputs.items()}
+    return _filled_up(chunk.token_ids, 1, count), inputs
+
+
+def _filled_up(array: mx.array, axis: int, count: int) -> mx.array:
+    """`array` with zeros after it, up to `count` entries along `axis`."""
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = 0, count - array.shape[axis]
+    return mx.pad(array, widths)

@@ -1,0 +1,119 @@
+"""What the compiled graphs of a language model compute: mlx-vlm's own forward pass, on KV buffers
+whose contents only the device knows the bounds of.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from vlm_server.runner.backends.bounded_layer import BoundedLayer, LayerBeside
+from vlm_server.runner.device.arrays import read
+from vlm_server.runner.model.attention import ModelAttention
+from vlm_server.runner.model.lm_head import logits_at, logits_of_last, logits_of_rows
+
+logger = logging.getLogger(__name__)
+
+Sides = list[tuple[mx.array, mx.array]]
+"""Keys and values of each layer, (rows, heads, capacity, head size)."""
+Embed = Callable[[mx.array], mx.array]
+"""Token ids, (tokens,), to what the model makes of them before its first layer."""
+
+
+class ForwardPass:
+    """Functions of arrays alone, to be compiled; `bounds` and `prompt_bounds`: see `BoundedLayer`.
+
+    They raise what the model raises if it looks at values, and NotImplementedError if it attends in
+    a way of its own.
+    """
+
+    def __init__(self, language_model: Any, attention: ModelAttention, embed: Embed | None) -> None:
+        """`embed`: None if that is not known; then there is no `run_beside`."""
+        self._language_model = language_model
+        self._attention = attention
+        self._embed = embed
+        self._in_place = attention.appends_in_place
+
+    def run(
+        self,
+        token_ids: mx.array,
+        bounds: mx.array,
+        sides: Sides,
+        inputs: dict[str, mx.array],
+        places: mx.array | None,
+    ) -> tuple[mx.array, Sides]:
+        """Append `token_ids`, (rows, tokens).
+
+        Returns logits, of each row's token at `places` or of all, and the buffers if they are new.
+        """
+        layers = self._layers(sides, bounds)
+        model = self._language_model
+        last = logits_of_last(model, token_ids.shape[1])
+        with last if places is None else logits_at(model, places):
+            logits = self._call(token_ids, layers, inputs)
+        return logits, self._new(layers)
+
+    def run_beside(
+        self,
+        token_ids: mx.array,
+        bounds: mx.array,
+        sides: Sides,
+        position_ids: dict[str, mx.array],
+        prompt_ids: mx.array,
+        prompt_bounds: mx.array,
+        prompt_sides: Sides,
+        prompt_inputs: dict[str, mx.array],
+        logit_rows: mx.array,
+    ) -> tuple[mx.array, tuple[Sides, Sides]]:
+        """Append a token to each row, (rows, 1), and a prompt's `prompt_ids`, (1, tokens), to it.
+
+        To the model, each of them is a row of one. Returns the logits of `logit_rows` of these, and
+        the buffers of both if they are new.
+        """
+        assert self._embed is not None
+        rows = self._layers(sides, bounds)
+        prompt = self._layers(prompt_sides, prompt_bounds)
+        count = prompt_ids.shape[1]
+        layers = [LayerBeside(*both, count) for both in zip(rows, prompt, strict=True)]
+        embeds = [self._embed(token_ids[:, 0]), prompt_inputs["inputs_embeds"][0]]
+        inputs = {"inputs_embeds": mx.concatenate(embeds)[:, None]}
+        if position_ids:
+            mine, theirs = position_ids["position_ids"], prompt_inputs["position_ids"]
+            if mine.ndim == 2:
+                mine = mx.broadcast_to(mine[None], (3, *mine.shape))
+            inputs["position_ids"] = mx.concatenate([mine, theirs.swapaxes(1, 2)], axis=1)
+        ids = mx.concatenate([token_ids, prompt_ids.T])
+        with logits_of_rows(self._language_model, logit_rows):
+            logits = self._call(ids, layers, inputs)
+        return logits, (self._new(rows), self._new(prompt))
+
+    def _layers(self, sides: Sides, bounds: mx.array) -> list[BoundedLayer]:
+        return [BoundedLayer(*each, bounds, in_place=self._in_place) for each in sides]
+
+    def _call(
+        self, token_ids: mx.array, layers: Sequence[Any], inputs: Mapping[str, mx.array]
+    ) -> mx.array:
+        with self._attention.in_place():
+            output = self._language_model(token_ids, cache=layers, **inputs)
+        if not all(layer.is_read for layer in layers):
+            raise NotImplementedError("it attends in a way of its own")
+        return output.logits  # type: ignore[no-any-return]
+
+    def _new(self, layers: Sequence[BoundedLayer]) -> Sides:
+        return [] if self._in_place else [(layer.keys, layer.values) for layer in layers]
+
+
+def plain_embedding(model: Any) -> Embed | None:
+    """What makes a token's text enter `model`, if that depends on nothing but the token."""
+    token_ids, language_model = mx.arange(8)[None], model.language_model
+    try:
+        embed: Embed = getattr(language_model, "model", language_model).embed_tokens
+        made = model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
+        is_plain = read(mx.array_equal(embed(token_ids), made.inputs_embeds)).item()
+    except Exception:
+        logger.debug("prompts are not read beside decode steps", exc_info=True)
+        return None
+    return embed if is_plain else None

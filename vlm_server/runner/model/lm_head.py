@@ -1,0 +1,142 @@
+"""Computes a language model's logits of the last tokens alone.
+
+mlx-vlm's families compute those of every token of a prompt: 622 MB in bfloat16 for 2,048 tokens and
+a vocabulary of 152,000. Nobody here reads any but the last token's, or, where draft tokens are
+verified, the last few. Of prompts that are padded to one length, it is one each, at its own place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
+    Embedding,
+    Linear,
+    QuantizedEmbedding,
+    QuantizedLinear,
+)
+
+from vlm_server.runner.backends.cuda.few_rows import FewRowsEmbedding, FewRowsLinear
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The tokens that get logits: the last `count` before `padding`, or those at `places`.
+
+    places: (rows,) int32, one of each row. rows: int32, those whose tokens get any; None for all.
+    """
+
+    count: int = 1
+    padding: int = 0
+    places: mx.array | None = None
+    rows: mx.array | None = None
+
+
+class _OfLastToken:
+    wanted = _Wanted()
+
+    def _last(self, x: mx.array) -> mx.array:
+        """Of (rows, tokens, hidden), those of the wanted tokens."""
+        wanted = self.wanted
+        if wanted.places is not None:
+            return x[mx.arange(len(x)), wanted.places][:, None]
+        if wanted.rows is not None:
+            x = x[wanted.rows]
+        end = x.shape[1] - wanted.padding
+        return x[:, end - wanted.count : end]
+
+
+class _LastLinear(_OfLastToken, Linear):  # type: ignore[misc]
+    def __call__(self, x: mx.array) -> Any:
+        return super().__call__(self._last(x))
+
+
+class _LastQuantizedLinear(_OfLastToken, QuantizedLinear):  # type: ignore[misc]
+    def __call__(self, x: mx.array) -> Any:
+        return super().__call__(self._last(x))
+
+
+class _LastEmbedding(_OfLastToken, Embedding):  # type: ignore[misc]
+    def as_linear(self, x: mx.array) -> Any:
+        return super().as_linear(self._last(x))
+
+
+class _LastQuantizedEmbedding(_OfLastToken, QuantizedEmbedding):  # type: ignore[misc]
+    def as_linear(self, x: mx.array) -> Any:
+        return super().as_linear(self._last(x))
+
+
+class _LastFewRowsLinear(_OfLastToken, FewRowsLinear):
+    def __call__(self, x: mx.array) -> Any:
+        return super().__call__(self._last(x))
+
+
+class _LastFewRowsEmbedding(_OfLastToken, FewRowsEmbedding):
+    def as_linear(self, x: mx.array) -> Any:
+        return super().as_linear(self._last(x))
+
+
+_LAST: dict[type, type] = {
+    Linear: _LastLinear,
+    FewRowsLinear: _LastFewRowsLinear,
+    FewRowsEmbedding: _LastFewRowsEmbedding,
+    QuantizedLinear: _LastQuantizedLinear,
+    Embedding: _LastEmbedding,
+    QuantizedEmbedding: _LastQuantizedEmbedding,
+}
+
+
+def use_last_token_head(language_model: Any) -> None:
+    """Let a loaded model's logits be (rows, 1, vocabulary), whatever the length of its input.
+
+    The head is a layer of its own, or the transposed embeddings. One that is not exactly of a
+    known class stays.
+    """
+    for layer in _heads(language_model):
+        if type(layer) in _LAST:
+            layer.__class__ = _LAST[type(layer)]
+
+
+def has_last_token_head(language_model: Any) -> bool:
+    """Whether logits are those of one token, which `logits_of_last` chooses."""
+    head, embeddings = _heads(language_model)
+    return isinstance(embeddings if head is None else head, _OfLastToken)
+
+
+def logits_of_last(
+    language_model: Any, num_tokens: int = 1, *, num_padding: int = 0
+) -> AbstractContextManager[None]:
+    """Logits are those of the last `num_tokens` before the input's last `num_padding` positions."""
+    return _logits_of(language_model, _Wanted(num_tokens, num_padding))
+
+
+def logits_at(language_model: Any, places: mx.array) -> AbstractContextManager[None]:
+    """Logits are those of one token of each row, (rows, 1, vocabulary). `places`: (rows,) int32."""
+    return _logits_of(language_model, _Wanted(places=places))
+
+
+def logits_of_rows(language_model: Any, rows: mx.array) -> AbstractContextManager[None]:
+    """Logits are those of the last tokens of some rows, (some, 1, vocabulary)."""
+    return _logits_of(language_model, _Wanted(rows=rows))
+
+
+@contextmanager
+def _logits_of(language_model: Any, wanted: _Wanted) -> Iterator[None]:
+    heads = [layer for layer in _heads(language_model) if isinstance(layer, _OfLastToken)]
+    for head in heads:
+        head.wanted = wanted
+    try:
+        yield
+    finally:
+        for head in heads:
+            head.wanted = _Wanted()
+
+
+def _heads(language_model: Any) -> tuple[Any, Any]:
+    text = getattr(language_model, "model", None)
+    head = getattr(language_model, "lm_head", None) or getattr(text, "lm_head", None)
+    return head, getattr(text, "embed_tokens", None)

@@ -1,0 +1,87 @@
+"""Keeps Qwen's images as bytes until they are on the device.
+
+mlx-vlm's processor sorts an image into patches of float32, with each pixel twice: once for each of
+the two frames that a still image stands for. Here the bytes are sorted, an eighth of that, and
+become numbers by the same operations where the tower runs (`PixelValues`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLImageProcessor
+from numpy.typing import NDArray
+from PIL import Image as PillowImage
+
+from vlm_server.runner.model.towers import PIXEL_BYTES, FrameTower
+
+
+class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is not typed
+    """Takes the place of an image processor of exactly its parent's class.
+
+    Where that one gives `pixel_values`, this one gives `pixel_bytes`: (patches, 3 * pixels of a
+    patch) uint8.
+    """
+
+    def __call__(self, images: Any, **sizes: int) -> dict[str, NDArray[Any]]:
+        made = super().__call__(images, **sizes)
+        return {PIXEL_BYTES: made.pop("pixel_values"), **made}
+
+    def of_image(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """What a call gives for an image of (height, width, 3) RGB."""
+        patches, grid = self._process_one(pixels.transpose(2, 0, 1))
+        return {PIXEL_BYTES: patches, "image_grid_thw": np.fromiter(grid, dtype=np.int64)[None]}
+
+    def num_tokens(self, grid: NDArray[np.int64]) -> int:
+        """How many tokens stand for an image of such a grid."""
+        side: int = self.merge_size
+        return int(grid.prod()) // side**2
+
+    def _process_one(
+        self, image: NDArray[np.uint8], **sizes: int
+    ) -> tuple[NDArray[np.uint8], list[int]]:
+        """`image`: (3, height, width). Returns (patches, bytes) and the grid."""
+        pixels = image.transpose(1, 2, 0)
+        height, width = self._resolved_size(*pixels.shape[:2], **sizes)
+        if (height, width) != pixels.shape[:2]:
+            resized = PillowImage.fromarray(pixels).resize(
+                (width, height), PillowImage.Resampling.BICUBIC
+            )
+            pixels = np.asarray(resized)  # noqa: TID251  a Pillow image
+        return self._in_patches(pixels), [1, height // self.patch_size, width // self.patch_size]
+
+    def _in_patches(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """(height, width, 3) to (patches, 3 * pixels of a patch); those of a token together."""
+        side, merged = self.patch_size, self.merge_size
+        rows, columns = (length // side // merged for length in pixels.shape[:2])
+        blocks = pixels.reshape(rows, merged, side, columns, merged, side, 3)
+        return blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3 * side**2)
+
+
+class PixelValues:
+    """Computes on the device what `processor` itself would have made of an image's bytes."""
+
+    def __init__(self, processor: Qwen3VLImageProcessor) -> None:
+        self._frames = int(processor.temporal_patch_size)
+        self._scale = float(processor.rescale_factor)
+        self._mean = np.fromiter(processor.image_mean, dtype=np.float32)[:, None]
+        self._std = np.fromiter(processor.image_std, dtype=np.float32)[:, None]
+
+    def __call__(self, pixel_bytes: NDArray[np.uint8]) -> mx.array:
+        """(patches, 3 * pixels of a patch) to (patches, 3 * frames * pixels), float32."""
+        patches = mx.array(pixel_bytes).reshape(len(pixel_bytes), 3, -1).astype(mx.float32)
+        values = (patches * self._scale - mx.array(self._mean)) / mx.array(self._std)
+        return mx.repeat(values[:, :, None], self._frames, axis=2).reshape(len(pixel_bytes), -1)
+
+
+def use_fast_patches(processor: Any, tower: FrameTower) -> None:
+    """Replace the image processor if it is exactly mlx-vlm's for Qwen; any other stays.
+
+    `tower` is told how to turn the bytes into pixel values.
+    """
+    own: Any = getattr(processor, "image_processor", None)
+    if type(own) is Qwen3VLImageProcessor and own.do_rescale and own.do_normalize:
+        tower.pixel_values = PixelValues(own)
+        processor.image_processor = PatchProcessor(**vars(own))

@@ -1,0 +1,330 @@
+"""Vision towers of Qwen and GLM as few large calls that never wait for the GPU.
+
+mlx-vlm's towers of Qwen read segment lengths back from the device three times a layer, and
+positions before the first; each read hands the interpreter lock to the decode loop. Qwen2.5-VL's
+also attends to one window after the other, some 70 a layer. Here all of that is computed on the
+host from an image's grid, and windows of one size are one call. The modules that hold the weights
+stay the loaded model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_vlm.models import (
+    glm4v,
+    glm4v_moe,
+    qwen2_5_vl,
+    qwen2_vl,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_omni_moe,
+    qwen3_vl,
+    qwen3_vl_moe,
+)
+from numpy.typing import NDArray
+
+from vlm_server.runner.device.arrays import read
+from vlm_server.runner.device.device import Device
+from vlm_server.runner.model.grids import (
+    Grid,
+    interpolation,
+    join_frames,
+    patch_positions,
+    window_layout,
+)
+from vlm_server.runner.model.rope import Rope
+from vlm_server.runner.model.vision_attention import (
+    Segments,
+    attend,
+    exp_in_place,
+    image_rope,
+    many_segments,
+)
+
+PIXEL_BYTES = "pixel_bytes"
+"""What a `PatchProcessor` gives in place of an image's `pixel_values`."""
+
+_ALIGNED = 64
+_MOST_GRAPHS = 16
+
+
+def use_fast_tower(model: Any, tower: type[FrameTower], device: Device) -> None:
+    """Replace the vision tower of a loaded model by `tower`, which gives the same rows sooner."""
+    model.vision_tower = tower(model.vision_tower, device)
+
+
+def fast_tower_of(tower: Any) -> type[FrameTower] | None:
+    """Ours for a vision tower that is of exactly a known class of mlx-vlm."""
+    return _TOWERS.get(type(tower))
+
+
+@dataclass(frozen=True, slots=True)
+class TowerRows:
+    """rows: (tokens, hidden); deepstack: as many of (tokens, hidden) as layers give some.
+
+    parts: what the layers give, in their order, if they are to be computed in turns.
+    """
+
+    rows: mx.array
+    deepstack: list[mx.array]
+    parts: list[mx.array] = field(default_factory=list)
+
+    def split(self, count: int) -> list[TowerRows]:
+        """Those of each of `count` images of one size, in memory of their own."""
+
+        def part(array: mx.array, number: int) -> mx.array:
+            rows = array.shape[0] // count
+            return mx.contiguous(array[number * rows : (number + 1) * rows])
+
+        return [
+            TowerRows(part(self.rows, number), [part(layer, number) for layer in self.deepstack])
+            for number in range(count)
+        ]
+
+
+_Graph = Callable[[mx.array], tuple[mx.array, list[mx.array], list[mx.array]]]
+"""Makes rows, deepstack and parts of `TowerRows` of the patches of one grid."""
+
+
+class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
+    """Qwen2-VL's tower: every patch attends to its whole frame, in every layer."""
+
+    def __init__(self, tower: Any, device: Device) -> None:
+        super().__init__()
+        self.device = device
+        self.patch_embed = tower.patch_embed
+        self.blocks = tower.blocks
+        self.merger = tower.merger
+        self.spatial_merge_size = int(tower.spatial_merge_size)
+        self._graphs = dict[Grid, _Graph]()
+        """By grid; the one used longest ago first."""
+        self.pixel_values: Callable[[NDArray[np.uint8]], mx.array] | None = None
+        """Turns an image's bytes into pixel values, where its processor gives bytes."""
+
+    def __call__(
+        self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
+    ) -> Any:
+        """As mlx-vlm calls its own: patches (patches, pixels) of grids (images, 3)."""
+        return self.encode(pixel_values, read(grid_thw)).rows
+
+    def encode_inputs(self, inputs: Mapping[str, NDArray[Any]]) -> TowerRows:
+        """The rows of an image or video, lazy, from what its processor made of it."""
+        if "video_grid_thw" in inputs:
+            return self.encode(mx.array(inputs["pixel_values_videos"]), inputs["video_grid_thw"])
+        if PIXEL_BYTES not in inputs:
+            return self.encode(mx.array(inputs["pixel_values"]), inputs["image_grid_thw"])
+        assert self.pixel_values is not None
+        return self.encode(self.pixel_values(inputs[PIXEL_BYTES]), inputs["image_grid_thw"])
+
+    def encode(self, pixel_values: mx.array, grid_thw: NDArray[np.integer[Any]]) -> TowerRows:
+        """The rows of images or videos, lazy: `pixel_values` (patches, pixels).
+
+        What follows another of the same height and width is more frames to it: frames do not
+        attend to each other.
+        """
+        parts, start = [], 0
+        for grid in join_frames(Grid(*row) for row in grid_thw.tolist()):
+            patches = pixel_values[start : start + grid.patches]
+            parts.append(TowerRows(*self._graph_of(grid)(patches)))
+            start += grid.patches
+        return TowerRows(
+            mx.concatenate([part.rows for part in parts]),
+            [
+                mx.concatenate(list(layer))
+                for layer in zip(*(part.deepstack for part in parts), strict=True)
+            ],
+            [each for part in parts for each in part.parts],
+        )
+
+    def _graph_of(self, grid: Grid) -> _Graph:
+        """What makes rows and deepstack of the patches of such a grid: compiled where that pays.
+
+        The graphs of the grids that were met last are kept, each with positions on the device.
+        """
+        graph = self._graphs.pop(grid, None) or self._new_graph(grid)
+        self._graphs[grid] = graph
+        if len(self._graphs) > _MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        return graph
+
+    def _new_graph(self, grid: Grid) -> _Graph:
+        def run(patches: mx.array) -> tuple[mx.array, list[mx.array], list[mx.array]]:
+            made = self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid)
+            return made.rows, made.deepstack, made.parts
+
+        return mx.compile(run) if self.device.compiles_towers else run
+
+    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
+        positions = patch_positions(grid.height, grid.width, self.spatial_merge_size)
+        x = self._embed(pixel_values, grid, positions)
+        rope, segments = self._rope(positions), Segments(((1, grid.frame_patches),))
+        deepstack, parts = [], []
+        for number, block in enumerate(self.blocks):
+            x = self._layer(block, x, rope, segments)
+            deepstack += self._deepstack(number, x)
+            parts += [x] if self.device.encodes_in_turns else []
+        return TowerRows(self._merge(_flat(x)), deepstack, parts)
+
+    def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
+        """What enters the first layer: (frames, patches, hidden)."""
+        return self._patches(pixel_values).reshape(grid.frames, grid.frame_patches, -1)
+
+    def _patches(self, pixel_values: mx.array) -> mx.array:
+        """(patches, pixels) to (patches, hidden): a convolution whose steps do not overlap."""
+        proj = self.patch_embed.proj
+        weight = mx.moveaxis(proj.weight, -1, 1).reshape(proj.weight.shape[0], -1)
+        rows: mx.array = pixel_values @ weight.T
+        return rows + proj.bias if "bias" in proj else rows
+
+    def _rope(self, positions: NDArray[np.int32]) -> Rope:
+        return image_rope(positions, self.blocks[0].attn.head_dim)
+
+    def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
+        x = x + attend(block.attn, block.norm1(x), rope, segments, self.device)
+        after: mx.array = x + block.mlp(block.norm2(x))
+        return after
+
+    def _deepstack(self, layer: int, x: mx.array) -> list[mx.array]:
+        """What the text's layers get of layer `layer`'s result `x`."""
+        return []
+
+    def _merge(self, x: mx.array) -> mx.array:
+        """(patches, hidden) to (tokens, the text's hidden)."""
+        rows: mx.array = self.merger(x)
+        return rows
+
+
+class DeepstackTower(FrameTower):
+    """Qwen3-VL's tower: learned positions besides, and rows for the text's first layers."""
+
+    def __init__(self, tower: Any, device: Device) -> None:
+        super().__init__(tower, device)
+        self.pos_embed = tower.pos_embed
+        self.deepstack_merger_list = tower.deepstack_merger_list
+        self._positions_side = int(tower.num_grid_per_side)
+        self._deepstack_layers = list(tower.deepstack_visual_indexes)
+
+    def __call__(
+        self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
+    ) -> Any:
+        made = self.encode(pixel_values, read(grid_thw))
+        return made.rows, made.deepstack
+
+    def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
+        indices, weights = interpolation(grid, positions, self._positions_side)
+        corners = self.pos_embed(mx.array(indices))
+        learned = (corners * mx.array(weights)[..., None].astype(corners.dtype)).sum(axis=0)
+        embedded: mx.array = super()._embed(pixel_values, grid, positions) + learned
+        return embedded
+
+    def _deepstack(self, layer: int, x: mx.array) -> list[mx.array]:
+        if layer not in self._deepstack_layers:
+            return []
+        return [self.deepstack_merger_list[self._deepstack_layers.index(layer)](_flat(x))]
+
+
+class WindowTower(FrameTower):
+    """Qwen2.5-VL's tower: attention within windows, and within whole frames in a few layers."""
+
+    def __init__(self, tower: Any, device: Device) -> None:
+        super().__init__(tower, device)
+        self._frame_layers = frozenset(tower.fullatt_block_indexes)
+        self._window_side = tower.window_size // tower.spatial_merge_size // tower.patch_size
+        if not device.is_cpu:
+            for block in self.blocks:
+                fill_up(block.mlp)
+
+    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
+        """Tokens are sorted by window before the first layer, and back after the last."""
+        merged, unit = self.spatial_merge_size, self.spatial_merge_size**2
+        layout = window_layout(grid.height // merged, grid.width // merged, self._window_side)
+        order = (layout.order[:, None] * unit + np.arange(unit, dtype=np.int32)).reshape(-1)
+        positions = patch_positions(grid.height, grid.width, merged)[order]
+        x = self._embed(pixel_values, grid, positions)[:, mx.array(order)]
+        rope, frame = self._rope(positions), Segments(((1, grid.frame_patches),))
+        runs = tuple((count, tokens * unit) for count, tokens in layout.windows)
+        windows = many_segments(runs, self.blocks[0].attn.head_dim, x.dtype)
+        parts = []
+        for number, block in enumerate(self.blocks):
+            segments = frame if number in self._frame_layers else windows
+            x = self._layer(block, x, rope, segments)
+            parts += [x] if self.device.encodes_in_turns else []
+        rows = self.merger(_flat(x)).reshape(grid.frames, len(layout.order), -1)
+        return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [], parts)
+
+    def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
+        if not self.device.is_cpu:
+            return super()._layer(block, x, rope, segments)
+        x = x + attend(block.attn, block.norm1(x), rope, segments, self.device)
+        normed, mlp = block.norm2(x), block.mlp
+        gate = mlp.gate_proj(normed)
+        silu = (gate / (1 + exp_in_place(-gate))).astype(gate.dtype)
+        after: mx.array = x + mlp.down_proj(silu * mlp.up_proj(normed))
+        return after
+
+
+class GlmTower(FrameTower):
+    """GLM-4V's tower: learned positions besides, and patches merged by a convolution.
+
+    mlx-vlm 0.7.10 splits every call into three parts, two of them empty for one image.
+    """
+
+    def __init__(self, tower: Any, device: Device) -> None:
+        super().__init__(tower, device)
+        self.embeddings = tower.embeddings
+        self.post_conv_layernorm = tower.post_conv_layernorm
+        self.post_layernorm = tower.post_layernorm
+        self.downsample = tower.downsample
+
+    def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
+        x = self.post_conv_layernorm(self._patches(pixel_values))
+        rows, columns = mx.array(np.tile(positions, (grid.frames, 1)).T)
+        shape = mx.array([[grid.frames, grid.height, grid.width]])
+        embedded: mx.array = self.embeddings(x, [grid.patches], shape, rows, columns)
+        return embedded.reshape(grid.frames, grid.frame_patches, -1)
+
+    def _merge(self, x: mx.array) -> mx.array:
+        tokens = self.post_layernorm(x).reshape(
+            -1, self.spatial_merge_size, self.spatial_merge_size, x.shape[-1]
+        )
+        return super()._merge(_flat(self.downsample(tokens)))
+
+
+def fill_up(mlp: Any) -> None:
+    """Pad an MLP's hidden layer with zeros, which change no result, to a multiple of `_ALIGNED`.
+
+    Qwen2.5-VL's has 3,420 numbers of two bytes: GPUs have no fast product for such rows.
+    """
+    missing = -mlp.down_proj.weight.shape[1] % _ALIGNED
+    is_quantized = "scales" in mlp.down_proj
+    if not missing or is_quantized:
+        return
+    for proj in (mlp.gate_proj, mlp.up_proj):
+        proj.weight = mx.pad(proj.weight, [(0, missing), (0, 0)])
+        if "bias" in proj:
+            proj.bias = mx.pad(proj.bias, (0, missing))
+    mlp.down_proj.weight = mx.pad(mlp.down_proj.weight, [(0, 0), (0, missing)])
+
+
+def _flat(x: mx.array) -> mx.array:
+    """(frames, patches, hidden) to (frames * patches, hidden)."""
+    return x.reshape(-1, x.shape[-1])
+
+
+_TOWERS: dict[type, type[FrameTower]] = {
+    qwen2_vl.VisionModel: FrameTower,
+    qwen2_5_vl.VisionModel: WindowTower,
+    qwen3_vl.VisionModel: DeepstackTower,
+    qwen3_vl_moe.VisionModel: DeepstackTower,
+    qwen3_omni_moe.VisionModel: DeepstackTower,
+    qwen3_5.VisionModel: DeepstackTower,
+    qwen3_5_moe.VisionModel: DeepstackTower,
+    glm4v.VisionModel: GlmTower,
+    glm4v_moe.VisionModel: GlmTower,
+}
