@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -158,6 +159,7 @@ class Engine:
         caches: Caches | None = None,
         memory: FakeMemory | None = None,
         scheduler: type[Scheduler] = Scheduler,
+        clock: Callable[[], float] = time.monotonic,
         decoder: Decoder | None = None,
         **limits: object,
     ) -> None:
@@ -179,6 +181,7 @@ class Engine:
             self.admission,
             header_pixels,
             self.runner.tokens_beside,
+            clock=clock,
         )
         self.inbox = ImpatientQueue()
         self.preparers = ScriptedPreparers(self.inbox)

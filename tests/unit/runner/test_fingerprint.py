@@ -191,7 +191,7 @@ def test_another_source_is_another_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     copy = tmp_path / "vlm_server"
-    shutil.copytree(PACKAGE / "runner" / "cuda", copy)
+    shutil.copytree(PACKAGE / "runner" / "backends" / "cuda", copy)
     monkeypatch.setattr(vlm_server, "__path__", [str(copy)])
     before = program_digest(), state_fingerprint("a", "b")
     (copy / "notes.txt").write_text("of no account")

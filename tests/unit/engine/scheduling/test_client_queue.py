@@ -36,7 +36,7 @@ def test_one_client_is_served_in_the_order_in_which_it_asks() -> None:
 
 @pytest.mark.parametrize("images", [0, 1])
 def test_who_comes_late_goes_next_and_then_they_alternate(images: int) -> None:
-    engine = Engine(max_num_seqs=1, max_preparing=2)
+    engine = Engine(max_num_seqs=1, max_preparing=2, clock=lambda: 0.0)
     add(engine, "a", *names("a", 12), images=images)
     engine.step_until(lambda: "a1" in engine.ended)
     add(engine, "b", *names("b", 3), images=images)
