@@ -34,6 +34,16 @@ class Queue:
         self.requests.line_up(request)
         request.num_pixels, request.has_schema = num_pixels, has_schema
 
+    def order_one_by_one(self, seconds: float) -> list[str]:
+        """Prepare all, each for so long; their names as they were begun. For one thread."""
+        order = []
+        while self.requests:
+            (name,) = self.start()
+            order.append(name)
+            self.now += seconds
+            self.end(name)
+        return order
+
     def costly(self, *names: str) -> None:
         for name in names:
             self.add(name, COSTLY_PIXELS + 1)
@@ -192,12 +202,7 @@ def test_equally_slow_schemas_take_turns_by_client():
             name = f"{client}{number}"
             made.add(name, images=0, has_schema=True, client=client)
             made.requests[name].num_schema_chars = chars
-    order = []
-    while made.requests:
-        (name,) = made.start()
-        order.append(name)
-        made.now += 5.0
-        made.end(name)
+    order = made.order_one_by_one(seconds=5.0)
     assert "".join(name[0] for name in order[:8]) == "abababab"
     assert order[1:8:2] == ["b0", "b1", "b2", "b3"]
 
@@ -212,12 +217,7 @@ def test_who_comes_again_owes_nothing_and_is_owed_nothing():
         made.end(name)
     for number in range(9):
         made.add(f"b{number}", images=0, has_schema=True, client="b")
-    order = []
-    while made.requests:
-        (name,) = made.start()
-        order.append(name)
-        made.now += 5.0
-        made.end(name)
+    order = made.order_one_by_one(seconds=5.0)
     assert order.index("a2") <= 2
 
 
