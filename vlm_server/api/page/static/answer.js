@@ -121,7 +121,7 @@ export class Answer {
   figures() {
     const images = this.media.filter(({ kind }) => kind === "image");
     const picture = images.at(-1);
-    if (!picture?.width) return [];
+    if (!picture) return [];
     const seen = this.usage?.images?.at(-1);
     const texts = [this.text, ...this.calls.map((call) => call.arguments)];
     const regions = texts.flatMap((text) => findRegions(text, seen, this.coordinates));

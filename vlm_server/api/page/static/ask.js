@@ -143,12 +143,10 @@ function showAttached(problems = []) {
   showSend();
 }
 
-function preview(one, controls = false) {
-  if (one.kind === "video")
-    return h("video", { src: one.url, muted: true, playsinline: true, controls, "aria-label": one.name });
-  if (!one.width) return h("span.unshown", one.name);
-  return h("img", { src: one.url, alt: one.name, width: one.width, height: one.height });
-}
+const preview = (one, controls = false) =>
+  one.kind === "video"
+    ? h("video", { src: one.url, muted: true, playsinline: true, controls, "aria-label": one.name })
+    : h("img", { src: one.url, alt: one.name, width: one.width, height: one.height });
 
 /** Sends what is attached and asked. */
 function submit() {

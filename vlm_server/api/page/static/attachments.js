@@ -1,30 +1,22 @@
 // Pictures and videos on their way to the server: what can't be sent as it is, is made so that it can.
 
-// HEIC is not among them: it needs an extra of the server.
-const IMAGES = ["png", "jpeg", "webp", "gif", "avif", "bmp", "tiff"].map((each) => `image/${each}`);
-/** Types, or names of files without one, that a browser may not show. */
-const UNSHOWN = /[./](avif|tiff?|hei[cf])$/i;
+const IMAGES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const VIDEOS = ["video/mp4", "video/webm"];
 const MAX_SIDE = 4096;
 
-/** {name, kind, url to show, dataUrl to send}, and {width, height} of a picture that the browser can show.
- * Throws an Error that says what is wrong. */
+/** {name, kind, url to show, dataUrl to send, width, height}. Throws an Error that says what is wrong. */
 export async function attachment(file, limits) {
   if (VIDEOS.includes(file.type)) return made(file, file, "video");
-  if (!isMedia(file)) throw new Error(`${name(file)} is neither a picture nor a video that can be sent.`);
+  if (!file.type.startsWith("image/"))
+    throw new Error(`${name(file)} is neither a picture nor a video that can be sent.`);
   const size = await sizeOf(file);
-  if (!size && !isUnshown(file)) throw new Error(`${name(file)} can’t be read as a picture.`);
-  if (!size) return made(file, file, "image");
   const isLarge =
     limits && (file.size > limits.max_image_bytes || size.width * size.height > limits.max_image_pixels);
   const sent = IMAGES.includes(file.type) && !isLarge ? file : await drawn(file, size);
   return { ...(await made(file, sent, "image")), ...size };
 }
 
-const isUnshown = ({ type, name }) => UNSHOWN.test(type || name);
-
-export const isMedia = (file) =>
-  file.type.startsWith("image/") || VIDEOS.includes(file.type) || isUnshown(file);
+export const isMedia = (file) => file.type.startsWith("image/") || VIDEOS.includes(file.type);
 
 /** The part of a message that stands for it. */
 export function part({ kind, dataUrl }) {
@@ -48,13 +40,19 @@ function dataUrl(blob) {
   });
 }
 
-/** {width, height}; null if the browser can't read it. */
 async function sizeOf(file) {
-  const bitmap = await createImageBitmap(file).catch(() => null);
-  if (!bitmap) return null;
+  const bitmap = await decoded(file);
   const { width, height } = bitmap;
   bitmap.close();
   return { width, height };
+}
+
+async function decoded(file) {
+  try {
+    return await createImageBitmap(file);
+  } catch {
+    throw new Error(`${name(file)} can’t be read as a picture.`);
+  }
 }
 
 /** As PNG or, if it has to be smaller, as JPEG. */
@@ -63,7 +61,7 @@ async function drawn(file, { width, height }) {
   const canvas = document.createElement("canvas");
   canvas.width = Math.round(width * scale);
   canvas.height = Math.round(height * scale);
-  const bitmap = await createImageBitmap(file);
+  const bitmap = await decoded(file);
   canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   bitmap.close();
   const type = scale < 1 || file.type === "image/jpeg" ? "image/jpeg" : "image/png";
