@@ -173,13 +173,13 @@ def test_a_picture_whose_process_was_killed_by_others_is_decoded_by_another_one(
     def kill() -> None:
         while not seen:
             seen.extend(set(children_of(os.getpid())) - set(before))
-        time.sleep(0.15)
+        time.sleep(0.5)
         os.kill(seen[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    picture = encoded(gradient("RGB", (4000, 3000)), compress_level=1)
-    assert pool.image(picture, budget()).shape == (3000, 4000, 3)
+    picture = encoded(gradient("RGB", (6000, 4000)), compress_level=1)
+    assert pool.image(picture, budget()).shape == (4000, 6000, 3)
     killer.join()
     pool.close()
 
