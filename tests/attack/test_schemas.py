@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Awaitable, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.daemons import Daemon, running_daemon, wait_until
+from tests.daemons import ADMIN_KEY, USER_KEY, Daemon, running_daemon, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
@@ -176,3 +177,44 @@ async def test_clients_that_leave_leave_no_process(daemon: Daemon, client: opena
         await asyncio.wait_for(completion(client, huge(2000)), 0.1)
     daemon.wait_idle()
     assert (await completion(client, SMALL, max_tokens=50)).choices[0].finish_reason == "stop"
+
+
+def deep(tool: str) -> dict[str, Any]:
+    """The parameters of a tool, 40 levels deep."""
+    schema: dict[str, Any] = {"type": "string", "title": tool}
+    for level in range(20):
+        properties = {f"deeper_{level}": schema, f"number_{level}": {"type": "integer"}}
+        schema = {"type": "object", "properties": properties, "required": [f"deeper_{level}"]}
+    return schema
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": deep(name)}}
+
+
+async def test_slow_tools_of_one_key_hold_up_no_other_key(keyed_daemon: Daemon):
+    """Sixteen requests with 128 deep tools each, none of which was seen before; all are too long
+    for the model, which is told once their tools are compiled."""
+    slow, other = (
+        keyed_daemon.async_client(timeout=120, api_key=key) for key in (ADMIN_KEY, USER_KEY)
+    )
+
+    async def compiled(number: int) -> None:
+        tools = [function(f"slow_{number}_{i}") for i in range(128)]
+        with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            await completion(slow, tools=tools, tool_choice="required")
+
+    waiting = [asyncio.create_task(compiled(number)) for number in range(16)]
+    await asyncio.sleep(0.2)
+    waits = list[float]()
+    while not all(task.done() for task in waiting):
+        started = time.monotonic()
+        tools = [function(f"other_{len(waits)}")]
+        await completion(other, tools=tools, tool_choice="required")
+        waits.append(time.monotonic() - started)
+    await asyncio.gather(*waiting)
+    median = statistics.median(waits)
+    print(f"{len(waits)} calls of the other key: {median:.2f} s, {max(waits):.2f} at most")
+    assert len(waits) >= 3
+    assert median < 2.0
+    keyed_daemon.wait_idle()

@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from tests.integration.harness import Engine, ask
-from tests.integration.test_caches import caches_of
+from tests.integration.test_caches import cached_tokens, caches_of
 from tests.integration.test_compiled_model import Load, Served
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
@@ -80,8 +80,9 @@ def add(result: Any) -> Any:
     return result + failing().astype(result.dtype)
 
 
-def in_turns(served: Served) -> Engine:
-    engine = Engine(*served, caches=caches_of(served, prefix_bytes=LOTS, encoder_bytes=LOTS))
+def in_turns(served: Served, chunk_tokens: int = 512) -> Engine:
+    caches = caches_of(served, prefix_bytes=LOTS, encoder_bytes=LOTS)
+    engine = Engine(*served, chunk_tokens, caches=caches)
     in_parts = new_encoder(served[0], engine.caches.tiles)
     engine.loop._encoder = EncoderInTurns(in_parts, engine.inbox)
     return engine
@@ -183,3 +184,17 @@ def test_what_could_not_be_copied_is_not_stored(
     run(engine)
     assert left == [0]
     check(engine, alone)
+
+
+def test_what_could_not_be_copied_of_a_cancelled_prompt_is_not_stored(
+    served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any
+):
+    engine = in_turns(served, chunk_tokens=8)
+    engine.add(first("left"))
+    engine.step_until(lambda: any(each.done >= 16 for each in engine.scheduler.read().progress))
+    left = spoil(monkeypatch, segments, "_copy", add)
+    engine.abort("left")
+    engine.run()
+    assert left == [0]
+    check(engine, alone)
+    assert cached_tokens(engine, "again") == 0
