@@ -20,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from vlm_server.engine.memory.governor import Governor
+from vlm_server.engine.start import Engine, build_engine
 from vlm_server.platform.process_memory import SystemProcessMemory
 from vlm_server.protocol import Event, Failed, SamplingParams, Start, Submit, Tokens
 from vlm_server.runner.caches import build_caches
@@ -31,7 +32,6 @@ from vlm_server.runner.sampling.sampler import SequenceSampler
 from vlm_server.runner.text import decode_batch
 from vlm_server.settings import Cache, Log, Memory, Model, Scheduler
 from vlm_server.settings import Engine as EngineSettings
-from vlm_server.worker.start import Engine, build_engine
 
 DOCS = Path(__file__).parents[1] / "docs"
 ELEMENTS = [

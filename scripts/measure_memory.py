@@ -32,6 +32,7 @@ from vlm_server import settings
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.memory.decisions import Clear
 from vlm_server.engine.memory.governor import Governor
+from vlm_server.engine.start import build_engine
 from vlm_server.platform import heap
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.platform.process_memory import SystemProcessMemory
@@ -55,7 +56,6 @@ from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.supervisor.environment import for_models
-from vlm_server.worker.start import build_engine
 
 matplotlib.use("agg")
 from matplotlib import pyplot

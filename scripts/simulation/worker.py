@@ -20,9 +20,9 @@ from scripts.simulation.processor import Processor
 from scripts.simulation.request import Picture, Question, SimulatedRequest
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduling.arbiter import EncoderPrefillArbiter
-from vlm_server.engine.scheduling.batching.chunk_sizer import ChunkSizer
-from vlm_server.ports import EncodeWork
+from vlm_server.engine.scheduler.arbiter import EncoderPrefillArbiter
+from vlm_server.engine.scheduler.batching.chunk_sizer import ChunkSizer
+from vlm_server.interfaces import EncodeWork
 
 Process = Generator[simpy.Event, Any, Any]
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from tests.attack.test_bodies import HOSTILE, Times, filled, p99, post
 from tests.daemons import Daemon, running_daemon
+from tests.unit.api.parsing.media.pictures import data_url
+from tests.unit.api.parsing.media.test_image_bounds import BOMBS
 from tests.unit.api.requests import ROUTE, chat, picture, user
-from tests.unit.media.pictures import data_url
-from tests.unit.media.test_image_bounds import BOMBS
 
 NUM_BODIES = 4
 HEALTH_SECONDS = 0.01

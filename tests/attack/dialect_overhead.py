@@ -30,8 +30,8 @@ from tests.scripted_daemon import ScriptedSupervisor
 from tests.unit.api.scripted_engine import OneModel
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import HttpServer, http_config
-from vlm_server.api.http.intake import intake
 from vlm_server.api.http.openai_errors import encode
+from vlm_server.api.parsing import intake
 from vlm_server.platform import heap
 from vlm_server.settings import Engine, Settings
 

@@ -29,7 +29,7 @@ from tests.daemons import (
     write_keys,
 )
 from tests.daemons import USER_KEY as USER
-from tests.unit.media.pictures import encoded
+from tests.unit.api.parsing.media.pictures import encoded
 
 CHAT = "/v1/chat/completions"
 

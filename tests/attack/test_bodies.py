@@ -28,9 +28,9 @@ from tests.daemons import (
     wait_until,
     with_settings,
 )
+from tests.unit.api.parsing.media.pictures import data_url, encoded
+from tests.unit.api.parsing.media.test_image_bounds import BOMBS
 from tests.unit.api.requests import ROUTE, chat, picture, user
-from tests.unit.media.pictures import data_url, encoded
-from tests.unit.media.test_image_bounds import BOMBS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 

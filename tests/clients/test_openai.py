@@ -1,6 +1,6 @@
 """OpenAI's client: chat completions and responses, with their helpers, against the real daemon.
 
-What it makes of several calls, thoughts and failures is in tests/unit/api/openai and /responses.
+What it makes of several calls, thoughts and failures is in tests/unit/api/dialects.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def follower_of(daemon: Daemon) -> int:
     pid = daemon.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     (follower,) = (
-        child for child in map(int, children) if b"vlm_server.worker.follower" in command_of(child)
+        child for child in map(int, children) if b"vlm_server.engine.follower" in command_of(child)
     )
     return follower
 
@@ -222,7 +222,7 @@ def test_a_rank_that_waits_for_others_ends_with_its_input(tmp_path: Path) -> Non
     hosts = (Host("127.0.0.1", ("127.0.0.1",)),) * 3
     rank = ranks_of(Hostfile(hosts, "ring"), free_ports(4), Log())[1]
     follower = subprocess.Popen(
-        launch.command("vlm_server.worker.follower"),
+        launch.command("vlm_server.engine.follower"),
         env=launch.environment() | {"TMPDIR": str(tmp_path)},
         stdin=subprocess.PIPE,
     )

@@ -23,12 +23,10 @@ from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.output.build import Formats
-from vlm_server.engine.scheduling.limits import SchedulerConfig
-from vlm_server.engine.scheduling.scheduler import Scheduler
+from vlm_server.engine.scheduler.limits import SchedulerConfig
+from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.errors import RequestError
-from vlm_server.host_model import HostModel
-from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.ports import (
+from vlm_server.interfaces import (
     Encoder,
     EncodeWork,
     LoadWork,
@@ -38,6 +36,8 @@ from vlm_server.ports import (
     SeqId,
     StepResult,
 )
+from vlm_server.interfaces.model_spec import ModelSpec
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.prompt.media.decoders import Decoders
@@ -137,7 +137,7 @@ DECODERS = Decoders(settings.Image(), settings.Video(), 2)
 
 
 def new_grammars(
-    host: HostModel,
+    host: ModelSpec,
     compile_seconds: float = 60.0,
     follow_seconds: float = 60.0,
     cache_bytes: int = 128 << 20,

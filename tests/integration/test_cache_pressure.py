@@ -24,7 +24,7 @@ from tests.integration.test_caches import Served, Turns, cached_tokens, caches_o
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.errors import InvalidImage
-from vlm_server.ports import SchedulerOutput, SeqId
+from vlm_server.interfaces import SchedulerOutput, SeqId
 from vlm_server.protocol import Failed, SamplingParams, Submit, TokenLogprob
 from vlm_server.runner.distributed.messages import Stored
 from vlm_server.runner.distributed.plans import message_of, plan_of

@@ -31,7 +31,7 @@ from tests.tiny_models.pictures import picture
 from tests.unit.prompt.media.pictures import image_of
 from tests.whole import few_of
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.ports import EncodeWork, Prepared
+from vlm_server.interfaces import EncodeWork, Prepared
 from vlm_server.prompt.media import processing
 from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.protocol import Image, SamplingParams, Submit

@@ -13,7 +13,7 @@ from tests.active_memory import active_bytes
 from tests.integration.harness import GREEDY, Engine, NewEngine, ask
 from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.tiny_models.pictures import picture
-from vlm_server.ports import SeqId
+from vlm_server.interfaces import SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.loaded import LoadedModel

@@ -12,7 +12,7 @@ from tests.mechanisms import ATOMIC, COLUMNS, EXPERTS, STATES, WINDOWS, mechanis
 from tests.selection import CORE, MIN_FAMILIES, choose, cover, rotating
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel
-from vlm_server.host_model import ChunkPolicy
+from vlm_server.interfaces.model_spec import ChunkPolicy
 from vlm_server.runner.kv.segments import needs_snapshots
 
 

@@ -27,7 +27,7 @@ from vlm_server.cache.block_hash import BlockHashChain, block_after
 from vlm_server.cache.disk.files import default_folder
 from vlm_server.cache.disk.store import DiskStore
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
-from vlm_server.ports import MemoryReading
+from vlm_server.interfaces import MemoryReading
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import LAST_WRITES_SECONDS, CacheStats, SamplingParams, Submit
 from vlm_server.runner.caches import build_caches

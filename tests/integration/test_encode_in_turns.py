@@ -13,7 +13,7 @@ from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.cache.lru import LruCache
 from vlm_server.engine.encoding import EncoderInTurns
-from vlm_server.ports import Encoder, EncodeWork
+from vlm_server.interfaces import Encoder, EncodeWork
 from vlm_server.protocol import Finished
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.vision import encoder

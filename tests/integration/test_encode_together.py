@@ -22,7 +22,7 @@ from tests.whole import few_of
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.engine.encoding import encode
 from vlm_server.errors import InternalError
-from vlm_server.ports import Encoder, EncodeWork
+from vlm_server.interfaces import Encoder, EncodeWork
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.families import FAMILIES as ROWS
 from vlm_server.runner.loaded import LoadedModel

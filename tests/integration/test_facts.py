@@ -10,7 +10,7 @@ import pytest
 from tests.integration.harness import load_model
 from tests.tiny_models import build
 from tests.tiny_models.fixtures import TinyModel
-from vlm_server.host_model import ReasoningFormat
+from vlm_server.interfaces.model_spec import ReasoningFormat
 from vlm_server.runner.loading.facts import model_facts
 
 

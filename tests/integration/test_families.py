@@ -34,7 +34,7 @@ from vlm_server.cache.caches import Caches
 from vlm_server.cache.lru import LruCache
 from vlm_server.engine.request.states import State
 from vlm_server.errors import InternalError
-from vlm_server.ports import EncodeWork, Prepared
+from vlm_server.interfaces import EncodeWork, Prepared
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.kv.segments import needs_snapshots

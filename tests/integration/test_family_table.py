@@ -24,7 +24,7 @@ from tests.integration.harness import Engine, ask, encode_works, load_model, new
 from tests.integration.test_videos import SMALL
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
-from vlm_server.host_model import ChunkPolicy, MRope
+from vlm_server.interfaces.model_spec import ChunkPolicy, MRope
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.families import FAMILIES, Spelling
 from vlm_server.runner.loaded import LoadedModel

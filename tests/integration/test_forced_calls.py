@@ -14,9 +14,9 @@ import pytest
 from tests.integration.harness import Engine, ask, new_grammars, new_preparer, prepare
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
-from vlm_server.host_model import ReasoningFormat, ToolParser
+from vlm_server.interfaces import SeqId
+from vlm_server.interfaces.model_spec import ReasoningFormat, ToolParser
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.ports import SeqId
 from vlm_server.prompt.grammar.lark import arguments_schema
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.prompt.thinking import thinking

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vlm_server.ports import SeqId, TokenLogprobs
+from vlm_server.interfaces import SeqId, TokenLogprobs
 from vlm_server.runner.sampling.logprobs import compute_logprobs
 
 

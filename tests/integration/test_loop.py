@@ -14,15 +14,15 @@ from tests.integration.prompts import PROMPTS
 from vlm_server import settings
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.memory.governor import Governor
+from vlm_server.engine.start import build_engine
+from vlm_server.interfaces import SchedulerOutput, StepResult
 from vlm_server.platform.process_memory import SystemProcessMemory
-from vlm_server.ports import SchedulerOutput, StepResult
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Abort, Event, Failed, Finished, Start, Stats, Tokens
 from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model_runner import LaunchedStep
-from vlm_server.worker.start import build_engine
 
 pytestmark = pytest.mark.families("caches", "turns")
 

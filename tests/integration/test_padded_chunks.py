@@ -12,7 +12,7 @@ from tests.integration.harness import Engine, new_preparer
 from tests.integration.prompts import in_pairs
 from tests.integration.test_caches import caches_of
 from tests.whole import few_of
-from vlm_server.host_model import ChunkPolicy
+from vlm_server.interfaces.model_spec import ChunkPolicy
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.device import device
 from vlm_server.runner.device.device import DeviceKind

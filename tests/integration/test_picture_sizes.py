@@ -17,13 +17,13 @@ from tests.whole import few_of
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo
-from vlm_server.host_model import ProcessedMedia
+from vlm_server.interfaces.model_spec import ProcessedMedia
 from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.prompt.media.processing import process_image, process_video
 from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.prompt.video.clip import Clip
 from vlm_server.protocol import Finished, Image, ImageUse, Submit
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.video.clip import Clip
 
 pytestmark = pytest.mark.families("tiling")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vlm_server.host_model import MRope
+from vlm_server.interfaces.model_spec import MRope
 from vlm_server.prompt.positions import media_positions, prompt_positions
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.families import FAMILIES

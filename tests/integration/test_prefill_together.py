@@ -14,7 +14,7 @@ from tests.integration.test_cuda_attention import as_on_cuda
 from tests.integration.test_grammar import SHAPE, conforming, held_to
 from tests.whole import few_of
 from vlm_server.errors import InternalError
-from vlm_server.ports import SeqId
+from vlm_server.interfaces import SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
 from vlm_server.runner import model_runner

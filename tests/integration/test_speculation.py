@@ -18,7 +18,7 @@ from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import RequestError
-from vlm_server.ports import AnswerMatcher, SeqId
+from vlm_server.interfaces import AnswerMatcher, SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, SamplingParams
 from vlm_server.runner.loaded import LoadedModel

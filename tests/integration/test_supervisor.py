@@ -455,7 +455,7 @@ class Perilous(Supervisor):
     is_scripted = False
 
     async def _start_process(self, environment: dict[str, str]) -> EngineProcess:
-        module = "tests.scripted_worker" if self.is_scripted else "vlm_server.worker"
+        module = "tests.scripted_worker" if self.is_scripted else "vlm_server.engine"
         return await EngineProcess.start(module, environment)
 
     def _take(self, event: Event) -> None:

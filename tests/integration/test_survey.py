@@ -14,9 +14,9 @@ from tests.active_memory import active_bytes
 from tests.integration.harness import Engine, ask
 from tests.tiny_models import FAMILIES, build
 from tests.tiny_models.fixtures import TinyModel
-from vlm_server.checkpoints import layout
-from vlm_server.checkpoints.messages import Plan
-from vlm_server.checkpoints.survey import SurveyRequest
+from vlm_server.hub import layout
+from vlm_server.hub.messages import Plan
+from vlm_server.hub.survey import SurveyRequest
 from vlm_server.runner.loading.evaluate import arrays_of
 from vlm_server.runner.loading.survey import survey
 from vlm_server.settings import Memory, Model

@@ -21,7 +21,7 @@ from tests.integration.test_caches import Served, Turns, caches_of
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.lru import LruCache
 from vlm_server.errors import InternalError
-from vlm_server.ports import EncodeWork, MemoryReading
+from vlm_server.interfaces import EncodeWork, MemoryReading
 from vlm_server.protocol import Finished
 from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import DeviceKind

@@ -35,11 +35,11 @@ from tests.tiny_models.pictures import picture
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media import processing
 from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.prompt.video import clip
 from vlm_server.protocol import Failed, SamplingParams, Video
 from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.settings import Video as Limits
-from vlm_server.video import clip
 
 pytestmark = pytest.mark.families("media", "rope")
 

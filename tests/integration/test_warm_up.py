@@ -16,14 +16,14 @@ from tests.whole import few_of
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.loop import EngineLoop
+from vlm_server.engine.warm_up import Stage, stages, warm_up
 from vlm_server.errors import EngineBroken, ModelLoadError
-from vlm_server.ports import NewRequest, SchedulerOutput
+from vlm_server.interfaces import NewRequest, SchedulerOutput
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Finished, Start
 from vlm_server.runner import model_runner
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.text.speculation.wide_step import WideStep
-from vlm_server.worker.warm_up import Stage, stages, warm_up
 
 Loaded = tuple[LoadedModel, MultimodalPreparer]
 

@@ -9,14 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from vlm_server.api.anthropic.errors import encode as encode_anthropic
-from vlm_server.api.anthropic.messages import PATH as MESSAGES
+from vlm_server.api.dialects.anthropic.errors import encode as encode_anthropic
+from vlm_server.api.dialects.anthropic.messages import PATH as MESSAGES
+from vlm_server.api.dialects.ollama.errors import encode as encode_ollama
 from vlm_server.api.http import errors
 from vlm_server.api.http.access.cors import Cors
 from vlm_server.api.http.access.keys import KeyRing
 from vlm_server.api.http.errors import EncodeError
 from vlm_server.api.http.generation import Generation
-from vlm_server.api.http.intake.intake import Intake, start_pool
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
 from vlm_server.api.http.missing_route import method_not_allowed, not_found
 from vlm_server.api.http.openai_errors import encode as encode_openai
@@ -24,7 +24,7 @@ from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.http.telemetry import access_log
 from vlm_server.api.http.telemetry.access_log import AnsweredRequests
 from vlm_server.api.http.telemetry.tracing import Tracer
-from vlm_server.api.ollama.errors import encode as encode_ollama
+from vlm_server.api.parsing.intake import Intake, start_pool
 from vlm_server.api.routes import all_routes
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.pool import ChildPool

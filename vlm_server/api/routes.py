@@ -4,43 +4,43 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from vlm_server.api.anthropic.messages import PATH as MESSAGES
-from vlm_server.api.anthropic.messages import CountTokens, Messages
-from vlm_server.api.anthropic.schema import MessagesRequest
-from vlm_server.api.http.access import gate
-from vlm_server.api.http.generation import Endpoint, Generation
-from vlm_server.api.http.openai_errors import ErrorBody
-from vlm_server.api.http.telemetry.access_log import AnsweredRequests
-from vlm_server.api.ollama.chat import Chat as OllamaChat
-from vlm_server.api.ollama.generate import Generate as OllamaGenerate
-from vlm_server.api.ollama.models.catalog import Catalog, ModelRequest
-from vlm_server.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
-from vlm_server.api.openai import schema
-from vlm_server.api.openai.chat import ChatCompletions
-from vlm_server.api.openai.completions import intake as completions_intake
-from vlm_server.api.openai.completions.endpoint import Completions
-from vlm_server.api.openai.completions.intake import CompletionRequest
-from vlm_server.api.openai.schema import ChatRequest
-from vlm_server.api.openai.tokenize import intake as tokenize_intake
-from vlm_server.api.openai.tokenize.endpoint import Detokenize, Tokenize
-from vlm_server.api.openai.tokenize.intake import PromptRequest, TokensRequest
-from vlm_server.api.operations.administration import Administration, CachesOf, ModelNamed
-from vlm_server.api.operations.health import Health
-from vlm_server.api.operations.lm_studio import LmStudioModels
-from vlm_server.api.operations.metrics import Metrics
-from vlm_server.api.operations.models import Models
-from vlm_server.api.operations.openapi import Body, OpenApi
-from vlm_server.api.operations.settings_in_force import SettingsInForce
-from vlm_server.api.page import page
-from vlm_server.api.responses import schema as responses_schema
-from vlm_server.api.responses.responses import (
+from vlm_server.api.admin.administration import Administration, CachesOf, ModelNamed
+from vlm_server.api.admin.health import Health
+from vlm_server.api.admin.lm_studio import LmStudioModels
+from vlm_server.api.admin.metrics import Metrics
+from vlm_server.api.admin.models import Models
+from vlm_server.api.admin.openapi import Body, OpenApi
+from vlm_server.api.admin.settings_in_force import SettingsInForce
+from vlm_server.api.dialects.anthropic.messages import PATH as MESSAGES
+from vlm_server.api.dialects.anthropic.messages import CountTokens, Messages
+from vlm_server.api.dialects.anthropic.schema import MessagesRequest
+from vlm_server.api.dialects.ollama.chat import Chat as OllamaChat
+from vlm_server.api.dialects.ollama.generate import Generate as OllamaGenerate
+from vlm_server.api.dialects.ollama.models.catalog import Catalog, ModelRequest
+from vlm_server.api.dialects.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
+from vlm_server.api.dialects.openai import schema
+from vlm_server.api.dialects.openai.chat import ChatCompletions
+from vlm_server.api.dialects.openai.completions import intake as completions_intake
+from vlm_server.api.dialects.openai.completions.endpoint import Completions
+from vlm_server.api.dialects.openai.completions.intake import CompletionRequest
+from vlm_server.api.dialects.openai.schema import ChatRequest
+from vlm_server.api.dialects.openai.tokenize import intake as tokenize_intake
+from vlm_server.api.dialects.openai.tokenize.endpoint import Detokenize, Tokenize
+from vlm_server.api.dialects.openai.tokenize.intake import PromptRequest, TokensRequest
+from vlm_server.api.dialects.responses import schema as responses_schema
+from vlm_server.api.dialects.responses.responses import (
     InputTokens,
     ResponsesEndpoint,
     StoredResponses,
     refuse_conversation,
 )
-from vlm_server.api.responses.schema import ResponsesRequest
-from vlm_server.api.responses.store import ResponseStore
+from vlm_server.api.dialects.responses.schema import ResponsesRequest
+from vlm_server.api.dialects.responses.store import ResponseStore
+from vlm_server.api.http.access import gate
+from vlm_server.api.http.generation import Endpoint, Generation
+from vlm_server.api.http.openai_errors import ErrorBody
+from vlm_server.api.http.telemetry.access_log import AnsweredRequests
+from vlm_server.api.page import page
 from vlm_server.settings import Settings, Sources
 
 _CHAT = Body((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)

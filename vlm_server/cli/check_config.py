@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from vlm_server.checkpoints.survey import SurveyRequest, survey
 from vlm_server.cli import options
 from vlm_server.errors import ModelLoadError
+from vlm_server.hub.survey import SurveyRequest, survey
 from vlm_server.settings import ListedModel, Settings
 
 if TYPE_CHECKING:

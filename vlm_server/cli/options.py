@@ -99,8 +99,8 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
 
     from vlm_server import settings
     from vlm_server.api.http.access import keys
-    from vlm_server.checkpoints.find import located
-    from vlm_server.checkpoints.names import to_download
+    from vlm_server.hub.find import located
+    from vlm_server.hub.names import to_download
     from vlm_server.supervisor.ranks.hostfile import read_hostfile
 
     loaded, sources = settings.load_with_sources(options.config, tuple(overrides(options)))
@@ -123,8 +123,8 @@ def _located(listed: ListedModel, settings: Settings) -> ListedModel:
     """`listed` with the folder of its checkpoint. Raises ConfigError and NotAvailable."""
     import msgspec
 
-    from vlm_server.checkpoints.find import located
-    from vlm_server.checkpoints.names import to_download
+    from vlm_server.hub.find import located
+    from vlm_server.hub.names import to_download
     from vlm_server.settings import Model
 
     model = Model(path=listed.path, search_paths=settings.model.search_paths)
@@ -157,7 +157,7 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
 
 def _portable_model(text: str) -> str:
     """A path as it holds in any folder; a name as it is."""
-    from vlm_server.checkpoints.names import HubName
+    from vlm_server.hub.names import HubName
     from vlm_server.settings.paths import expanded
 
     path = expanded(text)
@@ -166,8 +166,8 @@ def _portable_model(text: str) -> str:
 
 def check_model(path: Path) -> None:
     """Raises ConfigError, or NotAvailable, unless `path` may be the folder of a checkpoint."""
-    from vlm_server.checkpoints.find import every
-    from vlm_server.checkpoints.foreign import fault_of, lack_of
+    from vlm_server.hub.find import every
+    from vlm_server.hub.foreign import fault_of, lack_of
     from vlm_server.settings.paths import missing, why_unreadable
 
     try:
@@ -199,9 +199,9 @@ def check_memory_limit(settings: Settings) -> None:
     By the sizes of its files: the engine finds out the rest. What several hosts share is not
     looked at, nor a limit that is a share of the device's memory.
     """
-    from vlm_server.checkpoints import layout
-    from vlm_server.checkpoints.messages import size_text
     from vlm_server.errors import ModelLoadError
+    from vlm_server.hub import layout
+    from vlm_server.hub.messages import size_text
     from vlm_server.models import EMBEDDED
 
     limit_bytes = settings.memory.known_limit_bytes

@@ -69,7 +69,7 @@ def _request_row(one: dict[str, Any]) -> tuple[str, ...]:
 def _model_row(
     model: dict[str, Any], requests: list[dict[str, Any]], now: float
 ) -> tuple[str, ...]:
-    from vlm_server.checkpoints.messages import size_text
+    from vlm_server.hub.messages import size_text
 
     state, progress, expires_at = model["state"], model["progress"], model["expires_at"]
     if progress:

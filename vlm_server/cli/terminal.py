@@ -17,8 +17,9 @@ from typing import TextIO
 import msgspec
 from PIL import Image, ImageDraw
 
-from vlm_server import __version__, log_lines
+from vlm_server import __version__
 from vlm_server.cli.log_rate import LogRate
+from vlm_server.platform import log_lines
 from vlm_server.settings import Log, Settings, Sources
 
 _CLEAR_LINE = "\r\x1b[K"
@@ -32,7 +33,7 @@ _EASILY_REPEATED = (
     "uvicorn.error",
     "vlm_server.api.http.connection.exchange",
     "vlm_server.api.http.connection.protocol",
-    "vlm_server.api.http.intake.intake",
+    "vlm_server.api.parsing.intake",
 )
 """Loggers of which any client could get any number of lines."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.engine.inbox import EncodeDone, Inbox
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import Encoder, EncodeWork, Encoding
+from vlm_server.interfaces import Encoder, EncodeWork, Encoding
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk.load import Loaded
 from vlm_server.errors import RequestError
-from vlm_server.ports import EncodeWork, Prepared
+from vlm_server.interfaces import EncodeWork, Prepared
 from vlm_server.protocol import Abort, ClearCaches, Drain, SetMemoryLimit, Submit
 
 

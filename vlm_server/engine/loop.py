@@ -22,9 +22,9 @@ from queue import Empty
 from vlm_server.engine.at_work import AtWork
 from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, Message, PrepareDone
 from vlm_server.engine.memory.governor import Governor
-from vlm_server.engine.scheduling.scheduler import Scheduler
+from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.errors import EngineBroken, OutOfMemory, RequestError, StepTooLong
-from vlm_server.ports import (
+from vlm_server.interfaces import (
     EncodeExecutor,
     EncodeWork,
     LoadExecutor,

@@ -16,8 +16,8 @@ from vlm_server.cache.disk.load import Loaded
 from vlm_server.engine.encoding import encode
 from vlm_server.engine.inbox import Inbox, LoadDone, PrepareDone
 from vlm_server.errors import InternalError, RequestError
+from vlm_server.interfaces import Encoder, EncodeWork, LoadWork, Prepared, Preparer, PrepareWork
 from vlm_server.platform.child.cancellation import Cancelled
-from vlm_server.ports import Encoder, EncodeWork, LoadWork, Prepared, Preparer, PrepareWork
 from vlm_server.protocol import Submit
 
 logger = logging.getLogger(__name__)

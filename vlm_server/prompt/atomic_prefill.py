@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.host_model import ChunkPolicy
+from vlm_server.interfaces.model_spec import ChunkPolicy
 
 
 def atomic_prefill_tokens(policy: ChunkPolicy, token_types: NDArray[np.int32]) -> int:

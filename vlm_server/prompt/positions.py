@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.host_model import AskPositions, MRope
+from vlm_server.interfaces.model_spec import AskPositions, MRope
 
 _IMAGE_GRID, _VIDEO_GRID = "image_grid_thw", "video_grid_thw"
 GRIDS = (_IMAGE_GRID, _VIDEO_GRID)

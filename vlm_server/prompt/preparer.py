@@ -20,9 +20,9 @@ from vlm_server.cache.caches import Caches
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.errors import ContextLengthExceeded, InternalError, InvalidRequest
-from vlm_server.host_model import HostModel
+from vlm_server.interfaces import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
+from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.ports import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
 from vlm_server.prompt.chat import Chat, field_of, read_chat
 from vlm_server.prompt.grammar.constraints import Constraints
@@ -50,7 +50,7 @@ class MultimodalPreparer:
     """The `Preparer` of one model. Thread-safe."""
 
     def __init__(
-        self, host: HostModel, decoders: Decoders, grammars: Grammars, caches: Caches
+        self, host: ModelSpec, decoders: Decoders, grammars: Grammars, caches: Caches
     ) -> None:
         self._host = host
         self._constraints = Constraints(host)

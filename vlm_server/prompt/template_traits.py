@@ -66,7 +66,7 @@ class TemplateTraits:
 def probe(
     apply: Apply, image_placeholders: Sequence[str], video_token: str | None
 ) -> TemplateTraits:
-    """`image_placeholders` are as in `HostModel`; a video's tokens replace `video_token`."""
+    """`image_placeholders` are as in `ModelSpec`; a video's tokens replace `video_token`."""
     return _Probe(apply).run(image_placeholders, video_token)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from vlm_server.errors import InvalidRequest, ModelLoadError
-from vlm_server.host_model import HostModel
+from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.prompt.chat import Chat, arguments_of, cleaned, field_of, join_texts, join_turns
 from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError, TemplateRefusal
 from vlm_server.prompt.system_turns import fold_system
@@ -43,7 +43,7 @@ _TAIL_CHARACTERS = 20
 Clean = Callable[[str], str]
 
 
-def template_of(host: HostModel) -> Apply:
+def template_of(host: ModelSpec) -> Apply:
     """What renders a model's prompts: its template in a sandbox, if it has one.
 
     Raises ModelLoadError for a template that can't be read.
@@ -85,7 +85,7 @@ class ChatTemplate:
         video_token: str | None,
         names: Sequence[str] = (),
     ) -> None:
-        """`apply`: see `template_of`; `image_placeholders` are as in `HostModel`.
+        """`apply`: see `template_of`; `image_placeholders` are as in `ModelSpec`.
 
         `video_token` is the token whose embeddings a video replaces, for families that take videos.
         `names` are variables that no request may set.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import RequestError
-from vlm_server.ports import AnswerMatcher, Grammar
+from vlm_server.interfaces import AnswerMatcher, Grammar
 from vlm_server.prompt.thought_marks import ThoughtMarks
 from vlm_server.protocol import Submit
 

@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from vlm_server.host_model import HostModel, ReasoningFormat
+from vlm_server.interfaces.model_spec import ModelSpec, ReasoningFormat
 
 Mask = NDArray[np.bool_]
 
@@ -23,7 +23,7 @@ class ThoughtMarks:
     mark can be spread over.
     """
 
-    def __init__(self, host: HostModel, marks: ReasoningFormat) -> None:
+    def __init__(self, host: ModelSpec, marks: ReasoningFormat) -> None:
         self._backend = tokenizers.Tokenizer.from_str(host.backend.to_str())
         self._size = host.vocabulary_size
         self._start, self._end = marks.start, marks.end

@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
-from vlm_server.host_model import HostModel
+from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.prompt.chat import Chat, field_of, join_texts
 from vlm_server.prompt.special_tokens import SpecialTokens
 from vlm_server.prompt.templates import ChatTemplate, template_of
@@ -35,7 +35,7 @@ class Placeholder:
 class PromptTokenizer:
     """Renders and tokenizes prompts of one model, with one token for each image and video."""
 
-    def __init__(self, host: HostModel) -> None:
+    def __init__(self, host: ModelSpec) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_str(host.backend.to_str())
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from vlm_server.cache.caches import Caches
+from vlm_server.interfaces import MemoryReading
 from vlm_server.platform import machine
-from vlm_server.ports import MemoryReading
 from vlm_server.runner.disk.disk_cache import disk_folder, open_disk_cache
 from vlm_server.runner.fingerprint import KeptHashes
 from vlm_server.runner.kv.segments import can_store, needs_snapshots

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_server.host_model import HostModel
+from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.device.faults import Faults
 from vlm_server.runner.families import Family
@@ -36,7 +36,7 @@ class LoadedModel:
     model: Any
     processor: Any
     family: Family
-    host: HostModel
+    host: ModelSpec
     checkpoint: Checkpoint
     device: Device
     decode_positions: DecodePositions

@@ -19,7 +19,7 @@ import mlx.core as mx
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import EngineBroken, InternalError, RequestError
-from vlm_server.ports import (
+from vlm_server.interfaces import (
     PrefillWork,
     PreparedPrompt,
     SchedulerOutput,

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from vlm_server.checkpoints.messages import Progress
+from vlm_server.hub.messages import Progress
 from vlm_server.protocol import (
     Accepted,
     Deadlines,

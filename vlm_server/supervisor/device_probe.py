@@ -15,7 +15,7 @@ from vlm_server.platform import machine
 from vlm_server.platform.child import launch
 from vlm_server.supervisor.failed_starts import signal_name
 
-_MODULE = "vlm_server.worker.device"
+_MODULE = "vlm_server.engine.device"
 
 
 class DeviceReport(msgspec.Struct, frozen=True):

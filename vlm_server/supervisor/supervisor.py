@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from vlm_server.checkpoints.names import served_name
 from vlm_server.errors import EngineUnavailable, ModelLoadError
+from vlm_server.hub.names import served_name
 from vlm_server.platform import machine
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.protocol import (
@@ -309,7 +309,7 @@ class Supervisor:
                 await asyncio.to_thread(self._private.forget_kernels)
 
     async def _start_process(self, environment: dict[str, str]) -> EngineProcess:
-        return await EngineProcess.start("vlm_server.worker", environment)
+        return await EngineProcess.start("vlm_server.engine", environment)
 
     async def _watch(self, process: EngineProcess) -> None:
         """End an engine that does not get ready, or not on with what it has to do."""

@@ -15,8 +15,8 @@ import pytest
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import HttpServer, http_config
-from vlm_server.api.http.intake.intake import start_pool
 from vlm_server.api.http.openai_errors import encode
+from vlm_server.api.parsing.intake import start_pool
 from vlm_server.platform.child.pool import ChildPool
 from vlm_server.settings import Limits, Settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.media.pictures import data_url, encoded
+from tests.unit.api.parsing.media.pictures import data_url, encoded
 
 ROUTE = "/v1/chat/completions"
 PNG_URL = data_url(encoded("PNG"))

@@ -13,10 +13,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
-from tests.unit.api.operations.scrapes import full_scrape
+from tests.unit.api.admin.scrapes import full_scrape
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
-from vlm_server.api.openai.schema import HARMLESS, NEUTRAL, ChatRequest
+from vlm_server.api.dialects.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.errors import RequestError
 from vlm_server.protocol import CacheStats, MemoryStats, PhaseName, Stats
 from vlm_server.settings import Metrics, Settings

@@ -28,9 +28,9 @@ from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduling.scheduler import Scheduler
+from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import (
+from vlm_server.interfaces import (
     EncodeWork,
     LoadWork,
     Prepared,

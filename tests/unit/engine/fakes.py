@@ -20,10 +20,9 @@ from tests.unit.cache.prompts import is_boundary, parts_of
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
-from vlm_server.engine.scheduling.limits import SchedulerConfig
+from vlm_server.engine.scheduler.limits import SchedulerConfig
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
-from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.ports import (
+from vlm_server.interfaces import (
     EncodeWork,
     MediaInputs,
     MemoryReading,
@@ -35,6 +34,7 @@ from vlm_server.ports import (
     SeqId,
     StepResult,
 )
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.protocol import (
     Delta,
     Event,

@@ -7,7 +7,7 @@ from typing import Literal
 from tests.unit.cache.prompts import Item, prompt_of
 from tests.unit.engine.fakes import IMAGE_TOKEN, TOKENS_PER_IMAGE, prepared, refuse
 from vlm_server.cache.caches import Caches
-from vlm_server.ports import Prepared, PreparedPrompt
+from vlm_server.interfaces import Prepared, PreparedPrompt
 from vlm_server.protocol import Image, ImagePart, Message, SamplingParams, Submit, TextPart
 
 Parts = tuple[str | int, ...]

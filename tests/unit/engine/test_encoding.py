@@ -14,7 +14,7 @@ from tests.unit.engine.fakes import FakeEncoder, FakeEncoding, prepared, prompt
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.engine.inbox import EncodeDone, Message
 from vlm_server.errors import InternalError, OutOfMemory, RequestError
-from vlm_server.ports import EncodeWork
+from vlm_server.interfaces import EncodeWork
 from vlm_server.protocol import Failed, Finished
 
 

@@ -35,17 +35,17 @@ from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
-from vlm_server.engine.scheduling.scheduler import Scheduler
+from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
 from vlm_server.errors import EngineBroken, InternalError
-from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.ports import (
+from vlm_server.interfaces import (
     EncodeWork,
     Prepared,
     SchedulerOutput,
     SeqId,
     StepResult,
 )
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.protocol import (
     Abort,
     Accepted,

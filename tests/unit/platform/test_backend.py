@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from PIL import Image
 
-from vlm_server.checkpoints.survey import Survey, SurveyRequest
+from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.platform import backend
 from vlm_server.settings import Memory, Model
 
@@ -127,7 +127,7 @@ def test_a_library_that_is_there_but_can_not_be_loaded(
 def test_a_checkpoint_can_not_be_examined_without(bare: dict[str, str]) -> None:
     request = SurveyRequest(Model(path="/nowhere"), Memory())
     said = subprocess.run(
-        [sys.executable, "-P", "-m", "vlm_server.worker.survey"],
+        [sys.executable, "-P", "-m", "vlm_server.engine.survey"],
         env=bare,
         input=msgspec.json.encode(request),
         capture_output=True,

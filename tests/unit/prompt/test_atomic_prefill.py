@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vlm_server.host_model import ChunkPolicy
+from vlm_server.interfaces.model_spec import ChunkPolicy
 from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
 
 TEXT, MEDIA_LAST, TEXT_AFTER = [0, 0, 0], [0, 1, 1], [0, 1, 0, 1, 0, 0]

@@ -15,9 +15,9 @@ from tokenizers import AddedToken
 
 from tests.unit.prompt.test_grammars import New, byte_host, grammars, new
 from vlm_server.errors import InvalidRequest
-from vlm_server.host_model import ToolParser
+from vlm_server.interfaces import Grammar
+from vlm_server.interfaces.model_spec import ToolParser
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.ports import Grammar
 from vlm_server.prompt.grammar.constraint import Constraint, ForcedCalls, FreeCalls, Schema
 from vlm_server.prompt.grammar.constraints import Constraints
 from vlm_server.prompt.grammar.grammars import Grammars

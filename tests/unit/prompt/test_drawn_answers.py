@@ -18,8 +18,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from tests.whole import examples
 from vlm_server.errors import InvalidRequest
+from vlm_server.interfaces import AnswerMatcher, Grammar
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.ports import AnswerMatcher, Grammar
 from vlm_server.prompt.grammar.constraint import Schema
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import GrammarLimits
@@ -34,7 +34,7 @@ START, END = "<|im_start|>", "<|im_end|>"
 
 @dataclass(frozen=True)
 class Host:
-    """What a `Grammars` reads of a `HostModel`."""
+    """What a `Grammars` reads of a `ModelSpec`."""
 
     backend: tokenizers.Tokenizer
     eos_token_ids: frozenset[int]

@@ -32,7 +32,7 @@ SLOW = {"type": "string", "pattern": "^a{99999}$"}
 
 
 def byte_host() -> Any:
-    """What a `Grammars` reads of a `HostModel`: a token for each byte, and an end."""
+    """What a `Grammars` reads of a `ModelSpec`: a token for each byte, and an end."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: number for number, letter in enumerate(letters)} | {"<end>": 256}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vlm_server.host_model import MRope
+from vlm_server.interfaces.model_spec import MRope
 from vlm_server.prompt.positions import media_positions, prompt_positions
 
 WHOLE, SPLIT = MRope(2, splits_videos=False), MRope(2, splits_videos=True)

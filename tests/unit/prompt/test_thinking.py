@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tests.unit.prompt.test_grammars import byte_host
 from vlm_server.errors import RequestError
-from vlm_server.host_model import ReasoningFormat
-from vlm_server.ports import AnswerMatcher
+from vlm_server.interfaces import AnswerMatcher
+from vlm_server.interfaces.model_spec import ReasoningFormat
 from vlm_server.prompt.thinking import ThinkingGrammar, thinking
 from vlm_server.prompt.thought_marks import ThoughtMarks
 from vlm_server.protocol import SamplingParams, Submit, TemplateOptions

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from vlm_server.checkpoints.survey import Survey, SurveyRequest
 from vlm_server.errors import (
     ConfigError,
     Conflict,
@@ -23,6 +22,7 @@ from vlm_server.errors import (
     QueueTimeout,
     RequestCancelled,
 )
+from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import MemoryStats, ModelFacts, Stats
 from vlm_server.settings import Cache, Deadlines, ListedModel, Memory, Model, Settings

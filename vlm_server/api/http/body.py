@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from vlm_server.api.http.disconnect import ClientGone
-from vlm_server.api.http.intake import json_body
 from vlm_server.api.http.queue.arriving import Arrival, ArrivingBodies
+from vlm_server.api.parsing import json_body
 from vlm_server.errors import (
     PayloadTooLarge,
     QueueFull,

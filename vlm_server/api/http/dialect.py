@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from vlm_server.api.http.intake.calls import ReadText
+from vlm_server.api.parsing.calls import ReadText
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.protocol import Delta, Finished
 

@@ -12,14 +12,11 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api.http import body, keepalive, routing_key, served_models, sse
+from vlm_server.api.http import body, keepalive, sse
 from vlm_server.api.http.access import cache_salt, client_id, keys
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
 from vlm_server.api.http.dialect import Dialect, Renderer
 from vlm_server.api.http.disconnect import until_disconnect
-from vlm_server.api.http.intake.calls import Call, Context, RequestSummary
-from vlm_server.api.http.intake.history import History, HistoryNeeded
-from vlm_server.api.http.intake.intake import Intake
 from vlm_server.api.http.metrics.model_metrics import ModelMetrics, no_metrics
 from vlm_server.api.http.metrics.recorder import AnswerRecorder
 from vlm_server.api.http.metrics.server_timing import server_timing
@@ -31,8 +28,12 @@ from vlm_server.api.http.telemetry import access_log
 from vlm_server.api.http.telemetry.access_log import Entry
 from vlm_server.api.http.telemetry.in_flight import RequestsInFlight
 from vlm_server.api.http.urls.media_urls import MediaUrls
+from vlm_server.api.parsing import routing_key, served_models
+from vlm_server.api.parsing.calls import Call, Context, RequestSummary
+from vlm_server.api.parsing.history import History, HistoryNeeded
+from vlm_server.api.parsing.intake import Intake
+from vlm_server.api.parsing.media.external import BytesNeeded
 from vlm_server.errors import PayloadTooLarge
-from vlm_server.media.external import BytesNeeded
 from vlm_server.protocol import Delta, Finished, Usage
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineRequest, ModelClient, RequestEvent

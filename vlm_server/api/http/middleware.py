@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_server.api.http import errors, routing_key
+from vlm_server.api.http import errors
 from vlm_server.api.http.access import cache_salt, client_id, cors, gate, keys
 from vlm_server.api.http.access.key_slots import KeySlots
 from vlm_server.api.http.access.keys import ApiKey, KeyRing
@@ -20,6 +20,7 @@ from vlm_server.api.http.queue.queue_slots import QueueSlots
 from vlm_server.api.http.telemetry import access_log
 from vlm_server.api.http.telemetry.access_log import AnsweredRequests
 from vlm_server.api.http.telemetry.tracing import Tracer
+from vlm_server.api.parsing import routing_key
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Cache, Server
 from vlm_server.supervisor.client import ModelClient

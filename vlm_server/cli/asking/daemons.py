@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from vlm_server.checkpoints import find
-from vlm_server.checkpoints.names import HubName
 from vlm_server.cli import options
 from vlm_server.cli.client.address import address_of
 from vlm_server.cli.client.daemon import Daemon, is_local
@@ -18,6 +16,8 @@ from vlm_server.cli.own_daemon import running_daemon
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError
+from vlm_server.hub import find
+from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings
 from vlm_server.settings.paths import expanded
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlm_server.api.parsing.media import heif_header, image_header, video_header
 from vlm_server.cli.asking.words import STDIN
 from vlm_server.cli.failure import CommandFailed
 from vlm_server.errors import InvalidImage, InvalidVideo
-from vlm_server.media import heif_header, image_header, video_header
 from vlm_server.settings import Limits
 
 _SIGNATURES = (

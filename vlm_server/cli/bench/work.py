@@ -13,8 +13,6 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from vlm_server.checkpoints import find
-from vlm_server.checkpoints.names import to_download
 from vlm_server.cli.bench import plot, report
 from vlm_server.cli.bench.client import Client, Target
 from vlm_server.cli.bench.measure import Plan, Run, measure
@@ -25,6 +23,8 @@ from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError
+from vlm_server.hub import find
+from vlm_server.hub.names import to_download
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.supervisor.environment import for_any_server
 

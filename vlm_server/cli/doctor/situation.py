@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from vlm_server import settings
-from vlm_server.checkpoints.find import located
-from vlm_server.checkpoints.names import to_download
 from vlm_server.cli import options
 from vlm_server.cli.service.manager import ServiceManager, manager_for
 from vlm_server.errors import ConfigError
+from vlm_server.hub.find import located
+from vlm_server.hub.names import to_download
 from vlm_server.settings import Model, Settings, Sources
 
 

@@ -8,11 +8,6 @@ import json
 import sys
 from typing import Any
 
-from vlm_server.checkpoints import find, layout
-from vlm_server.checkpoints.download import download
-from vlm_server.checkpoints.messages import Plan, Progress, size_text
-from vlm_server.checkpoints.names import HubName
-from vlm_server.checkpoints.survey import check_plan
 from vlm_server.cli import options
 from vlm_server.cli.client.address import address_of
 from vlm_server.cli.client.daemon import Daemon
@@ -22,6 +17,11 @@ from vlm_server.cli.table import print_table
 from vlm_server.cli.terminal import set_up_logging
 from vlm_server.cli.usage.nearest import did_you_mean
 from vlm_server.errors import ConfigError
+from vlm_server.hub import find, layout
+from vlm_server.hub.download import download
+from vlm_server.hub.messages import Plan, Progress, size_text
+from vlm_server.hub.names import HubName
+from vlm_server.hub.survey import check_plan
 from vlm_server.settings import Settings
 
 
@@ -135,7 +135,7 @@ def _row(one: dict[str, Any], *, with_state: bool) -> tuple[str, ...]:
 
 def remove(arguments: argparse.Namespace) -> int:
     """Remove a model from the hub's cache, as the cache's own tools would, once that is granted."""
-    from vlm_server.checkpoints import cached  # it takes a moment
+    from vlm_server.hub import cached
 
     name = _hub_name(arguments.model)
     settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))

@@ -9,10 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlm_server.checkpoints.download import look_up
-from vlm_server.checkpoints.messages import Plan, size_text
-from vlm_server.checkpoints.names import HubName, to_download
-from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon
 from vlm_server.cli.client.keys import own_key
@@ -20,6 +16,10 @@ from vlm_server.cli.client.stream import stream_text
 from vlm_server.cli.models.pictures import drawn
 from vlm_server.cli.own_daemon import running_daemon
 from vlm_server.errors import ModelLoadError
+from vlm_server.hub.download import look_up
+from vlm_server.hub.messages import Plan, size_text
+from vlm_server.hub.names import HubName, to_download
+from vlm_server.hub.survey import Survey, SurveyRequest, survey
 from vlm_server.settings import Settings
 
 _GIB = 1 << 30

@@ -19,9 +19,9 @@ import msgspec
 
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
-from vlm_server.api.http.intake import intake
 from vlm_server.api.http.openai_errors import encode
 from vlm_server.api.http.telemetry.tracing import start_tracer
+from vlm_server.api.parsing import intake
 from vlm_server.api.routes import OPERATIONS
 from vlm_server.cli import options, terminal
 from vlm_server.cli.entry import discard_output

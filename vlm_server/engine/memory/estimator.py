@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal
 
-from vlm_server.ports import DeviceMemory
+from vlm_server.interfaces import DeviceMemory
 
 Work = Literal["encode", "prefill"]
 

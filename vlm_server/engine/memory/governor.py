@@ -16,7 +16,7 @@ from collections.abc import Callable
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.decisions import Clear, Decision, Demand, Evict, Keep, Refuse, Wait
 from vlm_server.engine.memory.estimator import MemoryEstimator
-from vlm_server.ports import DeviceMemory, MemoryReading, ProcessMemory
+from vlm_server.interfaces import DeviceMemory, MemoryReading, ProcessMemory
 from vlm_server.protocol import MemoryStats
 from vlm_server.settings import Memory as MemorySettings
 

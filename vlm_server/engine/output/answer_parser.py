@@ -11,7 +11,7 @@ from vlm_server.engine.output.forced_calls import ForcedCalls
 from vlm_server.engine.output.free_calls import FreeCalls
 from vlm_server.engine.output.marks import Marks, marks
 from vlm_server.engine.output.pieces import BLANKS, Piece, Thought, add_piece
-from vlm_server.host_model import ReasoningFormat
+from vlm_server.interfaces.model_spec import ReasoningFormat
 
 
 class _State(Enum):

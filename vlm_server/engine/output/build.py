@@ -10,8 +10,8 @@ from vlm_server.engine.output.calls import Calls
 from vlm_server.engine.output.forced_calls import ForcedCalls
 from vlm_server.engine.output.free_calls import FreeCalls
 from vlm_server.engine.output.tool_formats import ToolFormat, tool_format
-from vlm_server.host_model import HostModel, ReasoningFormat
-from vlm_server.ports import AnswerFormat
+from vlm_server.interfaces import AnswerFormat
+from vlm_server.interfaces.model_spec import ModelSpec, ReasoningFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Formats:
     reasoning: ReasoningFormat | None = None
 
     @classmethod
-    def of(cls, host: HostModel) -> Self:
+    def of(cls, host: ModelSpec) -> Self:
         return cls(tool_format(host.tool_parser), host.reasoning_format)
 
 

@@ -6,7 +6,7 @@ import secrets
 import string
 
 from vlm_server.engine.output.tool_formats import ToolFormat
-from vlm_server.ports import AnswerFormat
+from vlm_server.interfaces import AnswerFormat
 from vlm_server.protocol import ToolCallDelta
 
 _ALPHANUMERICS = string.ascii_letters + string.digits

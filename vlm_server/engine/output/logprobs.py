@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from vlm_server.engine.output.detokenizer import Decoder
-from vlm_server.ports import TokenLogprobs
+from vlm_server.interfaces import TokenLogprobs
 from vlm_server.protocol import TokenLogprob, TokenText
 
 

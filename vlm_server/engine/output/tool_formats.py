@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm_server.engine.output import call_parsers, gemma_calls, tagged_calls
-from vlm_server.host_model import ToolParser
+from vlm_server.interfaces.model_spec import ToolParser
 
 ParseCalls = Callable[[str, Sequence[Mapping[str, Any]]], Sequence[tuple[str, str]]]
 """(text between the marks, tools as chat templates have them) to each call's name and arguments.

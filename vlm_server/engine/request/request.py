@@ -12,15 +12,22 @@ from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk.load import DiskLoad, Loaded
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.lru import Lease
-from vlm_server.deadlines import RequestDeadlines
 from vlm_server.engine.output.build import NO_FORMATS, Formats, build_parser
 from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.output.pieces import Piece
 from vlm_server.engine.request.choice import Choice
 from vlm_server.engine.request.states import State, check_transition
 from vlm_server.engine.request.stopwatch import Stopwatch
-from vlm_server.ports import EncodeWork, MediaInputs, NewRequest, Prepared, PreparedPrompt, SeqId
+from vlm_server.interfaces import (
+    EncodeWork,
+    MediaInputs,
+    NewRequest,
+    Prepared,
+    PreparedPrompt,
+    SeqId,
+)
 from vlm_server.protocol import RequestProgress, SamplingParams, Submit, Timeline, Usage
+from vlm_server.protocol.deadlines import RequestDeadlines
 
 
 class Request:

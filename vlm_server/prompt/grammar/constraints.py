@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlm_server.errors import InvalidRequest
-from vlm_server.host_model import HostModel, ToolParser
+from vlm_server.interfaces.model_spec import ModelSpec, ToolParser
 from vlm_server.prompt.grammar.constraint import (
     TOOLS_PARAM,
     CallSyntax,
@@ -22,7 +22,7 @@ _JSON_FORMATS = frozenset({"json_tools"})
 class Constraints:
     """What the answers of one model are held to, request by request."""
 
-    def __init__(self, host: HostModel) -> None:
+    def __init__(self, host: ModelSpec) -> None:
         self._format = host.tool_parser
         self._syntax = None if self._format is None else _syntax(host, self._format)
 
@@ -62,7 +62,7 @@ def _check_end(sampling: SamplingParams) -> None:
             )
 
 
-def _syntax(host: HostModel, parser: ToolParser) -> CallSyntax:
+def _syntax(host: ModelSpec, parser: ToolParser) -> CallSyntax:
     return CallSyntax(
         _mark(host, parser.start),
         _mark(host, parser.end),
@@ -71,7 +71,7 @@ def _syntax(host: HostModel, parser: ToolParser) -> CallSyntax:
     )
 
 
-def _mark(host: HostModel, text: str) -> Mark:
+def _mark(host: ModelSpec, text: str) -> Mark:
     """`text` with the ids of its control tokens, which no text of a grammar stands for.
 
     llguidance takes for one whatever was added to a vocabulary and stands in angle brackets, such

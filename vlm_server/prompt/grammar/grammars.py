@@ -14,7 +14,7 @@ from functools import partial
 
 from vlm_server.cache.lru import LruCache
 from vlm_server.errors import InvalidRequest
-from vlm_server.host_model import HostModel
+from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar import vocabulary
 from vlm_server.prompt.grammar.constraint import Constraint, encode
@@ -34,7 +34,7 @@ _REFUSAL_SECONDS = 600.0
 class Grammars:
     """Compiles constraints for one model, and keeps the grammars used last. Thread-safe."""
 
-    def __init__(self, host: HostModel, limits: GrammarLimits, cache_bytes: int) -> None:
+    def __init__(self, host: ModelSpec, limits: GrammarLimits, cache_bytes: int) -> None:
         """`cache_bytes`: what the processes of kept grammars may take for themselves."""
         self._server = GrammarServer(
             partial(vocabulary.describe, host), host.vocabulary_size, limits

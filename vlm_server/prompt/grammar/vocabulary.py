@@ -7,13 +7,13 @@ from typing import Any
 
 import tokenizers
 
-from vlm_server.host_model import HostModel
+from vlm_server.interfaces.model_spec import ModelSpec
 
 _CONTROL = "\ufdd0"
 """Begins the names of control tokens; no character, so that no schema has it by chance."""
 
 
-def describe(host: HostModel) -> dict[str, Any]:
+def describe(host: ModelSpec) -> dict[str, Any]:
     """What `process` needs to know, whether vocabulary or logits are wider."""
     num_tokens = max(host.backend.get_vocab().values()) + 1
     drawable = range(min(num_tokens, host.vocabulary_size))

@@ -14,10 +14,10 @@ from vlm_server.errors import DecodeBudgetExceeded, InvalidImage
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.prompt.media.image_messages import Refused, pack_job, unpack
+from vlm_server.prompt.video import clip
 from vlm_server.protocol import Image, Video
 from vlm_server.settings import Image as ImageLimits
 from vlm_server.settings import Video as VideoLimits
-from vlm_server.video import clip
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from vlm_server.errors import InvalidRequest
-from vlm_server.host_model import PixelRule
+from vlm_server.interfaces.model_spec import PixelRule
 from vlm_server.protocol import Image
 from vlm_server.settings import Image as ImageSettings
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import InvalidImage, InvalidVideo
-from vlm_server.host_model import HostModel, ProcessedMedia
+from vlm_server.interfaces.model_spec import ModelSpec, ProcessedMedia
 from vlm_server.prompt.positions import GRIDS, media_positions
-from vlm_server.video.clip import Clip
+from vlm_server.prompt.video.clip import Clip
 
 _UNIT_TOKENS = 1024
 """Most tokens of a video that are encoded at once, unless two frames have more."""
@@ -81,7 +81,7 @@ class Processed:
 
 
 def process_image(
-    host: HostModel, placeholder: str, pixels: NDArray[np.uint8], param: str
+    host: ModelSpec, placeholder: str, pixels: NDArray[np.uint8], param: str
 ) -> Processed:
     """An image of (height, width, 3) RGB.
 
@@ -103,7 +103,7 @@ def process_image(
 
 
 def process_video(
-    host: HostModel, token_id: int, placeholder: str, clip: Clip, param: str
+    host: ModelSpec, token_id: int, placeholder: str, clip: Clip, param: str
 ) -> Processed:
     """Raises InvalidVideo, naming `param`, for frames that the processor can't take."""
     try:
@@ -145,7 +145,7 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:_MAX_REASON_CHARS]
 
 
-def _whole(host: HostModel, made: ProcessedMedia, token_id: int) -> Processed | None:
+def _whole(host: ModelSpec, made: ProcessedMedia, token_id: int) -> Processed | None:
     """What the processor made, as one unit; None if no token stands for the media item."""
     media = np.flatnonzero(made.token_ids == token_id)
     if not len(media):
@@ -167,7 +167,7 @@ def _whole(host: HostModel, made: ProcessedMedia, token_id: int) -> Processed | 
     return Processed(layout, (made.inputs,))
 
 
-def _text_of(host: HostModel, token_ids: NDArray[np.int32]) -> str:
+def _text_of(host: ModelSpec, token_ids: NDArray[np.int32]) -> str:
     ids = [int(i) for i in token_ids if int(i) != host.tokenizer.bos_token_id]
     return str(host.backend.decode(ids, skip_special_tokens=False))
 

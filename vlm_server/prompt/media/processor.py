@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import Caches
-from vlm_server.host_model import HostModel
+from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.media.picture_sizes import PictureSizes
@@ -33,9 +33,9 @@ from vlm_server.prompt.media.processing import (
     sampled_of,
 )
 from vlm_server.prompt.tokenizer import PromptTokenizer
+from vlm_server.prompt.video.clip import Clip
 from vlm_server.protocol import Image, Submit, Video
 from vlm_server.settings import Video as VideoLimits
-from vlm_server.video.clip import Clip
 
 _MAX_FRAMES_AS_IMAGES = 16
 """Of a video: an image has many more tokens than a frame for a family that takes videos."""
@@ -78,7 +78,7 @@ class MediaProcessor:
     """
 
     def __init__(
-        self, host: HostModel, prompts: PromptTokenizer, decoders: Decoders, caches: Caches
+        self, host: ModelSpec, prompts: PromptTokenizer, decoders: Decoders, caches: Caches
     ) -> None:
         self._host = host
         self._prompts = prompts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from vlm_server.ports import MemoryReading
+from vlm_server.interfaces import MemoryReading
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.settings import Memory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlm_server.cache.prompt_key import MediaSpan
-from vlm_server.ports import NewRequest, PrefillWork, PreparedPrompt, SchedulerOutput, SeqId
+from vlm_server.interfaces import NewRequest, PrefillWork, PreparedPrompt, SchedulerOutput, SeqId
 from vlm_server.protocol import SamplingParams
 from vlm_server.runner.distributed.arrays import Array, of_mlx, of_numpy, to_mlx, to_numpy
 from vlm_server.runner.distributed.messages import Chunk, Features, New, Plan, Segment

@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_vlm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from vlm_server.ports import PrefixState
+from vlm_server.interfaces import PrefixState
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 
 _MOST = 0.75

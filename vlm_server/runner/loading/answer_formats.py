@@ -7,7 +7,7 @@ import re
 from mlx_vlm.tools.registry import SPECS, _infer_tool_parser, load_tool_module
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.host_model import ReasoningFormat, ToolParser
+from vlm_server.interfaces.model_spec import ReasoningFormat, ToolParser
 
 AUTO, NONE = "auto", "none"
 _JSON_CALL = re.compile(r"<tool_call>.*\"name\\?\"", re.DOTALL)

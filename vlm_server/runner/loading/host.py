@@ -1,4 +1,4 @@
-"""Reads what prompts need to know of a checkpoint: see `HostModel`."""
+"""Reads what prompts need to know of a checkpoint: see `ModelSpec`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlx_vlm.utils import should_add_special_tokens
 from tokenizers import AddedToken
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.host_model import AskPositions, HostModel, MRope, StandIn
+from vlm_server.interfaces.model_spec import AskPositions, ModelSpec, MRope, StandIn
 from vlm_server.runner.families import Family, MRopeRule
 from vlm_server.runner.loading.answer_formats import reasoning_format, tool_parser
 from vlm_server.runner.loading.chat_templates import (
@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 def host_model(
     settings: ModelSettings, config: Json, family: Family, model: Any, processor: Any
-) -> HostModel:
+) -> ModelSpec:
     """Raises ModelLoadError without an image token or a fast tokenizer, or for a tool parser that
     there is not."""
     folder = Path(settings.path)
@@ -55,7 +55,7 @@ def host_model(
         video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
         chosen = _template(settings, processor, host_processor, placeholders, video)
     template = chosen.text if chosen else None
-    return HostModel(
+    return ModelSpec(
         tokenizer=tokenizer,
         backend=tokenizer.backend_tokenizer,
         image_token_id=image_token_id,

@@ -14,7 +14,7 @@ import numpy as np
 from mlx_vlm.models.llava.processing_llava import LlavaProcessor
 from numpy.typing import NDArray
 
-from vlm_server.host_model import AskPositions, ChunkPolicy
+from vlm_server.interfaces.model_spec import AskPositions, ChunkPolicy
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.families import (
     FAMILIES,

@@ -13,7 +13,7 @@ from mlx_vlm.utils import VideoMetadata, prepare_inputs
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from vlm_server.host_model import PixelRule, ProcessedMedia, StandIn
+from vlm_server.interfaces.model_spec import PixelRule, ProcessedMedia, StandIn
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.model.patches import PatchProcessor
 
@@ -36,7 +36,7 @@ class _Around:
 
 
 class HostProcessor:
-    """One model's processor, as `HostModel` has it.
+    """One model's processor, as `ModelSpec` has it.
 
     Not thread-safe: mlx-vlm sets padding on the tokenizer.
     """

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from mlx_vlm.utils import get_model_and_args
 
-from vlm_server.checkpoints import layout
-from vlm_server.checkpoints.messages import Plan
-from vlm_server.checkpoints.survey import Survey, SurveyRequest
 from vlm_server.errors import ModelLoadError
+from vlm_server.hub import layout
+from vlm_server.hub.messages import Plan
+from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import limit_bytes
 from vlm_server.runner.families import FAMILIES, refuse_unservable

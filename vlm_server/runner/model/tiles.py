@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from vlm_server.ports import MediaInputs
+from vlm_server.interfaces import MediaInputs
 
 _PIXELS = "pixel_values"
 _OF_EACH_TILE = frozenset({_PIXELS, "pixel_attention_mask", "spatial_shapes"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from vlm_server.ports import SeqId, TokenLogprobs
+from vlm_server.interfaces import SeqId, TokenLogprobs
 from vlm_server.runner.device.arrays import read
 
 

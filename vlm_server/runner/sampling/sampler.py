@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.ports import AnswerMatcher
+from vlm_server.interfaces import AnswerMatcher
 from vlm_server.protocol import SamplingParams
 
 logger = logging.getLogger(__name__)

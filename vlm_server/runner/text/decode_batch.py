@@ -23,7 +23,7 @@ import numpy as np
 
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import RequestError
-from vlm_server.ports import PreparedPrompt, SeqId
+from vlm_server.interfaces import PreparedPrompt, SeqId
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.kv.batch_cache import (
     even_out,

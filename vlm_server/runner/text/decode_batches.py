@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import RequestError
-from vlm_server.ports import SeqId
+from vlm_server.interfaces import SeqId
 from vlm_server.runner.kv.segments import SequenceState
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.prompt_chunk import PromptChunk

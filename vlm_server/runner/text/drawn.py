@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from vlm_server.ports import DraftCounts, SeqId, TokenLogprobs
+from vlm_server.interfaces import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.ranks import Ranks
 from vlm_server.runner.sampling.logprobs import LazyLogprobs, compute_logprobs
 from vlm_server.runner.sampling.sampler import sample

@@ -10,7 +10,7 @@ from mlx_vlm.models.cache import KVCache, make_prompt_cache
 from numpy.typing import NDArray
 
 from vlm_server.cache.prompt_key import PromptKey
-from vlm_server.ports import Grammar, NewRequest, PreparedPrompt
+from vlm_server.interfaces import Grammar, NewRequest, PreparedPrompt
 from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.families import Deepstack

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
-from vlm_server.ports import NewRequest, PreparedPrompt
+from vlm_server.interfaces import NewRequest, PreparedPrompt
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.kv.segments import restore, room_for
 from vlm_server.runner.loaded import LoadedModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vlm_server.ports import PreparedPrompt, SeqId
+from vlm_server.interfaces import PreparedPrompt, SeqId
 from vlm_server.runner.sampling.sampler import SequenceSampler
 from vlm_server.runner.text.speculation.drafts import Drafter
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.ports import EncodeWork, MediaInputs
+from vlm_server.interfaces import EncodeWork, MediaInputs
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.faults import Faults
 from vlm_server.runner.families import Deepstack

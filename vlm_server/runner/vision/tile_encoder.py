@@ -10,7 +10,7 @@ import numpy as np
 
 from vlm_server.cache.lru import LruCache
 from vlm_server.errors import InternalError
-from vlm_server.ports import EncodeWork, MediaInputs
+from vlm_server.interfaces import EncodeWork, MediaInputs
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.tiles import Tiling, tile_key

@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from vlm_server.checkpoints.survey import Survey, SurveyRequest
 from vlm_server.errors import ModelLoadError
+from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.settings import Memory
 from vlm_server.supervisor.models import budget
 from vlm_server.supervisor.models.served_model import ServedModel

@@ -20,8 +20,6 @@ from pathlib import Path
 
 import msgspec
 
-from vlm_server.checkpoints.find import by_name
-from vlm_server.checkpoints.survey import survey
 from vlm_server.errors import (
     ConfigError,
     Conflict,
@@ -31,6 +29,8 @@ from vlm_server.errors import (
     RequestError,
     VlmServerError,
 )
+from vlm_server.hub.find import by_name
+from vlm_server.hub.survey import survey
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import ListedModel, Model, Settings
 from vlm_server.supervisor.client import EngineStatus

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from vlm_server.checkpoints.download import fetch
-from vlm_server.checkpoints.messages import Progress
-from vlm_server.checkpoints.names import served_name, to_download
 from vlm_server.errors import (
     EngineUnavailable,
     ModelDoesNotFit,
@@ -23,6 +20,9 @@ from vlm_server.errors import (
     RequestError,
     VlmServerError,
 )
+from vlm_server.hub.download import fetch
+from vlm_server.hub.messages import Progress
+from vlm_server.hub.names import served_name, to_download
 from vlm_server.models import EMBEDDED
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.protocol import ModelFacts

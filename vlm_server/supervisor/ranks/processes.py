@@ -25,7 +25,7 @@ from vlm_server.supervisor.ranks.hostfile import LOCAL, Host, ranks_of, read_hos
 
 logger = logging.getLogger(__name__)
 
-_MODULE = "vlm_server.worker.follower"
+_MODULE = "vlm_server.engine.follower"
 _END_SECONDS = 2.0
 _KEPT = ("PYTHONPATH", "PYTHONSAFEPATH")
 """What another machine is told of our environment: it has the program in the same folder."""

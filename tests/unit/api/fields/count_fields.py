@@ -9,8 +9,8 @@ from typing import Any
 from tests.unit.api.fields.field import Dialect, Field, Reading, ignored, refused, works
 from tests.unit.api.fields.openai_fields import CHAT, UNKNOWN_AT_THE_TOP
 from tests.unit.api.scripted_engine import Step
-from vlm_server.api.openai.schema import ChatRequest
-from vlm_server.api.openai.tokenize.intake import (
+from vlm_server.api.dialects.openai.schema import ChatRequest
+from vlm_server.api.dialects.openai.tokenize.intake import (
     ADDS_SPECIAL,
     NEUTRAL,
     PromptRequest,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+from tests.unit.api.dialects.ollama.test_fields import IGNORED_OPTIONS, chat, generate
 from tests.unit.api.fields.field import (
     Dialect,
     Field,
@@ -17,10 +18,9 @@ from tests.unit.api.fields.field import (
     works,
 )
 from tests.unit.api.fields.openai_fields import OF_OTHERS, SCHEMA
-from tests.unit.api.ollama.test_fields import IGNORED_OPTIONS, chat, generate
+from tests.unit.api.parsing.media.pictures import encoded
 from tests.unit.api.requests import tool, user
-from tests.unit.media.pictures import encoded
-from vlm_server.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
+from vlm_server.api.dialects.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 
 PNG = base64.b64encode(encoded("PNG")).decode()
 WITH_TOOL = chat(tools=[tool("f", description="F.", parameters=SCHEMA)])

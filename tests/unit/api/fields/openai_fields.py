@@ -16,9 +16,9 @@ from tests.unit.api.fields.field import (
     unknown_in_messages,
     works,
 )
+from tests.unit.api.parsing.media.pictures import data_url, encoded
 from tests.unit.api.requests import assistant, called, chat, picture, result, text, tool, user
-from tests.unit.media.pictures import data_url, encoded
-from vlm_server.api.openai.schema import HARMLESS, NEUTRAL, ChatRequest
+from vlm_server.api.dialects.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 
 OTHER_PNG = data_url(encoded("PNG", (9, 7)))
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}

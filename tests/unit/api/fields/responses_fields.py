@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from tests.unit.api.dialects.responses.requests import ROUTE, asking, tool, user
 from tests.unit.api.fields.field import (
     Dialect,
     Field,
@@ -25,8 +26,7 @@ from tests.unit.api.fields.openai_fields import (
     VIDEO_URL,
 )
 from tests.unit.api.requests import PNG_URL
-from tests.unit.api.responses.requests import ROUTE, asking, tool, user
-from vlm_server.api.responses.schema import HARMLESS, LOGPROBS, NEUTRAL, ResponsesRequest
+from vlm_server.api.dialects.responses.schema import HARMLESS, LOGPROBS, NEUTRAL, ResponsesRequest
 
 
 async def stored(client: httpx.AsyncClient) -> str:

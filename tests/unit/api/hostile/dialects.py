@@ -10,36 +10,36 @@ import msgspec
 from hypothesis import strategies as st
 
 from tests.unit.api import requests as openai
-from tests.unit.api.anthropic import steps as anthropic
-from tests.unit.api.responses import requests as responses
-from vlm_server.api.anthropic import errors as anthropic_errors
-from vlm_server.api.anthropic.intake import read_message
-from vlm_server.api.anthropic.intake import read_text as read_message_text
-from vlm_server.api.anthropic.schema import MessagesRequest
-from vlm_server.api.http import openai_errors
-from vlm_server.api.http.intake.calls import Body, Context, ParsedRequest, Read
-from vlm_server.api.ollama import errors as ollama_errors
-from vlm_server.api.ollama.intake import (
+from tests.unit.api.dialects.anthropic import steps as anthropic
+from tests.unit.api.dialects.responses import requests as responses
+from vlm_server.api.dialects.anthropic import errors as anthropic_errors
+from vlm_server.api.dialects.anthropic.intake import read_message
+from vlm_server.api.dialects.anthropic.intake import read_text as read_message_text
+from vlm_server.api.dialects.anthropic.schema import MessagesRequest
+from vlm_server.api.dialects.ollama import errors as ollama_errors
+from vlm_server.api.dialects.ollama.intake import (
     read_chat,
     read_chat_text,
     read_generate,
     read_generate_text,
 )
-from vlm_server.api.ollama.schema import (
+from vlm_server.api.dialects.ollama.schema import (
     ChatMessage,
     ModelOptions,
     OllamaChatRequest,
     OllamaGenerateRequest,
 )
-from vlm_server.api.openai import schema as openai_schema
-from vlm_server.api.openai.completions.intake import CompletionRequest
-from vlm_server.api.openai.completions.intake import read as read_completion
-from vlm_server.api.openai.intake import read_chat as read_openai
-from vlm_server.api.openai.intake import read_text as read_openai_text
-from vlm_server.api.responses import items
-from vlm_server.api.responses import schema as responses_schema
-from vlm_server.api.responses.intake import read_response
-from vlm_server.api.responses.intake import read_text as read_response_text
+from vlm_server.api.dialects.openai import schema as openai_schema
+from vlm_server.api.dialects.openai.completions.intake import CompletionRequest
+from vlm_server.api.dialects.openai.completions.intake import read as read_completion
+from vlm_server.api.dialects.openai.intake import read_chat as read_openai
+from vlm_server.api.dialects.openai.intake import read_text as read_openai_text
+from vlm_server.api.dialects.responses import items
+from vlm_server.api.dialects.responses import schema as responses_schema
+from vlm_server.api.dialects.responses.intake import read_response
+from vlm_server.api.dialects.responses.intake import read_text as read_response_text
+from vlm_server.api.http import openai_errors
+from vlm_server.api.parsing.calls import Body, Context, ParsedRequest, Read
 from vlm_server.errors import RequestError
 
 Json = dict[str, Any]

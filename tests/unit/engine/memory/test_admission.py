@@ -32,7 +32,7 @@ from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.errors import OutOfMemory
-from vlm_server.ports import SchedulerOutput, StepResult
+from vlm_server.interfaces import SchedulerOutput, StepResult
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
 from vlm_server.settings import Memory
 

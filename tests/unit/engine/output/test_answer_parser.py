@@ -25,8 +25,8 @@ from tests.unit.engine.output.formats import (
 from vlm_server.engine.output.build import Formats, build_parser
 from vlm_server.engine.output.pieces import Piece, Thought
 from vlm_server.engine.output.tool_formats import ToolFormat
-from vlm_server.host_model import ReasoningFormat
-from vlm_server.ports import AnswerFormat
+from vlm_server.interfaces import AnswerFormat
+from vlm_server.interfaces.model_spec import ReasoningFormat
 from vlm_server.protocol import ToolCallDelta
 
 ARGUMENTS = '{"a": "<think></tool_call>\\\\\\"</tool_call><tool_call>{"}'

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from tests.unit.engine.output.test_detokenizer import byte_id, tokenizer
 from vlm_server.engine.output.logprobs import logprobs
-from vlm_server.ports import TokenLogprobs
+from vlm_server.interfaces import TokenLogprobs
 
 TEXT = "a 日本 é😀"
 

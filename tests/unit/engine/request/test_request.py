@@ -17,7 +17,7 @@ from vlm_server.cache.caches import Caches
 from vlm_server.engine.output.pieces import Piece
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import IllegalTransition, State
-from vlm_server.ports import SeqId
+from vlm_server.interfaces import SeqId
 from vlm_server.protocol import SamplingParams
 
 EOS_IDS = frozenset({EOS})

@@ -17,8 +17,8 @@ from PIL import Image as PillowImage
 
 from tests.unit.prompt.media.pictures import blocks, encoded, image_of
 from tests.whole import examples
+from vlm_server.api.parsing.media import image_bounds, image_header
 from vlm_server.errors import InvalidImage
-from vlm_server.media import image_bounds, image_header
 from vlm_server.prompt.media import png as png_rows
 from vlm_server.prompt.media.images import decode_rgb
 from vlm_server.protocol import Image

@@ -23,8 +23,8 @@ from tests import clips
 from tests.pictures import heic
 from tests.unit.prompt.media.pictures import blocks
 from vlm_server import settings
+from vlm_server.api.parsing.media import image_header, video_header
 from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo, PayloadTooLarge
-from vlm_server.media import image_header, video_header
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.protocol import Image, Video

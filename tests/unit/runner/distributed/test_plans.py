@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from vlm_server.cache.prompt_key import MediaSpan
-from vlm_server.ports import NewRequest, PrefillWork, PreparedPrompt, SchedulerOutput, SeqId
+from vlm_server.interfaces import NewRequest, PrefillWork, PreparedPrompt, SchedulerOutput, SeqId
 from vlm_server.protocol import SamplingParams
 from vlm_server.runner.distributed import messages
 from vlm_server.runner.distributed.messages import Plan, Stored, Taken

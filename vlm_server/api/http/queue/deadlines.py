@@ -16,9 +16,9 @@ from typing import Self
 import msgspec
 
 from vlm_server import settings
-from vlm_server.deadlines import RequestDeadlines
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Deadlines, Tokens, Working
+from vlm_server.protocol.deadlines import RequestDeadlines
 from vlm_server.supervisor.client import RequestEvent
 
 HEADERS = {

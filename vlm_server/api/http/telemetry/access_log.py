@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from vlm_server import log_lines
 from vlm_server.api.http.connection.target import RECEIVED_AT
-from vlm_server.api.http.intake.leniency import MAX_NAMES, safe_name
 from vlm_server.api.http.metrics.recorder import AnswerRecorder
-from vlm_server.log_lines import Fields
+from vlm_server.api.parsing.leniency import MAX_NAMES, safe_name
+from vlm_server.platform import log_lines
+from vlm_server.platform.log_lines import Fields
 
 logger = logging.getLogger("vlm_server.api")
 

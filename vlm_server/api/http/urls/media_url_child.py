@@ -14,9 +14,9 @@ import msgspec
 
 from vlm_server.api.http.urls import fetch
 from vlm_server.api.http.urls.fetch import Fetcher, FetchError
+from vlm_server.api.parsing.media import file_url
+from vlm_server.api.parsing.media.external import Contents, ExternalUrl, Job, Refusal
 from vlm_server.errors import PayloadTooLarge, RequestError
-from vlm_server.media import file_url
-from vlm_server.media.external import Contents, ExternalUrl, Job, Refusal
 from vlm_server.platform.child.serve import Limits, serve
 from vlm_server.settings.paths import expanded
 

@@ -9,8 +9,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from vlm_server.api.parsing.media.external import Contents, ExternalUrl, Job, Refusal
 from vlm_server.errors import RequestError
-from vlm_server.media.external import Contents, ExternalUrl, Job, Refusal
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.settings import MIB, Limits, Urls

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.checkpoints.names import to_download
-from vlm_server.checkpoints.survey import Survey, SurveyRequest, survey
 from vlm_server.cli.doctor.finding import Finding, ok, problem, size_text, warning
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.errors import ModelLoadError
+from vlm_server.hub.names import to_download
+from vlm_server.hub.survey import Survey, SurveyRequest, survey
 from vlm_server.settings import Settings
 
 

@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vlm_server.checkpoints.foreign import (
+from vlm_server.errors import ModelLoadError
+from vlm_server.hub.foreign import (
     fault_of,
     fault_of_quantization,
     lack_of,
     visible_files,
 )
-from vlm_server.errors import ModelLoadError
 
 _HEADER_BYTES = 8
 _LFS_POINTER = b"version https://git-lfs"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from vlm_server.checkpoints.foreign import visible_files
 from vlm_server.errors import ModelLoadError
+from vlm_server.hub.foreign import visible_files
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.loading.checkpoint.files import read_json
 

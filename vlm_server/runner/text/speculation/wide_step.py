@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_vlm.models.cache import KVCache
 
-from vlm_server.ports import DraftCounts, SeqId, TokenLogprobs
+from vlm_server.interfaces import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.sampling.logprobs import LazyLogprobs, compute_logprobs

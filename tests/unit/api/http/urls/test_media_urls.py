@@ -13,12 +13,12 @@ import pytest
 from tests.unit.api.conftest import Connect
 from tests.unit.api.http.urls.test_fetch import NAMES
 from tests.unit.api.http.urls.tls_server import Serve, TlsServer, page, tls_server
+from tests.unit.api.parsing.media.pictures import encoded
 from tests.unit.api.requests import PNG_URL, ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
-from tests.unit.media.pictures import encoded
 from vlm_server.api.http.urls.media_urls import MediaUrls
+from vlm_server.api.parsing.media.external import ExternalUrl
 from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge, RequestError
-from vlm_server.media.external import ExternalUrl
 from vlm_server.settings import Limits, Settings, Urls
 
 PNG = encoded("PNG", (40, 30))

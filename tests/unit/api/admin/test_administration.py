@@ -1,0 +1,412 @@
+"""What operators do to models: load, unload, pull, cancel, clear, and what is on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.hub.fixtures import NAME, hub, model
+from tests.hub.server import Hub, add
+from tests.unit.api.conftest import intake_pool
+from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
+from vlm_server.api.admin.pulls import Pulls
+from vlm_server.api.app import create_app
+from vlm_server.errors import EngineUnavailable, ModelDoesNotFit
+from vlm_server.hub.names import HubName
+from vlm_server.protocol import MemoryStats, RequestProgress, Stats
+from vlm_server.settings import ListedModel, Memory, Model, Server, Settings
+from vlm_server.supervisor.client import EngineStatus
+
+__all__ = ["hub"]
+
+MIB = 1 << 20
+LOAD, UNLOAD, PULL, CANCEL = (
+    f"/v1/models/{each}" for each in ("load", "unload", "pull", "pull/cancel")
+)
+CONFIG = '{"model_type": "qwen3_vl", "vision_config": {}}'
+
+
+class Pool(OneModel):
+    """One model that is pinned, and `second`, which is not; it remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.engine = ScriptedEngine()
+        super().__init__(self.engine)
+        self.second = EngineStatus("unloaded", "second")
+        self.added: list[str] = []
+        self.cleared: list[str] = []
+        self.failure: Exception | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*super().names, "second", *self.added)
+
+    def is_pinned(self, name: str) -> bool:
+        return name == "demo"
+
+    def status(self, name: str) -> EngineStatus:
+        if name == "demo":
+            return self.engine.status
+        return self.second if name == "second" else EngineStatus("ready", name)
+
+    async def load(self, name: str) -> None:
+        if self.failure:
+            raise self.failure
+        if name == "second":
+            self.second = replace(self.second, state="ready")
+
+    async def unload(self, name: str) -> None:
+        if name == "demo":
+            await super().unload(name)
+        self.second = replace(self.second, state="unloaded")
+
+    def clear_caches(self, name: str) -> None:
+        if not self.status(name).is_ready:
+            raise EngineUnavailable(f"The model `{name}` is not loaded.")
+        self.cleared.append(name)
+
+    def add(self, name: str) -> str:
+        self.added.append(name)
+        return name
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+@pytest.fixture
+async def operator(hub: Hub, pool: Pool, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    (tmp_path / "disk").mkdir()
+    async with connected(pool, settings(tmp_path)) as client:
+        yield client
+
+
+def settings(tmp_path: Path, **more: Any) -> Settings:
+    return Settings(
+        server=Server(model_aliases=("gpt-*", "fast")),
+        model=Model(search_paths=(str(tmp_path / "disk"),)),
+        **more,
+    )
+
+
+@contextlib.asynccontextmanager
+async def connected(pool: Pool, used: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(used, pool, intake_pool())
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        yield client
+
+
+def checkpoint(folder: Path, num_bytes: int = 10, config: str = CONFIG) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(num_bytes)
+
+
+async def post(client: httpx.AsyncClient, route: str, name: str) -> tuple[int, Any]:
+    answer = await client.post(route, json={"model": name})
+    told = answer.json()
+    return answer.status_code, told.get("error", told)
+
+
+# ---- load, unload, clear ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["demo", "default", "fast", "gpt-4o"])
+async def test_a_served_model_is_loaded_by_any_of_its_names(
+    operator: httpx.AsyncClient, pool: Pool, name: str
+) -> None:
+    assert await post(operator, LOAD, name) == (200, {"model": "demo", "state": "ready"})
+    assert pool.added == []
+
+
+async def test_a_model_is_unloaded_and_a_pinned_one_is_not(
+    operator: httpx.AsyncClient, pool: Pool
+) -> None:
+    assert await post(operator, LOAD, "second") == (200, {"model": "second", "state": "ready"})
+    assert await post(operator, UNLOAD, "second") == (200, {"model": "second", "state": "unloaded"})
+    status, error = await post(operator, UNLOAD, "demo")
+    assert (status, error["code"]) == (409, "conflict")
+    assert "pinned" in error["message"]
+
+
+async def test_a_checkpoint_wins_over_a_pattern(
+    operator: httpx.AsyncClient, pool: Pool, tmp_path: Path
+) -> None:
+    checkpoint(tmp_path / "disk/gpt-vision")
+    assert await post(operator, LOAD, "gpt-vision") == (
+        200,
+        {"model": "gpt-vision", "state": "ready"},
+    )
+    assert pool.added == ["gpt-vision"]
+
+
+@pytest.mark.parametrize("route", [UNLOAD, "/v1/caches/clear"])
+async def test_only_a_load_serves_one_more(
+    operator: httpx.AsyncClient, pool: Pool, tmp_path: Path, route: str
+) -> None:
+    checkpoint(tmp_path / "disk/other")
+    status, error = await post(operator, route, "other")
+    assert (status, error["code"], pool.added) == (404, "model_not_found", [])
+    assert "`second`" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "here", "./here", "sub/here", "/etc", "~", "a/b/c", "x\0y", "n" * 5000]
+)
+async def test_no_folder_is_served_by_its_path(
+    operator: httpx.AsyncClient,
+    pool: Pool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint(tmp_path / "here")
+    checkpoint(tmp_path / "sub/here")
+    status, error = await post(operator, LOAD, name)
+    assert (status, error["code"], pool.added) == (404, "model_not_found", [])
+    assert len(error["message"]) < 300
+
+
+async def test_a_name_of_several_checkpoints_is_refused_without_their_paths(
+    operator: httpx.AsyncClient, pool: Pool, tmp_path: Path
+) -> None:
+    for org in ("one", "two"):
+        checkpoint(tmp_path / f"disk/{org}/twin")
+    status, error = await post(operator, LOAD, "twin")
+    assert (status, error["code"], pool.added) == (409, "conflict", [])
+    assert str(tmp_path) not in error["message"]
+    assert (await post(operator, LOAD, "two/twin"))[0] == 200
+
+
+async def test_who_may_load_is_told_why_a_load_failed(
+    operator: httpx.AsyncClient, pool: Pool
+) -> None:
+    pool.second = replace(pool.second, state="failed", error="its weights are GGUF")
+    pool.failure = EngineUnavailable("The server's log says why.", "model", 5.0)
+    answer = await operator.post(LOAD, json={"model": "second"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert "its weights are GGUF" in answer.json()["error"]["message"]
+    pool.failure = ModelDoesNotFit("It needs 5 GiB; the limit is 4 GiB.")
+    assert (await post(operator, LOAD, "second"))[1]["code"] == "model_does_not_fit"
+
+
+async def test_caches_of_one_model_or_of_all_that_are_loaded_are_cleared(
+    operator: httpx.AsyncClient, pool: Pool
+) -> None:
+    assert (await operator.post("/v1/caches/clear", json={})).json() == {"cleared": ["demo"]}
+    assert (await post(operator, "/v1/caches/clear", "second"))[0] == 503
+    pool.second = replace(pool.second, state="ready")
+    assert (await post(operator, "/v1/caches/clear", "second"))[0] == 200
+    assert pool.cleared == ["demo", "second"]
+
+
+@pytest.mark.parametrize("route", [LOAD, UNLOAD, PULL, CANCEL, "/v1/caches/clear"])
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400),
+        (b"[]", 400),
+        (b'{"model": 1}', 400),
+        (b'{"model": "\\ud800"}', 400),
+        (b'{"model": "demo", "force": true}', 400),
+        (b'{"model": "' + b"n" * (1 << 20) + b'"}', 413),
+    ],
+)
+async def test_bodies_that_are_wrong(
+    operator: httpx.AsyncClient, route: str, content: bytes, status: int
+) -> None:
+    headers = {"content-type": "application/json"}
+    assert (await operator.post(route, content=content, headers=headers)).status_code == status
+    assert (await operator.post(route, content=b'{"model": "demo"}')).status_code == 415
+
+
+async def test_all_of_it_needs_an_admin_key(pool: Pool, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[laptop]\nkey = "laptop-key"\n')
+    file.chmod(0o600)
+    async with connected(pool, Settings(server=Server(api_key_file=str(file)))) as client:
+        client.headers["authorization"] = "Bearer laptop-key"
+        for route in (LOAD, UNLOAD, PULL, CANCEL, "/v1/caches/clear"):
+            assert (await post(client, route, "second"))[1]["code"] == "forbidden"
+        assert (await client.get("/v1/checkpoints")).status_code == 403
+    assert pool.second.state == "unloaded"
+
+
+# ---- pull ------------------------------------------------------------------------------
+
+
+async def lines_of(client: httpx.AsyncClient, name: str = NAME) -> list[dict[str, Any]]:
+    answer = await client.post(PULL, json={"model": name})
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def under_way(client: httpx.AsyncClient) -> dict[str, Any]:
+    """What is told of the one download, once bytes of it have come."""
+    async with asyncio.timeout(20):
+        while True:
+            pulls = (await client.get("/v1/checkpoints")).json()["pulls"]
+            if pulls and pulls[0].get("bytes", 0) > 0:
+                found: dict[str, Any] = pulls[0]
+                return found
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def always_servable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of what would be downloaded takes seconds, and has tests of its own."""
+
+    async def approve(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr("vlm_server.hub.download.check_plan", approve)
+
+
+@pytest.mark.usefixtures("always_servable")
+async def test_a_pull_is_shared_told_and_listed(operator: httpx.AsyncClient, hub: Hub) -> None:
+    add(hub, NAME, model(4 * MIB))
+    hub.seconds_per_mib = 0.3
+    watchers = [asyncio.create_task(lines_of(operator)) for _ in range(2)]
+    listed = await under_way(operator)
+    assert (listed["state"], listed["model"]) == ("downloading", NAME)
+    assert 0 < listed["bytes"] < listed["total_bytes"]
+    first, second = await asyncio.gather(*watchers)
+    assert first[-1] == second[-1] == {"state": "done", "model": NAME}
+    assert first[0]["state"] == "downloading"
+    assert hub.sent_bytes["model.safetensors"] == 4 * MIB
+    told = (await operator.get("/v1/checkpoints")).json()
+    assert told["pulls"] == []
+    (found,) = told["checkpoints"]
+    assert (found["name"], found["place"], found["complete"]) == (NAME, "hub cache", True)
+    assert (found["bytes"], found["served"]) == (4 * MIB, False)
+
+
+@pytest.mark.usefixtures("always_servable")
+async def test_a_pull_that_is_cancelled_goes_on_where_it_ended(
+    operator: httpx.AsyncClient, hub: Hub
+) -> None:
+    add(hub, NAME, model(24 * MIB))
+    hub.seconds_per_mib = 0.1
+    watcher = asyncio.create_task(lines_of(operator))
+    await under_way(operator)
+    assert (await post(operator, CANCEL, NAME))[0] == 200
+    assert (await watcher)[-1] == {"state": "cancelled", "model": NAME}
+    assert (await post(operator, CANCEL, NAME))[0] == 404
+    hub.seconds_per_mib = 0.0
+    assert (await lines_of(operator))[-1]["state"] == "done"
+
+
+async def test_a_pull_that_is_cancelled_before_it_begins_ends_too() -> None:
+    name = HubName(NAME)
+    pulls = Pulls(Settings())
+    pull = pulls.start(name)
+    assert pulls.cancel(name)
+    async with asyncio.timeout(5):
+        told = [json.loads(line) async for line in pull.lines()]
+    assert told[-1] == {"state": "cancelled", "model": NAME}
+    assert pulls.to_json() == []
+
+
+async def test_a_pull_that_fails_says_why_and_can_be_tried_again(
+    operator: httpx.AsyncClient, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = (await lines_of(operator, "org/none"))[-1]
+    assert (last["state"], last["model"]) == ("failed", "org/none")
+    assert "org/none" in last["error"]
+
+    async def broken(*_: object) -> None:
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr("vlm_server.api.admin.pulls.fetch", broken)
+    for _ in range(2):
+        last = (await lines_of(operator))[-1]
+        assert last == {
+            "state": "failed",
+            "model": NAME,
+            "error": "The server failed; its log says why.",
+        }
+
+
+@pytest.mark.parametrize("name", ["name", "../x", "a/b/c", "", "https://huggingface.co/org/name"])
+async def test_only_names_of_the_hub_are_pulled(operator: httpx.AsyncClient, name: str) -> None:
+    status, error = await post(operator, PULL, name)
+    assert (status, error["param"]) == (400, "model")
+
+
+# ---- what is on this machine, and what is told of several -------------------------------
+
+
+def with_memory(limit: int, baseline: int, *progress: RequestProgress) -> Stats:
+    memory = MemoryStats(baseline, 0, 0, limit, baseline, 0, 0, {}, 0.0)
+    return Stats({}, 0, {}, memory, 0, progress=progress)
+
+
+async def test_checkpoints_say_whether_they_fit_and_are_served(
+    hub: Hub, pool: Pool, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    checkpoint(disk / "org/listed", 100 * MIB)
+    checkpoint(disk / "small", 100 * MIB)
+    checkpoint(disk / "large", 500 * MIB)
+    checkpoint(disk / "text", 10, '{"model_type": "llama"}')
+    (disk / "org/partial").mkdir()
+    (disk / "org/partial/config.json").write_text(CONFIG)
+    listed = {"second": ListedModel(path="org/listed")}
+    async with connected(pool, settings(tmp_path, models=listed)) as client:
+
+        async def told() -> dict[str, tuple[Any, ...]]:
+            found = (await client.get("/v1/checkpoints")).json()["checkpoints"]
+            keys = ("bytes", "fits", "served", "complete")
+            return {one["name"]: tuple(one[key] for key in keys) for one in found}
+
+        assert (await told())["small"] == (100 * MIB, None, False, True)
+        stats = with_memory(1000 * MIB, 200 * MIB)
+        pool.engine.status = replace(pool.engine.status, stats=stats)
+        assert await told() == {
+            "org/listed": (100 * MIB, True, True, True),
+            "small": (100 * MIB, True, False, True),
+            "large": (500 * MIB, False, False, True),
+            "org/partial": (0, True, False, False),
+        }
+    limited = settings(tmp_path, memory=Memory(limit_bytes=700 * MIB, model_room_bytes=MIB))
+    async with connected(pool, limited) as client:
+        shown = (await client.get("/v1/checkpoints")).json()["checkpoints"]
+    assert {one["name"]: one["needed_bytes"] // MIB for one in shown}["large"] == 501
+
+
+async def test_the_progress_of_a_load_is_told_to_all_who_may_ask(
+    operator: httpx.AsyncClient, pool: Pool
+) -> None:
+    pool.second = replace(pool.second, state="starting", progress=("loading weights", 0.4))
+    first, second = (await operator.get("/v1/models")).json()["data"]
+    assert "progress" not in first
+    assert second["state"] == "starting"
+    assert second["progress"] == {"stage": "loading weights", "fraction": 0.4}
+
+
+async def test_requests_have_the_progress_that_their_own_engine_tells(
+    operator: httpx.AsyncClient, pool: Pool
+) -> None:
+    pool.engine.script = (asyncio.Event(),)
+    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    task = asyncio.create_task(operator.post("/v1/chat/completions", json=body))
+    await asyncio.wait_for(pool.engine.waiting.wait(), 5)
+    (one,) = (await operator.get("/v1/status")).json()["requests"]["list"]
+    stats = with_memory(10, 1, RequestProgress(one["id"], "decode", 7, 100))
+    pool.engine.status = replace(pool.engine.status, stats=stats)
+    (one,) = (await operator.get("/v1/status?model=second")).json()["requests"]["list"]
+    assert (one["model"], one["state"], one["done"]) == ("demo", "decode", 7)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

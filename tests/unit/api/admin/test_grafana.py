@@ -1,0 +1,160 @@
+"""The queries of configs/grafana.json, parsed as Prometheus does, against a scrape."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import promql_parser as promql
+import pytest
+
+from tests.unit.api.admin.scrapes import full_scrape, labels_of
+from tests.unit.api.conftest import Connect
+from tests.unit.api.scripted_engine import ScriptedEngine
+from vlm_server.settings import Metrics, Settings
+
+DASHBOARD = json.loads(
+    (Path(__file__).parents[4] / "configs" / "grafana.json").read_text(encoding="utf-8")
+)
+TARGETS = [target for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+PREFIXES = ("vlm_server_", "vllm:")
+VLLM_PANELS = """
+histogram_quantile(0.99, sum by(le) (rate(e2e_request_latency_seconds_bucket[5m])))
+rate(prompt_tokens_total[5m])
+rate(generation_tokens_total[5m])
+histogram_quantile(0.99, sum by(le) (rate(inter_token_latency_seconds_bucket[5m])))
+num_requests_running
+num_requests_waiting
+histogram_quantile(0.99, sum by(le) (rate(time_to_first_token_seconds_bucket[5m])))
+kv_cache_usage_perc
+sum by(le) (increase(request_prompt_tokens_bucket[5m]))
+sum by(le) (increase(request_generation_tokens_bucket[5m]))
+sum by(finished_reason) (increase(request_success_total[5m]))
+rate(request_queue_time_seconds_sum[5m])
+histogram_quantile(0.95, sum by(le) (rate(request_inference_time_seconds_bucket[5m])))
+rate(request_prefill_time_seconds_sum[5m])
+rate(request_decode_time_seconds_sum[5m])
+rate(prefix_cache_hits_total[5m]) / rate(prefix_cache_queries_total[5m])
+rate(mm_cache_hits_total[5m]) / rate(mm_cache_queries_total[5m])
+""".strip().splitlines()
+"""What dashboards for vLLM ask, without its prefix."""
+
+
+@pytest.fixture(params=PREFIXES)
+async def scraped(
+    request: pytest.FixtureRequest, connect: Connect, engine: ScriptedEngine
+) -> tuple[str, dict[str, frozenset[str]]]:
+    """The prefix, and the labels of each name."""
+    client: httpx.AsyncClient = connect(Settings(metrics=Metrics(prefix=request.param)))
+    return request.param, labels_of(await full_scrape(client, engine))
+
+
+def parsed(query: str, prefix: str) -> Any:
+    values = {"${prefix}": prefix, "$model_name": "demo", "$__rate_interval": "5m"}
+    for variable, value in values.items():
+        query = query.replace(variable, value)
+    assert "$" not in query
+    return promql.parse(query)
+
+
+def selectors(node: Any) -> Iterator[Any]:
+    """All `name{label="value"}` in a query."""
+    match type(node).__name__:
+        case "VectorSelector":
+            yield node
+        case "MatrixSelector":
+            yield node.vector_selector
+        case "Call":
+            for argument in node.args:
+                yield from selectors(argument)
+        case "BinaryExpr":
+            yield from selectors(node.lhs)
+            yield from selectors(node.rhs)
+        case "AggregateExpr" | "ParenExpr":
+            yield from selectors(node.expr)
+        case "NumberLiteral":
+            return
+        case other:
+            raise AssertionError(f"{other} is not known to this test")
+
+
+def aggregated(node: Any) -> set[str]:
+    """The labels that are left of a query's result."""
+    match type(node).__name__:
+        case "AggregateExpr":
+            return set(node.modifier.labels) if node.modifier else set()
+        case "Call":
+            return set().union(*map(aggregated, node.args))
+        case _:
+            return set()
+
+
+def check(query: Any, labels: dict[str, frozenset[str]]) -> None:
+    found = list(selectors(query))
+    assert found
+    for selector in found:
+        assert selector.name in labels
+        asked = {matcher.name for matcher in selector.matchers.matchers}
+        assert asked | aggregated(query) <= labels[selector.name] | {"le"}
+        assert "le" not in aggregated(query) or selector.name.endswith("_bucket")
+
+
+def test_every_query_asks_for_what_there_is(
+    scraped: tuple[str, dict[str, frozenset[str]]],
+) -> None:
+    prefix, labels = scraped
+    for target in TARGETS:
+        query = parsed(target["expr"], prefix)
+        check(query, labels)
+        shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+        assert shown <= aggregated(query), target
+
+
+def test_the_models_to_choose_from(scraped: tuple[str, dict[str, frozenset[str]]]) -> None:
+    prefix, labels = scraped
+    variables = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
+    assert set(variables) == {"datasource", "prefix", "model_name"}
+    asked = re.fullmatch(
+        r"label_values\(\$\{prefix\}(\w+), (\w+)\)", variables["model_name"]["query"]["query"]
+    )
+    assert asked is not None
+    assert asked[2] in labels[f"{prefix}{asked[1]}"]
+    assert variables["prefix"]["query"] == Metrics().prefix
+
+
+def test_no_panel_lies_on_another() -> None:
+    taken = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not taken & cells, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+@pytest.mark.parametrize("query", VLLM_PANELS)
+async def test_queries_of_vllms_dashboards(
+    query: str, connect: Connect, engine: ScriptedEngine
+) -> None:
+    client = connect(Settings(metrics=Metrics(prefix="vllm:")))
+    labels = labels_of(await full_scrape(client, engine))
+    parsed_query = promql.parse(query)
+    for selector in selectors(parsed_query):
+        assert {"model_name"} | aggregated(parsed_query) <= labels[f"vllm:{selector.name}"]
+
+
+@pytest.mark.parametrize(
+    "query", ["rate(vlm_server_gone_total[5m])", "sum by (le) (vlm_server_engine_up)"]
+)
+def test_a_wrong_query_is_found(query: str) -> None:
+    with pytest.raises(AssertionError):
+        check(promql.parse(query), {"vlm_server_engine_up": frozenset({"model_name"})})

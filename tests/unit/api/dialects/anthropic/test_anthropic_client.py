@@ -1,0 +1,287 @@
+"""The official client, through a real server: answers, tools, streams and its exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic import AsyncAnthropic
+
+from tests.unit.api.conftest import listening
+from tests.unit.api.dialects.anthropic.steps import (
+    LOOK,
+    PICTURE,
+    calls,
+    result,
+    stopped_at,
+    thinks,
+    user,
+)
+from tests.unit.api.dialects.anthropic.steps import text as block
+from tests.unit.api.scripted_engine import (
+    ScriptedEngine,
+    Step,
+    ended,
+    failed,
+    finished,
+    never,
+    text,
+)
+from vlm_server.protocol import ImagePart, TextPart, ToolCall, Usage
+from vlm_server.settings import Server, Settings
+
+KEY = "correct-horse-battery"
+PICTURE_QUESTION: Any = [user(PICTURE, block("What is this?"))]
+LOOKS: tuple[Step, ...] = (
+    thinks("I should "),
+    thinks("look."),
+    text("Let me look."),
+    calls("", "call_1", "look"),
+    calls('{"screen"'),
+    calls(": 2}"),
+    ended("tool_calls"),
+    finished(Usage(20, 9, 5)),
+)
+
+
+@pytest.fixture
+async def base_url(engine: ScriptedEngine) -> AsyncIterator[str]:
+    async with listening(engine, Settings(server=Server(api_keys=(KEY,)))) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+async def client(base_url: str) -> AsyncIterator[AsyncAnthropic]:
+    async with AsyncAnthropic(base_url=base_url, api_key=KEY, max_retries=0) as made:
+        yield made
+
+
+async def ask(client: AsyncAnthropic, messages: Any = PICTURE_QUESTION, **fields: Any) -> Any:
+    fields = {"model": "demo", "max_tokens": 50, **fields}
+    return await client.messages.create(messages=messages, **fields)
+
+
+async def test_a_question_about_a_picture(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+    message = await ask(client, system="Be brief.")
+    assert [each.text for each in message.content] == ["Hello world"]
+    assert (message.role, message.type, message.model) == ("assistant", "message", "demo")
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    usage = message.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (4, 3, 2)
+    assert usage.cache_creation_input_tokens == 0
+    (submit,) = engine.submitted
+    assert [each.role for each in submit.messages] == ["system", "user"]
+    assert submit.messages[1].content == (ImagePart(0), TextPart("What is this?"))
+    assert (submit.images[0].format, submit.images[0].param) == ("PNG", "messages[0].content[0]")
+
+
+async def test_a_loop_with_a_screenshot_in_the_result(
+    client: AsyncAnthropic, engine: ScriptedEngine
+) -> None:
+    engine.script = LOOKS
+    first = await ask(client, [user("Look!")], tools=[LOOK])
+    assert first.stop_reason == "tool_use"
+    thought, said, called = first.content
+    assert (thought.thinking, said.text) == ("I should look.", "Let me look.")
+    assert (called.id, called.name, called.input) == ("call_1", "look", {"screen": 2})
+
+    engine.script = (text("A cat."), ended(), finished())
+    history = [
+        user("Look!"),
+        {"role": "assistant", "content": first.content},
+        user(result(PICTURE, block("taken")), block("So?")),
+    ]
+    second = await ask(client, history, tools=[LOOK])
+    assert second.content[0].text == "A cat."
+    _, asked, of_tool, more = engine.submitted[1].messages
+    assert (asked.reasoning, asked.content) == ("I should look.", (TextPart("Let me look."),))
+    assert asked.tool_calls == (ToolCall("call_1", "look", '{"screen": 2}'),)
+    assert (of_tool.role, of_tool.tool_call_id, of_tool.name) == ("tool", "call_1", "look")
+    assert of_tool.content == (ImagePart(0), TextPart("taken"))
+    assert (more.role, more.content) == ("user", (TextPart("So?"),))
+
+
+async def test_a_stream_adds_up_to_the_same(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+    engine.script = LOOKS
+    whole = await ask(client, tools=[LOOK])
+    arguments: Any = {"model": "demo", "max_tokens": 50, "messages": PICTURE_QUESTION}
+    async with client.messages.stream(**arguments, tools=[LOOK]) as stream:
+        texts = [piece async for piece in stream.text_stream]
+        final = await stream.get_final_message()
+    assert texts == ["Let me look."]
+    assert [each.to_dict() for each in final.content] == [each.to_dict() for each in whole.content]
+    assert (final.stop_reason, final.usage.to_dict()) == (whole.stop_reason, whole.usage.to_dict())
+    assert final.usage.input_tokens == 15
+
+
+async def test_the_stop_sequence_is_named(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+    engine.script = (text("Hi"), stopped_at("END"), finished())
+    message = await ask(client, stop_sequences=["END"])
+    assert engine.submitted[0].sampling.stop == ("END",)
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
+    stream = await ask(client, stop_sequences=["END"], stream=True)
+    (delta,) = [event.delta async for event in stream if event.type == "message_delta"]
+    assert (delta.stop_reason, delta.stop_sequence) == ("stop_sequence", "END")
+
+
+async def test_models_are_in_its_shape(client: AsyncAnthropic) -> None:
+    model = await client.models.retrieve("default")
+    assert (model.id, model.type, model.display_name) == ("demo", "model", "demo")
+    assert model.created_at.year > 2000
+    page = await client.models.list()
+    assert page.data == [model]
+    assert (page.has_more, page.first_id, page.last_id) == (False, "demo", "demo")
+
+
+async def test_counting_tokens(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+    engine.script = (finished(Usage(123, 0, 100)),)
+    counted = await client.messages.count_tokens(
+        model="demo",
+        messages=PICTURE_QUESTION,
+        tools=[LOOK],
+        system="Be brief.",  # type: ignore[list-item]
+    )
+    assert counted.input_tokens == 123
+    (submit,) = engine.submitted
+    assert submit.count_only
+    assert len(submit.images) == 1
+    assert submit.tools is not None
+    await client.messages.count_tokens(model="demo", messages=[{"role": "user", "content": "hi"}])
+    assert engine.submitted[1].count_only
+    assert not engine.submitted[1].images
+
+
+async def test_using_a_computer(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+    click = '{"action": "left_click", "coordinate": [3, 2]}'
+    engine.script = (calls(click, "call_1", "computer"), ended("tool_calls"), finished())
+    message = await client.beta.messages.create(
+        model="demo",
+        max_tokens=50,
+        betas=["computer-use-2025-01-24"],
+        messages=PICTURE_QUESTION,
+        tools=[
+            {
+                "type": "computer_20250124",
+                "name": "computer",
+                "display_width_px": 1024,
+                "display_height_px": 768,
+            },
+            {"type": "bash_20250124", "name": "bash"},
+        ],
+    )
+    assert message.content[0].to_dict()["input"] == {"action": "left_click", "coordinate": [3, 2]}
+    tools = engine.submitted[0].tools
+    assert tools is not None
+    assert "1024 pixels wide" in tools.definitions
+
+
+async def test_structured_output(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+    schema = {"type": "object", "properties": {"colour": {"type": "string"}}}
+    await ask(client, output_config={"format": {"type": "json_schema", "schema": schema}})
+    json_schema = engine.submitted[0].sampling.json_schema
+    assert json_schema is not None
+    assert "colour" in json_schema
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "kind"),
+    [
+        ("context_length_exceeded", anthropic.BadRequestError, "invalid_request_error"),
+        ("memory_exceeded", anthropic.RequestTooLargeError, "request_too_large"),
+        ("engine_died", anthropic.InternalServerError, "api_error"),
+        ("out_of_memory", anthropic.ServiceUnavailableError, "overloaded_error"),
+        ("queue_full", anthropic.RateLimitError, "rate_limit_error"),
+        ("queue_timeout", anthropic.DeadlineExceededError, "timeout_error"),
+    ],
+)
+async def test_errors_of_the_engine(
+    client: AsyncAnthropic,
+    engine: ScriptedEngine,
+    code: str,
+    expected: type[anthropic.APIStatusError],
+    kind: str,
+) -> None:
+    engine.script = (failed(code, "No."),)
+    for stream in (False, True):
+        with pytest.raises(expected) as caught:
+            await ask(client, stream=stream)
+        body: Any = caught.value.body
+        assert (body["type"], body["error"]["type"], body["error"]["code"]) == ("error", kind, code)
+    if code == "context_length_exceeded":
+        assert "prompt is too long" in str(caught.value)
+
+
+async def test_an_error_in_the_middle_of_a_stream(
+    client: AsyncAnthropic, engine: ScriptedEngine
+) -> None:
+    engine.script = (text("Hel"), failed("engine_died", "It died."))
+    stream = await ask(client, stream=True)
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        _ = [event async for event in stream]
+    body: Any = caught.value.body
+    assert body["error"] == {
+        "type": "api_error",
+        "message": "It died.",
+        "code": "engine_died",
+        "param": None,
+        "details": {"error_code": "engine_died"},
+    }
+
+
+async def test_wrong_requests(client: AsyncAnthropic, base_url: str) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        await ask(client, model="claude-sonnet")
+    assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    with pytest.raises(anthropic.BadRequestError) as invalid:
+        await ask(client, extra_body={"temperature": 9})
+    assert invalid.value.body["error"]["param"] == "temperature"  # type: ignore[index]
+    with pytest.raises(anthropic.NotFoundError):
+        await client.messages.batches.list()
+    async with AsyncAnthropic(base_url=base_url, api_key="wrong-key", max_retries=0) as stranger:
+        with pytest.raises(anthropic.AuthenticationError) as refused:
+            await ask(stranger)
+    assert refused.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
+
+
+async def test_a_thread_that_would_be_kept_here_is_refused(client: AsyncAnthropic) -> None:
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            await ask(client, extra_body={"thread": thread})
+        assert caught.value.error_code == "thread_unsupported_request"
+        assert caught.value.request_id
+    assert await ask(client, extra_body={"thread": None})
+
+
+async def test_either_kind_of_key_opens(base_url: str) -> None:
+    for keys in ({"auth_token": KEY}, {"api_key": KEY}):
+        async with AsyncAnthropic(base_url=base_url, max_retries=0, **keys) as client:  # type: ignore[arg-type]
+            assert (await ask(client)).stop_reason == "end_turn"
+
+
+async def test_closing_a_stream_aborts_the_request(
+    client: AsyncAnthropic, engine: ScriptedEngine
+) -> None:
+    engine.script = (text("Hel"), never())
+    stream = await ask(client, stream=True)
+    async for event in stream:
+        if event.type == "content_block_delta":
+            break
+    await stream.close()
+    await engine.closed.wait()
+    assert engine.aborted == [engine.submitted[0].request_id]
+
+
+async def test_a_call_that_was_cut_off(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+    engine.script = (calls("", "call_1", "look"), calls('{"scr'), ended("length"), finished())
+    message = await ask(client, tools=[LOOK], tool_choice={"type": "any"})
+    assert message.stop_reason == "max_tokens"
+    assert message.content[0].input == {}
+    stream = await ask(client, tools=[LOOK], tool_choice={"type": "any"}, stream=True)
+    pieces = [
+        event.delta.partial_json
+        async for event in stream
+        if event.type == "content_block_delta" and event.delta.type == "input_json_delta"
+    ]
+    assert pieces == ['{"scr']

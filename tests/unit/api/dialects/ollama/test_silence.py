@@ -1,0 +1,124 @@
+"""Lines that say nothing, while a stream has nothing to say: clients give up without bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+from tests.unit.api.conftest import listening
+from tests.unit.api.dialects.ollama.steps import called
+from tests.unit.api.scripted_engine import ScriptedEngine, ended, failed, finished, text
+from vlm_server.settings import Server, Settings
+
+KEEPALIVE_SECONDS = 0.05
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def host(engine: ScriptedEngine) -> AsyncIterator[str]:
+    settings = Settings(server=Server(stream_keepalive_seconds=KEEPALIVE_SECONDS))
+    async with listening(engine, settings) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def client(host: str) -> ollama.AsyncClient:
+    return ollama.AsyncClient(host, timeout=10)
+
+
+async def test_a_chat_has_bytes_before_its_first_token(
+    client: ollama.AsyncClient, engine: ScriptedEngine
+) -> None:
+    prefill = asyncio.Event()
+    engine.script = (prefill, text("Hello"), ended(), finished())
+    stream = await client.chat("demo", HI, stream=True)
+    silent = [await anext(stream) for _ in range(3)]
+    assert {(part.message.role, part.message.content, part.done) for part in silent} == {
+        ("assistant", "", False)
+    }
+    assert {part.model for part in silent} == {"demo"}
+    prefill.set()
+    said = [part async for part in stream]
+    assert "".join(part.message.content or "" for part in said) == "Hello"
+    assert said[-1].done
+
+
+async def test_so_has_a_generated_text(client: ollama.AsyncClient, engine: ScriptedEngine) -> None:
+    prefill = asyncio.Event()
+    engine.script = (prefill, text("Hello"), ended(), finished())
+    stream = await client.generate("demo", "hi", stream=True)
+    first = await anext(stream)
+    assert (first.response, first.thinking, first.done) == ("", None, False)
+    prefill.set()
+    assert "".join([part.response async for part in stream]) == "Hello"
+
+
+async def test_a_call_that_is_being_written_is_no_silence(
+    client: ollama.AsyncClient, engine: ScriptedEngine
+) -> None:
+    """It is shown when it is complete: until then there is nothing else to send."""
+    typing = [called(arguments=" ") for _ in range(5)]
+    pauses = [asyncio.Event() for _ in typing]
+    written = [step for pair in zip(pauses, typing, strict=True) for step in pair]
+    engine.script = (
+        called(0, "call_x", "click", '{"x":'),
+        *written,
+        called(0, arguments="1}"),
+        *(ended("tool_calls"), finished()),
+    )
+    stream = await client.chat("demo", HI, stream=True)
+    for pause in pauses:
+        part = await anext(stream)
+        assert not part.message.tool_calls
+        pause.set()
+    calls = [call async for part in stream for call in part.message.tool_calls or ()]
+    assert [call.function.arguments for call in calls] == [{"x": 1}]
+
+
+async def test_an_error_after_it_is_a_line(
+    client: ollama.AsyncClient, engine: ScriptedEngine
+) -> None:
+    prefill = asyncio.Event()
+    engine.script = (prefill, failed("engine_died", "The engine ended."))
+    stream = await client.chat("demo", HI, stream=True)
+    assert (await anext(stream)).message.content == ""
+    prefill.set()
+    with pytest.raises(ollama.ResponseError, match="The engine ended"):
+        [part async for part in stream]
+
+
+async def test_home_assistant_reads_over_it(host: str, engine: ScriptedEngine) -> None:
+    """It begins a message with the first line, and adds to it what is not None."""
+    prefill = asyncio.Event()
+    engine.script = (prefill, text("It is "), text("on."), ended(), finished())
+    client = ollama.AsyncClient(host)
+    is_new, said = True, list[dict[str, Any]]()
+    async for response in await client.chat(model="demo", messages=HI, stream=True):
+        chunk: dict[str, Any] = {"role": "assistant"} if is_new else {}
+        message = response["message"]
+        if (calls := message.get("tool_calls")) is not None:
+            chunk["tool_calls"] = calls
+        if (content := message.get("content")) is not None:
+            chunk["content"] = content
+        is_new = bool(response["done"])
+        said.append(chunk)
+        prefill.set()
+    assert said[0] == {"role": "assistant", "content": ""}
+    assert [chunk.get("role") for chunk in said[1:]] == [None] * (len(said) - 1)
+    assert "".join(chunk["content"] for chunk in said) == "It is on."
+
+
+async def test_a_whole_answer_is_one_object(host: str, engine: ScriptedEngine) -> None:
+    prefill = asyncio.Event()
+    engine.script = (prefill, text("Hello"), ended(), finished())
+    body = {"model": "demo", "messages": HI, "stream": False}
+    asyncio.get_running_loop().call_later(3 * KEEPALIVE_SECONDS, prefill.set)
+    async with httpx.AsyncClient(base_url=host) as client:
+        answer = await client.post("/api/chat", json=body)
+    assert json.loads(answer.text)["message"]["content"] == "Hello"

@@ -1,0 +1,81 @@
+"""Damaged media and made-up URLs: each is read, or refused by our errors and no other."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import clips
+from tests.unit.api.parsing.media.pictures import animated, data_url, encoded
+from tests.whole import examples
+from vlm_server.api.parsing.media import data_url as urls
+from vlm_server.api.parsing.media import image_bounds, image_header, video_header
+from vlm_server.api.parsing.media.intake import take_image
+from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge
+
+PICTURES = [
+    *(encoded(name, (9, 7)) for name in ("PNG", "JPEG", "WEBP", "GIF")),
+    *(animated(name) for name in ("PNG", "WEBP", "GIF")),
+]
+CLIP = clips.encode(clips.noise(1, 3))
+HEAD = st.sampled_from(
+    ["data:image/png;base64,", "DATA:;BASE64,", "data:,", "data:;charset=x,", ""]
+)
+
+
+@settings(derandomize=True)
+@given(HEAD, st.text(max_size=60) | st.text("AQg+/=\n -_", max_size=60), st.integers(0, 60))
+def test_any_url_is_decoded_or_refused(head: str, payload: str, max_bytes: int) -> None:
+    with contextlib.suppress(InvalidImage, PayloadTooLarge):
+        assert len(urls.decode(head + payload, "p", max_bytes, urls.IMAGE)) <= max_bytes
+
+
+@settings(derandomize=True)
+@given(st.binary(min_size=1, max_size=80))
+def test_what_is_encoded_is_what_is_decoded(data: bytes) -> None:
+    assert urls.decode(data_url(data), "p", 80, urls.IMAGE) == data
+    if len(data) > 1:
+        with pytest.raises(PayloadTooLarge):
+            urls.decode(data_url(data), "p", len(data) - 1, urls.IMAGE)
+
+
+@settings(max_examples=examples(200), derandomize=True)
+@given(st.data())
+def test_a_damaged_picture_is_read_or_refused(data: st.DataObject) -> None:
+    picture = bytearray(data.draw(st.sampled_from(PICTURES)))
+    places = st.integers(0, len(picture) - 1)
+    for place in data.draw(st.lists(places, max_size=6)):
+        picture[place] = data.draw(st.integers(0, 255))
+    del picture[data.draw(st.integers(1, len(picture))) :]
+    with contextlib.suppress(image_bounds.TooMuch):
+        image_bounds.check(bytes(picture))
+    with contextlib.suppress(InvalidImage):
+        assert image_header.read(bytes(picture), "p", 1 << 30).width > 0
+
+
+@settings(derandomize=True)
+@given(st.data())
+def test_a_damaged_clip_is_read_or_refused(data: st.DataObject) -> None:
+    clip = bytearray(CLIP)
+    places = st.integers(0, 400)
+    for place in data.draw(st.lists(places, max_size=6)):
+        clip[place] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(InvalidVideo):
+        video_header.read(bytes(clip), "p")
+
+
+def test_white_space_in_a_url_of_other_characters_is_refused_at_once() -> None:
+    with pytest.raises(InvalidImage, match="not base64"):
+        urls.decode("data:;base64," + "🦊\n" * 1_000_000, "p", 1 << 30, urls.IMAGE)
+
+
+def test_an_image_is_named_by_the_bytes_that_came() -> None:
+    from vlm_server.settings import Limits
+
+    lines = base64.encodebytes(PICTURES[0]).decode()
+    one = take_image(f"data:image/png;base64,{lines}", "p", Limits())
+    assert one == take_image(data_url(PICTURES[0]), "p", Limits())

@@ -1,0 +1,64 @@
+import hashlib
+
+import pytest
+
+from tests import clips
+from tests.unit.api.parsing.media.pictures import data_url, encoded
+from vlm_server.api.parsing.media.intake import take_image, take_video
+from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge, RequestError
+from vlm_server.settings import Limits
+
+PARAM = "messages[0].content[0]"
+
+
+def test_a_picture_travels_as_it_came_and_is_keyed_by_all_its_bytes() -> None:
+    data = encoded("PNG", (40, 30))
+    image = take_image(data_url(data), PARAM, Limits())
+    assert image.data == data
+    assert image.content_hash == hashlib.sha256(data).hexdigest()
+    assert (image.format, image.width, image.height, image.param) == ("PNG", 40, 30, PARAM)
+
+
+def test_the_bytes_decide_whatever_the_mime_type_says() -> None:
+    image = take_image(data_url(encoded("JPEG"), "image/png"), PARAM, Limits())
+    assert image.format == "JPEG"
+
+
+def test_twins_of_equal_pixels_have_keys_of_their_own() -> None:
+    wide, tall = encoded("PNG", (40, 30)), encoded("PNG", (30, 40))
+    keys = {take_image(data_url(data), PARAM, Limits()).content_hash for data in (wide, tall)}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [(Limits(max_image_bytes=50), PayloadTooLarge), (Limits(max_image_pixels=1199), InvalidImage)],
+)
+def test_limits_hold(limits: Limits, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        take_image(data_url(encoded("PNG", (40, 30))), PARAM, limits)
+
+
+def test_a_video_is_keyed_by_its_bytes() -> None:
+    data = clips.encode(clips.noise(1, 3), "webm")
+    video = take_video(clips.data_url(data, "mp4"), PARAM, Limits())
+    assert (video.data, video.format, video.param) == (data, "WEBM", PARAM)
+    assert video.content_hash == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("url", "limits", "error", "words"),
+    [
+        ("file:///etc/passwd", Limits(), InvalidVideo, "The video must be a base64 data URL"),
+        ("https://127.0.0.1/a.mp4", Limits(), InvalidVideo, "urls.https_hosts"),
+        ("data:video/mp4;base64,AAAA", Limits(), InvalidVideo, "not a readable MP4"),
+        ("data:video/jpeg;base64,/9j/AAAA,/9j/AAAA", Limits(), InvalidVideo, "frames as images"),
+        ("data:video/mp4;base64,AAAAAAAA", Limits(max_video_bytes=5), PayloadTooLarge, "The video"),
+    ],
+)
+def test_what_is_no_video_is_refused(
+    url: str, limits: Limits, error: type[RequestError], words: str
+) -> None:
+    with pytest.raises(error, match=words) as caught:
+        take_video(url, PARAM, limits)
+    assert caught.value.param == PARAM

@@ -1,0 +1,119 @@
+"""What is counted before JSON is decoded, and that no message repeats what a client sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.processor_time import processor_time
+from vlm_server.api.parsing import json_body
+from vlm_server.errors import InvalidRequest, RequestError
+
+MEBIBYTE = 1 << 20
+VALUES = json_body.MAX_VALUES
+
+
+def lists(num: int) -> bytes:
+    """An object with a list of `num` lists: `num` + 2 values."""
+    return b'{"x":[' + b",".join([b"[]"] * num) + b"]}"
+
+
+def nested(depth: int) -> bytes:
+    return b'{"x":' * (depth - 1) + b"{}" + b"}" * (depth - 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lists(json_body.MAX_VALUES // 2 - 10),
+        nested(json_body.MAX_DEPTH),
+        b'{"x":"' + b"[{," * VALUES + b'"}',
+        b'{"x":"' + b'\\"[' * VALUES + b'"}',
+        b'{"x":"' + b"\\\\" * VALUES + b'"}',
+        json.dumps({"n" * json_body.MAX_NAME_CHARS: 1}).encode(),
+    ],
+    ids=["values", "depth", "brackets in a text", "quotes", "backslashes", "name"],
+)
+def test_what_is_allowed_is_read(body: bytes) -> None:
+    assert json_body.parse_object(body) == json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (lists(VALUES), "values"),
+        (b'{"x":[' + b"1," * VALUES + b"1]}", "values"),
+        (b"{" + b",".join(b'"%d":1' % n for n in range(VALUES + 2)) + b"}", "values"),
+        (b'{"x":["' + b'","' * (2 * VALUES) + b'"]}', "values"),
+        (nested(json_body.MAX_DEPTH + 1), "deeply"),
+        (b'{"x":' + b"[" * 10_000, "deeply"),
+        (json.dumps({"n" * (json_body.MAX_NAME_CHARS + 1): 1}).encode(), "name"),
+    ],
+)
+def test_what_is_too_much_is_said(body: bytes, word: str) -> None:
+    with pytest.raises(InvalidRequest, match=word):
+        json_body.parse_object(body)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lists(4 * MEBIBYTE),
+        lambda: b'{"x":' * (2 * MEBIBYTE),
+        lambda: b'{"x":[' + b"[" * 600 + b',"' + b'\\"' * (6 * MEBIBYTE),
+        lambda: b'{"x":[' + b"[" * 600 + b',"' + b"\\" * (12 * MEBIBYTE),
+        lambda: b'{"x":[1' + b"," * (12 * MEBIBYTE),
+        lambda: b'{"x":1' + b"1" * (12 * MEBIBYTE) + b"}",
+    ],
+    ids=["lists", "depth", "quotes without an end", "backslashes", "commas", "digits"],
+)
+def test_refusing_takes_no_time(make: Callable[[], bytes]) -> None:
+    body = make()
+    with processor_time() as measured, pytest.raises(InvalidRequest):
+        json_body.parse_object(body)
+    assert measured.seconds < 3  # a tenth of a second on an idle machine
+
+
+def test_small_is_small_in_bytes_and_values() -> None:
+    assert json_body.is_small(b'{"x":"' + b"s" * 200_000 + b'"}')
+    assert not json_body.is_small(b'{"x":"' + b"s" * json_body.SMALL_BYTES + b'"}')
+    assert not json_body.is_small(lists(json_body.SMALL_VALUES))
+
+
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=20,
+)
+
+
+def outcome_of(body: bytes) -> dict[str, Any] | RequestError:
+    try:
+        return json_body.parse_object(body)
+    except RequestError as error:
+        refusal = error
+    assert refusal.status == 400
+    assert len(refusal.message) < 200
+    return refusal
+
+
+@settings(derandomize=True)
+@given(VALUE)
+def test_any_json_is_read_as_it_is_or_refused_by_a_short_message(value: Any) -> None:
+    outcome = outcome_of(json.dumps(value).encode())
+    assert isinstance(outcome, RequestError) or outcome == value
+
+
+@settings(derandomize=True)
+@given(st.binary(max_size=100))
+@example(b"\xff")
+@example(b'{"a":1}\0')
+@example(b'{"a":"\\ud800"}')
+@example(b"")
+def test_any_bytes_are_an_object_or_refused(body: bytes) -> None:
+    assert isinstance(outcome_of(body), RequestError | dict)

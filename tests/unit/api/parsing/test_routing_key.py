@@ -1,0 +1,143 @@
+"""The key of a conversation stays the same over its turns, in every dialect, and is echoed."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.unit.api.parsing.media.pictures import data_url, encoded
+from tests.unit.api.requests import PNG_URL, assistant, called, chat, picture, result, text, user
+from tests.unit.api.scripted_engine import ScriptedEngine, failed
+from vlm_server.api.parsing import routing_key
+from vlm_server.protocol import Message, SamplingParams, Submit, TextPart
+
+CHAT, RESPONSES, OLLAMA, GENERATE = (
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/api/chat",
+    "/api/generate",
+)
+PNG = encoded("PNG")
+OTHER_URL = data_url(encoded("JPEG"))
+SAID = {"role": "assistant", "content": "A circle."}
+
+
+async def key_of(client: httpx.AsyncClient, route: str, body: Any, **headers: str) -> str | None:
+    answer = await client.post(route, json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    key: str | None = answer.headers.get("x-vlm-routing-key")
+    return key
+
+
+async def test_turns_of_a_conversation_about_a_picture(client: httpx.AsyncClient) -> None:
+    """Its SHA-256, which clients can know, whatever pictures come later."""
+    first = user(picture(), text())
+    later = user(picture(OTHER_URL), text("And this?"))
+    turns = [[first], [first, SAID, later], [user(picture(), text("And its colour?"))]]
+    keys = [await key_of(client, CHAT, chat(*messages)) for messages in turns]
+    assert keys == [hashlib.sha256(PNG).hexdigest()] * 3
+
+
+async def test_turns_of_a_conversation_in_words(client: httpx.AsyncClient) -> None:
+    """A picture that comes later does not change its key; another question makes another one."""
+    system = {"role": "system", "content": "Be brief."}
+    call = assistant(called("a"))
+    turns = [
+        [system, user("Look.")],
+        [system, user("Look."), SAID, user("And now?")],
+        [system, user("Look."), call, result("a", picture())],
+    ]
+    keys = {await key_of(client, CHAT, chat(*messages)) for messages in turns}
+    other = await key_of(client, CHAT, chat(system, user("Listen.")))
+    assert len(keys) == 1
+    assert other not in keys
+
+
+async def test_every_dialect_tells_it_of_a_picture(client: httpx.AsyncClient) -> None:
+    base64 = PNG_URL.partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": base64}
+    question = {"type": "text", "text": "What?"}
+    asked = {
+        CHAT: chat(user(picture(), text())),
+        "/v1/messages": chat(user({"type": "image", "source": source}, question), max_tokens=9),
+        RESPONSES: {
+            "model": "demo",
+            "input": [user({"type": "input_image", "image_url": PNG_URL})],
+        },
+        OLLAMA: {"model": "demo", "messages": [{**user("What?"), "images": [base64]}]},
+        GENERATE: {"model": "demo", "prompt": "What?", "images": [base64]},
+    }
+    keys = {route: await key_of(client, route, body) for route, body in asked.items()}
+    assert set(keys.values()) == {hashlib.sha256(PNG).hexdigest()}, keys
+
+
+async def test_a_response_that_goes_on_from_another(client: httpx.AsyncClient) -> None:
+    first = await client.post(RESPONSES, json={"model": "demo", "input": "Look."})
+    body = {"model": "demo", "input": "Again.", "previous_response_id": first.json()["id"]}
+    assert await key_of(client, RESPONSES, body) == first.headers["x-vlm-routing-key"]
+
+
+@pytest.mark.parametrize("route", [CHAT, RESPONSES])
+async def test_a_name_that_the_client_gives(client: httpx.AsyncClient, route: str) -> None:
+    """Also if what it was derived from is no longer part of the conversation."""
+
+    def named(name: str, words: str) -> dict[str, Any]:
+        asked = chat(user(words)) if route == CHAT else {"model": "demo", "input": words}
+        return {**asked, "prompt_cache_key": name}
+
+    first, forgetful, other = [
+        await key_of(client, route, named(*case)) for case in (("a", "x"), ("a", "y"), ("b", "x"))
+    ]
+    assert first == forgetful != other
+    assert first is not None
+    assert len(first) <= routing_key.MAX_CHARS
+
+
+async def test_a_key_that_was_sent_is_told_again(client: httpx.AsyncClient) -> None:
+    asked = chat(user(picture(), text()))
+    assert await key_of(client, CHAT, asked, **{"X-SMG-Routing-Key": "mine"}) == "mine"
+    streamed = {**asked, "stream": True}
+    assert await key_of(client, CHAT, streamed, **{"X-SMG-Routing-Key": "mine"}) == "mine"
+
+
+@pytest.mark.parametrize("key", ["", "x" * 129, "tab\tin it"])
+async def test_a_key_that_gateways_ignore_is_replaced(client: httpx.AsyncClient, key: str) -> None:
+    told = await key_of(client, CHAT, chat(), **{"X-SMG-Routing-Key": key})
+    assert told == await key_of(client, CHAT, chat())
+
+
+async def test_errors_tell_it_as_far_as_it_is_known(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.script = (failed("engine_died", "It died."),)
+    answer = await client.post(CHAT, json=chat(user(picture(), text())))
+    assert answer.status_code == 502
+    assert answer.headers["x-vlm-routing-key"] == hashlib.sha256(PNG).hexdigest()
+    headers = {"X-SMG-Routing-Key": "mine"}
+    refused = await client.post(CHAT, json={"model": "demo"}, headers=headers)
+    assert (refused.status_code, refused.headers["x-vlm-routing-key"]) == (400, "mine")
+
+
+async def test_what_asks_nothing_has_none(client: httpx.AsyncClient) -> None:
+    assert await key_of(client, OLLAMA, {"model": "demo", "messages": []}) is None
+    assert "x-vlm-routing-key" not in (await client.get("/v1/models")).headers
+
+
+def test_a_prompt_that_grows_keeps_its_key() -> None:
+    def submit(prompt: str) -> Submit:
+        return Submit("id", (), (), SamplingParams(), prompt=prompt)
+
+    long = "word " * 60
+    assert routing_key.of(submit(long)) == routing_key.of(submit(long + "more"))
+    assert routing_key.of(submit("a")) != routing_key.of(submit("b"))
+
+
+def test_words_count_by_their_roles() -> None:
+    def submit(role: Any) -> Submit:
+        messages = (Message(role, (TextPart("Look."),)), Message("user", (TextPart("Now."),)))
+        return Submit("id", messages, (), SamplingParams())
+
+    assert routing_key.of(submit("system")) != routing_key.of(submit("user"))

@@ -1,0 +1,143 @@
+"""Chunks fit a step's time, whatever the device's costs are, and have few sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from vlm_server.engine.scheduler.batching.chunk_sizer import ChunkSizer
+
+Device = Callable[[int], float]
+
+
+def sizes(device: Device, count: int = 12, budget: float = 0.05, largest: int = 2048) -> list[int]:
+    """The chunks of a prompt without end on a device that takes `device(tokens)` seconds."""
+    pace = ChunkSizer(budget, largest)
+    made = []
+    for _ in range(count):
+        made.append(pace.chunk_tokens(10**6, others_decode=True))
+        pace.note(made[-1], device(made[-1]))
+    return made
+
+
+def test_grows_to_what_fits():
+    assert sizes(lambda tokens: 0.012 + tokens * 1e-5)[-1] == 2048
+    assert sizes(lambda tokens: 0.012 + tokens * 3e-5)[-1] == 1024
+
+
+def test_shrinks_to_what_fits():
+    assert sizes(lambda tokens: tokens * 1e-3)[-1] == 32
+    assert sizes(lambda tokens: tokens * 1e-1)[-1] == 16
+
+
+def test_does_not_shrink_where_that_saves_nothing():
+    """Beside an encode a chunk may take as long as the encode, however small it is."""
+    assert min(sizes(lambda tokens: 0.08 + tokens * 1e-5)) >= 64
+
+
+def test_one_slow_chunk_changes_nothing():
+    """The first of a size may wait for a kernel to be compiled."""
+    seen: set[int] = set()
+
+    def compiles(tokens: int) -> float:
+        slow = 0.5 if tokens not in seen else 0.0
+        seen.add(tokens)
+        return slow + 0.012 + tokens * 1e-5
+
+    assert sizes(compiles, 20)[-1] == 2048
+
+
+def test_tries_again_what_was_slow_long_ago():
+    """So that a busy moment does not make chunks small for ever."""
+    pace = ChunkSizer(0.05, 2048)
+    for _ in range(5):
+        pace.note(32, 9.0)
+    for _ in range(30):
+        size = pace.chunk_tokens(10**6, others_decode=True)
+        pace.note(size, 0.025 + size * 1e-5)
+    assert size == 2048
+
+
+def test_follows_a_device_that_becomes_slower():
+    pace = ChunkSizer(0.05, 2048)
+    for _ in range(8):
+        pace.note(1024, 0.02)
+    for _ in range(12):
+        size = pace.chunk_tokens(10**6, others_decode=True)
+        pace.note(size, size * 1.5e-4)
+    assert pace.chunk_tokens(10**6, others_decode=True) == 256
+
+
+def test_sizes_are_powers_of_two():
+    assert all(size & (size - 1) == 0 for size in sizes(lambda tokens: tokens * 1.3e-4))
+
+
+@pytest.mark.parametrize("largest", [1, 3, 16, 100])
+def test_never_exceeds_the_largest(largest: int):
+    assert set(sizes(lambda _: 1e-6, largest=largest)) <= set(range(1, largest + 1))
+
+
+def test_takes_a_small_rest_along():
+    pace = ChunkSizer(0.05, 2048)
+    for _ in range(5):
+        pace.note(1024, 0.04)
+    assert pace.chunk_tokens(1200, others_decode=True) == 1200
+    assert pace.chunk_tokens(1400, others_decode=True) == 1024
+    assert pace.chunk_tokens(5, others_decode=True) == 5
+
+
+def test_takes_a_second_while_nobody_waits():
+    """Who comes meanwhile waits for it."""
+    pace = ChunkSizer(0.05, 2048)
+    assert pace.chunk_tokens(10**6, others_decode=False) == 128, "nothing is measured"
+    for _ in range(8):
+        size = pace.chunk_tokens(10**6, others_decode=False)
+        pace.note(size, size * 1.5e-3)
+    assert size == 512
+    for _ in range(40):
+        size = pace.chunk_tokens(10**6, others_decode=False)
+        pace.note(size, size * 1e-4)
+    assert size == 2048
+
+
+@pytest.mark.parametrize("others_decode", [True, False])
+def test_chunks_are_shorter_late_in_a_prompt(others_decode: bool):
+    """The first one already, as when a long beginning is cached."""
+    pace = ChunkSizer(1.0, 2048)
+
+    def made(num_before: int, count: int) -> list[int]:
+        sizes = []
+        for _ in range(count):
+            sizes.append(pace.chunk_tokens(10**6, num_before, others_decode=others_decode))
+            pace.note(sizes[-1], sizes[-1] * 6e-4 * (1 + num_before / 30_000), num_before)
+        return sizes
+
+    assert made(0, 10)[-1] == 1024
+    late = made(100_000, 10)
+    assert late[0] <= 512
+    assert late[-1] == 256
+    assert made(0, 10)[-1] == 1024
+
+
+def test_learns_from_prompts_that_a_chunk_takes_with_its_rest():
+    """Sizes that are never met alone are judged by the chunks that they let through."""
+    pace = ChunkSizer(0.1, 2048)
+    for tokens in (33, 65, 1, 1):
+        pace.note(tokens, tokens * 1e-3)
+    made = []
+    for _ in range(10):
+        left = 319
+        while left:
+            made.append(pace.chunk_tokens(left, others_decode=True))
+            pace.note(made[-1], made[-1] * 1e-3)
+            left -= made[-1]
+    assert max(made[-10:]) <= 64 * 1.25
+
+
+def test_what_may_not_be_cut_is_no_measure():
+    pace = ChunkSizer(0.05, 2048)
+    pace.note(128, 0.045)
+    for _ in range(16):
+        pace.note(6000, 2.0)
+    assert pace.chunk_tokens(10**6, others_decode=True) == 128

@@ -1,0 +1,330 @@
+"""Pictures that are encoded in one call, by the real loop: whose, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.engine.driver import Engine
+from tests.unit.engine.fakes import (
+    TOKENS_PER_IMAGE,
+    FakeFeatures,
+    FakeMemory,
+    answer_text,
+    features_of,
+    prepared,
+    prompt,
+    texts,
+)
+from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.cache.lru import LruCache
+from vlm_server.errors import InternalError, OutOfMemory
+from vlm_server.interfaces import PreparedPrompt
+from vlm_server.protocol import Finished
+
+Device = Callable[[int], float | None]
+CHUNK_SECONDS, DECODE_SECONDS = 0.02, 0.001
+ENCODE_SECONDS = 0.026
+"""Of one picture, on each of these devices."""
+
+
+def gpu(count: int) -> float:
+    """One picture does not fill it: as measured on an H200."""
+    return 0.012 + 0.014 * count
+
+
+def launch_bound(count: int) -> float:
+    """Pictures so small that what it takes to begin is all."""
+    return 0.0258 + 0.0002 * count
+
+
+def cpu(count: int) -> float:
+    return ENCODE_SECONDS * count
+
+
+def made_of(name: str, images: int) -> PreparedPrompt:
+    """A prompt whose pictures are nobody else's."""
+    made = prompt("hello", images)
+    spans = tuple(replace(span, mm_hash=f"{name} {span.mm_hash}") for span in made.spans)
+    return replace(made, spans=spans)
+
+
+def new_engine(device: Device, most: int = 8, **options: object) -> Engine:
+    """One that has learned what its device takes."""
+    limits = {"prefill_chunk_tokens": 100, "max_num_seqs": 8, "context_tokens": 1000} | options
+    engine = Engine(max_images_per_encode=most, **limits)  # type: ignore[arg-type]
+    engine.encoder.seconds = device
+    for number in range(4):
+        engine.add_prepared(f"earlier {number}", made_of(f"earlier {number}", 12))
+    engine.run()
+    engine.encoder.calls.clear()
+    engine.encoder.is_fast = False
+    return engine
+
+
+def arrive(engine: Engine, **images: int) -> None:
+    """Requests with so many pictures each, prepared before the next step."""
+    usual, engine.preparers.outcome = engine.preparers.outcome, None
+    for name, count in images.items():
+        engine.add(name, images=count)
+    engine.step()
+    for name, count in images.items():
+        engine.preparers.finish(name, prepared(made_of(name, count), engine.caches))
+    engine.preparers.outcome = usual
+
+
+def calls_of(engine: Engine) -> list[list[str]]:
+    """Whose pictures each call had, to the end of all requests."""
+    engine.encoder.is_fast = True
+    if engine.encoder.works:
+        engine.encoder.finish()
+    engine.run()
+    assert engine.is_clean()
+    return engine.encoder.calls
+
+
+# ---- whose -------------------------------------------------------------------------------
+
+
+def test_the_pictures_of_a_request_are_encoded_together():
+    engine = new_engine(gpu)
+    arrive(engine, a=6)
+    assert calls_of(engine) == [["a"] * 4, ["a"] * 2]
+    assert texts(engine.events)["a"] == answer_text(made_of("a", 6))
+
+
+def test_one_after_the_other_where_that_gains_nothing():
+    engine = new_engine(cpu)
+    arrive(engine, a=6)
+    assert calls_of(engine) == [["a"]] * 6
+
+
+def test_one_after_the_other_where_the_model_takes_one():
+    engine = new_engine(gpu, most=1)
+    arrive(engine, a=3)
+    assert calls_of(engine) == [["a"]] * 3
+
+
+def test_those_of_another_request_are_not_waited_for():
+    """Its prefill comes first, and so does that of a short one beside the pictures of a long."""
+    engine = new_engine(gpu)
+    arrive(engine, a=1, b=1)
+    assert calls_of(engine) == [["a"], ["b"]]
+    engine = new_engine(gpu)
+    arrive(engine, many=6, one=1)
+    assert calls_of(engine)[0] == ["many", "one"], "it would be the short one's turn anyway"
+
+
+def test_two_requests_are_encoded_together_if_that_takes_as_long_as_one():
+    engine = new_engine(launch_bound)
+    arrive(engine, a=1, b=1, c=1)
+    assert calls_of(engine)[0] == ["a", "b"], "and no third one is begun"
+
+
+def test_one_that_waits_for_room_is_not_made_to_wait_for_others_pictures():
+    engine = new_engine(gpu, max_num_seqs=1)
+    engine.add("running", max_tokens=500, ignore_eos=True)
+    engine.step_until(lambda: bool(engine.runner.seqs))
+    arrive(engine, a=1, b=4)
+    engine.step()
+    engine.encoder.finish()
+    engine.step()
+    assert [work.request_id for work in engine.encoder.works] == ["b"]
+
+
+def test_one_picture_at_a_time_beside_a_text_that_waits_for_its_prefill():
+    engine = new_engine(gpu)
+    arrive(engine, text=0, a=4)
+    engine.step()
+    assert len(engine.encoder.works) == 1
+
+
+def test_one_picture_beside_the_last_chunk_of_a_prompt():
+    engine = new_engine(gpu)
+    arrive(engine, a=1, b=4)
+    engine.step()
+    engine.encoder.finish()
+    plan = engine.step()
+    assert plan.prefill
+    assert [work.request_id for work in plan.encode_next] == ["b"]
+
+
+def test_beside_answers_it_lasts_no_longer_than_a_chunk_may():
+    engine = new_engine(gpu, max_step_seconds=0.06)
+    engine.add("running", max_tokens=500, ignore_eos=True)
+    engine.step_until(lambda: bool(engine.runner.seqs))
+    arrive(engine, a=4)
+    engine.step()
+    assert len(engine.encoder.works) == 2
+    engine = new_engine(gpu, max_step_seconds=0.06)
+    arrive(engine, a=4)
+    engine.step()
+    assert len(engine.encoder.works) == 4
+
+
+def test_a_picture_that_is_there_twice_is_encoded_once():
+    engine = new_engine(gpu, caches=Caches.of(encoder_bytes=10**6))
+    made = made_of("a", 4)
+    spans = [
+        replace(span, mm_hash="a 0" if n == 2 else span.mm_hash)
+        for n, span in enumerate(made.spans)
+    ]
+    engine.add_prepared("a", replace(made, spans=tuple(spans)))
+    assert [len(call) for call in calls_of(engine)] == [2, 1]
+
+
+def test_pictures_of_other_sizes_are_encoded_apart():
+    engine = new_engine(gpu)
+    made = made_of("a", 4)
+    outcome = prepared(made, engine.caches)
+    inputs = dict(outcome.inputs)
+    inputs[2] = {name: array[:, :1] for name, array in inputs[2].items()}
+    usual, engine.preparers.outcome = engine.preparers.outcome, None
+    engine.add("a", images=4)
+    engine.step()
+    engine.preparers.finish("a", replace(outcome, inputs=inputs))
+    engine.preparers.outcome = usual
+    assert [len(call) for call in calls_of(engine)] == [2, 1, 1]
+
+
+def test_as_many_as_there_is_memory_for():
+    """Beside what the request was admitted for, which is the encode of one at a time."""
+    memory = FakeMemory()
+    engine = new_engine(gpu, most=4, memory=memory)
+    arrive(engine, a=8)
+    engine.step()
+    assert len(engine.encoder.works) == 4
+    of_one = engine.governor.estimator.of("encode", TOKENS_PER_IMAGE)
+    reserved = engine.scheduler.reserved_bytes + engine.request("a").transient_bytes
+    memory.limit_bytes = memory.active_bytes + reserved + 3 * of_one
+    engine.encoder.finish()
+    assert [len(call) for call in calls_of(engine)] == [4, 2, 2]
+
+
+# ---- when something happens to one of them -----------------------------------------------
+
+
+def test_one_that_fails_fails_its_request_alone():
+    engine = new_engine(launch_bound)
+    arrive(engine, a=1, b=1)
+    engine.step()
+    _, second = engine.encoder.works
+    engine.encoder.finish(InternalError("a bad picture"), features_of(second.span))
+    calls_of(engine)
+    assert engine.ended[-2:] == ["a", "b"]
+    assert "a" not in texts(engine.events)
+    assert texts(engine.events)["b"] == answer_text(made_of("b", 1))
+
+
+def test_a_request_whose_pictures_all_ran_out_of_memory_is_tried_once_more():
+    engine = new_engine(gpu)
+    arrive(engine, a=4)
+    engine.step()
+    engine.encoder.finish(*(OutOfMemory("none") for _ in range(4)))
+    engine.step()
+    assert "a" not in engine.ended
+    calls_of(engine)
+    assert texts(engine.events)["a"] == answer_text(made_of("a", 4))
+
+
+def test_calls_that_fail_time_and_again_are_made_no_more():
+    engine = new_engine(lambda count: math.inf if count > 1 else ENCODE_SECONDS)
+    arrive(engine, a=6)
+    assert calls_of(engine) == [["a"]] * 6
+
+
+class SuddenCache(LruCache[EncodedImage]):
+    """One into which another thread puts features between the first look for them and the next."""
+
+    looked_for: str | None = None
+
+    def __contains__(self, key: str) -> bool:
+        if key == self.looked_for:
+            self.put(key, FakeFeatures(f"features of {key}"), 8).release()
+        self.looked_for = key
+        return super().__contains__(key)
+
+
+def test_what_another_thread_has_just_stored_is_no_error():
+    engine = new_engine(gpu)
+    engine.caches.features = SuddenCache("encoder", 1 << 20)
+    arrive(engine, a=3)
+    calls_of(engine)
+    assert texts(engine.events)["a"] == answer_text(made_of("a", 3))
+
+
+def test_one_that_is_aborted_leaves_the_others_as_they_were():
+    engine = new_engine(launch_bound)
+    arrive(engine, a=1, b=1)
+    engine.step()
+    assert len(engine.encoder.works) == 2
+    engine.abort("a")
+    engine.step()
+    assert engine.state_of("a") is None
+    assert engine.num_tracked == 2, "the encoder still has its picture"
+    calls_of(engine)
+    assert texts(engine.events)["b"] == answer_text(made_of("b", 1))
+    ended = {e.request_id: e for e in engine.events if isinstance(e, Finished)}
+    assert ended["a"].is_aborted
+
+
+def test_all_are_aborted_while_they_are_encoded():
+    engine = new_engine(launch_bound)
+    arrive(engine, a=1, b=1)
+    engine.step()
+    engine.abort("a")
+    engine.abort("b")
+    engine.step()
+    engine.encoder.finish()
+    engine.run()
+    assert engine.is_clean()
+
+
+# ---- nobody's first token comes later ----------------------------------------------------
+
+
+def first_tokens(device: Device, most: int, images: dict[str, int]) -> dict[str, float]:
+    """When each prompt's prefill ends, in seconds from their common arrival.
+
+    A chunk takes its time, or until the end of the encode that runs beside it.
+    """
+    engine = new_engine(device, most)
+    arrive(engine, **images)
+    now = ends = 0.0
+    found: dict[str, float] = {}
+    while len(found) < len(images):
+        was_idle = not engine.encoder.works
+        plan = engine.step()
+        if was_idle and engine.encoder.works:
+            ends = now + device(len(engine.encoder.works))
+        if plan.prefill:
+            now = max(now + CHUNK_SECONDS, ends if engine.encoder.works else 0.0)
+            found |= {plan.prefill.request_id: now} if plan.prefill.is_last else {}
+        else:
+            now = max(now + DECODE_SECONDS, 0.0 if plan.has_runner_work else ends)
+        if engine.encoder.works and now >= ends:
+            engine.encoder.finish()
+        assert len(engine.plans) < 3000
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("device", [gpu, launch_bound, cpu])
+def test_nobodys_first_token_comes_later_than_in_turn(device: Device, seed: int):
+    """But for the moment by which an encode ends before the decode step beside it."""
+    drawn = random.Random(seed)
+    names = "abcdef"[: drawn.randint(1, 6)]
+    images = {name: drawn.choice([0, 1, 1, 2, 3, 5, 8]) for name in names}
+    in_turn, together = first_tokens(device, 1, images), first_tokens(device, 8, images)
+    most = DECODE_SECONDS + (device(2) - device(1) if device is launch_bound else 0.0)
+    assert max(together[name] - in_turn[name] for name in names) <= most, (images, in_turn)
+
+
+def test_two_agents_that_arrive_together_are_both_sooner():
+    in_turn = first_tokens(launch_bound, 1, {"a": 1, "b": 1})
+    together = first_tokens(launch_bound, 8, {"a": 1, "b": 1})
+    assert all(together[name] < in_turn[name] for name in "ab")

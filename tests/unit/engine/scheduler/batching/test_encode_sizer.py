@@ -1,0 +1,111 @@
+"""As many pictures go into one call as are sooner done so, whatever the device's costs are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vlm_server.engine.scheduler.batching.encode_sizer import EncodeSizer
+
+Device = Callable[[int], float]
+
+TOKENS = 1000
+FEW_TOKENS = 256
+
+
+def gpu(count: int) -> float:
+    """One picture does not fill it, eight do: as measured on an H200."""
+    return 0.012 + 0.014 * count
+
+
+def cpu(count: int) -> float:
+    return 0.05 * count
+
+
+def counts(
+    device: Device, times: int = 12, waiting: int = 8, most: int = 8, max_seconds: float = 1.0
+) -> list[int]:
+    """What is encoded, while there are always so many pictures, of a device's seconds by count."""
+    sizer, made = EncodeSizer(most), []
+    for _ in range(times):
+        made.append(sizer.at_once(TOKENS, waiting, max_seconds))
+        sizer.note(TOKENS, made[-1], device(made[-1]))
+    return made
+
+
+def test_twice_as_many_are_tried_while_that_pays():
+    assert counts(gpu) == [1, 1, 2, 2, 4, 4, 8, 8, 8, 8, 8, 8]
+
+
+def test_what_does_not_pay_is_tried_twice_and_again_much_later():
+    made = counts(cpu, times=300)
+    assert made[:6] == [1, 1, 2, 2, 1, 1]
+    assert max(made) == 2
+    assert made.count(2) < 300 / 20
+
+
+def test_more_are_encoded_only_as_far_as_it_pays():
+    assert counts(lambda count: 0.01 * max(count, 2))[-4:] == [2] * 4
+
+
+def test_a_first_time_that_is_slow_changes_nothing():
+    """Kernels are compiled, or attention is planned, for each new shape."""
+    seen: set[int] = set()
+
+    def compiles(count: int) -> float:
+        slow = 0.5 if count not in seen else 0.0
+        seen.add(count)
+        return slow + gpu(count)
+
+    assert counts(compiles)[-1] == 8
+
+
+def test_no_more_than_there_are_and_than_may_be():
+    assert set(counts(gpu, waiting=1)) == {1}
+    assert max(counts(gpu, waiting=7)) == 4
+    assert max(counts(gpu, waiting=3)) == 2
+    assert max(counts(gpu, most=2)) == 2
+    assert set(counts(gpu, most=1)) == {1}
+
+
+def test_none_lasts_longer_than_it_may():
+    assert max(counts(gpu, max_seconds=0.09)) == 4
+    assert set(counts(gpu, max_seconds=0.05)) == {1}, "without any gain, two would last longer"
+
+
+def test_pictures_of_another_size_are_measured_for_themselves():
+    sizer = EncodeSizer(8)
+    for count in counts(gpu):
+        sizer.note(TOKENS, count, gpu(count))
+    assert sizer.at_once(TOKENS - 100, 8, 1.0) == 8
+    assert sizer.at_once(TOKENS * 4, 8, 1.0) == 1
+    assert sizer.at_once(TOKENS // 4, 8, 1.0) == 1
+
+
+def test_two_are_as_one_if_they_take_about_as_long():
+    def is_as_one(device: Device, max_seconds: float = 1.0) -> bool:
+        sizer = EncodeSizer(8)
+        for count in (1, 1, 2, 2):
+            sizer.note(FEW_TOKENS, count, device(count))
+        return sizer.two_are_as_one(FEW_TOKENS, max_seconds)
+
+    assert is_as_one(lambda count: 0.01 + 0.0005 * count)
+    assert not is_as_one(gpu)
+    assert not is_as_one(cpu)
+    assert not is_as_one(lambda count: 0.01, max_seconds=0.005)
+
+
+def test_that_is_tried_no_more_than_twice():
+    sizer, tried = EncodeSizer(8), 0
+    for _ in range(60):
+        is_tried = sizer.two_are_as_one(FEW_TOKENS, 1.0)
+        tried += is_tried
+        sizer.note(FEW_TOKENS, 1 + is_tried, gpu(1 + is_tried))
+    assert tried == 2
+
+
+def test_two_large_ones_are_never_tried():
+    sizer = EncodeSizer(8)
+    for count in (1, 1, 2, 2):
+        sizer.note(257, count, 0.01)
+    assert sizer.at_once(257, 2, 1.0) == 2
+    assert not sizer.two_are_as_one(257, 1.0)

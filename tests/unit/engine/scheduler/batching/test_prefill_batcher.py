@@ -1,0 +1,268 @@
+"""Prompts that are prefilled in one call, by the real loop: whose, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.engine.driver import Engine
+from tests.unit.engine.fakes import FakeMemory, answer_text, prepared, prompt, texts
+from tests.whole import few_of
+from vlm_server.cache.caches import Caches
+from vlm_server.engine.request.states import State
+from vlm_server.interfaces import SchedulerOutput, StepResult
+from vlm_server.protocol import Failed, Working
+
+Device = Callable[[SchedulerOutput], float]
+SIZES = (6, 14, 30, 60)
+"""Tokens of prompts."""
+
+
+def gpu(plan: SchedulerOutput) -> float:
+    """Launching takes most of it, unless there are many tokens."""
+    return max(0.010 + 0.0001 * len(plan.prefills), 0.0001 * plan.num_prefill_tokens)
+
+
+def cpu(plan: SchedulerOutput) -> float:
+    return 0.001 * plan.num_prefill_tokens
+
+
+def new_engine(device: Device = gpu, most: int = 8, **options: object) -> Engine:
+    """One that has learned what its device takes."""
+    limits = {"prefill_chunk_tokens": 256, "max_num_seqs": 64, "max_preparing": 99}
+    limits |= {"context_tokens": 1000} | options
+    engine = Engine(max_prompts_per_prefill=most, **limits)  # type: ignore[arg-type]
+    engine.runner.prefill_seconds = device
+    for size in SIZES:
+        for _ in range(3):
+            engine.add(f"{size}", text="w" * size, max_tokens=1)
+            engine.run()
+    for times in range(6):
+        for size in SIZES:
+            names = [f"{size} {times} {i}" for i in range(8)]
+            engine.ready(*names, text="w" * size, max_tokens=1)
+            engine.run()
+    engine.events.clear()
+    engine.plans.clear()
+    return engine
+
+
+def together(engine: Engine) -> list[list[str]]:
+    """Whose prompts each chunk had, to the end of all requests."""
+    engine.run()
+    assert engine.is_clean()
+    plans = [plan for plan in engine.plans if plan.prefill]
+    return [[work.request_id for work in plan.prefills] for plan in plans]
+
+
+# ---- whose -------------------------------------------------------------------------------
+
+
+def test_prompts_that_wait_are_prefilled_together_in_their_order():
+    engine = new_engine()
+    engine.ready(*"abcdef")
+    assert together(engine) == [[*"abcd"], [*"ef"]]
+    assert texts(engine.events) == dict.fromkeys("abcdef", answer_text(prompt()))
+
+
+def test_one_after_the_other_where_that_gains_nothing():
+    engine = new_engine(cpu)
+    engine.ready(*"abc")
+    assert together(engine) == [["a"], ["b"], ["c"]]
+
+
+def test_one_after_the_other_where_the_model_can_not():
+    engine = new_engine(most=1)
+    engine.ready(*"abc")
+    assert together(engine) == [["a"], ["b"], ["c"]]
+
+
+def test_one_with_a_picture_goes_alone_and_nobody_overtakes_it():
+    engine = new_engine()
+    usual, engine.preparers.outcome = engine.preparers.outcome, None
+    engine.add("a", "b")
+    engine.add("c", images=1)
+    engine.add("d", "e")
+    engine.step()
+    for name in "abcde":
+        engine.preparers.finish(name)
+    engine.preparers.outcome = usual
+    found = together(engine)
+    assert ["c"] in found
+    assert sorted(name for names in found for name in names) == [*"abcde"]
+
+
+def test_one_whose_tokens_attend_to_later_ones_goes_alone():
+    """In a row of several it would attend to the padding."""
+    engine = new_engine()
+    usual, engine.preparers.outcome = engine.preparers.outcome, None
+    engine.add(*"abcdef")
+    engine.step()
+    made = prompt()
+    for name in "abcdef":
+        atomic = made.num_tokens if name in "acd" else 0
+        engine.preparers.finish(name, prepared(replace(made, atomic_prefill_tokens=atomic)))
+    engine.preparers.outcome = usual
+    found = together(engine)
+    assert all([name] in found for name in "acd")
+    assert [*"ef"] in found
+
+
+def test_no_more_than_the_batch_has_room_for():
+    engine = new_engine(max_num_seqs=16)
+    engine.ready(*"abcd", n=5)
+    assert together(engine)[0] == [*"ab"]
+
+
+def test_no_more_tokens_than_a_step_may_have():
+    engine = new_engine(lambda plan: 0.01, prefill_chunk_tokens=64)
+    engine.ready(*"abcdef", text="w" * 14)
+    assert together(engine)[0] == [*"abcd"]
+
+
+def test_while_answers_are_written_a_step_takes_no_longer_than_it_may():
+    def slow(plan: SchedulerOutput) -> float:
+        return 0.06 + 0.0001 * len(plan.prefills)
+
+    engine = new_engine(slow, max_step_seconds=0.05)
+    engine.add("first", max_tokens=100, ignore_eos=True)
+    engine.step_until(lambda: engine.count(State.DECODE) == 1)
+    engine.ready(*"abcd")
+    assert [len(names) for names in together(engine)] == [1] * 5
+
+
+def test_only_with_memory_for_all_at_once():
+    def first_chunk(limit_bytes: int) -> list[str]:
+        engine = new_engine(memory=FakeMemory(limit_bytes=limit_bytes))
+        engine.governor.reset_stats()
+        engine.governor.estimator._rates["prefill"].append(1 << 20)  # of each token
+        engine.ready(*"abcd", max_tokens=5)
+        return together(engine)[0]
+
+    assert first_chunk(1 << 30) == [*"abcd"]
+    assert first_chunk(20 << 20) == [*"ab"]
+
+
+# ---- what is cached ----------------------------------------------------------------------
+
+
+def add_texts(engine: Engine, **said: str) -> None:
+    """Requests that may use what is cached."""
+    made = {name: prepared(prompt(text), engine.caches) for name, text in said.items()}
+    engine.preparers.outcome = lambda asked: made[asked.request_id]
+    engine.add(*said)
+
+
+def test_they_begin_after_what_is_cached_of_all():
+    """Some tokens more that are cached of one are computed again."""
+    engine = new_engine(caches=Caches.of(prefix_bytes=1 << 20))
+    add_texts(engine, one="hello you")
+    engine.run()
+    engine.plans.clear()
+    add_texts(engine, a="hello you there", b="hello me")
+    engine.run()
+    (plan,) = [plan for plan in engine.plans if plan.prefill]
+    assert [(w.request_id, w.start, w.end) for w in plan.prefills] == [("a", 6, 15), ("b", 6, 8)]
+    assert engine.usages["a"].cached_tokens == engine.usages["b"].cached_tokens == 6
+    assert engine.is_clean()
+
+
+def test_one_of_which_much_is_cached_goes_alone():
+    engine = new_engine(caches=Caches.of(prefix_bytes=1 << 20))
+    add_texts(engine, one="x" * 100)
+    engine.run()
+    engine.plans.clear()
+    add_texts(engine, a="x" * 100 + "y", b="y")
+    assert together(engine) == [["a"], ["b"]]
+
+
+# ---- what may happen to them -------------------------------------------------------------
+
+
+def test_one_that_fails_leaves_the_others():
+    engine = new_engine()
+    engine.ready(*"abc")
+    engine.runner.failing_prefills = {"b"}
+    assert together(engine)[0] == [*"ab"]
+    assert [e.request_id for e in engine.events if isinstance(e, Failed)] == ["b"]
+    assert texts(engine.events) == dict.fromkeys("ac", answer_text(prompt()))
+
+
+def test_calls_that_fail_are_made_no_more():
+    """Each of their prompts was prefilled once more, alone."""
+    engine = new_engine()
+    launch = engine.runner.launch
+
+    def failing(plan: SchedulerOutput) -> object:
+        step = launch(plan)
+        if plan.prefill_with:
+            brings = step.brings
+            step.brings = StepResult(brings.tokens, brings.failures, error="too many")
+        return step
+
+    engine.runner.launch = failing  # type: ignore[method-assign, assignment]
+    for times in range(6):
+        engine.ready(*(f"{name}{times}" for name in "ab"))
+        engine.run()
+    engine.plans.clear()
+    engine.ready(*"ab")
+    assert together(engine) == [["a"], ["b"]]
+
+
+def test_all_are_announced_before_they_begin():
+    """A crash is held against all of them."""
+    engine = new_engine()
+    engine.ready(*"ab")
+    engine.run()
+    working = [event.request_ids for event in engine.events if isinstance(event, Working)]
+    assert ("a", "b") in working
+
+
+def test_one_that_is_aborted_leaves_the_others_as_they_were():
+    engine = new_engine()
+    engine.ready(*"ab")
+    engine.step()
+    assert len(engine.plans[-1].prefills) == 2
+    engine.abort("a")
+    engine.run()
+    assert texts(engine.events)["b"] == answer_text(prompt())
+    assert engine.is_clean()
+
+
+# ---- nobody's first token comes later ----------------------------------------------------
+
+
+def first_tokens(device: Device, most: int, sizes: dict[str, int]) -> dict[str, float]:
+    """When each prompt's prefill ends, in seconds from their common arrival."""
+    engine = new_engine(device, most)
+    for name, size in sizes.items():
+        engine.add(name, text=name * size)
+    now, found = 0.0, dict[str, float]()
+    while len(found) < len(sizes):
+        plan = engine.step()
+        now += device(plan) if plan.prefill else 0.0
+        found |= {work.request_id: now for work in plan.prefills if work.is_last}
+        assert len(engine.plans) < 300
+    return found
+
+
+@pytest.mark.parametrize("seed", few_of(range(12), range(4)))
+@pytest.mark.parametrize("device", [gpu, cpu])
+def test_nobodys_first_token_comes_later_than_in_turn(device: Device, seed: int):
+    """But for a tenth of what the first of those takes that share a call."""
+    drawn = random.Random(seed)
+    names = "abcdefghij"[: drawn.randint(1, 10)]
+    sizes = {name: drawn.choice(SIZES) for name in names}
+    in_turn, shared = first_tokens(device, 1, sizes), first_tokens(device, 8, sizes)
+    for name in names:
+        assert shared[name] <= 1.1 * in_turn[name] + 1e-9, (sizes, in_turn, shared)
+
+
+def test_two_that_arrive_together_are_sooner():
+    in_turn = first_tokens(gpu, 1, dict.fromkeys("abcdefgh", 6))
+    shared = first_tokens(gpu, 8, dict.fromkeys("abcdefgh", 6))
+    assert shared["a"] <= 1.1 * in_turn["a"]
+    assert shared["h"] < in_turn["h"] / 6

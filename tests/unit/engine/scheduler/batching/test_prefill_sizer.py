@@ -1,0 +1,107 @@
+"""As many prompts are prefilled in one call as take no longer than one, whatever the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vlm_server.engine.scheduler.batching.prefill_sizer import PrefillSizer
+
+Device = Callable[[int, int], float]
+"""Seconds of a chunk, by the tokens of the longest prompt and their number."""
+SHORT, LONG = 100, 1000
+
+
+def gpu(num_tokens: int, count: int) -> float:
+    """Launching the kernels takes most of a short one."""
+    return max(0.010 + 0.0001 * count, 0.000013 * num_tokens * count)
+
+
+def cpu(num_tokens: int, count: int) -> float:
+    return 0.0005 * num_tokens * count
+
+
+def counts(
+    device: Device,
+    num_tokens: int = SHORT,
+    times: int = 10,
+    waiting: int = 8,
+    max_seconds: float = 0.25,
+) -> list[int]:
+    """What is prefilled, while there are always so many prompts."""
+    sizer, made = PrefillSizer(), list[int]()
+    for _ in range(times):
+        longest = [num_tokens] * waiting
+        made.append(sizer.at_once(longest, max_seconds, others_decode=False))
+        sizer.note(num_tokens, made[-1], device(num_tokens, made[-1]), others_decode=False)
+    return made
+
+
+def test_twice_as_many_are_tried_while_the_first_does_not_wait():
+    assert counts(gpu) == [1, 1, 2, 2, 4, 4, 8, 8, 8, 8]
+
+
+def test_long_ones_go_alone_where_each_takes_its_time():
+    assert counts(gpu, LONG) == [1, 1, 2, 2, 1, 1, 1, 1, 1, 1]
+
+
+def test_what_does_not_pay_is_tried_twice_and_again_much_later():
+    made = counts(cpu, times=1500)
+    assert made[:6] == [1, 1, 2, 2, 1, 1]
+    assert max(made) == 2
+    assert 2 < made.count(2) < 10
+
+
+def test_nothing_is_tried_that_might_take_too_long():
+    assert counts(cpu, LONG) == [1] * 10
+    assert counts(gpu, max_seconds=0.015) == [1] * 10
+
+
+def test_no_more_than_wait():
+    assert max(counts(gpu, waiting=3)) == 2
+
+
+def test_a_first_time_that_is_slow_changes_nothing():
+    seen = set[int]()
+
+    def planning(num_tokens: int, count: int) -> float:
+        first = count not in seen
+        seen.add(count)
+        return gpu(num_tokens, count) + 0.06 * first
+
+    assert counts(planning, max_seconds=10)[-1] == 8
+
+
+def test_a_long_one_beside_a_short_one_is_judged_by_the_time_of_the_short():
+    """And is no trial: the short one might wait long."""
+    sizer = PrefillSizer()
+    for _ in range(2):
+        sizer.note(SHORT, 1, 0.010, others_decode=False)
+        sizer.note(LONG, 1, 0.015, others_decode=False)
+    assert sizer.at_once([SHORT, LONG], 0.25, others_decode=False) == 1
+    assert sizer.at_once([LONG, LONG], 0.25, others_decode=False) == 2
+    for _ in range(2):
+        sizer.note(LONG, 2, 0.016, others_decode=False)
+    assert sizer.at_once([LONG, LONG], 0.25, others_decode=False) == 2
+    assert sizer.at_once([SHORT, LONG], 0.25, others_decode=False) == 1
+
+
+def test_longer_ones_are_not_tried_where_shorter_ones_did_not_pay():
+    sizer = PrefillSizer()
+    for _ in range(2):
+        sizer.note(SHORT, 1, 0.010, others_decode=False)
+        sizer.note(LONG, 1, 0.100, others_decode=False)
+    assert sizer.at_once([LONG, LONG], 0.25, others_decode=False) == 2
+    for _ in range(2):
+        sizer.note(SHORT, 2, 0.020, others_decode=False)
+    assert sizer.at_once([LONG, LONG], 0.25, others_decode=False) == 1
+
+
+def test_who_joins_others_is_compared_with_who_joined_others():
+    sizer = PrefillSizer()
+    for _ in range(2):
+        sizer.note(SHORT, 1, 0.010, others_decode=False)
+    assert sizer.at_once([SHORT, SHORT], 0.25, others_decode=True) == 1
+    for _ in range(2):
+        sizer.note(SHORT, 1, 0.017, others_decode=True)
+        sizer.note(SHORT, 2, 0.018, others_decode=True)
+    assert sizer.at_once([SHORT, SHORT], 0.25, others_decode=True) == 2

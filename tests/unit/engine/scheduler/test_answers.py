@@ -1,0 +1,254 @@
+"""Answers with thoughts and tool calls, from the runner's tokens to deltas, in the real loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.engine.driver import Engine
+from tests.unit.engine.fakes import EOS, SPECIAL, MarkDecoder, deltas, outcome_of, prompt
+from tests.unit.engine.output.formats import ANSWER, FORCED, HERMES, MISTRAL, THINK, merged
+from vlm_server.engine.output.build import Formats
+from vlm_server.engine.output.pieces import Piece, Thought
+from vlm_server.interfaces import AnswerFormat, Prepared, StepResult, TokenLogprobs
+from vlm_server.protocol import Delta, Finished, Stats, Submit
+
+DECODER = MarkDecoder("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]")
+CALL = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>'
+LOOK = ("call", "look", '{"a": 1}')
+FORMATS = Formats(HERMES, THINK)
+LIST = '[{"name": "look", "arguments": {"a": 1}}, {"name": "click", "arguments": {}}]'
+
+
+def engine_saying(
+    *answers: str, answer: AnswerFormat = ANSWER, formats: Formats = FORMATS
+) -> Engine:
+    """Every request is answered by `answers`, one for each choice, and an end token."""
+    engine = Engine(decoder=DECODER, formats=formats, context_tokens=1000)
+    engine.runner.answer = lambda _, choice: [*DECODER.encode(answers[choice]), EOS]
+
+    def outcome(asked: Submit) -> Prepared:
+        made = outcome_of(asked)
+        return replace(made, prompt=replace(made.prompt, answer_format=answer))
+
+    engine.preparers.outcome = outcome
+    return engine
+
+
+def pieces_in(found: list[Delta]) -> list[Piece]:
+    """What they bring; all but empty texts."""
+    pieces = list[Piece]()
+    for delta in found:
+        if delta.tool_call is not None:
+            assert not delta.text
+            pieces.append(delta.tool_call)
+        elif delta.text:
+            pieces.append(Thought(delta.text) if delta.is_reasoning else delta.text)
+    return pieces
+
+
+def say(engine: Engine, **sampling: object) -> tuple[list[tuple[str, ...]], str | None]:
+    """What a request is answered, and why the answer ended."""
+    engine.add("a", **sampling)
+    found = deltas(engine.run())
+    assert [delta.finish_reason for delta in found[:-1]] == [None] * (len(found) - 1)
+    assert engine.is_clean()
+    return merged(pieces_in(found)), found[-1].finish_reason
+
+
+def counts(engine: Engine) -> tuple[int, int]:
+    stats = engine.scheduler.read()
+    return stats.counts.num_tool_calls, stats.counts.num_broken_tool_calls
+
+
+def test_thoughts_text_and_calls_come_apart():
+    engine = engine_saying(f"<think>\nhm</think>\n\nI look.{CALL}\n{CALL}")
+    assert say(engine) == ([("thought", "hm"), ("text", "I look."), LOOK, LOOK], "tool_calls")
+    assert counts(engine) == (2, 0)
+    (end,) = (event for event in engine.events if isinstance(event, Finished))
+    assert end.usage.reasoning_tokens == len(DECODER.encode("<think>\nhm</think>"))
+    assert end.usage.completion_tokens == len(engine.runner.answer(prompt(), 0))
+    engine.scheduler.reset_stats()
+    assert counts(engine) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "<tool_call>what?</tool_call>",
+        '<tool_call>{"name": "jump", "arguments": {}}</tool_call>',
+        CALL.removesuffix("</tool_call>"),
+    ],
+)
+def test_a_broken_call_is_text_and_no_reason_to_end(broken: str):
+    engine = engine_saying(f"a{broken}")
+    assert say(engine) == ([("text", f"a{broken}")], "stop")
+    assert counts(engine) == (0, 1)
+
+
+def test_a_call_cut_off_by_the_length_is_text():
+    engine = engine_saying(CALL)
+    assert say(engine, max_tokens=9) == ([("text", CALL[: len("<tool_call>") + 8])], "length")
+    assert counts(engine) == (0, 1)
+
+
+def test_length_stays_length_after_a_call():
+    engine = engine_saying(f"{CALL}more")
+    assert say(engine, max_tokens=len(DECODER.encode(CALL)) + 1) == (
+        [LOOK, ("text", "m")],
+        "length",
+    )
+
+
+def test_a_stop_string_is_looked_for_in_content_and_thoughts_not_in_calls():
+    engine = engine_saying(f"a{CALL}b")
+    assert say(engine, stop=("</tool_call>", "look", "}")) == (
+        [("text", "a"), LOOK, ("text", "b")],
+        "tool_calls",
+    )
+    assert counts(engine) == (1, 0)
+    engine = engine_saying(f"a{CALL}b STOP c")
+    assert say(engine, stop=("STOP",)) == ([("text", "a"), LOOK, ("text", "b ")], "tool_calls")
+    engine = engine_saying("<think>a STOP")
+    assert say(engine, stop=("STOP",)) == ([("thought", "a ")], "stop")
+
+
+def test_one_call_ends_the_choice_where_no_more_may_follow():
+    engine = engine_saying(f"a{CALL}{CALL}b", f"{CALL}c", answer=replace(ANSWER, parallel=False))
+    engine.add("a", n=2)
+    found = deltas(engine.run())
+    for choice, wanted in enumerate(([("text", "a"), LOOK], [LOOK])):
+        of_choice = [delta for delta in found if delta.choice == choice]
+        assert merged(pieces_in(of_choice)) == wanted
+        assert of_choice[-1].finish_reason == "tool_calls"
+    assert engine.ended == ["a"]
+    assert engine.is_clean()
+    assert engine.scheduler.read().counts.num_generated_tokens == 2 * len(DECODER.encode(CALL)) + 1
+
+
+def test_a_forced_call_is_streamed():
+    engine = engine_saying(LIST, answer=FORCED)
+    engine.add("a")
+    found = pieces_in(deltas(engine.run()))
+    assert merged(found) == [LOOK, ("call", "click", "{}")]
+    assert len(found) == len('{"a": 1}') + len("{}") + 2, "a delta for each token of arguments"
+    assert counts(engine) == (2, 0)
+    ends = [delta.finish_reason for delta in deltas(engine.events) if delta.finish_reason]
+    assert ends == ["tool_calls"]
+
+
+def test_a_forced_call_that_is_cut_off_keeps_what_was_sent():
+    engine = engine_saying(LIST, answer=FORCED)
+    assert say(engine, max_tokens=LIST.index("1")) == ([("call", "look", '{"a": ')], "length")
+    assert counts(engine) == (0, 1)
+
+
+def test_a_model_without_a_format_can_be_forced():
+    engine = engine_saying(LIST, answer=replace(FORCED, parallel=False), formats=Formats())
+    assert say(engine) == ([LOOK], "tool_calls")
+
+
+def test_without_tools_and_thoughts_control_tokens_are_not_shown():
+    engine = engine_saying(f"a<think>{CALL}", answer=AnswerFormat(), formats=Formats(HERMES))
+    text = CALL.removeprefix("<tool_call>").removesuffix("</tool_call>")
+    assert say(engine) == ([("text", f"a{text}")], "stop")
+    assert counts(engine) == (0, 0)
+
+
+def test_other_control_tokens_are_not_shown_either():
+    engine = engine_saying("")
+    engine.runner.answer = lambda *_: [SPECIAL, *DECODER.encode("a"), SPECIAL, ord("b"), EOS]
+    assert say(engine) == ([("text", "ab")], "stop")
+
+
+def test_the_end_token_may_be_the_end_mark():
+    end = DECODER.encode("</tool_call>")
+    engine = engine_saying("")
+    engine.scheduler._answers._eos_token_ids = frozenset(end)
+    engine.runner.answer = lambda *_: DECODER.encode(CALL)
+    assert say(engine) == ([LOOK], "tool_calls")
+
+
+def test_mistral_calls_end_with_the_answer():
+    engine = engine_saying(f"[TOOL_CALLS]{LIST}", formats=Formats(MISTRAL))
+    assert say(engine) == ([LOOK, ("call", "click", "{}")], "tool_calls")
+
+
+def test_logprobs_come_with_the_first_delta_of_a_token_and_the_reason_with_the_last():
+    engine = engine_saying(f"ab{CALL[:-1]}")
+    engine.add("a", logprobs=0)
+    launch = engine.runner.launch
+
+    def with_scores(plan: object) -> object:
+        step = launch(plan)  # type: ignore[arg-type]
+        brings = step.brings
+        scores = {seq: [TokenLogprobs(-0.5, ())] for seq in brings.tokens}
+        step.brings = StepResult(
+            brings.tokens,
+            brings.failures,
+            scores,
+            prefill_seconds=brings.prefill_seconds,
+            error=brings.error,
+        )
+        return step
+
+    engine.runner.launch = with_scores  # type: ignore[method-assign,assignment]
+    engine.runner.answer = lambda *_: [*DECODER.encode(f"a<b{CALL}"), EOS]
+    found = deltas(engine.run())
+    assert sum(bool(delta.logprobs) for delta in found) == len(DECODER.encode(f"a<b{CALL}")) + 1
+    call = [delta for delta in found if delta.tool_call]
+    assert [bool(delta.logprobs) for delta in call] == [True, False]
+    assert found[-1].finish_reason == "tool_calls"
+
+
+def test_tokens_that_bring_nothing_say_whether_a_thought_goes_on():
+    engine = engine_saying("<think>é</think>b", answer=ANSWER)
+    engine.add("a")
+    found = [(delta.text, delta.is_reasoning) for delta in deltas(engine.run())]
+    assert found == [
+        ("", False),
+        ("", True),
+        ("é", True),
+        ("", True),
+        ("b", False),
+        ("", False),
+    ]
+
+
+def test_a_request_that_is_prepared_again_is_read_once():
+    engine = engine_saying(f"a{CALL}")
+    outcome, engine.preparers.outcome = engine.preparers.outcome, None
+    engine.add("a")
+    engine.step()
+    request = engine.request("a")
+    assert outcome is not None
+    assert request.submit is not None
+    engine.scheduler.prepared("a", outcome(request.submit))
+    request.submit = engine.preparers.works["a"].submit
+    request.prepare_again()
+    engine.preparers.outcome = outcome
+    engine.run()
+    assert merged(pieces_in(deltas(engine.events))) == [("text", "a"), LOOK]
+    assert counts(engine) == (1, 0)
+    assert engine.is_clean()
+
+
+def test_the_stats_say_how_many_calls_there_were():
+    engine = engine_saying(f"{CALL}<tool_call>")
+    engine.add("a")
+    engine.run()
+    engine.loop._send_stats()
+    stats = engine.events[-1]
+    assert isinstance(stats, Stats)
+    assert (stats.tool_calls, stats.broken_tool_calls) == (1, 1)
+
+
+def test_an_aborted_call_counts_neither_way():
+    engine = engine_saying(f"{CALL}{CALL}")
+    engine.add("a")
+    engine.step_until(lambda: any(delta.tool_call for delta in deltas(engine.events)))
+    engine.step()
+    engine.abort("a")
+    engine.run()
+    assert counts(engine) == (1, 0)

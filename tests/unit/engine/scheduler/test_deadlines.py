@@ -1,0 +1,141 @@
+"""A request that misses a deadline ends as by an abort, with its error, whatever its state."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.unit.cache.fakes import FakeDisk
+from tests.unit.engine.driver import Engine
+from tests.unit.engine.fakes import answer_text, prompt, submit, texts
+from tests.unit.engine.scheduler.situations import FEATURES, bring, caches_on, let_everybody_end
+from vlm_server.engine.request.states import LIVE, State
+from vlm_server.protocol import Deadlines, Failed
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def timed_engine() -> tuple[Engine, Clock]:
+    """An engine whose time a test moves."""
+    engine, clock = Engine(caches_on(FakeDisk(FEATURES))), Clock()
+    engine.scheduler._clock = clock
+    return engine, clock
+
+
+def add(engine: Engine, name: str, deadlines: Deadlines, **sampling: object) -> None:
+    asked = submit(name, **sampling)
+    engine.inbox.put(msgspec.structs.replace(asked, deadlines=deadlines))
+
+
+def failures(engine: Engine) -> list[tuple[str, str]]:
+    return [(one.request_id, one.code) for one in engine.events if isinstance(one, Failed)]
+
+
+@pytest.mark.parametrize("state", LIVE)
+def test_in_every_state_it_ends_once_and_leaves_nothing(state: State) -> None:
+    engine, clock = timed_engine()
+    bring(engine, state)
+    request = engine.request("a")
+    request.deadlines._total_at = clock.now + 5
+    engine.take_in()
+    assert failures(engine) == []
+    clock.now += 5
+    engine.take_in()
+    assert failures(engine) == [("a", "total_timeout")]
+    engine.abort("a")
+    let_everybody_end(engine)
+    assert engine.ended.count("a") == 1
+    assert engine.is_clean()
+
+
+def test_a_preparation_that_takes_too_long_is_stopped() -> None:
+    engine, clock = timed_engine()
+    engine.preparers.outcome = None
+    add(engine, "a", Deadlines(queue_seconds=1))
+    (work,) = engine.step().prepare
+    clock.now += 1
+    engine.step()
+    assert work.cancellation.is_cancelled
+    assert failures(engine) == [("a", "queue_timeout")]
+
+
+def test_whoever_was_begun_has_left_the_queue() -> None:
+    engine, clock = timed_engine()
+    engine.encoder.is_fast = False
+    asked = msgspec.structs.replace(submit("a", images=1), deadlines=Deadlines(queue_seconds=1))
+    engine.inbox.put(asked)
+    engine.step_until(lambda: engine.encoder.work is not None)
+    clock.now += 100
+    engine.step()
+    engine.encoder.finish()
+    engine.run()
+    assert texts(engine.events) == {"a": answer_text(prompt(images=1))}
+
+
+def test_who_waits_for_a_place_in_the_batch_is_in_the_queue() -> None:
+    engine, clock = timed_engine()
+    add(engine, "wide", Deadlines(), n=3, max_tokens=100, ignore_eos=True)
+    engine.step_until(lambda: len(engine.runner.seqs) == 3)
+    add(engine, "b", Deadlines(queue_seconds=1))
+    engine.step_until(lambda: engine.state_of("b") is State.PREFILL)
+    clock.now += 1
+    engine.step()
+    assert failures(engine) == [("b", "queue_timeout")]
+
+
+def test_the_first_token_and_those_after_it_have_deadlines_of_their_own() -> None:
+    engine, clock = timed_engine()
+    engine.encoder.is_fast = False
+    asked = submit("slow", images=1)
+    engine.inbox.put(msgspec.structs.replace(asked, deadlines=Deadlines(first_token_seconds=2)))
+    add(engine, "text", Deadlines(first_token_seconds=2, token_seconds=3))
+    engine.step_until(lambda: bool(texts(engine.events)))
+    clock.now += 2
+    engine.events += engine.scheduler.expire()
+    assert failures(engine) == [("slow", "first_token_timeout")]
+    clock.now += 1
+    engine.events += engine.scheduler.expire()
+    assert failures(engine)[1:] == [("text", "token_timeout")]
+
+
+def test_a_token_that_comes_in_time_gives_time_for_the_next() -> None:
+    engine, clock = timed_engine()
+    add(engine, "a", Deadlines(token_seconds=3), max_tokens=9, ignore_eos=True)
+    for _ in range(1000):
+        clock.now += 2
+        engine.step()
+        if engine.ended:
+            break
+    assert failures(engine) == []
+    assert engine.ended == ["a"]
+
+
+def test_what_ends_within_the_step_that_takes_too_long_is_an_answer() -> None:
+    engine, clock = timed_engine()
+    add(engine, "a", Deadlines(total_seconds=1), max_tokens=1)
+    engine.step_until(lambda: engine.count(State.DECODE) == 1)
+    plan = engine.scheduler.schedule()
+    result = engine.runner.launch(plan).result()
+    clock.now += 100
+    engine.scheduler.update(plan, result)
+    assert engine.scheduler.expire() == []
+
+
+def test_the_loop_is_told_how_long_it_may_wait() -> None:
+    engine, clock = timed_engine()
+    assert engine.scheduler.seconds_to_deadline() == float("inf")
+    engine.preparers.outcome = None
+    add(engine, "a", Deadlines(queue_seconds=9, total_seconds=30))
+    add(engine, "b", Deadlines(total_seconds=7))
+    engine.step()
+    assert engine.scheduler.seconds_to_deadline() == 7
+    clock.now += 8
+    assert engine.scheduler.seconds_to_deadline() == 0
+    engine.step()
+    assert engine.scheduler.seconds_to_deadline() == 1

@@ -1,0 +1,108 @@
+"""What the disk has of a prompt is read once there is memory for it."""
+
+from __future__ import annotations
+
+from tests.unit.cache.fakes import FakeDisk, LoadedSource
+from tests.unit.engine.driver import Engine
+from tests.unit.engine.fakes import FakeMemory, answer_text, prompt, texts
+from tests.unit.engine.scheduler.situations import FEATURES, caches_on, use_disk
+from vlm_server.engine.request.states import State
+from vlm_server.errors import OutOfMemory
+from vlm_server.protocol import Working
+
+
+def states_of(engine: Engine, name: str) -> list[State]:
+    """The states that a request is in after each step, until nobody has anything to do."""
+    seen = list[State]()
+    while not engine.ended:
+        engine.step()
+        state = engine.state_of(name)
+        if state and seen[-1:] != [state]:
+            seen.append(state)
+    return seen
+
+
+def test_what_the_disk_has_is_read_after_admission_and_is_not_computed():
+    source = LoadedSource(prompt("a longer", 2).key)
+    disk = FakeDisk(FEATURES, source)
+    engine = Engine(caches_on(disk))
+    use_disk(engine)
+    engine.disk_reader.is_fast = False
+    engine.add("a", text="a longer prompt", images=2)
+    engine.step_until(lambda: engine.state_of("a") is State.LOADING)
+    assert not [call for call in disk.calls if call.startswith("load")]
+    assert engine.request("a").load_bytes == len(source.prompt_key)
+    engine.disk_reader.finish()
+    engine.run()
+    assert texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
+    assert engine.runner.num_cached_tokens["a"] == len(source.prompt_key)
+    assert engine.encoder.done == []
+    assert engine.is_clean()
+
+
+def test_a_request_whose_files_are_gone_is_prepared_again_without_them():
+    """It has no pixels: they seemed not to be needed."""
+
+    class Forgetful(FakeDisk):
+        def load_features(self, key: str) -> None:
+            return None
+
+    engine = Engine(caches_on(Forgetful(FEATURES)))
+    use_disk(engine)
+    engine.add("a", text="a longer prompt", images=2)
+    assert states_of(engine, "a")[:2] == [State.PREPARING, State.LOADING]
+    assert texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
+    assert len(engine.disk_reader.done) == 1
+    assert len(engine.encoder.done) == 2
+    engine.run()
+    assert engine.is_clean()
+
+
+def test_requests_are_read_for_one_at_a_time():
+    engine = Engine(caches_on(FakeDisk(FEATURES)))
+    use_disk(engine)
+    engine.disk_reader.is_fast = False
+    engine.add("a", "b", text="a longer prompt", images=2)
+    engine.step_until(lambda: engine.count(State.LOADING) == 2)
+    engine.step()
+    assert engine.disk_reader.work is not None
+    assert engine.disk_reader.work.request_id == "a"
+    assert Working(("a",)) in engine.events, "if this kills the engine, `a` is to blame"
+    engine.disk_reader.finish()
+    engine.step()
+    assert engine.disk_reader.work.request_id == "b"
+    engine.disk_reader.is_fast = True
+    engine.disk_reader.finish()
+    engine.run()
+    assert sorted(engine.ended) == ["a", "b"]
+    assert engine.is_clean()
+
+
+def test_no_more_is_read_than_memory_can_be_promised_for():
+    """What does not fit beside the request is computed instead."""
+    made = prompt("a longer prompt", 2)
+    needed = made.num_tokens + 10 + sum(one.size_bytes for one in FEATURES.values())
+    for room, num_reads in ((needed, 0), (needed + 2 * 8, 1)):
+        memory = FakeMemory(active_bytes=1000, limit_bytes=1000 + room)
+        engine = Engine(caches_on(FakeDisk(FEATURES)), memory=memory)
+        engine.governor.reset_stats()
+        use_disk(engine)
+        engine.add("a", text="a longer prompt", images=2, max_tokens=10)
+        engine.run()
+        assert len(engine.disk_reader.done) == num_reads
+        assert len(engine.encoder.done) == 2 - 2 * num_reads
+        assert texts(engine.events)["a"] == answer_text(made, 10)
+
+
+def test_a_reading_that_runs_out_of_memory_frees_some_and_fails_nobody():
+    class Short(FakeDisk):
+        def load_features(self, key: str) -> None:
+            raise OutOfMemory("no memory")
+
+    engine = Engine(caches_on(Short(FEATURES)))
+    use_disk(engine)
+    engine.add("a", text="a longer prompt", images=2)
+    engine.run()
+    assert texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
+    assert engine.governor.read().decisions["clear_failure"] == 1
+    assert engine.is_clean()

@@ -1,0 +1,151 @@
+"""The oldest and the shortest take turns, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlm_server.engine.scheduler.fair_queue import FairQueue, Waiting
+
+
+@dataclass
+class Job:
+    name: str
+    left: int
+    is_begun: bool = False
+    num_seqs: int = 1
+
+
+class Queue:
+    """Jobs in the order in which they came; one unit of one of them is done in a turn."""
+
+    def __init__(self) -> None:
+        self.turns = FairQueue()
+        self.jobs: list[Job] = []
+        self.done: list[str] = []
+
+    def add(self, name: str, left: int, num_seqs: int = 1) -> None:
+        self.jobs.append(Job(name, left, num_seqs=num_seqs))
+
+    def turn(self, room: int = 2) -> str | None:
+        waiting = [Waiting(job.name, job.left, job.is_begun, job.num_seqs) for job in self.jobs]
+        name = self.turns.next(waiting, room)
+        if name:
+            self.turns.took(name)
+        for job in [job for job in self.jobs if job.name == name]:
+            job.left, job.is_begun = job.left - 1, True
+            if not job.left:
+                self.jobs.remove(job)
+                self.done.append(job.name)
+        begun = [job.num_seqs for job in self.jobs if job.is_begun]
+        assert len(begun) <= 2
+        assert sum(begun) <= room
+        return name
+
+    def run(self, room: int = 2) -> str:
+        """The whole course of turns, a letter each."""
+        course = ""
+        while name := self.turn(room):
+            course += name
+        return course
+
+
+def queue(**jobs: int) -> Queue:
+    made = Queue()
+    for name, left in jobs.items():
+        made.add(name, left)
+    return made
+
+
+def test_equals_come_one_after_the_other():
+    assert queue(a=3, b=3, c=3).run() == "aaabbbccc"
+
+
+def test_a_short_one_goes_between_the_turns_of_a_long_one():
+    assert queue(a=5, b=1).run() == "abaaaa"
+    assert queue(a=6, b=2).run() == "ababaaaa"
+
+
+def test_the_shortest_goes_first_but_what_was_begun_is_finished():
+    assert queue(a=9, b=3, c=2).run() == "acacababab" + "aaaa"
+    made = queue(a=9, b=3)
+    assert [made.turn(), made.turn()] == ["a", "b"]
+    made.add("c", 1)
+    assert made.run().startswith("ababac")
+
+
+def test_who_could_not_go_on_for_a_while_is_still_the_oldest():
+    turns = FairQueue()
+    young = [Waiting("b", 500, is_begun=True, num_seqs=1), Waiting("c", 400, True, num_seqs=1)]
+    turns.took("b")
+    old = Waiting("a", 900, is_begun=False, num_seqs=1)
+    assert turns.next(young, room=4) == "c"
+    assert turns.next([old, *young], room=4) == "a"
+    turns.took("a")
+    assert turns.next([old, *young], room=4) == "c"
+    assert turns.next([old, *young], room=2) != "a", "its row is another's"
+
+
+def test_asking_takes_no_turn():
+    made = queue(a=5, b=1)
+    made.turn()
+    waiting = [Waiting("a", 4, is_begun=True, num_seqs=1), Waiting("b", 1, False, num_seqs=1)]
+    assert {made.turns.next(waiting, room=2) for _ in range(5)} == {"b"}
+
+
+def test_without_room_for_two_the_oldest_is_finished_first():
+    assert queue(a=4, b=1, c=1).run(room=1) == "aaaabc"
+
+
+def test_nobody_begins_without_room():
+    made = queue(a=2)
+    assert made.turn(room=0) is None
+    assert made.run(room=1) == "aa"
+
+
+def test_what_waits_for_much_room_is_not_passed_by_what_needs_little():
+    made = queue()
+    made.add("wide", 3, num_seqs=4)
+    made.add("b", 1)
+    assert [made.turn(room) for room in (0, 1, 3)] == [None] * 3
+    assert [made.turn(room=4) for _ in range(4)] == ["wide"] * 3 + ["b"]
+
+
+@pytest.mark.parametrize(("room", "course"), [(4, "aaaaaabbc"), (5, "acaaaaabb"), (6, "acababaaa")])
+def test_a_short_one_goes_beside_if_its_rows_fit_beside_those_of_the_oldest(room: int, course: str):
+    made = queue()
+    made.add("a", 6, num_seqs=4)
+    made.add("b", 2, num_seqs=2)
+    made.add("c", 1)
+    assert made.run(room) == course
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9)), min_size=1, max_size=20),
+    st.integers(1, 9),
+    st.integers(1, 2),
+)
+def test_whoever_keeps_coming_nobody_waits_for_more_than_twice_the_work_before_it(
+    jobs: list[tuple[int, int]], newcomer: int, room: int
+):
+    """`jobs` come at these turns; one more comes at every turn."""
+    made = Queue()
+    arrivals = sorted((when, n, left) for n, (when, left) in enumerate(jobs))
+    bounds: dict[str, int] = {}
+    for turn in range(500):
+        while arrivals and arrivals[0][0] <= turn:
+            _, number, left = arrivals.pop(0)
+            before = sum(job.left for job in made.jobs)
+            made.add(f"job {number}", left)
+            bounds[f"job {number}"] = turn + 2 * (before + left)
+        if not arrivals and not bounds:
+            return
+        made.add(f"newcomer {turn}", newcomer)
+        made.turn(room)
+        for name in [name for name in bounds if name in made.done]:
+            assert turn <= bounds.pop(name)
+        assert all(turn <= bound for bound in bounds.values())
+    raise AssertionError("somebody waits for ever")

@@ -1,0 +1,364 @@
+"""What is planned when, for several requests at once: the real loop with a scripted runner."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.unit.engine.driver import Engine
+from tests.unit.engine.fakes import FakeFeatures, FakeMemory, submit
+from vlm_server.engine.request.states import LIVE, State
+from vlm_server.interfaces import SchedulerOutput, SeqId
+from vlm_server.protocol import Message, Submit, Video, VideoPart
+
+
+def started(plan: SchedulerOutput) -> list[str]:
+    return [work.submit.request_id for work in plan.prepare]
+
+
+def video_submit(name: str) -> Submit:
+    videos = (Video(b"", "key", "MP4", "messages[0].content[0]"),)
+    shown = (Message("user", (VideoPart(0),)),)
+    return msgspec.structs.replace(submit(name), messages=shown, videos=videos)
+
+
+def test_first_come_first_served():
+    engine = Engine(max_num_seqs=9)
+    engine.ready(*"abcd")
+    engine.run()
+    assert [new.request_id for plan in engine.plans for new in plan.new] == list("abcd")
+
+
+def test_sequences_decode_in_every_step_of_another_prefill():
+    engine = Engine(prefill_chunk_tokens=1)
+    engine.encoder.is_fast = False
+    engine.add("a", max_tokens=100, ignore_eos=True)
+    engine.step_until(lambda: engine.count(State.DECODE) == 1)
+    engine.ready("b", text="a long prompt", images=1)
+    for _ in range(3):
+        plan = engine.step()
+        assert (plan.decode, plan.prefill) == ((SeqId("a"),), None), "decoding waits for no encode"
+    engine.encoder.finish()
+    plan = engine.step()
+    assert plan.decode == (SeqId("a"),)
+    assert plan.prefill
+
+
+def test_sequences_share_one_tokens_message():
+    engine = Engine()
+    engine.add("a", "b", "c")
+    engine.run()
+    sizes = [len(event.deltas) for event in engine.events if hasattr(event, "deltas")]
+    assert max(sizes) == 3
+
+
+def test_no_more_sequences_than_allowed():
+    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine.add(*"abcdef", images=1)
+    while len(engine.ended) < 6:
+        engine.step()
+        assert len(engine.runner.seqs) <= 2
+        begun = [state for state in LIVE if state is not State.WAITING]
+        assert sum(map(engine.count, begun)) <= 4
+    assert engine.ended == list("abcdef")
+
+
+@pytest.mark.parametrize("images", [0, 1])
+def test_no_more_are_prepared_than_allowed(images: int):
+    engine = Engine(max_num_seqs=9, max_preparing=2)
+    engine.preparers.outcome = None
+    engine.add(*"abcd", images=images)
+    assert started(engine.step()) == ["a", "b"]
+    assert started(engine.step()) == []
+    engine.preparers.finish("b")
+    assert started(engine.step()) == ["c"]
+
+
+def test_a_text_passes_pictures_that_wait_for_anything():
+    """For a preparer, for a place among the prepared ones, for the encoder."""
+    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine.encoder.is_fast = False
+    engine.add(*(f"picture {number}" for number in range(9)), images=1)
+    engine.step_until(lambda: engine.encoder.work is not None)
+    for _ in range(3):
+        engine.step()
+    prepared = [State.WAITING_FOR_MEMORY, State.ENCODING, State.PREFILL]
+    assert sum(map(engine.count, prepared)) == 4
+    assert engine.count(State.PREPARING) == 0, "no place for more pixels"
+    engine.add("text")
+    engine.step_until(lambda: "text" in engine.ended)
+
+
+def test_texts_and_pictures_pass_schemas_that_wait_for_anything():
+    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine.preparers.outcome = None
+    engine.add(*(f"schema {number}" for number in range(9)), json_schema="{}")
+    engine.add("both", json_schema="{}", images=1)
+    engine.add("text")
+    engine.add("picture", images=1)
+    assert started(engine.step()) == ["schema 0", "schema 1", "both", "text", "picture"]
+
+
+def test_no_more_schemas_are_compiled_than_can_wait():
+    """Each keeps a process."""
+    engine = Engine(max_num_seqs=2, max_preparing=2)
+    engine.encoder.is_fast = False
+    engine.add(*(f"{number}" for number in range(9)), json_schema="{}", images=1)
+    engine.step_until(lambda: engine.encoder.work is not None)
+    for _ in range(3):
+        engine.step()
+    begun = [state for state in LIVE if state is not State.WAITING]
+    assert sum(map(engine.count, begun)) == 4
+
+
+def test_a_short_prompt_goes_between_the_chunks_of_a_long_one():
+    engine = Engine(prefill_chunk_tokens=2, context_tokens=1000)
+    engine.ready("long", text="x" * 40)
+    engine.step()
+    engine.add("short", "second", text="hello")
+    engine.run()
+    course = [name for name, _, _ in engine.chunks]
+    first = course.index("short")
+    assert course[first - 1 : first + 7] == ["long", "short"] * 3 + ["long", "second"]
+    assert course[-1] == "long"
+
+
+def test_a_prompt_that_was_begun_keeps_its_place_in_the_batch():
+    """Else it would hold its KV cache while others come and go."""
+    engine = Engine(prefill_chunk_tokens=2, max_num_seqs=2, context_tokens=1000)
+    engine.add("running", max_tokens=900, ignore_eos=True)
+    engine.step_until(lambda: bool(engine.runner.seqs))
+    engine.add("long", text="x" * 40)
+    engine.step_until(lambda: "long" in engine.runner.prefills)
+    engine.add("short", text="hi")
+    while SeqId("long") not in engine.runner.seqs:
+        engine.step()
+        assert SeqId("short") not in engine.runner.seqs
+
+
+def course_of(engine: Engine) -> list[tuple[str, str]]:
+    """All that is done before anyone decodes, in order: ("encode" or "chunk", request)."""
+    engine.run()
+    course: list[tuple[str, str]] = []
+    for plan in engine.plans:
+        course += [("encode", work.request_id) for work in plan.encode]
+        course += [("chunk", plan.prefill.request_id)] if plan.prefill else []
+        course += [("encode", work.request_id) for work in plan.encode_next]
+    return course
+
+
+def test_a_request_with_few_pictures_goes_between_those_of_one_with_many():
+    engine = Engine(prefill_chunk_tokens=64)
+    usual, engine.preparers.outcome = engine.preparers.outcome, None
+    engine.add("many", images=5)
+    engine.add("one", "two", images=1)
+    engine.step()
+    for name in ("many", "one", "two"):
+        engine.preparers.finish(name)
+    engine.preparers.outcome = usual
+    course = course_of(engine)
+    assert [name for what, name in course if what == "chunk"] == ["one", "two", "many"]
+    encoded = [name for what, name in course if what == "encode"]
+    assert encoded == ["many", "one", "many", "many", "two", "many", "many"]
+
+
+def test_of_equals_the_first_is_prefilled_before_the_next_is_encoded():
+    engine = Engine(prefill_chunk_tokens=64)
+    engine.ready("a", "b", "c", images=1)
+    assert course_of(engine) == [(what, name) for name in "abc" for what in ("encode", "chunk")]
+
+
+def test_beside_an_encode_texts_are_prefilled_and_prompts_with_pictures_wait():
+    engine = Engine()
+    engine.encoder.is_fast = False
+    engine.add("many", images=3)
+    engine.step_until(lambda: engine.encoder.work is not None)
+    engine.ready("b")
+    engine.ready("other", images=1)
+    engine.run()
+    assert {name for name, _, _ in engine.chunks} == {"b"}
+    assert engine.ended == ["b"]
+    engine.encoder.is_fast = True
+    engine.encoder.finish()
+    engine.run()
+    assert sorted(engine.ended) == ["b", "many", "other"]
+
+
+def test_there_is_no_work_while_all_wait_for_an_encode():
+    """Else the loop would turn in circles beside the encoder."""
+    engine = Engine(max_num_seqs=1, prefill_chunk_tokens=2)
+    engine.add("a", text="x" * 12, images=1)
+    engine.step_until(lambda: "a" in engine.runner.prefills)
+    engine.encoder.is_fast = False
+    engine.ready("b", images=1)
+    engine.ready("text")
+    engine.step_until(lambda: engine.encoder.work is not None)
+    engine.run()
+    assert not engine.step().has_runner_work
+    engine.encoder.is_fast = True
+    engine.encoder.finish()
+    engine.run()
+    assert sorted(engine.ended) == ["a", "b", "text"]
+
+
+@pytest.mark.parametrize("waiting", ["wide", None])
+def test_the_encoder_goes_on_while_prompts_wait_for_the_batch(waiting: str | None):
+    engine = Engine(max_num_seqs=2 if waiting else 1, context_tokens=1000)
+    engine.add("running", max_tokens=500, ignore_eos=True)
+    engine.step_until(lambda: bool(engine.runner.seqs))
+    if waiting:
+        engine.add(waiting, n=2)
+        engine.take_in()
+    engine.add("a", "b", images=1)
+    engine.step_until(lambda: len(engine.encoder.done) == 2)
+    assert [work.request_id for work in engine.encoder.done] == ["a", "b"]
+    assert list(engine.runner.seqs) == [SeqId("running")]
+
+
+def test_pixels_are_dropped_with_their_encode_and_cache_holds_with_the_first_chunk():
+    engine = Engine(prefill_chunk_tokens=2)
+    engine.add("a", text="x" * 12, images=1)
+    engine.step_until(lambda: engine.state_of("a") is State.ENCODING)
+    assert engine.request("a")._inputs
+    engine.step_until(lambda: bool(engine.runner.prefills))
+    assert not engine.request("a")._inputs
+    assert engine.request("a")._holds is None
+
+
+def test_videos_take_one_preparer_and_leave_the_others_to_others():
+    engine = Engine(max_num_seqs=9, max_preparing=3)
+    engine.preparers.outcome = None
+    for name in ("a", "b"):
+        engine.inbox.put(video_submit(name))
+    engine.add("picture", images=1)
+    assert started(engine.step()) == ["a", "picture"]
+    assert started(engine.step()) == []
+    engine.abort("a")
+    assert started(engine.step()) == []
+    engine.preparers.finish("a")
+    assert started(engine.step()) == ["b"]
+
+
+def test_an_abort_right_after_the_hand_over_to_a_preparer_stops_it():
+    """Also before its thread has begun: else a dead video is decoded, and holds up the next."""
+    engine = Engine()
+    engine.preparers.outcome = None
+    engine.inbox.put(video_submit("a"))
+    (work,) = engine.step().prepare
+    engine.abort("a")
+    engine.step()
+    killed = []
+    work.cancellation.on_cancel(lambda: killed.append("decoder"))
+    assert killed == ["decoder"], "a thread that begins late is told at once"
+    assert work.cancellation.is_cancelled
+
+
+def test_an_aborted_preparation_keeps_its_place_until_it_is_over():
+    """The thread is busy with it all the same: what is started more would queue after it."""
+    engine = Engine(max_num_seqs=9, max_preparing=2)
+    engine.preparers.outcome = None
+    engine.add(*"abcdef")
+    assert len(engine.step().prepare) == 2
+    engine.abort("a")
+    engine.abort("b")
+    assert started(engine.step()) == []
+    engine.preparers.finish("a")
+    assert started(engine.step()) == ["c"]
+
+
+def test_one_picture_at_a_time_and_the_oldest_request_first():
+    engine = Engine()
+    engine.encoder.is_fast = False
+    engine.ready("a", "b", images=2)
+    plan = engine.step()
+    assert plan.encode
+    assert [(work.request_id, work.span_index) for work in plan.encode] == [("a", 0)]
+    assert not engine.step().encode
+    engine.abort("a")
+    assert not engine.step().encode, "the encoder is still at it"
+    engine.encoder.finish(FakeFeatures("late"))
+    plan = engine.step()
+    assert [work.request_id for work in plan.encode] == ["b"]
+
+
+def test_an_older_prompt_that_becomes_ready_takes_turns_with_what_was_begun():
+    engine = Engine(prefill_chunk_tokens=2)
+    engine.encoder.is_fast = False
+    engine.ready("a", images=1)
+    engine.step()
+    engine.ready("b", text="x" * 9)
+    engine.step()
+    engine.encoder.finish()
+    engine.ready("c")
+    engine.step_until(lambda: len(engine.chunks) >= 5)
+    course = "".join(name for name, _, _ in engine.chunks)
+    assert "abab" in course
+    assert "c" not in course
+
+
+def test_text_passes_a_request_whose_picture_is_being_encoded():
+    engine = Engine()
+    engine.encoder.is_fast = False
+    engine.ready("a", images=1)
+    engine.ready("b")
+    engine.run()
+    assert {name for name, _, _ in engine.chunks} == {"b"}
+
+
+def test_chunks_shrink_to_the_time_of_a_step_while_others_wait():
+    engine = Engine(prefill_chunk_tokens=64, max_step_seconds=0.1, context_tokens=1000)
+    engine.runner.prefill_seconds = lambda plan: 0.004 * plan.num_prefill_tokens
+    engine.add("a", text="x" * 64, max_tokens=100, ignore_eos=True)
+    engine.step_until(lambda: engine.count(State.DECODE) == 1)
+    engine.add("b", text="x" * 64)
+    engine.step_until(lambda: engine.count(State.DECODE) == 2)
+    sizes = [end - start for name, start, end in engine.chunks if name == "b"]
+    assert sizes == [32, 16, 16]  # 128 milliseconds are too much, and 64 are not
+
+
+def test_chunks_fill_the_pass_of_a_decode_step():
+    engine = Engine(prefill_chunk_tokens=64, context_tokens=1000, max_num_seqs=9)
+    engine.runner.tokens_per_pass = 24
+    engine.add("a", text="x" * 64, max_tokens=100, ignore_eos=True)
+    engine.step_until(lambda: engine.count(State.DECODE) == 1)
+    engine.add("b", text="x" * 62, n=2, max_tokens=100, ignore_eos=True)
+    engine.step_until(lambda: engine.count(State.DECODE) == 2)
+    engine.add("c", text="x" * 62)
+    engine.step_until(lambda: engine.count(State.DECODE) == 3)
+    sizes = {
+        name: [end - start for one, start, end in engine.chunks if one == name] for name in "abc"
+    }
+    assert sizes == {"a": [64], "b": [23, 23, 16], "c": [21, 21, 20]}
+
+
+def test_the_next_picture_is_encoded_beside_the_last_chunk_of_a_prompt():
+    engine = Engine(prefill_chunk_tokens=4)
+    engine.encoder.is_fast = False
+    engine.ready("a", "b", images=1)
+    engine.step()
+    engine.encoder.finish()
+    begun = []
+    while engine.count(State.PREFILL) or not begun:
+        plan = engine.step()
+        assert not plan.encode, "it is the prompt's turn"
+        assert plan.prefill
+        begun.append((plan.prefill.is_last, [work.request_id for work in plan.encode_next]))
+    assert len(begun) > 1
+    assert begun == [(False, [])] * (len(begun) - 1) + [(True, ["b"])]
+    assert engine.step().prefill is None, "its picture is not encoded yet"
+
+
+def test_no_picture_is_encoded_beside_a_prompt_if_there_is_no_memory_for_both():
+    engine = Engine(memory=FakeMemory(limit_bytes=10**6), prefill_chunk_tokens=64)
+    engine.encoder.is_fast = False
+    engine.ready("a", "b", images=1)
+    engine.step()
+    engine.encoder.finish()
+    for name in ("a", "b"):
+        engine.request(name).transient_bytes = 600_000
+    plan = engine.step()
+    assert plan.prefill
+    assert plan.prefill.is_last
+    assert not plan.encode_next
+    plan = engine.step()
+    assert [work.request_id for work in plan.encode] == ["b"]

@@ -1,0 +1,179 @@
+"""What becomes of a request, and what it may ask for: the real loop with a scripted runner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from tests.unit.engine.driver import Engine
+from tests.unit.engine.fakes import answer_text, answer_tokens, deltas, prompt, submit, texts
+from vlm_server.engine.request.states import State
+from vlm_server.interfaces import PrefillWork
+from vlm_server.protocol import Failed, Finished, Submit, Usage
+
+
+def test_a_request_gets_its_answer_and_leaves_nothing():
+    engine = Engine()
+    engine.add("a", text="a longer prompt", images=2)
+    engine.run()
+    made = prompt("a longer prompt", 2)
+    assert texts(engine.events) == {"a": answer_text(made)}
+    assert engine.usages == {"a": Usage(made.num_tokens, len(answer_tokens(made)))}
+    reasons = [delta.finish_reason for delta in deltas(engine.events) if delta.finish_reason]
+    assert reasons == ["stop"]
+    assert engine.is_clean()
+
+
+def counted(engine: Engine, wanted: Submit) -> Finished:
+    """The end of a request of which nothing but the prompt is wanted."""
+    engine.inbox.put(msgspec.structs.replace(wanted, count_only=True))
+    (end,) = (event for event in engine.run() if isinstance(event, Finished))
+    return end
+
+
+def test_a_request_that_is_counted_only_ends_when_it_is_prepared():
+    engine = Engine()
+    end = counted(engine, submit("a", text="a longer prompt", images=2))
+    made = prompt("a longer prompt", 2)
+    token_ids = tuple(made.token_ids.tolist())
+    assert (end.usage, end.token_ids) == (Usage(made.num_tokens, 0), token_ids)
+    assert not engine.encoder.done
+    assert not any(plan.has_runner_work for plan in engine.plans)
+    assert engine.is_clean()
+
+
+def test_a_prompt_beyond_the_context_can_be_counted():
+    engine = Engine(context_tokens=10)
+    assert counted(engine, submit("a", text="more than ten bytes")).usage == Usage(19, 0)
+
+
+def test_a_request_goes_through_all_states_in_order():
+    engine = Engine()
+    engine.preparers.outcome = None
+    engine.encoder.is_fast = False
+    engine.add("a", text="a longer text", images=2)
+    seen = []
+
+    def look() -> None:
+        state = engine.state_of("a")
+        if state and state not in seen:
+            seen.append(state)
+
+    engine.take_in()
+    look()
+    engine.preparers.finish("a")
+    while not engine.ended:
+        engine.step()
+        look()
+        if engine.encoder.work:
+            engine.encoder.finish()
+    assert seen == [State.PREPARING, State.ENCODING, State.PREFILL, State.DECODE]
+
+
+def test_pictures_are_encoded_in_order_before_the_first_chunk():
+    engine = Engine(prefill_chunk_tokens=6)
+    engine.encoder.is_fast = False
+    engine.ready("a", text="12345", images=2)
+    for index in range(2):
+        plan = engine.step()
+        assert plan.encode
+        assert [(work.request_id, work.span_index) for work in plan.encode] == [("a", index)]
+        assert not plan.has_runner_work
+        assert not engine.step().has_runner_work
+        engine.encoder.finish()
+    engine.run()
+    assert [plan.prefill for plan in engine.plans if plan.prefill] == [
+        PrefillWork("a", 0, 6, False),
+        PrefillWork("a", 6, 12, False),
+        PrefillWork("a", 12, 13, True),
+    ]
+
+
+@pytest.mark.parametrize(("tokens", "chunks"), [(4, 1), (5, 1), (6, 2), (10, 2), (11, 3)])
+def test_chunks_end_exactly_with_the_prompt(tokens: int, chunks: int):
+    engine = Engine(prefill_chunk_tokens=5)
+    engine.add("a", text="x" * tokens)
+    engine.run()
+    assert len(engine.chunks) == chunks
+
+
+@pytest.mark.parametrize(
+    ("atomic", "chunks"),
+    [
+        (0, [(0, 5), (5, 10), (10, 13)]),
+        (3, [(0, 5), (5, 10), (10, 13)]),
+        (8, [(0, 8), (8, 13)]),
+        (13, [(0, 13)]),
+    ],
+)
+def test_atomic_tokens_are_one_chunk(atomic: int, chunks: list[tuple[int, int]]):
+    engine = Engine()
+    made = prompt(images=2)
+    engine.add_prepared("a", replace(made, atomic_prefill_tokens=atomic))
+    engine.run()
+    assert [(start, end) for _, start, end in engine.chunks] == chunks
+
+
+def test_defaults_come_from_the_checkpoint():
+    engine = Engine(default_temperature=0.7, default_top_p=0.9)
+    engine.add("a", temperature=None, top_p=None)
+    engine.add("c", temperature=0.0, top_p=0.5)
+    engine.run()
+    drawn = {new.request_id: new.sampling for plan in engine.plans for new in plan.new}
+    assert (drawn["a"].temperature, drawn["a"].top_p) == (0.7, 0.9)
+    assert (drawn["c"].temperature, drawn["c"].top_p) == (0.0, 0.5)
+
+
+@pytest.mark.parametrize("token_id", [-1, 259, 2**31, 2**40])
+def test_a_bias_on_no_token_fails_its_request_alone(token_id: int):
+    engine = Engine(vocabulary_size=259)
+    engine.add("a", logit_bias={0: 1.0, 258: -1.0})
+    engine.step()
+    engine.add("b", logit_bias={5: 1.0, token_id: 1.0})
+    (failed,) = [event for event in engine.take_in() if isinstance(event, Failed)]
+    assert (failed.code, failed.param) == ("invalid_value", "logit_bias")
+    engine.run()
+    assert engine.ended == ["b", "a"]
+    assert engine.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_tokens", "is_taken"),
+    [(199, 1, True), (199, 2, True), (200, None, False), (200, 1, False), (150, 50, True)],
+)
+def test_the_prompt_must_leave_room_in_the_context(
+    tokens: int, max_tokens: int | None, is_taken: bool
+):
+    engine = Engine(context_tokens=200)
+    engine.add("a", text="x" * tokens, max_tokens=max_tokens)
+    engine.step()
+    events = engine.take_in()
+    if is_taken:
+        assert engine.state_of("a") is State.PREFILL
+        return
+    (failed,) = [event for event in events if isinstance(event, Failed)]
+    assert failed.code == "context_length_exceeded"
+    assert str(tokens) in failed.message
+    assert "200" in failed.message
+    assert engine.is_clean()
+
+
+@pytest.mark.parametrize("max_tokens", [None, 5, 65535])
+def test_an_answer_may_fill_the_context_and_is_cut_there(max_tokens: int | None):
+    engine = Engine(context_tokens=9, eos_token_ids=frozenset())
+    engine.add("a", text="12345", max_tokens=max_tokens)
+    engine.run()
+    assert engine.usages == {"a": Usage(5, 4)}
+    assert deltas(engine.events)[-1].finish_reason == "length"
+
+
+def test_usage_is_reported_with_each_token_to_who_wants_it():
+    engine = Engine(eos_token_ids=frozenset())
+    engine.add("a", text="12345", max_tokens=2, reports_usage=True)
+    engine.add("b", text="12345", max_tokens=2)
+    engine.run()
+    counts = [delta.usage for delta in deltas(engine.events) if delta.request_id == "a"]
+    assert counts == [Usage(5, 1), Usage(5, 2)]
+    assert {d.usage for d in deltas(engine.events) if d.request_id == "b"} == {None}

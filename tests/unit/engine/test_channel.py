@@ -1,0 +1,70 @@
+"""The engine's end of the socket: what must be out before a process may die is out."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from vlm_server.engine.channel import Channel
+from vlm_server.protocol import MESSAGE_HEADER, Event, Failed, Working, decode_event, encode_message
+
+DYING = """
+import os, signal, socket, sys
+from vlm_server.protocol import Working
+from vlm_server.engine.channel import Channel
+
+channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+for number in range(100):
+    channel.send(Working((str(number),)))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def read_all(connection: socket.socket) -> list[Event]:
+    """Every event until the other end is closed."""
+    events: list[Event] = []
+    with connection.makefile("rb") as incoming:
+        while header := incoming.read(MESSAGE_HEADER.size):
+            events.append(decode_event(incoming.read(*MESSAGE_HEADER.unpack(header))))
+    return events
+
+
+def test_what_is_announced_outlives_an_engine_that_is_killed_at_once():
+    ours, theirs = socket.socketpair()
+    with theirs:
+        engine = subprocess.Popen(
+            [sys.executable, "-c", DYING, str(theirs.fileno())], pass_fds=(theirs.fileno(),)
+        )
+    with ours:
+        events = read_all(ours)
+    assert engine.wait() == -signal.SIGKILL
+    assert events == [Working((str(number),)) for number in range(100)]
+
+
+def test_an_announcement_comes_after_what_was_sent_before_it():
+    ours, theirs = socket.socketpair()
+    channel = Channel(theirs)
+    sent: list[Event] = []
+    for number in range(50):
+        sent += [Failed(str(number), "code", "message"), Working((str(number),))]
+        for event in sent[-2:]:
+            channel.send(event)
+    ours.setblocking(False)
+    data = b"".join(map(encode_message, sent))
+    assert ours.recv(len(data) + 1) == data, "something was still on its way"
+
+
+def test_a_front_that_does_not_read_holds_nobody_up_for_long():
+    ours, theirs = socket.socketpair()
+    channel = Channel(theirs)
+    sent: list[Event] = [Failed("a", "code", "x" * (4 << 20)), Working(("a",)), Working(("b",))]
+    started = time.monotonic()
+    for event in sent:
+        channel.send(event)
+    assert time.monotonic() - started < 5
+    data = b"".join(map(encode_message, sent))
+    with ours.makefile("rb") as incoming:
+        assert incoming.read(len(data)) == data

@@ -1,0 +1,375 @@
+"""Downloads from a hub that breaks off, lies, moves, is slow, or says no."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import re
+import time
+from pathlib import Path
+
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from tests.hub.fixtures import NAME, WEIGHTS, contents, model
+from tests.hub.server import Hub, Repo, add, commit_of
+from vlm_server.errors import ModelLoadError, NotAvailable
+from vlm_server.hub import download as downloads
+from vlm_server.hub.download import download, look_up
+from vlm_server.hub.failures import refused
+from vlm_server.hub.find import find, hub_cache
+from vlm_server.hub.messages import Plan, Progress
+from vlm_server.hub.names import HubName
+
+LARGE = 24 << 20
+"""More than twice what the hub's library writes at once."""
+
+
+class Watcher:
+    """What the caller of a download was told."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.seen: list[Progress] = []
+
+    async def approve(self, plan: Plan) -> None:
+        self.plans.append(plan)
+
+    async def get(self, name: str = NAME) -> Path:
+        wanted = HubName.parse(name)
+        assert wanted is not None
+        return await download(wanted, self.seen.append, self.approve)
+
+
+def partial_bytes() -> int:
+    total = 0
+    for path in hub_cache().rglob("*.incomplete"):
+        with contextlib.suppress(FileNotFoundError):  # it is complete now
+            total += path.stat().st_size
+    return total
+
+
+def read_files(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Those that the loader reads."""
+    kinds = (".json", ".jinja", ".safetensors")
+    return {path: data for path, data in files.items() if path.endswith(kinds) and "/" not in path}
+
+
+async def until(condition: object, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def test_what_the_loader_reads_comes_and_nothing_else(hub: Hub) -> None:
+    files = model()
+    commit = add(hub, NAME, files)
+    watcher = Watcher()
+    folder = await watcher.get()
+    assert folder == hub_cache() / f"models--org--model/snapshots/{commit}"
+    assert contents(folder) == read_files(files)
+    (plan,) = watcher.plans
+    assert (plan.repo, plan.commit) == (NAME, commit)
+    assert set(plan.files) == set(read_files(files))
+    assert plan.total_bytes == sum(map(len, read_files(files).values()))
+    found = find(NAME)
+    assert found is not None
+    assert (found.folder, found.name) == (folder, NAME)
+    asked = {path for _, path in hub.requests}
+    assert not any("README" in path or ".py" in path or "agent" in path for path in asked)
+
+
+async def test_what_is_here_is_not_fetched_again(hub: Hub) -> None:
+    files = model()
+    add(hub, NAME, files)
+    await Watcher().get()
+    hub.sent_bytes.clear()
+    changed = files | {"tokenizer.json": b"[]"}
+    hub.repos[NAME].commits["c" * 40] = changed
+    hub.repos[NAME].refs["main"] = "c" * 40
+    watcher = Watcher()
+    assert contents(await watcher.get()) == read_files(changed)
+    assert set(hub.sent_bytes) == {"tokenizer.json"}
+    assert watcher.plans[0].missing_bytes == 2
+
+
+async def test_no_weights_come_before_the_plan_is_approved(hub: Hub) -> None:
+    add(hub, NAME, model())
+
+    async def refuse(plan: Plan) -> None:
+        raise ModelLoadError("too large")
+
+    with pytest.raises(ModelLoadError, match="too large"):
+        await download(HubName(NAME), lambda _: None, refuse)
+    assert set(hub.sent_bytes) <= {"config.json"}
+    plan = await look_up(HubName(NAME))
+    assert plan.config["model_type"] == "qwen3_vl"
+    assert set(hub.sent_bytes) <= {"config.json"}
+    assert find(NAME) is None
+
+
+async def test_only_the_shards_of_the_index_are_fetched(hub: Hub) -> None:
+    index = b'{"weight_map": {"a": "model.safetensors"}}'
+    extra = {"model.safetensors.index.json": index, "other.safetensors": b"x" * 1000}
+    add(hub, NAME, model() | extra)
+    watcher = Watcher()
+    assert "other.safetensors" not in contents(await watcher.get())
+    assert watcher.plans[0].weight_bytes == 1 << 20
+
+
+async def test_a_broken_connection_is_resumed(hub: Hub) -> None:
+    files = model(LARGE)
+    add(hub, NAME, files)
+    hub.cut_after[WEIGHTS] = [11 << 20, 11 << 20]
+    assert contents(await Watcher().get()) == read_files(files)
+    assert hub.sent_bytes[WEIGHTS] < LARGE + (3 << 20)
+
+
+async def test_a_hub_that_is_away_for_a_while_is_waited_for(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's own tries are used up, and other processes take it up again."""
+    monkeypatch.setattr(downloads, "_PAUSE_SECONDS", 0.1)
+    files = model(1 << 20)
+    add(hub, NAME, files)
+    hub.failing[WEIGHTS] = 4
+    assert contents(await Watcher().get()) == read_files(files)
+    assert hub.failing[WEIGHTS] == 0
+    hub.failing["config.json"] = 100
+    hub.repos[NAME].commits["d" * 40] = files | {"config.json": b'{"model_type": "x"}'}
+    hub.repos[NAME].refs["main"] = "d" * 40
+    with pytest.raises(NotAvailable, match="answers 500"):
+        await Watcher().get()
+
+
+async def test_a_killed_download_is_resumed(hub: Hub) -> None:
+    """Cancelled, as when the front stops: its process is killed, and leaves what it has."""
+    files = model(LARGE)
+    add(hub, NAME, files)
+    hub.seconds_per_mib = 0.1
+    task = asyncio.create_task(Watcher().get())
+    await until(lambda: partial_bytes() >= 10 << 20)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    kept = partial_bytes()
+    assert kept >= 10 << 20
+    assert find(NAME) is None
+    await asyncio.sleep(0.3)  # the server notices
+    assert partial_bytes() == kept
+    hub.seconds_per_mib = 0.0
+    hub.sent_bytes.clear()
+    watcher = Watcher()
+    assert contents(await watcher.get()) == read_files(files)
+    assert hub.sent_bytes[WEIGHTS] == LARGE - kept
+    assert watcher.plans[0].missing_bytes < LARGE - kept + 10_000
+    assert partial_bytes() == 0
+
+
+async def test_a_process_whose_parent_dies_ends(hub: Hub) -> None:
+    add(hub, NAME, model(LARGE))
+    hub.seconds_per_mib = 0.1
+    process = await asyncio.create_subprocess_exec(
+        *downloads.launch.command("vlm_server.hub.fetch", NAME, ""),
+        env={**downloads.launch.environment(), **downloads._environment()},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(downloads.GO)
+    await until(lambda: hub.sent_bytes[WEIGHTS])
+    process.stdin.close()
+    assert await asyncio.wait_for(process.wait(), 5) == 1
+
+
+async def test_a_wrong_hash_is_refused(hub: Hub) -> None:
+    files = model()
+    add(hub, NAME, files)
+    wrong = b"y" * len(files[WEIGHTS])
+    hub.wrong[WEIGHTS] = [wrong, wrong]
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors has not the hash"):
+        await Watcher().get()
+    assert find(NAME) is None
+    assert not any(path.read_bytes() == wrong for path in hub_cache().rglob("blobs/*"))
+    hub.wrong[WEIGHTS] = [wrong]  # it is right the second time
+    assert contents(await Watcher().get()) == read_files(files)
+
+
+async def test_a_wrong_text_is_refused_too(hub: Hub) -> None:
+    files = model()
+    add(hub, NAME, files)
+    wrong = files["tokenizer.json"].replace(b"{}", b"[]")
+    hub.wrong["tokenizer.json"] = [wrong, wrong]
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json has not the hash"):
+        await Watcher().get()
+
+
+async def test_a_partial_file_that_is_not_the_beginning_is_found_out(hub: Hub) -> None:
+    files = model(LARGE)
+    add(hub, NAME, files)
+    blobs = hub_cache() / "models--org--model/blobs"
+    blobs.mkdir(parents=True)
+    digest = hashlib.sha256(files[WEIGHTS]).hexdigest()
+    (blobs / f"{digest}.incomplete").write_bytes(b"z" * (1 << 20))
+    assert contents(await Watcher().get()) == read_files(files)
+
+
+async def test_a_branch_that_moves_between_two_files_gives_one_version(hub: Hub) -> None:
+    old, new = model(seed=1), model(seed=2, more=1) | {"tokenizer.json": b"[]"}
+    commits = {commit_of(old): old, commit_of(new): new}
+    hub.repos[NAME] = Repo(commits, {"main": commit_of(old)}, moves_to=commit_of(new))
+    folder = await Watcher().get()
+    assert folder.name == commit_of(old)
+    assert contents(folder) == read_files(old)
+    assert hub.repos[NAME].refs["main"] == commit_of(new)
+
+
+async def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: Hub) -> None:
+    old, new = model(seed=1), model(seed=2)
+    commits = {commit_of(old): old, commit_of(new): new}
+    hub.repos[NAME] = Repo(commits, {"main": commit_of(new), "v1": commit_of(old)})
+    for revision in ("v1", commit_of(old)):
+        folder = await Watcher().get(f"{NAME}@{revision}")
+        assert contents(folder) == read_files(old)
+        found = find(f"{NAME}@{revision}")
+        assert found is not None
+        assert found.folder == folder
+    with pytest.raises(ModelLoadError, match="no revision 'v2'"):
+        await Watcher().get(f"{NAME}@v2")
+
+
+async def test_a_gated_model_says_what_to_do(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = model()
+    add(hub, NAME, files, gated=True, members=frozenset({"hf_member"}))
+    with pytest.raises(
+        ModelLoadError, match=f"accept its conditions at {hub.url}/{NAME}.*HF_TOKEN"
+    ):
+        await Watcher().get()
+    monkeypatch.setenv("HF_TOKEN", "hf_stranger")
+    with pytest.raises(ModelLoadError, match="your account has no access yet") as refusal:
+        await Watcher().get()
+    assert "hf_stranger" not in str(refusal.value)
+    monkeypatch.setenv("HF_TOKEN", "hf_member")
+    assert contents(await Watcher().get()) == read_files(files)
+
+
+async def test_a_model_that_is_not_there(hub: Hub) -> None:
+    with pytest.raises(ModelLoadError, match="has no model org/model that anybody may see"):
+        await Watcher().get()
+
+
+async def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(hub, NAME, model())
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE forbids"):
+        await Watcher().get()
+    assert not hub.requests
+
+
+async def test_a_disk_without_symbolic_links_holds_each_file_once(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = model()
+    add(hub, NAME, files)
+    monkeypatch.setenv("HF_HUB_DISABLE_SYMLINKS", "1")
+    folder = await Watcher().get()
+    assert contents(folder) == read_files(files)
+    assert not any(path.is_symlink() for path in folder.iterdir())
+    assert not any(hub_cache().rglob("blobs/*"))
+    hub.sent_bytes.clear()
+    watcher = Watcher()
+    assert await watcher.get() == folder
+    assert watcher.plans[0].missing_bytes == 0
+    assert not hub.sent_bytes
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "may_pass"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full", False),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), "can't be stored in /x", False),
+        (OSError("Consistency check failed: file should be of size 2"), "broke off", True),
+        (LocalEntryNotFoundError("no connection"), "can't be reached", True),
+        (RuntimeError("some\nthing"), "RuntimeError: some thing", False),
+    ],
+)
+def test_each_failure_has_its_words(error: Exception, words: str, *, may_pass: bool) -> None:
+    found = refused(error, HubName(NAME))
+    assert words in found.reason
+    assert found.may_pass is may_pass
+
+
+async def test_a_hub_that_is_not_up_may_be_later(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(downloads, "_PAUSE_SECONDS", 0.0)
+    with pytest.raises(NotAvailable, match="can't be reached"):
+        await Watcher().get()
+
+
+async def test_a_disk_without_room_is_told_with_figures(hub: Hub) -> None:
+    add(hub, NAME, model(), declared={WEIGHTS: 1 << 50})
+    with pytest.raises(ModelLoadError, match=r"has .* free, and org/model needs 1125899\.\d+ GB"):
+        await Watcher().get()
+    assert set(hub.sent_bytes) <= {"config.json"}
+
+
+async def test_two_at_once_fetch_each_byte_once(hub: Hub) -> None:
+    files = model(4 << 20)
+    add(hub, NAME, files)
+    hub.seconds_per_mib = 0.3
+    first, second = Watcher(), Watcher()
+    folders = await asyncio.gather(first.get(), second.get())
+    assert folders[0] == folders[1]
+    assert contents(folders[0]) == read_files(files)
+    assert hub.sent_bytes[WEIGHTS] == len(files[WEIGHTS])
+    assert any(seen.is_waiting for seen in first.seen + second.seen)
+
+
+async def test_progress_counts_bytes_and_names_the_file(hub: Hub) -> None:
+    files = model(LARGE)
+    add(hub, NAME, files)
+    hub.seconds_per_mib = 0.1
+    watcher = Watcher()
+    await watcher.get()
+    counts = [seen.done_bytes for seen in watcher.seen]
+    assert counts == sorted(counts)
+    assert any(0 < seen.done_bytes < seen.total_bytes for seen in watcher.seen)
+    assert {seen.total_bytes for seen in watcher.seen} == {watcher.plans[0].total_bytes}
+    assert WEIGHTS in {seen.file for seen in watcher.seen}
+    assert re.fullmatch(r"downloading model.safetensors: \d+ MB of 25 MB", str(watcher.seen[-1]))
+
+
+@pytest.mark.parametrize("files", [{"config.json": b"{}", "model.gguf": b"GGUF"}])
+async def test_what_is_no_checkpoint_is_not_downloaded(hub: Hub, files: dict[str, bytes]) -> None:
+    add(hub, NAME, files)
+    with pytest.raises(ModelLoadError, match="GGUF"):
+        await Watcher().get()
+    assert not hub.sent_bytes
+
+
+async def test_a_configuration_of_any_size_is_not_read(hub: Hub) -> None:
+    add(hub, NAME, model(), declared={"config.json": 1 << 30})
+    with pytest.raises(ModelLoadError, match=r"config\.json of org/model has 1\.07 GB"):
+        await Watcher().get()
+    assert not hub.sent_bytes
+
+
+async def test_paths_in_a_repository_lead_nowhere_else(hub: Hub, tmp_path: Path) -> None:
+    files = model() | {"../../../../evil.json": b"{}", "sub/../../evil.json": b"{}"}
+    add(hub, NAME, files)
+    assert contents(await Watcher().get()) == read_files(model())
+    assert not evil_files(tmp_path)
+
+
+async def test_a_hash_that_is_a_path_is_refused(hub: Hub, tmp_path: Path) -> None:
+    add(hub, NAME, model(), oids={WEIGHTS: "../../../../evil"})
+    with pytest.raises(ModelLoadError, match="as the hash of"):
+        await Watcher().get()
+    assert not evil_files(tmp_path)
+
+
+def evil_files(folder: Path) -> list[Path]:
+    return [*folder.parent.glob("evil*"), *folder.rglob("evil*")]

@@ -1,0 +1,53 @@
+"""When a request's time is up, by a clock that only a test moves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from vlm_server.protocol import Deadlines
+from vlm_server.protocol.deadlines import RequestDeadlines
+
+ALL = Deadlines(queue_seconds=1, first_token_seconds=2, token_seconds=0.5, total_seconds=4)
+
+
+def code(deadlines: RequestDeadlines, now: float) -> str | None:
+    error = deadlines.passed(now)
+    return error.code if error else None
+
+
+def test_without_limits_there_is_all_the_time() -> None:
+    deadlines = RequestDeadlines(Deadlines(), 5.0)
+    deadlines.begin()
+    deadlines.take_token(6.0)
+    assert deadlines.next_at == math.inf
+    assert code(deadlines, 1e12) is None
+    assert deadlines.left(1e12) == Deadlines()
+
+
+def test_each_passes_in_its_time_and_has_its_code() -> None:
+    deadlines = RequestDeadlines(ALL, 10.0)
+    assert [code(deadlines, now) for now in (10.0, 10.99, 11.0)] == [None, None, "queue_timeout"]
+    deadlines.begin()
+    assert [code(deadlines, now) for now in (11.99, 12.0)] == [None, "first_token_timeout"]
+    deadlines.take_token(11.9)
+    assert [code(deadlines, now) for now in (12.39, 12.4)] == [None, "token_timeout"]
+    deadlines.take_token(13.8)
+    assert [code(deadlines, now) for now in (13.99, 14.0, 99.0)] == [None] + ["total_timeout"] * 2
+
+
+def test_the_first_that_passed_is_named() -> None:
+    assert code(RequestDeadlines(ALL, 0.0), 99.0) == "queue_timeout"
+
+
+def test_a_first_token_ends_the_queue_too() -> None:
+    deadlines = RequestDeadlines(ALL, 0.0)
+    deadlines.take_token(0.9)
+    assert deadlines.next_at == pytest.approx(1.4)
+
+
+def test_what_is_left_goes_on_elsewhere() -> None:
+    deadlines = RequestDeadlines(ALL, 10.0)
+    assert deadlines.left(10.5) == Deadlines(0.5, 1.5, 0.5, 3.5)
+    assert deadlines.left(13.0) == Deadlines(0.0, 0.0, 0.5, 1.0), "never below zero"

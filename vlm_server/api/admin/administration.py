@@ -1,0 +1,164 @@
+"""What operators do to models while the daemon runs: load, unload, pull, clear caches.
+
+All of it needs an admin key, where keys are needed: see `http.access.gate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from vlm_server.api.admin import on_disk
+from vlm_server.api.admin.pulls import Pulls
+from vlm_server.api.http import body
+from vlm_server.api.http.generation import Generation
+from vlm_server.api.http.queue.arriving import ArrivingBodies
+from vlm_server.api.parsing import json_body, served_models
+from vlm_server.errors import (
+    ConfigError,
+    Conflict,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+)
+from vlm_server.hub.find import Found, by_name
+from vlm_server.hub.names import HubName
+from vlm_server.settings import Settings
+from vlm_server.supervisor.client import ModelClient
+
+
+class ModelNamed(msgspec.Struct, forbid_unknown_fields=True):
+    """A model that is served or, to be loaded, another one on this machine; by name only."""
+
+    model: str
+
+
+class CachesOf(msgspec.Struct, forbid_unknown_fields=True):
+    """Without `model`, those of all models."""
+
+    model: str | None = None
+
+
+class Administration:
+    """The endpoints. What they start goes on if their client leaves."""
+
+    def __init__(self, shared: Generation, settings: Settings) -> None:
+        self._models: ModelClient = shared.models
+        self._settings = settings
+        self._arriving: ArrivingBodies = shared.arriving
+        self._pulls = Pulls(settings)
+
+    async def load(self, request: Request) -> Response:
+        """Load a model; one that is on this machine, but not in the settings, is served too."""
+        name = await self._to_load((await self._read(request, ModelNamed)).model)
+        try:
+            await self._models.load(name)
+        except EngineUnavailable as error:
+            if not (reason := self._models.status(name).error):
+                raise
+            raise EngineUnavailable(
+                f"The model `{name}` can't be loaded: {reason}", "model", error.retry_after_seconds
+            ) from None
+        return self._state(name)
+
+    async def unload(self, request: Request) -> Response:
+        """Unload a model once nobody uses it."""
+        name = self._served((await self._read(request, ModelNamed)).model)
+        await self._models.unload(name)
+        return self._state(name)
+
+    async def clear_caches(self, request: Request) -> Response:
+        """Drop what is cached in memory and not in use."""
+        wanted = (await self._read(request, CachesOf)).model
+        names = [self._served(wanted)] if wanted is not None else self._loaded()
+        for name in names:
+            self._models.clear_caches(name)
+        return JSONResponse({"cleared": names})
+
+    async def pull(self, request: Request) -> Response:
+        """Download a checkpoint of the hub, with its progress as lines of JSON.
+
+        Asked again for one that is on its way, it tells of that. The last line has the `state`
+        `done`, `cancelled`, or `failed` with an `error`.
+        """
+        name = await self._read_hub_name(request)
+        lines = self._pulls.start(name).lines()
+        return StreamingResponse(lines, media_type="application/x-ndjson")
+
+    async def cancel_pull(self, request: Request) -> Response:
+        """End a download. What has come is kept for the next one."""
+        name = await self._read_hub_name(request)
+        if not self._pulls.cancel(name):
+            raise NotFound(f"`{name}` is not being downloaded.")
+        return JSONResponse({"model": str(name), "cancelled": True})
+
+    async def checkpoints(self, _: Request) -> Response:
+        """What is on this machine, and what is on its way."""
+        free = on_disk.free_for_more(self._models, self._settings)
+        names = self._models.names
+        found = await asyncio.to_thread(on_disk.checkpoints, self._settings, names, free)
+        return JSONResponse({"checkpoints": found, "pulls": self._pulls.to_json()})
+
+    def _loaded(self) -> list[str]:
+        return [name for name in self._models.names if self._models.status(name).is_ready]
+
+    def _state(self, name: str) -> Response:
+        return JSONResponse({"model": name, "state": self._models.status(name).state})
+
+    def _served(self, name: str) -> str:
+        """The model that is served by this name. Raises ModelNotFound."""
+        known = served_models.known_models(self._models, self._settings.server)
+        model = served_models.model_of(name, known)
+        if model is None:
+            raise ModelNotFound(served_models.listed(known), "model")
+        return model.name
+
+    async def _to_load(self, name: str) -> str:
+        """A model by its own name, else a checkpoint, else what an alias stands for.
+
+        Aliases are last: `*` may be one. Raises ModelNotFound, and Conflict if it is the name of
+        several checkpoints.
+        """
+        if name in self._models.names:
+            return name
+        if await asyncio.to_thread(self._find, name) is not None:
+            return self._models.add(name)
+        try:
+            return self._served(name)
+        except ModelNotFound as error:
+            raise ModelNotFound(
+                f"There is no model `{name[:_MAX_SHOWN_CHARS]}` on this machine. {error.message}",
+                "model",
+            ) from None
+
+    def _find(self, name: str) -> Found | None:
+        try:
+            return by_name(name, self._settings.model.search_paths)
+        except ConfigError:
+            raise Conflict(
+                "Several checkpoints on this machine have this name; say ORG/NAME.", "model"
+            ) from None
+
+    async def _read_hub_name(self, request: Request) -> HubName:
+        name = HubName.parse((await self._read(request, ModelNamed)).model)
+        if name is None:
+            raise InvalidRequest(
+                "`model` must be a name of the hub: ORG/NAME or ORG/NAME@REVISION.", "model"
+            )
+        return name
+
+    async def _read(self, request: Request, kind: type[msgspec.Struct]) -> Any:
+        fields = await body.read_small(request, self._settings.limits, self._arriving)
+        asked = json_body.convert(fields, kind, {})
+        name = getattr(asked, "model", None)
+        if name is not None:
+            json_body.utf8_length(name, "model")
+        return asked
+
+
+_MAX_SHOWN_CHARS = 100

@@ -1,0 +1,156 @@
+"""`/health/live`, `/health/ready`, `/v1/loads`, `/v1/status`, and the end of a request of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from vlm_server.api.http.metrics.histogram import Histogram
+from vlm_server.api.http.metrics.model_metrics import MetricsByModel, ModelMetrics
+from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.http.telemetry.in_flight import RequestsInFlight
+from vlm_server.api.parsing import served_models
+from vlm_server.errors import ModelNotFound, NotFound
+from vlm_server.supervisor.client import EngineStatus, ModelClient
+
+
+class Health:
+    """The endpoints for probes and operators."""
+
+    def __init__(
+        self,
+        models: ModelClient,
+        queue_slots: QueueSlots,
+        in_flight: RequestsInFlight,
+        metrics: MetricsByModel,
+    ) -> None:
+        self._models = models
+        self._queue_slots = queue_slots
+        self._in_flight = in_flight
+        self._metrics = metrics
+
+    async def live(self, _: Request) -> Response:
+        return JSONResponse({"status": "live"})
+
+    async def ready(self, _: Request) -> Response:
+        """Whether all models that are to stay loaded are. The others are loaded when asked for."""
+        statuses = served_models.statuses(self._models)
+        pinned = [one for one in statuses if self._models.is_pinned(one.model_name)]
+        status = next((one for one in pinned if not one.is_ready), None)
+        body: dict[str, Any] = {"status": "ready", "progress": None}
+        if len(statuses) > 1:
+            body["models"] = {one.model_name: one.state for one in statuses}
+        if status is None:
+            warnings = [text for one in statuses for text in one.model_facts.warnings]
+            return JSONResponse(body | ({"warnings": warnings} if warnings else {}))
+        body |= {"status": status.state, "progress": served_models.progress_of(status)}
+        retry_after = max(1, math.ceil(status.retry_after_seconds))
+        return JSONResponse(body, 503, headers={"Retry-After": str(retry_after)})
+
+    async def loads(self, _: Request) -> Response:
+        """How many requests run and wait, of all models, in the form of SGLang's `/v1/loads`.
+
+        The Shepherd Model Gateway leaves out who has too many that wait (docs/scale.md).
+        """
+        num_running = sum(each.num_running for each in self._metrics.values())
+        num_waiting = sum(each.num_waiting for each in self._metrics.values())
+        load = {
+            "dp_rank": 0,
+            "num_running_reqs": num_running,
+            "num_waiting_reqs": num_waiting,
+            "num_total_reqs": num_running + num_waiting,
+        }
+        return JSONResponse({"dp_rank_count": 1, "loads": [load]})
+
+    async def status(self, request: Request) -> Response:
+        """Of the default model's engine, or of that of the `model` in the query."""
+        name = request.query_params.get("model", self._models.names[0])
+        if name not in self._models.names:
+            raise ModelNotFound("There is no such model.", "model")
+        status = self._models.status(name)
+        statuses = served_models.statuses(self._models)
+        progress = [told for one in statuses if one.stats for told in one.stats.progress]
+        return JSONResponse(
+            {
+                "model": status.model_name,
+                "models": [
+                    _model(one, is_pinned=self._models.is_pinned(one.model_name))
+                    for one in statuses
+                ],
+                "time": time.time(),
+                "requests": {
+                    "in_flight": self._queue_slots.taken,
+                    "limit": self._queue_slots.limit,
+                    "waiting_bytes": self._queue_slots.waiting_bytes,
+                    "waiting_bytes_limit": self._queue_slots.waiting_bytes_limit,
+                    "list": self._in_flight.to_json(progress),
+                },
+                "latencies": _latencies(self._metrics[status.model_name]),
+                "engine": {
+                    "state": status.state,
+                    "pid": status.pid,
+                    "restarts": status.restarts,
+                    "ends": msgspec.to_builtins(status.ends),
+                    "progress": served_models.progress_of(status),
+                    "quarantine": {
+                        "shapes": status.quarantined_shapes,
+                        "refusals": status.quarantine_refusals,
+                    },
+                    "stats": _stats(status),
+                    "memory_samples": msgspec.to_builtins(list(status.memory_samples)),
+                },
+            }
+        )
+
+    async def cancel(self, request: Request) -> Response:
+        """End one of the requests that `status` lists."""
+        request_id = request.path_params["request_id"]
+        if not self._models.cancel(request_id):
+            raise NotFound("There is no such request, or it has ended.")
+        return JSONResponse({"id": request_id, "cancelled": True})
+
+
+def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
+    """In short; `memory_bytes` is what its engine holds on the device, of its `limit_bytes`."""
+    memory = status.stats.memory if status.stats else None
+    return {
+        "name": status.model_name,
+        "state": status.state,
+        "pinned": is_pinned,
+        "progress": served_models.progress_of(status),
+        "error": status.error or None,
+        "expires_at": status.expires_at,
+        "memory_bytes": memory.active_bytes + memory.pool_bytes if memory else 0,
+        "limit_bytes": memory.limit_bytes if memory else 0,
+    }
+
+
+def _latencies(metrics: ModelMetrics) -> dict[str, Any]:
+    return {
+        "time_to_first_token_seconds": _histogram(metrics.time_to_first_token),
+        "inter_token_latency_seconds": _histogram(metrics.inter_token_latency),
+    }
+
+
+def _histogram(histogram: Histogram) -> dict[str, Any]:
+    """With the count of each bucket by itself."""
+    bounds, totals = zip(*histogram.buckets(), strict=True)
+    counts = [total - before for total, before in zip(totals, (0, *totals), strict=False)]
+    return {
+        "bounds": [float(bound) for bound in bounds[:-1]],
+        "counts": counts,
+        "sum": histogram.sum,
+    }
+
+
+def _stats(status: EngineStatus) -> dict[str, Any] | None:
+    if status.stats is None:
+        return None
+    stats: dict[str, Any] = msgspec.to_builtins(status.stats)
+    del stats["type"], stats["progress"]  # the requests are listed apart
+    return stats

@@ -1,0 +1,102 @@
+"""`GET /metrics`, for Prometheus. Never sends the engine a request.
+
+Values are collected at each scrape, so there is no registry to keep up to date. Metrics of the
+engine are left out until it has reported its stats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Protocol
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import Metric
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vlm_server.api.admin.answer_metrics import add_answers
+from vlm_server.api.admin.engine_metrics import add_engine
+from vlm_server.api.admin.families import Families
+from vlm_server.api.http.metrics.model_metrics import MetricsByModel
+from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.http.telemetry.access_log import AnsweredRequests
+from vlm_server.supervisor.client import ModelClient
+
+
+class Stored(Sized, Protocol):
+    """The responses that the front keeps for clients."""
+
+    limit_bytes: int
+    num_evicted: int
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class Metrics:
+    """The endpoint, and the collector it scrapes."""
+
+    def __init__(
+        self,
+        prefix: str,
+        models: ModelClient,
+        queue_slots: QueueSlots,
+        answered: AnsweredRequests,
+        metrics: MetricsByModel,
+        stored: Stored,
+    ) -> None:
+        """`prefix`: of all names."""
+        self._prefix = prefix
+        self._stored = stored
+        self._models = models
+        self._queue_slots = queue_slots
+        self._answered = answered
+        self._metrics = metrics
+
+    async def scrape(self, _: Request) -> Response:
+        return Response(generate_latest(self), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    def collect(self) -> Iterator[Metric]:
+        families = Families(self._prefix)
+        _add_front(families, self._queue_slots, self._answered)
+        _add_stored(families, self._stored)
+        for name in self._models.names:
+            add_engine(families, self._models.status(name))
+            add_answers(families, name, self._metrics[name])
+        yield from families
+
+
+def _add_front(families: Families, queue_slots: QueueSlots, answered: AnsweredRequests) -> None:
+    families.gauge("requests_in_flight", "Requests that hold a queue slot.", queue_slots.taken)
+    families.gauge("requests_limit", "Queue slots: `limits.max_requests`.", queue_slots.limit)
+    families.gauge(
+        "requests_waiting_bytes",
+        "Bodies of requests that the device has not begun with.",
+        queue_slots.waiting_bytes,
+    )
+    families.gauge(
+        "requests_waiting_bytes_limit",
+        "Limit on these: `limits.max_waiting_bytes`.",
+        queue_slots.waiting_bytes_limit,
+    )
+    help_text = "Requests that ended, by route and status."
+    families.counter_family("requests", help_text, "route", "status")
+    for (route, status), count in answered.items():
+        families.counter("requests", help_text, count, route=route, status=str(status))
+
+
+def _add_stored(families: Families, stored: Stored) -> None:
+    families.gauge("stored_responses", "Responses that clients may go on from.", len(stored))
+    families.gauge(
+        "stored_responses_size_bytes", "Size of these, with their turns.", stored.size_bytes
+    )
+    families.gauge(
+        "stored_responses_limit_bytes",
+        "Its limit: `server.responses_store_bytes`.",
+        stored.limit_bytes,
+    )
+    families.counter(
+        "stored_responses_evictions",
+        "Responses that were dropped for want of room.",
+        stored.num_evicted,
+    )

@@ -1,0 +1,132 @@
+"""`/v1/models` with all that are served, and a start page for terminals."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from vlm_server import __version__
+from vlm_server.api.parsing import served_models
+from vlm_server.api.parsing.media import image_header
+from vlm_server.errors import ModelNotFound
+from vlm_server.protocol import ModelFacts
+from vlm_server.settings import Settings
+from vlm_server.supervisor.client import EngineStatus, ModelClient
+
+_PAGE = """\
+vlm_server: a vision-language model on this machine, served over OpenAI's API.
+
+{models}
+base URL  {url}/v1
+
+For clients that look for "Ollama is running": this is not Ollama, but its API is at {url}/api.
+
+Ask about an image:
+
+curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d @- <<END
+{{"model": "default", "messages": [{{"role": "user", "content": [
+  {{"type": "image_url", "image_url":
+    {{"url": "data:image/png;base64,$(base64 < picture.png | tr -d '\\n')"}}}},
+  {{"type": "text", "text": "What is in this image?"}}]}}]}}
+END
+
+Also: {url}/v1/models  {url}/v1/status  {url}/metrics  {url}/health/ready
+"""
+
+
+def _is_anthropics(request: Request) -> bool:
+    """Whether its client knows Anthropic's API."""
+    return "anthropic-version" in request.headers
+
+
+class Models:
+    """The endpoints about models."""
+
+    def __init__(self, models: ModelClient, settings: Settings) -> None:
+        self._models = models
+        self._limits = settings.limits
+        self._server = settings.server
+        self._max_pixels = settings.image.max_pixels
+        self._started = int(time.time())
+
+    async def list(self, request: Request) -> Response:
+        statuses = served_models.statuses(self._models)
+        models = [self._shown(status, request) for status in statuses]
+        listed: dict[str, Any] = {"object": "list", "data": models}
+        if _is_anthropics(request):
+            ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]}
+            listed |= {"has_more": False, **ends}
+        return JSONResponse(listed)
+
+    async def retrieve(self, request: Request) -> Response:
+        known = served_models.known_models(self._models, self._server)
+        model = served_models.model_of(request.path_params["model"], known)
+        if model is None:
+            raise ModelNotFound(served_models.listed(known), "model")
+        return JSONResponse(self._shown(self._models.status(model.name), request))
+
+    async def version(self, _: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def page(self, request: Request) -> Response:
+        url = str(request.base_url).rstrip("/")
+        statuses = served_models.statuses(self._models)
+        lines = "\n".join(f"model     {one.model_name} ({one.state})" for one in statuses)
+        return PlainTextResponse(_PAGE.format(models=lines, url=url))
+
+    def _shown(self, status: EngineStatus, request: Request) -> dict[str, Any]:
+        """With Anthropic's fields for its clients."""
+        model = self._model(status)
+        if not _is_anthropics(request):
+            return model
+        created = datetime.fromtimestamp(model["created"], UTC).isoformat()
+        return {**model, "type": "model", "display_name": model["id"], "created_at": created}
+
+    def _model(self, status: EngineStatus) -> dict[str, Any]:
+        """OpenAI's four fields, vLLM's `max_model_len`, and what agents look for.
+
+        Before it was loaded once nobody knows more than the name.
+        """
+        facts, limits = status.model_facts, self._limits
+        model: dict[str, Any] = {
+            "id": status.model_name,
+            "object": "model",
+            "created": int(facts.modified_at) or self._started,
+            "owned_by": "vlm_server",
+            "state": status.state,
+        }
+        if (progress := served_models.progress_of(status)) is not None:
+            model["progress"] = progress
+        if not facts.family:
+            return model
+        return model | {
+            "family": facts.family,
+            "max_model_len": facts.context_tokens,
+            "num_parameters": facts.num_parameters,
+            "quantization": facts.quantization,
+            "modalities": {"input": ["text", "image", "video"], "output": ["text"]},
+            "capabilities": list(facts.capabilities),
+            "coordinates": facts.coordinates or None,
+            **({"warnings": list(facts.warnings)} if facts.warnings else {}),
+            "image_limits": {
+                "max_images": limits.max_images,
+                "max_image_bytes": limits.max_image_bytes,
+                "max_image_pixels": limits.max_image_pixels,
+                "formats": [name.lower() for name in image_header.READABLE],
+                "seen": self._seen(facts),
+            },
+        }
+
+    def _seen(self, facts: ModelFacts) -> dict[str, int] | None:
+        """The sizes at which the model sees pictures, for families that scale them."""
+        if not facts.image_side_multiple:
+            return None
+        return {
+            "min_pixels": facts.min_image_pixels,
+            "max_pixels": min(facts.max_image_pixels, self._max_pixels or facts.max_image_pixels),
+            "side_multiple": facts.image_side_multiple,
+        }

@@ -1,0 +1,92 @@
+"""Downloads that operators have started, and what all who watch one are told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from vlm_server.errors import VlmServerError
+from vlm_server.hub.download import fetch
+from vlm_server.hub.messages import Progress
+from vlm_server.hub.names import HubName
+from vlm_server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_TELL_SECONDS = 1.0
+
+
+class Pulls:
+    """Those that are under way, by name. Used from the event loop only."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._running: dict[str, Pull] = {}
+
+    def start(self, name: HubName) -> Pull:
+        """The download of `name`, which begins now if it is not under way."""
+        running = self._running.get(str(name))
+        if running is None:
+            running = self._running[str(name)] = Pull(name, self._settings)
+            running.task.add_done_callback(lambda _: self._running.pop(str(name)))
+        return running
+
+    def cancel(self, name: HubName) -> bool:
+        """End a download; what has come is kept. False if there is none."""
+        running = self._running.get(str(name))
+        return running is not None and running.task.cancel()
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The last line of each download that is under way."""
+        return [running.news for running in self._running.values()]
+
+
+class Pull:
+    """One download."""
+
+    def __init__(self, name: HubName, settings: Settings) -> None:
+        self._name = name
+        self._settings = settings
+        self._news = self._line("downloading")
+        self.task = asyncio.create_task(self._run())
+
+    @property
+    def news(self) -> dict[str, Any]:
+        """The last line of it."""
+        return self._line("cancelled") if self.task.cancelled() else self._news
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """What there is to tell: now, at most once a second while it changes, and at the end."""
+        told = None
+        while True:
+            news = self.news
+            if news != told:
+                told = news
+                yield json.dumps(news).encode() + b"\n"
+            if news["state"] != "downloading":
+                return
+            await asyncio.wait((self.task,), timeout=_TELL_SECONDS)
+
+    async def _run(self) -> None:
+        try:
+            await fetch(self._name, self._settings.model, self._settings.memory, self._take)
+            self._news = self._line("done")
+        except VlmServerError as error:
+            self._news = self._line("failed", error=str(error))
+        except Exception:
+            logger.exception("downloading %s failed unexpectedly", self._name)
+            self._news = self._line("failed", error="The server failed; its log says why.")
+
+    def _take(self, progress: Progress) -> None:
+        self._news = self._line(
+            "downloading",
+            file=progress.file,
+            bytes=progress.done_bytes,
+            total_bytes=progress.total_bytes,
+        )
+
+    def _line(self, state: str, **more: str | int) -> dict[str, Any]:
+        return {"state": state, "model": str(self._name), **more}

@@ -1,0 +1,1 @@
+"""What clients speak, a folder for each dialect: its schema, parsing, rendering and errors."""

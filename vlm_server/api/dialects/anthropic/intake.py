@@ -1,0 +1,214 @@
+"""From the body of a request for a message to a `Submit`, with all limits checked.
+
+Runs on a thread or in an intake process: see `http.intake`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from vlm_server.api.dialects.anthropic import schema
+from vlm_server.api.dialects.anthropic.builtin_tools import (
+    FIELDS_OF_BUILTIN,
+    builtin_tool,
+    fields_without_effect,
+)
+from vlm_server.api.dialects.anthropic.history import (
+    BILLING_HEADER,
+    has_billing_header,
+    has_images,
+    read_messages,
+)
+from vlm_server.api.dialects.anthropic.options import Options, encode_options
+from vlm_server.api.dialects.anthropic.schema import (
+    AnyChoice,
+    AutoChoice,
+    MessagesRequest,
+    NamedChoice,
+    NoChoice,
+    ThinkingAdaptive,
+    ThinkingDisabled,
+    ThinkingEnabled,
+    Tool,
+)
+from vlm_server.api.parsing.calls import Body, Context, KnownModel, ParsedRequest
+from vlm_server.api.parsing.common_fields import (
+    max_tokens_or_default,
+    model_wanted,
+    stop_strings,
+)
+from vlm_server.api.parsing.constraints import ConstraintFields, check_constraints
+from vlm_server.api.parsing.conversation import Conversation
+from vlm_server.api.parsing.effort import ThinkingOptions
+from vlm_server.api.parsing.json_schema import schema_text
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.tool_definitions import ToolChoice, ToolDefinition, read_tools
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions
+from vlm_server.settings import Limits
+
+DIALECT = "anthropic"
+COUNT_DIALECT = "anthropic-count"
+_FIELDS = ConstraintFields("output_config.format", continued="messages")
+_NOT_IN_PROMPT = (
+    *("max_tokens", "output_config.format", "stop_sequences", "stream", "temperature"),
+    *("thinking.budget_tokens", "thinking.display", "top_k", "top_p"),
+    *("tool_choice.disable_parallel_tool_use", "tool_choice.name", "tools[].strict"),
+)
+"""Fields that are for the answer, which a request to count tokens does not get."""
+
+
+def read_message(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`. Raises RequestError.
+
+    Raises BytesNeeded if it has `https:` or `file:` URLs whose bytes are not in `context.given`,
+    and no error besides: to be called again with them.
+    """
+    return _parsed_request(*schema.parse(body), context)
+
+
+def read_text(body: Body, context: Context) -> ParsedRequest | None:
+    """The request in `body`; None if it has images. Raises RequestError."""
+    request, ignored = schema.parse(body)
+    return None if has_images(request) else _parsed_request(request, ignored, context)
+
+
+def read_count(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`, as one whose tokens are counted; otherwise as `read_message`."""
+    return _only_counted(_parsed_request(*schema.parse(body, _NOT_IN_PROMPT), context))
+
+
+def read_count_text(body: Body, context: Context) -> ParsedRequest | None:
+    """As `read_text`, for `read_count`."""
+    request, ignored = schema.parse(body, _NOT_IN_PROMPT)
+    return (
+        None if has_images(request) else _only_counted(_parsed_request(request, ignored, context))
+    )
+
+
+def _only_counted(parsed: ParsedRequest) -> ParsedRequest:
+    submit = msgspec.structs.replace(parsed.submit, count_only=True)
+    return msgspec.structs.replace(parsed, submit=submit, stream=False)
+
+
+def _parsed_request(
+    request: MessagesRequest, ignored: IgnoredFields, context: Context
+) -> ParsedRequest:
+    model = model_wanted(request.model, context)
+    conversation = Conversation(context.limits, context.given)
+    definitions = [
+        _definition(tool, f"tools[{i}]", ignored) for i, tool in enumerate(request.tools or ())
+    ]
+    tools = read_tools(definitions, _choice(request, ignored), conversation)
+    read_messages(request, conversation, ignored)
+    continues = _continues(conversation.messages)
+    schema_wanted = _schema(request, context.limits)
+    json_schema = check_constraints(tools, schema_wanted, _FIELDS, ignored, continues=continues)
+    thinking = _thinking(request)
+    _ignore_thinking(request, model, ignored)
+    submit = Submit(
+        request_id=context.request_id,
+        messages=tuple(conversation.messages),
+        images=tuple(conversation.images),
+        sampling=_sampling(request, json_schema, thinking.max_tokens, context.limits),
+        cache_salt=context.cache_salt,
+        client=context.client,
+        tools=tools,
+        template=TemplateOptions(
+            enable_thinking=thinking.enables, variables=thinking.variables, continue_final=continues
+        ),
+    )
+    if has_billing_header(request):
+        ignored.add(BILLING_HEADER)
+    options = Options(shows_thoughts=_shows_thoughts(request))
+    return ParsedRequest(
+        model.name, submit, bool(request.stream), encode_options(options), ignored.names
+    )
+
+
+def _continues(messages: Sequence[Message]) -> bool:
+    """Whether the answer goes on where the assistant's last message ends."""
+    last = messages[-1]
+    if last.role != "assistant":
+        return False
+    if last.tool_calls:
+        raise InvalidRequest("The last message has a `tool_use` without its result.", last.param)
+    return True
+
+
+def _thinking(request: MessagesRequest) -> ThinkingOptions:
+    effort = request.output_config.effort if request.output_config else None
+    match request.thinking:
+        case ThinkingEnabled(budget_tokens=budget):
+            return ThinkingOptions("enabled", effort, budget)
+        case ThinkingAdaptive(budget_tokens=budget):
+            return ThinkingOptions("adaptive", effort, budget)
+        case ThinkingDisabled():
+            return ThinkingOptions("disabled")
+    return ThinkingOptions(effort=effort)
+
+
+def _ignore_thinking(request: MessagesRequest, model: KnownModel, ignored: IgnoredFields) -> None:
+    """Without thoughts there is no effort; some models have none."""
+    config = request.output_config
+    if config and (not model.can_think or isinstance(request.thinking, ThinkingDisabled)):
+        ignored.add("output_config.effort", config.effort)
+    if not model.can_think:
+        ignored.add("thinking", request.thinking)
+
+
+def _shows_thoughts(request: MessagesRequest) -> bool:
+    match request.thinking:
+        case ThinkingEnabled(display="omitted") | ThinkingAdaptive(display="omitted"):
+            return False
+    return True
+
+
+def _schema(request: MessagesRequest, limits: Limits) -> str | None:
+    if request.output_config is None or request.output_config.format is None:
+        return None
+    return schema_text(request.output_config.format.schema, limits, "output_config.format.schema")
+
+
+def _sampling(
+    request: MessagesRequest,
+    json_schema: str | None,
+    max_reasoning_tokens: int | None,
+    limits: Limits,
+) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens_or_default(request.max_tokens, limits),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k or 0,
+        stop=stop_strings(request.stop_sequences, "stop_sequences", limits),
+        json_schema=json_schema,
+        max_reasoning_tokens=max_reasoning_tokens,
+    )
+
+
+def _definition(tool: Tool, param: str, ignored: IgnoredFields) -> ToolDefinition:
+    is_builtin = tool.type not in (None, "custom")
+    for name in fields_without_effect(tool) if is_builtin else FIELDS_OF_BUILTIN:
+        ignored.add(f"tools[].{name}", getattr(tool, name))
+    if is_builtin:
+        return builtin_tool(tool, param)
+    strict = bool(tool.strict)
+    return ToolDefinition(tool.name, param, tool.description, tool.input_schema, strict)
+
+
+def _choice(request: MessagesRequest, ignored: IgnoredFields) -> ToolChoice:
+    match request.tool_choice:
+        case NoChoice():
+            return ToolChoice("none")
+        case NamedChoice(name=name, disable_parallel_tool_use=one_at_most):
+            if one_at_most is False:
+                ignored.add("tool_choice.disable_parallel_tool_use")
+            return ToolChoice("required", (name,), parallel=False, param="tool_choice.name")
+        case AnyChoice(disable_parallel_tool_use=one_at_most):
+            return ToolChoice("required", parallel=not one_at_most)
+        case AutoChoice(disable_parallel_tool_use=one_at_most):
+            return ToolChoice("auto", parallel=not one_at_most)
+    return ToolChoice()

@@ -1,0 +1,199 @@
+"""The JSON of Anthropic's messages: the fields that have an effect, and their bounds.
+
+Other fields, at the top as well as inside, are ignored and named to the client: its own clients
+add some with every release. Blocks of other types are refused, since they are part of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from msgspec.json import Decoder
+
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.common_fields import StopString
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.errors import ThreadUnsupported
+
+INT32_MAX = 2**31 - 1
+SIGNATURE = "dmxtX3NlcnZlcg=="
+"""Of every thought in answers: clients send it back."""
+
+_SOURCES = "must be 'base64' or 'url'"
+RULES = {
+    "role": "must be 'user', 'assistant' or 'system'",
+    "type": "must be 'text' or 'image'; in the user's messages also 'tool_result', in the "
+    "assistant's 'tool_use', 'thinking' or 'redacted_thinking'; send documents as images of their "
+    "pages",
+    "messages[].content[].source.type": _SOURCES,
+    "messages[].content[].content[].source.type": _SOURCES,
+    "messages[].content[].content[].type": "must be 'text' or 'image'",
+    "system[].type": "must be 'text'",
+    "tool_choice.type": "must be 'auto', 'any', 'tool' or 'none'",
+    "thinking.type": "must be 'enabled', 'disabled' or 'adaptive'",
+    "display": "must be 'summarized' or 'omitted'",
+    "output_config.format.type": "must be 'json_schema'",
+    "output_config.effort": "must be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
+}
+"""What a field must be, by its path or name; completes the message of an error."""
+
+
+class TextBlock(Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class Base64Source(Struct, tag_field="type", tag="base64"):
+    """The bytes say what they are: a `media_type` that says something else is ignored."""
+
+    data: str
+    media_type: str | None = None
+
+
+class UrlSource(Struct, tag_field="type", tag="url"):
+    url: str
+
+
+class ImageBlock(Struct, tag_field="type", tag="image"):
+    source: Base64Source | UrlSource
+
+
+class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock] | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+    """`signature` is not checked: thoughts may come from any model. Another one is ignored."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
+    """Nobody here can read it, so it is left out of the prompt."""
+
+    data: str
+
+
+ContentBlock = (
+    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+)
+
+
+class InputMessage(Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[ContentBlock]
+
+
+class Tool(Struct):
+    """The client's own if `type` is `custom` or left out; else see `builtin_tools`."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    display_width_px: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    display_height_px: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    enable_zoom: bool | None = None
+    max_characters: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+
+
+class AutoChoice(Struct, tag_field="type", tag="auto"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(Struct, tag_field="type", tag="any"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedChoice(Struct, tag_field="type", tag="tool"):
+    """It is called once, so `disable_parallel_tool_use` says nothing new."""
+
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(Struct, tag_field="type", tag="none"):
+    pass
+
+
+Budget = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+
+
+class ThinkingEnabled(Struct, tag_field="type", tag="enabled"):
+    budget_tokens: Budget | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
+    """Leaves it to the model's template."""
+
+    budget_tokens: Budget | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingDisabled(Struct, tag_field="type", tag="disabled"):
+    pass
+
+
+class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct):
+    """`effort` asks for thoughts, as OpenAI's `reasoning_effort` does."""
+
+    format: JsonSchemaFormat | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class MessagesRequest(Struct):
+    messages: Annotated[list[InputMessage], Meta(min_length=1)]
+    model: str | None = None
+    system: str | list[TextBlock] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    stream: bool | None = None
+    stop_sequences: list[StopString] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: AutoChoice | AnyChoice | NamedChoice | NoChoice | None = None
+    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
+    output_config: OutputConfig | None = None
+
+
+Decoder(MessagesRequest)
+"""Made for what it leaves behind: msgspec's notes on these types. Two threads that make them at
+the same time, for the first two requests, crash the process."""
+
+
+def parse(
+    body: bytes | bytearray, without_effect: Sequence[str] = ()
+) -> tuple[MessagesRequest, IgnoredFields]:
+    """The request in `body`, and which of its fields are ignored: those `without_effect`, too.
+
+    Raises InvalidRequest, naming the field at fault. With a `thread` the messages are not the whole
+    conversation, so it can't be ignored; its clients then send all of it.
+    """
+    fields = json_body.parse_object(body)
+    if fields.get("thread") is not None:
+        raise ThreadUnsupported(
+            "`thread` is not supported: conversations are not kept here. Send all messages.",
+            "thread",
+        )
+    request = json_body.convert(fields, MessagesRequest, RULES)
+    ignored = IgnoredFields()
+    ignored.add_unread(fields, request)
+    ignored.add_given(fields, *without_effect)
+    return request, ignored

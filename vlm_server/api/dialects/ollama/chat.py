@@ -1,0 +1,20 @@
+"""`POST /api/chat`."""
+
+from __future__ import annotations
+
+from vlm_server.api.dialects.ollama.intake import CHAT, read_chat_text
+from vlm_server.api.dialects.ollama.options import decode_options
+from vlm_server.api.dialects.ollama.render import CONTENT_TYPE, LineRenderer, as_message
+
+
+class Chat:
+    """Ollama's chat, as a `Dialect`."""
+
+    name = CHAT
+    id_prefix = "chat-"
+    content_type = CONTENT_TYPE
+    read_text = staticmethod(read_chat_text)
+
+    def renderer(self, request_id: str, model: str, options: bytes) -> LineRenderer:
+        """See `Dialect.renderer`. Answers have no id, and the model's name as the client has it."""
+        return LineRenderer(decode_options(options), as_message)

@@ -1,0 +1,190 @@
+"""What Ollama's clients ask about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`.
+
+Routes that add, change or delete models say that they do not.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vlm_server import __version__
+from vlm_server.api.dialects.ollama.answers import time_text
+from vlm_server.api.dialects.ollama.models import model_name
+from vlm_server.api.dialects.ollama.models.model_info import (
+    Details,
+    capabilities,
+    details,
+    digest,
+    model_info,
+    template,
+)
+from vlm_server.api.http import body
+from vlm_server.api.http.generation import Generation
+from vlm_server.api.http.telemetry import access_log
+from vlm_server.api.parsing import json_body, served_models
+from vlm_server.api.parsing.calls import KnownModel
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.errors import EngineUnavailable, InvalidRequest, NotSupported
+from vlm_server.protocol import ModelFacts
+from vlm_server.supervisor.client import EngineStatus
+
+API_VERSION = "0.12.11"
+"""The version of Ollama whose API is followed: clients compare it to what they need."""
+_FOR_EVER = "9999-12-31T23:59:59Z"
+_IN_USE = ("ready", "unresponsive", "unloading")
+"""States of engines that hold a model."""
+
+
+class ListedModel(msgspec.Struct, frozen=True):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: Details
+
+
+class RunningModel(msgspec.Struct, frozen=True):
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class ShownModel(msgspec.Struct, frozen=True):
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, str | int]
+    capabilities: tuple[str, ...]
+    modified_at: str
+    license: str = ""
+
+
+class ModelRequest(msgspec.Struct):
+    """Which model is meant: `name` is the older word."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+
+
+class Catalog:
+    """The endpoints about models. They ask no engine anything."""
+
+    def __init__(self, shared: Generation) -> None:
+        self._shared = shared
+        self._started = time.time()
+
+    async def tags(self, _: Request) -> Response:
+        return _json({"models": [self._listed(status) for status in self._statuses]})
+
+    def _listed(self, status: EngineStatus) -> ListedModel:
+        facts, name = status.model_facts, model_name.tagged(status.model_name)
+        return ListedModel(
+            name=name,
+            model=name,
+            modified_at=self._modified_at(facts),
+            size=facts.size_bytes,
+            digest=digest(facts, status.model_name),
+            details=details(facts),
+        )
+
+    async def show(self, request: Request) -> Response:
+        _, model = await self._read(request, "stream")
+        status = self._shared.models.status(model.name)
+        facts = status.model_facts
+        is_coming = not status.is_ready and status.state != "unloaded"
+        if facts == ModelFacts() and is_coming:
+            raise EngineUnavailable(f"The model is not loaded yet: {status.state}.")
+        return _json(
+            ShownModel(
+                modelfile=f"FROM {model_name.tagged(model.name)}",
+                parameters="",
+                template=template(facts),
+                details=details(facts),
+                model_info=model_info(facts),
+                capabilities=capabilities(facts),
+                modified_at=self._modified_at(facts),
+            )
+        )
+
+    async def ps(self, _: Request) -> Response:
+        loaded = [status for status in self._statuses if status.state in _IN_USE]
+        return _json({"models": [_running(status) for status in loaded]})
+
+    async def version(self, _: Request) -> Response:
+        return _json({"version": API_VERSION, "vlm_server": __version__})
+
+    async def pull(self, request: Request) -> Response:
+        """Nothing is downloaded; the models that are served are here, or come when asked for."""
+        asked, _ = await self._read(request)
+        if asked.stream is False:
+            return _json({"status": "success"})
+        lines = b'{"status":"pulling manifest"}\n{"status":"success"}\n'
+        return Response(lines, media_type="application/x-ndjson")
+
+    async def refuse(self, request: Request) -> Response:
+        """For what would change models, or embed texts."""
+        path = request.url.path
+        raise NotSupported(
+            f"{request.method} {path} is not supported: this server's models can't be changed "
+            "here, and make no embeddings"
+        )
+
+    @property
+    def _statuses(self) -> list[EngineStatus]:
+        return served_models.statuses(self._shared.models)
+
+    def _modified_at(self, facts: ModelFacts) -> str:
+        return time_text(facts.modified_at or self._started)
+
+    async def _read(
+        self, request: Request, *without_effect: str
+    ) -> tuple[ModelRequest, KnownModel]:
+        """The body of `request`, and the model that it names. Raises RequestError.
+
+        Its fields that are unknown, and those `without_effect`, are reported.
+        """
+        shared = self._shared
+        fields = await body.read_small(request, shared.limits, shared.arriving, any_type=True)
+        asked = json_body.convert(fields, ModelRequest, {})
+        name = asked.model or asked.name
+        if not name:
+            raise InvalidRequest("`model` is missing.", "model")
+        known = served_models.known_models(shared.models, shared.server)
+        model = model_name.model_wanted(name, known)
+        ignored = IgnoredFields()
+        ignored.add_unread(fields, asked)
+        ignored.add_given(fields, *without_effect)
+        if name != asked.name:
+            ignored.add("name", asked.name)
+        access_log.of(request.scope).ignored = ignored.names
+        return asked, model
+
+
+def _running(status: EngineStatus) -> RunningModel:
+    facts, name = status.model_facts, model_name.tagged(status.model_name)
+    return RunningModel(
+        name=name,
+        model=name,
+        size=facts.size_bytes,
+        digest=digest(facts, status.model_name),
+        details=details(facts),
+        expires_at=_FOR_EVER if status.expires_at is None else time_text(status.expires_at),
+        size_vram=facts.size_bytes,
+        context_length=facts.context_tokens,
+    )
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,159 @@
+"""From a chat's messages to the conversation that the engine gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from vlm_server.api.dialects.openai.messages import (
+    ChatMessage,
+    ContentPart,
+    FunctionCall,
+    ImageUrlPart,
+    RefusalPart,
+    VideoUrlPart,
+)
+from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.tool_calls import object_text
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import ContentPart as ProtocolPart
+from vlm_server.protocol import Message, ToolCall
+
+_IMAGE_ROLES = ("user", "tool")
+
+
+def read_messages(
+    messages: list[ChatMessage], conversation: Conversation, ignored: IgnoredFields
+) -> None:
+    """Fills `conversation`. Raises RequestError, and BytesNeeded: see `Conversation`."""
+    if not any(message.role == "user" for message in messages):
+        raise InvalidRequest("At least one message must have the role 'user'.", "messages")
+    _counts(messages).check(conversation.limits)
+    reader = _Reader(conversation, ignored)
+    for i, message in enumerate(messages):
+        param = f"messages[{i}]"
+        conversation.add(reader.message(message, param), param)
+    conversation.check_complete()
+
+
+def parts_of(messages: list[ChatMessage]) -> Iterator[ContentPart]:
+    """The parts of all messages whose content is a list."""
+    for message in messages:
+        if isinstance(message.content, list):
+            yield from message.content
+
+
+def _counts(messages: list[ChatMessage]) -> Counts:
+    parts = list(parts_of(messages))
+    num_texts = sum(isinstance(message.content, str) for message in messages)
+    return Counts(
+        messages=len(messages),
+        parts=len(parts) + num_texts,
+        images=sum(isinstance(part, ImageUrlPart) for part in parts),
+        videos=sum(isinstance(part, VideoUrlPart) for part in parts),
+    )
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads one message after the other; remembers the calls that results are of."""
+
+    conversation: Conversation
+    ignored: IgnoredFields
+    called: dict[str, str] = field(default_factory=dict)
+    """The names of tools by the ids of their calls."""
+
+    def message(self, message: ChatMessage, param: str) -> Message:
+        match message.role:
+            case "assistant":
+                return self._assistant(message, param)
+            case "tool":
+                return self._result(message, param)
+            case "developer":
+                role = "system"
+            case role:
+                pass
+        self._ignore(message, "name", "refusal", *_OF_ASSISTANTS, "tool_call_id")
+        if message.content is None:
+            raise InvalidRequest(f"`{param}.content` is missing.", f"{param}.content")
+        content = self._content(message, param)
+        self.conversation.check_content(role, content, f"{param}.content")
+        return Message("user" if role == "user" else "system", content)
+
+    def _assistant(self, message: ChatMessage, param: str) -> Message:
+        self._ignore(message, "name", "tool_call_id")
+        count_text = self.conversation.count_text
+        content = self._content(message, param)
+        if message.refusal:
+            content += (self.conversation.text(message.refusal, f"{param}.refusal"),)
+        reasoning = message.reasoning_content or message.reasoning or ""
+        if message.reasoning != reasoning:
+            self._ignore(message, "reasoning")
+        calls = (
+            self._call(call, f"{param}.tool_calls[{i}]")
+            for i, call in enumerate(message.tool_calls or ())
+        )
+        return Message(
+            "assistant",
+            content,
+            reasoning=count_text(reasoning, f"{param}.reasoning_content"),
+            tool_calls=tuple(calls),
+        )
+
+    def _call(self, call: FunctionCall, param: str) -> ToolCall:
+        count_text, function = self.conversation.count_text, call.function
+        arguments = object_text(function.arguments or "", f"{param}.function.arguments")
+        self.called[count_text(call.id, f"{param}.id")] = function.name
+        return ToolCall(
+            id=call.id,
+            name=count_text(function.name, f"{param}.function.name"),
+            arguments=count_text(arguments, f"{param}.function.arguments"),
+        )
+
+    def _result(self, message: ChatMessage, param: str) -> Message:
+        self._ignore(message, "refusal", *_OF_ASSISTANTS)
+        call_id, param_of_id = message.tool_call_id, f"{param}.tool_call_id"
+        if call_id is None:
+            raise InvalidRequest(f"`{param_of_id}` is missing.", param_of_id)
+        name = message.name or self.called.get(call_id, "")  # agents cut off old turns
+        return Message(
+            "tool",
+            self._content(message, param),
+            tool_call_id=self.conversation.count_text(call_id, param_of_id),
+            name=self.conversation.count_text(name, f"{param}.name"),
+        )
+
+    def _content(self, message: ChatMessage, param: str) -> tuple[ProtocolPart, ...]:
+        if message.content is None:
+            return ()
+        if isinstance(message.content, str):
+            return (self.conversation.text(message.content, f"{param}.content"),)
+        return tuple(
+            self._part(part, message.role, f"{param}.content[{i}]")
+            for i, part in enumerate(message.content)
+        )
+
+    def _part(self, part: ContentPart, role: str, param: str) -> ProtocolPart:
+        match part:
+            case ImageUrlPart(image_url=url) if role in _IMAGE_ROLES:
+                given, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
+                return self.conversation.image(given, param, detail)
+            case VideoUrlPart(video_url=url) if role == "user":
+                return self.conversation.video(url if isinstance(url, str) else url.url, param)
+            case ImageUrlPart():
+                raise InvalidRequest(f"Images are not allowed in messages of role '{role}'.", param)
+            case VideoUrlPart():
+                raise InvalidRequest(f"Videos are not allowed in messages of role '{role}'.", param)
+            case RefusalPart():
+                return self.conversation.text(part.refusal, param)
+            case _:
+                return self.conversation.text(part.text, param)
+
+    def _ignore(self, message: ChatMessage, *names: str) -> None:
+        """Fields that mean nothing in messages of this role."""
+        for name in names:
+            self.ignored.add(f"messages[].{name}", getattr(message, name))
+
+
+_OF_ASSISTANTS = ("reasoning_content", "reasoning", "tool_calls")

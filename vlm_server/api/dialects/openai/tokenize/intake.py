@@ -1,0 +1,153 @@
+"""From the bodies of `/v1/tokenize` and `/v1/detokenize` to a `Submit` that is counted only.
+
+The forms are vLLM's. Runs on a thread or in an intake process: see `http.intake`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.json import Decoder
+
+from vlm_server.api.dialects.openai import intake, schema
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.calls import Body, Context, ParsedRequest
+from vlm_server.api.parsing.common_fields import model_wanted
+from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, known_fields
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import SamplingParams, Submit
+
+TOKENIZE, DETOKENIZE = "openai-tokenize", "openai-detokenize"
+INT32_MAX = 2**31 - 1
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (None, True),
+    "return_token_strs": (None, False),
+}
+"""vLLM's fields that are not supported, and their values that have no effect."""
+ADDS_SPECIAL = "add_special_tokens"
+"""Another one: true for a prompt, false for messages, whose template writes them."""
+
+
+class PromptRequest(Struct, forbid_unknown_fields=True):
+    """The body of `/v1/tokenize` without messages."""
+
+    prompt: str
+    model: str | None = None
+
+
+class TokensRequest(Struct, forbid_unknown_fields=True):
+    """The body of `/v1/detokenize`."""
+
+    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=INT32_MAX)]], Meta(min_length=1)]
+    model: str | None = None
+
+
+Decoder(PromptRequest | None), Decoder(TokensRequest)
+"""See `schema`."""
+
+
+def read_prompt(body: Body, context: Context) -> ParsedRequest:
+    """The request in a body of `/v1/tokenize`. Raises RequestError and BytesNeeded."""
+    fields = _fields(body)
+    if "messages" not in fields:
+        return _read_text(fields, context)
+    return _counted(intake.read_fields(fields, context), fields)
+
+
+def read_prompt_text(body: Body, context: Context) -> ParsedRequest | None:
+    """The same; None if it has media."""
+    fields = _fields(body)
+    if "messages" not in fields:
+        return _read_text(fields, context)
+    parsed = intake.read_text_fields(fields, context)
+    return None if parsed is None else _counted(parsed, fields)
+
+
+def read_tokens(body: Body, context: Context) -> ParsedRequest:
+    """The request in a body of `/v1/detokenize`. Raises RequestError."""
+    ignored = IgnoredFields()
+    fields = _known(json_body.parse_object(body), TokensRequest, context, ignored)
+    request = json_body.convert(fields, TokensRequest, {})
+    return _raw(tuple(request.tokens), request.model, context, ignored)
+
+
+def _fields(body: Body) -> dict[str, Any]:
+    fields = json_body.parse_object(body)
+    if ("messages" in fields) == ("prompt" in fields):
+        raise InvalidRequest("Either `prompt` or `messages` must be given.", "prompt")
+    adds_special = (None, "prompt" in fields)
+    for name, values in {**NEUTRAL, ADDS_SPECIAL: adds_special}.items():
+        check_neutral(name, fields.pop(name, None), values)
+    return fields
+
+
+def _read_text(fields: dict[str, Any], context: Context) -> ParsedRequest:
+    ignored = IgnoredFields()
+    fields = _known(fields, PromptRequest, context, ignored)
+    request = json_body.convert(fields, PromptRequest, {})
+    length = json_body.utf8_length(request.prompt, "prompt")
+    if length > context.limits.max_text_bytes:
+        limit = context.limits.max_text_bytes
+        message = f"At most {limit} bytes of text are allowed (limits.max_text_bytes)."
+        raise InvalidRequest(message, "prompt")
+    return _raw(request.prompt, request.model, context, ignored)
+
+
+def _known(
+    fields: dict[str, Any], kind: type[Struct], context: Context, ignored: IgnoredFields
+) -> dict[str, Any]:
+    return known_fields(fields, kind, ignored, refuses=context.unknown_fields == "refuse")
+
+
+def _raw(
+    prompt: str | tuple[int, ...], model: str | None, context: Context, ignored: IgnoredFields
+) -> ParsedRequest:
+    wanted = model_wanted(model, context)
+    submit = Submit(
+        request_id=context.request_id,
+        messages=(),
+        images=(),
+        sampling=SamplingParams(),
+        cache_salt=context.cache_salt,
+        client=context.client,
+        prompt=prompt,
+        count_only=True,
+    )
+    return ParsedRequest(wanted.name, submit, stream=False, ignored=ignored.names)
+
+
+IN_PROMPT = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "messages",
+        "mm_processor_kwargs",
+        "model",
+        "reasoning",
+        "reasoning_effort",
+        "thinking",
+        "tool_choice",
+        "tools",
+    }
+)
+"""The fields of a chat request that may change its prompt; the others are checked alone."""
+
+
+_NOT_IN_PROMPT = (
+    *(name for name in schema.ChatRequest.__struct_fields__ if name not in IN_PROMPT),
+    *("reasoning.max_tokens", "thinking.budget_tokens"),
+    *("tool_choice.function.name", "tools[].function.strict"),
+)
+"""What is ignored of the fields of a chat request, besides what its reader ignores itself."""
+
+
+def _counted(parsed: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
+    submit = msgspec.structs.replace(parsed.submit, count_only=True)
+    unprompted = IgnoredFields()
+    unprompted.add_given(fields, *_NOT_IN_PROMPT)
+    ignored = tuple(dict.fromkeys([*parsed.ignored, *unprompted.names]))
+    return ParsedRequest(parsed.model, submit, stream=False, options=b"", ignored=ignored)

@@ -1,0 +1,78 @@
+"""What a response repeats of its request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from vlm_server.api.dialects.responses.parse import Parsed
+from vlm_server.api.dialects.responses.schema import JsonSchemaFormat, ResponsesRequest
+from vlm_server.errors import InvalidRequest
+
+
+def encode_echo(parsed: Parsed) -> bytes:
+    """The JSON of an object. Raises InvalidRequest if it can't be written as UTF-8.
+
+    A sampling parameter that was left out is the checkpoint's own, which the front does not know:
+    it is shown as OpenAI's default.
+    """
+    request = parsed.request
+    echo: dict[str, Any] = {
+        "background": False,
+        "frequency_penalty": request.frequency_penalty or 0.0,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": parsed.echoed["max_tool_calls"],
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "presence_penalty": request.presence_penalty or 0.0,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": parsed.echoed["prompt_cache_key"],
+        "reasoning": _reasoning(request),
+        "safety_identifier": parsed.echoed["safety_identifier"],
+        "service_tier": "default",
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "text": _text(request),
+        "tool_choice": request.tool_choice or "auto",
+        "tools": [_tool(tool) for tool in request.tools or ()],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "truncation": "disabled",
+        "user": parsed.echoed["user"],
+    }
+    return encode(echo)
+
+
+def encode(value: Any) -> bytes:
+    """`value` as JSON. Raises InvalidRequest for strings that are no Unicode."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        raise InvalidRequest("A string contains a lone surrogate.") from None
+
+
+def _reasoning(request: ResponsesRequest) -> dict[str, Any]:
+    given = request.reasoning
+    return {"effort": given.effort if given else None, "summary": None}
+
+
+def _text(request: ResponsesRequest) -> dict[str, Any]:
+    wanted = request.text.format if request.text else None
+    match wanted:
+        case None:
+            shown: Any = {"type": "text"}
+        case JsonSchemaFormat():
+            shown = {"type": "json_schema", **msgspec.structs.asdict(wanted)}
+            shown["strict"] = bool(wanted.strict)
+        case _:
+            shown = wanted
+    return {"format": shown, "verbosity": "medium"}
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    shown = {"type": "function", **msgspec.structs.asdict(tool)}
+    shown["strict"] = bool(tool.strict)
+    if tool.namespace is None:
+        del shown["namespace"]
+    return shown

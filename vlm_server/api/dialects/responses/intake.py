@@ -1,0 +1,286 @@
+"""From the body of a request for a response to a `Submit`, with all limits checked.
+
+Runs on a thread or in an intake process: see `http.intake`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from vlm_server.api.dialects.responses.echo import encode, encode_echo
+from vlm_server.api.dialects.responses.items import (
+    FunctionCallOutput,
+    InputImage,
+    InputVideo,
+    Item,
+    MessageItem,
+    is_unfinished,
+    normalize,
+    parts_of,
+    request_hex_of,
+    resolve,
+)
+from vlm_server.api.dialects.responses.messages import MessageBuilder
+from vlm_server.api.dialects.responses.options import Options, encode_options
+from vlm_server.api.dialects.responses.parse import Parsed, parse
+from vlm_server.api.dialects.responses.schema import (
+    LOGPROBS,
+    AllowedTools,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedFunction,
+    ResponsesRequest,
+)
+from vlm_server.api.dialects.responses.thinking import max_reasoning_tokens, template_options
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.calls import Body, Context, ParsedRequest
+from vlm_server.api.parsing.common_fields import max_tokens_or_default, model_wanted
+from vlm_server.api.parsing.constraints import (
+    ConstraintFields,
+    check_constraints,
+    must_call,
+)
+from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.parsing.history import HistoryNeeded
+from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.tool_definitions import ToolChoice, ToolDefinition, read_tools
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import Message, SamplingParams, Submit, Tools
+from vlm_server.settings import Limits
+
+DIALECT, COUNT_DIALECT = "responses", "responses-count"
+ID_PREFIX = "resp_"
+_BEFORE = "previous_response_id"
+
+_items_decoder = msgspec.json.Decoder(list[Item])
+
+
+def read_response(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`. Raises RequestError.
+
+    Raises HistoryNeeded if it goes on from turns that `context` has not, and BytesNeeded if it has
+    `https:` or `file:` URLs whose bytes are not given: to be called again with them.
+    """
+    parsed = parse(body, refuses=context.unknown_fields == "refuse")
+    return _parsed_request(*_with_history(parsed, context), context)
+
+
+def read_text(body: Body, context: Context) -> ParsedRequest | None:
+    """The request in `body`; None if it has media, or large turns before it.
+
+    Raises RequestError and HistoryNeeded.
+    """
+    parsed = parse(body, refuses=context.unknown_fields == "refuse")
+    turns = (*(context.previous or ()), *context.others)
+    if sum(map(len, turns)) > json_body.SMALL_BYTES or not json_body.is_small(b"".join(turns)):
+        return None
+    parsed, previous = _with_history(parsed, context)
+    parts = parts_of([*previous, *parsed.request.items])
+    if any(isinstance(part, InputImage | InputVideo) for part in parts):
+        return None
+    return _parsed_request(parsed, previous, context)
+
+
+def read_count(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`, as one whose tokens are counted; otherwise as `read_response`."""
+    return _only_counted(read_response(body, context))
+
+
+def read_count_text(body: Body, context: Context) -> ParsedRequest | None:
+    """As `read_text`, for `read_count`."""
+    parsed = read_text(body, context)
+    return None if parsed is None else _only_counted(parsed)
+
+
+def _only_counted(parsed: ParsedRequest) -> ParsedRequest:
+    submit = msgspec.structs.replace(parsed.submit, count_only=True)
+    return msgspec.structs.replace(parsed, submit=submit, stream=False, options=b"")
+
+
+def _with_history(parsed: Parsed, context: Context) -> tuple[Parsed, list[Item]]:
+    """`parsed` with the items that it refers to, and the items before it.
+
+    Raises HistoryNeeded if `context` does not have them, and NotFound.
+    """
+    request = parsed.request
+    hexes = dict.fromkeys(filter(None, map(request_hex_of, request.references)))
+    before = request.previous_response_id
+    if context.previous is None and (hexes or before is not None):
+        json_body.utf8_length(before or "", _BEFORE)
+        raise HistoryNeeded(before, tuple(f"{ID_PREFIX}{each}" for each in hexes))
+    previous, others = _items_of(context.previous or ()), _items_of(context.others)
+    if not isinstance(request.input, str):
+        resolved = resolve(request.input, [*others, *previous])
+        request = msgspec.structs.replace(request, input=resolved)
+    return parsed._replace(request=request), previous
+
+
+def _items_of(turns: tuple[bytes, ...]) -> list[Item]:
+    return [item for turn in turns for item in _items_decoder.decode(turn)]
+
+
+def _parsed_request(parsed: Parsed, previous: list[Item], context: Context) -> ParsedRequest:
+    request = parsed.request
+    model = model_wanted(request.model, context)
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
+    conversation = Conversation(context.limits, context.given, "input")
+    tools = _tools(request, conversation)
+    template = template_options(request, continue_final=is_unfinished(request.items[-1]))
+    if not model.can_think:
+        parsed.ignored.add("reasoning", request.reasoning)
+        parsed.ignored.add("thinking", request.thinking)
+    json_schema = check_constraints(
+        tools,
+        _json_schema(request, context.limits),
+        ConstraintFields("text.format", f"input[{len(request.items) - 1}].status"),
+        parsed.ignored,
+        continues=template.continue_final,
+    )
+    if request.ignore_eos and (json_schema is not None or must_call(tools)):
+        raise InvalidRequest(
+            "`ignore_eos` can't be combined with a JSON `text.format`, nor with calls that must "
+            "be made.",
+            "ignore_eos",
+        )
+    if json_schema is not None:
+        _ignore_labels(request, parsed.ignored)
+    sampling = _sampling(request, json_schema, context.limits)
+    messages = _messages(request, previous, conversation)
+    submit = Submit(
+        request_id=context.request_id,
+        messages=messages,
+        images=tuple(conversation.images),
+        sampling=sampling,
+        videos=tuple(conversation.videos),
+        cache_salt=context.cache_salt,
+        client=context.client,
+        tools=tools,
+        template=template,
+    )
+    return ParsedRequest(
+        model.name,
+        submit,
+        bool(request.stream),
+        _options(parsed, context),
+        parsed.ignored.names,
+        conversation=name if isinstance(name := parsed.echoed["prompt_cache_key"], str) else "",
+    )
+
+
+def _options(parsed: Parsed, context: Context) -> bytes:
+    request = parsed.request
+    items = b""
+    if request.store is not False:
+        items = encode(normalize(request.items, context.request_id.removeprefix(ID_PREFIX)))
+    namespaces = {each.name: each.namespace for each in request.tools or () if each.namespace}
+    return encode_options(
+        Options(context.owner, encode_echo(parsed), items, request.previous_response_id, namespaces)
+    )
+
+
+# ---- the conversation ------------------------------------------------------------------
+
+
+def _messages(
+    request: ResponsesRequest, previous: list[Item], conversation: Conversation
+) -> tuple[Message, ...]:
+    items = request.items
+    _counts([*previous, *items]).check(conversation.limits, "input")
+    builder = MessageBuilder(conversation)
+    if request.instructions:
+        builder.instruct(request.instructions)
+    builder.add(previous, _BEFORE)
+    builder.add(items, "input")
+    conversation.check_complete()
+    messages = builder.messages()
+    if not any(message.role == "user" for message in messages):
+        raise InvalidRequest("At least one item must be a message of role 'user'.", "input")
+    if messages[-1].role == "assistant" and not is_unfinished(items[-1]):
+        raise InvalidRequest("The last item of `input` is the assistant's own.", "input")
+    return tuple(messages)
+
+
+def _counts(items: list[Item]) -> Counts:
+    parts = list(parts_of(items))
+    num_texts = sum(
+        isinstance(item, MessageItem | FunctionCallOutput)
+        and isinstance(item.content if isinstance(item, MessageItem) else item.output, str)
+        for item in items
+    )
+    return Counts(
+        messages=len(items),
+        parts=len(parts) + num_texts,
+        images=sum(isinstance(part, InputImage) for part in parts),
+        videos=sum(isinstance(part, InputVideo) for part in parts),
+    )
+
+
+# ---- how it is answered ----------------------------------------------------------------
+
+
+def _sampling(request: ResponsesRequest, json_schema: str | None, limits: Limits) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens_or_default(request.max_output_tokens, limits),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=_logprobs(request),
+        json_schema=json_schema,
+        max_reasoning_tokens=max_reasoning_tokens(request),
+    )
+
+
+def _logprobs(request: ResponsesRequest) -> int | None:
+    num_top = request.top_logprobs or 0
+    if LOGPROBS in (request.include or ()):
+        return num_top
+    if num_top:
+        message = f"`top_logprobs` requires `{LOGPROBS}` in `include`."
+        raise InvalidRequest(message, "top_logprobs")
+    return None
+
+
+def _json_schema(request: ResponsesRequest, limits: Limits) -> str | None:
+    match request.text.format if request.text else None:
+        case JsonObjectFormat():
+            return ANY_OBJECT
+        case JsonSchemaFormat(schema=wanted):
+            return schema_text(wanted, limits, "text.format.schema")
+    return None
+
+
+def _ignore_labels(request: ResponsesRequest, ignored: IgnoredFields) -> None:
+    """What a schema has besides is repeated in the response; the model is not told of it."""
+    wanted = request.text.format if request.text else None
+    if isinstance(wanted, JsonSchemaFormat):
+        ignored.add("text.format.name", wanted.name)
+        ignored.add("text.format.description", wanted.description)
+        if wanted.strict is False:
+            ignored.add("text.format.strict")
+
+
+def _tools(request: ResponsesRequest, conversation: Conversation) -> Tools | None:
+    definitions = [
+        ToolDefinition(
+            tool.name, f"tools[{i}]", tool.description, tool.parameters, bool(tool.strict)
+        )
+        for i, tool in enumerate(request.tools or ())
+    ]
+    return read_tools(definitions, _choice(request), conversation)
+
+
+def _choice(request: ResponsesRequest) -> ToolChoice:
+    parallel = request.parallel_tool_calls is not False
+    match request.tool_choice:
+        case NamedFunction(name=name):
+            return ToolChoice("required", (name,), parallel=False)
+        case AllowedTools(mode=mode, tools=tools):
+            return ToolChoice(mode, tuple(tool.name for tool in tools), parallel)
+        case None:
+            return ToolChoice(parallel=parallel)
+        case choice:
+            return ToolChoice(choice, (), parallel)

@@ -1,0 +1,138 @@
+"""From items to the messages of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vlm_server.api.dialects.responses.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    InputImage,
+    InputVideo,
+    Item,
+    MessageItem,
+    MessagePart,
+    Reasoning,
+    ToolPart,
+)
+from vlm_server.api.parsing.conversation import Conversation
+from vlm_server.api.parsing.tool_calls import object_text
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import ContentPart, Message, ToolCall
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What of the assistant's makes one message: a thought, then text, then calls."""
+
+    reasoning: str = ""
+    content: tuple[ContentPart, ...] | None = None
+    calls: list[ToolCall] = field(default_factory=list)
+    param: str = ""
+    """The first item."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.reasoning or self.content is not None or self.calls)
+
+
+class MessageBuilder:
+    """Makes messages of items, in their order. Its methods raise RequestError."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._turn = _Turn()
+        self._tools: dict[str, str] = {}
+        """The names of the tools, by the ids of their calls."""
+
+    def instruct(self, text: str) -> None:
+        """Begin with `text` as a system message."""
+        told = self._conversation.text(text, "instructions")
+        self._conversation.add(Message("system", (told,)), "instructions")
+
+    def add(self, items: Iterable[Item], param: str) -> None:
+        """`items`, which are in the field `param`, are next."""
+        for i, item in enumerate(items):
+            self._add(item, f"{param}[{i}]")
+
+    def messages(self) -> list[Message]:
+        """All of them."""
+        self._end_turn()
+        return self._conversation.messages
+
+    def _add(self, item: Item, param: str) -> None:
+        match item:
+            case Reasoning():
+                self._think(item, param)
+            case FunctionCall():
+                self._begin(param).calls.append(self._call(item, param))
+            case MessageItem(role="assistant"):
+                if self._turn.content is not None or self._turn.calls:
+                    self._end_turn()
+                content = self._content(item.content, "assistant", f"{param}.content")
+                self._begin(param).content = content
+            case MessageItem():
+                self._end_turn()
+                role: Literal["user", "system"] = "user" if item.role == "user" else "system"
+                content = self._content(item.content, role, f"{param}.content")
+                self._conversation.check_content(role, content, f"{param}.content")
+                self._conversation.add(Message(role, content), param)
+            case FunctionCallOutput():
+                self._end_turn()
+                self._conversation.add(self._result(item, param), param)
+
+    def _think(self, item: Reasoning, param: str) -> None:
+        if self._turn.content is not None or self._turn.calls:
+            self._end_turn()
+        text = "".join(part.text for part in item.content or ())
+        self._begin(param).reasoning += self._conversation.count_text(text, f"{param}.content")
+
+    def _call(self, item: FunctionCall, param: str) -> ToolCall:
+        for text, name in ((item.call_id, "call_id"), (item.name, "name")):
+            self._conversation.count_text(text, f"{param}.{name}")
+        self._tools[item.call_id] = item.name
+        arguments = object_text(item.arguments, f"{param}.arguments")
+        self._conversation.count_text(arguments, f"{param}.arguments")
+        return ToolCall(item.call_id, item.name, arguments)
+
+    def _result(self, item: FunctionCallOutput, param: str) -> Message:
+        self._conversation.count_text(item.call_id, f"{param}.call_id")
+        return Message(
+            "tool",
+            self._content(item.output, "tool", f"{param}.output"),
+            tool_call_id=item.call_id,
+            name=self._tools.get(item.call_id, ""),
+        )
+
+    def _content(
+        self, content: str | list[MessagePart] | list[ToolPart], role: str, param: str
+    ) -> tuple[ContentPart, ...]:
+        if isinstance(content, str):
+            return (self._conversation.text(content, param),)
+        return tuple(self._part(part, role, f"{param}[{i}]") for i, part in enumerate(content))
+
+    def _part(self, part: MessagePart, role: str, param: str) -> ContentPart:
+        match part:
+            case InputImage() if role in ("user", "tool"):
+                return self._conversation.image(part.image_url, param, part.detail)
+            case InputVideo() if role == "user":
+                return self._conversation.video(part.video_url, param)
+            case InputImage() | InputVideo():
+                what = "Images" if isinstance(part, InputImage) else "Videos"
+                raise InvalidRequest(f"{what} are not allowed in items of role '{role}'.", param)
+            case _:
+                return self._conversation.text(part.text, param)
+
+    def _begin(self, param: str) -> _Turn:
+        """The assistant's turn that the item `param` belongs to."""
+        self._turn.param = self._turn.param or param
+        return self._turn
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, _Turn()
+        if not turn.is_empty:
+            calls = tuple(turn.calls)
+            message = Message("assistant", turn.content or (), turn.reasoning, calls)
+            self._conversation.add(message, turn.param)

@@ -1,0 +1,209 @@
+"""`POST /v1/responses`, and the routes for those that are stored."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from anyio import to_thread
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vlm_server.api.dialects.responses.intake import (
+    COUNT_DIALECT,
+    DIALECT,
+    ID_PREFIX,
+    read_count_text,
+    read_text,
+)
+from vlm_server.api.dialects.responses.options import decode_options
+from vlm_server.api.dialects.responses.render import ResponsesRenderer
+from vlm_server.api.dialects.responses.store import ResponseStore
+from vlm_server.api.http import sse
+from vlm_server.api.http.access import keys
+from vlm_server.api.http.dialect import CountRenderer
+from vlm_server.api.http.generation import Endpoint, Generation
+from vlm_server.api.http.telemetry import access_log
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.errors import InvalidRequest, NotSupported
+from vlm_server.protocol import Finished
+
+DEFAULT_ITEMS = 20
+MAX_ITEMS = 100
+_MAX_DIGITS = 9
+
+
+class Responses:
+    """OpenAI's Responses, as a `Dialect`."""
+
+    name = DIALECT
+    id_prefix = ID_PREFIX
+    content_type = sse.CONTENT_TYPE
+    read_text = staticmethod(read_text)
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def renderer(self, request_id: str, model: str, options: bytes) -> ResponsesRenderer:
+        """See `Dialect.renderer`."""
+        return ResponsesRenderer(request_id, model, decode_options(options), self._store)
+
+
+class InputTokens:
+    """The tokens of a response's prompt, as a `Dialect`: it generates and stores nothing."""
+
+    name = COUNT_DIALECT
+    id_prefix = "count_"
+    content_type = sse.CONTENT_TYPE
+    read_text = staticmethod(read_count_text)
+
+    def renderer(self, request_id: str, model: str, options: bytes) -> CountRenderer:
+        """See `Dialect.renderer`."""
+        return CountRenderer(_encode_count)
+
+
+def _encode_count(finished: Finished) -> bytes:
+    counted = {"object": "response.input_tokens", "input_tokens": finished.usage.prompt_tokens}
+    return msgspec.json.encode(counted)
+
+
+async def refuse_conversation(request: Request) -> Response:
+    """For OpenAI's conversations, which are kept by nobody here."""
+    raise NotSupported(
+        f"{request.method} /v1/conversations is not supported: go on from a response with "
+        "`previous_response_id`, or send all items"
+    )
+
+
+class ResponsesEndpoint:
+    """The endpoint that makes responses, as an ASGI application; forgets those that fail."""
+
+    def __init__(self, shared: Generation, store: ResponseStore) -> None:
+        self._endpoint = Endpoint(shared, Responses(store), store)
+        self._store = store
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._endpoint(scope, receive, send)
+        finally:
+            response_id = f"{ID_PREFIX}{access_log.of(scope).request_id}"
+            self._store.abandon(keys.owner_of(scope), response_id)
+            self._expire_later()
+
+    def _expire_later(self) -> None:
+        """See to it that the store is emptied in time, whether or not somebody comes by."""
+        seconds = self._store.seconds_left()
+        if self._timer is None and seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._store.drop_expired()
+        self._expire_later()
+
+
+class StoredResponses:
+    """The routes for stored responses. All raise NotFound for one that is another client's."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def retrieve(self, request: Request) -> Response:
+        if request.query_params.get("stream", "false") != "false":
+            raise InvalidRequest("A stored response is not streamed again.", "stream")
+        _ignore_all_but(request, "stream")
+        return _json(self._store.response(*_of(request)))
+
+    async def delete(self, request: Request) -> Response:
+        owner, response_id = _of(request)
+        self._store.delete(owner, response_id)
+        deleted = {"id": response_id, "object": "response", "deleted": True}
+        return _json(msgspec.json.encode(deleted))
+
+    async def cancel(self, request: Request) -> Response:
+        self._store.response(*_of(request))
+        raise InvalidRequest(
+            "Only a response made with `background` can be cancelled, and this server makes none; "
+            "close the connection of one that is being answered.",
+            "response_id",
+        )
+
+    async def input_items(self, request: Request) -> Response:
+        """What a response was made from, by default the last items first."""
+        turns = self._store.input_items(*_of(request))
+        _ignore_all_but(request, "after", "limit", "order")
+        return _json(await to_thread.run_sync(_page, turns, request.query_params))
+
+
+def _ignore_all_but(request: Request, *obeyed: str) -> None:
+    """Note what has no effect of the parameters in the request's URL."""
+    ignored = IgnoredFields()
+    for name, value in request.query_params.items():
+        if name not in obeyed:
+            ignored.add(name, value)
+    access_log.of(request.scope).ignored = ignored.names
+
+
+def _page(turns: tuple[bytes, ...], query: QueryParams) -> bytes:
+    """Some of the items of `turns`. On a thread: their pictures may be many."""
+    items = [item for turn in turns for item in _lists.decode(turn)]
+    if _order(query.get("order", "desc")) == "desc":
+        items.reverse()
+    page = _after(items, query.get("after"))
+    limit = _limit(query.get("limit", str(DEFAULT_ITEMS)))
+    shown = page[:limit]
+    listed: dict[str, Any] = {
+        "object": "list",
+        "data": shown,
+        "first_id": _id(shown[0]) if shown else "",
+        "last_id": _id(shown[-1]) if shown else "",
+        "has_more": len(page) > limit,
+    }
+    return msgspec.json.encode(listed)
+
+
+class _Identified(msgspec.Struct):
+    id: str
+
+
+_ids = msgspec.json.Decoder(_Identified)
+_lists = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def _of(request: Request) -> tuple[str, str]:
+    return keys.owner_of(request.scope), request.path_params["response_id"]
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
+
+
+def _id(item: msgspec.Raw) -> str:
+    return _ids.decode(item).id
+
+
+def _after(items: list[msgspec.Raw], item_id: str | None) -> list[msgspec.Raw]:
+    """Those behind the last one of that id: a client may send an item again in a later turn."""
+    if item_id is None:
+        return items
+    for i in reversed(range(len(items))):
+        if _id(items[i]) == item_id:
+            return items[i + 1 :]
+    raise InvalidRequest("`after` is the id of none of the items.", "after")
+
+
+def _order(given: str) -> str:
+    if given not in ("asc", "desc"):
+        raise InvalidRequest("`order` must be 'asc' or 'desc'.", "order")
+    return given
+
+
+def _limit(given: str) -> int:
+    limit = int(given) if given.isdecimal() and len(given) <= _MAX_DIGITS else 0
+    if not 1 <= limit <= MAX_ITEMS:
+        raise InvalidRequest(f"`limit` must be from 1 to {MAX_ITEMS}.", "limit")
+    return limit

@@ -1,0 +1,146 @@
+"""The messages of a request, as every dialect reads them: what is in them, within the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.media.external import BytesNeeded, ExternalUrl, is_external
+from vlm_server.api.parsing.media.intake import Given, take_base64_image, take_image, take_video
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import ContentPart, Image, ImagePart, Message, TextPart, Video, VideoPart
+from vlm_server.settings import Limits
+
+_LOW_DETAIL_SIDE_PIXELS = 512
+"""As OpenAI documents for `detail` low."""
+_DETAILS_FOR_GROUNDING = ("high", "original")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a request has, as is known before the first data URL is decoded."""
+
+    messages: int
+    parts: int
+    images: int
+    videos: int
+
+    def check(self, limits: Limits, param: str = "messages") -> None:
+        """Raises InvalidRequest for more than `limits` allow."""
+        for count, limit, what in (
+            (self.messages, limits.max_messages, "messages"),
+            (self.parts, limits.max_parts, "parts"),
+            (self.images, limits.max_images, "images"),
+            (self.videos, limits.max_videos, "videos"),
+        ):
+            if count > limit:
+                raise InvalidRequest(
+                    f"At most {limit} {what} are allowed (limits.max_{what}).", param
+                )
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Collects a request's messages, images and videos. Its methods raise RequestError.
+
+    `param` names the field of the request, for errors. Its texts have `limits.max_text_bytes` in
+    all, tools and calls included.
+    """
+
+    limits: Limits
+    given: Given
+    text_param: str = "messages"
+    messages: list[Message] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
+    videos: list[Video] = field(default_factory=list)
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    """Of every image, as the model sees it."""
+    _needed: dict[str, ExternalUrl] = field(default_factory=dict)
+    _num_text_bytes: int = 0
+
+    def add(self, message: Message, param: str) -> None:
+        """Append `message`, which the field `param` has."""
+        self.messages.append(msgspec.structs.replace(message, param=param))
+
+    def check_complete(self) -> None:
+        """Raises BytesNeeded for URLs whose bytes were not given."""
+        if self._needed:
+            raise BytesNeeded(list(self._needed.values()))
+
+    def check_content(self, role: str, parts: Sequence[Any], param: str) -> None:
+        """Raises InvalidRequest for no `parts` in a message of the users' or the system's."""
+        if not parts and role in ("user", "system"):
+            raise InvalidRequest(f"`{param}` is empty.", param)
+
+    # ---- parts of a message ------------------------------------------------------------
+
+    def text(self, text: str, param: str) -> TextPart:
+        """A part with `text`, which counts towards `limits.max_text_bytes`."""
+        self.count_text(text, param)
+        return TextPart(text)
+
+    def texts(self, texts: Iterable[tuple[str, str]]) -> tuple[ContentPart, ...]:
+        """Parts of `texts`: (text, param) each."""
+        return tuple(self.text(text, param) for text, param in texts)
+
+    def count_text(self, text: str, param: str) -> str:
+        """`text`, counted towards `limits.max_text_bytes`. Raises InvalidRequest beyond it."""
+        self._num_text_bytes += json_body.utf8_length(text, param)
+        if self._num_text_bytes > self.limits.max_text_bytes:
+            limit = self.limits.max_text_bytes
+            raise InvalidRequest(
+                f"At most {limit} bytes of text are allowed (limits.max_text_bytes).",
+                self.text_param,
+            )
+        return text
+
+    def image(
+        self,
+        url: str,
+        param: str,
+        detail: str | None = None,
+    ) -> ImagePart:
+        """A part with the image of a `data:`, `https:` or `file:` URL.
+
+        `detail` is OpenAI's: with `low` it is scaled down, with `high` or `original` a small one
+        up, see `protocol.Image`; others have no effect.
+        """
+        if not self._has_bytes(ExternalUrl(url, param, "image", self.limits.max_image_bytes)):
+            return ImagePart(len(self.images))
+        image = take_image(url, param, self.limits, self.given)
+        image = msgspec.structs.replace(
+            image,
+            max_side_pixels=_LOW_DETAIL_SIDE_PIXELS if detail == "low" else None,
+            min_pixels=self.min_pixels,
+            max_pixels=self.max_pixels,
+            for_grounding=detail in _DETAILS_FOR_GROUNDING,
+        )
+        self.images.append(image)
+        return ImagePart(len(self.images) - 1)
+
+    def base64_image(self, base64: str, param: str) -> ImagePart:
+        """A part with the image in `base64`."""
+        self.images.append(take_base64_image(base64, param, self.limits))
+        return ImagePart(len(self.images) - 1)
+
+    def video(self, url: str, param: str) -> VideoPart:
+        """A part with the video of a `data:`, `https:` or `file:` URL."""
+        if not self._has_bytes(ExternalUrl(url, param, "video", self.limits.max_video_bytes)):
+            return VideoPart(len(self.videos))
+        self.videos.append(take_video(url, param, self.limits, self.given))
+        return VideoPart(len(self.videos) - 1)
+
+    def _has_bytes(self, url: ExternalUrl) -> bool:
+        """Whether the bytes of `url` are in it or given; if not, notes that they are needed."""
+        if not is_external(url.url):
+            return True
+        json_body.utf8_length(url.url, url.param)
+        if url.url in self.given:
+            return True
+        self._needed.setdefault(url.url, url)
+        return False

@@ -1,0 +1,118 @@
+"""Reads bodies beside the event loop: small texts on a thread, everything else in a process.
+
+JSON, base64, hashes and headers of large bodies are work on hostile bytes that holds Python's lock,
+so none of it is done in the front. A process is killed when its client leaves, and when it takes
+too long. Text never waits behind media, nor media for more than one of the large bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio
+import anyio.to_thread
+
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.calls import Call, Context, ReadText, call_of, decode_outcome
+from vlm_server.api.parsing.intake_job import Job, with_body
+from vlm_server.errors import EngineUnavailable, RequestTooCostly
+from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.platform.child.messages import Parts
+from vlm_server.platform.child.pool import ChildFailed, ChildNotStarted, ChildPool, ChildTimeout
+from vlm_server.settings import MIB, Limits
+
+logger = logging.getLogger(__name__)
+
+MODULE = "vlm_server.api.parsing_process"
+LARGE_BYTES = 16 * MIB
+_TEXT_THREADS = 4
+_TRIES = 2
+"""A process may be killed for what is not the body's fault: a machine that is short of memory."""
+
+
+def start_pool(limits: Limits) -> ChildPool:
+    """The processes for `Intake`; the first one starts when it is needed, or warmed up."""
+    # A body and its text with four bytes for each character, twice; an image's canvas, twice.
+    memory_bytes = 512 * MIB + 10 * limits.max_body_bytes + 12 * limits.max_image_pixels
+    seconds = limits.intake_timeout_seconds
+    size = limits.intake_processes
+    return ChildPool(MODULE, size, str(memory_bytes), str(seconds), memory_bytes=memory_bytes)
+
+
+class Intake:
+    """Makes calls of bodies. Use from one event loop."""
+
+    def __init__(self, pool: ChildPool, limits: Limits) -> None:
+        self._pool = pool
+        self._seconds = limits.intake_timeout_seconds
+        self._turns = asyncio.Semaphore(limits.intake_processes)
+        self._large_turns = asyncio.Semaphore(max(1, limits.intake_processes - 1))
+        self._text_threads = anyio.CapacityLimiter(_TEXT_THREADS)
+        self._waiting_threads = anyio.CapacityLimiter(limits.intake_processes)
+
+    async def read(
+        self, dialect: str, read_text: ReadText, body: bytearray, context: Context
+    ) -> Call:
+        """The call in `body`, as `dialect` says. Raises RequestError.
+
+        Raises BytesNeeded or HistoryNeeded for a body that is to be read again, with the bytes of
+        its URLs or the earlier turns.
+        Cancelling it ends the work at once.
+        """
+        if json_body.is_small(body):
+            read = partial(read_text, body, context)
+            parsed = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
+            if parsed is not None:
+                return call_of(parsed)
+        async with self._turn(len(body) + context.num_bytes):
+            return await self._in_process(Job(dialect, context), body)
+
+    @asynccontextmanager
+    async def _turn(self, num_bytes: int) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            if num_bytes > LARGE_BYTES:
+                await stack.enter_async_context(self._large_turns)
+            await stack.enter_async_context(self._turns)
+            yield
+
+    async def _in_process(self, job: Job, body: bytearray) -> Call:
+        cancellation = Cancellation()
+        run = partial(self._run, job, body, cancellation)
+        work = asyncio.ensure_future(anyio.to_thread.run_sync(run, limiter=self._waiting_threads))
+        try:
+            return await asyncio.shield(work)
+        finally:
+            if not work.done():
+                cancellation.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+
+    def _run(self, job: Job, body: bytearray, cancellation: Cancellation) -> Call:
+        """Runs on a thread, which waits for the process."""
+        try:
+            return decode_outcome(self._answer(with_body(job, body), cancellation))
+        except ChildNotStarted as error:
+            logger.warning("a process that reads bodies %s", error)
+            raise EngineUnavailable("The server is short of processes; try again later.") from None
+        except ChildTimeout:
+            logger.warning("reading a body took more than %g s", self._seconds)
+            raise RequestTooCostly(
+                f"Reading the request took more than {self._seconds:g} seconds "
+                "(limits.intake_timeout_seconds)."
+            ) from None
+        except ChildFailed as error:
+            logger.warning("reading a body failed %d times: the process %s", _TRIES, error)
+            raise RequestTooCostly("The request can't be read: it takes too much memory.") from None
+        finally:
+            with contextlib.suppress(ChildFailed):
+                self._pool.warm_up()
+
+    def _answer(self, job: Parts, cancellation: Cancellation) -> bytearray:
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(ChildFailed):
+                return self._pool.run(job, self._seconds, cancellation)
+        return self._pool.run(job, self._seconds, cancellation)

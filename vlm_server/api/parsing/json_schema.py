@@ -1,0 +1,59 @@
+"""JSON schemas in requests: their size and depth. The engine finds out whether they compile."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from vlm_server.api.parsing import json_body
+from vlm_server.errors import InvalidRequest
+from vlm_server.settings import Limits
+
+MAX_SCHEMA_DEPTH = 64
+ANY_OBJECT = '{"type":"object"}'
+
+
+def schema_text(schema: dict[str, Any], limits: Limits, param: str) -> str:
+    """`schema` as JSON with its names in the client's order, which is the order in answers.
+
+    Raises InvalidRequest, naming `param`.
+    """
+    limit = limits.max_schema_bytes
+    return json_text(schema, param, limit, "schema", "limits.max_schema_bytes")
+
+
+def json_text(
+    value: dict[str, Any], param: str, max_bytes: int, noun: str, setting: str | None = None
+) -> str:
+    """`value` as JSON, within bounds on its depth and size.
+
+    `noun` says what it is, and `setting` names the one that sets `max_bytes`. Raises
+    InvalidRequest, naming `param`.
+    """
+    if _is_deeper(value, MAX_SCHEMA_DEPTH):
+        message = f"The {noun} is nested more than {MAX_SCHEMA_DEPTH} levels deep."
+        raise InvalidRequest(message, param)
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        raise InvalidRequest(f"The {noun} contains a number that is too large.", param) from None
+    if json_body.utf8_length(text, param) > max_bytes:
+        where = f" ({setting})" if setting else ""
+        raise InvalidRequest(f"At most {max_bytes} bytes of {noun} are allowed{where}.", param)
+    return text
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Whether objects and lists are nested more than `depth` levels deep in `value`."""
+    level = [value]
+    for _ in range(depth):
+        level = [child for each in level for child in _children(each)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: Any) -> list[Any]:
+    """The objects and lists directly inside `value`."""
+    inner = value.values() if isinstance(value, dict) else value
+    return [each for each in inner if isinstance(each, dict | list)]

@@ -1,0 +1,89 @@
+"""Reads the format and size from an image's header; decodes no pixels.
+
+Pillow gets an explicit list of formats, so that no other decoder is ever tried on the bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+
+from vlm_server.api.parsing.media import heif_header, image_bounds
+from vlm_server.api.parsing.media.formats import not_readable
+from vlm_server.errors import InvalidImage
+
+_FORMATS = (
+    PngImagePlugin.PngImageFile.format,
+    JpegImagePlugin.JpegImageFile.format,
+    WebPImagePlugin.WebPImageFile.format,
+    GifImagePlugin.GifImageFile.format,
+    BmpImagePlugin.BmpImageFile.format,
+)
+_TIFF = (TiffImagePlugin.TiffImageFile.format,)
+_TIFF_STARTS = (b"II*\0", b"MM\0*")
+"""Pillow takes others for TIFF, too, whose directories have another form."""
+_HAS_HEIC = find_spec("pillow_heif") is not None
+READABLE = ("PNG", "JPEG", "WebP", "GIF", "AVIF", "BMP", "TIFF", *(("HEIC",) if _HAS_HEIC else ()))
+_NO_HEIC = (
+    "The image is HEIC, which this server can't read: send it as JPEG, or install the extra `heic` "
+    "(pip install 'vlm-server[heic]')."
+)
+Image.MAX_IMAGE_PIXELS = None  # `limits.max_image_pixels` is checked below instead
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHeader:
+    """`format` is PNG, JPEG, WEBP, GIF, BMP, TIFF, AVIF or HEIC; the size is in pixels.
+
+    Before rotation, but for TIFF. A HEIC or AVIF has no more pixels than that.
+    """
+
+    format: str
+    width: int
+    height: int
+
+
+def read(data: bytes, param: str, max_pixels: int) -> ImageHeader:
+    """The header of `data`. `param` names the content part in errors.
+
+    Raises InvalidImage for another format, a header that can't be read, one that would take long
+    to read, or more than `max_pixels`.
+    """
+    try:
+        image_bounds.check(data)
+    except image_bounds.TooMuch as error:
+        raise InvalidImage(f"The image's file has too many {error}.", param) from None
+    header = _open(data, param)
+    if header.width * header.height > max_pixels:
+        raise InvalidImage(
+            f"The image has more than {max_pixels} pixels (limits.max_image_pixels).", param
+        )
+    return header
+
+
+def _open(data: bytes, param: str) -> ImageHeader:
+    try:
+        if name := heif_header.brand(data):
+            if name == "HEIC" and not _HAS_HEIC:
+                raise InvalidImage(_NO_HEIC, param)
+            return ImageHeader(name, *heif_header.size(data))
+        formats = _TIFF if data.startswith(_TIFF_STARTS) else _FORMATS
+        with Image.open(io.BytesIO(data), formats=formats) as image:
+            # Pillow calls a JPEG with a second image appended (many phones) an MPO.
+            name = "JPEG" if image.format == "MPO" else str(image.format)
+            return ImageHeader(name, image.width, image.height)
+    except InvalidImage:
+        raise
+    except Exception:  # noqa: BLE001  Pillow's parsers raise almost anything on hostile bytes
+        raise InvalidImage(not_readable("image", READABLE, data), param) from None

@@ -1,0 +1,87 @@
+"""The models that are served, and the one that a name means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from vlm_server.api.parsing.calls import KnownModel
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import ModelFacts
+from vlm_server.settings import Server
+from vlm_server.supervisor.client import EngineStatus, ModelClient
+
+DEFAULT = "default"
+_MAX_NAME_CHARS = 256
+
+
+def known_models(models: ModelClient, server: Server) -> tuple[KnownModel, ...]:
+    """All that are served, the default one first."""
+    return tuple(_known(models, name, server) for name in models.names)
+
+
+def model_of(names: str | Sequence[str], known: Iterable[KnownModel]) -> KnownModel | None:
+    """The model that one of `names` means, the first name first: by its own name, by `default`, or
+    by an alias of it."""
+    wanted = (names,) if isinstance(names, str) else names
+    models = tuple(known)
+    by_name = {model.name: model for model in models}
+    for name in wanted:
+        if name in by_name:
+            return by_name[name]
+    if DEFAULT in wanted:
+        return models[0]
+    aliases = ((model, alias) for model in models for alias in model.aliases)
+    short = [name for name in wanted if len(name) <= _MAX_NAME_CHARS]
+    matching = (m for m, alias in aliases if any(fnmatchcase(name, alias) for name in short))
+    return next(matching, None)
+
+
+def assumed(known: Sequence[KnownModel]) -> KnownModel:
+    """The model of a request that names none: the only one. Raises InvalidRequest for several."""
+    if len(known) > 1:
+        raise InvalidRequest(f"`model` is missing. {listed(known)}", "model")
+    return known[0]
+
+
+def listed(known: Sequence[KnownModel]) -> str:
+    """What a client is told that there is, as a sentence."""
+    if len(known) == 1:
+        return f"This server has one model: `{known[0].name}`."
+    return f"This server has these models: {', '.join(f'`{model.name}`' for model in known)}."
+
+
+def statuses(models: ModelClient) -> list[EngineStatus]:
+    """Of all models, the default one first."""
+    return [models.status(name) for name in models.names]
+
+
+def progress_of(status: EngineStatus) -> dict[str, str | float] | None:
+    """How far its load is, or its download before that; None if nothing is under way."""
+    if status.progress is None:
+        return None
+    stage, fraction = status.progress
+    if (download := status.download) is None:
+        return {"stage": stage, "fraction": fraction}
+    return {
+        "stage": stage,
+        "fraction": fraction,
+        "file": download.file,
+        "bytes": download.done_bytes,
+        "total_bytes": download.total_bytes,
+    }
+
+
+def _known(models: ModelClient, name: str, server: Server) -> KnownModel:
+    is_default = name == models.names[0]
+    return KnownModel(
+        name=name,
+        aliases=(*models.aliases(name), *(server.model_aliases if is_default else ())),
+        can_think=_can_think(models.status(name).model_facts),
+        stays_loaded=models.is_pinned(name),
+    )
+
+
+def _can_think(facts: ModelFacts) -> bool:
+    """Whether the model writes thoughts; nobody knows before it was ready once."""
+    return facts == ModelFacts() or "thinking" in facts.capabilities

@@ -1,0 +1,95 @@
+"""The tools of a request, as every dialect reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.conversation import Conversation
+from vlm_server.api.parsing.json_schema import schema_text
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import Tools
+
+MAX_TOOLS = 512
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """One tool. `parameters` is the JSON schema of its arguments; `param` names its field."""
+
+    name: str
+    param: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Which tools the model may or must call; see `protocol.Tools`. `param` names its field."""
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    allowed: tuple[str, ...] = ()
+    parallel: bool = True
+    param: str = "tool_choice"
+
+
+def read_tools(
+    definitions: Sequence[ToolDefinition], choice: ToolChoice, conversation: Conversation
+) -> Tools | None:
+    """What the model is told of its tools; None if it has none. Raises InvalidRequest."""
+    _check_names(definitions, choice)
+    if not definitions or choice.mode == "none":
+        return None
+    allowed = choice.allowed
+    if choice.mode == "auto" and allowed:  # the model can't call what it does not know
+        definitions = [each for each in definitions if each.name in allowed]
+        allowed = ()
+    listed = [_as_openai(each, conversation) for each in definitions]
+    text = json.dumps(listed, ensure_ascii=False)
+    conversation.count_text(text, "tools")
+    return Tools(
+        definitions=text,
+        choice=choice.mode,
+        allowed=allowed,
+        parallel=choice.parallel,
+        strict=tuple(each.name for each in definitions if each.strict),
+    )
+
+
+def _check_names(definitions: Sequence[ToolDefinition], choice: ToolChoice) -> None:
+    if len(definitions) > MAX_TOOLS:
+        raise InvalidRequest(f"At most {MAX_TOOLS} tools are allowed.", "tools")
+    names = set[str]()
+    for each in definitions:
+        if not _NAME.fullmatch(each.name):
+            raise InvalidRequest(
+                f"`{each.param}.name` must have 1 to 128 letters, digits, `_`, `-` or `.`.",
+                f"{each.param}.name",
+            )
+        if each.name in names:
+            raise InvalidRequest(f"There are two tools called `{each.name}`.", each.param)
+        names.add(each.name)
+    if choice.mode == "required" and not definitions:
+        raise InvalidRequest("A tool must be called, but there are no `tools`.", choice.param)
+    for name in choice.allowed:
+        json_body.utf8_length(name, choice.param)
+    if unknown := [name for name in choice.allowed if name not in names]:
+        raise InvalidRequest(f"There is no tool called `{unknown[0][:128]}`.", choice.param)
+
+
+def _as_openai(tool: ToolDefinition, conversation: Conversation) -> dict[str, Any]:
+    """As chat templates expect it."""
+    parameters = tool.parameters if tool.parameters is not None else _NO_PARAMETERS
+    schema_text(parameters, conversation.limits, f"{tool.param}.parameters")
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = parameters
+    return {"type": "function", "function": function}

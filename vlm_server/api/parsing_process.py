@@ -1,0 +1,68 @@
+"""The process that reads bodies for the front: see `http.intake`. Knows every dialect."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from vlm_server.api.dialects.anthropic import intake as anthropic
+from vlm_server.api.dialects.ollama import intake as ollama
+from vlm_server.api.dialects.openai import intake as openai
+from vlm_server.api.dialects.openai.completions import intake as completions
+from vlm_server.api.dialects.openai.tokenize import intake as tokenize
+from vlm_server.api.dialects.responses import intake as responses
+from vlm_server.api.parsing.calls import Outcome, Read, encode_outcome
+from vlm_server.api.parsing.history import HistoryNeeded
+from vlm_server.api.parsing.intake_job import take_job
+from vlm_server.api.parsing.media.external import BytesNeeded
+from vlm_server.errors import InternalError, RequestError, RequestTooCostly
+from vlm_server.platform import heap
+from vlm_server.platform.child.serve import Limits, serve
+from vlm_server.settings import MIB
+
+_RETIRE_BYTES = 256 * MIB
+_READERS: dict[str, Read] = {
+    openai.DIALECT: openai.read_chat,
+    anthropic.DIALECT: anthropic.read_message,
+    anthropic.COUNT_DIALECT: anthropic.read_count,
+    completions.DIALECT: completions.read,
+    tokenize.TOKENIZE: tokenize.read_prompt,
+    tokenize.DETOKENIZE: tokenize.read_tokens,
+    ollama.CHAT: ollama.read_chat,
+    ollama.GENERATE: ollama.read_generate,
+    responses.DIALECT: responses.read_response,
+    responses.COUNT_DIALECT: responses.read_count,
+}
+
+logger = logging.getLogger(__name__)
+
+
+def answer(job: bytearray) -> bytearray:
+    """The outcome of reading a body, encoded."""
+    try:
+        return encode_outcome(_read(job))
+    except Exception:
+        logger.exception("the outcome of reading a body can't be encoded")
+        return encode_outcome(InternalError("The server failed."))
+
+
+def _read(body: bytearray) -> Outcome:
+    try:
+        job = take_job(body)
+        return _READERS[job.dialect](body, job.context)
+    except (RequestError, BytesNeeded, HistoryNeeded) as outcome:
+        return outcome
+    except MemoryError:
+        return RequestTooCostly("The request can't be read: it takes too much memory.")
+    except Exception:
+        logger.exception("reading a body failed unexpectedly")
+        return InternalError("The server failed.")
+
+
+def main(memory_bytes: str, job_seconds: str) -> None:
+    heap.keep_bodies()
+    serve(answer, Limits(int(memory_bytes), float(job_seconds), _RETIRE_BYTES))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

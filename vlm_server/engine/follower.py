@@ -1,0 +1,59 @@
+"""A rank of a model that is not the first, `python -m vlm_server.engine.follower`.
+
+Standard input tells it who it is, in one line of JSON; when that ends, so does the process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+from typing import NoReturn
+
+import msgspec
+
+from vlm_server.errors import ModelLoadError
+from vlm_server.platform import backend, heap, log_lines
+from vlm_server.platform.process_memory import be_killed_first
+from vlm_server.protocol import STACKS_SIGNAL
+from vlm_server.protocol.ranks import Rank
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> NoReturn:
+    """Follow rank 0 until it ends, or whoever started this process."""
+    faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL)
+    be_killed_first()
+    heap.share_one_heap()
+    rank = msgspec.json.decode(sys.stdin.buffer.readline(), type=Rank)
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    handler = logging.StreamHandler()
+    handler.setFormatter(log_lines.formatter(rank.log.format, f"rank {rank.number}"))
+    logging.basicConfig(level=rank.log.level.upper(), handlers=[handler])
+    rank.enter()
+    try:
+        from vlm_server.runner.device.device import current_device
+        from vlm_server.runner.distributed.follower import follow
+
+        follow(rank, current_device())
+    except ImportError as error:
+        logger.critical(backend.not_loaded(error))
+    except ModelLoadError as error:
+        logger.critical("%s", error)
+    except BaseException:
+        logger.critical("this rank can't go on", exc_info=True)
+    os._exit(1)
+
+
+def _end_with_input() -> NoReturn:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

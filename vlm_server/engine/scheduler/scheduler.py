@@ -1,0 +1,339 @@
+"""Has each step planned, and turns what it brought into events.
+
+One step, which `engine.loop` drives:
+
+    plan     = scheduler.schedule()
+    launched = runner.launch(plan)
+    result   = launched.result()
+    events   = scheduler.update(plan, result)
+
+Beside `schedule` and `update` there is only what comes in: `add`, `abort`, `prepared`, `loaded`,
+`encoded`, `drain`; and `expire`, since time passes. Nobody but it and its `planner` changes a
+request.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+
+from vlm_server.cache.caches import Caches, EncodedImage
+from vlm_server.cache.disk.load import Loaded
+from vlm_server.engine.memory.admission import Admission
+from vlm_server.engine.output.detokenizer import Decoder
+from vlm_server.engine.request.request import Request
+from vlm_server.engine.request.states import LIVE, State
+from vlm_server.engine.scheduler.answers import Answers
+from vlm_server.engine.scheduler.limits import SchedulerConfig
+from vlm_server.engine.scheduler.planner import Planner
+from vlm_server.engine.scheduler.requests import Requests
+from vlm_server.engine.scheduler.stats import Counts, SchedulerStats
+from vlm_server.errors import (
+    ContextLengthExceeded,
+    EngineUnavailable,
+    OutOfMemory,
+    RequestError,
+    StepTooLong,
+)
+from vlm_server.interfaces import (
+    EncodeWork,
+    Prepared,
+    PreparedPrompt,
+    SchedulerOutput,
+    SeqId,
+    StepResult,
+)
+from vlm_server.protocol import (
+    Accepted,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Submit,
+    Tokens,
+)
+
+_MOST_RETRIES = {OutOfMemory.code: 1, StepTooLong.code: 3}
+"""Of an encode or a prefill, by the error's code."""
+
+
+class Scheduler:
+    """Takes requests in, and says what becomes of them; `Planner` decides what they get when.
+
+    All calls come from the inference thread. A request is tracked from `add` to its terminal event.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        decoder: Decoder,
+        caches: Caches,
+        admission: Admission,
+        pixels_to_decode: Callable[[Submit], int],
+        tokens_beside: Callable[[PreparedPrompt, int], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`pixels_to_decode`: of a request's images; decides who is prepared first.
+
+        `tokens_beside`: see `ports.Runner.tokens_beside`.
+        """
+        self._clock = clock
+        self._config = config
+        self._pixels_to_decode = pixels_to_decode
+        self._decoder = decoder
+        self._answers = Answers(decoder, config.eos_token_ids)
+        self._caches = caches
+        self._admission = admission
+        self._requests = Requests()
+        self._planner = Planner(config, self._requests, admission, tokens_beside, clock)
+        self._finished_seqs: list[SeqId] = []
+        """Sequences that have ended since the last plan, and that the runner still holds."""
+        self._is_draining = False
+        self.reset_stats()
+
+    # ---- what comes in -------------------------------------------------------------
+
+    def add(self, submit: Submit) -> list[Event]:
+        """`Accepted`; or `Failed`, while draining or if its sampling parameters can't be served."""
+        refusal = self._config.refusal(submit.sampling)
+        if self._is_draining:
+            refusal = EngineUnavailable("The server is shutting down.")
+        if refusal:
+            return [_failed(submit.request_id, refusal)]
+        sampling = self._config.with_defaults(submit.sampling)
+        request = Request(submit, sampling, self._decoder, self._clock)
+        request.num_pixels = self._pixels_to_decode(submit)
+        self._requests.line_up(request)
+        return [Accepted(submit.request_id)]
+
+    def abort(self, request_id: str) -> list[Event]:
+        """End a request in whatever state it is. An unknown or finished one is no error.
+
+        Its sequences leave the batch with the next plan (`SchedulerOutput.finished_seqs`).
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return []
+        request.move_to(State.FINISHED_ABORTED)
+        self._forget(request)
+        return [Finished(request_id, request.usage, is_aborted=True)]
+
+    def prepared(self, request_id: str, outcome: Prepared | RequestError) -> list[Event]:
+        """A preparer is done with a request, which may have been aborted meanwhile."""
+        self._planner.end_prepare(request_id)
+        request = self._requests.get(request_id)
+        if isinstance(outcome, RequestError):
+            return [] if request is None else self._fail(request, outcome)
+        if request is None:
+            outcome.holds.release()
+            return []
+        if request.count_only:
+            return self._count(request, outcome)
+        try:
+            wanted = request.sampling.max_tokens
+            max_tokens = self._config.room_for_answer(outcome.prompt, wanted)
+        except ContextLengthExceeded as error:
+            outcome.holds.release()
+            return self._fail(request, error)
+        request.set_prepared(outcome, max_tokens, self._config.formats)
+        return []
+
+    def loaded(self, request_id: str, loaded: Loaded) -> None:
+        """What the disk had of a request was read; it may have been aborted meanwhile."""
+        self._planner.end_load()
+        request = self._requests.get(request_id)
+        if request is None:
+            loaded.release()
+        else:
+            request.take_loaded(loaded)
+
+    def encoded(
+        self,
+        works: Sequence[EncodeWork],
+        outcomes: Sequence[EncodedImage | RequestError],
+        seconds: float | None,
+    ) -> list[Event]:
+        """The encoder is done with `works`; see `EncodeDone`."""
+        self._planner.end_encode(works, seconds)
+        made = list(zip(works, outcomes, strict=True))
+        failed = {work.request_id: outcome for work, outcome in made if _is_too_much(outcome)}
+        retried = {name for name, error in failed.items() if self._may_retry(name, error)}
+        return [
+            event
+            for work, outcome in made
+            if not (_is_too_much(outcome) and work.request_id in retried)
+            for event in self._take_features(work, outcome)
+        ]
+
+    def _take_features(self, work: EncodeWork, outcome: EncodedImage | RequestError) -> list[Event]:
+        """Its request may have been aborted meanwhile."""
+        request = self._requests.get(work.request_id)
+        if isinstance(outcome, RequestError):
+            return [] if request is None else self._fail(request, outcome)
+        lease = self._caches.store_features(work.span.mm_hash, outcome)
+        if request is None:
+            lease.release()
+        else:
+            request.add_features(work.span_index, lease)
+        return []
+
+    def expire(self) -> list[Event]:
+        """End the requests that have missed a deadline, in whatever state they are."""
+        now = self._clock()
+        missed = [(r, r.deadlines.passed(now)) for r in self._requests.values()]
+        return [event for r, error in missed if error for event in self._fail(r, error)]
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        self._is_draining = True
+
+    # ---- a step --------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """All that the next step does; see `SchedulerOutput`."""
+        plan = self._planner.plan(tuple(self._finished_seqs), is_draining=self._is_draining)
+        self._finished_seqs.clear()
+        for new in plan.new:
+            self._counts.note_begun(self._requests[new.request_id])
+        return plan
+
+    def update(self, plan: SchedulerOutput, result: StepResult) -> list[Event]:
+        """What a step brought: one `Tokens` for all, then terminal events."""
+        self._advance(plan, result)
+        deltas, finished, events = list[Delta](), [], list[Event]()
+        for seq in result.tokens:
+            request = self._requests.get(seq.request_id)
+            if request is None or seq.request_id in result.failures:
+                continue
+            deltas += self._take_tokens(request, seq, result)
+            if request.state.is_finished:
+                finished.append(request)
+        if deltas:
+            events.append(Tokens(tuple(deltas)))
+        for request in finished:
+            self._forget(request)
+            events.append(
+                Finished(
+                    request.request_id,
+                    request.usage,
+                    images=request.prompt.images,
+                    videos=request.prompt.videos,
+                    timeline=request.timeline,
+                )
+            )
+        for request_id, error in [*plan.refused.items(), *result.failures.items()]:
+            if request := self._requests.get(request_id):
+                events += self._fail_or_retry(request, error)
+        return events
+
+    # ---- what it knows -------------------------------------------------------------
+
+    def seconds_to_deadline(self) -> float:
+        """Until `expire` will have something to do, if nothing else happens; may be infinite."""
+        deadlines = (request.deadlines.next_at for request in self._requests.values())
+        return max(0.0, min(deadlines, default=math.inf) - self._clock())
+
+    def read(self) -> SchedulerStats:
+        return SchedulerStats(
+            requests={s.value: sum(1 for _ in self._requests.in_state(s)) for s in LIVE},
+            num_tracked=self._planner.num_tracked + len(self._finished_seqs),
+            counts=deepcopy(self._counts),
+            caches=self._caches.read(),
+            progress=tuple(request.progress for request in self._requests.values()),
+            max_num_seqs=self._config.max_num_seqs,
+        )
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Of device memory, what running requests may still allocate."""
+        return self._admission.reserved_bytes(self._requests.admitted)
+
+    def reset_stats(self) -> None:
+        """Count tokens, media and tool calls from zero."""
+        self._counts = Counts()
+
+    # ---- parts of an update --------------------------------------------------------
+
+    def _advance(self, plan: SchedulerOutput, result: StepResult) -> None:
+        """Note the progress of the prompts whose chunks were prefilled."""
+        self._planner.note(plan, result)
+        for chunk in plan.prefills:
+            request = self._requests.get(chunk.request_id)
+            if request is None:
+                continue
+            if plan.new:  # the runner has copied what it needs of this request
+                request.release_holds()
+            if request.request_id in result.failures:
+                continue
+            request.num_prefilled = chunk.end
+            if chunk.is_last:
+                request.begin_answer()
+
+    def _take_tokens(self, request: Request, seq: SeqId, result: StepResult) -> list[Delta]:
+        """What a sequence's tokens bring; a choice that ends releases its sequence."""
+        deltas = self._answers.take(request, seq, result, self._clock(), self._counts)
+        if request.choices[seq.choice].finish_reason is not None:
+            self._finished_seqs.append(seq)
+        return deltas
+
+    def _fail_or_retry(self, request: Request, error: RequestError) -> list[Event]:
+        """A prompt that was too much for the device is read again, in smaller chunks."""
+        is_read = request.state is not State.PREFILL
+        if is_read or not _is_too_much(error) or not self._may_retry(request.request_id, error):
+            return self._fail(request, error)
+        self._finished_seqs += request.seqs  # of its prompt, whoever still has it
+        request.begin_again()
+        return []
+
+    def _may_retry(self, request_id: str, error: object) -> bool:
+        """A few times for each request: memory may have been freed since, chunks are smaller."""
+        request = self._requests.get(request_id)
+        assert isinstance(error, RequestError)
+        if request is None or request.num_retries[error.code] >= _MOST_RETRIES[error.code]:
+            return False
+        request.num_retries[error.code] += 1
+        return True
+
+    # ---- requests ------------------------------------------------------------------
+
+    def _count(self, request: Request, prepared: Prepared) -> list[Event]:
+        """End a request of which nothing but the prompt was wanted."""
+        request.set_counted(prepared)
+        self._forget(request)
+        prompt = prepared.prompt
+        token_ids = tuple(prompt.token_ids.tolist())
+        return [
+            Finished(
+                request.request_id,
+                request.usage,
+                images=prompt.images,
+                videos=prompt.videos,
+                token_ids=token_ids,
+                text=prompt.text,
+                timeline=request.timeline,
+            )
+        ]
+
+    def _fail(self, request: Request, error: RequestError) -> list[Event]:
+        request.move_to(State.FINISHED_FAILED)
+        self._forget(request)
+        return [_failed(request.request_id, error)]
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self._planner.cancel(request.request_id)
+        request.release_holds()
+        self._counts.note_ended(request)
+        if request.is_known_to_runner:
+            self._finished_seqs += request.seqs  # even if only its prompt was begun
+
+
+def _is_too_much(outcome: object) -> bool:
+    """Whether it is an error of the device's limits, which another try may not meet."""
+    return isinstance(outcome, OutOfMemory | StepTooLong)
+
+
+def _failed(request_id: str, error: RequestError) -> Failed:
+    return Failed(request_id, error.code, error.message, error.param)

@@ -1,0 +1,217 @@
+"""From a `Start` command to an engine that is ready: what is built, in which order."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlm_server.cache.caches import Caches
+from vlm_server.engine.channel import Channel
+from vlm_server.engine.encoding import EncoderInTurns
+from vlm_server.engine.group import ALONE, Group
+from vlm_server.engine.inbox import Inbox
+from vlm_server.engine.loop import EngineLoop
+from vlm_server.engine.memory.admission import Admission
+from vlm_server.engine.memory.governor import MIB, Governor
+from vlm_server.engine.output.build import Formats
+from vlm_server.engine.scheduler.limits import (
+    TYPICAL_TOKENS,
+    SchedulerConfig,
+    suitable_num_seqs,
+)
+from vlm_server.engine.scheduler.scheduler import Scheduler
+from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerThreads
+from vlm_server.engine.warm_up import stages, warm_up
+from vlm_server.errors import ModelLoadError
+from vlm_server.interfaces import EncodeExecutor, Runner
+from vlm_server.platform.process_memory import SystemProcessMemory
+from vlm_server.prompt.grammar.grammars import Grammars
+from vlm_server.prompt.grammar.server import GrammarLimits
+from vlm_server.prompt.media.decoders import Decoders
+from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.protocol import Event, Loading, Ready, Start
+from vlm_server.runner.caches import build_caches
+from vlm_server.runner.device.device import current_device
+from vlm_server.runner.device.speed import warn_of_slow_products
+from vlm_server.runner.distributed.leader import Leading
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.loading.facts import model_facts
+from vlm_server.runner.loading.planned import planned_state_size
+from vlm_server.runner.text.prefill_together import can_prefill_together
+from vlm_server.runner.vision.encoder import new_encoder
+
+logger = logging.getLogger(__name__)
+
+_PLANS_BEFORE_READY = 56
+"""Some 30 ms each, where anything is planned at all."""
+
+LEAST_TOKENS = 1024
+"""Of prompt and answer, for which there must be room beside the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The engine around a loaded model: all that lives as long as the process."""
+
+    inbox: Inbox
+    scheduler: Scheduler
+    runner: Runner
+    preparers: PreparerThreads
+    disk_reader: DiskReaderThread
+    encoder: EncodeExecutor
+    governor: Governor
+    caches: Caches
+    max_failed_steps: int
+
+    def loop(self, send: Callable[[Event], None]) -> EngineLoop:
+        """A loop whose events go to `send`; one at a time may run."""
+        return EngineLoop(
+            inbox=self.inbox,
+            scheduler=self.scheduler,
+            runner=self.runner,
+            preparers=self.preparers,
+            disk_reader=self.disk_reader,
+            encoder=self.encoder,
+            governor=self.governor,
+            send=send,
+            max_failed_steps=self.max_failed_steps,
+        )
+
+    def check_room(self, context_tokens: int) -> None:
+        """Raises ModelLoadError if the model leaves no room for even a short request."""
+        num_tokens = min(LEAST_TOKENS, context_tokens)
+        needed, free = self.runner.kv_bytes(num_tokens), self.governor.free_bytes
+        if needed > free:
+            raise ModelLoadError(
+                f"the model leaves no room for requests: {needed / MIB:.0f} MiB are needed for "
+                f"{num_tokens} tokens, and {free / MIB:.0f} MiB of memory.limit_bytes are left "
+                "beside it: raise that, or serve a smaller or a quantized checkpoint"
+            )
+
+    def end_warm_up(self) -> None:
+        """Leave nothing of what ran so far in caches, counters and the pool."""
+        self.scheduler.reset_stats()
+        self.caches.begin_serving()
+        self.governor.reset_stats()
+
+
+def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
+    """Load, warm up and say `Ready`. Raises ModelLoadError."""
+    device = current_device()
+    if start.rank is not None:
+        channel.send(Loading("waiting for the other ranks", 0.0))
+    group = ALONE if start.rank is None else Leading.meet(start.rank, device)
+    channel.send(Loading("loading the weights", 0.1))
+    start = group.common(start, device)
+    memory = group.memory(start.memory, device)
+    loaded = group.load(start.model, device, memory.limit_bytes)
+    caches = build_caches(start.cache, memory.read(), loaded)
+    governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
+    engine = build_engine(start, loaded, governor, caches, channel.inbox, group)
+    host = loaded.host
+    first = stages(
+        is_thorough=not (device.is_cpu and loaded.family.is_checked),
+        compiles=not device.is_cpu,
+        with_video=host.video_token_id is not None,
+        context_tokens=host.context_tokens,
+    )
+    for number, stage in enumerate(first):
+        channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.5 * number / len(first)))
+        warm_up(engine.loop, engine.inbox, stage)
+    _plan(engine.runner)
+    engine.end_warm_up()
+    engine.check_room(loaded.host.context_tokens)
+    warn_of_slow_products(device)
+    gc.collect()
+    gc.freeze()  # else each full collection goes through all of it: 30 ms in somebody's answer
+    facts = model_facts(loaded, Path(start.model.path))
+    channel.send(Ready(loaded.family.name, device.name, loaded.host.context_tokens, facts))
+    return engine.loop(channel.send), caches
+
+
+def _plan(runner: Runner) -> None:
+    """All compiled graphs, and whether attention can be planned."""
+    for _ in range(_PLANS_BEFORE_READY):
+        if not runner.plan_ahead():
+            return
+
+
+def build_engine(
+    start: Start,
+    loaded: LoadedModel,
+    governor: Governor,
+    caches: Caches,
+    inbox: Inbox,
+    group: Group = ALONE,
+) -> Engine:
+    """The engine around a loaded model, with its threads."""
+    config = SchedulerConfig(
+        max_num_seqs=start.scheduler.max_num_seqs or _suitable_num_seqs(loaded, governor),
+        prefill_chunk_tokens=start.scheduler.prefill_chunk_tokens,
+        max_step_seconds=start.scheduler.max_step_seconds,
+        max_preparing=start.scheduler.preparer_threads,
+        context_tokens=loaded.host.context_tokens,
+        vocabulary_size=loaded.host.vocabulary_size,
+        eos_token_ids=loaded.host.eos_token_ids,
+        default_temperature=loaded.default_temperature,
+        default_top_p=loaded.default_top_p,
+        formats=Formats.of(loaded.host),
+        max_images_per_encode=(
+            start.scheduler.max_images_per_encode if loaded.family.takes_several else 1
+        ),
+        max_prompts_per_prefill=(
+            start.scheduler.max_prompts_per_prefill if can_prefill_together(loaded) else 1
+        ),
+    )
+    grammars = Grammars(loaded.host, _grammar_limits(start), start.cache.grammar_bytes)
+    grammars.warm_up()
+    runner = group.runner(loaded, caches, start.scheduler.num_speculative_tokens)
+    admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
+    num_decoders = max(start.scheduler.preparer_threads, 2)
+    decoders = Decoders(start.image, start.video, num_decoders)
+    preparer = MultimodalPreparer(loaded.host, decoders, grammars, caches)
+    return Engine(
+        inbox=inbox,
+        scheduler=Scheduler(
+            config,
+            loaded.host.backend,
+            caches,
+            admission,
+            preparer.pixels_to_decode,
+            runner.tokens_beside,
+        ),
+        runner=runner,
+        preparers=PreparerThreads(preparer, inbox, start.scheduler.preparer_threads),
+        disk_reader=DiskReaderThread(caches, inbox),
+        encoder=_encoder(loaded, caches, inbox),
+        governor=governor,
+        caches=caches,
+        max_failed_steps=start.engine.max_failed_steps,
+    )
+
+
+def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecutor:
+    encoder = new_encoder(loaded, caches.tiles)
+    in_turns = loaded.device.encodes_in_turns
+    return EncoderInTurns(encoder, inbox) if in_turns else EncoderThread(encoder, inbox)
+
+
+def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
+    """What suits the memory that the weights leave, by the model's own size of a sequence."""
+    memory = governor.read()
+    size = planned_state_size(loaded.language_model, loaded.family)
+    seq_bytes = size.of(min(TYPICAL_TOKENS, loaded.host.context_tokens))
+    suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)
+    logger.info("at most %d sequences decode together (scheduler.max_num_seqs)", suitable)
+    return suitable
+
+
+def _grammar_limits(start: Start) -> GrammarLimits:
+    return GrammarLimits(
+        compile_seconds=start.engine.schema_timeout_seconds,
+        memory_bytes=start.engine.schema_memory_bytes,
+        follow_seconds=start.engine.schema_follow_seconds,
+    )

@@ -1,0 +1,91 @@
+"""What went wrong with a download, in words that say what to do."""
+
+from __future__ import annotations
+
+import errno
+
+from huggingface_hub import constants, get_token
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from vlm_server.hub.messages import Refused
+from vlm_server.hub.names import HubName
+from vlm_server.hub.transfer import WrongContent
+
+_MAX_CHARACTERS = 200
+_TOO_MANY = 429
+_SERVER_ERRORS = 500
+
+
+class Unusable(Exception):
+    """The repository can't be served or stored; the message says why."""
+
+
+def refused(error: Exception, name: HubName) -> Refused:
+    """The end of the download of `name` that `error` is. Shows no token and no signed URL."""
+    match error:
+        case Unusable() | WrongContent():
+            return Refused(str(error))
+        case GatedRepoError():
+            return Refused(_gated(name))
+        case RevisionNotFoundError():
+            return Refused(f"{name.repo} has no revision {name.revision or 'main'!r}")
+        case RepositoryNotFoundError():
+            return Refused(
+                f"{constants.ENDPOINT} has no model {name.repo} that anybody may see: check the "
+                f"name; if it is private, {_log_in()}"
+            )
+        case OfflineModeIsEnabled():
+            return Refused(
+                f"HF_HUB_OFFLINE forbids to download {name}: unset it, or give the path of a folder"
+            )
+        case HfHubHTTPError():
+            return _http(error, name)
+        case LocalEntryNotFoundError():
+            return _broken_off(error)
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return Refused(f"the disk is full ({constants.HF_HUB_CACHE}): what is here is kept")
+        case OSError(errno=int()):
+            where = error.filename or constants.HF_HUB_CACHE
+            return Refused(f"{name} can't be stored in {where}: {error.strerror}")
+    if error.__class__.__module__.partition(".")[0] in ("httpx", "httpcore"):
+        return _broken_off(error)
+    if isinstance(error, OSError):  # the hub's library: fewer bytes came than were announced
+        return _broken_off(error)
+    words = " ".join(str(error).split())[:_MAX_CHARACTERS]
+    return Refused(f"{name} can't be downloaded: {type(error).__name__}: {words}")
+
+
+def _broken_off(error: Exception) -> Refused:
+    return Refused(
+        f"{constants.ENDPOINT} can't be reached, or broke off ({type(error).__name__}): what "
+        "is here is kept, and the next try goes on from there",
+        may_pass=True,
+    )
+
+
+def _http(error: HfHubHTTPError, name: HubName) -> Refused:
+    status = error.response.status_code
+    if status in (401, 403):
+        return Refused(f"{constants.ENDPOINT} refuses {name} ({status}): {_log_in()}")
+    may_pass = status == _TOO_MANY or status >= _SERVER_ERRORS
+    return Refused(f"{constants.ENDPOINT} answers {status} for {name}", may_pass=may_pass)
+
+
+def _gated(name: HubName) -> str:
+    page = f"{constants.ENDPOINT}/{name.repo}"
+    if get_token():
+        return f"{name.repo} is gated, and your account has no access yet: ask for it at {page}"
+    return f"{name.repo} is gated: accept its conditions at {page}, then {_log_in()}"
+
+
+def _log_in() -> str:
+    if get_token():
+        return "see whether your token (HF_TOKEN, `hf auth login`) may read it"
+    return "set HF_TOKEN to a token of yours, or run `hf auth login`"

@@ -1,0 +1,246 @@
+"""The process that downloads a checkpoint: `python -m vlm_server.hub.fetch REPO REVISION`.
+
+It tells its parent what it does (`messages`), and ends when its standard input does. Nothing is
+read before the revision is pinned to a commit. The snapshot appears in the cache when all files
+are here: a download that was killed leaves blobs, and whole or partial, none is fetched twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.hf_api import RepoFile
+
+from vlm_server.hub import layout
+from vlm_server.hub.failures import Unusable, refused
+from vlm_server.hub.find import hub_cache
+from vlm_server.hub.foreign import fault_of_names, lack_of
+from vlm_server.hub.messages import GO, Done, Message, Plan, Progress, size_text
+from vlm_server.hub.names import HubName
+from vlm_server.hub.transfer import HubFile, blob_path, held_bytes, snapshot_path, transfer
+
+_NUM_THREADS = 4
+_TICK_SECONDS = 0.5
+_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_MAX_JSON_BYTES = 8 << 20
+_SPARE_BYTES = 1 << 30
+"""Left free on the disk."""
+
+
+class Fetch:
+    """One download."""
+
+    def __init__(self, name: HubName) -> None:
+        self._name = name
+        self._cache = hub_cache()
+        self._repository = self._cache / name.cache_folder
+        self._commit = ""
+        self._files: list[HubFile] = []
+        self._under_way: set[str] = set()
+        self._is_over = threading.Event()
+
+    def run(self, may_go: threading.Event) -> Path:
+        """Returns the snapshot's folder. `may_go` is set when the parent agrees to the plan.
+
+        Raises what `failures.refused` explains.
+        """
+        parameters = self._pin()
+        with self._locked(), self._reporting():
+            config = self._choose()
+            self._check_disk()
+            _send(self._plan(config, parameters))
+            may_go.wait()
+            self._fetch_all()
+            return self._publish()
+
+    def _pin(self) -> dict[str, int]:
+        """Find the commit that the revision is now; how many numbers of which type it has."""
+        info = HfApi().model_info(self._name.repo, revision=self._name.revision or None)
+        is_commit = info.sha is not None and _HEX.fullmatch(info.sha)
+        if not is_commit or (self._name.is_pinned and info.sha != self._name.revision):
+            raise Unusable(f"the hub answers for {self._name} with commit {info.sha}")
+        self._commit = str(info.sha)
+        return dict(info.safetensors.parameters) if info.safetensors else {}
+
+    def _choose(self) -> dict[str, Any]:
+        """Choose the files; the configuration, which is read on the way, is returned."""
+        tree = HfApi().list_repo_tree(self._name.repo, revision=self._commit)
+        there = {file.path: file for file in tree if isinstance(file, RepoFile)}
+        if fault := fault_of_names(there) or lack_of(there):
+            raise Unusable(f"{self._name} {fault}")
+        chosen = {path: _hub_file(file) for path, file in there.items() if layout.is_read(path)}
+        index = self._object(chosen[layout.INDEX]) if layout.INDEX in chosen else {}
+        if shards := layout.shards(index) & set(chosen):
+            extra = {path for path in chosen if path.endswith(layout.WEIGHTS)} - shards
+            chosen = {path: file for path, file in chosen.items() if path not in extra}
+        config = self._object(chosen[layout.CONFIG])
+        # The largest first: else a thread would be alone with it in the end.
+        self._files = sorted(chosen.values(), key=lambda file: -file.size)
+        return config
+
+    def _object(self, file: HubFile) -> dict[str, Any]:
+        if file.size > _MAX_JSON_BYTES:
+            raise Unusable(f"{file.path} of {self._name} has {size_text(file.size)}")
+        blob = transfer(self._repository, self._name.repo, self._commit, file)
+        try:
+            content = json.loads(blob.read_bytes())
+        except ValueError:
+            raise Unusable(f"{file.path} of {self._name} is no JSON") from None
+        return content if isinstance(content, dict) else {}
+
+    def _plan(self, config: dict[str, Any], parameters: dict[str, int]) -> Plan:
+        weights = [file.size for file in self._files if file.path.endswith(layout.WEIGHTS)]
+        return Plan(
+            repo=self._name.repo,
+            commit=self._commit,
+            config=config,
+            files=tuple(file.path for file in self._files),
+            parameters=parameters,
+            weight_bytes=sum(weights),
+            total_bytes=self._total_bytes,
+            missing_bytes=self._total_bytes - self._held_bytes,
+        )
+
+    def _check_disk(self) -> None:
+        missing = self._total_bytes - self._held_bytes
+        free = shutil.disk_usage(self._repository).free
+        if missing and missing + _SPARE_BYTES > free:
+            raise Unusable(
+                f"the disk of {self._cache} has {size_text(free)} free, and {self._name} needs "
+                f"{size_text(missing)} more, beside {size_text(_SPARE_BYTES)} that are left free: "
+                "make room (`vlm-server models list`, `rm`), or set HF_HUB_CACHE to another disk"
+            )
+
+    def _fetch_all(self) -> None:
+        """Raises the first error, when no thread works any more."""
+        with ThreadPoolExecutor(_NUM_THREADS) as threads:
+            futures = [threads.submit(self._one, file) for file in self._files]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _one(self, file: HubFile) -> None:
+        self._under_way.add(file.path)
+        transfer(self._repository, self._name.repo, self._commit, file)
+        self._under_way.discard(file.path)
+
+    def _publish(self) -> Path:
+        """Make the snapshot of the blobs: its configuration last, so that it is whole or none.
+
+        Where the disk has no symbolic links the snapshot has copies, and needs no blobs.
+        """
+        for file in sorted(self._files, key=lambda file: file.path == layout.CONFIG):
+            path = snapshot_path(self._repository, self._commit, file)
+            blob = blob_path(self._repository, file)
+            assert path.exists() or blob.exists()
+            hf_hub_download(
+                self._name.repo, file.path, revision=self._commit, cache_dir=self._cache
+            )
+            if not path.is_symlink():
+                blob.unlink(missing_ok=True)
+        if not self._name.is_pinned:
+            _write(self._repository / "refs" / (self._name.revision or "main"), self._commit)
+        return self._repository / "snapshots" / self._commit
+
+    # ---- beside the work ------------------------------------------------------------
+
+    @property
+    def _total_bytes(self) -> int:
+        return sum(file.size for file in self._files)
+
+    @property
+    def _held_bytes(self) -> int:
+        return sum(held_bytes(self._repository, self._commit, file) for file in self._files)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time: the others wait, and find what it has fetched."""
+        folder = self._cache / ".locks" / self._name.cache_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._repository.mkdir(parents=True, exist_ok=True)
+        with (folder / "vlm-server.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _send(Progress("", 0, 0, is_waiting=True))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError:  # a file system without locks: hashes tell if two have met
+                pass
+            yield
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Tell the parent how many bytes are here, while this lasts."""
+
+        def report() -> None:
+            while not self._is_over.wait(_TICK_SECONDS):
+                paths = (file.path for file in self._files if file.path in self._under_way)
+                if path := next(paths, None):
+                    _send(Progress(path, self._held_bytes, self._total_bytes))
+
+        thread = threading.Thread(target=report, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            thread.join()
+
+
+def _hub_file(file: RepoFile) -> HubFile:
+    kind, name = ("sha256", file.lfs.sha256) if file.lfs is not None else ("git", file.blob_id)
+    if not _HEX.fullmatch(name):  # it will be the name of a file
+        raise Unusable(f"the hub gives {name!r} as the hash of {file.path}")
+    return HubFile(file.path, file.size, f"{kind}:{name}")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def _send(message: Message) -> None:
+    os.write(sys.stdout.fileno(), msgspec.json.encode(message) + b"\n")
+
+
+def _obey(may_go: threading.Event) -> None:
+    """Wait for the parent's word; end with it."""
+    said = b""
+    while new := os.read(sys.stdin.fileno(), 4096):  # holds no lock when the program ends
+        said += new
+        if GO in said:
+            may_go.set()
+    os._exit(1)
+
+
+def main() -> None:
+    """Fetch what the arguments name."""
+    may_go = threading.Event()
+    threading.Thread(target=_obey, args=(may_go,), name="parent", daemon=True).start()
+    name = HubName(sys.argv[1], sys.argv[2])
+    try:
+        _send(Done(str(Fetch(name).run(may_go))))
+    except Exception as error:  # noqa: BLE001  the hub's library raises many kinds
+        _send(refused(error, name))
+
+
+if __name__ == "__main__":
+    main()

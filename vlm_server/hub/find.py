@@ -1,0 +1,216 @@
+"""Finds checkpoints by name on this machine. Reads names of files; downloads nothing.
+
+Order: a folder that is there, the hub's cache, LM Studio's folders, `model.search_paths`. What may
+not be looked at is taken for missing: `os.path` says so, where `Path` raises an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from huggingface_hub import constants
+
+from vlm_server.errors import ConfigError
+from vlm_server.hub import layout
+from vlm_server.hub.names import (
+    HubName,
+    is_path,
+    repo_of_cache_folder,
+    served_name,
+    to_download,
+)
+from vlm_server.settings import Model
+from vlm_server.settings.paths import expanded
+
+Place = Literal["folder", "hub cache", "LM Studio", "search path"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint on this machine: its absolute folder, and what it is called in the API."""
+
+    folder: Path
+    name: str
+    place: Place
+
+    @property
+    def is_complete(self) -> bool:
+        return layout.is_complete(self.folder)
+
+
+def find(text: str, search_paths: Sequence[str] = ()) -> Found | None:
+    """The complete checkpoint that `text` names, or the folder that it is the path of.
+
+    A name without `org/` is that of a folder in LM Studio's or in `search_paths`. Raises
+    ConfigError if it is that of several.
+    """
+    if os.path.isdir(folder := expanded(text)):
+        return _in_folder(folder.absolute())
+    return by_name(text, search_paths)
+
+
+def by_name(text: str, search_paths: Sequence[str] = ()) -> Found | None:
+    """The same, but never a folder that `text` is the path of: for names that others give."""
+    if is_path(text):
+        return None
+    name = HubName.parse(text)
+    if name is not None:
+        return next((one for one in _named(name, search_paths) if one.is_complete), None)
+    if "/" in text or "@" in text:
+        return None
+    return _only(text, [one for one in _local(search_paths) if one.name.split("/")[-1] == text])
+
+
+def located(model: Model) -> Model:
+    """`model` with the folder of the checkpoint that it names, and what that is called in the API.
+
+    A name of the hub that is not on this machine stays as it is, for `names.to_download`. Raises
+    ConfigError.
+    """
+    found = find(model.path, model.search_paths)
+    if found is not None:
+        path, name = str(found.folder), found.name
+    elif (missing := to_download(model.path)) is not None:
+        path, name = model.path, missing.repo
+    else:
+        folder = expanded(model.path).absolute()
+        path, name = str(folder), served_name(folder)
+    return msgspec.structs.replace(model, path=path, name=model.name or name)
+
+
+def snapshot(name: HubName) -> Path | None:
+    """The folder of this revision in the hub's cache, complete or not."""
+    return _snapshot(hub_cache() / name.cache_folder, name.revision)
+
+
+def every(search_paths: Sequence[str] = ()) -> list[Found]:
+    """All checkpoints that can be found by name, complete or not."""
+    cached = (
+        Found(folder, repo, "hub cache")
+        for repo, folder in _cached()
+        if os.path.exists(folder / layout.CONFIG)
+    )
+    return [*cached, *_local(search_paths)]
+
+
+def unfinished() -> list[Found]:
+    """Repositories in the hub's cache of which a part was downloaded."""
+    repositories = ((repo_of_cache_folder(each.name), each) for each in _folders(hub_cache()))
+    return [
+        Found(folder, repo, "hub cache")
+        for repo, folder in repositories
+        if repo and any((folder / "blobs").glob("*.incomplete"))
+    ]
+
+
+def hub_cache() -> Path:
+    """The hub's cache, as `HF_HUB_CACHE` and `HF_HOME` say."""
+    return expanded(constants.HF_HUB_CACHE).absolute()
+
+
+def lm_studio_folders(home: Path | None = None) -> list[Path]:
+    """Where LM Studio keeps its models, as `org/name`: its own choice, then its defaults."""
+    home = home or Path.home()
+    roots = [home / ".lmstudio", home / ".cache/lm-studio"]
+    chosen = layout.read_object(roots[0] / "settings.json").get("downloadsFolder")
+    folders = [Path(chosen)] if isinstance(chosen, str) and chosen else []
+    folders += [root / "models" for root in roots]
+    return list(dict.fromkeys(folder for folder in folders if folder.is_dir()))
+
+
+def _in_folder(folder: Path) -> Found:
+    """What a folder stands for: a repository of the hub's cache for its snapshot."""
+    if repo := repo_of_cache_folder(folder.name):
+        return Found(_snapshot(folder, "") or folder, repo, "folder")
+    for root in lm_studio_folders():
+        if folder.parent.parent == root:
+            return Found(folder, f"{folder.parent.name}/{folder.name}", "folder")
+    return Found(folder, served_name(folder), "folder")
+
+
+def _named(name: HubName, search_paths: Sequence[str]) -> Iterator[Found]:
+    repository = _as_listed(hub_cache() / name.cache_folder)
+    if (folder := _snapshot(repository, name.revision)) is not None:
+        yield Found(folder, repo_of_cache_folder(repository.name) or name.repo, "hub cache")
+    if not name.revision:
+        yield from (one for one in _local(search_paths) if one.name == name.repo)
+
+
+def _as_listed(folder: Path) -> Path:
+    """`folder` by the name that its parent lists.
+
+    A file system that folds case, as macOS has, finds it by other letters too, and one checkpoint
+    must not be served under two names.
+    """
+    names = [each.name for each in _folders(folder.parent)]
+    if folder.name in names or not folder.exists():
+        return folder
+    same = (folder.with_name(name) for name in names if folder.samefile(folder.with_name(name)))
+    return next(same, folder)
+
+
+def _snapshot(repository: Path, revision: str) -> Path | None:
+    """Of one `models--*` folder. Without `main` it is its only snapshot."""
+    snapshots = repository / "snapshots"
+    try:
+        commit = (repository / "refs" / (revision or "main")).read_text().strip()
+    except OSError:
+        commit = revision
+    if commit:
+        found = snapshots / commit
+        return found if found.is_dir() else None
+    folders = _folders(snapshots)
+    return folders[0] if len(folders) == 1 else None
+
+
+def _cached() -> Iterator[tuple[str, Path]]:
+    for repository in _folders(hub_cache()):
+        repo = repo_of_cache_folder(repository.name)
+        folder = _snapshot(repository, "") if repo else None
+        if repo and folder is not None:
+            yield repo, folder
+
+
+def _local(search_paths: Sequence[str]) -> Iterator[Found]:
+    """In LM Studio's and in `search_paths`, as `org/name`, `name` or `models--org--name`."""
+    for root in lm_studio_folders():
+        yield from _in_orgs(root, "LM Studio")
+    for path in search_paths:
+        root = expanded(path)
+        for folder in _folders(root):
+            if repo := repo_of_cache_folder(folder.name):
+                if (found := _snapshot(folder, "")) is not None:
+                    yield Found(found, repo, "search path")
+            elif os.path.isfile(folder / layout.CONFIG):
+                yield Found(folder, folder.name, "search path")
+        yield from _in_orgs(root, "search path")
+
+
+def _in_orgs(root: Path, place: Place) -> Iterator[Found]:
+    for org in _folders(root):
+        for folder in _folders(org):
+            if os.path.isfile(folder / layout.CONFIG):
+                yield Found(folder, f"{org.name}/{folder.name}", place)
+
+
+def _folders(root: Path) -> list[Path]:
+    """Its subfolders, by name; none if it can't be read."""
+    try:
+        return sorted(
+            path for path in root.iterdir() if os.path.isdir(path) and path.name[0] != "."
+        )
+    except OSError:
+        return []
+
+
+def _only(text: str, found: Iterable[Found]) -> Found | None:
+    by_folder = {one.folder: one for one in found if one.is_complete}
+    if len(by_folder) > 1:
+        where = ", ".join(map(str, by_folder))
+        raise ConfigError(f"{text!r} is the name of several checkpoints: {where}: give a path")
+    return next(iter(by_folder.values()), None)

@@ -1,0 +1,63 @@
+"""The interfaces between packages: what engine, prompt and runner hand each other.
+
+`engine` decides and `runner` does; `prompt` makes prompts. They meet only here. Token ids, numpy
+arrays and plans; no mlx, no HTTP.
+"""
+
+from __future__ import annotations
+
+from vlm_server.interfaces.executors import (
+    EncodeExecutor,
+    Encoder,
+    Encoding,
+    LoadExecutor,
+    PrepareExecutor,
+    Preparer,
+    Runner,
+    Step,
+)
+from vlm_server.interfaces.grammar import AnswerMatcher, Grammar
+from vlm_server.interfaces.memory import DeviceMemory, MemoryReading, ProcessMemory
+from vlm_server.interfaces.plan import (
+    EncodeWork,
+    LoadWork,
+    NewRequest,
+    PrefillWork,
+    PrefixState,
+    PrepareWork,
+    SchedulerOutput,
+    SeqId,
+)
+from vlm_server.interfaces.prompts import AnswerFormat, MediaInputs, Prepared, PreparedPrompt
+from vlm_server.interfaces.result import DraftCounts, StepResult, TokenLogprobs
+
+__all__ = [
+    "AnswerFormat",
+    "AnswerMatcher",
+    "DeviceMemory",
+    "DraftCounts",
+    "EncodeExecutor",
+    "EncodeWork",
+    "Encoder",
+    "Encoding",
+    "Grammar",
+    "LoadExecutor",
+    "LoadWork",
+    "MediaInputs",
+    "MemoryReading",
+    "NewRequest",
+    "PrefillWork",
+    "PrefixState",
+    "PrepareExecutor",
+    "PrepareWork",
+    "Prepared",
+    "PreparedPrompt",
+    "Preparer",
+    "ProcessMemory",
+    "Runner",
+    "SchedulerOutput",
+    "SeqId",
+    "Step",
+    "StepResult",
+    "TokenLogprobs",
+]

@@ -1,0 +1,167 @@
+"""What one step does, as the scheduler plans it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from vlm_server.cache.caches import EncodedImage
+from vlm_server.cache.disk.load import DiskLoad
+from vlm_server.cache.prompt_key import MediaSpan
+from vlm_server.errors import RequestError
+from vlm_server.interfaces.prompts import MediaInputs, PreparedPrompt
+from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.protocol import SamplingParams, Submit
+
+
+class SeqId(NamedTuple):
+    """A sequence of the decode batch: one choice of a request."""
+
+    request_id: str
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareWork:
+    """Prepare a request, unless it is cancelled; without `use_disk`, ignore the disk cache."""
+
+    submit: Submit
+    cancellation: Cancellation
+    use_disk: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWork:
+    """Read what the disk has of a request's prompt, unless it is cancelled."""
+
+    request_id: str
+    load: DiskLoad
+    cancellation: Cancellation
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeWork:
+    """Encode the media of span `span_index` of a request's prompt, from `inputs`."""
+
+    request_id: str
+    span_index: int
+    prompt: PreparedPrompt
+    inputs: MediaInputs
+
+    @property
+    def span(self) -> MediaSpan:
+        return self.prompt.spans[self.span_index]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.span.end - self.span.start
+
+    @property
+    def size(self) -> tuple[object, ...]:
+        """What media that are encoded in one call have in common.
+
+        How many tokens, the shape of every input, and the numbers of those that are no pixels.
+        """
+        inputs = (
+            (name, array.shape, array.tobytes() if array.dtype.kind == "i" else None)
+            for name, array in self.inputs.items()
+        )
+        return (self.num_tokens, *inputs)
+
+
+class PrefixState(Protocol):
+    """What a prefill starts after: the KV of a prompt's first `length` tokens."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def segments(self) -> Sequence[tuple[Any, int]]:
+        """KV segments, one after another, each with how many of its first tokens match."""
+        ...
+
+    @property
+    def snapshot(self) -> Any:
+        """The state of layers that can't be cut; None if there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request that the runner meets for the first time in this plan.
+
+    Its prefill starts after `prefix`. features: those of the spans after it, in order. Both may be
+    evicted once the step is done.
+    """
+
+    request_id: str
+    prompt: PreparedPrompt
+    sampling: SamplingParams
+    prefix: PrefixState
+    features: tuple[EncodedImage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillWork:
+    """Prefill tokens `start` to `end`; if `is_last`, sample and join the decode batch.
+
+    All sequences of the request, `sampling.n`, join at once.
+    """
+
+    request_id: str
+    start: int
+    end: int
+    is_last: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """All that one step does.
+
+    For the other threads: `prepare` these requests, `load` what the disk has of one, `encode` these
+    media now, in one call, and `encode_next` once the step is launched. For the runner: drop
+    `finished_seqs`, add `new`, decode these sequences, and `prefill` a chunk of one prompt, which
+    may be the new one. With it go the prompts `prefill_with`: all of them are new, begin after as
+    many cached tokens as the first, and end. A sequence may finish before it decoded: then what was
+    read of its prompt is stored. `refused` requests never fit into device memory.
+
+    The rest is for the loop: whether there are requests at all, whether one waits for memory,
+    whether one that does not waits for its first token. `is_drained`: no request is left, and none
+    will be taken. `is_idle`: nothing is remembered of any request.
+    """
+
+    prepare: tuple[PrepareWork, ...] = ()
+    load: LoadWork | None = None
+    encode: tuple[EncodeWork, ...] = ()
+    encode_next: tuple[EncodeWork, ...] = ()
+    finished_seqs: tuple[SeqId, ...] = ()
+    new: tuple[NewRequest, ...] = ()
+    decode: tuple[SeqId, ...] = ()
+    prefill: PrefillWork | None = None
+    prefill_with: tuple[PrefillWork, ...] = ()
+    refused: Mapping[str, RequestError] = field(default_factory=dict)
+    has_requests: bool = False
+    waits_for_memory: bool = False
+    waits_for_first_token: bool = False
+    is_drained: bool = False
+    is_idle: bool = True
+
+    @property
+    def has_runner_work(self) -> bool:
+        return bool(self.finished_seqs or self.new or self.decode or self.prefill)
+
+    @property
+    def prefills(self) -> tuple[PrefillWork, ...]:
+        """The chunks of all prompts."""
+        return () if self.prefill is None else (self.prefill, *self.prefill_with)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Of all chunks, padded to the longest."""
+        works = self.prefills
+        return len(works) * max((work.num_tokens for work in works), default=0)

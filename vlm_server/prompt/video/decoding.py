@@ -1,0 +1,261 @@
+"""Decodes sampled frames with PyAV. Runs in a process that may hang, crash or be killed.
+
+All packets are read first, which decodes nothing: their timestamps say when each frame is shown,
+whatever rate and length the header claims. Then only the packets between a key frame and a
+sampled frame are decoded. Of a video whose last packet is cut or broken, what is whole before it
+is the video.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import av
+from av.container import InputContainer
+from av.packet import Packet
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from vlm_server.prompt.video.messages import Job
+from vlm_server.prompt.video.sampling import Sample, sample
+from vlm_server.settings import Video as Limits
+
+_DEMUXERS = {"MP4": "mov", "WEBM": "matroska", "GIF": "gif"}
+CODECS = frozenset({"h264", "hevc", "av1", "mpeg4", "vp8", "vp9", "gif"})
+_OPTIONS = {"protocol_whitelist": "none", "enable_drefs": "0"}
+"""A file must not make the demuxer open another one."""
+_UNSIZED = "GIF"
+"""Its frames don't say how long they are: the last one of a file that is cut may be cut, too."""
+_THREADS = 2
+
+
+class Unreadable(Exception):
+    """The video can't be decoded; the message is for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The frame shown `seconds` after the first one: `rgb` is (height, width, 3) bytes.
+
+    To be rotated counterclockwise by `quarter_turns` times 90 degrees. All frames of a video have
+    the width and height of the first.
+    """
+
+    seconds: float
+    width: int
+    height: int
+    quarter_turns: int
+    rgb: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The sampled frames of a video in order of time. `is_cut`: there was more, not whole."""
+
+    frames: tuple[Frame, ...]
+    is_cut: bool
+
+
+def decode(job: Job) -> Decoded:
+    """The sampled frames of `job`, of those that are whole.
+
+    Raises Unreadable, and what PyAV raises for broken data.
+    """
+    with av.open(
+        io.BytesIO(job.data), "r", format=_DEMUXERS[job.format], options=_OPTIONS
+    ) as container:
+        stream = _video_stream(container)
+        _check_size(stream.width, stream.height, job.limits)
+        stream.codec_context.thread_count = _THREADS
+        stream.codec_context.thread_type = "AUTO"
+        stream.codec_context.options = {"max_pixels": str(job.limits.max_pixels)}
+        packets, is_cut = _read_packets(container, stream)
+        if job.is_cut and job.format == _UNSIZED:
+            packets.pop()
+        timeline = _timeline(packets, stream)
+        if timeline.duration > job.limits.max_seconds:
+            raise Unreadable(
+                f"The video is longer than {job.limits.max_seconds:g} seconds (video.max_seconds)."
+            )
+        try:
+            return Decoded(_sampled(stream, timeline, job.limits), is_cut or job.is_cut)
+        except (Unreadable, av.FFmpegError):
+            if len(packets) < 2:
+                raise
+            stream.codec_context.flush_buffers()
+            shorter = _timeline(packets[:-1], stream)
+            return Decoded(_sampled(stream, shorter, job.limits), is_cut=True)
+
+
+def _read_packets(
+    container: InputContainer, stream: VideoStream
+) -> tuple[list[Packet[VideoStream]], bool]:
+    """All packets in decoding order but the last, if it is cut, and whether it is.
+
+    Raises Unreadable if others follow one that is.
+    """
+    packets: list[Packet[VideoStream]] = []
+    is_cut = False
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            is_cut = True
+        elif packet.size:
+            if is_cut:
+                raise Unreadable("The video is damaged.")
+            packets.append(packet)
+    if not packets:
+        raise Unreadable("The video has no frames.")
+    return packets, is_cut
+
+
+def _sampled(stream: VideoStream, timeline: _Timeline, limits: Limits) -> tuple[Frame, ...]:
+    samples = sample(timeline.times, timeline.duration, limits.fps, limits.max_frames)
+    return tuple(_frames(stream, timeline, samples, limits))
+
+
+@dataclass(frozen=True, slots=True)
+class _Timeline:
+    """All packets in decoding order, and the times of their frames in presentation order.
+
+    keys: (time, packet index) of the key frames. shown: the frames' times, ascending, in the
+    stream's time base. times: the same in seconds, from 0 on. duration: in seconds, including
+    the last frame's own.
+    """
+
+    packets: list[Packet[VideoStream]]
+    keys: list[tuple[int, int]]
+    shown: list[int]
+    times: list[float]
+    duration: float
+
+    def start_for(self, time: int) -> int:
+        """The index of the packet to start from to decode the frame shown at `time`.
+
+        A frame that is decoded after a key frame but shown before it needs the key frame before.
+        """
+        return next((number for shown, number in reversed(self.keys) if shown <= time), 0)
+
+
+def _video_stream(container: InputContainer) -> VideoStream:
+    streams = [s for s in container.streams.video if s.codec_context is not None]
+    if not streams:
+        raise Unreadable("The file has no video stream.")
+    stream = streams[0]
+    if stream.codec_context.codec.canonical_name not in CODECS:
+        raise Unreadable(f"The video's codec is not one of {', '.join(sorted(CODECS))}.")
+    return stream
+
+
+def _check_size(width: int, height: int, limits: Limits) -> None:
+    if width * height > limits.max_pixels:
+        raise Unreadable(
+            f"The video's frames have more than {limits.max_pixels} pixels (video.max_pixels)."
+        )
+    if width * height <= 0:
+        raise Unreadable("The video's frames have no pixels.")
+
+
+def _timeline(packets: list[Packet[VideoStream]], stream: VideoStream) -> _Timeline:
+    seen = [packet for packet in packets if packet.pts is not None and not packet.is_discard]
+    unit = stream.time_base
+    if not seen or unit is None:
+        raise Unreadable("The video has no frames.")
+    last = max(seen, key=_pts)
+    shown = sorted({_pts(packet) for packet in seen})
+    return _Timeline(
+        packets=packets,
+        keys=[
+            (_pts(packet), number)
+            for number, packet in enumerate(packets)
+            if packet.is_keyframe and packet.pts is not None
+        ],
+        shown=shown,
+        times=[float((time - shown[0]) * unit) for time in shown],
+        duration=float((shown[-1] - shown[0] + (last.duration or 0)) * unit),
+    )
+
+
+def _pts(packet: Packet[VideoStream]) -> int:
+    assert packet.pts is not None
+    return packet.pts
+
+
+def _frames(
+    stream: VideoStream, timeline: _Timeline, samples: Sequence[Sample], limits: Limits
+) -> Iterator[Frame]:
+    decoder = _Decoder(stream, timeline)
+    previous: Frame | None = None
+    for number, chosen in enumerate(samples):
+        if previous is not None and chosen.index == samples[number - 1].index:
+            previous = replace(previous, seconds=chosen.seconds)
+        else:
+            frame = decoder.frame_at(timeline.shown[chosen.index])
+            _check_size(frame.width, frame.height, limits)
+            size = (previous.width, previous.height) if previous else _fitted(frame, limits)
+            previous = _render(frame, chosen.seconds, *size)
+        yield previous
+
+
+class _Decoder:
+    """Decodes the frames shown at given times, which must not descend."""
+
+    def __init__(self, stream: VideoStream, timeline: _Timeline) -> None:
+        self._context = stream.codec_context
+        self._timeline = timeline
+        self._next_packet = 0
+        self._pending: deque[VideoFrame] = deque()
+        self._newest: VideoFrame | None = None
+
+    def frame_at(self, time: int) -> VideoFrame:
+        """The frame shown at `time` (in the stream's time base). Raises Unreadable."""
+        start = self._timeline.start_for(time)
+        if start > self._next_packet:
+            self._context.flush_buffers()
+            self._pending.clear()
+            self._next_packet = start
+        while not _is_shown_by(self._newest, time):
+            self._newest = self._following()
+        assert self._newest is not None
+        if self._newest.is_corrupt:
+            raise Unreadable("The video is damaged.")
+        return self._newest
+
+    def _following(self) -> VideoFrame:
+        """The next frame in presentation order."""
+        packets = self._timeline.packets
+        while not self._pending:
+            if self._next_packet > len(packets):
+                raise Unreadable("Not all frames of the video can be decoded.")
+            at_end = self._next_packet == len(packets)
+            packet = None if at_end else packets[self._next_packet]
+            self._pending += self._context.decode(packet)
+            self._next_packet += 1
+        return self._pending.popleft()
+
+
+def _is_shown_by(frame: VideoFrame | None, time: int) -> bool:
+    return frame is not None and frame.pts is not None and frame.pts >= time
+
+
+def _fitted(frame: VideoFrame, limits: Limits) -> tuple[int, int]:
+    """The (width, height) to scale a frame to."""
+    scale = min(1.0, limits.max_side_pixels / max(frame.width, frame.height))
+    return max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
+
+
+def _render(frame: VideoFrame, seconds: float, width: int, height: int) -> Frame:
+    shown = frame.reformat(width, height, "rgb24", interpolation="BICUBIC")
+    (plane,) = shown.planes
+    rows, row_bytes = memoryview(plane), plane.line_size
+    return Frame(
+        seconds=seconds,
+        width=width,
+        height=height,
+        quarter_turns=round(frame.rotation / 90) % 4,
+        rgb=b"".join(
+            rows[start : start + width * 3] for start in range(0, height * row_bytes, row_bytes)
+        ),
+    )

@@ -1,1 +1,0 @@
-"""The engine process: start-up, wiring, its channel to the front, warm-up, process memory."""
