@@ -30,7 +30,6 @@ from PIL import Image as PillowImage
 
 from vlm_server import settings
 from vlm_server.engine.inbox import Inbox
-from vlm_server.engine.memory.decisions import Clear
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.start import build_engine
 from vlm_server.platform import heap
@@ -77,7 +76,7 @@ class ClearsAtNextPrefill(NeverClears):
     """As servers do that clear when the next request comes."""
 
     def before_chunk(self) -> None:
-        self._carry_out(Clear("prefill"))
+        self._clear("prefill")
         super().before_chunk()
 
 

@@ -194,7 +194,7 @@ class EngineLoop:
         """If one is of the device's limits, count it; if of its memory, free what nobody uses."""
         for error in errors:
             if isinstance(error, OutOfMemory | StepTooLong):
-                self._governor.note_failure(error.code)
+                self._governor.count(f"failure_{error.code}")
         if any(isinstance(error, OutOfMemory) for error in errors):
             self._governor.relieve()
 
@@ -286,7 +286,7 @@ class EngineLoop:
 
     def _handle_loaded(self, done: LoadDone) -> None:
         self._loading = None
-        self._governor.note_work()
+        self._governor.mark_busy()
         if done.loaded.is_out_of_memory:
             self._governor.relieve()
         self._scheduler.loaded(done.request_id, done.loaded)
@@ -295,7 +295,7 @@ class EngineLoop:
         self._encoding = ()
         self._at_work.end(ENCODER, done.works[0].request_id)
         made = [one for one in done.outcomes if not isinstance(one, RequestError)]
-        self._governor.note_work()  # the device has worked, even if the requests are gone
+        self._governor.mark_busy()  # the device has worked, even if the requests are gone
         num_tokens = sum(work.num_tokens for work in done.works)
         at_once = made[0].tokens_at_once if len(done.works) == len(made) == 1 else None
         self._governor.after_encode(
@@ -308,7 +308,7 @@ class EngineLoop:
 
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:
-            self._governor.note_work()
+            self._governor.mark_busy()
         elif not plan.has_runner_work:
             self._governor.yield_to_others()
             if self._governor.idle_seconds_left() == 0:

@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from vlm_server.engine.memory import decisions
-from vlm_server.engine.memory.decisions import Demand
 from vlm_server.engine.memory.governor import MIB, Governor
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
@@ -19,30 +17,34 @@ _UNBOUNDED_ANSWER_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """It may begin. `transient_bytes` are reserved for its peak."""
+    """The request may begin; `transient_bytes` are reserved for its peak."""
 
     transient_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not now: others hold the memory that it needs."""
+    """Others hold the memory that the request needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """It could not even run alone."""
+    """The request could not even run alone."""
 
     error: MemoryExceeded
 
 
 class Admission:
-    """Puts the needs of requests into bytes, and asks the governor. Changes no request."""
+    """Puts the needs of requests into bytes, and asks the governor for room. Changes no request.
+
+    A request's resident bytes are those of its KV at its end; its transient bytes are what it needs
+    besides at its peak, as learned from others.
+    """
 
     def __init__(
         self, governor: Governor, kv_bytes: Callable[[int], int], max_chunk_tokens: int
     ) -> None:
-        """`kv_bytes`: see `ports.Runner.kv_bytes`."""
+        """`kv_bytes`: see `interfaces.Runner.kv_bytes`."""
         self._governor = governor
         self._kv_bytes = kv_bytes
         self._max_chunk_tokens = max_chunk_tokens
@@ -50,46 +52,48 @@ class Admission:
         """The request that was last told to wait: each is counted once."""
 
     def decide(
-        self, request: Request, admitted: Iterable[Request], *, is_settled: bool
+        self, request: Request, admitted: Iterable[Request], *, some_are_ending: bool
     ) -> Admit | Wait | Refuse:
-        """Whether `request` may begin beside those `admitted`; see `Governor.admit`."""
+        """Whether `request` may begin beside those `admitted`.
+
+        Makes room for it (`Governor.make_room`). While `some_are_ending`, requests that have ended
+        still hold memory.
+        """
         admitted = list(admitted)
+        alone = self._resident([request])
+        if not self._governor.fits_alone(alone):
+            self._governor.count("refuse")
+            return Refuse(self._too_large(request, alone))
         transient = self._transient(request, admitted)
         theirs = [one.transient_bytes for one in admitted if one.state is not State.DECODE]
-        together = self._resident([request, *admitted])
-        decision = self._governor.admit(
-            Demand(
-                resident_bytes=together - self._resident(admitted) + request.load_bytes,
-                transient_bytes=max([transient, *theirs]),
-                alone_bytes=self._resident([request]),
-            ),
+        added = self._resident([request, *admitted]) - self._resident(admitted)
+        has_room = self._governor.make_room(
+            added + request.load_bytes + max([transient, *theirs]),
             self._reserved(admitted),
-            others_run=bool(admitted) or not is_settled,
-            is_settled=is_settled,
+            others_run=bool(admitted) or some_are_ending,
+            some_are_ending=some_are_ending,
         )
-        match decision:
-            case decisions.Refuse(needed_bytes, free_bytes):
-                largest = self._largest_answer(request, free_bytes)
-                advice = f" `max_tokens` may be at most {largest}." if largest else ""
-                return Refuse(
-                    MemoryExceeded(
-                        f"This request needs up to {needed_bytes / MIB:.0f} MiB of device memory; "
-                        f"{free_bytes / MIB:.0f} MiB are available beside the model.{advice}",
-                        "max_tokens" if largest else None,
-                    )
-                )
-            case decisions.Wait():
-                if is_settled and self._last_waiting != request.request_id:
-                    self._last_waiting = request.request_id
-                    self._governor.note_wait()
-                return Wait()
-            case _:
-                return Admit(transient)
+        if has_room:
+            return Admit(transient)
+        if not some_are_ending and self._last_waiting != request.request_id:
+            self._last_waiting = request.request_id
+            self._governor.count("wait")
+        return Wait()
+
+    def _too_large(self, request: Request, needed_bytes: int) -> MemoryExceeded:
+        free_bytes = self._governor.free_bytes
+        largest = self._largest_answer(request, free_bytes)
+        advice = f" `max_tokens` may be at most {largest}." if largest else ""
+        return MemoryExceeded(
+            f"This request needs up to {needed_bytes / MIB:.0f} MiB of device memory; "
+            f"{free_bytes / MIB:.0f} MiB are available beside the model.{advice}",
+            "max_tokens" if largest else None,
+        )
 
     def may_load(self, request: Request) -> bool:
         """Whether what the disk has of `request` fits beside it, if it runs alone.
 
-        If not, it is computed instead: nothing is read that no memory can be reserved for.
+        If not, its prompt is computed: nothing is read that no memory can be reserved for.
         """
         load = request.load
         if load is None:
@@ -98,7 +102,7 @@ class Admission:
         return self._resident([request]) + taken <= self._governor.free_bytes
 
     def reserved_bytes(self, admitted: Iterable[Request]) -> int:
-        """What those `admitted` may still allocate until they end."""
+        """Bytes that those `admitted` may still allocate until they end."""
         return self._reserved(list(admitted))
 
     def make_room_for_reserved(self, admitted: Iterable[Request]) -> None:
@@ -107,16 +111,16 @@ class Admission:
             self._governor.make_room_for_reserved(reserved)
 
     def fit_together(self, requests: Iterable[Request], admitted: Iterable[Request]) -> bool:
-        """Whether these may have their peaks at once; each was admitted for its own."""
+        """Whether these requests may have their peaks at once; each was admitted for its own."""
         reserved = self._reserved(list(admitted))
         return self._governor.has_room(reserved + sum(one.transient_bytes for one in requests))
 
     def fits_encode(
         self, num_tokens: int, requests: Iterable[Request], admitted: Iterable[Request]
     ) -> bool:
-        """Whether media of so many tokens of these may be encoded in one call.
+        """Whether media of `num_tokens`, of these requests, may be encoded in one call.
 
-        Each was admitted for the encode of one at a time, and with the features of all its media.
+        Each request was admitted for one encode at a time, and for the features of all its media.
         """
         needed = self._governor.estimator.of("encode", num_tokens)
         needed += sum(one.transient_bytes for one in requests)
@@ -125,10 +129,10 @@ class Admission:
     def fits_prefill(
         self, num_tokens: int, requests: Sequence[Request], admitted: Iterable[Request]
     ) -> bool:
-        """Whether prompts of these, of at most `num_tokens` each, may be prefilled in one call.
+        """Whether the prompts of these, of at most `num_tokens` each, may be prefilled in one call.
 
-        Each was admitted for its own prefill, and for joining those that run. Beside that is the
-        cache that all are read into.
+        Each request was admitted for its own prefill, and for joining those that run. The KV of
+        the batch comes on top.
         """
         needed = self._governor.estimator.of("prefill", len(requests) * num_tokens)
         longest = max(one.prompt.num_tokens for one in requests)
@@ -161,7 +165,7 @@ class Admission:
         return worst + features * estimator.feature_bytes
 
     def _reserved(self, admitted: list[Request]) -> int:
-        """Bytes that they, and what is read for them, will take until they end."""
+        """Bytes that those admitted, and what is read for them, will take until they end."""
         decoding = [one for one in admitted if one.state is State.DECODE]
         held = self._side_by_side(decoding, lambda one: one.num_kv_tokens)
         held += sum(

@@ -17,7 +17,7 @@ _LEAST_TOKENS = 32
 
 
 class MemoryEstimator:
-    """The most transient memory that a token needed, in the last units of work of each kind.
+    """Transient bytes per token of encodes and prefills: the most that the last ones needed.
 
     Peaks belong to the process, so nothing is learned from work that ran beside other work. What
     stays when the work is done (KV, features) is not transient.
@@ -40,7 +40,7 @@ class MemoryEstimator:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was ever held."""
+        """The most bytes that arrays ever held."""
         self._fold()
         return self._peak_bytes
 
@@ -54,6 +54,7 @@ class MemoryEstimator:
         return int(max(rates, default=_COLD_BYTES[work]) * num_tokens)
 
     def begin(self, work: Work) -> None:
+        """Work of this kind begins; `end` follows, once."""
         self._fold()
         active = self._memory.read().active_bytes
         self._begun[work] = (active, active)
@@ -61,7 +62,7 @@ class MemoryEstimator:
             self._overlapping.update(self._begun)
 
     def end(self, work: Work, num_tokens: int, *, is_typical: bool = True) -> None:
-        """The work that was begun last of its kind is done; others learn of it if `is_typical`."""
+        """Learn from the peak of the work of this kind that was begun, if it `is_typical`."""
         self._fold()
         before, peak = self._begun.pop(work)
         is_alone = work not in self._overlapping
@@ -71,7 +72,7 @@ class MemoryEstimator:
             self._rates[work].append(max(0, peak - stays) / num_tokens)
 
     def _fold(self) -> None:
-        """Take the peak since the last time into all that is under way."""
+        """Add the peak since the last call to the peaks of all work under way."""
         peak = self._memory.take_peak()
         self._peak_bytes = max(self._peak_bytes, peak)
         self._begun = {

@@ -73,7 +73,7 @@ class Planner:
     def plan(self, finished_seqs: tuple[SeqId, ...], *, is_draining: bool) -> SchedulerOutput:
         """All that the next step does, and what the runner drops: `finished_seqs`, which ended."""
         # Before preparing: it may send a request back to be prepared again.
-        refused = self._admit_waiting(is_settled=not finished_seqs)
+        refused = self._admit_waiting(some_are_ending=bool(finished_seqs))
         prepare = self._start_preparing()
         load = self._start_load()
         encode = self._start_encode(beside=None)
@@ -173,20 +173,22 @@ class Planner:
             work.append(PrepareWork(request.submit, cancellation, request.may_use_disk))
         return tuple(work)
 
-    def _admit_waiting(self, *, is_settled: bool) -> dict[str, RequestError]:
+    def _admit_waiting(self, *, some_are_ending: bool) -> dict[str, RequestError]:
         """Admit requests, in order, until one has to wait for memory; those after it wait, too.
 
-        Returns those that could not even run alone: the scheduler fails them. What has ended must
-        have given its device memory back (`is_settled`) before a request is refused.
+        Returns those that could not even run alone: the scheduler fails them. While
+        `some_are_ending`, or are still read or encoded for, they hold device memory.
         """
         self._admission.make_room_for_reserved(self._requests.admitted)
-        is_settled = is_settled and self._under_way <= self._requests.keys()
+        some_are_ending |= not self._under_way <= self._requests.keys()
         refused = dict[str, RequestError]()
         for request in list(self._requests.in_state(State.WAITING_FOR_MEMORY)):
             if not self._admission.may_load(request):
                 request.prepare_again()
                 continue
-            match self._admission.decide(request, self._requests.admitted, is_settled=is_settled):
+            match self._admission.decide(
+                request, self._requests.admitted, some_are_ending=some_are_ending
+            ):
                 case Admit(transient_bytes):
                     request.admit(transient_bytes)
                 case Refuse(error):

@@ -126,7 +126,7 @@ def test_an_atomic_chunk_counts_whole(atomic: int, largest_chunk: int):
     request.move_to(State.PREPARING)
     made = replace(prompt("of 13 letters"), atomic_prefill_tokens=atomic)
     request.set_prepared(prepared(made), 1)
-    decision = admission.decide(request, [], is_settled=True)
+    decision = admission.decide(request, [], some_are_ending=False)
     assert decision == Admit(governor.estimator.of("prefill", largest_chunk))
 
 
@@ -264,10 +264,11 @@ def test_two_fit_together_if_there_is_room_for_both_of_their_worst_moments():
 def test_a_refusal_says_how_long_an_answer_may_be(room: int, advice: str):
     engine = Engine(room=room)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
-    decision = admission.decide(waiting("a", max_tokens=30), [], is_settled=True)
+    decision = admission.decide(waiting("a", max_tokens=30), [], some_are_ending=False)
     assert isinstance(decision, Refuse)
     assert decision.error.message.endswith(f"are available beside the model.{advice}")
     assert decision.error.param == ("max_tokens" if advice else None)
+    assert engine.governor.read().decisions == {"refuse": 1}
 
 
 def test_an_answer_that_is_cut_to_the_context_reserves_no_more_than_one_without_a_bound():
@@ -275,9 +276,9 @@ def test_an_answer_that_is_cut_to_the_context_reserves_no_more_than_one_without_
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     cut = waiting("cut", max_tokens=65535)
     cut.max_tokens = 10_000
-    assert isinstance(admission.decide(cut, [], is_settled=True), Admit)
+    assert isinstance(admission.decide(cut, [], some_are_ending=False), Admit)
     assert isinstance(
-        admission.decide(waiting("long", max_tokens=10_000), [], is_settled=True), Refuse
+        admission.decide(waiting("long", max_tokens=10_000), [], some_are_ending=False), Refuse
     )
 
 
@@ -293,7 +294,7 @@ def waiting(name: str, text: str = "", max_tokens: int = 20) -> Request:
 
 def admit(request: Request, admission: Admission, *admitted: Request) -> Admit | Wait | Refuse:
     """What is decided; the request is admitted, if that is what."""
-    decision = admission.decide(request, admitted, is_settled=True)
+    decision = admission.decide(request, admitted, some_are_ending=False)
     if isinstance(decision, Admit):
         request.admit(decision.transient_bytes)
     return decision
@@ -309,7 +310,9 @@ def test_the_worst_moment_of_who_was_admitted_before_stays_reserved():
     engine.memory.limit_bytes -= 2
     assert isinstance(admit(text, admission, picture), Wait)
     engine.memory.limit_bytes += 2
-    assert isinstance(admission.decide(text, [picture], is_settled=True), Admit), "25, 25 and 30"
+    assert isinstance(admission.decide(text, [picture], some_are_ending=False), Admit), (
+        "25, 25 and 30"
+    )
     engine.memory.limit_bytes -= 2
     picture.move_to(State.DECODE)
     assert isinstance(admit(text, admission, picture), Admit), "its worst moment is over"

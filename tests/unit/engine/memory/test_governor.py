@@ -9,7 +9,6 @@ import pytest
 
 from tests.unit.engine.fakes import FakeMemory, FakeProcess
 from vlm_server.cache.caches import Caches
-from vlm_server.engine.memory.decisions import Decision, Demand, Keep, Refuse, Wait
 from vlm_server.engine.memory.estimator import MemoryEstimator
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.settings import Memory
@@ -53,11 +52,13 @@ class Ground:
         self.caches.features.put(name, _Features(), size * MIB).release()
         self._settle()
 
-    def admit(self, resident: int, transient: int = 0, reserved: int = 0, **who: bool) -> Decision:
+    def admit(self, resident: int, transient: int = 0, reserved: int = 0, **who: bool) -> str:
         """By default nobody else runs."""
-        demand = Demand(resident * MIB, transient * MIB, resident * MIB)
         who = {"others_run": False, **who}
-        return self.governor.admit(demand, reserved * MIB, **who)
+        if not self.governor.fits_alone(resident * MIB):
+            return "refuse"
+        needed = (resident + transient) * MIB
+        return "admit" if self.governor.make_room(needed, reserved * MIB, **who) else "wait"
 
     def _settle(self) -> None:
         cached = self.caches.features.read().size_bytes
@@ -81,14 +82,14 @@ def ground() -> Ground:
 
 
 def test_what_fits_is_admitted(ground: Ground):
-    assert ground.admit(800, 100) == Keep()
+    assert ground.admit(800, 100) == "admit"
     assert ground.decisions == {}
 
 
 def test_what_fits_but_for_what_is_reserved_waits(ground: Ground):
     ground.hold(active=300)
-    assert ground.admit(300, 100, reserved=200, others_run=True) == Keep()
-    assert ground.admit(300, 101, reserved=200, others_run=True) == Wait()
+    assert ground.admit(300, 100, reserved=200, others_run=True) == "admit"
+    assert ground.admit(300, 101, reserved=200, others_run=True) == "wait"
 
 
 def test_caches_go_first_the_oldest_of_them_and_no_more_than_needed(ground: Ground):
@@ -103,32 +104,31 @@ def test_caches_go_first_the_oldest_of_them_and_no_more_than_needed(ground: Grou
 def test_what_a_request_uses_is_not_evicted(ground: Ground):
     ground.cache("in use", 400)
     lease = ground.caches.features.lease("in use")
-    assert ground.admit(600, others_run=True) == Wait()
+    assert ground.admit(600, others_run=True) == "wait"
     assert lease is not None
     lease.release()
     ground.admit(600, others_run=True)
     assert ground.cached == 0
 
 
-def test_what_could_never_fit_is_refused_with_the_figures(ground: Ground):
-    assert ground.admit(901) == Refuse(901 * MIB, 900 * MIB)
+def test_what_could_never_fit_is_refused_whatever_is_free(ground: Ground):
+    assert ground.admit(901) == "refuse"
     ground.hold(active=500)
-    assert ground.admit(901, others_run=True) == Refuse(901 * MIB, 900 * MIB)
-    assert ground.decisions == {"refuse": 2}
+    assert ground.admit(901, others_run=True) == "refuse"
 
 
 def test_nobody_is_refused_for_what_was_learned(ground: Ground):
-    assert ground.admit(100, 5000, others_run=True) == Wait()
-    assert ground.admit(100, 5000) == Keep()
+    assert ground.admit(100, 5000, others_run=True) == "wait"
+    assert ground.admit(100, 5000) == "admit"
 
 
 def test_what_has_ended_but_is_held_yet_costs_no_cache(ground: Ground):
     ground.cache("a", 400)
     ground.hold(active=450)
-    assert ground.admit(300, others_run=True, is_settled=False) == Wait()
+    assert ground.admit(300, others_run=True, some_are_ending=True) == "wait"
     assert ground.cached == 400
     ground.hold(active=0)
-    assert ground.admit(300) == Keep()
+    assert ground.admit(300) == "admit"
     assert ground.cached == 400
 
 
@@ -136,7 +136,7 @@ def test_what_a_step_under_way_still_holds_costs_no_cache(ground: Ground):
     ground.cache("a", 400)
     ground.hold(active=300)
     ground.memory.unsettled_bytes = 300 * MIB
-    assert ground.admit(400, others_run=True) == Keep()
+    assert ground.admit(400, others_run=True) == "admit"
     assert ground.cached == 400
     assert ground.decisions == {}
 
@@ -206,17 +206,17 @@ def test_an_eviction_of_nothing_is_none(ground: Ground):
 def test_it_never_latches(ground: Ground):
     """Somebody else took the memory and gives it back; in between, who could fit waits or runs."""
     ground.hold(active=850)
-    assert ground.admit(300, others_run=True) == Wait()
-    assert ground.admit(300) == Keep(), "nobody else's end can be waited for"
+    assert ground.admit(300, others_run=True) == "wait"
+    assert ground.admit(300) == "admit", "nobody else's end can be waited for"
     ground.hold(active=100)
-    assert ground.admit(300, others_run=True) == Keep()
+    assert ground.admit(300, others_run=True) == "admit"
 
 
 def test_the_pool_goes_where_it_is_in_the_way(ground: Ground):
     ground.hold(pool=190)
-    assert ground.admit(600) == Keep()
+    assert ground.admit(600) == "admit"
     assert ground.memory.pool_bytes == 190 * MIB
-    assert ground.admit(720) == Keep()
+    assert ground.admit(720) == "admit"
     assert ground.memory.pool_bytes == 0
     assert ground.decisions == {"clear_admission": 1}
 
@@ -227,7 +227,7 @@ def test_an_allocator_that_trims_its_own_pool_is_cleared_for_pictures_alone():
     learn(ground, "prefill", 512, 100)
     learn(ground, "encode", 400, 400)
     ground.hold(active=500, pool=350)
-    assert ground.admit(300) == Keep()
+    assert ground.admit(300) == "admit"
     ground.governor.before_chunk()
     ground.governor.after_chunk(512, is_last=False, has_merged=False)
     assert ground.decisions == {}
@@ -255,11 +255,11 @@ def gpu(**settings: object) -> Ground:
 def serve(ground: Ground, seconds: int) -> None:
     """Eight users' streams with new images, at 40 steps a second; statistics every second."""
     governor = ground.governor
-    demand = Demand(60 * MIB, 6 * GIB * MIB, 60 * MIB)
+    needed = (60 + 6 * GIB) * MIB
     for _ in range(seconds):
         ground.seconds += 1.0
-        governor.note_work()
-        governor.admit(demand, GIB * MIB, others_run=True)
+        governor.mark_busy()
+        governor.make_room(needed, GIB * MIB, others_run=True)
         governor.before_encode(1131)
         governor.after_encode(1131, 5 * MIB, tokens_at_once=1131)
         governor.before_chunk()
@@ -451,7 +451,7 @@ def test_after_a_failed_allocation_everything_that_nobody_uses_is_freed(ground: 
 def test_idle_time_begins_when_the_work_ends(ground: Ground):
     assert ground.governor.idle_seconds_left() is None, "nothing was done yet"
     ground.hold(pool=100)
-    ground.governor.note_work()
+    ground.governor.mark_busy()
     ground.seconds = 5.0
     assert ground.governor.idle_seconds_left() == 1.0
     ground.seconds = 5.75
@@ -462,17 +462,17 @@ def test_idle_time_begins_when_the_work_ends(ground: Ground):
 
 
 def test_an_arrival_cancels_the_idle_clear(ground: Ground):
-    ground.governor.note_work()
+    ground.governor.mark_busy()
     assert ground.governor.idle_seconds_left() == 1.0
     ground.seconds = 0.9
-    ground.governor.note_work()
+    ground.governor.mark_busy()
     ground.seconds = 3.0
     assert ground.governor.idle_seconds_left() == 1.0
 
 
 def test_a_small_pool_is_left(ground: Ground):
     ground.hold(pool=32)
-    ground.governor.note_work()
+    ground.governor.mark_busy()
     ground.governor.idle()
     assert ground.decisions == {}
     assert ground.process.num_trims == 1
@@ -569,12 +569,12 @@ def test_a_smaller_limit_takes_nothing_that_was_promised(ground: Ground) -> None
 
 
 def test_requests_are_admitted_by_the_new_limit(ground: Ground) -> None:
-    assert isinstance(ground.admit(800), Keep)
+    assert ground.admit(800) == "admit"
     ground.governor.set_limit(500 * MIB, 0)
-    assert isinstance(ground.admit(800), Refuse)
-    assert isinstance(ground.admit(300), Keep)
+    assert ground.admit(800) == "refuse"
+    assert ground.admit(300) == "admit"
     ground.governor.set_limit(1000 * MIB, 0)
-    assert isinstance(ground.admit(800), Keep)
+    assert ground.admit(800) == "admit"
 
 
 def test_an_operator_clears_what_nobody_uses(ground: Ground) -> None:
