@@ -155,7 +155,7 @@ def new_preparer(
 ) -> MultimodalPreparer:
     """A preparer with the default settings, whose caches keep nothing unless they are given."""
     grammars = grammars or new_grammars(loaded.host)
-    return MultimodalPreparer(loaded.host, decoders, grammars, caches or Caches.of())
+    return MultimodalPreparer(loaded.host, decoders, grammars, caches or Caches())
 
 
 def prepare(preparer: MultimodalPreparer, submit: Submit) -> Prepared:

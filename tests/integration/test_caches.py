@@ -43,7 +43,7 @@ def caches_of(served: Served, **sizes: int) -> Caches:
     wanted = {"token_layout_bytes": LOTS, "pixel_bytes": LOTS, "encoder_bytes": LOTS}
     wanted |= {"prefix_bytes": LOTS, **sizes}
     needed = needs_snapshots(served[0].language_model)
-    return Caches.of(**wanted, needs_snapshots=needed)
+    return Caches(**wanted, needs_snapshots=needed)
 
 
 def asked(name: str, request_id: str = "") -> Submit:

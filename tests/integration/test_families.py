@@ -184,7 +184,7 @@ def test_scores_that_are_not_numbers_end_their_own_request_alone(
         return replace(made, inputs={})
 
     with_snapshots = needs_snapshots(served[0].language_model)
-    caches = Caches.of(encoder_bytes=1 << 20, prefix_bytes=64 << 20, needs_snapshots=with_snapshots)
+    caches = Caches(encoder_bytes=1 << 20, prefix_bytes=64 << 20, needs_snapshots=with_snapshots)
     engine = new_engine(caches=caches)
     engine.add(asked("text", LONGER))
     engine.add(asked("pictures", LONGER))
@@ -203,7 +203,7 @@ def test_scores_that_are_not_numbers_end_their_own_request_alone(
 def test_features_that_are_not_numbers_end_their_own_request_and_are_not_kept(
     new_engine: NewEngine, served: Served
 ):
-    caches = Caches.of(encoder_bytes=1 << 20)
+    caches = Caches(encoder_bytes=1 << 20)
     engine = new_engine(caches=caches)
     add_changed(engine, served[1], with_pixels(lambda pixels: np.full_like(pixels, np.nan)))
     engine.run()

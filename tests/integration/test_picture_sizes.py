@@ -130,7 +130,7 @@ def test_one_picture_in_many_sizes_never_shares_what_differs(load_tiny: Load, fa
     """A hit equals a miss: one engine with caches answers as engines without do."""
     loaded, preparer = load_tiny(family)
     wishes = [w for w in WISHES if loaded.host.pixel_rule or "min_pixels" not in w]
-    cached = Engine(loaded, preparer, caches=Caches.of(**CACHING))
+    cached = Engine(loaded, preparer, caches=Caches(**CACHING))
     for number, wish in enumerate(wishes):
         submit = ask(f"{number}", shot(**wish), "what?")
         fresh = Engine(loaded, preparer)
@@ -147,7 +147,7 @@ def images_of(engine: Engine, submit: Submit) -> tuple[ImageUse, ...]:
 
 def test_wishes_that_change_nothing_share_the_cache(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
-    engine = Engine(loaded, preparer, caches=Caches.of(**CACHING))
+    engine = Engine(loaded, preparer, caches=Caches(**CACHING))
     engine.answer(ask("a", shot(), "what?"))
     again = ask("b", shot(min_pixels=1, max_pixels=1 << 30), "what?")
     engine.answer(again)
@@ -161,7 +161,7 @@ def test_wishes_that_change_nothing_share_the_cache(load_tiny: Load):
 
 def test_counting_says_what_an_answer_costs_and_what_is_cached(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
-    engine = Engine(loaded, preparer, caches=Caches.of(**CACHING))
+    engine = Engine(loaded, preparer, caches=Caches(**CACHING))
     asked = ask("a", shot(), "what?")
     cold = counted(engine, asked, "cold")
     engine.answer(asked)

@@ -255,7 +255,7 @@ def test_what_is_stored_of_an_answer_is_what_was_drawn(
     plain.answer(ask("first", "go on", sampling=LONGER))
     wanted = second(without, plain.texts["first"])
     drafting(plain)
-    cached = some(num_draft_tokens=15, caches=Caches.of(prefix_bytes=1 << 30))
+    cached = some(num_draft_tokens=15, caches=Caches(prefix_bytes=1 << 30))
     cached.answer(ask("first", "go on", sampling=LONGER))
     assert cached.texts["first"] == plain.texts["first"]
     drafting(without)

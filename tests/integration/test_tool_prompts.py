@@ -47,7 +47,7 @@ def preparer_of(loaded: LoadedModel, template: str) -> MultimodalPreparer:
         tool_parser=tool_parser(source, "auto"),
         reasoning_format=reasoning_format(source),
     )
-    caches = Caches.of(prefix_bytes=1 << 20, needs_snapshots=True)
+    caches = Caches(prefix_bytes=1 << 20, needs_snapshots=True)
     return new_preparer(replace(loaded, host=host), caches=caches)
 
 

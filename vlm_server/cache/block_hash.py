@@ -1,6 +1,6 @@
-"""Which stored blocks of prompts follow which, by the hashes of all that comes before.
+"""Blocks of prompts, found by the hash of all that comes before them.
 
-A block is looked up by the digest of the whole prompt before it, as in vLLM; then its own positions
+As in vLLM, a block is looked up by the digest of the whole prompt before it; then its own positions
 are compared.
 """
 
@@ -16,18 +16,18 @@ from vlm_server.cache.prompt_key import PromptKey
 
 
 class BlockHashChain:
-    """SHA-256 over a prompt from its first position on, in whatever parts it is added."""
+    """The SHA-256 of a prompt from its first position on, however it is cut into parts."""
 
     def __init__(self, salt: str = "") -> None:
         self._hash = hashlib.sha256(hashlib.sha256(salt.encode()).digest())
 
     @property
     def digest(self) -> str:
-        """In hex."""
+        """The digest of what was added so far, in hex."""
         return self._hash.hexdigest()
 
     def add(self, part: PromptKey) -> None:
-        """Continue with `part`."""
+        """Append `part`."""
         cursor = 0
         for span in part.spans:
             self._add_ids(part.token_ids[cursor : span.start])
@@ -42,7 +42,7 @@ class BlockHashChain:
 
 @dataclass(frozen=True, slots=True)
 class KVBlock:
-    """A `part` of a prompt, after what has the digest `parent`; `key` names both."""
+    """A part of a prompt after the positions with the digest `parent`; `key` names both."""
 
     parent: str
     key: str
@@ -51,9 +51,9 @@ class KVBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockWalk:
-    """Blocks that follow each other, each with how many of its positions match.
+    """Consecutive blocks, each with the number of its first positions that match.
 
-    `length` is that of all, and `chain` has the digest after them.
+    `length` is the number of all matching positions, `chain` the hash up to there.
     """
 
     blocks: tuple[tuple[KVBlock, int], ...]
@@ -66,7 +66,7 @@ class BlockWalk:
 
 
 def block_after(chain: BlockHashChain, part: PromptKey) -> KVBlock:
-    """The block of `part` after `chain`, which `part` is added to."""
+    """The block of `part` after `chain`; appends `part` to `chain`."""
     parent = chain.digest
     chain.add(part)
     both = hashlib.sha256((parent + chain.digest).encode()).hexdigest()
@@ -74,13 +74,13 @@ def block_after(chain: BlockHashChain, part: PromptKey) -> KVBlock:
 
 
 class KVBlockIndex:
-    """An index of blocks. If they are `whole`, a block matches as a whole or not at all."""
+    """An index of blocks. With `whole`, a block matches as a whole or not at all."""
 
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole
         self._by_key: dict[str, KVBlock] = {}
         self._children: dict[tuple[str, int | str], dict[str, KVBlock]] = {}
-        """By their parent and their first position."""
+        """By parent and first position."""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -90,7 +90,7 @@ class KVBlockIndex:
         self._children.setdefault(_edge(block), {})[block.key] = block
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Unknown keys are no error."""
+        """Remove blocks; unknown keys are no error."""
         for key in keys:
             if block := self._by_key.pop(key, None):
                 siblings = self._children[_edge(block)]
@@ -101,9 +101,9 @@ class KVBlockIndex:
     def walk(
         self, prompt: PromptKey, limit: int, salt: str, is_usable: Callable[[str], bool]
     ) -> BlockWalk:
-        """The blocks that `prompt` begins with, of those whose key is usable.
+        """The blocks with usable keys that `prompt` begins with, up to `limit` positions.
 
-        At most `limit` positions in all. Of several blocks that could be next, the longest match.
+        Of several candidates for the next block, the longest match.
         """
         chain, matched, at = BlockHashChain(salt), list[tuple[KVBlock, int]](), 0
         limit = min(limit, len(prompt))

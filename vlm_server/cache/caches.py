@@ -1,4 +1,4 @@
-"""All caches of an engine as one: those in memory, and the tier on disk beneath them."""
+"""All caches of an engine: those in memory, and the tier on disk beneath them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from vlm_server.cache.cache import Cache, EncodedImage
-from vlm_server.cache.disk.load import DiskLoad, Loaded
-from vlm_server.cache.disk.tier import DiskTier, NoDisk
-from vlm_server.cache.lru import Lease, LruCache
+from vlm_server.cache.disk.tier import DiskLoad, DiskTier, EncodedImage, Loaded
+from vlm_server.cache.lru import Cache, Lease, LruCache
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
@@ -20,46 +18,23 @@ logger = logging.getLogger(__name__)
 __all__ = ["Caches", "EncodedImage", "Prefix"]
 
 Prefix = PrefixMatch[Any, Any]
-"""A prompt's beginning, as KV that only `runner` can read."""
-
+"""The cached KV of a prompt's beginning, which only `runner` can read."""
 
 DeviceSizes = Callable[[int], tuple[int, int, int]]
-"""Device memory that the weights leave, to the sizes of encoder, tile and prefix cache; bytes."""
+"""Sizes of encoder, tile and prefix cache, from the device memory that the weights leave; bytes."""
 
 
 class Caches:
-    """What engine, preparers and runner share; sizes are in `settings.Cache`. Thread-safe.
+    """The caches that engine, preparers and runner share. Thread-safe.
 
-    token_layouts: how many tokens images and videos have, and where; saves decoding them.
-    pixels: what the processor made of them. features: what the encoder did; tiles: parts of that,
-    of families that cut pictures into tiles. prefixes: KV.
-    The tier on disk holds features and KV. It is opened by `begin_serving`.
+    token_layouts: tokens of images and videos and their places, which saves decoding them.
+    pixels: output of the processor. features: output of the encoder. tiles: that of single tiles,
+    for families that cut pictures into tiles. prefixes: KV.
+    The tier on disk holds features and KV, from `begin_serving` on.
     """
 
     def __init__(
         self,
-        *,
-        token_layouts: LruCache[Any],
-        pixels: LruCache[Any],
-        features: LruCache[EncodedImage],
-        tiles: LruCache[Any],
-        prefixes: PrefixCache[Any, Any],
-        open_disk: Callable[[], DiskTier],
-        sizes: DeviceSizes | None,
-    ) -> None:
-        self.token_layouts = token_layouts
-        self.pixels = pixels
-        self.features = features
-        self.tiles = tiles
-        self.prefixes = prefixes
-        self._open_disk = open_disk
-        self._sizes = sizes
-        self._opened_disk: DiskTier = NoDisk()
-        self._disk: DiskTier = NoDisk()
-
-    @classmethod
-    def of(
-        cls,
         *,
         token_layout_bytes: int = 0,
         pixel_bytes: int = 0,
@@ -67,27 +42,29 @@ class Caches:
         tile_bytes: int = 0,
         prefix_bytes: int = 0,
         needs_snapshots: bool = False,
-        open_disk: Callable[[], DiskTier] = NoDisk,
+        open_disk: Callable[[], DiskTier] = DiskTier,
         sizes: DeviceSizes | None = None,
-    ) -> Caches:
-        """Caches of these sizes; one of 0 bytes stores nothing.
+    ) -> None:
+        """Sizes in bytes; a cache of 0 bytes stores nothing.
 
-        Without `sizes` those on the device stay as they are, whatever memory there is.
+        Without `sizes`, caches on the device keep theirs whatever memory there is.
         """
-        return cls(
-            token_layouts=LruCache("token_layout", token_layout_bytes),
-            pixels=LruCache("pixel", pixel_bytes),
-            features=LruCache("encoder", encoder_bytes),
-            tiles=LruCache("tile", tile_bytes),
-            prefixes=PrefixCache("prefix", prefix_bytes, needs_snapshots=needs_snapshots),
-            open_disk=open_disk,
-            sizes=sizes,
+        self.token_layouts = LruCache[Any]("token_layout", token_layout_bytes)
+        self.pixels = LruCache[Any]("pixel", pixel_bytes)
+        self.features = LruCache[EncodedImage]("encoder", encoder_bytes)
+        self.tiles = LruCache[Any]("tile", tile_bytes)
+        self.prefixes = PrefixCache[Any, Any](
+            "prefix", prefix_bytes, needs_snapshots=needs_snapshots
         )
+        self._open_disk = open_disk
+        self._sizes = sizes
+        self._opened_disk = DiskTier()
+        self._disk = DiskTier()
 
     # ---- all of them -----------------------------------------------------------------
 
     def begin_serving(self) -> None:
-        """Drop what the warm-up left, count from zero, and open the disk."""
+        """Drop the warm-up's entries, reset the counters, and open the disk."""
         self.clear()
         self._disk = self._opened_disk = self._open_disk()
 
@@ -95,7 +72,7 @@ class Caches:
         return tuple(cache.read() for cache in self._all)
 
     def clear(self) -> None:
-        """Drop what is in memory and not held, and count from zero there."""
+        """Drop entries in memory that are not pinned, and reset the counters."""
         for cache in self._memory:
             cache.clear()
 
@@ -106,12 +83,12 @@ class Caches:
 
     @property
     def num_holds(self) -> int:
-        """Leases and matches that were given out and not released."""
+        """Number of leases and matches that were not released."""
         return sum(cache.num_holds for cache in self._memory)
 
     def close(self, seconds: float) -> None:
-        """Write to disk what waits to be, for `seconds` at most; the disk is not used any more."""
-        self._disk = NoDisk()
+        """Stop using the disk; write its queue for `seconds` at most."""
+        self._disk = DiskTier()
         self._opened_disk.close(seconds)
 
     @property
@@ -126,7 +103,7 @@ class Caches:
 
     @property
     def evictable_bytes(self) -> int:
-        """Device memory of entries that no request holds."""
+        """Device memory of entries that are not pinned."""
         on_device = (self.features, self.tiles, self.prefixes)
         return sum(cache.evictable_bytes for cache in on_device)
 
@@ -146,14 +123,14 @@ class Caches:
         self.prefixes.resize(prefix_bytes)
 
     def drop(self) -> None:
-        """Evict from memory whatever is not held."""
+        """Evict all entries in memory that are not pinned."""
         for cache in self._memory:
             cache.evict(cache.evictable_bytes)
 
     # ---- features --------------------------------------------------------------------
 
     def store_features(self, key: str, features: EncodedImage) -> Lease[EncodedImage]:
-        """What was just encoded, or what was stored as `key` meanwhile."""
+        """Store new features; leases those that `key` has, perhaps from meanwhile."""
         self._disk.store_features(key, features)
         return self.features.put(key, features, features.size_bytes)
 
@@ -164,7 +141,7 @@ class Caches:
         return bool(self.prefixes.limit_bytes)
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
-        """What was just computed of `prompt`."""
+        """Store the KV of `prompt` that was just computed."""
         if self.prefixes.limit_bytes:
             self.prefixes.insert(prompt, source, salt, joins=True)
             self._disk.store_prefix(prompt, source, salt)
@@ -173,11 +150,11 @@ class Caches:
 
     @property
     def disk(self) -> DiskTier:
-        """To be asked what it has; only `load` reads that."""
+        """The tier on disk, for `find_*`; only `load` reads from it."""
         return self._disk
 
     def load(self, wanted: DiskLoad, is_cancelled: Callable[[], bool]) -> Loaded:
-        """Read what is wanted into memory, as far as that can be done; may take long."""
+        """Read `wanted` into memory, as far as possible; may take long."""
         loaded = Loaded()
         try:
             self._load_prefix(wanted, loaded, is_cancelled)
@@ -192,7 +169,7 @@ class Caches:
     def _load_prefix(
         self, wanted: DiskLoad, loaded: Loaded, is_cancelled: Callable[[], bool]
     ) -> None:
-        """What is stored stays pinned by the match, or it could be evicted before the next part."""
+        """The match pins each part, which could be evicted before the next part otherwise."""
         key, limit, salt = wanted.key, wanted.limit, wanted.salt
         if not wanted.prefix_tokens or is_cancelled():
             return

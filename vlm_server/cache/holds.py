@@ -1,24 +1,23 @@
-"""What one request holds in the caches, so that it is not evicted while the request needs it."""
+"""Cache references of one request: entries that are not evicted while the request needs them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from vlm_server.cache.caches import Caches, EncodedImage, Prefix
-from vlm_server.cache.disk.load import DiskLoad, Loaded
-from vlm_server.cache.disk.tier import NoDisk
+from vlm_server.cache.disk.tier import DiskLoad, DiskTier, Loaded
 from vlm_server.cache.lru import Lease
 from vlm_server.cache.prompt_key import PromptKey
 
 _TRANSIENT = 2
-"""A file as bytes, and once more as what is copied out of it; what is made of it stays."""
+"""Copies of a file while it is read: its bytes, and the arrays copied out of them."""
 
 
 class CacheHolds:
-    """A prompt's longest cached prefix, and the features of the media after it.
+    """References to a prompt's longest cached prefix, and to the features of the media after it.
 
-    Made by the thread that prepares the request, and then owned by the request alone: whoever drops
-    the request releases it, once. Not thread-safe.
+    Made by the thread that prepares the request, and then owned by the request: whoever drops the
+    request releases them, once. Not thread-safe.
     """
 
     def __init__(
@@ -26,7 +25,7 @@ class CacheHolds:
     ) -> None:
         """Looks in memory only.
 
-        A prefix of fewer than `atomic_prefill_tokens` is of no use; the last token is always
+        A prefix of fewer than `atomic_prefill_tokens` is useless; the last token is always
         computed, since no cache has its logits.
         """
         self._caches = caches
@@ -48,7 +47,7 @@ class CacheHolds:
 
     @property
     def features(self) -> tuple[EncodedImage, ...]:
-        """Of all spans after the prefix, in order."""
+        """Features of all spans after the prefix, in order."""
         return tuple(self._features[index].value for index in self._spans_after_prefix())
 
     @property
@@ -58,7 +57,7 @@ class CacheHolds:
 
     @property
     def num_media_tokens(self) -> int:
-        """Of all media after the prefix."""
+        """Tokens of all media after the prefix."""
         spans = self._key.spans
         return sum(spans[index].end - spans[index].start for index in self._spans_after_prefix())
 
@@ -67,9 +66,9 @@ class CacheHolds:
         return (index for index in self._spans_after_prefix() if index not in self._features)
 
     def rematch_prefix(self) -> bool:
-        """Look again for a longer prefix in memory; whether there is one.
+        """Look again for a longer prefix in memory; returns whether there is one.
 
-        The features of spans inside it are not needed any more.
+        Features of spans inside it are released.
         """
         better = self._caches.prefixes.improve(
             self._prefix, self._key, self._limit, self._salt, self._least
@@ -83,16 +82,19 @@ class CacheHolds:
         return True
 
     def cut_prefix(self, length: int) -> None:
-        """Use no more than so many tokens of the prefix, which is of layers that can be cut.
+        """Use at most `length` tokens of the prefix, whose layers must be ones that can be cut.
 
-        No media may end after them.
+        No media span may end after them.
         """
         if length < self._prefix.length:
             self._prefix.cut(length)
 
     def look_up(self, *, on_disk: bool) -> DiskLoad | None:
-        """Hold the features in memory, and say what the disk has of the rest; reads nothing."""
-        disk = self._caches.disk if on_disk else NoDisk()
+        """Lease the features in memory; returns what the disk has of the rest, if anything.
+
+        Reads no file.
+        """
+        disk = self._caches.disk if on_disk else DiskTier()
         known = self._prefix.length
         stored = disk.find_prefix(self._key, known, self._limit, self._salt, self._least)
         length = 0 if stored is None else stored.length
@@ -118,20 +120,20 @@ class CacheHolds:
         )
 
     def take(self, loaded: Loaded) -> None:
-        """Take over what was read from disk, as far as it is of use."""
+        """Take over what was read from disk, as far as it is needed."""
         self.rematch_prefix()
         for index in list(loaded.features):
             self.add_features(index, loaded.features.pop(index))
         loaded.release()
 
     def lease_features(self, index: int) -> bool:
-        """Hold the features of a span if they are in memory by now; whether they are."""
+        """Lease the features of a span if they are in memory by now; returns whether they are."""
         if not self.is_in_memory(index):  # what is not there is no second miss
             return False
         return self._lease(index, self._caches.features.lease(self._key.spans[index].mm_hash))
 
     def is_in_memory(self, index: int) -> bool:
-        """Whether the features of a span are in memory; they are not held for that."""
+        """Whether the features of a span are in memory; takes no lease."""
         return self._key.spans[index].mm_hash in self._caches.features
 
     def _lease(self, index: int, lease: Lease[EncodedImage] | None) -> bool:
@@ -140,14 +142,14 @@ class CacheHolds:
         return lease is not None
 
     def add_features(self, index: int, lease: Lease[EncodedImage]) -> None:
-        """Take over `lease`, the features of a span that was just encoded."""
+        """Take over `lease`, on the features of a span that was just encoded."""
         if index in self._features or index not in self._spans_after_prefix():
             lease.release()
         else:
             self._features[index] = lease
 
     def release(self) -> None:
-        """Let the caches evict all of it. Raises RuntimeError the second time."""
+        """Unpin all of it. Raises RuntimeError the second time."""
         if self._is_released:
             raise RuntimeError("the holds of a request are released twice")
         self._is_released = True

@@ -1,15 +1,25 @@
-"""Values by key, bounded in bytes: what was least recently used goes first, leases stay."""
+"""A cache of values by key, bounded in bytes: least recently used first out, leases pinned."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from vlm_server.protocol import CacheStats
 
 V = TypeVar("V")
+
+
+class Cache(Protocol):
+    """The interface of every cache, in memory or on disk. Thread-safe."""
+
+    def read(self) -> CacheStats: ...
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if counters and entries disagree."""
+        ...
 
 
 @dataclass(slots=True)
@@ -20,7 +30,7 @@ class _Entry(Generic[V]):
 
 
 class Lease(Generic[V]):
-    """A value that is not evicted until it is released, once."""
+    """A pinned value, until it is released, once."""
 
     def __init__(self, cache: LruCache[V], value: V, entry: _Entry[V] | None) -> None:
         """`entry` is None for a value that is not stored."""
@@ -35,7 +45,7 @@ class Lease(Generic[V]):
 
 
 class LruCache(Generic[V]):
-    """Evicts the least recently used of what is not leased. Thread-safe."""
+    """A cache that evicts the least recently used entry without a lease. Thread-safe."""
 
     def __init__(self, name: str, limit_bytes: int) -> None:
         self._name = name
@@ -65,14 +75,14 @@ class LruCache(Generic[V]):
         return lease.value
 
     def __contains__(self, key: str) -> bool:
-        """Whether `key` is stored; counts as no use of it."""
+        """Whether `key` is stored; no use of it."""
         with self._lock:
             return key in self._entries
 
     def put(self, key: str, value: V, size_bytes: int) -> Lease[V]:
-        """Store `value`, if room can be made; what is stored under `key` already stays.
+        """Store `value`, if room can be made; a value that `key` has already stays.
 
-        The lease is of what is stored, or else of `value`, which then is nobody's but the lease's.
+        The lease holds the stored value, or `value` alone if there is no room for it.
         """
         with self._lock:
             if key not in self._entries:
@@ -85,7 +95,7 @@ class LruCache(Generic[V]):
             return self._lease(key, self._entries[key])
 
     def discard(self, key: str) -> None:
-        """Drop what is stored under `key`, if nobody leases it: it is of no use any more."""
+        """Drop the value of `key`, unless it is leased."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and not entry.pins:
@@ -98,25 +108,25 @@ class LruCache(Generic[V]):
 
     @property
     def num_holds(self) -> int:
-        """Leases that were given out and not released."""
+        """Number of leases that were not released."""
         with self._lock:
             return self._num_holds
 
     def evict(self, num_bytes: int) -> int:
-        """Drop so much, if that is not leased; returns what went."""
+        """Evict `num_bytes` of entries without a lease, if there are so many; returns the bytes."""
         with self._lock:
             before = self._size_bytes
             self._make_room(num_bytes + self._limit_bytes - before)
             return before - self._size_bytes
 
     def resize(self, limit_bytes: int) -> None:
-        """Store no more than so much from now on; what is leased stays until it is released."""
+        """Set the limit; leased entries above it go when they are released."""
         with self._lock:
             self._limit_bytes = limit_bytes
             self._make_room(0)
 
     def clear(self) -> None:
-        """Drop what is not leased, and count from zero."""
+        """Drop entries without a lease, and reset the counters."""
         with self._lock:
             self._make_room(self._limit_bytes)
             self._hits = self._misses = self._evictions = 0
@@ -135,7 +145,7 @@ class LruCache(Generic[V]):
             )
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if sums, entries and holds disagree, or it is over the limit."""
+        """Raises AssertionError if sums, entries, leases and limit disagree."""
         with self._lock:
             entries = self._entries.values()
             assert self._size_bytes == sum(entry.size_bytes for entry in entries)
@@ -176,4 +186,4 @@ class LruCache(Generic[V]):
             entry.pins -= 1
             if not entry.pins:
                 self._pinned_bytes -= entry.size_bytes
-                self._make_room(0)  # for a limit that was lowered while it was leased
+                self._make_room(0)  # the limit may have been lowered meanwhile

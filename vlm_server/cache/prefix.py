@@ -1,4 +1,4 @@
-"""What was computed of prompts, matched by how they begin: a `RadixTree` with a lock and counts."""
+"""The prefix cache: a `RadixTree` of prompts with a lock, counters and insertion."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from vlm_server.cache.radix_tree import Node, RadixTree, S, Segment, Snapshot, T
 from vlm_server.protocol import CacheStats
 
 _MOST_JOINED_BYTES = 256 << 20
-"""Longer parts are not joined: during the copy, both the old and the new take memory."""
+"""Longer parts are not joined: the copy takes memory next to the original."""
 _DROPPED_PART = 1 / 8
-"""Joining drops answers that a conversation did not go on with, up to this share of the length."""
+"""Joining drops answers that a conversation did not go on from, up to this share of its length."""
 
 T_co = TypeVar("T_co", bound=Segment, covariant=True)
 S_co = TypeVar("S_co", bound=Snapshot, covariant=True)
 
 
 class Source(Protocol[T_co, S_co]):
-    """A prompt that was just computed."""
+    """A prompt whose state was just computed."""
 
     @property
     def snapshots(self) -> Mapping[int, S_co]:
-        """States by the number of positions before them."""
+        """Snapshots by the number of positions before them."""
         ...
 
     def size_bytes(self, start: int, end: int) -> int:
-        """Size of what `take` would return."""
+        """Bytes of what `take` would return."""
         ...
 
     def take(self, start: int, end: int) -> T_co:
-        """What was computed of positions `start` to `end`. May take long."""
+        """The state of positions `start` to `end`. May take long."""
         ...
 
 
 class PrefixMatch(Generic[T, S]):
-    """What is stored of a prompt's first `length` positions; pinned until it is released, once.
+    """The stored state of a prompt's first `length` positions; pinned until released, once.
 
-    `segments` follow each other, each with how many of its first positions match.
+    `segments` are consecutive, each with the number of its first positions that match.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PrefixMatch(Generic[T, S]):
         self._cache._release(self)
 
     def cut(self, length: int) -> None:
-        """Let it be the first `length` positions alone; it has no snapshot then."""
+        """Shorten the match to its first `length` positions, without a snapshot."""
         kept, left = [], length
         for segment, count in self.segments:
             if left > 0:
@@ -71,10 +71,10 @@ class PrefixMatch(Generic[T, S]):
 
 @dataclass(slots=True)
 class _Gap(Generic[T, S]):
-    """What is missing in the tree for a prompt to be stored further.
+    """A step of an insertion: a segment that the tree needs next.
 
     `make` computes it without the lock, then `fill` adds it with the lock. `node`, which it is
-    added to, is pinned meanwhile. Without room for it neither is called.
+    added to, is pinned meanwhile. Without room neither is called.
     """
 
     node: Node[T, S]
@@ -84,11 +84,11 @@ class _Gap(Generic[T, S]):
 
 
 class PrefixCache(Generic[T, S]):
-    """Bounded in bytes; evicts the least recently used, the ends of prompts first. Thread-safe.
+    """A cache bounded in bytes: least recently used ends of prompts first out. Thread-safe.
 
     With `needs_snapshots` a prompt can only be continued after a position that has a snapshot,
     else anywhere outside a media span. Prompts of different `salt` share nothing. Segments are
-    taken and split without the lock: that may wait for a device.
+    taken and split without the lock, since that may wait for a device.
     """
 
     def __init__(self, name: str, limit_bytes: int, *, needs_snapshots: bool = False) -> None:
@@ -104,9 +104,9 @@ class PrefixCache(Generic[T, S]):
     def match(
         self, prompt: PromptKey, limit: int, salt: str = "", least: int = 0
     ) -> PrefixMatch[T, S]:
-        """The longest stored beginning of `prompt`, of at most `limit` positions.
+        """The longest stored prefix of `prompt`, of at most `limit` positions.
 
-        One of fewer than `least` positions is useless: then the match is empty.
+        Empty if it has fewer than `least` positions, which are useless.
         """
         with self._lock:
             match = self._match(prompt, limit, salt, least)
@@ -115,7 +115,7 @@ class PrefixCache(Generic[T, S]):
             return match
 
     def match_nothing(self) -> PrefixMatch[T, S]:
-        """An empty match, to be improved; counts neither as hit nor as miss."""
+        """An empty match for `improve`; neither a hit nor a miss."""
         with self._lock:
             self._num_holds += 1
             return PrefixMatch(self, [], None)
@@ -128,9 +128,9 @@ class PrefixCache(Generic[T, S]):
         salt: str = "",
         least: int = 0,
     ) -> PrefixMatch[T, S]:
-        """`match`, or a longer one of the same prompt in its place; the other one is released.
+        """`match`, or a longer one of the same prompt; the other is released.
 
-        Counts neither as hit nor as miss.
+        Neither a hit nor a miss.
         """
         with self._lock:
             better = self._match(prompt, limit, salt, least)
@@ -168,12 +168,12 @@ class PrefixCache(Generic[T, S]):
     def insert(
         self, prompt: PromptKey, source: Source[T, S], salt: str = "", *, joins: bool = False
     ) -> None:
-        """Store what `source` has of `prompt`, as far as it is not stored and there is room.
+        """Store the missing state of `prompt` from `source`, as far as there is room.
 
-        With `joins`, for which `source` must have all of `prompt`, a conversation that goes on is
-        stored in few parts: short ones at its end are taken again, together with what is new. Else
-        it would be in two more with each turn, and each is copied by itself when it is used.
-        Raises what `source` raises; what was stored before that stays.
+        With `joins`, for which `source` must have all of `prompt`, a growing conversation is stored
+        in few parts: short parts at its end are taken again together with the new one. Otherwise
+        each turn would add two parts, and each part is copied by itself when it is used. Raises
+        what `source` raises; parts stored before that stay.
         """
         if not self.limit_bytes:
             return
@@ -185,7 +185,7 @@ class PrefixCache(Generic[T, S]):
                 self._fill(gap)
 
     def _ends(self, prompt: PromptKey, source: Source[T, S]) -> list[int]:
-        """Where nodes shall end."""
+        """Positions where nodes shall end."""
         if not self.needs_snapshots:
             return [len(prompt)]
         return sorted(position for position in source.snapshots if position)
@@ -193,9 +193,9 @@ class PrefixCache(Generic[T, S]):
     def _next_gap(
         self, prompt: PromptKey, end: int, source: Source[T, S], salt: str, *, joins: bool
     ) -> _Gap[T, S] | None:
-        """What is missing of `prompt` up to `end`; None if nothing is, which counts as a use.
+        """The next missing part of `prompt` up to `end`; None if there is none, which is a use.
 
-        Stores the snapshot after `end`, if there is one and all before it is there.
+        Stores the snapshot after `end` once all before it is stored.
         """
         snapshot = source.snapshots.get(end) if self.needs_snapshots else None
         with self._lock:
@@ -221,7 +221,7 @@ class PrefixCache(Generic[T, S]):
             self._tree.set_snapshot(node, snapshot)
 
     def _gap_inside(self, node: Node[T, S], at: int) -> _Gap[T, S]:
-        """An edge that has to be split before the prompt can go on."""
+        """The split of an edge that the prompt leaves in the middle."""
         edge, segment = node.edge, node.segment
         assert segment is not None
 
@@ -241,9 +241,9 @@ class PrefixCache(Generic[T, S]):
         snapshot: S | None,
         joined: list[Node[T, S]],
     ) -> _Gap[T, S]:
-        """A part of the prompt, from `start` on, that is missing after `node`.
+        """A missing part of the prompt after `node`, from position `start` on.
 
-        joined: nodes after `node`, the last one first, whose parts of the prompt it takes over.
+        joined: nodes after `node`, the last one first, whose parts the new node takes over.
         """
         end = start + len(edge)
         size_bytes = source.size_bytes(start, end)
@@ -252,7 +252,7 @@ class PrefixCache(Generic[T, S]):
         last = joined[0] if joined else node
 
         def is_open() -> bool:
-            """Not where one key names two lengths: what is stored stays."""
+            """Whether `edge` can be added; not if its first key has a child already."""
             if joined:
                 return joined[-1].parent is node and _may_join(joined, len(edge))
             return edge.first not in node.children
@@ -270,11 +270,11 @@ class PrefixCache(Generic[T, S]):
     def _to_join(
         self, node: Node[T, S], start: int, end: int, source: Source[T, S]
     ) -> tuple[Node[T, S], int, list[Node[T, S]]]:
-        """After which node, and from which position on, to store a prompt up to `end`.
+        """The node and position after which to store a prompt up to `end`, and the nodes between.
 
-        `node` and `start` are where what is missing begins. Third, the nodes that are stored again
-        with it, the last one first. Each is at most twice as long as all that follows it: so parts
-        of a prompt get longer towards its beginning, and nothing is copied often.
+        `node` and `start` are where the missing part begins. The nodes between, the last one first,
+        are stored again with it. Each is at most twice as long as all that follows it: parts of a
+        prompt get longer towards its beginning, and nothing is copied often.
         """
         joined = list[Node[T, S]]()
         while node.parent is not None and len(node.edge) <= 2 * (end - start):
@@ -293,7 +293,7 @@ class PrefixCache(Generic[T, S]):
         return gap
 
     def _fill(self, gap: _Gap[T, S]) -> None:
-        """Fill `gap`, unless others changed the tree meanwhile: then nothing happens."""
+        """Fill `gap`, unless another thread changed the tree there meanwhile."""
         made: tuple[T, ...] | None = None
         try:
             made = gap.make()
@@ -314,28 +314,28 @@ class PrefixCache(Generic[T, S]):
 
     @property
     def num_holds(self) -> int:
-        """Matches that were given out and not released; an insertion at work counts as one."""
+        """Number of matches that were not released, and of insertions under way."""
         with self._lock:
             return self._num_holds
 
     def evict(self, num_bytes: int) -> int:
-        """Drop so much, if that is not pinned; returns what went."""
+        """Evict `num_bytes` or more of unpinned nodes, if there are so many; returns the bytes."""
         with self._lock:
             return self._tree.evict(num_bytes)
 
     def resize(self, limit_bytes: int) -> None:
-        """Store no more than so much from now on; what is pinned stays until it is not."""
+        """Set the limit; pinned nodes above it go when they are unpinned."""
         with self._lock:
             self.limit_bytes = self._tree.limit_bytes = limit_bytes
             self._keep_limit()
 
     def _keep_limit(self) -> None:
-        """Drop what is above a limit that was lowered, as far as it is not pinned any more."""
+        """Evict down to the limit, which may have been lowered while nodes were pinned."""
         if (excess := self._tree.size_bytes - self.limit_bytes) > 0:
             self._tree.evict(excess)
 
     def clear(self) -> None:
-        """Drop what is not pinned, and count from zero."""
+        """Drop unpinned nodes, and reset the counters."""
         with self._lock:
             self._tree.evict(self.limit_bytes + 1)
             self._hits = self._misses = self._tree.num_evictions = 0
@@ -354,17 +354,16 @@ class PrefixCache(Generic[T, S]):
             )
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if tree, order of use, sums and holds disagree."""
+        """Raises AssertionError if tree, order of use, sums and references disagree."""
         with self._lock:
             assert self._tree.check_integrity() <= self._num_holds
 
 
 def _may_join(nodes: list[Node[T, S]], num_positions: int) -> bool:
-    """Whether these, the last one first, may become one of `num_positions` with what follows.
+    """Whether `nodes`, the last one first, may be joined with what follows to `num_positions`.
 
-    Not if anybody holds one, or if more comes after them than each other and short leaves: answers
-    that the conversation did not go on with, as it was sent. Those are dropped then. Nodes that
-    have left the tree since may not, either.
+    Not if one is pinned or has left the tree, nor if they have other children than each other and
+    short leaves: answers that the conversation did not go on from, which joining drops.
     """
     below: Node[T, S] | None = None
     for node in nodes:
@@ -383,5 +382,5 @@ def _may_join(nodes: list[Node[T, S]], num_positions: int) -> bool:
 
 
 def _has_snapshot(node: Node[T, S], count: int) -> bool:
-    """Whether `node` has the state after the first `count` of its positions."""
+    """Whether `node` has a snapshot after the first `count` of its positions."""
     return node.snapshot is not None and count == len(node.edge)

@@ -1,4 +1,4 @@
-"""What a prompt is compared by, exactly: token ids, and media by their hashes.
+"""The exact identity of a prompt: token ids, and media by their hashes.
 
 A position of a prompt is a token of text or one of the tokens that stand for an image or video.
 """
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Positions `start` to `end` (exclusive) stand for the media item of that hash.
+    """The positions `start` to `end` (exclusive) of the media item with hash `mm_hash`.
 
-    Two spans are equal if hashes and lengths are, whatever the token ids.
+    Two spans match if hashes and lengths do, whatever the token ids.
     """
 
     start: int
@@ -36,11 +36,11 @@ class PromptKey:
 
     @property
     def first(self) -> int | str:
-        """See `key_at`."""
+        """The key of the first position, see `key_at`."""
         return self.key_at(0)
 
     def key_at(self, position: int) -> int | str:
-        """The hash of the media span that starts at `position`, else the token id there."""
+        """The hash of the media span that starts at `position`, or else the token id there."""
         keys = (span.mm_hash for span in self.spans if span.start == position)
         return next(keys, int(self.token_ids[position]))
 
@@ -57,7 +57,7 @@ class PromptKey:
         return next((span.start for span in self.spans if span.start < end < span.end), end)
 
     def num_common(self, start: int, edge: PromptKey) -> int:
-        """How many positions of `edge` equal those from `start` on; never part of a span."""
+        """Number of positions of `edge` equal to those from `start` on; never part of a span."""
         length = min(len(edge), len(self) - start)
         unequal = self.token_ids[start : start + length] != edge.token_ids[:length]
         own = {span.start - start: span for span in self._spans_in(start, start + length)}

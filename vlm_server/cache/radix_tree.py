@@ -1,8 +1,8 @@
-"""A radix tree of prompts: what was computed of them, by how they begin. Not thread-safe.
+"""A radix tree of prompts and their computed state. Not thread-safe.
 
-Each node stands for a part of a prompt that follows its parent's, and holds what was computed of
-it. Prompts are compared, not hashed, so that no other prompt's state can match. No edge ends
-inside a media span.
+Each node stands for a part of a prompt after its parent's part, and holds the state of that part.
+Prompts are compared, not hashed, so that no other prompt's state can match. No edge ends inside a
+media span.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from vlm_server.cache.prompt_key import NOTHING, PromptKey
 
 
 class Segment(Protocol):
-    """What was computed of consecutive positions of a prompt."""
+    """The state of consecutive positions of a prompt, such as their KV."""
 
     @property
     def size_bytes(self) -> int: ...
 
     def split(self, at: int) -> tuple[Self, Self]:
-        """The first `at` positions', and the rest's."""
+        """The segments of the first `at` positions and of the rest."""
         ...
 
 
 class Snapshot(Protocol):
-    """A state that can't be cut: the one after some position of a prompt."""
+    """The state after a position of a prompt, of layers whose state can't be cut."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -39,9 +39,9 @@ S = TypeVar("S", bound=Snapshot)
 
 @dataclass(eq=False, slots=True)
 class Node(Generic[T, S]):
-    """A part of a prompt, `edge`, that follows its parent's. A root has none.
+    """A part of a prompt, `edge`, after its parent's part. Roots have no parent.
 
-    `pins` counts the holds on this node and on all below it; of a root, those on itself alone.
+    `pins` counts references to this node and to all below it; on a root, to itself alone.
     """
 
     edge: PromptKey
@@ -58,7 +58,7 @@ class Node(Generic[T, S]):
 
     @property
     def path(self) -> Iterator[Node[T, S]]:
-        """This node and those above it, without the root."""
+        """This node and its ancestors, without the root."""
         node = self
         while node.parent is not None:
             yield node
@@ -66,15 +66,15 @@ class Node(Generic[T, S]):
 
 
 class RadixTree(Generic[T, S]):
-    """Bounded in bytes; evicts the least recently used, leaves first. A root for each salt."""
+    """A tree bounded in bytes: least recently used leaves first out. A root for each salt."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = self.pinned_bytes = self.num_evictions = 0
         self._roots: dict[str, Node[T, S]] = {}
         self._nodes: OrderedDict[Node[T, S], None] = OrderedDict()
-        """Least recently used first. Using a node uses those above it right after it, so that no
-        node comes before one below it."""
+        """Least recently used first. A use of a node is a use of its ancestors right after it, so
+        that no node comes before one below it."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -84,15 +84,15 @@ class RadixTree(Generic[T, S]):
         return len(self._roots)
 
     def contains(self, node: Node[T, S]) -> bool:
-        """Whether `node`, a root perhaps, is still part of the tree."""
+        """Whether `node`, which may be a root, is still in the tree."""
         return node in self._nodes or any(node is root for root in self._roots.values())
 
     # ---- lookup ----------------------------------------------------------------------
 
     def root(self, salt: str) -> Node[T, S]:
-        """Where prompts of `salt` begin; made if missing.
+        """The root of prompts with `salt`; made if missing.
 
-        Forgets roots with nothing below, unless they are pinned.
+        Drops roots without children, unless they are pinned.
         """
         if salt not in self._roots:
             self._roots = {
@@ -102,9 +102,9 @@ class RadixTree(Generic[T, S]):
         return self._roots[salt]
 
     def walk(self, prompt: PromptKey, limit: int, salt: str) -> list[tuple[Node[T, S], int]]:
-        """The nodes that `prompt` begins with, each with how many of its positions match.
+        """The nodes that `prompt` begins with, each with the number of its positions that match.
 
-        At most `limit` positions in all, and never part of a media span.
+        Up to `limit` positions in all, and never part of a media span.
         """
         matched, at = list[tuple[Node[T, S], int]](), 0
         limit = min(limit, len(prompt))
@@ -123,12 +123,12 @@ class RadixTree(Generic[T, S]):
         return matched
 
     def touch(self, node: Node[T, S]) -> None:
-        """Note a use of `node`."""
+        """Make `node` the most recently used."""
         for each in node.path:
             self._nodes.move_to_end(each)
 
     def pin(self, node: Node[T, S]) -> None:
-        """Keep `node` and those above it from eviction until `unpin`; or a root in the tree."""
+        """Keep `node` and its ancestors from eviction until `unpin`; or a root in the tree."""
         if node.parent is None:
             node.pins += 1
         for each in node.path:
@@ -147,7 +147,7 @@ class RadixTree(Generic[T, S]):
     def append(
         self, parent: Node[T, S], edge: PromptKey, segment: T, snapshot: S | None
     ) -> Node[T, S]:
-        """A new node after `parent`, which has no child that begins like `edge`."""
+        """A new child of `parent`, which has no child that begins like `edge`."""
         node = Node(edge, segment, parent, snapshot)
         parent.children[edge.first] = node
         self._nodes[node] = None
@@ -156,12 +156,12 @@ class RadixTree(Generic[T, S]):
         return node
 
     def set_snapshot(self, node: Node[T, S], snapshot: S) -> None:
-        """Add the state after `node`, which had none."""
+        """Store the state after `node`, which has none."""
         node.snapshot = snapshot
         self._grew(node, snapshot.size_bytes)
 
     def split(self, node: Node[T, S], at: int, halves: tuple[T, T]) -> Node[T, S]:
-        """Put a new node above `node` for its first `at` positions, and return it.
+        """A new node above `node` for its first `at` positions.
 
         `halves` are those of `node.segment`.
         """
@@ -183,7 +183,7 @@ class RadixTree(Generic[T, S]):
     # ---- eviction --------------------------------------------------------------------
 
     def make_room(self, after: Node[T, S], size_bytes: int) -> bool:
-        """Evict until `size_bytes` more fit; `after` and those above it stay.
+        """Evict until `size_bytes` more fit; `after` and its ancestors stay.
 
         Returns whether there is room. Evicts nothing if there can be none.
         """
@@ -194,7 +194,7 @@ class RadixTree(Generic[T, S]):
         return has_room
 
     def evict(self, num_bytes: int) -> int:
-        """Evict at least so much of what is not pinned, if there is so much; returns the bytes."""
+        """Evict `num_bytes` or more of unpinned nodes, if there are so many; returns the bytes."""
         victims, freed = list[Node[T, S]](), 0
         for node in self._nodes:  # stops early: this runs for each prompt that is stored
             if freed >= num_bytes:
@@ -208,7 +208,7 @@ class RadixTree(Generic[T, S]):
         return freed
 
     def remove_with_leaves(self, node: Node[T, S]) -> None:
-        """Take out a node with nothing but leaves after it, which are evicted. None is pinned."""
+        """Remove a node whose children are all leaves; those are evicted. None is pinned."""
         leaves = list(node.children.values())
         for leaf in leaves:
             self._remove(leaf)
@@ -226,7 +226,7 @@ class RadixTree(Generic[T, S]):
     # ---- integrity -------------------------------------------------------------------
 
     def check_integrity(self) -> int:
-        """Raises AssertionError if tree, order and sums disagree. Returns the number of pins."""
+        """Number of pins. Raises AssertionError if tree, order and sums disagree."""
         in_tree, num_pins = set[Node[T, S]](), 0
         waiting = list(self._roots.values())
         while waiting:

@@ -167,7 +167,7 @@ def _portable_model(text: str) -> str:
 def check_model(path: Path) -> None:
     """Raises ConfigError, or NotAvailable, unless `path` may be the folder of a checkpoint."""
     from vlm_server.hub.find import every
-    from vlm_server.hub.foreign import fault_of, lack_of
+    from vlm_server.hub.layout import fault_of, lack_of
     from vlm_server.settings.paths import missing, why_unreadable
 
     try:

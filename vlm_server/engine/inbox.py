@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.cache.disk.load import Loaded
+from vlm_server.cache.disk.tier import Loaded
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import EncodeWork, Prepared
 from vlm_server.protocol import Abort, ClearCaches, Drain, SetMemoryLimit, Submit

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from vlm_server.cache.caches import Caches
-from vlm_server.cache.disk.load import Loaded
+from vlm_server.cache.disk.tier import Loaded
 from vlm_server.engine.encoding import encode
 from vlm_server.engine.inbox import Inbox, LoadDone, PrepareDone
 from vlm_server.errors import InternalError, RequestError

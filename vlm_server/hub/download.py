@@ -1,4 +1,4 @@
-"""Runs the process that downloads, passes on what it says, and ends it with who waits for it."""
+"""Downloads, each in a process of its own that ends with whoever waits for it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 _DECODER = msgspec.json.Decoder(Message)
 _MAX_LINE_BYTES = 16 << 20
-_MODULE = "vlm_server.hub.fetch"
+_MODULE = "vlm_server.hub.download_process"
 _FEW_TRIES, _MANY_TRIES = 3, 10
-"""In a row that bring nothing, before a hub is given up: one that never answered, and one that
-did. With the pauses between them, which double up to the longest, the latter take some minutes."""
+"""Tries in a row without a new byte before a hub is given up: a hub that never answered, and one
+that did. With the pauses, which double up to the longest, the latter take some minutes."""
 _PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
@@ -35,11 +35,11 @@ Approve = Callable[[Plan], Awaitable[None]]
 
 
 async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> Path:
-    """The folder of `name`, once all that the loader reads is in the hub's cache.
+    """The folder of `name`, once all files that the loader reads are in the hub's cache.
 
-    `approve` is shown what will be fetched, and raises to forbid it. Raises ModelLoadError if
-    it can't be had, NotAvailable if it may be had later. Cancelling kills the process; what it has
-    fetched is kept.
+    `approve` gets the download plan, and raises to forbid it. Raises ModelLoadError if the
+    repository can't be downloaded, NotAvailable if it can perhaps later. Cancelling kills the
+    process; downloaded bytes are kept.
     """
     most, tries, allowed = 0, 0, _FEW_TRIES
     while True:
@@ -67,19 +67,23 @@ async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> 
 
 
 async def fetch(name: HubName, model: Model, memory: Memory, on_progress: OnProgress) -> Model:
-    """`model` with the folder of `name`, which is downloaded if it can be served as they say.
+    """`model` with the folder of `name`, downloaded if `model` and `memory` allow to serve it.
 
     Raises what `download` does.
     """
     try:
         folder = await download(name, on_progress, partial(check_plan, model, memory))
-    except (OSError, ValueError, msgspec.MsgspecError) as error:  # no process, or what no one reads
+    except (
+        OSError,
+        ValueError,
+        msgspec.MsgspecError,
+    ) as error:  # no process, or no message
         raise ModelLoadError(f"{name} can't be downloaded: {error}") from error
     return msgspec.structs.replace(model, path=str(folder))
 
 
 async def look_up(name: HubName) -> Plan:
-    """What a download of `name` would do. Fetches its configuration and nothing else.
+    """The download plan of `name`. Downloads its configuration and nothing else.
 
     Raises ModelLoadError and NotAvailable.
     """
@@ -94,8 +98,10 @@ async def look_up(name: HubName) -> Plan:
 
 
 async def _messages(name: HubName) -> AsyncGenerator[Message, None]:
-    """All that one process says, whose end is always told. It goes on after its `Plan`, once that
-    was taken."""
+    """The messages of one download process; the last is always `Done` or `Refused`.
+
+    The process goes on after its `Plan` when the next message is asked for.
+    """
     process = await asyncio.create_subprocess_exec(
         *launch.command(_MODULE, name.repo, name.revision),
         env={**launch.environment(), **_environment()},
@@ -124,7 +130,7 @@ async def _messages(name: HubName) -> AsyncGenerator[Message, None]:
 
 
 def _environment() -> dict[str, str]:
-    """The hub's library says nothing by itself, and a relative path means the same folder."""
+    """A silent hub library, and an absolute cache folder: the process starts in another one."""
     return {
         "HF_HUB_CACHE": str(hub_cache()),
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -1,4 +1,4 @@
-"""What went wrong with a download, in words that say what to do."""
+"""Errors of downloads as messages that say what to do."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from vlm_server.hub.download_file import WrongContent
 from vlm_server.hub.messages import Refused
 from vlm_server.hub.names import HubName
-from vlm_server.hub.transfer import WrongContent
 
 _MAX_CHARACTERS = 200
 _TOO_MANY = 429
@@ -24,11 +24,11 @@ _SERVER_ERRORS = 500
 
 
 class Unusable(Exception):
-    """The repository can't be served or stored; the message says why."""
+    """A repository that can't be served or stored; the message says why."""
 
 
 def refused(error: Exception, name: HubName) -> Refused:
-    """The end of the download of `name` that `error` is. Shows no token and no signed URL."""
+    """The message for `error` in a download of `name`. Shows no token and no signed URL."""
     match error:
         case Unusable() | WrongContent():
             return Refused(str(error))

@@ -1,11 +1,15 @@
-"""What the files of a checkpoint say of it, by their names and its `config.json`."""
+"""The files of a checkpoint: which are read, what they say, and what is wrong with them.
+
+Looks at names, JSON and the first bytes of a file; knows no library. People take other things for
+a checkpoint too: `fault_of` names such a thing, and what to serve instead.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +17,45 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = ".safetensors"
 _READ = (".json", ".jinja", ".model", ".txt", ".tiktoken", WEIGHTS)
-"""The endings of the files that mlx-vlm and transformers read. No code: it is never run."""
+"""Endings of the files that mlx-vlm and transformers read. No code: it is never run."""
 _SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.safetensors")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_GGUF = b"GGUF"
+_GGUF_IS = "GGUF, the format of llama.cpp, Ollama and LM Studio, which MLX does not run"
+_INSTEAD = (
+    "serve the model's *.safetensors instead, as its makers or mlx-community publish them on "
+    "huggingface.co"
+)
+_UNREADABLE = {
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "bitsandbytes": "bitsandbytes",
+    "bitnet": "BitNet",
+    "hqq": "HQQ",
+    "aqlm": "AQLM",
+    "eetq": "EETQ",
+    "exl2": "EXL2",
+    "exl3": "EXL3",
+    "quanto": "Quanto",
+    "torchao": "torchao",
+    "vptq": "VPTQ",
+}
+"""Quantization methods that mlx-vlm does not read, by `quant_method` of config.json."""
+
+# ---- which files there are ---------------------------------------------------------------
+
+
+def visible_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """The entries of `folder`, sorted, except names that begin with a dot.
+
+    Those are no part of a checkpoint: macOS leaves `.DS_Store`, and `._*` next to each file of an
+    external drive.
+    """
+    return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
 
 
 def is_read(path: str) -> bool:
-    """Whether the loader reads the file at `path` of a repository: in its root alone.
+    """Whether the loader reads the file at `path` of a repository: only files in its root.
 
     `consolidated` weights are a second copy, in Mistral's format.
     """
@@ -28,22 +65,34 @@ def is_read(path: str) -> bool:
 
 
 def shards(index: Mapping[str, Any]) -> frozenset[str]:
-    """The files of weights that an index names."""
+    """The weight files that an index names."""
     weight_map = index.get("weight_map")
     return frozenset(map(str, weight_map.values())) if isinstance(weight_map, dict) else frozenset()
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is none that can be read."""
+def weight_files(folder: Path) -> list[Path]:
+    """All weight files in a folder; none if it can't be read."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return [path for path in visible_files(folder, f"*{WEIGHTS}") if path.is_file()]
+    except OSError:
+        return []
+
+
+def read_weight_files(folder: Path) -> list[Path]:
+    """The weight files that the loader reads: those that the index names, else all."""
+    named, files = shards(read_object(folder / INDEX)), weight_files(folder)
+    return [path for path in files if path.name in named] or [
+        path for path in files if is_read(path.name)
+    ]
+
+
+def stored_bytes(folder: Path) -> int:
+    """Bytes of the weight files that the loader reads."""
+    return sum(path.stat().st_size for path in read_weight_files(folder))
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether configuration and weights are all there, as far as their names tell."""
+    """Whether configuration and weights are all there, as far as file names tell."""
     if not os.path.isfile(folder / CONFIG):
         return False
     found = {path.name for path in weight_files(folder)}
@@ -57,20 +106,16 @@ def is_complete(folder: Path) -> bool:
     return bool(found) and all((folder / name).is_file() for name in wanted)
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The files of weights in a folder; not macOS's `._*`, which hold attributes of others."""
+# ---- what the configuration says ---------------------------------------------------------
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is none that can be read."""
     try:
-        names = sorted(path for path in folder.iterdir() if path.name.endswith(WEIGHTS))
-    except OSError:
-        return []
-    return [path for path in names if not path.name.startswith(".") and path.is_file()]
-
-
-def stored_bytes(folder: Path) -> int:
-    """Of the files of weights that the loader reads: those that the index names, else all."""
-    named = shards(read_object(folder / INDEX))
-    files = [path for path in weight_files(folder) if is_read(path.name)]
-    return sum(path.stat().st_size for path in files if not named or path.name in named)
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def family(config: Mapping[str, Any]) -> str:
@@ -87,14 +132,109 @@ def quantization(config: Mapping[str, Any]) -> str:
                 return str(method)
             if bits := found.get("bits"):
                 return f"{bits}bit"
-    text = config.get("text_config")
-    sources = (config, text if isinstance(text, dict) else {})
+    sources = (config, _text_config(config))
     dtypes = (source.get(key) for source in sources for key in ("dtype", "torch_dtype"))
     return str(next((dtype for dtype in dtypes if dtype), ""))
 
 
 def sees(config: Mapping[str, Any]) -> bool:
-    """Whether the configuration speaks of images at all, in any family's words."""
+    """Whether the configuration mentions images at all, in any family's words."""
     words = ("vision", "visual", "image", "img", "media", "mm_", "sam_", "clip")
     inner = [part for part in config.values() if isinstance(part, dict)]
     return any(word in key for part in (config, *inner) for key in part for word in words)
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else {}
+
+
+# ---- what is wrong -----------------------------------------------------------------------
+
+
+def fault_of(path: Path) -> str | None:
+    """Why `path` is no checkpoint and what to do, in one line; None if it may be one.
+
+    Raises nothing: whoever reads on meets the same OSError again.
+    """
+    try:
+        return _fault_of_file(path) if path.is_file() else _fault_of_folder(path)
+    except OSError:
+        return None
+
+
+def fault_of_quantization(config: dict[str, Any]) -> str | None:
+    """Why weights quantized as `config` (config.json) says can't be read; None if they can."""
+    places = (config, _text_config(config))
+    found = next((each for place in places if (each := place.get("quantization_config"))), None)
+    if not isinstance(found, dict) or "quantization" in config:
+        return None
+    name = _UNREADABLE.get(str(found.get("quant_method")).lower())
+    if name is None and (found.get("load_in_4bit") or found.get("load_in_8bit")):
+        name = "bitsandbytes"
+    if name is None:
+        return None
+    return (
+        f"its weights are quantized with {name}, which mlx-vlm does not read: serve the original, "
+        "or a checkpoint quantized for MLX (mlx-community on huggingface.co, or mlx_vlm.convert -q)"
+    )
+
+
+def fault_of_names(names: Collection[str], base: str = "") -> str | None:
+    """What a folder or repository with these file names is, if it is something else than a
+    checkpoint, and what to do; the predicate of a sentence. `base`: the model of an adapter."""
+    inner = {name for name in names if "/" not in name}
+    if any(_is_weights(name) for name in inner):
+        return None
+    if "adapter_config.json" in inner:
+        return (
+            f"is an adapter (LoRA){f' of {base}' if base else ''}, not a whole model: merge it "
+            "into that model (peft's merge_and_unload, or mlx_vlm's fuse) and serve what is saved"
+        )
+    if any(name.endswith(".gguf") for name in names):
+        return f"holds a model as {_GGUF_IS}: {_INSTEAD}"
+    if any(name.endswith(_PICKLES) for name in inner):
+        return (
+            "holds PyTorch's pickles, which can run code when they are read: save the model as "
+            "*.safetensors (save_pretrained of transformers) and serve that"
+        )
+    if any(name.endswith(".onnx") or name.split("/")[0] == "onnx" for name in names):
+        return f"holds a model for ONNX, which MLX does not run: {_INSTEAD}"
+    if "model_index.json" in inner:
+        return "is a pipeline of diffusers, which makes pictures and answers no questions"
+    return None
+
+
+def lack_of(names: Collection[str]) -> str | None:
+    """What a checkpoint with these file names lacks; the predicate of a sentence."""
+    if CONFIG not in names:
+        return "is no checkpoint: it has no config.json"
+    if not any("/" not in name and _is_weights(name) for name in names):
+        return "has no *.safetensors: the checkpoint is not complete"
+    return None
+
+
+def _fault_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        start = file.read(len(_GGUF))
+    if start == _GGUF:
+        return f"{path} is {_GGUF_IS}: {_INSTEAD}"
+    return f"{path} is a file: model.path is the folder of a checkpoint"
+
+
+def _fault_of_folder(folder: Path) -> str | None:
+    if not folder.is_dir():
+        return None
+    if (folder / "manifests").is_dir() and (folder / "blobs").is_dir():
+        return f"{folder} is Ollama's store, of models in {_GGUF_IS}: {_INSTEAD}"
+    base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
+    base = base[:100].replace("\n", " ") if isinstance(base, str) else ""
+    # LM Studio keeps publisher/model/file: what lies two folders deeper counts too.
+    found = [path for depth in ("*", "*/*", "*/*/*") for path in visible_files(folder, depth)]
+    fault = fault_of_names([str(path.relative_to(folder)) for path in found], base)
+    return f"{folder} {fault}" if fault else None
+
+
+def _is_weights(name: str) -> bool:
+    """Whether a file holds a model's weights; an adapter's go by other names."""
+    return name.endswith(WEIGHTS) and not name.startswith(("adapter", "."))

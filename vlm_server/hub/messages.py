@@ -1,6 +1,6 @@
-"""What the process that downloads tells the one that started it: one JSON object a line.
+"""The messages of the download process to its parent: one JSON object a line.
 
-It begins with a `Plan`, and fetches no weights until it is told `GO`.
+The first is a `Plan`; no weights are downloaded until the parent answers `GO`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ GO = b"go\n"
 
 
 class Plan(msgspec.Struct, frozen=True, tag="plan"):
-    """What a download will do. `commit` is the only revision that is read.
+    """A download plan: which files of the only revision that is read, `commit`.
 
-    `parameters` counts the numbers in the weights by their type in safetensors, as far as the hub
-    knows. `missing_bytes` are still to come; all that is read has `total_bytes`.
+    `parameters` counts the weights by their safetensors type, as far as the hub knows.
+    `total_bytes` is the size of `files`, `missing_bytes` what of that is not in the cache yet.
     """
 
     repo: str
@@ -30,7 +30,8 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """`file` is the largest of those under way. `is_waiting` while another process downloads it."""
+    """The state of a download. `file` is the largest of those under way; `is_waiting` while another
+    process downloads the same repository."""
 
     file: str
     done_bytes: int
@@ -49,13 +50,13 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """All files are here and verified, in `folder`."""
+    """The end of a download: all files are verified, in `folder`."""
 
     folder: str
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The download ended. `may_pass`: another try, later, may succeed without any change."""
+    """The failure of a download. `may_pass`: a later try may succeed without any change."""
 
     reason: str
     may_pass: bool = False
@@ -65,7 +66,7 @@ Message = Plan | Progress | Done | Refused
 
 
 def size_text(num_bytes: float) -> str:
-    """A size as people read it, in decimal units as the hub shows them."""
+    """A size for people, in decimal units as the hub shows them."""
     for unit in ("bytes", "kB", "MB"):
         if num_bytes < 1000:
             return f"{num_bytes:.0f} {unit}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.cache.disk.load import DiskLoad
+from vlm_server.cache.disk.tier import DiskLoad
 from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.errors import RequestError
 from vlm_server.interfaces.prompts import MediaInputs, PreparedPrompt

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.cache.disk.load import DiskLoad
+from vlm_server.cache.disk.tier import DiskLoad
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.interfaces.grammar import Grammar

@@ -47,7 +47,7 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
     if settings.disk_bytes:
         hashes = KeptHashes(disk_folder(settings) / "hashes.json")
         fingerprint = _in_background(lambda: loaded.checkpoint.fingerprint(hashes))
-    caches = Caches.of(
+    caches = Caches(
         token_layout_bytes=min(settings.token_layout_bytes, pixel_bytes),
         pixel_bytes=pixel_bytes,
         encoder_bytes=encoder_bytes,

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import vlm_server
-from vlm_server.hub.foreign import visible_files
+from vlm_server.hub.layout import visible_files
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.unit.cache.prompts import Parts, is_boundary, parts_of
-from vlm_server.cache.cache import Cache, EncodedImage
-from vlm_server.cache.disk.tier import StoredPrefixSizes
+from vlm_server.cache.disk.tier import DiskTier, EncodedImage, StoredPrefixSizes
+from vlm_server.cache.lru import Cache
 from vlm_server.cache.prefix import PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
 
@@ -85,7 +85,7 @@ class LoadedSource(FakeSource):
 
 
 @dataclass
-class FakeDisk:
+class FakeDisk(DiskTier):
     """Has `features` and `source`; says what it was asked."""
 
     features: dict[str, EncodedImage] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from tests.unit.cache.conformance import Hold
 from tests.unit.cache.fakes import FakeDisk, FakeSource, LoadedSource
 from tests.unit.cache.prompts import Item, prompt_of
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.cache.disk.load import DiskLoad
+from vlm_server.cache.disk.tier import DiskLoad
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prompt_key import PromptKey
@@ -39,7 +39,7 @@ class WrongCache:
 
 
 def caches_on(disk: FakeDisk) -> Caches:
-    return Caches.of(pixel_bytes=10, encoder_bytes=10, prefix_bytes=20, open_disk=lambda: disk)
+    return Caches(pixel_bytes=10, encoder_bytes=10, prefix_bytes=20, open_disk=lambda: disk)
 
 
 def use(caches: Caches) -> None:
@@ -73,7 +73,7 @@ def test_caches_are_read_by_name_and_the_disk_comes_last() -> None:
     assert [reading.size_bytes for reading in readings] == [0, 4, 0, 0, 0, 0]
     assert [reading.limit_bytes for reading in readings] == [0, 10, 10, 0, 20, 30]
     caches.check_integrity()
-    assert [reading.name for reading in Caches.of().read()] == NAMES
+    assert [reading.name for reading in Caches().read()] == NAMES
 
 
 def test_one_wrong_cache_is_told() -> None:
@@ -206,7 +206,7 @@ def test_holds_of_all_caches_are_counted() -> None:
 
 
 def test_device_caches_follow_the_memory_there_is() -> None:
-    caches = Caches.of(
+    caches = Caches(
         pixel_bytes=10,
         encoder_bytes=10,
         prefix_bytes=20,

@@ -53,7 +53,7 @@ class LruAdapter:
 class TestLruCaches(HoldingCache):
     @pytest.fixture(params=["token_layouts", "pixels", "features", "tiles"])
     def cache(self, request: pytest.FixtureRequest) -> LruAdapter:
-        caches = Caches.of(
+        caches = Caches(
             token_layout_bytes=LIMIT_BYTES,
             pixel_bytes=LIMIT_BYTES,
             encoder_bytes=LIMIT_BYTES,
@@ -107,7 +107,7 @@ class PrefixAdapter:
 class TestPrefixCache(HoldingCache):
     @pytest.fixture(params=[False, True], ids=["plain", "with snapshots"])
     def cache(self, request: pytest.FixtureRequest) -> PrefixAdapter:
-        caches = Caches.of(prefix_bytes=LIMIT_BYTES, needs_snapshots=request.param)
+        caches = Caches(prefix_bytes=LIMIT_BYTES, needs_snapshots=request.param)
         return PrefixAdapter(caches.prefixes)
 
 

@@ -164,7 +164,7 @@ class Engine:
         **limits: object,
     ) -> None:
         self.config = config(**{"max_preparing": 9, **limits})
-        self.caches = Caches.of() if caches is None else caches
+        self.caches = Caches() if caches is None else caches
         self.memory = FakeMemory() if memory is None else memory
         self.process = FakeProcess()
         self.runner = FakeRunner(

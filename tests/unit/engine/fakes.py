@@ -134,7 +134,7 @@ def prepared(
     made: PreparedPrompt, caches: Caches | None = None, *, use_disk: bool = True
 ) -> Prepared:
     """`made` with what `caches` have of it, and pixels for the rest."""
-    caches = Caches.of() if caches is None else caches
+    caches = Caches() if caches is None else caches
     holds = CacheHolds(caches, made.key, made.cache_salt, made.atomic_prefill_tokens)
     inputs: dict[int, MediaInputs] = {}
     load = holds.look_up(on_disk=use_disk)

@@ -76,7 +76,7 @@ class Engine:
         self.preparer = preparer or FakePreparer()
         self.encoder = encoder or FakeEncoder()
         self.runner = runner or FakeRunner(limits.max_num_seqs, limits.prefill_chunk_tokens)
-        caches, self.inbox, self.events = Caches.of(), Inbox(), list[Event]()
+        caches, self.inbox, self.events = Caches(), Inbox(), list[Event]()
         self.memory = FakeMemory()
         settings = memory or Memory()
         governor = self.governor = Governor(settings, self.memory, FakeProcess(), caches)

@@ -1,6 +1,6 @@
-"""The files of a `DiskStore`: their names, what there is of them, and how they are written.
+"""The files of a `DiskStore`: their names, an index of them, and how they are written.
 
-    FOLDER/lock                              see `turns`
+    FOLDER/lock                              see `folder`
     FOLDER/<owner>/<key>-<SHA-256>.safetensors
     FOLDER/<owner>/tmp-<writer>-<key>.safetensors      being written, and locked by the writer
 
@@ -17,6 +17,8 @@ import re
 import socket
 import stat
 import sys
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +29,7 @@ _TEMPORARY = re.compile(r"tmp-.*\.safetensors")
 
 
 class StoredFile(NamedTuple):
-    """A file that is whole. In the order of their last uses, in ns since the epoch."""
+    """A complete file. Sorts by its last use, in ns since the epoch."""
 
     used_ns: int
     owner: str
@@ -39,6 +41,77 @@ class StoredFile(NamedTuple):
         return key_and_digest(self.name)[0]
 
 
+class FileIndex:
+    """An index of files by owner and name, and by last use. Reads no disk. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, dict[str, StoredFile]] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        """By owner and key."""
+        self._order: list[StoredFile] = []
+        """Least recently used first."""
+        self._size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[StoredFile]:
+        return iter(self._order)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return self._size_bytes
+
+    def of(self, owner: str) -> list[StoredFile]:
+        """All files of an owner."""
+        return list(self._owners.get(owner, {}).values())
+
+    def find(self, owner: str, key: str) -> StoredFile | None:
+        """The file of a key; the one added last, should there be several."""
+        name = self._names.get((owner, key))
+        return None if name is None else self._owners[owner][name]
+
+    def add(self, file: StoredFile) -> None:
+        """Add a file, replacing the one of this name."""
+        self.remove(file)
+        self._owners.setdefault(file.owner, {})[file.name] = file
+        self._names[file.owner, file.key] = file.name
+        insort(self._order, file)
+        self._size_bytes += file.size_bytes
+
+    def remove(self, file: StoredFile) -> bool:
+        """Remove the file of this name; returns whether it was known."""
+        known = self._owners.get(file.owner, {}).pop(file.name, None)
+        if known is None:
+            return False
+        if self._names.get((file.owner, file.key)) == file.name:
+            del self._names[file.owner, file.key]
+        del self._order[bisect_left(self._order, known)]
+        self._size_bytes -= known.size_bytes
+        return True
+
+    def oldest(self, keep: Collection[str]) -> StoredFile | None:
+        """The least recently used file whose name is none of `keep`."""
+        return next((file for file in self._order if file.name not in keep), None)
+
+    def compare(
+        self, there: Mapping[str, set[str]]
+    ) -> tuple[list[tuple[str, str]], list[StoredFile]]:
+        """Owner and name of files that are `there` but not known, and known files that are gone."""
+        new = [
+            (owner, name)
+            for owner, names in there.items()
+            for name in names - self._owners.get(owner, {}).keys()
+        ]
+        gone = [
+            files[name]
+            for owner, files in self._owners.items()
+            for name in files.keys() - there.get(owner, set())
+        ]
+        return new, gone
+
+
 def default_folder() -> Path:
     """The system's folder for caches of the current user."""
     if sys.platform == "darwin":
@@ -48,7 +121,7 @@ def default_folder() -> Path:
 
 
 def list_names(folder: Path) -> dict[str, set[str]]:
-    """All that lies in the owners' folders, by owner. Raises OSError."""
+    """Names of all entries of the owners' folders, by owner. Raises OSError."""
     there = dict[str, set[str]]()
     with suppress(FileNotFoundError):
         for owner in filter(_OWNER.fullmatch, os.listdir(folder)):
@@ -59,7 +132,7 @@ def list_names(folder: Path) -> dict[str, set[str]]:
 
 
 def look_at(folder: Path, owner: str, name: str) -> StoredFile | None:
-    """What is there by this name; None if it is no whole file of a store. Raises OSError."""
+    """The file of this name; None if it is no complete file of a store. Raises OSError."""
     if not _NAME.fullmatch(name):
         return None
     try:
@@ -79,16 +152,16 @@ def key_and_digest(name: str) -> tuple[str, str]:
 
 
 def temporary_name(key: str, pid: int) -> str:
-    """Of what a process of this machine writes: even where locks are of no use to tell others, no
-    two write one file."""
+    """The name of a file being written by process `pid` of this machine: no two processes write one
+    file, even where locks do not work."""
     writer = hashlib.sha256(f"{socket.gethostname()} {pid}".encode()).hexdigest()[:16]
     return f"tmp-{writer}-{key}.safetensors"
 
 
 def claim(temporary: Path) -> int | None:
-    """Make an empty file, locked until the descriptor that this returns is closed.
+    """An empty file, locked until the descriptor that this returns is closed.
 
-    None if somebody is writing it. Raises OSError.
+    None if another writer has it. Raises OSError.
     """
     held = os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600)
     try:
@@ -104,7 +177,7 @@ def claim(temporary: Path) -> int | None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Delete what processes that are gone did not write to its end, and owners' empty folders.
+    """Delete unfinished files of processes that are gone, and owners' empty folders.
 
     Nobody may `claim` meanwhile. Raises OSError.
     """
@@ -123,7 +196,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def sync(path: Path) -> tuple[str, int]:
-    """Bring a file to the disk. Returns its SHA-256 in hex and its bytes."""
+    """Flush a file to the disk; returns its SHA-256 in hex and its size in bytes."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())

@@ -1,41 +1,130 @@
-"""The files in a folder that several processes change: what there is, and what is evicted."""
+"""A folder of files that several processes change: its lock, its index, and eviction.
+
+The file `lock` in the folder is locked (`flock`) for a turn: milliseconds, in which files appear or
+are evicted. It holds a token that changes with each turn, so a process sees whether others changed
+the folder. A token of zeros, or none, says that a turn is under way, or that a process died in one:
+what it changed is unknown.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_server.cache.disk.files import StoredFile, list_names, look_at
-from vlm_server.cache.disk.folder_lock import FolderLock
-from vlm_server.cache.disk.index import FileIndex
+from vlm_server.cache.disk.files import FileIndex, StoredFile, list_names, look_at
 
 logger = logging.getLogger(__name__)
 
 _GONE = frozenset({errno.ENOENT, errno.ESTALE})
 """ESTALE: another machine deleted it, on a network file system."""
 _REFRESH_WAIT_SECONDS = 0.05
-"""For whoever changes the folder: a look-up does with what is known then."""
+"""How long a look-up waits for whoever changes the folder, before it uses the old index."""
 _LATE_SECONDS = 60.0
-"""So long a network file system may keep an old listing (Linux: `acdirmax`)."""
+"""How long a network file system may keep an old listing (Linux: `acdirmax`)."""
+_TOKEN_BYTES = 16
+_NO_TOKEN = "00" * _TOKEN_BYTES
+_TURN_WAIT_SECONDS = 10.0
+"""Who has a turn for longer hangs, or does not share the folder."""
+_TURN_PAUSE_SECONDS = 0.005
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether the file was deleted: by another process, to make room, or by a person."""
+    """Whether the error says that the file was deleted, by another process or a person."""
     return isinstance(error, OSError) and error.errno in _GONE
 
 
-class SharedFolder:
-    """All owners' files, as this process knows them. Thread-safe.
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The tokens before and after a turn; `before` is empty if earlier changes are unknown."""
 
-    What others did is known after `refresh`, and in a `turn`. What is known says nothing of files
-    that were deleted since: to find one gone is no error. The folder is listed, and files are
-    deleted, without the lock that look-ups need.
+    before: str
+    after: str
+
+
+class FolderLock:
+    """The lock that all threads and processes with the same folder share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "lock"
+
+    @property
+    def token(self) -> str:
+        """The token in the file; empty if earlier changes are unknown. Raises OSError."""
+        try:
+            held = os.open(self._path, os.O_RDONLY)
+        except FileNotFoundError:
+            return ""
+        try:
+            return _token(held)
+        finally:
+            os.close(held)
+
+    @contextmanager
+    def turn(self) -> Iterator[Turn]:
+        """The lock, for the `with` block. Raises OSError, such as TimeoutError."""
+        held = self._locked()
+        try:
+            turn = Turn(_token(held), secrets.token_hex(_TOKEN_BYTES))
+            _write_token(held, _NO_TOKEN)
+            try:
+                yield turn
+            finally:
+                _write_token(held, turn.after)
+        finally:
+            os.close(held)
+
+    def _locked(self) -> int:
+        """The descriptor of the locked file; closing it unlocks."""
+        give_up_at = time.monotonic() + _TURN_WAIT_SECONDS
+        while True:
+            held = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_there(held):
+                    return held
+            except BlockingIOError:
+                pass
+            except BaseException:
+                os.close(held)
+                raise
+            os.close(held)
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(errno.ETIMEDOUT, "another process keeps it locked", self._path)
+            time.sleep(_TURN_PAUSE_SECONDS)
+
+    def _is_there(self, held: int) -> bool:
+        """Whether the file was not removed since it was opened."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.stat(self._path), os.fstat(held))
+        return False
+
+
+def _token(held: int) -> str:
+    token = os.pread(held, len(_NO_TOKEN), 0).decode("ascii", "replace")
+    return "" if token == _NO_TOKEN else token
+
+
+def _write_token(held: int, token: str) -> None:
+    """In place, so that a full disk has room for it. If that fails, as on a full copy-on-write file
+    system, every process lists the folder again."""
+    with suppress(OSError):
+        os.pwrite(held, token.encode(), 0)
+
+
+class SharedFolder:
+    """This process's index of all owners' files. Thread-safe.
+
+    Up to date after `refresh`, and in a `turn`; in between, files may be gone, which is no error.
+    The folder is listed, and files are deleted, without the lock that look-ups need.
     """
 
     def __init__(self, root: Path) -> None:
@@ -48,12 +137,12 @@ class SharedFolder:
         self._deleted = threading.Condition(self._lock)
         self._index = FileIndex()
         self._leaving: set[str] = set()
-        """Names of files that do not count any more and are being deleted."""
+        """Names of files that are being deleted and are no longer in the index."""
         self._found: list[StoredFile] = []
         self._gone: list[StoredFile] = []
-        """What was not reported yet."""
+        """Changes by others, until `take_found` and `take_gone`."""
         self._seen, self._list_again_at = "", float("inf")
-        """The token when the folder was listed last, and when that may have been out of date."""
+        """The token of the last listing, and when to list again in case that one was old."""
         self._last_use = self._evictions = 0
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._catch_up(self._folder_lock.token)
@@ -99,7 +188,7 @@ class SharedFolder:
     # ---- with other processes ------------------------------------------------------------
 
     def refresh(self) -> None:
-        """See what others have changed; if nothing, that costs a look at one small file.
+        """Index what others changed; if nothing, that costs reading one small file.
 
         Does nothing while the folder is being changed, or if it can't be listed.
         """
@@ -114,7 +203,7 @@ class SharedFolder:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """While no other process changes the folder, and what is in it is known.
+        """A turn to change the folder, with an index that is up to date.
 
         Makes the folder again if it was removed. Raises OSError.
         """
@@ -130,7 +219,7 @@ class SharedFolder:
                 yield
 
     def _catch_up(self, token: str) -> None:
-        """With `_changing`: compare the index with the folder, unless nobody changed it."""
+        """Compare the index with the folder, unless nobody changed it. Needs `_changing`."""
         now = time.monotonic()
         if token and token == self._seen and now < self._list_again_at:
             return
@@ -152,7 +241,7 @@ class SharedFolder:
     # ---- changes ---------------------------------------------------------------------
 
     def rename(self, temporary: Path, owner: str, name: str, size_bytes: int) -> None:
-        """In a turn: give a file that was written its name. Raises OSError."""
+        """Give a written file its name. Needs a turn; raises OSError."""
         with self._lock:
             self._deleted.wait_for(lambda: name not in self._leaving)
             file = StoredFile(self._next_use(), owner, name, size_bytes)
@@ -162,7 +251,7 @@ class SharedFolder:
             self._index.add(file)
 
     def touch(self, owner: str, key: str) -> None:
-        """Note a use of a file, for all processes."""
+        """Record a use of a file, for all processes."""
         with self._lock:
             known = self._index.find(owner, key)
             if known is None:
@@ -173,9 +262,9 @@ class SharedFolder:
             os.utime(self.path(file), ns=(file.used_ns, file.used_ns))
 
     def evict_to(self, most_bytes: int, keep: Collection[str] = ()) -> None:
-        """In a turn: delete what no process used for longest, until no more than that is left.
+        """Delete the least recently used files, by any process, down to `most_bytes`.
 
-        Nothing whose name is in `keep`. Raises OSError for a file that can't be deleted.
+        Names in `keep` stay. Needs a turn; raises OSError for a file that can't be deleted.
         """
         while True:
             with self._lock:
@@ -194,7 +283,7 @@ class SharedFolder:
                     self._evictions += there is not None
 
     def delete(self, file: StoredFile) -> bool:
-        """Delete a file; whether it was known until then. Raises OSError; it counts again then."""
+        """Delete a file; returns whether it was known. Raises OSError, and knows it again then."""
         with self._lock:
             if not self._index.remove(file):
                 return False
@@ -217,7 +306,7 @@ class SharedFolder:
             self._index.remove(file)
 
     def _next_use(self) -> int:
-        """With the lock: the time, but later than all uses before, also those by a clock that was
-        ahead: what is new would be evicted before their files."""
+        """The time in ns, but later than all earlier uses, even by a clock that was ahead: else new
+        files would be evicted before those. Needs the lock."""
         self._last_use = max(self._last_use + 1, time.time_ns())
         return self._last_use

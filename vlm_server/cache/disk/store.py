@@ -1,7 +1,7 @@
-"""Files by key that outlive the process, bounded in bytes, and shared by all who use the folder.
+"""Files by key that outlive the process, bounded in bytes, in a folder that processes share.
 
-A file is written under another name, synced and renamed: it is there as a whole or not at all. Its
-name has its SHA-256, so that a file that is not what was written is never used.
+A file is written under another name, synced and renamed, so it is complete or absent. Its name has
+its SHA-256, so that a damaged file is never used.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ _PASSING = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINTR, err
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether this process or machine lacks what reading takes: it says nothing of the file."""
+    """Whether the error is a lack of memory, descriptors or the like: the file may be sound."""
     is_memory = isinstance(error, MemoryError)
     return is_memory or (isinstance(error, OSError) and error.errno in _PASSING)
 
 
 class DiskStore:
-    """The files of one owner; evicts the least recently used file, whoever's it is.
+    """The files of one owner, in a folder that other processes may use for theirs.
 
-    Other processes may have stores in the same folder. What they store is there after `refresh`;
-    what they use counts as used; what they delete is a miss. The limit is for all files together,
-    but for those that are being written: one by each process.
-    Thread-safe, except that only one thread may call `make_room`, `evict` and `put`. Files are
-    read, written and deleted without a lock. See `files` for keys and owners.
+    Their files are found after `refresh`; their uses count; their deletions are misses. Evicts the
+    least recently used file of any owner. The limit is for all files together, except one that
+    each process may be writing. Thread-safe, but only one thread may call `make_room`, `evict` and
+    `put`. Files are read, written and deleted without a lock. See `files` for keys and owners.
     """
 
     def __init__(self, name: str, folder: Path, owner: str, limit_bytes: int) -> None:
@@ -68,7 +67,7 @@ class DiskStore:
         return {file.key: self._folder.path(file) for file in self._folder.of(self._owner)}
 
     def path(self, key: str) -> Path | None:
-        """Of a file; None if it is not stored."""
+        """The path of a file; None if it is not stored."""
         file = self._file(key)
         return None if file is None else self._folder.path(file)
 
@@ -81,20 +80,19 @@ class DiskStore:
         return None if file is None else file.size_bytes
 
     def refresh(self) -> tuple[list[str], list[str]]:
-        """See what other processes have changed; see `SharedFolder.refresh`.
+        """This owner's keys that others stored, and those that are gone, since the last call.
 
-        Returns this owner's keys that were stored by others, and those that are gone, since the
-        last call.
+        See `SharedFolder.refresh`.
         """
         self._folder.refresh()
         return self._folder.take_found(self._owner), self._folder.take_gone(self._owner)
 
     def make_room(self, size_bytes: int, keep: Collection[str] = ()) -> list[str] | None:
-        """Evict until a file of `size_bytes` fits, but none of `keep`.
+        """Evict files, but none of `keep`, until one of `size_bytes` fits.
 
-        Returns the keys of this owner's files that are gone; None, and all stay, if it would not
-        fit. Raises OSError if a file can't be deleted, or if the folder was removed and can't be
-        made again.
+        Returns the keys of this owner's files that are gone; None, and all stay, if it can't fit.
+        Raises OSError if a file can't be deleted, or if the folder was removed and can't be made
+        again.
         """
         with self._folder.turn():
             if not self._make_room(size_bytes, keep):
@@ -102,10 +100,10 @@ class DiskStore:
         return self._folder.take_gone(self._owner)
 
     def evict(self, size_bytes: int, keep: Collection[str] = ()) -> list[str] | None:
-        """Delete files of so many bytes, the disk itself being short; none of `keep`.
+        """Delete files of `size_bytes`, but none of `keep`, when the disk itself is full.
 
         Returns the keys of this owner's files that are gone; None, and all stay, if a file of
-        `size_bytes` would not fit even so. Raises OSError as `make_room` does.
+        `size_bytes` can't fit even so. Raises OSError as `make_room` does.
         """
         free = shutil.disk_usage(self._folder.root).free
         with self._folder.turn():
@@ -117,10 +115,10 @@ class DiskStore:
         return self._folder.take_gone(self._owner)
 
     def put(self, key: str, write: Callable[[Path], None], keep: Collection[str] = ()) -> list[str]:
-        """Store the file that `write` makes; one that is stored under `key` already stays.
+        """Store the file that `write` makes; a file that `key` has already stays.
 
-        If another store of this process is writing it, it is left to that. Evicts none of `keep` if
-        others took the room that was made. Returns the keys of this owner's files that are gone.
+        Does nothing while another store of this process writes it. Evicts again, but none of
+        `keep`, if others took the room. Returns the keys of this owner's files that are gone.
         Raises OSError if it can't be written or there is no room, and what `write` raises.
         """
         if key in self:
@@ -142,9 +140,9 @@ class DiskStore:
         return self._folder.take_gone(self._owner)
 
     def get(self, key: str) -> bytes | None:
-        """The whole file; None if it is not stored, or is not what was written.
+        """The content of a file; None if it is not stored or damaged.
 
-        Raises OSError, or MemoryError, if this process or machine lacks what reading takes.
+        Raises OSError or MemoryError for errors that say nothing of the file (`is_passing`).
         """
         data = None
         try:
@@ -156,17 +154,17 @@ class DiskStore:
         return data
 
     def count_miss(self) -> None:
-        """Something was looked up by other means than `get`, and is not stored."""
+        """Count a miss of a look-up by other means than `get`."""
         with self._lock:
             self._misses += 1
 
     def touch(self, keys: Iterable[str]) -> None:
-        """Note a use of each, in this order."""
+        """Record a use of each, in this order."""
         for key in keys:
             self._folder.touch(self._owner, key)
 
     def discard(self, key: str) -> None:
-        """Delete a file that is not what was written."""
+        """Delete a damaged file."""
         if file := self._file(key):
             self._discard(file)
 
@@ -186,7 +184,7 @@ class DiskStore:
             )
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if it counts other files than there are, or over the limit."""
+        """Raises AssertionError if counters, files and limit disagree."""
         with self._folder.turn():
             files = self._folder.files
             there = {file: self._folder.path(file).stat() for file in files}
@@ -203,11 +201,11 @@ class DiskStore:
         return self._folder.find(self._owner, key)
 
     def _files(self, keys: Iterable[str]) -> list[StoredFile]:
-        """Those that are stored."""
+        """The stored files among `keys`."""
         return [file for key in keys if (file := self._file(key))]
 
     def _make_room(self, size_bytes: int, keep: Collection[str]) -> bool:
-        """In a turn: whether so much fits beside `keep`, and then now."""
+        """Evict for `size_bytes`; returns whether they can fit beside `keep`. Needs a turn."""
         kept = self._files(keep)
         if _bytes_of(kept) + size_bytes > self._limit_bytes:
             return False
@@ -215,7 +213,7 @@ class DiskStore:
         return True
 
     def _publish(self, key: str, temporary: Path, keep: Collection[str]) -> None:
-        """Give a file that was written its name, unless the key has a file by now."""
+        """Give a written file its name, unless the key has a file by now."""
         digest, size_bytes = sync(temporary)
         with self._folder.turn():
             if key in self:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.cache.disk.load import DiskLoad, Loaded
+from vlm_server.cache.disk.tier import DiskLoad, Loaded
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.lru import Lease
 from vlm_server.engine.output.build import NO_FORMATS, Formats, build_parser

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.cache.disk.load import Loaded
+from vlm_server.cache.disk.tier import Loaded
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.request.request import Request

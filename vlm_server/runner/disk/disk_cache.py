@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
-from vlm_server.cache.cache import Cache, EncodedImage
 from vlm_server.cache.disk.files import default_folder
 from vlm_server.cache.disk.folder import is_gone
 from vlm_server.cache.disk.store import DiskStore, is_passing
-from vlm_server.cache.disk.tier import DiskTier, NoDisk, StoredPrefixSizes
+from vlm_server.cache.disk.tier import DiskTier, EncodedImage, StoredPrefixSizes
+from vlm_server.cache.lru import Cache
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
@@ -42,7 +42,7 @@ from vlm_server.settings.paths import expanded
 logger = logging.getLogger(__name__)
 
 
-class DiskCache:
+class DiskCache(DiskTier):
     """The `DiskTier` of one model."""
 
     def __init__(
@@ -252,17 +252,17 @@ def open_disk_cache(
     *,
     needs_snapshots: bool,
 ) -> DiskTier:
-    """As `settings` say; `NoDisk`, with a warning, if the folder can't be used.
+    """As `settings` say; `DiskTier`, with a warning, if the folder can't be used.
 
     `checkpoint` returns its fingerprint, and may raise OSError.
     """
     if not settings.disk_bytes:
-        return NoDisk()
+        return DiskTier()
     folder = disk_folder(settings)
     try:
         fingerprint = state_fingerprint(checkpoint(), device_name)
         store = DiskStore("disk", folder, fingerprint, settings.disk_bytes)
     except OSError as error:
         logger.warning("nothing is stored on disk in %s: %s", folder, error.strerror)
-        return NoDisk()
+        return DiskTier()
     return DiskCache(store, fingerprint, prefix_bytes, needs_snapshots=needs_snapshots)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from vlm_server.hub.foreign import visible_files
+from vlm_server.hub.layout import visible_files
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.evaluate import arrays_of

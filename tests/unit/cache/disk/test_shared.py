@@ -24,9 +24,9 @@ from tests.unit.cache.disk.test_store import (
     put,
 )
 from vlm_server.cache.disk import folder as disk_folder
-from vlm_server.cache.disk import folder_lock
+from vlm_server.cache.disk import folder as shared_folder
 from vlm_server.cache.disk.files import temporary_name
-from vlm_server.cache.disk.folder_lock import FolderLock
+from vlm_server.cache.disk.folder import FolderLock
 from vlm_server.cache.disk.store import DiskStore
 
 LIMIT_BYTES = 300
@@ -225,7 +225,7 @@ def test_one_that_keeps_its_turn_costs_others_no_more_than_writing(
     one: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a version did that shared with nobody."""
-    monkeypatch.setattr(folder_lock, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(shared_folder, "_TURN_WAIT_SECONDS", 0.05)
     put(one, 1)
     held = os.open(tmp_path / "lock", os.O_RDWR)
     try:

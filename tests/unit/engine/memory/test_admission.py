@@ -120,7 +120,7 @@ def test_all_choices_of_a_request_count():
 
 @pytest.mark.parametrize(("atomic", "largest_chunk"), [(0, 5), (4, 5), (9, 9), (13, 13)])
 def test_an_atomic_chunk_counts_whole(atomic: int, largest_chunk: int):
-    governor = Governor(Memory(), FakeMemory(), FakeProcess(), Caches.of())
+    governor = Governor(Memory(), FakeMemory(), FakeProcess(), Caches())
     admission = Admission(governor, lambda num_tokens: num_tokens, max_chunk_tokens=5)
     request = Request(submit("a"), SamplingParams(max_tokens=1), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
@@ -335,7 +335,7 @@ def test_padding_is_reserved_once():
         request.admit(0)
         request.move_to(State.DECODE)
         request.is_known_to_runner, request.num_prefilled = True, request.prompt.num_tokens
-    engine.caches = Caches.of(encoder_bytes=1000)
+    engine.caches = Caches(encoder_bytes=1000)
     engine.governor._caches = engine.caches
     engine.caches.features.put("old", Features(), 1000).release()
     engine.memory.active_bytes = WEIGHTS + 800

@@ -28,7 +28,7 @@ class Ground:
     def __init__(self, **settings: object) -> None:
         self.memory = FakeMemory(WEIGHTS * MIB, 0, 1000 * MIB, peak_bytes=0)
         self.process = FakeProcess()
-        self.caches = Caches.of(encoder_bytes=500 * MIB)
+        self.caches = Caches(encoder_bytes=500 * MIB)
         self.seconds = 0.0
         settings = {"idle_clear_seconds": 1.0, **settings}
         self.governor = Governor(

@@ -147,7 +147,7 @@ def test_each_choice_has_its_own_text_and_end_and_the_last_to_end_finishes_the_r
 
 
 def test_what_it_holds_in_caches_is_released_once():
-    caches = Caches.of(encoder_bytes=100)
+    caches = Caches(encoder_bytes=100)
     caches.store_features("0", FakeFeatures("features of 0")).release()
     made = prepared(prompt(images=1), caches)
     request = Request(submit("a", images=1), SamplingParams(), ByteDecoder(), clock=lambda: 0.0)

@@ -12,7 +12,7 @@ from vlm_server.protocol import Submit
 
 
 def caches_on(disk: FakeDisk) -> Caches:
-    caches = Caches.of(encoder_bytes=100, prefix_bytes=1000, open_disk=lambda: disk)
+    caches = Caches(encoder_bytes=100, prefix_bytes=1000, open_disk=lambda: disk)
     caches.begin_serving()
     return caches
 

@@ -17,7 +17,7 @@ from vlm_server.protocol import Failed, Finished
 
 def caches_with_a_picture() -> Caches:
     """The picture of `prompt(images=1)` is encoded."""
-    caches = Caches.of(encoder_bytes=100)
+    caches = Caches(encoder_bytes=100)
     caches.store_features("0", FakeFeatures("features of 0")).release()
     return caches
 

@@ -118,7 +118,7 @@ class Lives(RuleBasedStateMachine):
         tokens_per_pass: int,
     ) -> None:
         self.seen = seen
-        self.caches = Caches.of(
+        self.caches = Caches(
             encoder_bytes=encoder_bytes, prefix_bytes=prefix_bytes, needs_snapshots=needs_snapshots
         )
         self.stores_all_pictures = encoder_bytes == ENOUGH

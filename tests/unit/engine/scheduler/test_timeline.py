@@ -30,7 +30,7 @@ def seconds_of(timeline: Timeline) -> dict[str, float]:
 @pytest.fixture
 def timed() -> tuple[Engine, Clock]:
     engine, clock = timed_engine()
-    engine.caches = Caches.of()
+    engine.caches = Caches()
     engine.preparers.outcome = None
     engine.encoder.is_fast = False
     return engine, clock
@@ -81,7 +81,7 @@ def test_until_the_device_begins_with_it_a_request_is_in_the_queue(
 
 
 def test_media_are_counted_and_those_that_nobody_had_to_encode() -> None:
-    engine = Engine(Caches.of(encoder_bytes=1 << 20))
+    engine = Engine(Caches(encoder_bytes=1 << 20))
     for name, images in (("a", 2), ("b", 2), ("c", 3), ("d", 0)):
         engine.add_prepared(name, prompt(name, images))
         engine.run()

@@ -28,7 +28,7 @@ class Pair:
     """Rank 0 and another, whose messages arrive at once. They have different heads."""
 
     def __init__(self, limit_tokens: int) -> None:
-        self.caches = Caches.of(
+        self.caches = Caches(
             token_layout_bytes=0,
             pixel_bytes=0,
             encoder_bytes=0,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.hub.foreign import (
+from vlm_server.hub.layout import (
     fault_of,
     fault_of_quantization,
     lack_of,

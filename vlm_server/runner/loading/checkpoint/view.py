@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vlm_server.hub.foreign import visible_files
+from vlm_server.hub.layout import visible_files
 
 
 @contextmanager

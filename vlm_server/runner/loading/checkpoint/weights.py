@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.hub.foreign import visible_files
+from vlm_server.hub.layout import visible_files
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.loading.checkpoint.files import read_json
 

@@ -167,7 +167,7 @@ def test_beside_answers_it_lasts_no_longer_than_a_chunk_may():
 
 
 def test_a_picture_that_is_there_twice_is_encoded_once():
-    engine = new_engine(gpu, caches=Caches.of(encoder_bytes=10**6))
+    engine = new_engine(gpu, caches=Caches(encoder_bytes=10**6))
     made = made_of("a", 4)
     spans = [
         replace(span, mm_hash="a 0" if n == 2 else span.mm_hash)

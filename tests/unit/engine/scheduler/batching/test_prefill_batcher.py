@@ -158,7 +158,7 @@ def add_texts(engine: Engine, **said: str) -> None:
 
 def test_they_begin_after_what_is_cached_of_all():
     """Some tokens more that are cached of one are computed again."""
-    engine = new_engine(caches=Caches.of(prefix_bytes=1 << 20))
+    engine = new_engine(caches=Caches(prefix_bytes=1 << 20))
     add_texts(engine, one="hello you")
     engine.run()
     engine.plans.clear()
@@ -171,7 +171,7 @@ def test_they_begin_after_what_is_cached_of_all():
 
 
 def test_one_of_which_much_is_cached_goes_alone():
-    engine = new_engine(caches=Caches.of(prefix_bytes=1 << 20))
+    engine = new_engine(caches=Caches(prefix_bytes=1 << 20))
     add_texts(engine, one="x" * 100)
     engine.run()
     engine.plans.clear()

@@ -19,7 +19,7 @@ def test_it_ends_without_a_word_on_stderr(tmp_path: Path) -> None:
     }
     for _ in range(2):
         process = subprocess.Popen(
-            [sys.executable, "-m", "vlm_server.hub.fetch", "org/name", ""],
+            [sys.executable, "-m", "vlm_server.hub.download_process", "org/name", ""],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,8 +1,8 @@
-"""The process that downloads a checkpoint: `python -m vlm_server.hub.fetch REPO REVISION`.
+"""The process that downloads a checkpoint: `python -m ...hub.download_process REPO REVISION`.
 
-It tells its parent what it does (`messages`), and ends when its standard input does. Nothing is
-read before the revision is pinned to a commit. The snapshot appears in the cache when all files
-are here: a download that was killed leaves blobs, and whole or partial, none is fetched twice.
+Reports to its parent (`messages`), and ends when its standard input does. The revision is pinned to
+a commit before anything else is read. The snapshot appears in the cache once all files are there; a
+killed download leaves blobs, whole or partial, and none of their bytes is downloaded twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,17 @@ from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.hf_api import RepoFile
 
 from vlm_server.hub import layout
+from vlm_server.hub.download_file import (
+    HubFile,
+    blob_path,
+    download_file,
+    held_bytes,
+    snapshot_path,
+)
 from vlm_server.hub.failures import Unusable, refused
 from vlm_server.hub.find import hub_cache
-from vlm_server.hub.foreign import fault_of_names, lack_of
 from vlm_server.hub.messages import GO, Done, Message, Plan, Progress, size_text
 from vlm_server.hub.names import HubName
-from vlm_server.hub.transfer import HubFile, blob_path, held_bytes, snapshot_path, transfer
 
 _NUM_THREADS = 4
 _TICK_SECONDS = 0.5
@@ -40,34 +45,34 @@ _SPARE_BYTES = 1 << 30
 """Left free on the disk."""
 
 
-class Fetch:
-    """One download."""
+class Download:
+    """The download of one revision of a repository into the hub's cache."""
 
-    def __init__(self, name: HubName) -> None:
+    def __init__(self, name: HubName, send: Callable[[Message], None]) -> None:
         self._name = name
+        self._send = send
         self._cache = hub_cache()
         self._repository = self._cache / name.cache_folder
         self._commit = ""
         self._files: list[HubFile] = []
         self._under_way: set[str] = set()
-        self._is_over = threading.Event()
 
     def run(self, may_go: threading.Event) -> Path:
-        """Returns the snapshot's folder. `may_go` is set when the parent agrees to the plan.
+        """The snapshot's folder. Waits for `may_go` between the plan and the weights.
 
         Raises what `failures.refused` explains.
         """
         parameters = self._pin()
         with self._locked(), self._reporting():
-            config = self._choose()
+            config = self._choose_files()
             self._check_disk()
-            _send(self._plan(config, parameters))
+            self._send(self._plan(config, parameters))
             may_go.wait()
-            self._fetch_all()
+            self._download_files()
             return self._publish()
 
     def _pin(self) -> dict[str, int]:
-        """Find the commit that the revision is now; how many numbers of which type it has."""
+        """Resolve the revision to a commit; returns how many weights of which type it has."""
         info = HfApi().model_info(self._name.repo, revision=self._name.revision or None)
         is_commit = info.sha is not None and _HEX.fullmatch(info.sha)
         if not is_commit or (self._name.is_pinned and info.sha != self._name.revision):
@@ -75,11 +80,11 @@ class Fetch:
         self._commit = str(info.sha)
         return dict(info.safetensors.parameters) if info.safetensors else {}
 
-    def _choose(self) -> dict[str, Any]:
-        """Choose the files; the configuration, which is read on the way, is returned."""
+    def _choose_files(self) -> dict[str, Any]:
+        """Choose the files to download; returns the configuration, which is read on the way."""
         tree = HfApi().list_repo_tree(self._name.repo, revision=self._commit)
         there = {file.path: file for file in tree if isinstance(file, RepoFile)}
-        if fault := fault_of_names(there) or lack_of(there):
+        if fault := layout.fault_of_names(there) or layout.lack_of(there):
             raise Unusable(f"{self._name} {fault}")
         chosen = {path: _hub_file(file) for path, file in there.items() if layout.is_read(path)}
         index = self._object(chosen[layout.INDEX]) if layout.INDEX in chosen else {}
@@ -94,9 +99,8 @@ class Fetch:
     def _object(self, file: HubFile) -> dict[str, Any]:
         if file.size > _MAX_JSON_BYTES:
             raise Unusable(f"{file.path} of {self._name} has {size_text(file.size)}")
-        blob = transfer(self._repository, self._name.repo, self._commit, file)
         try:
-            content = json.loads(blob.read_bytes())
+            content = json.loads(self._download(file).read_bytes())
         except ValueError:
             raise Unusable(f"{file.path} of {self._name} is no JSON") from None
         return content if isinstance(content, dict) else {}
@@ -124,10 +128,10 @@ class Fetch:
                 "make room (`vlm-server models list`, `rm`), or set HF_HUB_CACHE to another disk"
             )
 
-    def _fetch_all(self) -> None:
-        """Raises the first error, when no thread works any more."""
+    def _download_files(self) -> None:
+        """Raises the first error, once no thread works any more."""
         with ThreadPoolExecutor(_NUM_THREADS) as threads:
-            futures = [threads.submit(self._one, file) for file in self._files]
+            futures = [threads.submit(self._download, file) for file in self._files]
             try:
                 for future in futures:
                     future.result()
@@ -135,13 +139,14 @@ class Fetch:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _one(self, file: HubFile) -> None:
+    def _download(self, file: HubFile) -> Path:
         self._under_way.add(file.path)
-        transfer(self._repository, self._name.repo, self._commit, file)
+        path = download_file(self._repository, self._name.repo, self._commit, file)
         self._under_way.discard(file.path)
+        return path
 
     def _publish(self) -> Path:
-        """Make the snapshot of the blobs: its configuration last, so that it is whole or none.
+        """Make the snapshot of the blobs: its configuration last, so that it is whole or absent.
 
         Where the disk has no symbolic links the snapshot has copies, and needs no blobs.
         """
@@ -155,10 +160,8 @@ class Fetch:
             if not path.is_symlink():
                 blob.unlink(missing_ok=True)
         if not self._name.is_pinned:
-            _write(self._repository / "refs" / (self._name.revision or "main"), self._commit)
+            _replace(self._repository / "refs" / (self._name.revision or "main"), self._commit)
         return self._repository / "snapshots" / self._commit
-
-    # ---- beside the work ------------------------------------------------------------
 
     @property
     def _total_bytes(self) -> int:
@@ -170,7 +173,7 @@ class Fetch:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process at a time: the others wait, and find what it has fetched."""
+        """One process at a time: the others wait, and find what it has downloaded."""
         folder = self._cache / ".locks" / self._name.cache_folder
         folder.mkdir(parents=True, exist_ok=True)
         self._repository.mkdir(parents=True, exist_ok=True)
@@ -178,7 +181,7 @@ class Fetch:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                _send(Progress("", 0, 0, is_waiting=True))
+                self._send(Progress("", 0, 0, is_waiting=True))
                 fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError:  # a file system without locks: hashes tell if two have met
                 pass
@@ -186,20 +189,21 @@ class Fetch:
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Tell the parent how many bytes are here, while this lasts."""
+        """Progress messages to the parent during the `with` block."""
+        is_over = threading.Event()
 
         def report() -> None:
-            while not self._is_over.wait(_TICK_SECONDS):
+            while not is_over.wait(_TICK_SECONDS):
                 paths = (file.path for file in self._files if file.path in self._under_way)
                 if path := next(paths, None):
-                    _send(Progress(path, self._held_bytes, self._total_bytes))
+                    self._send(Progress(path, self._held_bytes, self._total_bytes))
 
         thread = threading.Thread(target=report, name="progress", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            self._is_over.set()
+            is_over.set()
             thread.join()
 
 
@@ -210,7 +214,7 @@ def _hub_file(file: RepoFile) -> HubFile:
     return HubFile(file.path, file.size, f"{kind}:{name}")
 
 
-def _write(path: Path, text: str) -> None:
+def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
@@ -222,7 +226,7 @@ def _send(message: Message) -> None:
 
 
 def _obey(may_go: threading.Event) -> None:
-    """Wait for the parent's word; end with it."""
+    """Wait for the parent's `GO`; end the process when the parent ends."""
     said = b""
     while new := os.read(sys.stdin.fileno(), 4096):  # holds no lock when the program ends
         said += new
@@ -232,12 +236,12 @@ def _obey(may_go: threading.Event) -> None:
 
 
 def main() -> None:
-    """Fetch what the arguments name."""
+    """Download what the arguments name."""
     may_go = threading.Event()
     threading.Thread(target=_obey, args=(may_go,), name="parent", daemon=True).start()
     name = HubName(sys.argv[1], sys.argv[2])
     try:
-        _send(Done(str(Fetch(name).run(may_go))))
+        _send(Done(str(Download(name, _send).run(may_go))))
     except Exception as error:  # noqa: BLE001  the hub's library raises many kinds
         _send(refused(error, name))
 

@@ -1,8 +1,8 @@
-"""One file of the hub into its cache: resumed where it stopped, verified, then put in its place.
+"""The download of one file into the hub's cache: resumed, verified, then renamed.
 
-`huggingface_hub` begins a file anew after its process was killed, and does not compare hashes. So
-a file grows here as `<etag>.incomplete`, the name that the cache's own tools know, and becomes a
-blob when its bytes have the hash that the hub's tree has for it.
+`huggingface_hub` starts a file anew after its process was killed, and compares no hashes. So a file
+grows here as `<etag>.incomplete`, the name that the cache's own tools know, and becomes a blob once
+its bytes have the hash that the hub's tree has for it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-_BLOCK_BYTES = 1 << 20
 _TRIES = 2
-"""A file whose hash is wrong is fetched again, once, from its beginning."""
+"""A file with a wrong hash is downloaded once more, from its beginning."""
 
 
 class WrongContent(Exception):
-    """What came is not what the hub says it has; the message names the file."""
+    """The bytes are not what the hub says it has; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """One file to be had. `digest` is `sha256:...` of its bytes, or the `git:...` name of its blob.
+    """A file of a repository. `digest` is `sha256:...` of its bytes, or its git blob id `git:...`.
 
-    Both are in hex, and git's is the SHA-1 of `blob SIZE`, a zero byte and the bytes.
+    Both are in hex; git's is the SHA-1 of `blob SIZE`, a zero byte and the bytes.
     """
 
     path: str
@@ -38,7 +37,7 @@ class HubFile:
 
     @property
     def name(self) -> str:
-        """The hub's ETag of the file, which its blob in the cache is named by."""
+        """The hub's ETag, which names the file's blob in the cache."""
         return self.digest.partition(":")[2]
 
 
@@ -51,7 +50,7 @@ def snapshot_path(repository: Path, commit: str, file: HubFile) -> Path:
 
 
 def held_bytes(repository: Path, commit: str, file: HubFile) -> int:
-    """How much of `file` is in the cache."""
+    """How many bytes of `file` are in the cache."""
     blob = blob_path(repository, file)
     for path in (snapshot_path(repository, commit, file), blob, _partial(blob)):
         try:
@@ -61,10 +60,10 @@ def held_bytes(repository: Path, commit: str, file: HubFile) -> int:
     return 0
 
 
-def transfer(repository: Path, repo: str, commit: str, file: HubFile) -> Path:
-    """Fetch `file` of a repository at `commit`, unless it is here. Returns where it is.
+def download_file(repository: Path, repo: str, commit: str, file: HubFile) -> Path:
+    """The path of `file` at `commit` in the cache, downloaded unless it is there already.
 
-    `repository` is the repository's folder in the cache. Raises WrongContent, and the errors of
+    `repository` is the folder of `repo` in the cache. Raises WrongContent, and the errors of
     `huggingface_hub`, httpx and the disk.
     """
     blob = blob_path(repository, file)
@@ -81,7 +80,7 @@ def transfer(repository: Path, repo: str, commit: str, file: HubFile) -> Path:
     blob.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(blob)
     for _ in range(_TRIES):
-        _fetch(url, partial, file)
+        _append_missing(url, partial, file)
         if _digest(partial, file) == file.digest:
             os.replace(partial, blob)
             return blob
@@ -89,11 +88,8 @@ def transfer(repository: Path, repo: str, commit: str, file: HubFile) -> Path:
     raise WrongContent(f"{file.path} has not the hash that the hub gives for it ({file.digest})")
 
 
-def _fetch(url: str, partial: Path, file: HubFile) -> None:
-    """Append to `partial` what is missing.
-
-    The URL is the hub's own: where it leads to is asked for anew at each try, as that expires.
-    """
+def _append_missing(url: str, partial: Path, file: HubFile) -> None:
+    """`url` is the hub's own, never where it redirects to: that expires between two tries."""
     if partial.exists() and partial.stat().st_size > file.size:
         partial.unlink()
     with partial.open("ab") as out:
@@ -113,10 +109,8 @@ def _partial(blob: Path) -> Path:
 
 def _digest(path: Path, file: HubFile) -> str:
     kind = file.digest.partition(":")[0]
-    digest = hashlib.sha256()
-    if kind == "git":
-        digest = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     with path.open("rb") as content:
-        while block := content.read(_BLOCK_BYTES):
-            digest.update(block)
-    return f"{kind}:{digest.hexdigest()}"
+        if kind == "git":
+            digest = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+            return f"{kind}:{hashlib.file_digest(content, lambda: digest).hexdigest()}"
+        return f"{kind}:{hashlib.file_digest(content, 'sha256').hexdigest()}"

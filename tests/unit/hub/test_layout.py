@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.hub.foreign import fault_of, fault_of_names, lack_of, visible_files
+from vlm_server.hub.layout import fault_of, fault_of_names, lack_of, visible_files
 
 
 def gguf_file(folder: Path) -> Path:
