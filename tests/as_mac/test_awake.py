@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemons import LOOK_SECONDS, is_alive
-from vlm_server.api.http.queue.queue_slots import QueueSlots
+from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.platform import awake
 from vlm_server.settings import Limits
 

@@ -30,8 +30,8 @@ from tests.scripted_daemon import ScriptedSupervisor
 from tests.unit.api.scripted_engine import OneModel
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import HttpServer, http_config
-from vlm_server.api.http.openai_errors import encode
-from vlm_server.api.parsing import intake
+from vlm_server.api.http.errors import encode_openai as encode
+from vlm_server.api.parsing import body_parser
 from vlm_server.platform import heap
 from vlm_server.settings import Engine, Settings
 
@@ -92,7 +92,7 @@ def serve(ready: Connection) -> None:
 async def _serve(ready: Connection) -> None:
     settings = Settings(engine=Engine(openblas="off"))
     supervisor = ScriptedSupervisor(settings, lambda _stage, _fraction: None)
-    pool = intake.start_pool(settings.limits)
+    pool = body_parser.start_pool(settings.limits)
     await asyncio.to_thread(pool.warm_up)
     server = HttpServer(
         http_config(create_app(settings, OneModel(supervisor), pool), settings, encode)

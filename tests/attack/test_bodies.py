@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at proces
 BODY_BYTES = 64 << 20
 MEMORY_BYTES = 64 << 20
 """What the front may have more than before; four bodies are four times as much."""
-INTAKE_SECONDS = 6.0
+PARSING_SECONDS = 6.0
 IMPATIENT_SECONDS = 1.5
 GAP_SECONDS = 1.5
 """Generous: 0.1 s on an idle machine; it was 13 to 100 s."""
@@ -46,7 +46,7 @@ GAP_SECONDS = 1.5
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """With time to read hostile bodies to their end. Its engine is scripted."""
-    with reading_daemon(tmp_path_factory.mktemp("daemon"), INTAKE_SECONDS) as running:
+    with reading_daemon(tmp_path_factory.mktemp("daemon"), PARSING_SECONDS) as running:
         yield running
 
 
@@ -58,8 +58,8 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @contextmanager
-def reading_daemon(folder: Path, intake_seconds: float) -> Iterator[Daemon]:
-    settings = (f"limits.intake_timeout_seconds={intake_seconds}", "engine.openblas=off")
+def reading_daemon(folder: Path, parsing_seconds: float) -> Iterator[Daemon]:
+    settings = (f"limits.intake_timeout_seconds={parsing_seconds}", "engine.openblas=off")
     with running_daemon(folder, *with_settings(*settings), program=SCRIPTED) as running:
         yield running
     assert "Traceback" not in running.log.read_text()
@@ -112,8 +112,8 @@ def resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def intake_pids(daemon: Daemon) -> set[int]:
-    return {pid for pid in children(daemon.process.pid) if b"intake_process" in command_of(pid)}
+def parser_pids(daemon: Daemon) -> set[int]:
+    return {pid for pid in children(daemon.process.pid) if b"parsing_process" in command_of(pid)}
 
 
 def children(pid: int) -> Iterator[int]:
@@ -191,7 +191,7 @@ def test_four_hostile_bodies_stop_nobody_and_leave_nothing(daemon: Daemon, names
     assert p99(times.health + times.gaps) < GAP_SECONDS
     wait_until(lambda: resident_bytes(daemon.process.pid) < before + MEMORY_BYTES, 10, daemon.log)
     wait_until(lambda: daemon.status()["requests"]["in_flight"] == 0, 10, daemon.log)
-    assert sum(map(resident_bytes, intake_pids(daemon))) < 2 * MEMORY_BYTES
+    assert sum(map(resident_bytes, parser_pids(daemon))) < 2 * MEMORY_BYTES
     assert post(daemon, small_picture())[0] == 200
 
 
@@ -215,17 +215,17 @@ def test_header_bombs_are_refused_while_others_are_answered(daemon: Daemon):
 
 
 @contextmanager
-def stopped_intake(daemon: Daemon) -> Iterator[set[int]]:
+def stopped_parsers(daemon: Daemon) -> Iterator[set[int]]:
     """The idle processes are stopped, as if their work took for ever."""
     assert post(daemon, small_picture())[0] == 200
-    wait_until(lambda: len(intake_pids(daemon)) >= 1, 10, daemon.log)
-    pids = intake_pids(daemon)
+    wait_until(lambda: len(parser_pids(daemon)) >= 1, 10, daemon.log)
+    pids = parser_pids(daemon)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
         yield pids
     finally:
-        for pid in pids & intake_pids(daemon):
+        for pid in pids & parser_pids(daemon):
             os.kill(pid, signal.SIGCONT)
 
 
@@ -234,35 +234,35 @@ def in_flight(daemon: Daemon) -> int:
 
 
 def test_a_client_that_leaves_ends_the_reading_of_its_body(daemon: Daemon):
-    with stopped_intake(daemon):
-        pids = intake_pids(daemon)
+    with stopped_parsers(daemon):
+        pids = parser_pids(daemon)
         with send(daemon, small_picture()):
             wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
             time.sleep(0.2)  # until the process has it
-        wait_until(lambda: in_flight(daemon) == 0, INTAKE_SECONDS / 2, daemon.log)
-        wait_until(lambda: not pids <= intake_pids(daemon), INTAKE_SECONDS / 2, daemon.log)
+        wait_until(lambda: in_flight(daemon) == 0, PARSING_SECONDS / 2, daemon.log)
+        wait_until(lambda: not pids <= parser_pids(daemon), PARSING_SECONDS / 2, daemon.log)
     assert post(daemon, small_picture())[0] == 200
 
 
 def test_a_body_that_takes_too_long_is_refused_and_the_next_one_read(impatient: Daemon):
-    with stopped_intake(impatient):
+    with stopped_parsers(impatient):
         status, answer = post(impatient, small_picture())
     assert (status, answer["error"]["code"]) == (413, "request_too_costly")
     assert post(impatient, small_picture())[0] == 200
 
 
 def test_text_does_not_wait_for_media(daemon: Daemon):
-    with stopped_intake(daemon), ExitStack() as waiting:
+    with stopped_parsers(daemon), ExitStack() as waiting:
         for _ in range(6):
             waiting.enter_context(send(daemon, small_picture()))
         started = time.monotonic()
         assert post(daemon, json.dumps(chat(max_tokens=1)).encode())[0] == 200
-        assert time.monotonic() - started < INTAKE_SECONDS
+        assert time.monotonic() - started < PARSING_SECONDS
     wait_until(lambda: in_flight(daemon) == 0, 10, daemon.log)
 
 
 def test_a_process_that_is_killed_fails_nobody(daemon: Daemon):
-    with stopped_intake(daemon) as pids, ThreadPoolExecutor() as threads:
+    with stopped_parsers(daemon) as pids, ThreadPoolExecutor() as threads:
         asked = threads.submit(post, daemon, small_picture())
         wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
         time.sleep(0.2)  # until the process has it

@@ -12,19 +12,16 @@ from starlette.types import Scope
 from vlm_server.api.dialects.anthropic.errors import encode as encode_anthropic
 from vlm_server.api.dialects.anthropic.messages import PATH as MESSAGES
 from vlm_server.api.dialects.ollama.errors import encode as encode_ollama
-from vlm_server.api.http import errors
+from vlm_server.api.http import access_log, errors
 from vlm_server.api.http.access.cors import Cors
 from vlm_server.api.http.access.keys import KeyRing
-from vlm_server.api.http.errors import EncodeError
+from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.errors import EncodeError, encode_openai, method_not_allowed, not_found
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.middleware import Errors, Gate, RequestLog
-from vlm_server.api.http.missing_route import method_not_allowed, not_found
-from vlm_server.api.http.openai_errors import encode as encode_openai
-from vlm_server.api.http.queue.queue_slots import QueueSlots
-from vlm_server.api.http.telemetry import access_log
-from vlm_server.api.http.telemetry.access_log import AnsweredRequests
-from vlm_server.api.http.telemetry.tracing import Tracer
-from vlm_server.api.parsing.intake import Intake, start_pool
+from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http.tracing import Tracer
+from vlm_server.api.parsing.body_parser import BodyParser, start_pool
 from vlm_server.api.routes import all_routes
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.pool import ChildPool
@@ -35,20 +32,20 @@ from vlm_server.supervisor.client import ModelClient
 def create_app(
     settings: Settings,
     models: ModelClient,
-    intake_pool: ChildPool | None = None,
+    parsing_pool: ChildPool | None = None,
     tracer: Tracer | None = None,
     sources: Sources | None = None,
 ) -> Starlette:
     """The ASGI application that serves `models` as `settings` say.
 
-    `intake_pool` is for who warms it up and closes it, or shares it between applications.
+    `parsing_pool` is for who warms it up and closes it, or shares it between applications.
     `sources` say where settings were given. `tracer` gets the requests that have ended. Raises
     ConfigError if the file of API keys can't be used.
     """
-    intake = Intake(intake_pool or start_pool(settings.limits), settings.limits)
+    body_parser = BodyParser(parsing_pool or start_pool(settings.limits), settings.limits)
     answered = AnsweredRequests()
     queue_slots = QueueSlots(settings.limits)
-    generation = Generation(models, queue_slots, intake, settings)
+    generation = Generation(models, queue_slots, body_parser, settings)
     ring = KeyRing(settings.server)  # here, since middleware is made at the first request
     app = Starlette(
         routes=all_routes(generation, settings, answered, sources or {}),

@@ -1,4 +1,4 @@
-"""The process that reads bodies for the front: see `http.intake`. Knows every dialect."""
+"""The process that parses bodies for the front: see `parsing.body_parser`. Knows every dialect."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from vlm_server.api.dialects.openai import intake as openai
 from vlm_server.api.dialects.openai.completions import intake as completions
 from vlm_server.api.dialects.openai.tokenize import intake as tokenize
 from vlm_server.api.dialects.responses import intake as responses
-from vlm_server.api.parsing.calls import Outcome, Read, encode_outcome
-from vlm_server.api.parsing.history import HistoryNeeded
-from vlm_server.api.parsing.intake_job import take_job
 from vlm_server.api.parsing.media.external import BytesNeeded
+from vlm_server.api.parsing.parsed_request import (
+    HistoryNeeded,
+    Outcome,
+    Read,
+    encode_outcome,
+    take_job,
+)
 from vlm_server.errors import InternalError, RequestError, RequestTooCostly
 from vlm_server.platform import heap
 from vlm_server.platform.child.serve import Limits, serve

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from vlm_server.api.admin.administration import Administration, CachesOf, ModelNamed
+from vlm_server.api.admin.administration import (
+    Administration,
+    CachesOf,
+    ModelNamed,
+    SettingsInForce,
+)
 from vlm_server.api.admin.health import Health
-from vlm_server.api.admin.lm_studio import LmStudioModels
 from vlm_server.api.admin.metrics import Metrics
-from vlm_server.api.admin.models import Models
+from vlm_server.api.admin.models import LmStudioModels, Models
 from vlm_server.api.admin.openapi import Body, OpenApi
-from vlm_server.api.admin.settings_in_force import SettingsInForce
 from vlm_server.api.dialects.anthropic.messages import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.messages import CountTokens, Messages
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
@@ -37,9 +40,9 @@ from vlm_server.api.dialects.responses.responses import (
 from vlm_server.api.dialects.responses.schema import ResponsesRequest
 from vlm_server.api.dialects.responses.store import ResponseStore
 from vlm_server.api.http.access import gate
+from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.errors import ErrorBody
 from vlm_server.api.http.generation import Endpoint, Generation
-from vlm_server.api.http.openai_errors import ErrorBody
-from vlm_server.api.http.telemetry.access_log import AnsweredRequests
 from vlm_server.api.page import page
 from vlm_server.settings import Settings, Sources
 

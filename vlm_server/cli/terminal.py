@@ -33,7 +33,7 @@ _EASILY_REPEATED = (
     "uvicorn.error",
     "vlm_server.api.http.connection.exchange",
     "vlm_server.api.http.connection.protocol",
-    "vlm_server.api.parsing.intake",
+    "vlm_server.api.parsing.body_parser",
 )
 """Loggers of which any client could get any number of lines."""
 

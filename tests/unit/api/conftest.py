@@ -15,8 +15,8 @@ import pytest
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import HttpServer, http_config
-from vlm_server.api.http.openai_errors import encode
-from vlm_server.api.parsing.intake import start_pool
+from vlm_server.api.http.errors import encode_openai as encode
+from vlm_server.api.parsing.body_parser import start_pool
 from vlm_server.platform.child.pool import ChildPool
 from vlm_server.settings import Limits, Settings
 
@@ -24,7 +24,7 @@ Connect = Callable[..., httpx.AsyncClient]
 
 
 @cache
-def intake_pool() -> ChildPool:
+def parsing_pool() -> ChildPool:
     """One for all tests: starting a process takes a moment."""
     pool = start_pool(Limits())
     atexit.register(pool.close)
@@ -42,7 +42,7 @@ async def connect(engine: ScriptedEngine) -> AsyncIterator[Connect]:
     async with AsyncExitStack() as stack:
 
         def make(settings: Settings | None = None) -> httpx.AsyncClient:
-            app = create_app(settings or Settings(), OneModel(engine), intake_pool())
+            app = create_app(settings or Settings(), OneModel(engine), parsing_pool())
             client = httpx.AsyncClient(
                 transport=httpx.ASGITransport(app, raise_app_exceptions=False),
                 base_url="http://127.0.0.1:8000",
@@ -62,7 +62,7 @@ def client(connect: Connect) -> httpx.AsyncClient:
 async def listening(engine: ScriptedEngine, settings: Settings | None = None) -> AsyncIterator[int]:
     """The application behind our HTTP server; gives the port."""
     settings = settings or Settings()
-    app = create_app(settings, OneModel(engine), intake_pool())
+    app = create_app(settings, OneModel(engine), parsing_pool())
     server = HttpServer(http_config(app, settings, encode))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -18,12 +18,12 @@ from tests.unit.api.requests import assistant, called, chat, result, tool, user
 from tests.unit.api.scripted_engine import ScriptedEngine, Step, ended, failed, finished, thinks
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.dialects.ollama.models import model_name
+from vlm_server.api.http import access_log
+from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.middleware import RequestLog
-from vlm_server.api.http.telemetry import access_log
-from vlm_server.api.http.telemetry.access_log import AnsweredRequests
-from vlm_server.api.parsing.calls import Context, KnownModel
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.leniency import MAX_NAMES
+from vlm_server.api.parsing.parsed_request import Context, KnownModel
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import (
     Delta,

@@ -9,16 +9,22 @@ import sys
 import pytest
 
 from tests.unit.api.requests import chat, picture, user
-from vlm_server.api import parsing_process as intake_process
-from vlm_server.api.parsing.calls import Context, KnownModel, decode_outcome
-from vlm_server.api.parsing.intake_job import Job, take_job, with_body
+from vlm_server.api import parsing_process
+from vlm_server.api.parsing.parsed_request import (
+    Context,
+    KnownModel,
+    ParsingJob,
+    decode_outcome,
+    take_job,
+    with_body,
+)
 from vlm_server.errors import InternalError, InvalidImage, InvalidRequest
 from vlm_server.settings import Limits
 
-JOB = Job("openai", Context((KnownModel("demo"),), "chatcmpl-1", "", "", Limits()))
+JOB = ParsingJob("openai", Context((KnownModel("demo"),), "chatcmpl-1", "", "", Limits()))
 
 
-def sent(body: bytes, job: Job = JOB) -> bytearray:
+def sent(body: bytes, job: ParsingJob = JOB) -> bytearray:
     """As it arrives in the process."""
     return bytearray(b"".join(with_body(job, bytearray(body)).parts))
 
@@ -31,7 +37,7 @@ def test_a_job_is_told_from_its_body() -> None:
 
 def test_a_request_is_answered_by_what_the_front_has_to_know() -> None:
     body = json.dumps(chat(user(picture(), picture()), n=3, stream=True)).encode()
-    request, answering = decode_outcome(intake_process.answer(sent(body)))
+    request, answering = decode_outcome(parsing_process.answer(sent(body)))
     assert request.submit.request_id == "chatcmpl-1"
     assert (answering.num_images, answering.num_choices, answering.stream) == (2, 3, True)
     assert request.shape == answering.shape
@@ -40,7 +46,7 @@ def test_a_request_is_answered_by_what_the_front_has_to_know() -> None:
 def test_a_bad_request_is_answered_by_its_error() -> None:
     body = json.dumps(chat(user(picture("data:;base64,AAAA")))).encode()
     with pytest.raises(InvalidImage) as caught:
-        decode_outcome(intake_process.answer(sent(body)))
+        decode_outcome(parsing_process.answer(sent(body)))
     assert caught.value.param == "messages[0].content[0]"
 
 
@@ -48,12 +54,12 @@ def test_a_bad_request_is_answered_by_its_error() -> None:
 def test_a_url_with_half_a_character_is_a_bad_request(url: str) -> None:
     body = json.dumps(chat(user(picture("URL")))).replace("URL", url).encode()
     with pytest.raises(InvalidRequest):
-        decode_outcome(intake_process.answer(sent(body)))
+        decode_outcome(parsing_process.answer(sent(body)))
 
 
 def test_a_mistake_of_ours_ends_no_process() -> None:
     with pytest.raises(InternalError):
-        decode_outcome(intake_process.answer(sent(b"{}", Job("no dialect", JOB.context))))
+        decode_outcome(parsing_process.answer(sent(b"{}", ParsingJob("no dialect", JOB.context))))
 
 
 def test_the_process_imports_little() -> None:

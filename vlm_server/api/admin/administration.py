@@ -1,11 +1,12 @@
-"""What operators do to models while the daemon runs: load, unload, pull, clear caches.
+"""Operators' routes: load, unload and pull models, clear caches, show the settings.
 
-All of it needs an admin key, where keys are needed: see `http.access.gate`.
+All need an admin key, where keys are needed: see `http.access.gate`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -15,8 +16,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from vlm_server.api.admin import on_disk
 from vlm_server.api.admin.pulls import Pulls
 from vlm_server.api.http import body
+from vlm_server.api.http.body import ArrivingBodies
 from vlm_server.api.http.generation import Generation
-from vlm_server.api.http.queue.arriving import ArrivingBodies
 from vlm_server.api.parsing import json_body, served_models
 from vlm_server.errors import (
     ConfigError,
@@ -28,8 +29,10 @@ from vlm_server.errors import (
 )
 from vlm_server.hub.find import Found, by_name
 from vlm_server.hub.names import HubName
-from vlm_server.settings import Settings
+from vlm_server.settings import Settings, Sources, described
 from vlm_server.supervisor.client import ModelClient
+
+_MAX_SHOWN_CHARS = 100
 
 
 class ModelNamed(msgspec.Struct, forbid_unknown_fields=True):
@@ -161,4 +164,18 @@ class Administration:
         return asked
 
 
-_MAX_SHOWN_CHARS = 100
+class SettingsInForce:
+    """`/v1/settings`: all settings but keys, and where each was given.
+
+    Settings do not change while the daemon runs.
+    """
+
+    def __init__(self, settings: Settings, sources: Sources) -> None:
+        self._settings, self._sources = settings, sources
+
+    @cached_property
+    def _body(self) -> bytes:
+        return msgspec.json.encode({"sections": described(self._settings, self._sources)})
+
+    async def show(self, _: Request) -> Response:
+        return Response(self._body, media_type="application/json")

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from vlm_server.api.http.metrics.histogram import Histogram
+from vlm_server.api.http.model_metrics import Histogram
 
 
 class Families:

@@ -10,10 +10,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from vlm_server.api.http.metrics.histogram import Histogram
-from vlm_server.api.http.metrics.model_metrics import MetricsByModel, ModelMetrics
-from vlm_server.api.http.queue.queue_slots import QueueSlots
-from vlm_server.api.http.telemetry.in_flight import RequestsInFlight
+from vlm_server.api.http.in_flight import RequestsInFlight
+from vlm_server.api.http.model_metrics import Histogram, MetricsByModel, ModelMetrics
+from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.parsing import served_models
 from vlm_server.errors import ModelNotFound, NotFound
 from vlm_server.supervisor.client import EngineStatus, ModelClient

@@ -1,4 +1,4 @@
-"""`/v1/models` with all that are served, and a start page for terminals."""
+"""The served models, as OpenAI, Anthropic and LM Studio list them; the start page for terminals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from vlm_server import __version__
 from vlm_server.api.parsing import served_models
 from vlm_server.api.parsing.media import image_header
+from vlm_server.api.parsing.parsed_request import KnownModel
 from vlm_server.errors import ModelNotFound
 from vlm_server.protocol import ModelFacts
-from vlm_server.settings import Settings
+from vlm_server.settings import Server, Settings
 from vlm_server.supervisor.client import EngineStatus, ModelClient
 
 _PAGE = """\
@@ -36,6 +37,15 @@ END
 
 Also: {url}/v1/models  {url}/v1/status  {url}/metrics  {url}/health/ready
 """
+
+
+def _named(request: Request, models: ModelClient, server: Server) -> KnownModel:
+    """The model that the path of `request` names. Raises ModelNotFound."""
+    known = served_models.known_models(models, server)
+    model = served_models.model_of(request.path_params["model"], known)
+    if model is None:
+        raise ModelNotFound(served_models.listed(known), "model")
+    return model
 
 
 def _is_anthropics(request: Request) -> bool:
@@ -63,10 +73,7 @@ class Models:
         return JSONResponse(listed)
 
     async def retrieve(self, request: Request) -> Response:
-        known = served_models.known_models(self._models, self._server)
-        model = served_models.model_of(request.path_params["model"], known)
-        if model is None:
-            raise ModelNotFound(served_models.listed(known), "model")
+        model = _named(request, self._models, self._server)
         return JSONResponse(self._shown(self._models.status(model.name), request))
 
     async def version(self, _: Request) -> Response:
@@ -130,3 +137,40 @@ class Models:
             "max_pixels": min(facts.max_image_pixels, self._max_pixels or facts.max_image_pixels),
             "side_multiple": facts.image_side_multiple,
         }
+
+
+class LmStudioModels:
+    """`/api/v0/models`: the models as LM Studio lists its own; read only.
+
+    Its clients ask which models see pictures and call tools, and how much fits.
+    """
+
+    def __init__(self, models: ModelClient, server: Server) -> None:
+        self._models = models
+        self._server = server
+
+    async def list(self, _: Request) -> Response:
+        models = [_lm_studio_model(status) for status in served_models.statuses(self._models)]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def retrieve(self, request: Request) -> Response:
+        model = _named(request, self._models, self._server)
+        return JSONResponse(_lm_studio_model(self._models.status(model.name)))
+
+
+def _lm_studio_model(status: EngineStatus) -> dict[str, Any]:
+    facts = status.model_facts
+    can_use_tools = "tools" in facts.capabilities
+    return {
+        "id": status.model_name,
+        "object": "model",
+        "type": "vlm",
+        "publisher": "vlm_server",
+        "arch": facts.family,
+        "compatibility_type": "mlx",
+        "quantization": facts.quantization,
+        "state": "loaded" if status.is_ready else "not-loaded",
+        "max_context_length": facts.context_tokens,
+        "loaded_context_length": facts.context_tokens,
+        "capabilities": ["tool_use"] if can_use_tools else [],
+    }

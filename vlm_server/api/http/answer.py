@@ -1,21 +1,25 @@
-"""An engine's events as one answer, for any dialect: deltas, then the end, or an error."""
+"""The answer to a request, made of its engine's events: deltas, then the end, or an error."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
 
-from vlm_server.api.http.metrics.recorder import AnswerRecorder
-from vlm_server.api.http.telemetry import access_log
-from vlm_server.api.http.telemetry.access_log import Entry
+from vlm_server.api.http import access_log
+from vlm_server.api.http.access_log import Entry
+from vlm_server.api.http.recorder import AnswerRecorder
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
 from vlm_server.protocol import Delta, Failed, Finished, Times, TokenLogprob, Tokens
 from vlm_server.supervisor.client import RequestEvent
 
 Answer = AsyncGenerator[Delta | Finished, None]
+
+IMPOSSIBLE_LOGPROB = -9999.0
+"""OpenAI's value for minus infinity, which JSON does not have."""
 
 
 async def answer(events: AsyncGenerator[RequestEvent, None], recorder: AnswerRecorder) -> Answer:
@@ -63,6 +67,11 @@ def as_request_error(error: Exception, entry: Entry) -> RequestError:
         error = InternalError("The server failed.")
     entry.error_code = error.code
     return error
+
+
+def finite(logprob: float) -> float:
+    """`logprob`, or `IMPOSSIBLE_LOGPROB` if it is infinite or NaN."""
+    return logprob if math.isfinite(logprob) else IMPOSSIBLE_LOGPROB
 
 
 def _checked(ending: Finished | Failed | None, recorder: AnswerRecorder) -> Finished:

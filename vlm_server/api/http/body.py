@@ -1,17 +1,20 @@
-"""Reads a request's body within the limits on type, size and time."""
+"""Request bodies within the limits on type, size and time; and clients that disconnect.
+
+Bodies that are still arriving hold no queue slot, and are bounded together in bytes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Receive
 
-from vlm_server.api.http.disconnect import ClientGone
-from vlm_server.api.http.queue.arriving import Arrival, ArrivingBodies
 from vlm_server.api.parsing import json_body
 from vlm_server.errors import (
     PayloadTooLarge,
@@ -20,6 +23,70 @@ from vlm_server.errors import (
     UnsupportedMediaType,
 )
 from vlm_server.settings import Limits
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client closed the connection before the response was complete."""
+
+
+class Arrival:
+    """One body on its way. `deadline` is moved to now if it is refused."""
+
+    def __init__(self, deadline: asyncio.Timeout) -> None:
+        self.num_bytes = 0
+        self.is_refused = False
+        self._deadline = deadline
+        self._since = asyncio.get_running_loop().time()
+
+    def cost(self, now: float) -> float:
+        """What it has taken so far, in bytes times seconds."""
+        return self.num_bytes * (now - self._since)
+
+    def refuse(self) -> None:
+        """End the wait for the rest of it."""
+        with contextlib.suppress(RuntimeError):  # its time is up just now
+            self._deadline.reschedule(asyncio.get_running_loop().time())
+            self.is_refused = True
+
+
+class ArrivingBodies:
+    """All bodies on their way; past `limit_bytes` the one that has cost most gives way.
+
+    A body that is sent at once costs little even if it is large. Used from the event loop only.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._arrivals: set[Arrival] = set()
+        self._num_bytes = 0
+
+    @contextmanager
+    def arrival(self, deadline: asyncio.Timeout) -> Iterator[Arrival]:
+        """A body that arrives during the `with` block, within `deadline`."""
+        arrival = Arrival(deadline)
+        self._arrivals.add(arrival)
+        try:
+            yield arrival
+        finally:
+            self._num_bytes -= arrival.num_bytes
+            self._arrivals.discard(arrival)
+
+    def add(self, arrival: Arrival, num_bytes: int) -> None:
+        """So many more bytes of it are here."""
+        arrival.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+        excess = self._num_bytes - self._limit_bytes
+        if excess <= 0:
+            return
+        now = asyncio.get_running_loop().time()
+        for costly in sorted(self._arrivals, key=lambda one: one.cost(now), reverse=True):
+            if excess <= 0:
+                return
+            if not costly.is_refused:
+                costly.refuse()
+            excess -= costly.num_bytes
 
 
 def check_headers(headers: Headers, limits: Limits, *, any_type: bool = False) -> None:
@@ -83,6 +150,25 @@ async def read_small(
     return json_body.parse_object(data)
 
 
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Cancels it and raises ClientGone if the client disconnects first.
+
+    The request's body must have been read. `work` has ended, including its clean-up, when this
+    returns or raises, even if this is cancelled itself.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watching.cancel()
+        working.cancel()
+        await asyncio.gather(watching, working, return_exceptions=True)
+    if working.cancelled():
+        raise ClientGone
+    return working.result()
+
+
 async def _collect(
     receive: Receive, limits: Limits, arriving: ArrivingBodies, arrival: Arrival
 ) -> bytearray:
@@ -105,3 +191,8 @@ def _too_large(limits: Limits) -> PayloadTooLarge:
     return PayloadTooLarge(
         f"The request's body is larger than {limits.max_body_bytes} bytes (limits.max_body_bytes)."
     )
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

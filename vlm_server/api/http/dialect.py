@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from vlm_server.api.parsing.calls import ReadText
+from vlm_server.api.parsing.parsed_request import ReadText
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.protocol import Delta, Finished
 
@@ -69,7 +69,7 @@ class Dialect(Protocol):
 
     @property
     def name(self) -> str:
-        """By which the intake process finds its reader."""
+        """The name by which a parsing process finds its reader."""
         ...
 
     @property

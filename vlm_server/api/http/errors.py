@@ -1,20 +1,26 @@
-"""A failed request as a response: its status and headers. The dialect encodes the body."""
+"""Failed requests as responses. The dialect encodes the body; OpenAI's shape is the default."""
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
-from vlm_server.errors import RequestError
+from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
 
 EncodeError = Callable[[RequestError], bytes]
 """A dialect's JSON for an error."""
 EncodeFor = Callable[[Scope], EncodeError]
 """That of the dialect whose route was asked for."""
 
+_MAX_SHOWN_CHARS = 100
+_LEAST_SIMILARITY = 0.75
 _RETRY_STATUSES = frozenset({429, 502, 503, 504})
 
 
@@ -39,3 +45,59 @@ def response(
     if error.status == 408:
         all_headers["Connection"] = "close"  # the rest of the body may never come
     return Response(encode(error), error.status, headers=all_headers, media_type="application/json")
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The JSON of an error in OpenAI's shape."""
+
+    error: ErrorDetail
+
+
+def encode_openai(error: RequestError) -> bytes:
+    """`error` in OpenAI's shape: the body of a response, or the data of an event in a stream."""
+    detail = ErrorDetail(error.message, error.type, error.param, error.code)
+    return msgspec.json.encode(ErrorBody(detail))
+
+
+def not_found(request: Request, routes: Sequence[BaseRoute]) -> NotFound:
+    """The error for `request`, whose path is none of `routes`."""
+    path = request.url.path[:_MAX_SHOWN_CHARS]
+    shown = "".join(c if c.isprintable() and c != "`" else "?" for c in path)
+    known = {
+        route.path: route
+        for route in routes
+        if isinstance(route, Route) and route.include_in_schema
+    }
+    nearest = _nearest(path.rstrip("/"), list(known))
+    advice = f" Do you mean `{_shown(known[nearest])}`?" if nearest else ""
+    return NotFound(f"There is no route `{shown}`.{advice} The routes are listed in docs/api.md.")
+
+
+def method_not_allowed(request: Request, allowed: str) -> MethodNotAllowed:
+    """The error for `request`, whose path is a route with other methods: `allowed`."""
+    return MethodNotAllowed(
+        f"The method {request.method} is not allowed on this route, which takes {allowed}."
+    )
+
+
+def _nearest(path: str, known: list[str]) -> str | None:
+    """The one of `known` that `path` has too much or too little before; else a similar one."""
+    if len(path) > 1:
+        longer = [each for each in known if each.endswith(path)]
+        shorter = [each for each in known if len(each) > 1 and path.endswith(each)]
+        if nested := sorted(longer, key=len) or sorted(shorter, key=len, reverse=True):
+            return nested[0]
+    similar = difflib.get_close_matches(path, known, 1, _LEAST_SIMILARITY)
+    return similar[0] if similar else None
+
+
+def _shown(route: Route) -> str:
+    methods = (route.methods or set()) - {"HEAD"}
+    return f"{' '.join(sorted(methods))} {route.path}".strip()

@@ -12,27 +12,29 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api.http import body, keepalive, sse
-from vlm_server.api.http.access import cache_salt, client_id, keys
+from vlm_server.api.http import access_log, body, sse
+from vlm_server.api.http.access import keys
+from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
+from vlm_server.api.http.body import ArrivingBodies, until_disconnect
+from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.dialect import Dialect, Renderer
-from vlm_server.api.http.disconnect import until_disconnect
-from vlm_server.api.http.metrics.model_metrics import ModelMetrics, no_metrics
-from vlm_server.api.http.metrics.recorder import AnswerRecorder
-from vlm_server.api.http.metrics.server_timing import server_timing
-from vlm_server.api.http.queue.arriving import ArrivingBodies
-from vlm_server.api.http.queue.deadlines import RequestClock
-from vlm_server.api.http.queue.queue_slots import QueueSlot, QueueSlots
+from vlm_server.api.http.in_flight import RequestsInFlight
+from vlm_server.api.http.model_metrics import ModelMetrics, no_metrics
+from vlm_server.api.http.queue_slots import QueueSlot, QueueSlots
+from vlm_server.api.http.recorder import AnswerRecorder
 from vlm_server.api.http.sse import EventStream
-from vlm_server.api.http.telemetry import access_log
-from vlm_server.api.http.telemetry.access_log import Entry
-from vlm_server.api.http.telemetry.in_flight import RequestsInFlight
 from vlm_server.api.http.urls.media_urls import MediaUrls
 from vlm_server.api.parsing import routing_key, served_models
-from vlm_server.api.parsing.calls import Call, Context, RequestSummary
-from vlm_server.api.parsing.history import History, HistoryNeeded
-from vlm_server.api.parsing.intake import Intake
+from vlm_server.api.parsing.body_parser import BodyParser
 from vlm_server.api.parsing.media.external import BytesNeeded
+from vlm_server.api.parsing.parsed_request import (
+    Context,
+    EncodedRequest,
+    History,
+    HistoryNeeded,
+    RequestSummary,
+)
 from vlm_server.errors import PayloadTooLarge
 from vlm_server.protocol import Delta, Finished, Usage
 from vlm_server.settings import Settings
@@ -43,11 +45,15 @@ class Generation:
     """What the generating endpoints of all dialects share."""
 
     def __init__(
-        self, models: ModelClient, queue_slots: QueueSlots, intake: Intake, settings: Settings
+        self,
+        models: ModelClient,
+        queue_slots: QueueSlots,
+        body_parser: BodyParser,
+        settings: Settings,
     ) -> None:
         self.models = models
         self.queue_slots = queue_slots
-        self.intake = intake
+        self.body_parser = body_parser
         self.limits = settings.limits
         self.server = settings.server
         self.deadlines = settings.deadlines
@@ -85,9 +91,9 @@ class Endpoint:
         access_log.of(scope).routing_key = routing_key.sent(headers)
         body.check_headers(headers, shared.limits, any_type=self._any_type)
         clock = RequestClock(headers, shared.deadlines)
-        keepalive.wanted(headers, shared.server)
+        sse.keepalive_of(headers, shared.server)
         shared.models.check_ready()
-        client = client_id.of(scope)
+        client = keys.client_of(scope)
         shared.queue_slots.check(client, headers)
         async with clock.before_submit():
             data = await body.read(receive, shared.limits, shared.arriving)
@@ -111,7 +117,7 @@ class Endpoint:
         shared, dialect, entry = self._shared, self._dialect, access_log.of(scope)
         context = self._context(scope)
         async with clock.before_submit():
-            request, summary = await self._read_call(data, slot, context)
+            request, summary = await self._parse(data, slot, context)
         entry.images, entry.videos = summary.num_images, summary.num_videos
         entry.ignored, entry.model, model = summary.ignored, summary.model, summary.model
         entry.routing_key = entry.routing_key or summary.routing_key
@@ -142,8 +148,8 @@ class Endpoint:
         return Context(
             models=served_models.known_models(shared.models, shared.server),
             request_id=self._request_id(scope),
-            cache_salt=cache_salt.of(scope),
-            client=client_id.of(scope),
+            cache_salt=keys.cache_salt_of(scope),
+            client=keys.client_of(scope),
             owner=keys.owner_of(scope),
             is_admin=keys.is_admin(scope),
             limits=shared.limits,
@@ -180,7 +186,7 @@ class Endpoint:
         stream = EventStream(
             send,
             self._dialect.content_type,
-            signs[keepalive.wanted(Headers(scope=scope), shared.server)],
+            signs[sse.keepalive_of(Headers(scope=scope), shared.server)],
             shared.keepalive_seconds,
         )
         async with stream.kept_alive():
@@ -194,13 +200,13 @@ class Endpoint:
         stage, fraction = status.progress
         return sse.comment(f"{status.state}: {stage} ({fraction:.0%})") + render.keep_alive()
 
-    async def _read_call(self, data: bytearray, slot: QueueSlot, context: Context) -> Call:
+    async def _parse(self, data: bytearray, slot: QueueSlot, context: Context) -> EncodedRequest:
         dialect, shared = self._dialect, self._shared
-        read = partial(shared.intake.read, dialect.name, dialect.read_text, data)
+        parse = partial(shared.body_parser.parse, dialect.name, dialect.read_text, data)
         try:
             while True:
                 try:
-                    return await read(context)
+                    return await parse(context)
                 except BytesNeeded as needed:
                     given = await shared.media_urls.read(needed.urls)
                     context = msgspec.structs.replace(context, given=given)
@@ -233,7 +239,7 @@ def _begin(slot: QueueSlot, recorder: AnswerRecorder) -> None:
 
 
 def _whole(content: bytes, recorder: AnswerRecorder) -> Response:
-    headers = {"Server-Timing": server_timing(recorder, time.monotonic())}
+    headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
     return Response(content, media_type="application/json", headers=headers)
 
 

@@ -9,17 +9,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_server.api.http import errors
-from vlm_server.api.http.access import cache_salt, client_id, cors, gate, keys
-from vlm_server.api.http.access.key_slots import KeySlots
-from vlm_server.api.http.access.keys import ApiKey, KeyRing
-from vlm_server.api.http.browsers import is_page
-from vlm_server.api.http.disconnect import ClientGone
+from vlm_server.api.http import access_log, errors
+from vlm_server.api.http.access import cors, gate, keys
+from vlm_server.api.http.access.gate import is_page
+from vlm_server.api.http.access.keys import KeyRing, KeySlots
+from vlm_server.api.http.access_log import AnsweredRequests
+from vlm_server.api.http.body import ClientGone
 from vlm_server.api.http.errors import EncodeFor
-from vlm_server.api.http.queue.queue_slots import QueueSlots
-from vlm_server.api.http.telemetry import access_log
-from vlm_server.api.http.telemetry.access_log import AnsweredRequests
-from vlm_server.api.http.telemetry.tracing import Tracer
+from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http.tracing import Tracer
 from vlm_server.api.parsing import routing_key
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.settings import Cache, Server
@@ -133,16 +131,10 @@ class Gate:
             await self.app(scope, receive, send)
             return
         key = gate.check_key(headers, self.ring)
-        self._attach(scope, key)
+        keys.attach(scope, key, separate_caches=self.cache.separate_api_keys)
+        access_log.of(scope).key_name = None if key is None else key.name
         with self.slots.take(key):
             await self.app(scope, receive, send)
-
-    def _attach(self, scope: Scope, key: ApiKey | None) -> None:
-        keys.attach(scope, key)
-        access_log.of(scope).key_name = None if key is None else key.name
-        client_id.attach(scope, "" if key is None else key.name)
-        salt = key.cache_salt if key is not None and self.cache.separate_api_keys else ""
-        cache_salt.attach(scope, salt)
 
 
 def _is_open(path: str, headers: Headers) -> bool:

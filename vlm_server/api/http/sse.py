@@ -1,18 +1,42 @@
-"""Streams the events of an answer."""
+"""Server-sent events: their framing, the stream of an answer, and what it sends while silent."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Literal, get_args
 
+import msgspec
+from starlette.datastructures import Headers
 from starlette.types import Send
+
+from vlm_server.errors import InvalidRequest
+from vlm_server.settings import Server
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: every reader of events skips it."""
 
 CONTENT_TYPE = b"text/event-stream; charset=utf-8"
+
+Keepalive = Literal["comment", "empty_chunk", "off"]
+KEEPALIVE_HEADER = "X-VLM-Keepalive"
+
+
+def keepalive_of(headers: Headers, server: Server) -> Keepalive:
+    """What a silent stream sends: the request's header says so, else the setting.
+
+    Raises InvalidRequest for a header that is none of the three.
+    """
+    try:
+        mode: Keepalive = msgspec.convert(
+            headers.get(KEEPALIVE_HEADER, server.keepalive), Keepalive
+        )
+    except msgspec.ValidationError:
+        choices = ", ".join(get_args(Keepalive))
+        raise InvalidRequest(f"{KEEPALIVE_HEADER} must be one of: {choices}.") from None
+    return mode
 
 
 def event(data: bytes, name: str = "") -> bytes:

@@ -15,8 +15,8 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vlm_server.api.http.browsers import PAGE_FOLDER as FOLDER
-from vlm_server.api.http.browsers import wants_html
+from vlm_server.api.http.access.gate import PAGE_FOLDER as FOLDER
+from vlm_server.api.http.access.gate import wants_html
 from vlm_server.errors import NotFound
 
 __all__ = ["CONTENT_SECURITY_POLICY", "FOLDER", "PageFile", "StartPage", "read_files"]

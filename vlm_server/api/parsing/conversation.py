@@ -10,7 +10,7 @@ import msgspec
 
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.media.external import BytesNeeded, ExternalUrl, is_external
-from vlm_server.api.parsing.media.intake import Given, take_base64_image, take_image, take_video
+from vlm_server.api.parsing.media.parse import Given, parse_base64_image, parse_image, parse_video
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, Image, ImagePart, Message, TextPart, Video, VideoPart
 from vlm_server.settings import Limits
@@ -112,7 +112,7 @@ class Conversation:
         """
         if not self._has_bytes(ExternalUrl(url, param, "image", self.limits.max_image_bytes)):
             return ImagePart(len(self.images))
-        image = take_image(url, param, self.limits, self.given)
+        image = parse_image(url, param, self.limits, self.given)
         image = msgspec.structs.replace(
             image,
             max_side_pixels=_LOW_DETAIL_SIDE_PIXELS if detail == "low" else None,
@@ -125,14 +125,14 @@ class Conversation:
 
     def base64_image(self, base64: str, param: str) -> ImagePart:
         """A part with the image in `base64`."""
-        self.images.append(take_base64_image(base64, param, self.limits))
+        self.images.append(parse_base64_image(base64, param, self.limits))
         return ImagePart(len(self.images) - 1)
 
     def video(self, url: str, param: str) -> VideoPart:
         """A part with the video of a `data:`, `https:` or `file:` URL."""
         if not self._has_bytes(ExternalUrl(url, param, "video", self.limits.max_video_bytes)):
             return VideoPart(len(self.videos))
-        self.videos.append(take_video(url, param, self.limits, self.given))
+        self.videos.append(parse_video(url, param, self.limits, self.given))
         return VideoPart(len(self.videos) - 1)
 
     def _has_bytes(self, url: ExternalUrl) -> bool:

@@ -1,8 +1,11 @@
-"""Parses JSON into structs, with errors that name the field at fault.
+"""JSON bodies parsed into structs, with errors that name the field at fault.
 
 Stricter than most parsers: duplicate names, NaN and Infinity are errors, and so is more nesting,
-more values or longer names than any request needs: they are counted before anything is decoded. No
-message repeats what the client sent, except for the beginning of an unknown field's name.
+more values or longer names than any request needs; depth and values are counted before decoding.
+msgspec decodes nearly every body, a data URL of 2 MiB ten times as fast as the standard library. It
+keeps the last of two values with the same name, so bodies that may have duplicate names, and those
+that msgspec refuses, are parsed by the standard library, which also says what is wrong. Messages
+repeat nothing that the client sent but the beginning of an unknown field's name.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from vlm_server.api.parsing import long_strings
 from vlm_server.errors import InvalidRequest, UnsupportedField
 
 T = TypeVar("T")
@@ -30,6 +32,9 @@ SMALL_VALUES = 5_000
 
 Body = bytes | bytearray
 
+_MOST_QUOTES = 100_000
+"""Counted in a body; finding each takes about 0.1 microseconds."""
+_ESCAPED_QUOTE = b"\\u0022"
 _MAX_SHOWN_CHARS = 64
 _MAX_EXPLAINED_CHARS = 512
 """More than any message and path of msgspec's without what it quotes."""
@@ -52,14 +57,48 @@ def parse_object(body: Body) -> dict[str, Any]:
     if not body:
         raise InvalidRequest("The request has no body.")
     _check_complexity(body)
-    if len(body) > SMALL_BYTES and (cut := long_strings.cut(body)) is not None:
-        with contextlib.suppress(InvalidRequest, ValueError):  # parsing all of it says where
-            return _checked(cut.restored(_parse(cut.json)))
-    return _checked(_parse(body))
+    value = _parse(body)
+    if not isinstance(value, dict):
+        raise InvalidRequest("The request's body must be a JSON object.")
+    return value
 
 
 def _parse(body: Body) -> Any:
-    """What is in `body`. Raises InvalidRequest."""
+    """The JSON value in `body`. Raises InvalidRequest."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value = msgspec.json.decode(body)
+        if _has_all_names(value, body):
+            return value
+        del value
+    return _parse_strictly(body)
+
+
+def _has_all_names(value: Any, body: Body) -> bool:
+    """Whether `value`, decoded from `body`, lost no name to a duplicate, and has no overlong one.
+
+    A lost name leaves fewer quotation marks in `value` than in `body`. False if that can't be told
+    in little time.
+    """
+    num_quotes = _num_of(b'"', body, _MOST_QUOTES)
+    if num_quotes > _MOST_QUOTES or _ESCAPED_QUOTE in body:
+        return False
+    stack = [value]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, str):
+            num_quotes -= 2 + (each.count('"') if '"' in each else 0)
+        elif isinstance(each, dict):
+            if any(len(name) > MAX_NAME_CHARS for name in each):
+                return False
+            stack += each
+            stack += each.values()
+        elif isinstance(each, list):
+            stack += each
+    return num_quotes == 0
+
+
+def _parse_strictly(body: Body) -> Any:
+    """The JSON value in `body`, by the standard library. Raises InvalidRequest."""
     try:
         return _decoder.decode(body.decode("utf-8"))
     except UnicodeDecodeError:
@@ -73,12 +112,6 @@ def _parse(body: Body) -> Any:
         ) from None
     except ValueError:
         raise InvalidRequest("The request's body has a number with too many digits.") from None
-
-
-def _checked(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidRequest("The request's body must be a JSON object.")
-    return value
 
 
 def convert(fields: dict[str, Any], schema: type[T], rules: Mapping[str, str]) -> T:

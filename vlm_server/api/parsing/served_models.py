@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from vlm_server.api.parsing.calls import KnownModel
+from vlm_server.api.parsing.parsed_request import KnownModel
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Server

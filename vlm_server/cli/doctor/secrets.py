@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub import constants
 
 from vlm_server.api.http.access import key_file
-from vlm_server.api.http.telemetry.tracing import ENDPOINT_VARIABLES
+from vlm_server.api.http.tracing import ENDPOINT_VARIABLES
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.errors import ConfigError
 from vlm_server.settings.paths import expanded

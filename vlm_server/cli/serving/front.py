@@ -19,9 +19,9 @@ import msgspec
 
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
-from vlm_server.api.http.openai_errors import encode
-from vlm_server.api.http.telemetry.tracing import start_tracer
-from vlm_server.api.parsing import intake
+from vlm_server.api.http.errors import encode_openai as encode
+from vlm_server.api.http.tracing import start_tracer
+from vlm_server.api.parsing import body_parser
 from vlm_server.api.routes import OPERATIONS
 from vlm_server.cli import options, terminal
 from vlm_server.cli.entry import discard_output
@@ -103,10 +103,10 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     if process.reloader is not None:
         process.reloader.listen(end.start_again)
     models = ModelPool(settings, on_progress=ProgressLine(sys.stderr).show)
-    intake_pool = intake.start_pool(settings.limits)
+    parsing_pool = body_parser.start_pool(settings.limits)
     with contextlib.suppress(ChildFailed):  # it is started when it is needed
-        await asyncio.to_thread(intake_pool.warm_up)
-    app = create_app(settings, models, intake_pool, tracer, process.sources)
+        await asyncio.to_thread(parsing_pool.warm_up)
+    app = create_app(settings, models, parsing_pool, tracer, process.sources)
     server = HttpServer(http_config(app, settings, encode))
     url = url_of(settings.server.host, listener.addresses[0][1])
     _say(terminal.first_words(url, models.names[0], sys.stdout))
@@ -128,7 +128,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     server.should_exit = True
     server.end_within(SLOW_READER_SECONDS)
     await http
-    intake_pool.close()
+    parsing_pool.close()
     if tracer is not None:
         await asyncio.to_thread(tracer.close)
     with contextlib.suppress(asyncio.CancelledError):

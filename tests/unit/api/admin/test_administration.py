@@ -15,7 +15,7 @@ import pytest
 
 from tests.hub.fixtures import NAME, hub, model
 from tests.hub.server import Hub, add
-from tests.unit.api.conftest import intake_pool
+from tests.unit.api.conftest import parsing_pool
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.admin.pulls import Pulls
 from vlm_server.api.app import create_app
@@ -100,7 +100,7 @@ def settings(tmp_path: Path, **more: Any) -> Settings:
 
 @contextlib.asynccontextmanager
 async def connected(pool: Pool, used: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(used, pool, intake_pool())
+    app = create_app(used, pool, parsing_pool())
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
         yield client

@@ -14,7 +14,7 @@ from hypothesis import settings as settings_of_tests
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from tests.unit.api.conftest import intake_pool
+from tests.unit.api.conftest import parsing_pool
 from tests.unit.api.requests import PNG_URL, chat, picture, text, user
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from tests.whole import few_of
@@ -26,7 +26,7 @@ HOST = {"Host": "127.0.0.1:8000"}
 
 @cache
 def app() -> Starlette:
-    return create_app(Settings(), OneModel(ScriptedEngine()), intake_pool())
+    return create_app(Settings(), OneModel(ScriptedEngine()), parsing_pool())
 
 
 def operations() -> Iterator[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from tests.unit.api.conftest import Connect, intake_pool
+from tests.unit.api.conftest import Connect, parsing_pool
 from tests.unit.api.requests import ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine, ended, finished, never
 from tests.unit.api.scripted_engine import text as says
@@ -121,7 +121,7 @@ async def test_settings_are_told_with_where_they_were_given_and_without_keys(
     file.write_text("[server]\nport = 9000\n[cache]\nseparate_api_keys = false\n")
     overrides = ("server.port=9001", 'server.api_keys=["correct-horse-battery"]')
     settings, sources = load_with_sources(file, overrides)
-    app = create_app(settings, OneModel(engine), intake_pool(), sources=sources)
+    app = create_app(settings, OneModel(engine), parsing_pool(), sources=sources)
     transport = httpx.ASGITransport(app)
     headers = {"x-api-key": "correct-horse-battery"}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:

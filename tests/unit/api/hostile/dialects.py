@@ -38,8 +38,8 @@ from vlm_server.api.dialects.responses import items
 from vlm_server.api.dialects.responses import schema as responses_schema
 from vlm_server.api.dialects.responses.intake import read_response
 from vlm_server.api.dialects.responses.intake import read_text as read_response_text
-from vlm_server.api.http import openai_errors
-from vlm_server.api.parsing.calls import Body, Context, ParsedRequest, Read
+from vlm_server.api.http import errors
+from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest, Read
 from vlm_server.errors import RequestError
 
 Json = dict[str, Any]
@@ -142,7 +142,7 @@ def _chat() -> Hostile:
         openai.ROUTE,
         read_openai,
         read_openai_text,
-        openai_errors.encode,
+        errors.encode_openai,
         whole=openai.chat(
             {"role": "system", "content": "Be brief."},
             openai.user(openai.text(), openai.picture()),
@@ -184,7 +184,7 @@ def _completions() -> Hostile:
         "/v1/completions",
         read_completion,
         None,
-        openai_errors.encode,
+        errors.encode_openai,
         whole={
             "model": "demo",
             "prompt": [5, 6],
@@ -256,7 +256,7 @@ def _responses() -> Hostile:
         responses.ROUTE,
         read_response,
         read_response_text,
-        openai_errors.encode,
+        errors.encode_openai,
         whole=responses.asking(
             [
                 responses.user({"type": "input_text", "text": "U"}, picture),

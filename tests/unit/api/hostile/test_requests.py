@@ -20,16 +20,16 @@ from tests.unit.api.dialects.responses.requests import asking, user
 from tests.unit.api.hostile.dialects import DIALECTS, Hostile, Json
 from tests.whole import examples
 from vlm_server.api.dialects.responses.options import decode_options
-from vlm_server.api.parsing.calls import (
+from vlm_server.api.parsing.media.external import BytesNeeded
+from vlm_server.api.parsing.parsed_request import (
     Context,
+    HistoryNeeded,
     KnownModel,
     ParsedRequest,
     call_of,
     decode_outcome,
     encode_outcome,
 )
-from vlm_server.api.parsing.history import HistoryNeeded
-from vlm_server.api.parsing.media.external import BytesNeeded
 from vlm_server.errors import RequestError
 from vlm_server.protocol import MESSAGE_HEADER, decode_command, encode_message
 from vlm_server.settings import Limits
@@ -210,7 +210,7 @@ def test_text_is_told_from_pictures(dialect: Hostile) -> None:
 PROGRAM = """
 import json, sys, threading
 from importlib import import_module
-from vlm_server.api.parsing.calls import Context, KnownModel
+from vlm_server.api.parsing.parsed_request import Context, KnownModel
 from vlm_server.settings import Limits
 from tests.whole import examples
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from vlm_server.api.http.disconnect import ClientGone, until_disconnect
+from vlm_server.api.http.body import ClientGone, until_disconnect
 
 
 class Client:

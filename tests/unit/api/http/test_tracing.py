@@ -13,13 +13,13 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from tests.unit.api.conftest import intake_pool
+from tests.unit.api.conftest import parsing_pool
 from tests.unit.api.requests import ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine, failed
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.app import create_app
-from vlm_server.api.http.telemetry import tracing
-from vlm_server.api.http.telemetry.tracing import SpanTracer, start_tracer
+from vlm_server.api.http import tracing
+from vlm_server.api.http.tracing import SpanTracer, start_tracer
 from vlm_server.api.routes import BODIES, OPERATIONS
 from vlm_server.errors import ConfigError
 from vlm_server.protocol import Finished, Phase, Timeline, Usage
@@ -52,7 +52,7 @@ class Traced:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         tracer = SpanTracer(provider, OPERATIONS)
-        app = create_app(Settings(), OneModel(self.engine), intake_pool(), tracer)
+        app = create_app(Settings(), OneModel(self.engine), parsing_pool(), tracer)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000"
         )
@@ -210,7 +210,7 @@ async def test_a_collector_gets_them(
     tracer = start_tracer(Tracing("" if path is None else f"{url}{path}"), OPERATIONS)
     assert tracer is not None
     app = create_app(
-        Settings(), OneModel(ScriptedEngine(*HELLO[:-1], timed)), intake_pool(), tracer
+        Settings(), OneModel(ScriptedEngine(*HELLO[:-1], timed)), parsing_pool(), tracer
     )
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
@@ -247,7 +247,7 @@ async def test_a_collector_that_is_gone_holds_nothing_up(monkeypatch: pytest.Mon
     tracer = start_tracer(Tracing("http://127.0.0.1:9/v1/traces"), OPERATIONS)
     assert tracer is not None
     app = create_app(
-        Settings(), OneModel(ScriptedEngine(*HELLO[:-1], timed)), intake_pool(), tracer
+        Settings(), OneModel(ScriptedEngine(*HELLO[:-1], timed)), parsing_pool(), tracer
     )
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

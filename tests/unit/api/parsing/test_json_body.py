@@ -1,8 +1,10 @@
-"""What is counted before JSON is decoded, and that no message repeats what a client sent."""
+"""What is counted before JSON is decoded, what is refused, and what messages say."""
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.processor_time import processor_time
+from tests.whole import examples
 from vlm_server.api.parsing import json_body
 from vlm_server.errors import InvalidRequest, RequestError
 
@@ -117,3 +120,66 @@ def test_any_json_is_read_as_it_is_or_refused_by_a_short_message(value: Any) -> 
 @example(b"")
 def test_any_bytes_are_an_object_or_refused(body: bytes) -> None:
     assert isinstance(outcome_of(body), RequestError | dict)
+
+
+STRINGS = st.sampled_from(
+    ['"a"', r'"\u0061"', r'"\""', r'"\u0022"', r'"\\u0022"', r'"\\"', '""', '"é"']
+)
+SCALARS = st.sampled_from(
+    ["1", "-0", "1e5", "1e999", "1" * 40, "NaN", "null", r'"\ud800"', "01", "x"]
+)
+
+
+def objects(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    pairs = st.lists(st.tuples(STRINGS, inner), max_size=3)
+    return pairs.map(lambda each: "{" + ",".join(f"{name}: {value}" for name, value in each) + "}")
+
+
+def arrays(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.lists(inner, max_size=3).map(lambda each: "[" + ",".join(each) + "]")
+
+
+JSON = st.recursive(STRINGS | SCALARS, lambda inner: objects(inner) | arrays(inner), max_leaves=8)
+
+
+@settings(derandomize=True, max_examples=examples(500))
+@given(objects(JSON))
+@example(r'{"a": "\u0022\u0022", "b": 1, "b": 1}')
+@example(r'{"a": {"b": "x", "b": "y"}, "c": "\""}')
+def test_a_body_is_read_as_the_standard_library_reads_it(text: str) -> None:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        assert len(dict(pairs)) == len(pairs)
+        return dict(pairs)
+
+    outcome = outcome_of(text.encode())
+    try:
+        expected = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, AssertionError):
+        assert isinstance(outcome, RequestError)
+    else:
+        assert isinstance(outcome, RequestError) == ("NaN" in text)
+        assert isinstance(outcome, RequestError) or outcome == expected
+
+
+@pytest.mark.parametrize(
+    ("rest", "word"),
+    [
+        ('"b": }', "line 1, column 27962"),
+        ('"b": 1, "b": 2}', "duplicate name in an object: `b`"),
+        ('"b": "\n"}', "line 1, column 27962"),
+        ('"b": NaN}', "NaN"),
+        ('"b": ' + "1" * 5000 + "}", "digits"),
+    ],
+)
+def test_errors_behind_a_picture_say_where_they_are(rest: str, word: str) -> None:
+    url = base64.b64encode(os.urandom(2 * MEBIBYTE)).decode()
+    with pytest.raises(RequestError, match=word):
+        json_body.parse_object(f'{{"a": "{url}", {rest}'.encode())
+
+
+@pytest.mark.parametrize("unit", [b'\\"', b'"",', b'"\\\\",', b"\\" * 70 + b'"'])
+def test_hostile_quotes_take_no_time(unit: bytes) -> None:
+    body = b'{"a": ["' + unit * ((4 << 20) // len(unit))
+    with processor_time() as measured, pytest.raises(InvalidRequest):
+        json_body.parse_object(body)
+    assert measured.seconds < 1

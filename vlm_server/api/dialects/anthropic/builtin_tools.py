@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from vlm_server.api.dialects.anthropic.schema import Tool
-from vlm_server.api.parsing.tool_definitions import ToolDefinition
+from vlm_server.api.parsing.tools import ToolDefinition
 from vlm_server.errors import InvalidRequest, UnsupportedField
 
 _FIRST_ACTIONS = (

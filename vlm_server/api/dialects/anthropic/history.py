@@ -23,7 +23,7 @@ from vlm_server.api.dialects.anthropic.schema import (
 )
 from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.leniency import IgnoredFields
-from vlm_server.api.parsing.tool_calls import object_text
+from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, ImagePart, Message, TextPart, ToolCall
 

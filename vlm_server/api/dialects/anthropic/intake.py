@@ -33,18 +33,19 @@ from vlm_server.api.dialects.anthropic.schema import (
     ThinkingEnabled,
     Tool,
 )
-from vlm_server.api.parsing.calls import Body, Context, KnownModel, ParsedRequest
 from vlm_server.api.parsing.common_fields import (
+    ConstraintFields,
+    check_constraints,
     max_tokens_or_default,
     model_wanted,
     stop_strings,
 )
-from vlm_server.api.parsing.constraints import ConstraintFields, check_constraints
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.effort import ThinkingOptions
 from vlm_server.api.parsing.json_schema import schema_text
 from vlm_server.api.parsing.leniency import IgnoredFields
-from vlm_server.api.parsing.tool_definitions import ToolChoice, ToolDefinition, read_tools
+from vlm_server.api.parsing.parsed_request import Body, Context, KnownModel, ParsedRequest
+from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions
 from vlm_server.settings import Limits

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vlm_server import protocol
-from vlm_server.api.http.logprobs import finite
+from vlm_server.api.http.answer import finite
 
 
 class FunctionCall(msgspec.Struct, frozen=True):

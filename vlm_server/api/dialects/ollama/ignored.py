@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vlm_server.api.dialects.ollama.schema import ChatMessage, OllamaChatRequest, Request
-from vlm_server.api.parsing.calls import Context, KnownModel
 from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.parsed_request import Context, KnownModel
 
 _OF_ROLE = {
     "thinking": "assistant",

@@ -18,12 +18,12 @@ from vlm_server.api.dialects.ollama.schema import (
     Tool,
 )
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.calls import Body, Context, KnownModel, ParsedRequest
-from vlm_server.api.parsing.constraints import ConstraintFields, check_constraints
+from vlm_server.api.parsing.common_fields import ConstraintFields, check_constraints
 from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.effort import variables_text
 from vlm_server.api.parsing.leniency import IgnoredFields
-from vlm_server.api.parsing.tool_definitions import ToolChoice, ToolDefinition, read_tools
+from vlm_server.api.parsing.parsed_request import Body, Context, KnownModel, ParsedRequest
+from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import Forbidden, UnsupportedField
 from vlm_server.protocol import (
     Message,

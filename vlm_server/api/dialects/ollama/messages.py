@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from vlm_server.api.dialects.ollama.schema import ChatMessage
 from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.media.external import is_external
-from vlm_server.api.parsing.tool_calls import object_text
+from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, Message, TextPart, ToolCall
 

@@ -15,7 +15,7 @@ from vlm_server.api.dialects.openai.messages import (
 )
 from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.leniency import IgnoredFields
-from vlm_server.api.parsing.tool_calls import object_text
+from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart as ProtocolPart
 from vlm_server.protocol import Message, ToolCall

@@ -19,16 +19,16 @@ from vlm_server.api.dialects.openai.schema import ChatRequest, PixelLimits, Stre
 from vlm_server.api.dialects.openai.thinking import ThinkingFields
 from vlm_server.api.dialects.openai.tools import choice_of, definitions_of
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.calls import Body, Context, ParsedRequest
-from vlm_server.api.parsing.common_fields import model_wanted
-from vlm_server.api.parsing.constraints import (
+from vlm_server.api.parsing.common_fields import (
     ConstraintFields,
     check_constraints,
+    model_wanted,
     must_call,
 )
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.leniency import IgnoredFields
-from vlm_server.api.parsing.tool_definitions import read_tools
+from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
+from vlm_server.api.parsing.tools import read_tools
 from vlm_server.errors import InvalidRequest, UnsupportedField
 from vlm_server.protocol import Submit, Tools
 

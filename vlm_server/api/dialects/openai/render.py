@@ -12,8 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from vlm_server import protocol
 from vlm_server.api.dialects.openai.options import Options
-from vlm_server.api.http import openai_errors as errors
-from vlm_server.api.http import sse
+from vlm_server.api.http import errors, sse
 from vlm_server.errors import RequestError
 
 
@@ -168,7 +167,7 @@ class ChatRenderer:
 
     def error(self, error: RequestError) -> bytes:
         """An event with the error, and no `[DONE]`."""
-        return sse.event(errors.encode(error))
+        return sse.event(errors.encode_openai(error))
 
     def keep_alive(self) -> bytes:
         """A comment: every reader of events skips it."""

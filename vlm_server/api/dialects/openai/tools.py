@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from vlm_server.api.parsing.tool_definitions import ToolChoice, ToolDefinition
+from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition
 
 
 class Function(Struct):

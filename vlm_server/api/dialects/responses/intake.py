@@ -33,18 +33,18 @@ from vlm_server.api.dialects.responses.schema import (
 )
 from vlm_server.api.dialects.responses.thinking import max_reasoning_tokens, template_options
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.calls import Body, Context, ParsedRequest
-from vlm_server.api.parsing.common_fields import max_tokens_or_default, model_wanted
-from vlm_server.api.parsing.constraints import (
+from vlm_server.api.parsing.common_fields import (
     ConstraintFields,
     check_constraints,
+    max_tokens_or_default,
+    model_wanted,
     must_call,
 )
 from vlm_server.api.parsing.conversation import Conversation, Counts
-from vlm_server.api.parsing.history import HistoryNeeded
 from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.parsing.leniency import IgnoredFields
-from vlm_server.api.parsing.tool_definitions import ToolChoice, ToolDefinition, read_tools
+from vlm_server.api.parsing.parsed_request import Body, Context, HistoryNeeded, ParsedRequest
+from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Message, SamplingParams, Submit, Tools
 from vlm_server.settings import Limits

@@ -18,7 +18,7 @@ from vlm_server.api.dialects.responses.items import (
     ToolPart,
 )
 from vlm_server.api.parsing.conversation import Conversation
-from vlm_server.api.parsing.tool_calls import object_text
+from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, Message, ToolCall
 

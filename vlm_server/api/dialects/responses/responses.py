@@ -22,11 +22,10 @@ from vlm_server.api.dialects.responses.intake import (
 from vlm_server.api.dialects.responses.options import decode_options
 from vlm_server.api.dialects.responses.render import ResponsesRenderer
 from vlm_server.api.dialects.responses.store import ResponseStore
-from vlm_server.api.http import sse
+from vlm_server.api.http import access_log, sse
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.dialect import CountRenderer
 from vlm_server.api.http.generation import Endpoint, Generation
-from vlm_server.api.http.telemetry import access_log
 from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.errors import InvalidRequest, NotSupported
 from vlm_server.protocol import Finished

@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.access.keys import ApiKey, KeyRing
-from vlm_server.api.http.browsers import is_page
 from vlm_server.errors import Forbidden, Unauthorized
 from vlm_server.settings import ORIGIN, Server, is_loopback
 
@@ -24,6 +23,8 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 READY = ("/health", "/health/ready", "/healthz", "/ping")
 """Where probes of different kinds ask whether the server is ready."""
+PAGE_FOLDER = "/page"
+"""Where the files of the page are; nothing in them is secret."""
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not listened on
 _MAX_SHOWN_CHARS = 100
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
@@ -90,6 +91,17 @@ def admin_only(endpoint: Endpoint) -> Endpoint:
         return await endpoint(request)
 
     return guarded
+
+
+def wants_html(headers: Headers) -> bool:
+    """Whether `text/html` is asked for by name: browsers do, while curl and clients take all."""
+    ranges = headers.get("accept", "").lower().split(",")
+    return any(one.partition(";")[0].strip() == "text/html" for one in ranges)
+
+
+def is_page(path: str, headers: Headers) -> bool:
+    """Whether this is for the page or its files, which are the same for everybody."""
+    return path.startswith(f"{PAGE_FOLDER}/") or (path == "/" and wants_html(headers))
 
 
 def _only(headers: Headers, name: str) -> str:

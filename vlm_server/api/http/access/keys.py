@@ -1,4 +1,4 @@
-"""API keys: which are accepted, whose they are, and what each may do.
+"""API keys: which are accepted, what each may do, and what of a request follows from its key.
 
 Keeps hashes of the keys, never the keys.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from starlette.types import Scope
 
-from vlm_server.api.http.access import cache_salt
 from vlm_server.api.http.access.key_file import KeyEntry, WatchedKeyFile
+from vlm_server.errors import KeyLimitReached
 from vlm_server.settings import Server
 from vlm_server.settings.paths import expanded
 
@@ -22,14 +24,17 @@ CHECK_SECONDS = 1.0
 """The file is looked at this often at most, and only when a request comes."""
 
 _SCOPE_KEY = "vlm_server.api_key"
-_PREFIX = b"vlm_server API key\0"
+_SALT_KEY = "vlm_server.cache_salt"
+_KEY_PREFIX = b"vlm_server API key\0"
+_SALT_PREFIX = b"vlm_server cache salt\0"
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     """An accepted key: its hash, the name it has in the log, and what it may do.
 
-    `max_requests` may be in flight at once; None is any number.
+    `cache_salt` is a hash, too, the same after a restart, for the disk cache. `max_requests` may be
+    in flight at once; None is any number.
     """
 
     name: str
@@ -77,9 +82,41 @@ class KeyRing:
             self._of_file = _api_keys(entries)
 
 
-def attach(scope: Scope, key: ApiKey | None) -> None:
-    """Set the key that the request of `scope` came with; None if none is needed."""
+class KeySlots:
+    """The number of requests of each API key in flight, by the keys' names.
+
+    Used from the event loop only, so it needs no lock.
+    """
+
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()
+
+    @contextmanager
+    def take(self, key: ApiKey | None) -> Iterator[None]:
+        """Hold a slot of `key` for the `with` block. Raises KeyLimitReached if all are taken."""
+        if key is None:
+            yield
+            return
+        if key.max_requests is not None and self.taken[key.name] >= key.max_requests:
+            raise KeyLimitReached(
+                f"{key.max_requests} requests with this API key are in flight, as many as it may."
+            )
+        self.taken[key.name] += 1
+        try:
+            yield
+        finally:
+            self.taken[key.name] -= 1
+            if not self.taken[key.name]:
+                del self.taken[key.name]
+
+
+def attach(scope: Scope, key: ApiKey | None, *, separate_caches: bool = False) -> None:
+    """Set the key that the request of `scope` came with; None if none is needed.
+
+    With `separate_caches`, requests with different keys share no cache entries.
+    """
     scope[_SCOPE_KEY] = key
+    scope[_SALT_KEY] = key.cache_salt if key is not None and separate_caches else ""
 
 
 def of(scope: Scope) -> ApiKey | None:
@@ -87,6 +124,23 @@ def of(scope: Scope) -> ApiKey | None:
     key = scope[_SCOPE_KEY]
     assert key is None or isinstance(key, ApiKey)
     return key
+
+
+def cache_salt_of(scope: Scope) -> str:
+    """The salt of the request's cache entries, which requests with the same salt share."""
+    salt = scope[_SALT_KEY]
+    assert isinstance(salt, str)
+    return salt
+
+
+def client_of(scope: Scope) -> str:
+    """The client for fair shares: the name of its API key.
+
+    Requests without a key are one client's, "": without keys only this machine can connect, and its
+    addresses tell nobody apart.
+    """
+    key = of(scope)
+    return "" if key is None else key.name
 
 
 def is_admin(scope: Scope) -> bool:
@@ -117,8 +171,9 @@ def _api_keys(entries: dict[str, KeyEntry]) -> tuple[ApiKey, ...]:
 
 
 def _api_key(name: str, key: str, *, is_admin: bool, max_requests: int | None = None) -> ApiKey:
-    return ApiKey(name, _digest(key.encode()), cache_salt.of_key(key), is_admin, max_requests)
+    salt = hashlib.sha256(_SALT_PREFIX + key.encode()).hexdigest()
+    return ApiKey(name, _digest(key.encode()), salt, is_admin, max_requests)
 
 
 def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(_PREFIX + key).digest()
+    return hashlib.sha256(_KEY_PREFIX + key).digest()

@@ -1,11 +1,13 @@
-"""One request and its response: what ASGI calls `receive` and `send`."""
+"""One request and its response: what ASGI calls scope, `receive` and `send`."""
 
 from __future__ import annotations
 
 import asyncio
 import http
 import logging
-from typing import Protocol
+import re
+from typing import Any, Protocol
+from urllib.parse import unquote
 
 import h11
 from starlette.types import ASGIApp, Message, Scope
@@ -16,10 +18,13 @@ logger = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
 
+RECEIVED_AT = "vlm_server.received_at"
+"""In a scope: when the head was complete, on the monotonic clock."""
 MAX_SWALLOWED_BYTES = 64 * 1024
 """A body that nobody reads is read to its end if no more than this is left of it. Otherwise the
 connection is closed behind the response."""
 _CLOSE = (b"connection", b"close")
+_ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#]*)(?P<rest>.*)", re.IGNORECASE)
 
 
 class Wire(Protocol):
@@ -156,3 +161,30 @@ class Exchange:
 
     def _send(self, event: h11.Event) -> bytes:
         return self.parser.http.send(event) or b""
+
+
+def scope_of(request: h11.Request, peers: dict[str, Any]) -> Scope:
+    """`request` as a scope, with what `peers` says of the connection.
+
+    A target may be an absolute URI. Then its host takes the place of the Host header, as RFC 9112
+    (3.2.2) demands, so that whoever checks Host checks it.
+    """
+    target, headers = request.target, list(request.headers)
+    if match := _ABSOLUTE.fullmatch(target):
+        target = match["rest"] if match["rest"].startswith(b"/") else b"/" + match["rest"]
+        headers = [header for header in headers if header[0] != b"host"]
+        headers.append((b"host", match["host"]))
+    raw_path, _, query = target.partition(b"?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": request.http_version.decode("ascii"),
+        "scheme": "http",
+        "method": request.method.decode("ascii"),
+        "root_path": "",
+        "path": unquote(raw_path.decode("ascii")),
+        "raw_path": raw_path,
+        "query_string": query,
+        "headers": headers,
+        **peers,
+    }

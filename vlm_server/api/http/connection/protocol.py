@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http
 import logging
 import socket
 import time
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +16,11 @@ import uvicorn
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
-from vlm_server.api.http.connection.deadline import Deadline
-from vlm_server.api.http.connection.exchange import Exchange
-from vlm_server.api.http.connection.outgoing import Outgoing
-from vlm_server.api.http.connection.parse_queue import ParseQueue
+from vlm_server.api.http import errors
+from vlm_server.api.http.connection.exchange import RECEIVED_AT, Exchange, scope_of
+from vlm_server.api.http.connection.outgoing import Deadline, Outgoing
 from vlm_server.api.http.connection.parser import HeadReader, RequestParser
-from vlm_server.api.http.connection.refusal import refusal
-from vlm_server.api.http.connection.table import ConnectionTable, Stage
-from vlm_server.api.http.connection.target import RECEIVED_AT, scope_of
+from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
 from vlm_server.api.http.errors import EncodeError
 from vlm_server.errors import EngineUnavailable, QueueFull, RequestError, RequestTimeout
 from vlm_server.settings import Settings
@@ -278,7 +277,7 @@ class HttpConnection(asyncio.Protocol):
         if exchange is not None:
             exchange.disconnect()
         if exchange is None or not exchange.has_begun:
-            self.write(refusal(error, self._shared.encode, self._state.default_headers))
+            self.write(_refusal(error, self._shared.encode, self._state.default_headers))
         self._close_after(is_all_here=False)
 
     def _close_after(self, *, is_all_here: bool) -> None:
@@ -328,6 +327,20 @@ class HttpConnection(asyncio.Protocol):
             self._close()
         else:
             self._transport.abort()
+
+
+def _refusal(error: RequestError, encode: EncodeError, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """`error` as a whole response on the wire, after which the connection is closed.
+
+    `headers` are those of every response.
+    """
+    request_id = uuid.uuid4().hex
+    own = {"X-Request-Id": request_id, "Request-Id": request_id, "Connection": "close"}
+    response = errors.response(error, encode, retry_after_seconds=1, headers=own)
+    status = http.HTTPStatus(error.status)
+    lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
+    lines += [b"%s: %s" % header for header in (*headers, *response.raw_headers)]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + bytes(response.body)
 
 
 def _notice_silence(connection: socket.socket | None) -> None:

@@ -17,9 +17,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from vlm_server.api.http.connection.parse_queue import ParseQueue
 from vlm_server.api.http.connection.protocol import HttpConnection, Shared
-from vlm_server.api.http.connection.table import ConnectionTable, Stage
+from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
 from vlm_server.api.http.errors import EncodeError
 from vlm_server.settings import Settings
 
@@ -37,7 +36,7 @@ _MOST_FILES = 1 << 16
 
 LAST_CALL_SECONDS = 1.0
 """Time for what is connected to send the request that it is about to send, before a restart."""
-INTAKE_SECONDS = 5.0
+PARSING_SECONDS = 5.0
 """Time for requests that were sent until then to be read and given to the engine."""
 _LOOK_SECONDS = 0.05
 
@@ -110,7 +109,7 @@ class HttpServer(uvicorn.Server):
             for each in listening.sockets:
                 loop.remove_reader(each)
         clock, began = loop.time, loop.time()
-        while clock() < began + INTAKE_SECONDS:
+        while clock() < began + PARSING_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
             stages = self._take_one_more()
             num_answered = stages.count(Stage.ANSWER)

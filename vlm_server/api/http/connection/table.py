@@ -1,9 +1,11 @@
-"""All open connections, and which of them gives way when there are too many."""
+"""What open connections share: the places for them, and their turns at parsing."""
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -70,6 +72,34 @@ class ConnectionTable:
     def discard(self, connection: Tabled) -> None:
         """Forget a connection that is closed."""
         self._open.discard(connection)
+
+
+class Parsing(Protocol):
+    """A connection with bytes that have arrived and are not parsed yet."""
+
+    def parse_slice(self) -> None: ...
+
+
+class ParseQueue:
+    """One slice per turn of the event loop, however many connections wait."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Parsing] = deque()
+
+    def add(self, connection: Parsing) -> None:
+        """Let `connection` parse its next slice after those that wait already."""
+        self._waiting.append(connection)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        connection = self._waiting[0]
+        try:
+            connection.parse_slice()
+        finally:
+            self._waiting.popleft()
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._turn)
 
 
 def _worth(connection: Tabled) -> tuple[Stage, float]:

@@ -12,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from vlm_server.api.http.urls import fetch
+from vlm_server.api.http.urls import fetch, file_url
 from vlm_server.api.http.urls.fetch import Fetcher, FetchError
-from vlm_server.api.parsing.media import file_url
-from vlm_server.api.parsing.media.external import Contents, ExternalUrl, Job, Refusal
+from vlm_server.api.parsing.media.external import Contents, ExternalUrl, UrlError, UrlJob
 from vlm_server.errors import PayloadTooLarge, RequestError
 from vlm_server.platform.child.serve import Limits, serve
 from vlm_server.settings.paths import expanded
@@ -29,7 +28,7 @@ _CPU_SECONDS = 5.0
 class Reader:
     """Reads the URLs of one job. Raises RequestError."""
 
-    def __init__(self, job: Job, fetcher: Fetcher) -> None:
+    def __init__(self, job: UrlJob, fetcher: Fetcher) -> None:
         self._job = job
         self._fetcher = fetcher
         self._roots = [expanded(root) for root in job.roots]
@@ -79,20 +78,20 @@ class Reader:
         )
 
 
-def main(memory_bytes: int, fetcher_of: Callable[[Job], Fetcher]) -> None:
+def main(memory_bytes: int, fetcher_of: Callable[[UrlJob], Fetcher]) -> None:
     """Answer jobs from standard input, with the fetcher that `fetcher_of` makes for each."""
     runner = asyncio.Runner()
 
     def answer(job_bytes: bytearray) -> bytes:
-        job = msgspec.msgpack.decode(job_bytes, type=Job)
+        job = msgspec.msgpack.decode(job_bytes, type=UrlJob)
         # Threads of its own: those of the job before may still wait for a name server.
         runner.get_loop().set_default_executor(ThreadPoolExecutor(_MAX_LOOKUPS))
         reader = Reader(job, fetcher_of(job))
-        made: Contents | Refusal
+        made: Contents | UrlError
         try:
             made = Contents(runner.run(reader.read()))
         except RequestError as error:
-            made = Refusal(error.code, error.message, error.param)
+            made = UrlError(error.code, error.message, error.param)
         return msgspec.msgpack.encode(made)
 
     serve(answer, Limits(memory_bytes, _CPU_SECONDS, memory_bytes // 4))

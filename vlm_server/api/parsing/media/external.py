@@ -1,7 +1,7 @@
 """URLs of images and videos whose bytes are not in the request.
 
-The intake has neither network nor disk: it raises BytesNeeded. Whoever called it sends a `Job` to
-the process that reads URLs, and calls the intake again with the `Contents`.
+Request parsing has neither network nor disk: it raises BytesNeeded. The front then sends a `UrlJob`
+to the process that reads URLs, and has the request parsed again with the `Contents`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ExternalUrl(Struct, frozen=True):
         return PayloadTooLarge(message, self.param)
 
 
-class Job(Struct, frozen=True):
+class UrlJob(Struct, frozen=True):
     """URLs to read within `seconds`, of at most `max_total_bytes` together."""
 
     urls: tuple[ExternalUrl, ...]
@@ -54,7 +54,7 @@ class Contents(Struct, frozen=True, tag=True):
     data: tuple[bytes, ...]
 
 
-class Refusal(Struct, frozen=True, tag=True):
+class UrlError(Struct, frozen=True, tag=True):
     """Why a job failed, as a RequestError: see `errors.RequestError.from_code`."""
 
     code: str
@@ -71,5 +71,5 @@ class BytesNeeded(Exception):
 
 
 def is_external(url: str) -> bool:
-    """Whether `url` is of a scheme that others than the intake can read."""
+    """Whether `url` is of a scheme whose bytes are not in it."""
     return url[:6].lower() == "https:" or url[:5].lower() == "file:"

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.api.requests import PNG_URL, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.dialects.openai.tokenize import intake
-from vlm_server.api.parsing.calls import Context, KnownModel, ParsedRequest
+from vlm_server.api.parsing.parsed_request import Context, KnownModel, ParsedRequest
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Finished, ImageUse, ModelFacts, TextPart, Usage
 from vlm_server.settings import Limits

@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 import httpx
 import pytest
 
-from tests.unit.api.conftest import Connect, intake_pool
+from tests.unit.api.conftest import Connect, parsing_pool
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
@@ -223,7 +223,7 @@ async def test_only_admins_say_how_long_a_model_stays_loaded(
     engine: ScriptedEngine, path: Path, wanted: float | str
 ) -> None:
     models = Unpinned(engine)
-    app = create_app(Settings(server=server(path)), models, intake_pool())
+    app = create_app(Settings(server=server(path)), models, parsing_pool())
     asked = {"model": "demo", "keep_alive": wanted, "stream": False}
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000"

@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from vlm_server.api.http.connection.server import LAST_CALL_SECONDS, HttpServer, http_config
-from vlm_server.api.http.openai_errors import encode
+from vlm_server.api.http.errors import encode_openai as encode
 from vlm_server.settings import Settings
 
 pytestmark = pytest.mark.unit

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from vlm_server.api.http.connection.deadline import Deadline
-from vlm_server.api.http.connection.parse_queue import ParseQueue
+from vlm_server.api.http.connection.outgoing import Deadline
 from vlm_server.api.http.connection.server import RESERVED_FILES, ConnectionLimit
-from vlm_server.api.http.connection.table import ConnectionTable, Stage
+from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from tests.unit.api.parsing.media.pictures import animated, data_url, encoded
 from tests.whole import examples
 from vlm_server.api.parsing.media import data_url as urls
 from vlm_server.api.parsing.media import image_bounds, image_header, video_header
-from vlm_server.api.parsing.media.intake import take_image
+from vlm_server.api.parsing.media.parse import parse_image
 from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge
 
 PICTURES = [
@@ -77,5 +77,5 @@ def test_an_image_is_named_by_the_bytes_that_came() -> None:
     from vlm_server.settings import Limits
 
     lines = base64.encodebytes(PICTURES[0]).decode()
-    one = take_image(f"data:image/png;base64,{lines}", "p", Limits())
-    assert one == take_image(data_url(PICTURES[0]), "p", Limits())
+    one = parse_image(f"data:image/png;base64,{lines}", "p", Limits())
+    assert one == parse_image(data_url(PICTURES[0]), "p", Limits())

@@ -22,12 +22,11 @@ from vlm_server.api.dialects.ollama.models.model_info import (
     model_info,
     template,
 )
-from vlm_server.api.http import body
+from vlm_server.api.http import access_log, body
 from vlm_server.api.http.generation import Generation
-from vlm_server.api.http.telemetry import access_log
 from vlm_server.api.parsing import json_body, served_models
-from vlm_server.api.parsing.calls import KnownModel
 from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.parsed_request import KnownModel
 from vlm_server.errors import EngineUnavailable, InvalidRequest, NotSupported
 from vlm_server.protocol import ModelFacts
 from vlm_server.supervisor.client import EngineStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vlm_server.api.parsing import json_body, served_models
-from vlm_server.api.parsing.calls import KnownModel
+from vlm_server.api.parsing.parsed_request import KnownModel
 from vlm_server.errors import ModelNotFound
 
 _LATEST = ":latest"

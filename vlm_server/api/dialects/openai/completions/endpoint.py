@@ -15,8 +15,7 @@ from vlm_server import protocol
 from vlm_server.api.dialects.openai.completions.intake import DIALECT, read
 from vlm_server.api.dialects.openai.options import Options, decode_options
 from vlm_server.api.dialects.openai.render import Usage, usage_of
-from vlm_server.api.http import openai_errors as errors
-from vlm_server.api.http import sse
+from vlm_server.api.http import errors, sse
 from vlm_server.errors import RequestError
 
 _IMPOSSIBLE = -9999.0
@@ -101,7 +100,7 @@ class CompletionRenderer:
 
     def error(self, error: RequestError) -> bytes:
         """An event with the error, and no `[DONE]`."""
-        return sse.event(errors.encode(error))
+        return sse.event(errors.encode_openai(error))
 
     def keep_alive(self) -> bytes:
         """A comment: every reader of events skips it."""

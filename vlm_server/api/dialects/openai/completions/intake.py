@@ -31,9 +31,9 @@ from vlm_server.api.dialects.openai.schema import (
     StreamOptions,
 )
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.calls import Body, Context, ParsedRequest
 from vlm_server.api.parsing.common_fields import StopString, model_wanted
 from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, known_fields
+from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest, UnsupportedField
 from vlm_server.protocol import Submit
 

@@ -13,9 +13,9 @@ from msgspec.json import Decoder
 
 from vlm_server.api.dialects.openai import intake, schema
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.calls import Body, Context, ParsedRequest
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, known_fields
+from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import SamplingParams, Submit
 

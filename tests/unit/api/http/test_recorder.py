@@ -8,10 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from vlm_server.api.http.metrics.histogram import Histogram
-from vlm_server.api.http.metrics.model_metrics import ModelMetrics
-from vlm_server.api.http.metrics.recorder import AnswerRecorder
-from vlm_server.api.http.metrics.server_timing import server_timing
+from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
+from vlm_server.api.http.recorder import AnswerRecorder
 from vlm_server.protocol import Delta, Finished, ImageUse, Phase, Timeline, ToolCallDelta, Usage
 
 PHASES = (
@@ -100,7 +98,7 @@ def test_the_phases_follow_each_other_without_a_gap() -> None:
     assert spans[1] == ("queue", 103, 104.5)
     assert all(before[2] == after[1] for before, after in pairwise(spans))
     assert spans[-1] == ("decode", 134.5, 166.5)
-    assert server_timing(answer.recorder, 170.0) == (
+    assert answer.recorder.server_timing(170.0) == (
         "receive;dur=3000.0, queue;dur=5500.0, prepare;dur=2000.0, encode;dur=8000.0, "
         "prefill;dur=16000.0, decode;dur=32000.0, total;dur=70000.0"
     )

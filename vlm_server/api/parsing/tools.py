@@ -1,4 +1,4 @@
-"""The tools of a request, as every dialect reads them."""
+"""Tools of a request, and earlier calls of them, as every dialect reads them."""
 
 from __future__ import annotations
 
@@ -63,6 +63,26 @@ def read_tools(
     )
 
 
+def object_text(arguments: str | dict[str, Any], param: str) -> str:
+    """The arguments of a call as the JSON of an object, which chat templates need.
+
+    A call that was cut off has text that is none; the model sees that text as the argument
+    `arguments`, rather than the conversation being refused for ever. Raises InvalidRequest for
+    what can't be written as JSON, or as UTF-8 once its escapes are read.
+    """
+    if isinstance(arguments, dict):
+        return _dumped(arguments, param)
+    if not arguments.strip():
+        return "{}"
+    json_body.utf8_length(arguments, param)
+    try:
+        given = json_body.parse_object(arguments.encode())
+    except InvalidRequest:
+        return _dumped({"arguments": arguments}, param)
+    _dumped(given, param)
+    return arguments
+
+
 def _check_names(definitions: Sequence[ToolDefinition], choice: ToolChoice) -> None:
     if len(definitions) > MAX_TOOLS:
         raise InvalidRequest(f"At most {MAX_TOOLS} tools are allowed.", "tools")
@@ -93,3 +113,12 @@ def _as_openai(tool: ToolDefinition, conversation: Conversation) -> dict[str, An
         function["description"] = tool.description
     function["parameters"] = parameters
     return {"type": "function", "function": function}
+
+
+def _dumped(arguments: dict[str, Any], param: str) -> str:
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise InvalidRequest(f"`{param}` has a number that is too large.", param) from None
+    json_body.utf8_length(text, param)
+    return text

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as LibraryHistogram
 
-from vlm_server.api.http.metrics.histogram import SECONDS, TOKENS, Histogram
+from vlm_server.api.http.model_metrics import SECONDS, TOKENS, Histogram
 
 
 @pytest.mark.parametrize("bounds", [SECONDS, TOKENS], ids=["seconds", "tokens"])

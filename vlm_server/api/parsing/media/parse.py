@@ -1,9 +1,9 @@
-"""Makes a `protocol.Image` or `Video` of a URL: its base64 decoded, checked and hashed.
+"""A `protocol.Image` or `Video` of a URL: its base64 decoded, checked and hashed.
 
 The bytes of URLs that are not data URLs are given: whoever has the network or the disk read them.
 
-Runs on an intake thread: the base64 and SHA-256 of a large image take tens of milliseconds, which
-would block the event loop. Pixels are decoded in the engine (`prompt.media.images`).
+Runs in a parsing process: the base64 and SHA-256 of a large image take tens of milliseconds. Pixels
+are decoded in the engine (`prompt.media.images`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Given = Mapping[str, bytes]
 _NONE: Given = {}
 
 
-def take_image(url: str, param: str, limits: Limits, given: Given = _NONE) -> Image:
+def parse_image(url: str, param: str, limits: Limits, given: Given = _NONE) -> Image:
     """The image at `url`, checked by its header; `content_hash` is the SHA-256 of its bytes.
 
     Raises InvalidImage or PayloadTooLarge, both naming `param`.
@@ -32,13 +32,13 @@ def take_image(url: str, param: str, limits: Limits, given: Given = _NONE) -> Im
     return _image(data, param, limits)
 
 
-def take_base64_image(base64: str, param: str, limits: Limits) -> Image:
-    """The image in `base64`; otherwise as `take_image`."""
+def parse_base64_image(base64: str, param: str, limits: Limits) -> Image:
+    """The image in `base64`; otherwise as `parse_image`."""
     data = data_url.decode_base64(base64, param, limits.max_image_bytes, data_url.IMAGE)
     return _image(data, param, limits)
 
 
-def take_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> Video:
+def parse_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> Video:
     """The video at `url`, checked by its header; `content_hash` is the SHA-256 of its bytes.
 
     Raises InvalidVideo or PayloadTooLarge, both naming `param`.

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tests.unit.api.conftest import Connect, intake_pool, listening
+from tests.unit.api.conftest import Connect, listening, parsing_pool
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import (
     HELLO,
@@ -28,9 +28,9 @@ from tests.unit.api.scripted_engine import (
     text,
 )
 from vlm_server.api.app import create_app
+from vlm_server.api.http.connection.exchange import RECEIVED_AT
 from vlm_server.api.http.connection.server import HttpServer, http_config
-from vlm_server.api.http.connection.target import RECEIVED_AT
-from vlm_server.api.http.openai_errors import encode
+from vlm_server.api.http.errors import encode_openai as encode
 from vlm_server.protocol import Finished, ImageUse, Phase, Timeline, Usage, Working
 from vlm_server.settings import Metrics, Settings
 
@@ -159,7 +159,7 @@ async def test_the_first_token_is_timed_to_the_socket_and_silence_between(
 
 async def test_a_request_waits_from_when_its_headers_were_here(engine: ScriptedEngine) -> None:
     """Its task may start much later, if the front is busy."""
-    app = create_app(Settings(), OneModel(engine), intake_pool())
+    app = create_app(Settings(), OneModel(engine), parsing_pool())
 
     async def late(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, RECEIVED_AT: time.monotonic() - 5}, receive, send)

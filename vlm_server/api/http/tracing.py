@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 import vlm_server
-from vlm_server.api.http.telemetry.access_log import Entry
+from vlm_server.api.http.access_log import Entry
 from vlm_server.errors import ConfigError
 from vlm_server.settings import Tracing
 

@@ -1,22 +1,49 @@
-"""What all dialects make of a body, and how that gets from an intake process to the front."""
+"""Parsed requests of all dialects, and their way from a parsing process to the front."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
 from vlm_server.api.parsing import routing_key
-from vlm_server.api.parsing.history import HistoryNeeded
 from vlm_server.api.parsing.media.external import BytesNeeded, ExternalUrl
 from vlm_server.errors import RequestError
+from vlm_server.platform.child.messages import Parts
 from vlm_server.protocol import Submit, decode_encoded_submit, encode_submit
 from vlm_server.settings import Limits
 from vlm_server.supervisor.client import EngineRequest
 from vlm_server.supervisor.crashes.shape import Shape, shape_of
 
 Body = bytes | bytearray
+
+
+class HistoryNeeded(Exception):
+    """A request can't be read without earlier turns. Not an error of the client.
+
+    It goes on from `response_id`, if there is one, and refers to items of `others`.
+    """
+
+    def __init__(self, response_id: str | None, others: tuple[str, ...] = ()) -> None:
+        super().__init__("earlier turns")
+        self.response_id = response_id
+        self.others = others
+
+
+class History(Protocol):
+    """Where earlier turns are kept."""
+
+    def recall(self, owner: str, response_id: str) -> tuple[bytes, ...]:
+        """The turns up to that response, the oldest first, as their dialect wrote them.
+
+        Raises RequestError if `owner` has no such response.
+        """
+        ...
+
+    def turn(self, owner: str, response_id: str) -> tuple[bytes, ...]:
+        """The turn of that response alone; empty if `owner` has no such response."""
+        ...
 
 
 class KnownModel(msgspec.Struct, frozen=True):
@@ -88,6 +115,29 @@ ReadText = Callable[[Body, Context], ParsedRequest | None]
 Raises RequestError, and HistoryNeeded."""
 
 
+class ParsingJob(msgspec.Struct, frozen=True):
+    """What a parsing process has to do with a body."""
+
+    dialect: str
+    context: Context
+
+
+def with_body(job: ParsingJob, body: bytearray) -> Parts:
+    """The message to a parsing process: `body`, which is not copied, and `job` behind it."""
+    encoded = msgspec.msgpack.encode(job)
+    last = encoded + len(encoded).to_bytes(_LENGTH_BYTES)
+    return Parts(len(body) + len(last), [body, last])
+
+
+def take_job(body: bytearray) -> ParsingJob:
+    """The job behind `body`, which is cut off from it."""
+    end = len(body) - _LENGTH_BYTES
+    start = end - int.from_bytes(body[end:])
+    job = msgspec.msgpack.decode(body[start:end], type=ParsingJob)
+    del body[start:]
+    return job
+
+
 class RequestSummary(msgspec.Struct, frozen=True, tag=True):
     """What the front has to know of a request to answer it."""
 
@@ -104,7 +154,7 @@ class RequestSummary(msgspec.Struct, frozen=True, tag=True):
     routing_key: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class ErrorHead(msgspec.Struct, frozen=True, tag=True):
     """A `RequestError` on its way to the front."""
 
     code: str
@@ -112,20 +162,20 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     param: str | None
 
 
-class Needed(msgspec.Struct, frozen=True, tag=True):
+class BytesNeededHead(msgspec.Struct, frozen=True, tag=True):
     """`BytesNeeded` on its way to the front."""
 
     urls: tuple[ExternalUrl, ...]
 
 
-class NeededHistory(msgspec.Struct, frozen=True, tag=True):
+class HistoryNeededHead(msgspec.Struct, frozen=True, tag=True):
     """`HistoryNeeded` on its way to the front."""
 
     response_id: str | None
     others: tuple[str, ...]
 
 
-class Call(NamedTuple):
+class EncodedRequest(NamedTuple):
     """A request for the engine, encoded, and what the front keeps of it."""
 
     request: EngineRequest
@@ -133,17 +183,17 @@ class Call(NamedTuple):
 
 
 Outcome = ParsedRequest | RequestError | BytesNeeded | HistoryNeeded
-_Head = RequestSummary | Refused | Needed | NeededHistory
+_Head = RequestSummary | ErrorHead | BytesNeededHead | HistoryNeededHead
 
 
-def call_of(parsed: ParsedRequest) -> Call:
+def encode_request(parsed: ParsedRequest) -> EncodedRequest:
     """`parsed` as the front needs it."""
     summary = _summary(parsed)
-    return Call(EngineRequest(encode_submit(parsed.submit), summary.shape), summary)
+    return EncodedRequest(EngineRequest(encode_submit(parsed.submit), summary.shape), summary)
 
 
 def encode_outcome(outcome: Outcome) -> bytearray:
-    """What an intake process answers: a length, so many bytes for the front, and the `Submit`."""
+    """The answer of a parsing process: a length, so many bytes for the front, and the `Submit`."""
     encoded = bytearray(_LENGTH_BYTES)
     _encoder.encode_into(_head(outcome), encoded, _LENGTH_BYTES)
     end = len(encoded)
@@ -153,31 +203,31 @@ def encode_outcome(outcome: Outcome) -> bytearray:
     return encoded
 
 
-def decode_outcome(encoded: bytearray) -> Call:
-    """The call in a process's answer, whose bytes it shares.
+def decode_outcome(encoded: bytearray) -> EncodedRequest:
+    """The request in a parsing process's answer, whose bytes it shares.
 
     Raises RequestError, BytesNeeded or HistoryNeeded.
     """
     view = memoryview(encoded)
     end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES])
     head = _head_decoder.decode(view[_LENGTH_BYTES:end])
-    if isinstance(head, Refused):
+    if isinstance(head, ErrorHead):
         raise RequestError.from_code(head.code, head.message, head.param)
-    if isinstance(head, Needed):
+    if isinstance(head, BytesNeededHead):
         raise BytesNeeded(head.urls)
-    if isinstance(head, NeededHistory):
+    if isinstance(head, HistoryNeededHead):
         raise HistoryNeeded(head.response_id, head.others)
-    return Call(EngineRequest(decode_encoded_submit(view[end:]), head.shape), head)
+    return EncodedRequest(EngineRequest(decode_encoded_submit(view[end:]), head.shape), head)
 
 
 def _head(outcome: Outcome) -> _Head:
     match outcome:
         case RequestError():
-            return Refused(outcome.code, outcome.message, outcome.param)
+            return ErrorHead(outcome.code, outcome.message, outcome.param)
         case BytesNeeded():
-            return Needed(outcome.urls)
+            return BytesNeededHead(outcome.urls)
         case HistoryNeeded():
-            return NeededHistory(outcome.response_id, outcome.others)
+            return HistoryNeededHead(outcome.response_id, outcome.others)
         case ParsedRequest():
             return _summary(outcome)
 

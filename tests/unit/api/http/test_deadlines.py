@@ -15,8 +15,8 @@ from tests.unit.api.http.test_transport import raw
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, Step, failed, never, text
 from vlm_server import settings
-from vlm_server.api.http.queue import deadlines
-from vlm_server.api.http.queue.deadlines import HEADERS, RequestClock
+from vlm_server.api.http import deadlines
+from vlm_server.api.http.deadlines import HEADERS, RequestClock
 from vlm_server.protocol import Accepted, Deadlines, Working
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import RequestEvent

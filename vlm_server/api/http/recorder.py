@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
-from vlm_server.api.http.metrics.model_metrics import ModelMetrics
+from vlm_server.api.http.model_metrics import ModelMetrics
 from vlm_server.protocol import Delta, Finished, FinishReason, Timeline, Usage
 
 _NOTHING = Timeline()
@@ -143,6 +143,14 @@ class AnswerRecorder:
         for name, start, end in self.spans:
             seconds[name] = seconds.get(name, 0.0) + end - start
         return seconds
+
+    def server_timing(self, now: float) -> str:
+        """The `Server-Timing` of a whole answer (https://www.w3.org/TR/server-timing/).
+
+        Milliseconds of each phase, and of all until `now`.
+        """
+        seconds = {**self.phase_seconds(), "total": now - self.received_at}
+        return ", ".join(f"{name};dur={1e3 * value:.1f}" for name, value in seconds.items())
 
     def _count_answered(self) -> None:
         metrics, seconds = self._metrics, self.phase_seconds()

@@ -1,4 +1,4 @@
-"""Reads bodies beside the event loop: small texts on a thread, everything else in a process.
+"""Bodies parsed beside the event loop: small texts on a thread, everything else in a process.
 
 JSON, base64, hashes and headers of large bodies are work on hostile bytes that holds Python's lock,
 so none of it is done in the front. A process is killed when its client leaves, and when it takes
@@ -18,8 +18,15 @@ import anyio
 import anyio.to_thread
 
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.calls import Call, Context, ReadText, call_of, decode_outcome
-from vlm_server.api.parsing.intake_job import Job, with_body
+from vlm_server.api.parsing.parsed_request import (
+    Context,
+    EncodedRequest,
+    ParsingJob,
+    ReadText,
+    decode_outcome,
+    encode_request,
+    with_body,
+)
 from vlm_server.errors import EngineUnavailable, RequestTooCostly
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.messages import Parts
@@ -36,7 +43,7 @@ _TRIES = 2
 
 
 def start_pool(limits: Limits) -> ChildPool:
-    """The processes for `Intake`; the first one starts when it is needed, or warmed up."""
+    """The processes for `BodyParser`; the first one starts when it is needed, or warmed up."""
     # A body and its text with four bytes for each character, twice; an image's canvas, twice.
     memory_bytes = 512 * MIB + 10 * limits.max_body_bytes + 12 * limits.max_image_pixels
     seconds = limits.intake_timeout_seconds
@@ -44,8 +51,8 @@ def start_pool(limits: Limits) -> ChildPool:
     return ChildPool(MODULE, size, str(memory_bytes), str(seconds), memory_bytes=memory_bytes)
 
 
-class Intake:
-    """Makes calls of bodies. Use from one event loop."""
+class BodyParser:
+    """Parses bodies into requests for the engine. Use from one event loop."""
 
     def __init__(self, pool: ChildPool, limits: Limits) -> None:
         self._pool = pool
@@ -55,12 +62,12 @@ class Intake:
         self._text_threads = anyio.CapacityLimiter(_TEXT_THREADS)
         self._waiting_threads = anyio.CapacityLimiter(limits.intake_processes)
 
-    async def read(
+    async def parse(
         self, dialect: str, read_text: ReadText, body: bytearray, context: Context
-    ) -> Call:
-        """The call in `body`, as `dialect` says. Raises RequestError.
+    ) -> EncodedRequest:
+        """The request in `body`, as `dialect` says. Raises RequestError.
 
-        Raises BytesNeeded or HistoryNeeded for a body that is to be read again, with the bytes of
+        Raises BytesNeeded or HistoryNeeded for a body that is to be parsed again, with the bytes of
         its URLs or the earlier turns.
         Cancelling it ends the work at once.
         """
@@ -68,9 +75,9 @@ class Intake:
             read = partial(read_text, body, context)
             parsed = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
             if parsed is not None:
-                return call_of(parsed)
+                return encode_request(parsed)
         async with self._turn(len(body) + context.num_bytes):
-            return await self._in_process(Job(dialect, context), body)
+            return await self._in_process(ParsingJob(dialect, context), body)
 
     @asynccontextmanager
     async def _turn(self, num_bytes: int) -> AsyncIterator[None]:
@@ -80,7 +87,7 @@ class Intake:
             await stack.enter_async_context(self._turns)
             yield
 
-    async def _in_process(self, job: Job, body: bytearray) -> Call:
+    async def _in_process(self, job: ParsingJob, body: bytearray) -> EncodedRequest:
         cancellation = Cancellation()
         run = partial(self._run, job, body, cancellation)
         work = asyncio.ensure_future(anyio.to_thread.run_sync(run, limiter=self._waiting_threads))
@@ -91,7 +98,7 @@ class Intake:
                 cancellation.cancel()
                 await asyncio.gather(work, return_exceptions=True)
 
-    def _run(self, job: Job, body: bytearray, cancellation: Cancellation) -> Call:
+    def _run(self, job: ParsingJob, body: bytearray, cancellation: Cancellation) -> EncodedRequest:
         """Runs on a thread, which waits for the process."""
         try:
             return decode_outcome(self._answer(with_body(job, body), cancellation))

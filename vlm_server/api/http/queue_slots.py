@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from vlm_server.api.http.queue.fair_share import FairShare
-from vlm_server.api.http.queue.service_rate import MIN_SECONDS, ServiceRate
 from vlm_server.errors import QueueFull
 from vlm_server.platform import machine
 from vlm_server.platform.awake import Awake
@@ -21,6 +20,11 @@ _RETRY_SECONDS = 5.0
 """How much later than told a client may come back and find its share kept free."""
 _MIN_BODIES = 4
 _MEMORY_FRACTION = 1 / 16
+_WINDOW_SECONDS = 60.0
+_MAX_ENDS = 256
+_MIN_ENDS = 4
+"""Fewer say nothing about a rate."""
+_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 60.0
 
 
 class QueueSlots:
@@ -99,7 +103,7 @@ class QueueSlots:
         at once, and the queue does not run dry before they do.
         """
         seconds = self._rate.seconds_for(self.taken, self._clock())
-        return max(MIN_SECONDS, seconds * random.uniform(0.5, 1.0))  # noqa: S311  not a secret
+        return max(_MIN_RETRY_SECONDS, seconds * random.uniform(0.5, 1.0))  # noqa: S311  not a secret
 
     def _full(self, share: FairShare, client: str, amount: int) -> QueueFull:
         seconds = self.retry_after_seconds()
@@ -142,6 +146,87 @@ class QueueSlot:
         """Nobody holds the body any more; later calls do nothing."""
         self._share.give_back(self._client, self._num_reserved)
         self._num_reserved = 0
+
+
+class FairShare:
+    """At most `limit`, taken and given back by clients.
+
+    Each client that holds some, or was refused lately, has the same share. It may take more only if
+    what the others were refused stays free, up to their shares: nothing is kept for who wants
+    nothing. Used from the event loop only, so it needs no lock; times are seconds of one monotonic
+    clock.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+        self._held: Counter[str] = Counter()
+        self._wants: dict[str, tuple[float, int]] = {}
+        """What each client was refused, and until when that is kept for it."""
+
+    def has_room(self, client: str, amount: int, now: float) -> bool:
+        """Whether `client` may take `amount` now."""
+        self._wants = {one: want for one, want in self._wants.items() if want[0] > now}
+        free = self.limit - self.taken
+        if amount > free:
+            return False
+        others = (self._wants.keys() | self._held.keys()) - {client}
+        share = max(1, self.limit // (1 + len(others)))
+        held = self._held[client]
+        if not held or held + amount <= share:
+            return True
+        return amount <= free - sum(self._kept_for(other, share) for other in others)
+
+    def want(self, client: str, amount: int, until: float) -> None:
+        """`client` was refused `amount`: until then it is kept free, within its share."""
+        self._wants[client] = until, amount
+
+    def _kept_for(self, client: str, share: int) -> int:
+        _, amount = self._wants.get(client, (0.0, 0))
+        return min(amount, max(0, share - self._held[client]))
+
+    def take(self, client: str, amount: int) -> None:
+        """`client` holds `amount` more."""
+        self.taken += amount
+        self._held[client] += amount
+
+    def give_back(self, client: str, amount: int) -> None:
+        self.taken -= amount
+        self._held[client] -= amount
+        if not self._held[client]:
+            del self._held[client]
+
+
+class ServiceRate:
+    """The rate at which requests ended lately. Times are seconds of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=_MAX_ENDS)
+        self._busy_since = 0.0
+
+    def begin(self, now: float) -> None:
+        """The first request came, after none was there."""
+        self._busy_since = now
+
+    def end(self, now: float) -> None:
+        """A request ended."""
+        self._ends.append(now)
+
+    def seconds_for(self, num_requests: int, now: float) -> float:
+        """How long the `num_requests` that are there take at this rate, within 1 to 60 seconds.
+
+        Where too few have ended, they are expected to take as long again as until now.
+        """
+        if not num_requests:
+            return _MIN_RETRY_SECONDS
+        since = max(self._busy_since, now - _WINDOW_SECONDS)
+        if len(self._ends) == _MAX_ENDS:
+            since = max(since, self._ends[0])
+        num_ends = sum(at >= since for at in self._ends)
+        seconds = now - since
+        if num_ends >= _MIN_ENDS:
+            seconds *= num_requests / num_ends
+        return min(max(seconds, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
 
 
 def _declared_bytes(headers: Mapping[str, str]) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 from starlette.routing import Route
 from starlette.types import Scope
 
-from vlm_server.api.http.telemetry import access_log
-from vlm_server.api.http.telemetry.access_log import Entry
+from vlm_server.api.http import access_log
+from vlm_server.api.http.access_log import Entry
 from vlm_server.protocol import RequestProgress
 
 _READING, _WAITING, _SENT = "reading", "waiting_for_model", "sent"

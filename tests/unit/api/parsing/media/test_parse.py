@@ -4,7 +4,7 @@ import pytest
 
 from tests import clips
 from tests.unit.api.parsing.media.pictures import data_url, encoded
-from vlm_server.api.parsing.media.intake import take_image, take_video
+from vlm_server.api.parsing.media.parse import parse_image, parse_video
 from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge, RequestError
 from vlm_server.settings import Limits
 
@@ -13,20 +13,20 @@ PARAM = "messages[0].content[0]"
 
 def test_a_picture_travels_as_it_came_and_is_keyed_by_all_its_bytes() -> None:
     data = encoded("PNG", (40, 30))
-    image = take_image(data_url(data), PARAM, Limits())
+    image = parse_image(data_url(data), PARAM, Limits())
     assert image.data == data
     assert image.content_hash == hashlib.sha256(data).hexdigest()
     assert (image.format, image.width, image.height, image.param) == ("PNG", 40, 30, PARAM)
 
 
 def test_the_bytes_decide_whatever_the_mime_type_says() -> None:
-    image = take_image(data_url(encoded("JPEG"), "image/png"), PARAM, Limits())
+    image = parse_image(data_url(encoded("JPEG"), "image/png"), PARAM, Limits())
     assert image.format == "JPEG"
 
 
 def test_twins_of_equal_pixels_have_keys_of_their_own() -> None:
     wide, tall = encoded("PNG", (40, 30)), encoded("PNG", (30, 40))
-    keys = {take_image(data_url(data), PARAM, Limits()).content_hash for data in (wide, tall)}
+    keys = {parse_image(data_url(data), PARAM, Limits()).content_hash for data in (wide, tall)}
     assert len(keys) == 2
 
 
@@ -36,12 +36,12 @@ def test_twins_of_equal_pixels_have_keys_of_their_own() -> None:
 )
 def test_limits_hold(limits: Limits, error: type[Exception]) -> None:
     with pytest.raises(error):
-        take_image(data_url(encoded("PNG", (40, 30))), PARAM, limits)
+        parse_image(data_url(encoded("PNG", (40, 30))), PARAM, limits)
 
 
 def test_a_video_is_keyed_by_its_bytes() -> None:
     data = clips.encode(clips.noise(1, 3), "webm")
-    video = take_video(clips.data_url(data, "mp4"), PARAM, Limits())
+    video = parse_video(clips.data_url(data, "mp4"), PARAM, Limits())
     assert (video.data, video.format, video.param) == (data, "WEBM", PARAM)
     assert video.content_hash == hashlib.sha256(data).hexdigest()
 
@@ -60,5 +60,5 @@ def test_what_is_no_video_is_refused(
     url: str, limits: Limits, error: type[RequestError], words: str
 ) -> None:
     with pytest.raises(error, match=words) as caught:
-        take_video(url, PARAM, limits)
+        parse_video(url, PARAM, limits)
     assert caught.value.param == PARAM

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.api.parsing.media import file_url
-from vlm_server.api.parsing.media.file_url import NotReadable, TooLarge, read
+from vlm_server.api.http.urls import file_url
+from vlm_server.api.http.urls.file_url import NotReadable, TooLarge, read
 
 PICTURE = b"picture"
 

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message
 
 from vlm_server.api.http import body
-from vlm_server.api.http.queue.arriving import ArrivingBodies
+from vlm_server.api.http.body import ArrivingBodies
 from vlm_server.errors import QueueFull, RequestTimeout
 from vlm_server.settings import Limits
 

@@ -1,1 +1,0 @@
-"""What is measured of answers in the front, for the log, metrics, traces and `Server-Timing`."""
