@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from queue import Empty
 
-from vlm_server.engine.at_work import AtWork
+from vlm_server.engine.heartbeat import Heartbeat
 from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, Message, PrepareDone
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduler.scheduler import Scheduler
@@ -88,7 +88,7 @@ class EngineLoop:
         """The request whose state the disk reader has."""
         self._announced = Working(())
         """What was said last."""
-        self._at_work = AtWork()
+        self._heartbeat = Heartbeat()
         self._last_stats: Stats | None = None
         self._stats_due = 0.0
         self._plan_due: float | None = 0.0
@@ -118,7 +118,7 @@ class EngineLoop:
             self._plan_due = time.monotonic() + _PLAN_AFTER_SECONDS
         self._clear_if_idle(plan)
         for work in plan.prepare:
-            self._at_work.begin(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
+            self._heartbeat.start(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
             self._preparers.start(work)
         self._start_load(plan.load, plan)
         self._start_encode(plan.encode, plan)
@@ -161,7 +161,7 @@ class EngineLoop:
         self._encoding = tuple(dict.fromkeys(work.request_id for work in works))
         self._announce(plan)
         self._governor.before_encode(sum(work.num_tokens for work in works))
-        self._at_work.begin(ENCODER, works[0].request_id)
+        self._heartbeat.start(ENCODER, works[0].request_id)
         self._encoder.start(works)
 
     def _announce(self, plan: SchedulerOutput) -> None:
@@ -241,7 +241,7 @@ class EngineLoop:
 
     def _plan_ahead(self) -> None:
         """Let the runner use the time until something comes, once there were no requests lately."""
-        is_idle = self._last_plan.is_idle and not self._at_work.is_anything
+        is_idle = self._last_plan.is_idle and not self._heartbeat.is_needed
         while is_idle and self._inbox.empty() and self._seconds_to_plan() == 0:
             if not self._runner.plan_ahead():
                 self._plan_due = None
@@ -267,7 +267,7 @@ class EngineLoop:
             case Abort():
                 return self._scheduler.abort(message.request_id)
             case PrepareDone():
-                self._at_work.end(PREPARERS, message.request_id)
+                self._heartbeat.finish(PREPARERS, message.request_id)
                 return self._scheduler.prepared(message.request_id, message.outcome)
             case LoadDone():
                 self._handle_loaded(message)
@@ -293,7 +293,7 @@ class EngineLoop:
 
     def _handle_encoded(self, done: EncodeDone) -> list[Event]:
         self._encoding = ()
-        self._at_work.end(ENCODER, done.works[0].request_id)
+        self._heartbeat.finish(ENCODER, done.works[0].request_id)
         made = [one for one in done.outcomes if not isinstance(one, RequestError)]
         self._governor.mark_busy()  # the device has worked, even if the requests are gone
         num_tokens = sum(work.num_tokens for work in done.works)
@@ -330,7 +330,7 @@ class EngineLoop:
     @property
     def _is_anything_due(self) -> bool:
         """Whether the supervisor's watchdog waits for signs of life."""
-        return self._last_plan.has_requests or self._at_work.is_anything
+        return self._last_plan.has_requests or self._heartbeat.is_needed
 
     def _stats(self) -> Stats:
         reading = self._scheduler.read()
@@ -349,7 +349,7 @@ class EngineLoop:
             prompt_tokens=counts.num_prompt_tokens,
             cached_tokens=counts.num_cached_tokens,
             caches=reading.caches,
-            at_work=self._at_work.read_oldest(),
+            at_work=self._heartbeat.read_oldest(),
             tool_calls=counts.num_tool_calls,
             broken_tool_calls=counts.num_broken_tool_calls,
             media_items=counts.num_media,
