@@ -2,31 +2,72 @@
 
 Only one prompt with media is worked on at a time: a device that does two at once finishes both
 late. Only beside the last chunk of one may the next one's media be encoded.
-
-What would be encoded one after the other anyway, with no prompt's turn between, may be encoded in
-one call: nobody's prefill comes later for it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduler.fair_queue import FairQueue, Waiting
 from vlm_server.interfaces import EncodeWork
 
 
-class EncoderPrefillArbiter:
-    """One `FairQueue` for the encoder, one for the prefill."""
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that waits for its next turn.
+
+    left: its remaining work, in tokens. num_seqs: how many sequences it adds to the decode batch
+    when none is left.
+    """
+
+    request_id: str
+    left: int
+    is_begun: bool
+    num_seqs: int = 0
+
+
+def fair_turn(waiting: Sequence[Waiting], last: str | None, room: int = 0) -> str | None:
+    """Whose turn it is among `waiting`, the oldest first; None if no request can have one.
+
+    The oldest comes first; the shortest of the others gets every other turn beside it. At most two
+    are begun at a time, and more only if one of them can't go on for a while. So a short one never
+    waits for the end of a long one; a long one takes twice as long at most; and every request
+    becomes the oldest eventually. A request begins only if the decode batch has room for all its
+    sequences, and none takes the room that the oldest waits for.
+
+    last: whose turn was the last. room: how many sequences the decode batch can still take, with
+    those of begun requests.
+    """
+    begun = [one for one in waiting if one.is_begun]
+    room -= sum(one.num_seqs for one in begun)
+    oldest = waiting[0] if waiting else None
+    if oldest is None or (not oldest.is_begun and oldest.num_seqs > room):
+        return begun[0].request_id if begun else None
+    if oldest.request_id != last:
+        return oldest.request_id
+    room -= 0 if oldest.is_begun else oldest.num_seqs
+    others = [one for one in begun if one is not oldest] or [
+        one for one in waiting if one.left < oldest.left and one.num_seqs <= room
+    ]
+    return min(others, key=lambda one: one.left, default=oldest).request_id
+
+
+class DeviceOrder:
+    """The turns of the encoder, and those of the prefill; each by `fair_turn`.
+
+    A turn is taken by `start_encode` or `start_chunk`; until then the answers stay the same.
+    """
 
     def __init__(self, requests: Mapping[str, Request], max_num_seqs: int) -> None:
         """`requests` are those that are tracked, in their order. Only reads them."""
         self._requests = requests
         self._max_num_seqs = max_num_seqs
-        self._prefill_queue = FairQueue()
-        self._media_queue = FairQueue()
+        self._last_prefill: str | None = None
+        self._last_media: str | None = None
+        """The last request with media that the device worked on."""
         self._encoding: tuple[EncodeWork, ...] = ()
 
     @property
@@ -36,7 +77,7 @@ class EncoderPrefillArbiter:
 
     @property
     def texts_wait(self) -> bool:
-        """Whether there is a prompt without media to prefill: its chunks take longer beside an
+        """Whether a prompt without media waits for its prefill: its chunks take longer beside an
         encode."""
         return any(
             r.state is State.PREFILL and not r.has_uncached_media for r in self._requests.values()
@@ -56,25 +97,23 @@ class EncoderPrefillArbiter:
             for r in self._requests.values()
             if r is not beside and (r.state is State.ENCODING or (has_room and _has_media_chunk(r)))
         ]
-        request_id = self._media_queue.next(waiting)
+        request_id = fair_turn(waiting, self._last_media)
         return next((r for r in encoding if r.request_id == request_id), None)
 
     def encodes_after(self, request: Request) -> Iterator[Request]:
-        """Whose media would be next, time and again, once one of `request` were encoded.
+        """The turns of the encoder after one of `request`, if no request comes.
 
-        If nobody came; until it is a prompt's turn. One that waits for room in the decode batch may
-        get it at any time.
+        Until it is a prompt's turn; that of one that waits for room in the decode batch, too, since
+        it may get it at any time.
         """
-        queue, num_encoded = self._media_queue.copy(), Counter[str]()
+        turn, num_encoded = request, Counter[str]()
         waiting = [
             r for r in self._requests.values() if r.state is State.ENCODING or _has_media_chunk(r)
         ]
-        turn = request
         while True:
-            queue.took(turn.request_id)
             num_encoded[turn.request_id] += 1
             left = [_device_work_left(r, num_encoded[r.request_id]) for r in waiting]
-            request_id = queue.next(left)
+            request_id = fair_turn(left, turn.request_id)
             turn = next(r for r in waiting if r.request_id == request_id)
             if len(turn.spans_to_encode) <= num_encoded[turn.request_id]:
                 return
@@ -85,25 +124,24 @@ class EncoderPrefillArbiter:
 
         The decode batch has room for the sequences of every request whose prefill has begun.
         """
-        return self._prefill_turn(self._prefill_queue, ())
+        return self._prefill_turn(self._last_prefill, ())
 
     def prefills_after(self, request: Request) -> Iterator[Request]:
-        """Whose chunk would be next, time and again, if each were its prompt's last.
+        """The turns of the prefill after one of `request`, if each chunk were its prompt's last.
 
-        If nobody came, and the chunk of `request` were first.
+        And if no request comes.
         """
-        queue, done, turn = self._prefill_queue.copy(), list[Request](), request
+        turn, done = request, list[Request]()
         while True:
-            queue.took(turn.request_id)
             done.append(turn)
-            after = self._prefill_turn(queue, done)
+            after = self._prefill_turn(turn.request_id, done)
             if after is None:
                 return
             turn = after
             yield turn
 
-    def _prefill_turn(self, queue: FairQueue, done: Collection[Request]) -> Request | None:
-        """Whose turn it is by `queue`, if the prompts of those `done` were prefilled."""
+    def _prefill_turn(self, last: str | None, done: Collection[Request]) -> Request | None:
+        """Whose turn it is after `last`, if the prompts of those `done` were prefilled."""
         waiting = [
             _prefill_left(r)
             for r in self._requests.values()
@@ -116,25 +154,24 @@ class EncoderPrefillArbiter:
         )
         free = self._max_num_seqs - taken
         room = free + sum(one.num_seqs for one in waiting if one.is_begun)
-        request_id = queue.next(waiting, room)
+        request_id = fair_turn(waiting, last, room)
         return None if request_id is None else self._requests[request_id]
 
     def start_encode(self, works: Sequence[EncodeWork]) -> None:
         """The encoder has `works` from now on."""
-        for work in works:
-            self._media_queue.took(work.request_id)
+        self._last_media = works[-1].request_id
         self._encoding = tuple(works)
 
-    def end_encode(self) -> None:
+    def finish_encode(self) -> None:
         """The encoder is done with what it had."""
         assert self._encoding
         self._encoding = ()
 
     def start_chunk(self, request: Request) -> None:
         """The next step has a chunk of `request`."""
-        self._prefill_queue.took(request.request_id)
+        self._last_prefill = request.request_id
         if request.has_uncached_media:
-            self._media_queue.took(request.request_id)
+            self._last_media = request.request_id
 
 
 def _has_media_chunk(request: Request) -> bool:
@@ -144,7 +181,7 @@ def _has_media_chunk(request: Request) -> bool:
 def _device_work_left(request: Request, num_encoded: int = 0) -> Waiting:
     """What it wants of the device before it decodes: tokens to encode and to prefill.
 
-    If so many more of its media were encoded.
+    If `num_encoded` more of its media were encoded.
     """
     left = request.num_prefill_tokens_left + sum(request.spans_to_encode[num_encoded:])
     return Waiting(request.request_id, left, request.is_begun or num_encoded > 0)

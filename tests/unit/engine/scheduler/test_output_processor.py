@@ -165,7 +165,7 @@ def test_other_control_tokens_are_not_shown_either():
 def test_the_end_token_may_be_the_end_mark():
     end = DECODER.encode("</tool_call>")
     engine = engine_saying("")
-    engine.scheduler._answers._eos_token_ids = frozenset(end)
+    engine.scheduler._output._eos_token_ids = frozenset(end)
     engine.runner.answer = lambda *_: DECODER.encode(CALL)
     assert say(engine) == ([LOOK], "tool_calls")
 
@@ -226,7 +226,7 @@ def test_a_request_that_is_prepared_again_is_read_once():
     assert request.submit is not None
     engine.scheduler.prepared("a", outcome(request.submit))
     request.submit = engine.preparers.works["a"].submit
-    request.prepare_again()
+    request.restart(use_disk=False)
     engine.preparers.outcome = outcome
     engine.run()
     assert merged(pieces_in(deltas(engine.events))) == [("text", "a"), LOOK]
