@@ -37,13 +37,13 @@ class OutputProcessor:
             if choice.finish_reason is not None:
                 break
         num_appended = choice.num_generated - num_before
-        counts.num_generated_tokens += num_appended
+        counts.generated_tokens += num_appended
         if drafts := result.drafts.get(seq):
             num_others = len(token_ids) - drafts.num_accepted - 1  # sampled before the first draft
             num_accepted = min(max(num_appended - num_others, 0), drafts.num_accepted)
             choice.num_accepted += num_accepted
             choice.num_rejected += drafts.num_drafted - num_accepted
-            counts.spec.add(drafts.num_drafted, num_accepted)
+            counts.add_draft(drafts.num_drafted, num_accepted)
         return deltas
 
     def _append_token(

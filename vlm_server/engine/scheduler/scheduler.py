@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from copy import deepcopy
+from dataclasses import replace
 
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.disk.load import Loaded
@@ -75,7 +75,7 @@ class Scheduler:
         piggyback_tokens: Callable[[PreparedPrompt, int], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pixels_to_decode`: of a request's images; decides who is prepared first.
+        """`pixels_to_decode`: of a request's images; decides which request is prepared first.
 
         `piggyback_tokens`: see `interfaces.Runner.tokens_beside`.
         """
@@ -93,7 +93,7 @@ class Scheduler:
         self._is_draining = False
         self.reset_stats()
 
-    # ---- what comes in -------------------------------------------------------------
+    # ---- requests, and the ends of other threads' work ------------------------------
 
     def add(self, submit: Submit) -> list[Event]:
         """`Accepted`; or `Failed`, while draining or if its sampling parameters can't be served."""
@@ -213,15 +213,7 @@ class Scheduler:
             events.append(Tokens(tuple(deltas)))
         for request in finished:
             self._end(request, request.state)
-            events.append(
-                Finished(
-                    request.request_id,
-                    request.usage,
-                    images=request.prompt.images,
-                    videos=request.prompt.videos,
-                    timeline=request.timeline,
-                )
-            )
+            events.append(_finished(request))
         for request_id, error in [*plan.refused.items(), *result.failures.items()]:
             if request := self._requests.get(request_id):
                 events += self._fail_or_retry(request, error)
@@ -238,7 +230,7 @@ class Scheduler:
         return SchedulerStats(
             requests={s.value: sum(1 for _ in self._requests.in_state(s)) for s in LIVE},
             num_tracked=self._planner.num_tracked + len(self._finished_seqs),
-            counts=deepcopy(self._counts),
+            counts=replace(self._counts),
             caches=self._caches.read(),
             progress=tuple(request.progress for request in self._requests.values()),
             max_num_seqs=self._config.max_num_seqs,
@@ -298,22 +290,11 @@ class Scheduler:
     # ---- requests ------------------------------------------------------------------
 
     def _count(self, request: Request, prepared: Prepared) -> list[Event]:
-        """End a request of which nothing but the prompt was wanted."""
+        """End a request whose prompt is all that was wanted."""
         request.set_counted(prepared)
         self._end(request, request.state)
         prompt = prepared.prompt
-        token_ids = tuple(prompt.token_ids.tolist())
-        return [
-            Finished(
-                request.request_id,
-                request.usage,
-                images=prompt.images,
-                videos=prompt.videos,
-                token_ids=token_ids,
-                text=prompt.text,
-                timeline=request.timeline,
-            )
-        ]
+        return [_finished(request, tuple(prompt.token_ids.tolist()), prompt.text)]
 
     def _fail(self, request: Request, error: RequestError) -> list[Event]:
         self._end(request, State.FINISHED_FAILED)
@@ -336,8 +317,21 @@ class Scheduler:
 
 
 def _is_too_much(outcome: object) -> bool:
-    """Whether it is an error of the device's limits, which another try may not meet."""
+    """Whether an outcome is an error of the device's limits, which another try may not meet."""
     return isinstance(outcome, OutOfMemory | StepTooLong)
+
+
+def _finished(request: Request, token_ids: tuple[int, ...] = (), text: str = "") -> Finished:
+    """The end of a request that was not aborted; with its prompt, if that is all it wanted."""
+    return Finished(
+        request.request_id,
+        request.usage,
+        images=request.prompt.images,
+        videos=request.prompt.videos,
+        token_ids=token_ids,
+        text=text,
+        timeline=request.timeline,
+    )
 
 
 def _failed(request_id: str, error: RequestError) -> Failed:
