@@ -19,7 +19,7 @@ _MOST_LONG_STEPS = 4
 
 
 class _Call:
-    """Media that are encoded together; if that fails, each alone.
+    """An encode of several media together; if that fails, of each alone.
 
     So no request's image fails because of another's.
     """
@@ -29,7 +29,7 @@ class _Call:
         self._outcomes: list[EncodedImage | RequestError] = []
         self._has_failed = False
         self.left: list[Sequence[EncodeWork]] = [works]
-        """What is still to be encoded, together each."""
+        """Groups of media that are still to be encoded, each in one go."""
         self.started = time.perf_counter()
 
     @property

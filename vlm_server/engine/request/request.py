@@ -54,7 +54,7 @@ class Request:
         """Dropped once its prompt is read: until then it may have to be prepared again."""
         self.may_use_disk = True
         self.load: DiskLoad | None = None
-        """What is to be read from disk, until it is."""
+        """The part of its prompt that is to be read from disk, until it is."""
         self.cancellation: Cancellation | None = None
         """Of its preparation or its read from disk, while that is under way."""
         self.has_media = submit.has_media
@@ -86,7 +86,7 @@ class Request:
         """One for each choice that has not ended."""
         self._prompt: PreparedPrompt | None = None
         self._references: CacheHolds | None = None
-        """What it refers to in caches, until the runner has copied it."""
+        """Its references to entries of caches, until the runner has copied them."""
         self._inputs: dict[int, MediaInputs] = {}
         """Of the spans that were in no cache, until they are encoded."""
 
@@ -179,7 +179,7 @@ class Request:
         self._stopwatch.enter(state, has_left_queue=self.has_left_queue)
 
     def start_prepare(self) -> PrepareWork:
-        """What a preparer thread does for it."""
+        """Work for a preparer thread."""
         assert self.submit is not None
         self.move_to(State.PREPARING)
         self.cancellation = Cancellation()
@@ -218,7 +218,7 @@ class Request:
             self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
 
     def start_load(self) -> LoadWork:
-        """What the disk reader reads for it."""
+        """Work for the disk reader."""
         assert self.load is not None
         self.leave_queue()
         self.cancellation = Cancellation()
@@ -292,7 +292,7 @@ class Request:
         self._end_encoding()
 
     def start_in_runner(self) -> NewRequest:
-        """All that the runner needs; `release_references` once it has copied that."""
+        """The request as the runner needs it; `release_references` once that is copied."""
         assert self._references is not None
         self.leave_queue()
         self.is_known_to_runner = True

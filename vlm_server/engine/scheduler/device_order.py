@@ -1,4 +1,4 @@
-"""Whose media the encoder takes next, and whose chunk the runner: they share one device.
+"""The turns of requests at the encoder and at the prefill, which share one device.
 
 Only one prompt with media is worked on at a time: a device that does two at once finishes both
 late. Only beside the last chunk of one may the next one's media be encoded.
@@ -30,16 +30,16 @@ class Waiting:
 
 
 def fair_turn(waiting: Sequence[Waiting], last: str | None, room: int = 0) -> str | None:
-    """Whose turn it is among `waiting`, the oldest first; None if no request can have one.
+    """The id of the request that has the next turn; None if no request can have one.
 
-    The oldest comes first; the shortest of the others gets every other turn beside it. At most two
-    are begun at a time, and more only if one of them can't go on for a while. So a short one never
-    waits for the end of a long one; a long one takes twice as long at most; and every request
-    becomes the oldest eventually. A request begins only if the decode batch has room for all its
-    sequences, and none takes the room that the oldest waits for.
+    The oldest request comes first; the shortest of the others gets every other turn beside it. At
+    most two are begun at a time, and more only if one of them can't go on for a while. So a short
+    request never waits for the end of a long one; a long one takes twice as long at most; and every
+    request becomes the oldest eventually. A request begins only if the decode batch has room for
+    all its sequences, and none takes the room that the oldest waits for.
 
-    last: whose turn was the last. room: how many sequences the decode batch can still take, with
-    those of begun requests.
+    waiting: the oldest first. last: the request that had the last turn. room: how many sequences
+    the decode batch can still take, with those of begun requests.
     """
     begun = [one for one in waiting if one.is_begun]
     room -= sum(one.num_seqs for one in begun)
@@ -72,21 +72,20 @@ class DeviceOrder:
 
     @property
     def encoding(self) -> tuple[EncodeWork, ...]:
-        """What the encoder works on; requests of it may have ended."""
+        """The work of the encoder; its requests may have ended."""
         return self._encoding
 
     @property
     def texts_wait(self) -> bool:
-        """Whether a prompt without media waits for its prefill: its chunks take longer beside an
-        encode."""
+        """Whether a prompt without media waits for its prefill, which an encode would slow down."""
         return any(
             r.state is State.PREFILL and not r.has_uncached_media for r in self._requests.values()
         )
 
     def next_to_encode(self, beside: Request | None) -> Request | None:
-        """Whose media are next; None if it is a prompt's turn, or nobody's.
+        """The request whose media are next; None if it is a prompt's turn, or no request waits.
 
-        The last chunk of `beside` is prefilled meanwhile.
+        The last chunk of `beside`, if there is one, is prefilled meanwhile.
         """
         encoding = [r for r in self._requests.values() if r.state is State.ENCODING]
         if self._encoding or not encoding:
@@ -103,8 +102,8 @@ class DeviceOrder:
     def encodes_after(self, request: Request) -> Iterator[Request]:
         """The turns of the encoder after one of `request`, if no request comes.
 
-        Until it is a prompt's turn; that of one that waits for room in the decode batch, too, since
-        it may get it at any time.
+        They end with a prompt's turn, even if that waits for room in the decode batch: there may be
+        room at any time.
         """
         turn, num_encoded = request, Counter[str]()
         waiting = [
@@ -120,16 +119,16 @@ class DeviceOrder:
             yield turn
 
     def next_to_prefill(self) -> Request | None:
-        """Whose chunk the next step takes: of no prompt with media beside an encode.
+        """The request whose chunk is next; none with media beside an encode.
 
         The decode batch has room for the sequences of every request whose prefill has begun.
         """
         return self._prefill_turn(self._last_prefill, ())
 
     def prefills_after(self, request: Request) -> Iterator[Request]:
-        """The turns of the prefill after one of `request`, if each chunk were its prompt's last.
+        """The turns of the prefill after one of `request`, if no request comes.
 
-        And if no request comes.
+        Each chunk is taken for its prompt's last.
         """
         turn, done = request, list[Request]()
         while True:
@@ -141,7 +140,7 @@ class DeviceOrder:
             yield turn
 
     def _prefill_turn(self, last: str | None, done: Collection[Request]) -> Request | None:
-        """Whose turn it is after `last`, if the prompts of those `done` were prefilled."""
+        """The next request to prefill after `last`, as if the prompts of `done` were prefilled."""
         waiting = [
             _prefill_left(r)
             for r in self._requests.values()
@@ -179,16 +178,16 @@ def _has_media_chunk(request: Request) -> bool:
 
 
 def _device_work_left(request: Request, num_encoded: int = 0) -> Waiting:
-    """What it wants of the device before it decodes: tokens to encode and to prefill.
+    """The request as it waits for the device: with all tokens to encode and to prefill.
 
-    If `num_encoded` more of its media were encoded.
+    As if `num_encoded` more of its media were encoded.
     """
     left = request.num_prefill_tokens_left + sum(request.spans_to_encode[num_encoded:])
     return Waiting(request.request_id, left, request.is_begun or num_encoded > 0)
 
 
 def _prefill_left(request: Request) -> Waiting:
-    """What it wants of the prefill, which all its sequences come from."""
+    """The request as it waits for the prefill, from which all its sequences come."""
     return Waiting(
         request.request_id,
         request.num_prefill_tokens_left,

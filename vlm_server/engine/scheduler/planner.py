@@ -71,7 +71,7 @@ class Planner:
         """Whether the encode under way began beside a prompt's chunk."""
 
     def plan(self, finished_seqs: tuple[SeqId, ...], *, is_draining: bool) -> SchedulerOutput:
-        """All that the next step does, and what the runner drops: `finished_seqs`, which ended."""
+        """The next step. finished_seqs: ended sequences, which the runner drops with it."""
         # Before preparing: it may send a request back to be prepared again.
         refused = self._admit_waiting(some_are_ending=bool(finished_seqs))
         prepare = self._start_preparing()
@@ -188,7 +188,7 @@ class Planner:
         return request.start_load()
 
     def _start_encode(self, beside: Request | None) -> tuple[EncodeWork, ...]:
-        """What the encoder should start, beside the last chunk of `beside` if there is one."""
+        """Encodes to start, beside the last chunk of `beside` if there is one."""
         while request := self._device_order.next_to_encode(beside):
             request.rematch_prefix()  # this or the next may find all that was to be encoded
             first = request.next_encode() if request.state is State.ENCODING else None
@@ -210,7 +210,7 @@ class Planner:
         return ()
 
     def _start_encode_beside(self, prefills: Sequence[PrefillWork]) -> tuple[EncodeWork, ...]:
-        """What the encoder should start once a step with `prefills` is launched."""
+        """Encodes to start once a step with `prefills` is launched."""
         if not prefills or not prefills[0].is_last:
             return ()
         request = self._requests[prefills[0].request_id]
@@ -219,7 +219,7 @@ class Planner:
     def _start_prefills(
         self, num_decoding: int
     ) -> tuple[tuple[NewRequest, ...], tuple[PrefillWork, ...]]:
-        """What the runner meets for the first time, and the chunks that it prefills."""
+        """Requests that are new to the runner, and the chunks that it prefills."""
         request = self._device_order.next_to_prefill()
         if request is None:
             return (), ()
@@ -231,7 +231,7 @@ class Planner:
         return new, tuple(self._next_chunk(one, beside) for one in batch)
 
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
-        """`request`, and whose prompts are prefilled with it; all begin after as many tokens."""
+        """`request` and those that are prefilled with it; all begin after as many tokens."""
         request.rematch_prefix()
         if self._device_order.encoding:
             return [request]

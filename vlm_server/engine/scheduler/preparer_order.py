@@ -1,4 +1,4 @@
-"""Which requests a preparer thread takes next, and which ones have one."""
+"""The order in which preparer threads take requests, and how many at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ COSTLY_PIXELS = 16_000_000
 
 
 class _Kind(enum.Enum):
-    """What is limited by itself. A request with media is of several kinds; its schema adds none."""
+    """A kind of request with a limit of its own.
+
+    A request with media is of several kinds; its schema adds none.
+    """
 
     TEXT = "neither media nor a schema"
     MEDIA = "media, whatever they cost"
@@ -37,7 +40,7 @@ class _Started:
 
 @dataclass(slots=True)
 class _Share:
-    """What a client has had of the threads: the seconds of its preparations that are done."""
+    """A client's share of the threads: the seconds of its preparations that are done."""
 
     seconds: float
     is_turn_of_cheapest: bool = False
@@ -78,7 +81,7 @@ class PreparerOrder:
         self._shares: dict[str, _Share] = {}
         """By client: of those that wait or have a thread."""
         self._virtual_time = 0.0
-        """The seconds that the last client had when its turn came; never falls."""
+        """The seconds that the last client had had when its turn came; never falls."""
 
     @property
     def request_ids(self) -> frozenset[str]:
@@ -86,7 +89,7 @@ class PreparerOrder:
         return frozenset(self._started)
 
     def next(self, requests: Iterable[Request]) -> list[Request]:
-        """Those that a thread should take now: `start` each. `requests`: all, by their turns."""
+        """Requests that a thread should take now: `start` each. `requests`: all, in their order."""
         tracked = list(requests)
         waiting = [request for request in tracked if request.state is State.WAITING]
         if not waiting:
@@ -118,7 +121,7 @@ class PreparerOrder:
         self._shares[done.client].seconds += self._clock() - done.since
 
     def _seconds(self, client: str) -> float:
-        """How long a client has had the threads, until now."""
+        """Seconds for which a client has had threads, until now."""
         now = self._clock()
         under_way = [now - one.since for one in self._started.values() if one.client == client]
         return self._shares[client].seconds + sum(under_way)
@@ -149,7 +152,7 @@ class PreparerOrder:
 
 
 def _able(waiting: list[Request], rooms: dict[_Kind, int]) -> list[Request]:
-    """Those that there is room for, in order."""
+    """Waiting requests that there is room for, in order."""
     return [one for one in waiting if all(rooms[kind] > 0 for kind in _kinds(one))]
 
 

@@ -24,7 +24,7 @@ class Requests(dict[str, Request]):
         self._virtual_time = 0
         """The virtual start of the next request to be served."""
         self._next_starts: dict[str, int] = {}
-        """What follows the last request of each client, where that lies ahead."""
+        """The virtual start of each client's next request, where that lies ahead."""
 
     def enqueue(self, request: Request) -> None:
         """Take `request` in, before those with a later virtual start."""
@@ -52,5 +52,5 @@ class Requests(dict[str, Request]):
 
     @property
     def admitted(self) -> list[Request]:
-        """Those that may hold device memory."""
+        """Requests that may hold device memory."""
         return [request for request in self.values() if request.state.is_admitted]

@@ -191,7 +191,7 @@ class Scheduler:
     # ---- a step --------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
-        """All that the next step does; see `SchedulerOutput`."""
+        """The next step; see `SchedulerOutput`."""
         plan = self._planner.plan(tuple(self._finished_seqs), is_draining=self._is_draining)
         self._finished_seqs.clear()
         for new in plan.new:
