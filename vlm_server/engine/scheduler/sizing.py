@@ -1,6 +1,8 @@
 """How much goes into one call of the device (tokens, images, prompts), learned from measured times.
 
-All sizes are powers of two, since some backends plan again for each new shape.
+All sizes are powers of two, since some backends plan again for each new shape. The width of drafts
+is chosen by the runner, as a step is launched (`runner/text/speculation`): its gains of a few
+percent are told by running means, and not by the best of a few times.
 """
 
 from __future__ import annotations
