@@ -188,8 +188,8 @@ def run(engine: Engine, loaded: LoadedModel, kind: str, rows: int) -> tuple[floa
         engine.inbox.put(Submit(f"r{row}", (), (), params, prompt=work.prompt))
     engine.loop(take).run_until_idle()
     assert texts == answers, "something else was drawn"
-    spec = engine.scheduler.read().counts.spec
-    right = spec.num_accepted_tokens / max(spec.num_draft_tokens, 1)
+    counts = engine.scheduler.read().counts
+    right = counts.spec_accepted_tokens / max(counts.spec_draft_tokens, 1)
     return (len(times) - rows) / (times[-1] - times[0]), right
 
 

@@ -1,4 +1,4 @@
-"""One turn of a conversation in a worker: has what the daemon's own arbiter reads of a request."""
+"""One turn of a conversation in a worker: has what `DeviceOrder` reads of a request."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One daemon: what it does in the order in which it would, for as long as measured costs say.
 
-Whose pictures are encoded and whose chunk is next is decided by the daemon's own arbiter, and the
-size of a chunk by its own `ChunkSizer`. A step decodes all running sequences and prefills at most
-one chunk; the encoder, the preparers and the front work beside it, on the same processor.
+Whose pictures are encoded and whose chunk is next is decided by the daemon's own `DeviceOrder`, and
+the size of a chunk by its own `ChunkSizer`. A step decodes all running sequences and prefills at
+most one chunk; the encoder, the preparers and the front work beside it, on the same processor.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from scripts.simulation.processor import Processor
 from scripts.simulation.request import Picture, Question, SimulatedRequest
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduler.arbiter import EncoderPrefillArbiter
-from vlm_server.engine.scheduler.batching.chunk_sizer import ChunkSizer
+from vlm_server.engine.scheduler.device_order import DeviceOrder
+from vlm_server.engine.scheduler.sizing import ChunkSizer
 from vlm_server.interfaces import EncodeWork
 
 Process = Generator[simpy.Event, Any, Any]
@@ -66,7 +66,7 @@ class Worker:
         self._features = FeatureStore(limits.encoder_bytes / features)
         self._preparers = simpy.Resource(env, limits.preparer_threads)
         self._requests: dict[str, SimulatedRequest] = {}
-        self._arbiter = EncoderPrefillArbiter(
+        self._device_order = DeviceOrder(
             cast("Mapping[str, Request]", self._requests), limits.max_num_seqs
         )
         self._chunk_sizer = ChunkSizer(limits.max_step_seconds, limits.prefill_chunk_tokens)
@@ -137,7 +137,7 @@ class Worker:
     def _encode(self, request: SimulatedRequest, picture: Picture) -> Process:
         yield self._work(self._costs.encode_seconds(picture.tokens))
         self._features.store(picture.name, picture.tokens)
-        self._arbiter.end_encode()
+        self._device_order.finish_encode()
         request.take_features(picture)
         self._call()
 
@@ -160,7 +160,7 @@ class Worker:
             self._admit()
             self._start_encode(None)
             decoding = [r for r in self._requests.values() if r.state is State.DECODE]
-            found = self._arbiter.next_to_prefill()
+            found = self._device_order.next_to_prefill()
             if found is not None:
                 yield from self._step(decoding, cast("SimulatedRequest", found))
             elif self._owed or decoding:
@@ -195,17 +195,17 @@ class Worker:
         request.missing = [one for one in new if one.name not in self._features]
 
     def _start_encode(self, beside: SimulatedRequest | None) -> None:
-        found = self._arbiter.next_to_encode(cast("Request | None", beside))
+        found = self._device_order.next_to_encode(cast("Request | None", beside))
         if found is not None:
             request = cast("SimulatedRequest", found)
             picture = request.missing[0]
             work = cast("EncodeWork", _Encode(request.request_id))
-            self._arbiter.start_encode([work])
+            self._device_order.start_encode([work])
             self._env.process(self._encode(request, picture))
 
     def _step(self, decoding: Sequence[SimulatedRequest], request: SimulatedRequest) -> Process:
         """Decode once, and prefill a chunk of `request`."""
-        self._arbiter.start_chunk(cast("Request", request))
+        self._device_order.start_chunk(cast("Request", request))
         copied = 0 if request.is_known_to_runner else request.num_cached_tokens
         request.is_known_to_runner = True
         left = request.num_prefill_tokens_left
@@ -218,7 +218,7 @@ class Worker:
         alone = owed + self._decode_seconds(decoding) + seconds
         yield self._work(alone)
         share = seconds / alone if alone else 0.0
-        self._chunk_sizer.note(size, (self._env.now - begun) * share)
+        self._chunk_sizer.record(size, (self._env.now - begun) * share)
         if self.is_lost:
             return
         request.num_prefilled += size
@@ -291,6 +291,6 @@ def _longest(decoding: Sequence[SimulatedRequest]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Encode:
-    """What the arbiter reads of work that it has given."""
+    """What `DeviceOrder` reads of work that it has given."""
 
     request_id: str

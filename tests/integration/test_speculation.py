@@ -69,7 +69,7 @@ def taken(engine: Engine, params: SamplingParams) -> Answers:
 
 
 def spec_counts(engine: Engine) -> Any:
-    return engine.scheduler.read().counts.spec
+    return engine.scheduler.read().counts
 
 
 @pytest.mark.parametrize("stagger", [0, 3])
@@ -84,7 +84,7 @@ def test_batched_answers_are_equal(
     drafting(answered)
     assert run_all(wide, LONGER, stagger) == answered.seqs
     assert wide.texts == answered.texts
-    assert spec_counts(wide).num_drafts > 0
+    assert spec_counts(wide).spec_drafts > 0
 
 
 @pytest.mark.usefixtures("eligible")
@@ -150,13 +150,13 @@ def test_own_drafts_are_used_where_an_answer_repeats_itself(some: NewEngine):
     wanted = plain.answer(ask("a", "say", sampling=params))
     assert wide.answer(ask("a", "say", sampling=params))[:60] == wanted
     counts = spec_counts(wide)
-    assert 30 < counts.num_accepted_tokens <= 60
+    assert 30 < counts.spec_accepted_tokens <= 60
     usage = wide.ends["a"].usage
     assert usage.completion_tokens == 60
-    assert usage.accepted_prediction_tokens == counts.num_accepted_tokens
+    assert usage.accepted_prediction_tokens == counts.spec_accepted_tokens
     assert (
         usage.accepted_prediction_tokens + usage.rejected_prediction_tokens
-        == counts.num_draft_tokens
+        == counts.spec_draft_tokens
     )
 
 
@@ -218,7 +218,7 @@ def test_an_answer_that_has_ended_needs_no_further_token(
     engine.step_until(lambda: len(engine.tokens.get("ended", ())) == 2)
     monkeypatch.setattr(Speculation, "may_be_worth_it", may_be_worth_it)
     engine.step()
-    assert spec_counts(engine).num_drafts > 0
+    assert spec_counts(engine).spec_drafts > 0
     engine.run()
     end = engine.ends["ended"]
     assert isinstance(end, Finished), end

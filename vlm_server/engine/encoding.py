@@ -18,8 +18,64 @@ _MOST_LONG_STEPS = 4
 """After which a turn is due: prompts may come without end."""
 
 
+class _Call:
+    """An encode of several media together; if that fails, of each alone.
+
+    So no request's image fails because of another's.
+    """
+
+    def __init__(self, works: Sequence[EncodeWork]) -> None:
+        self._works = works
+        self._outcomes: list[EncodedImage | RequestError] = []
+        self._has_failed = False
+        self.left: list[Sequence[EncodeWork]] = [works]
+        """Groups of media that are still to be encoded, each in one go."""
+        self.started = time.perf_counter()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether any encode of it has succeeded or failed."""
+        return self.left[0] is not self._works
+
+    def succeed(self, made: Sequence[EncodedImage]) -> None:
+        """The next of `left` are encoded."""
+        self._outcomes += made
+        del self.left[0]
+
+    def fail(self, error: BaseException) -> None:
+        """The next of `left` can't be encoded together."""
+        failed = self.left.pop(0)
+        if not isinstance(error, RequestError):
+            logger.error("encoding %d images failed", len(failed), exc_info=error)
+            error = InternalError("The model failed while encoding a picture.")
+        self._has_failed = True
+        if len(failed) > 1:
+            self.left = [[work] for work in failed]
+        else:
+            self._outcomes.append(error)
+
+    def done(self, *, is_measured: bool = True) -> EncodeDone:
+        """The outcome, once nothing is left."""
+        seconds = time.perf_counter() - self.started
+        names = ", ".join(f"{work.span_index} of {work.request_id}" for work in self._works)
+        logger.debug("encoded %s in %.1f ms", names, 1000 * seconds)
+        measured = seconds if is_measured else None
+        return EncodeDone(self._works, self._outcomes, math.inf if self._has_failed else measured)
+
+
+def encode(encoder: Encoder, works: Sequence[EncodeWork]) -> EncodeDone:
+    """Encode media of one size in one go, whatever happens."""
+    call = _Call(works)
+    while call.left:
+        try:
+            call.succeed(encoder.encode(call.left[0]))
+        except BaseException as error:  # noqa: BLE001  logged by `fail`; a Rust panic is one
+            call.fail(error)
+    return call.done()
+
+
 class EncoderInTurns:
-    """Encodes media on the inference thread, a part after each step.
+    """An encoder on the inference thread, which launches a part of its work after each step.
 
     A device that does two things at once does both slowly: a decode step beside an encode would
     take as long as the encode. In turns, it waits for a part of it, and not after a step that was
@@ -29,32 +85,30 @@ class EncoderInTurns:
     def __init__(self, encoder: Encoder, inbox: Inbox) -> None:
         self._encoder = encoder
         self._inbox = inbox
-        self._works: Sequence[EncodeWork] = ()
-        self._left: list[Sequence[EncodeWork]] = []
-        """What is encoded together, of those; the first was begun if there is an encoding."""
-        self._outcomes: list[EncodedImage | RequestError] = []
+        self._call: _Call | None = None
         self._encoding: Encoding | None = None
+        """Of the next that is left of the call, once it was begun."""
         self._is_launched = False
         """Whether all of its parts are."""
-        self._started = 0.0
         self._num_long_steps = 0
         """Since the last turn."""
         self._is_measured = True
-        self._has_failed = False
 
     @property
     def needs_turns(self) -> bool:
         """Whether there is anything to encode."""
-        return bool(self._works)
+        return self._call is not None
 
     def start(self, works: Sequence[EncodeWork]) -> None:
-        assert not self._works
-        self._works, self._left, self._outcomes = works, [works], []
-        self._num_long_steps, self._is_measured, self._has_failed = 0, True, False
+        """Take `works`, to be encoded in one call."""
+        assert self._call is None
+        self._call = _Call(works)
+        self._num_long_steps, self._is_measured = 0, True
 
     def take_turn(self, *, is_alone: bool, is_long: bool) -> None:
         """Launch a part; if all were launched before, take the features."""
-        if not self._works:
+        call = self._call
+        if call is None:
             return
         self._is_measured &= is_alone
         has_ended = self._encoding is not None and self._is_launched
@@ -62,80 +116,26 @@ class EncoderInTurns:
             self._num_long_steps += 1
             return
         self._num_long_steps = 0
-        if self._works is self._left[0] and self._encoding is None:
-            self._started = time.perf_counter()
+        if self._encoding is None and not call.is_begun:
+            call.started = time.perf_counter()
         try:
-            made = self._advance()
-        except RequestError as error:
-            self._fail(error)
-        except Exception:
-            logger.exception("encoding %d pictures failed", len(self._left[0]))
-            self._fail(_failure())
+            made = self._advance(call.left[0])
+        except Exception as error:  # noqa: BLE001  logged by `fail`
+            self._encoding = None
+            call.fail(error)
         else:
             if made is not None:
-                self._outcomes += made
                 self._encoding = None
-                del self._left[0]
-        if not self._left:
-            self._end()
+                call.succeed(made)
+        if not call.left:
+            self._call = None
+            self._inbox.put(call.done(is_measured=self._is_measured))
 
-    def _advance(self) -> Sequence[EncodedImage] | None:
+    def _advance(self, works: Sequence[EncodeWork]) -> Sequence[EncodedImage] | None:
         """The features, if all parts had been launched before."""
         if self._encoding is None:
-            self._encoding, self._is_launched = self._encoder.begin(self._left[0]), False
+            self._encoding, self._is_launched = self._encoder.begin(works), False
         if self._is_launched:
             return self._encoding.result()
         self._is_launched = not self._encoding.advance()
         return None
-
-    def _fail(self, error: RequestError) -> None:
-        """What failed together is encoded alone: nobody's picture fails because of another's."""
-        self._encoding, self._has_failed = None, True
-        failed = self._left.pop(0)
-        if len(failed) > 1:
-            self._left = [[work] for work in failed]
-        else:
-            self._outcomes.append(error)
-
-    def _end(self) -> None:
-        seconds = time.perf_counter() - self._started
-        _log(self._works, seconds)
-        measured = seconds if self._is_measured else None
-        done = EncodeDone(self._works, self._outcomes, math.inf if self._has_failed else measured)
-        self._works, self._outcomes = (), []
-        self._inbox.put(done)
-
-
-def encode(encoder: Encoder, works: Sequence[EncodeWork]) -> EncodeDone:
-    """What `encoder` makes of `works`; if they fail together, of each alone.
-
-    So nobody's picture fails because of another's.
-    """
-    started = time.perf_counter()
-    try:
-        made = encoder.encode(works)
-    except RequestError as error:
-        return _after(error, encoder, works)
-    except BaseException:
-        logger.exception("encoding %d pictures failed", len(works))
-        return _after(_failure(), encoder, works)
-    seconds = time.perf_counter() - started
-    _log(works, seconds)
-    return EncodeDone(works, made, seconds)
-
-
-def _log(works: Sequence[EncodeWork], seconds: float) -> None:
-    names = ", ".join(f"{work.span_index} of {work.request_id}" for work in works)
-    logger.debug("encoded %s in %.1f ms", names, 1000 * seconds)
-
-
-def _failure() -> RequestError:
-    return InternalError("The model failed while encoding a picture.")
-
-
-def _after(error: RequestError, encoder: Encoder, works: Sequence[EncodeWork]) -> EncodeDone:
-    """What becomes of `works`, which failed with `error` together."""
-    if len(works) == 1:
-        return EncodeDone(works, [error], math.inf)
-    outcomes = [outcome for work in works for outcome in encode(encoder, [work]).outcomes]
-    return EncodeDone(works, outcomes, math.inf)

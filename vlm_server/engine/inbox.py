@@ -1,4 +1,4 @@
-"""All that the engine's loop hears, from any thread."""
+"""The messages that the engine's loop gets, from any thread."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class PrepareDone:
 
 @dataclass(frozen=True, slots=True)
 class EncodeDone:
-    """The encoder is done with `works`, which it had together.
+    """The encoder is done with `works`, which it got together.
 
-    seconds: how long they took; infinite if that failed, and if there were several, each was then
-    encoded alone. None if nothing is to be learned from it: others decoded between its parts.
+    seconds: how long they took; infinite if that failed (several were then encoded each alone).
+    None if it is no measure: sequences decoded between its parts.
     """
 
     works: Sequence[EncodeWork]
@@ -43,6 +43,6 @@ class LoadDone:
 
 
 Order = Submit | Abort | Drain | SetMemoryLimit | ClearCaches
-"""What the front says."""
+"""A message of the front."""
 Message = Order | PrepareDone | LoadDone | EncodeDone
 Inbox = SimpleQueue[Message]

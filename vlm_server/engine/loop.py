@@ -17,9 +17,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict
 from queue import Empty
 
-from vlm_server.engine.at_work import AtWork
+from vlm_server.engine.heartbeat import Heartbeat
 from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, Message, PrepareDone
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduler.scheduler import Scheduler
@@ -57,7 +58,7 @@ _PLAN_AFTER_SECONDS = 0.25
 
 
 class EngineLoop:
-    """Drives scheduler, runner and the threads beside it; `send` gets all events."""
+    """The driver of scheduler, runner and the threads beside it; `send` gets all events."""
 
     def __init__(
         self,
@@ -83,22 +84,22 @@ class EngineLoop:
         self._num_failed_steps = 0
         self._last_plan = SchedulerOutput()
         self._encoding: tuple[str, ...] = ()
-        """The requests whose media the encoder has."""
+        """The requests whose media the encoder works on."""
         self._loading: str | None = None
-        """The request whose state the disk reader has."""
+        """The request that the disk reader reads for."""
         self._announced = Working(())
-        """What was said last."""
-        self._at_work = AtWork()
+        """The last announcement of the requests on the device."""
+        self._heartbeat = Heartbeat()
         self._last_stats: Stats | None = None
         self._stats_due = 0.0
         self._plan_due: float | None = 0.0
-        """When the runner may plan ahead; None if nothing is left to plan."""
+        """The time from which the runner may plan ahead; None if nothing is left to plan."""
 
     def run(self) -> None:
         """Work until drained, and until the runner has dropped the last sequences.
 
-        What the runner raises ends the process: its state is unknown. Raises EngineBroken after
-        `max_failed_steps` steps that failed with no token between them.
+        Raises EngineBroken after `max_failed_steps` steps that failed with no token between them,
+        and what the runner raises: its state is then unknown, and the process ends.
         """
         while not self.step().is_drained:
             pass
@@ -118,7 +119,7 @@ class EngineLoop:
             self._plan_due = time.monotonic() + _PLAN_AFTER_SECONDS
         self._clear_if_idle(plan)
         for work in plan.prepare:
-            self._at_work.begin(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
+            self._heartbeat.start(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
             self._preparers.start(work)
         self._start_load(plan.load, plan)
         self._start_encode(plan.encode, plan)
@@ -161,13 +162,13 @@ class EngineLoop:
         self._encoding = tuple(dict.fromkeys(work.request_id for work in works))
         self._announce(plan)
         self._governor.before_encode(sum(work.num_tokens for work in works))
-        self._at_work.begin(ENCODER, works[0].request_id)
+        self._heartbeat.start(ENCODER, works[0].request_id)
         self._encoder.start(works)
 
     def _announce(self, plan: SchedulerOutput) -> None:
-        """Tell the front whose work the device is about to get, if it changes.
+        """Send the front the requests that the device is about to work on, if they change.
 
-        If the process dies now, the supervisor knows which requests to blame (`quarantine`).
+        If the process dies now, the supervisor blames these requests (`quarantine`).
         """
         prefilling = [work.request_id for work in plan.prefills]
         under_way = (self._loading, *self._encoding, *prefilling)
@@ -180,7 +181,7 @@ class EngineLoop:
             self._send(working)
 
     def _account(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Tell the governor what the step did to memory, and count failures."""
+        """Report what the step did to memory to the governor, and count failures."""
         if chunk := plan.prefill:
             has_merged = chunk.is_last and bool(plan.decode or plan.prefill_with)
             self._governor.after_chunk(
@@ -191,7 +192,7 @@ class EngineLoop:
         self._count_failures(plan, result)
 
     def _relieve(self, errors: Collection[object]) -> None:
-        """If one is of the device's limits, count it; if of its memory, free what nobody uses."""
+        """Count errors of the device's limits; after one of its memory, free what is not in use."""
         for error in errors:
             if isinstance(error, OutOfMemory | StepTooLong):
                 self._governor.count(f"failure_{error.code}")
@@ -201,7 +202,7 @@ class EngineLoop:
     def _count_failures(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Count steps that failed with no token since: a token shows that the model works.
 
-        A lone prompt that is too much for it does not count: it says nothing about the device.
+        A lone prompt that is too much for the device does not count: it says nothing about it.
         """
         failures = result.failures.values()
         only_too_much = failures and all(
@@ -216,7 +217,7 @@ class EngineLoop:
                 f"{self._num_failed_steps} steps in a row failed, the last with: {result.error}"
             )
 
-    # ---- what comes in -------------------------------------------------------------
+    # ---- the inbox -----------------------------------------------------------------
 
     def _handle_inbox(self) -> None:
         """Handle the whole inbox; wait for its first entry if the last plan had nothing to do.
@@ -240,8 +241,8 @@ class EngineLoop:
             wait = False
 
     def _plan_ahead(self) -> None:
-        """Let the runner use the time until something comes, once there were no requests lately."""
-        is_idle = self._last_plan.is_idle and not self._at_work.is_anything
+        """Let the runner plan ahead until a message comes, if there were no requests lately."""
+        is_idle = self._last_plan.is_idle and not self._heartbeat.is_needed
         while is_idle and self._inbox.empty() and self._seconds_to_plan() == 0:
             if not self._runner.plan_ahead():
                 self._plan_due = None
@@ -267,7 +268,7 @@ class EngineLoop:
             case Abort():
                 return self._scheduler.abort(message.request_id)
             case PrepareDone():
-                self._at_work.end(PREPARERS, message.request_id)
+                self._heartbeat.finish(PREPARERS, message.request_id)
                 return self._scheduler.prepared(message.request_id, message.outcome)
             case LoadDone():
                 self._handle_loaded(message)
@@ -293,7 +294,7 @@ class EngineLoop:
 
     def _handle_encoded(self, done: EncodeDone) -> list[Event]:
         self._encoding = ()
-        self._at_work.end(ENCODER, done.works[0].request_id)
+        self._heartbeat.finish(ENCODER, done.works[0].request_id)
         made = [one for one in done.outcomes if not isinstance(one, RequestError)]
         self._governor.mark_busy()  # the device has worked, even if the requests are gone
         num_tokens = sum(work.num_tokens for work in done.works)
@@ -314,7 +315,7 @@ class EngineLoop:
             if self._governor.idle_seconds_left() == 0:
                 self._governor.idle()
 
-    # ---- what goes out -------------------------------------------------------------
+    # ---- events --------------------------------------------------------------------
 
     def _send_all(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -330,11 +331,10 @@ class EngineLoop:
     @property
     def _is_anything_due(self) -> bool:
         """Whether the supervisor's watchdog waits for signs of life."""
-        return self._last_plan.has_requests or self._at_work.is_anything
+        return self._last_plan.has_requests or self._heartbeat.is_needed
 
     def _stats(self) -> Stats:
         reading = self._scheduler.read()
-        counts = reading.counts
         tracked_by = {
             "scheduler": reading.num_tracked,
             "runner": self._runner.num_tracked,
@@ -345,20 +345,11 @@ class EngineLoop:
             tracked=reading.num_tracked,
             tracked_by=tracked_by,
             memory=self._governor.read(self._scheduler.reserved_bytes),
-            generated_tokens=counts.num_generated_tokens,
-            prompt_tokens=counts.num_prompt_tokens,
-            cached_tokens=counts.num_cached_tokens,
             caches=reading.caches,
-            at_work=self._at_work.read_oldest(),
-            tool_calls=counts.num_tool_calls,
-            broken_tool_calls=counts.num_broken_tool_calls,
-            media_items=counts.num_media,
-            cached_media_items=counts.num_cached_media,
-            spec_drafts=counts.spec.num_drafts,
-            spec_draft_tokens=counts.spec.num_draft_tokens,
-            spec_accepted_tokens=counts.spec.num_accepted_tokens,
+            at_work=self._heartbeat.read_oldest(),
             progress=reading.progress,
             max_num_seqs=reading.max_num_seqs,
+            **asdict(reading.counts),
         )
 
 

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def _started(num_threads: int, name: str) -> ThreadPoolExecutor:
-    """Threads that run: one that can't be started later would end the inference thread."""
+    """A pool whose threads run: one that can't start later would end the inference thread."""
     threads, all_run = ThreadPoolExecutor(num_threads, name), threading.Barrier(num_threads + 1)
     for _ in range(num_threads):
         threads.submit(all_run.wait)
@@ -33,9 +33,9 @@ def _started(num_threads: int, name: str) -> ThreadPoolExecutor:
 
 
 class PreparerThreads:
-    """Prepares requests: `num_threads` for those with media, as many with a schema, or texts.
+    """Preparer threads: `num_threads` each for requests with media, with a schema, and others.
 
-    With media at least two, so that one with few pixels need not wait for one with many.
+    At least two for media, so that a request with few pixels need not wait for one with many.
     """
 
     def __init__(self, preparer: Preparer, inbox: Inbox, num_threads: int) -> None:
@@ -59,7 +59,7 @@ class PreparerThreads:
         self._threads_for(work.submit).submit(self._prepare, work)
 
     def _threads_for(self, submit: Submit) -> ThreadPoolExecutor:
-        """No kind waits for threads that another kind keeps busy."""
+        """The threads of the request's kind: no kind waits for threads that another keeps busy."""
         if submit.has_media:
             return self._media
         return self._schemas if submit.has_schema else self._texts
@@ -83,7 +83,7 @@ class PreparerThreads:
 
 
 class DiskReaderThread:
-    """Reads what the disk has of prompts, one after the other."""
+    """A thread that reads what the disk has of prompts, one after the other."""
 
     def __init__(self, caches: Caches, inbox: Inbox) -> None:
         self._caches = caches
@@ -106,7 +106,7 @@ class DiskReaderThread:
 
 
 class EncoderThread:
-    """Encodes media, one call after the other."""
+    """A thread that encodes media, one call after the other."""
 
     needs_turns = False
 
@@ -119,7 +119,7 @@ class EncoderThread:
         self._thread.submit(self._encode, works)
 
     def take_turn(self, *, is_alone: bool, is_long: bool) -> None:
-        """It needs none."""
+        """Nothing: the thread needs no turns."""
 
     def _encode(self, works: Sequence[EncodeWork]) -> None:
         self._inbox.put(encode(self._encoder, works))

@@ -12,7 +12,7 @@ from vlm_server.engine.request.states import State
 from vlm_server.errors import MemoryExceeded
 
 _UNBOUNDED_ANSWER_TOKENS = 2048
-"""What is reserved for an answer that may fill the context, as hardly any does."""
+"""Reserved for an answer that may fill the context, as hardly any does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Governor:
         self._clock = clock
         self.estimator = MemoryEstimator(memory)
         self._baseline_bytes = 0
-        """What the model holds without any request; 0 until `reset_stats`."""
+        """Memory of the model without any request; 0 until `reset_stats`."""
         self._counts: Counter[str] = Counter()
         self._clear_seconds = 0.0
         self._decoded_tokens = 0
@@ -74,7 +74,7 @@ class Governor:
         """Since the last `idle`."""
         self._idle_since: float | None = None
         self._in_flight_bytes = 0
-        """What the last wait in `make_room_for_reserved` freed: launched work held it."""
+        """Memory of launched work, which the last wait in `make_room_for_reserved` freed."""
         self._calls_until_synchronize = 0
         self._device_used_bytes = 0
         """As the driver said last."""

@@ -14,14 +14,14 @@ from vlm_server.protocol import FinishReason, SamplingParams, ToolCallDelta
 class Choice:
     """One of a request's answers, token by token until it has a `finish_reason`.
 
-    Stop strings are looked for in content and in thoughts, as they are told: not in marks, nor in
-    tool calls.
+    Stop strings are looked for in content and in reasoning as they are emitted: not in marks, nor
+    in tool calls.
     """
 
     def __init__(self, sampling: SamplingParams, decoder: Decoder) -> None:
         self.num_generated = 0
         self.num_accepted = 0
-        """Draft tokens that are part of it."""
+        """Draft tokens that are part of the answer."""
         self.num_rejected = 0
         self.finish_reason: FinishReason | None = None
         self._ignore_eos = sampling.ignore_eos
@@ -29,17 +29,17 @@ class Choice:
         self._detokenizer = Detokenizer(decoder)
         self._stops = StopChecker(sampling.stop)
         self._kind: type[Piece] = str
-        """Of the newest piece."""
+        """The kind of the newest piece."""
         self._parser: AnswerParser | None = None
 
     @property
     def stop(self) -> str | None:
-        """The stop string that ended it."""
+        """The stop string that ended the answer."""
         return self._stops.reached
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Of `num_generated`, those of thoughts; those of their marks count."""
+        """Of `num_generated`, the tokens of reasoning, with its marks."""
         return 0 if self._parser is None else self._parser.num_reasoning_tokens
 
     @property
@@ -60,7 +60,7 @@ class Choice:
     def append_token(
         self, token_id: int, eos_token_ids: frozenset[int], max_tokens: int
     ) -> Sequence[Piece]:
-        """What a sampled token brings, at least an empty text; may end the answer."""
+        """The pieces that a sampled token completes, at least an empty text; may end the answer."""
         self.num_generated += 1
         end_mark = ""
         if token_id in eos_token_ids and not self._ignore_eos:
@@ -77,45 +77,46 @@ class Choice:
         return self._parse(self._parser, text, end_mark)
 
     def _parse(self, parser: AnswerParser, text: str, end_mark: str) -> Sequence[Piece]:
-        """The pieces of `text`. `end_mark`: the text of the token that has ended the answer."""
+        """The pieces of `text`. `end_mark`: the text of the token that ended the answer."""
         was_in_thought = parser.is_in_thought
         pieces = list(parser.push(text))
         if self.finish_reason is not None:
             for piece in parser.flush(end_mark):
                 add_piece(pieces, piece)
-        told = self._stop_in(pieces)
+        emitted = self._stop_in(pieces)
         has_ended_in_call = parser.is_ended and self.stop is None
         if has_ended_in_call or (self.finish_reason == "stop" and parser.calls.num_valid):
             self.finish_reason = "tool_calls"
-        return told or (Thought("") if was_in_thought else "",)
+        return emitted or (Thought("") if was_in_thought else "",)
 
     def _stop_in(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
-        """What is told of `pieces`: up to a stop string, which ends the answer."""
+        """The part of `pieces` before a stop string, which ends the answer."""
         if not self._stops.are_any:
             return pieces
-        told: list[Piece] = []
+        emitted: list[Piece] = []
         for piece in pieces:
             if type(piece) is not self._kind:  # no stop string goes on from one to the other
-                self._tell_held(told)
+                self._emit_held(emitted)
                 self._kind = type(piece)
             if isinstance(piece, ToolCallDelta):
-                told.append(piece)
+                emitted.append(piece)
                 continue
             text, is_stopped = self._stops.push(piece if isinstance(piece, str) else piece.text)
-            self._tell(told, text)
+            self._emit(emitted, text)
             if is_stopped:
                 self.finish_reason = "stop"
-                return told
+                return emitted
         if self.finish_reason is not None:
-            self._tell_held(told)
-        return told
+            self._emit_held(emitted)
+        return emitted
 
-    def _tell_held(self, told: list[Piece]) -> None:
-        self._tell(told, self._stops.flush())
+    def _emit_held(self, emitted: list[Piece]) -> None:
+        """Emit text that was held back as the possible beginning of a stop string."""
+        self._emit(emitted, self._stops.flush())
 
-    def _tell(self, told: list[Piece], text: str) -> None:
+    def _emit(self, emitted: list[Piece], text: str) -> None:
         if text:
-            add_piece(told, Thought(text) if self._kind is Thought else text)
+            add_piece(emitted, Thought(text) if self._kind is Thought else text)
 
     def _detokenize(self, token_id: int) -> str:
         text = self._detokenizer.push(token_id)

@@ -1,4 +1,4 @@
-"""One request's life inside the engine: its state, its progress and what it holds.
+"""One request's life inside the engine: its state, its progress and what it refers to in caches.
 
 Only `Scheduler` and its `Planner` change it.
 """
@@ -16,22 +16,24 @@ from vlm_server.engine.output.build import NO_FORMATS, Formats, build_parser
 from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.output.pieces import Piece
 from vlm_server.engine.request.choice import Choice
-from vlm_server.engine.request.states import State, check_transition
-from vlm_server.engine.request.stopwatch import Stopwatch
+from vlm_server.engine.request.states import State, Stopwatch, check_transition
 from vlm_server.interfaces import (
     EncodeWork,
+    LoadWork,
     MediaInputs,
     NewRequest,
     Prepared,
     PreparedPrompt,
+    PrepareWork,
     SeqId,
 )
+from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.protocol import RequestProgress, SamplingParams, Submit, Timeline, Usage
 from vlm_server.protocol.deadlines import RequestDeadlines
 
 
 class Request:
-    """From `WAITING` to its end, with its choices."""
+    """A request from `WAITING` to its end, with its choices."""
 
     def __init__(
         self,
@@ -52,7 +54,9 @@ class Request:
         """Dropped once its prompt is read: until then it may have to be prepared again."""
         self.may_use_disk = True
         self.load: DiskLoad | None = None
-        """What is to be read from disk, until it is."""
+        """The part of its prompt that is to be read from disk, until it is."""
+        self.cancellation: Cancellation | None = None
+        """Of its preparation or its read from disk, while that is under way."""
         self.has_media = submit.has_media
         self.has_video = bool(submit.videos)
         self.num_pixels = 0
@@ -70,8 +74,8 @@ class Request:
         """Media that the device has encoded for it."""
         self.transient_bytes = 0
         """Device memory reserved for its worst moment, beside what it holds until it ends."""
-        self.start_tag = 0
-        """Its place among the requests that wait; see `scheduling.client_queue`."""
+        self.virtual_start = 0
+        """Its place among the requests that wait; see `scheduler.requests`."""
         self.has_left_queue = False
         """Whether the device has begun with it, if only with its first encode."""
         self.is_known_to_runner = False
@@ -81,7 +85,8 @@ class Request:
         self.seqs = [SeqId(submit.request_id, number) for number in range(sampling.n)]
         """One for each choice that has not ended."""
         self._prompt: PreparedPrompt | None = None
-        self._holds: CacheHolds | None = None
+        self._references: CacheHolds | None = None
+        """Its references to entries of caches, until the runner has copied them."""
         self._inputs: dict[int, MediaInputs] = {}
         """Of the spans that were in no cache, until they are encoded."""
 
@@ -89,7 +94,7 @@ class Request:
 
     @property
     def prompt(self) -> PreparedPrompt:
-        """To be asked for after `PREPARING`."""
+        """The prompt; there is none before the end of `PREPARING`."""
         assert self._prompt is not None
         return self._prompt
 
@@ -106,25 +111,25 @@ class Request:
     @property
     def num_media_tokens(self) -> int:
         """Tokens of the media after the cached prefix, whether they are encoded or not."""
-        return 0 if self._holds is None else self._holds.num_media_tokens
+        return 0 if self._references is None else self._references.num_media_tokens
 
     @property
     def spans_to_encode(self) -> list[int]:
-        """Lengths, in tokens, of the media whose features nobody has."""
-        if self._holds is None:
+        """Lengths, in tokens, of the media that are to be encoded."""
+        if self._references is None:
             return []
         spans = self.prompt.spans
-        return [spans[index].end - spans[index].start for index in self._holds.missing()]
+        return [spans[index].end - spans[index].start for index in self._references.missing()]
 
     @property
     def is_begun(self) -> bool:
-        """Whether the device has worked on it: its first media are encoded, or its first chunk."""
-        has_features = self._holds is not None and self._holds.has_first_features
+        """Whether its first media are encoded, or its first chunk is prefilled."""
+        has_features = self._references is not None and self._references.has_first_features
         return has_features or self.is_known_to_runner
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens of its longest sequence in the runner; its buffers come with its first chunk."""
+        """Tokens of its longest sequence's buffers in the runner; 0 before its first chunk."""
         if not self.is_known_to_runner:
             return 0
         if self.state is State.PREFILL:
@@ -162,7 +167,7 @@ class Request:
 
     @property
     def load_bytes(self) -> int:
-        """Memory that what is read from disk will take."""
+        """Bytes that what is read from disk will take."""
         return 0 if self.load is None else self.load.size_bytes
 
     # ---- what happens to it ----------------------------------------------------------
@@ -173,14 +178,18 @@ class Request:
         self.state = state
         self._stopwatch.enter(state, has_left_queue=self.has_left_queue)
 
+    def start_prepare(self) -> PrepareWork:
+        """Work for a preparer thread."""
+        assert self.submit is not None
+        self.move_to(State.PREPARING)
+        self.cancellation = Cancellation()
+        return PrepareWork(self.submit, self.cancellation, self.may_use_disk)
+
     def set_prepared(
         self, prepared: Prepared, max_tokens: int, formats: Formats = NO_FORMATS
     ) -> None:
-        """The prompt is ready.
-
-        `formats`: how the model writes what is not content.
-        """
-        self._prompt, self._holds = prepared.prompt, prepared.holds
+        """Take over the prompt. `formats`: how the model writes what is not content."""
+        self._prompt, self._references = prepared.prompt, prepared.holds
         for choice in self.choices:
             choice.read_with(
                 build_parser(
@@ -195,102 +204,113 @@ class Request:
         self.move_to(State.WAITING_FOR_MEMORY)
 
     def set_counted(self, prepared: Prepared) -> None:
-        """The prompt was all that was wanted."""
-        self._prompt, self._holds = prepared.prompt, prepared.holds
+        """End it with its prompt, which was all that was wanted."""
+        self._prompt, self._references = prepared.prompt, prepared.holds
         self.num_cached_tokens = prepared.holds.num_cached_tokens
         self.move_to(State.FINISHED_ANSWERED)
 
     def admit(self, transient_bytes: int) -> None:
-        """It may take device memory from now on."""
+        """Let it take device memory from now on; `transient_bytes` are reserved for its peak."""
         self.transient_bytes = transient_bytes
         if self.load is not None:
             self.move_to(State.LOADING)
         else:
             self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
 
-    def take_loaded(self, loaded: Loaded) -> None:
-        """All was read from disk that can be; what is missing without pixels is prepared again."""
-        assert self._holds is not None
-        self._holds.take(loaded)
-        if any(index not in self._inputs for index in self._holds.missing()):
-            self.prepare_again()
+    def start_load(self) -> LoadWork:
+        """Work for the disk reader."""
+        assert self.load is not None
+        self.leave_queue()
+        self.cancellation = Cancellation()
+        return LoadWork(self.request_id, self.load, self.cancellation)
+
+    def add_loaded(self, loaded: Loaded) -> None:
+        """Take over what was read from disk; prepare it again if media lack features and pixels."""
+        assert self._references is not None
+        self._references.take(loaded)
+        if any(index not in self._inputs for index in self._references.missing()):
+            self.restart(use_disk=False)
             return
         self.load = None
-        self.num_prefilled = self.num_cached_tokens = self._holds.num_cached_tokens
+        self.num_prefilled = self.num_cached_tokens = self._references.num_cached_tokens
         self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
 
-    def prepare_again(self) -> None:
-        """Go back to WAITING, to be prepared without the disk."""
-        self.may_use_disk = False
-        self.begin_again()
-
-    def begin_again(self) -> None:
-        """Go back to WAITING; the runner has dropped what it had of it."""
-        self.release_holds()
+    def restart(self, *, use_disk: bool = True) -> None:
+        """Go back to WAITING; the runner has dropped what it had. May give up the disk for good."""
+        self.release_references()
+        self.may_use_disk &= use_disk
         self.load, self.transient_bytes, self.is_known_to_runner = None, 0, False
         self.num_prefilled = self.num_cached_tokens = 0
         self.move_to(State.WAITING)
 
-    def begin_answer(self) -> None:
-        """Its prompt is read."""
+    def start_decode(self) -> None:
+        """Its prompt is prefilled."""
         self.submit = None
         self.move_to(State.DECODE)
 
     def leave_queue(self) -> None:
-        """Note that the device begins with it: it waits no more."""
+        """The device begins with it: it waits no more."""
         self.has_left_queue = True
         self._stopwatch.enter(self.state, has_left_queue=True)
         self.deadlines.begin()
 
     def rematch_prefix(self) -> None:
         """Look again how much of the prompt is cached by now, before its prefill begins."""
-        if self._holds is not None and self._holds.rematch_prefix():
-            self.num_prefilled = self.num_cached_tokens = self._holds.num_cached_tokens
-            self._note_encoded()
+        if self._references is not None and self._references.rematch_prefix():
+            self.num_prefilled = self.num_cached_tokens = self._references.num_cached_tokens
+            self._end_encoding()
 
     def cut_prefix(self, length: int) -> None:
         """Begin its prefill after no more than so many tokens; see `CacheHolds.cut_prefix`."""
-        assert self._holds is not None
-        self._holds.cut_prefix(length)
-        self.num_prefilled = self.num_cached_tokens = self._holds.num_cached_tokens
+        assert self._references is not None
+        self._references.cut_prefix(length)
+        self.num_prefilled = self.num_cached_tokens = self._references.num_cached_tokens
 
     def next_encode(self) -> EncodeWork | None:
         """The next of its media to encode; None if all are encoded, or found in a cache by now."""
-        assert self._holds is not None
-        for index in self._holds.missing():
-            if not self._holds.lease_features(index):
+        assert self._references is not None
+        for index in self._references.missing():
+            if not self._references.lease_features(index):
                 return EncodeWork(self.request_id, index, self.prompt, self._inputs[index])
-        self._note_encoded()
+        self._end_encoding()
         return None
 
     def media_to_encode(self) -> Iterator[EncodeWork]:
-        """Its media that are to be encoded, in order, up to one that a cache has by now."""
-        assert self._holds is not None
-        for index in self._holds.missing():
-            if self._holds.is_in_memory(index):
+        """Encodes of its media, in order, up to one that a cache has by now."""
+        assert self._references is not None
+        for index in self._references.missing():
+            if self._references.is_in_memory(index):
                 return
             yield EncodeWork(self.request_id, index, self.prompt, self._inputs[index])
 
     def add_features(self, index: int, lease: Lease[EncodedImage]) -> None:
-        """The media of span `index` are encoded."""
-        assert self._holds is not None
+        """Take over the features of span `index`, which was encoded."""
+        assert self._references is not None
         self.num_encoded += 1
-        self._holds.add_features(index, lease)
+        self._references.add_features(index, lease)
         self._inputs.pop(index, None)
-        self._note_encoded()
+        self._end_encoding()
 
     def start_in_runner(self) -> NewRequest:
-        """All that the runner needs; `release_holds` once it has copied that."""
-        assert self._holds is not None
+        """The request as the runner needs it; `release_references` once that is copied."""
+        assert self._references is not None
+        self.leave_queue()
         self.is_known_to_runner = True
         return NewRequest(
-            self.request_id, self.prompt, self.sampling, self._holds.prefix, self._holds.features
+            self.request_id,
+            self.prompt,
+            self.sampling,
+            self._references.prefix,
+            self._references.features,
         )
 
     def append_token(
         self, seq: SeqId, token_id: int, eos_token_ids: frozenset[int]
     ) -> Sequence[Piece]:
-        """What a token of `seq` brings; the last choice to end finishes the request."""
+        """The pieces of an answer that a token of `seq` completes.
+
+        The last choice to end finishes the request.
+        """
         choice = self.choices[seq.choice]
         pieces = choice.append_token(token_id, eos_token_ids, self.max_tokens)
         if choice.finish_reason is not None:
@@ -299,13 +319,21 @@ class Request:
                 self.move_to(State.FINISHED_ANSWERED)
         return pieces
 
-    def release_holds(self) -> None:
-        """Release what only a prefill needs: pixels, features, the cached prefix."""
-        holds, self._holds = self._holds, None
-        self._inputs = {}
-        if holds is not None:
-            holds.release()
+    def end(self, state: State) -> None:
+        """Move it to `state`, an end; cancel what is under way, and release what it refers to."""
+        if self.state is not state:
+            self.move_to(state)
+        if self.cancellation is not None:
+            self.cancellation.cancel()
+        self.release_references()
 
-    def _note_encoded(self) -> None:
+    def release_references(self) -> None:
+        """Release what only a prefill needs: pixels, features, the cached prefix."""
+        references, self._references = self._references, None
+        self._inputs = {}
+        if references is not None:
+            references.release()
+
+    def _end_encoding(self) -> None:
         if self.state is State.ENCODING and not self.spans_to_encode:
             self.move_to(State.PREFILL)

@@ -1,8 +1,11 @@
-"""The states of a request and the legal moves between them."""
+"""The states of a request, the legal moves between them, and how long each phase lasts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
+
+from vlm_server.protocol import Phase, PhaseName, Timeline
 
 
 class State(Enum):
@@ -71,3 +74,43 @@ def check_transition(old: State, new: State) -> None:
     """Raises IllegalTransition unless a request may move from `old` to `new`."""
     if new not in TRANSITIONS[old]:
         raise IllegalTransition(f"{old.name} -> {new.name}")
+
+
+_PHASES: dict[State, PhaseName] = {
+    State.PREPARING: "prepare",
+    State.LOADING: "load",
+    State.ENCODING: "encode",
+    State.PREFILL: "prefill",
+    State.DECODE: "decode",
+}
+_OF_THE_DEVICE = frozenset({State.LOADING, State.ENCODING, State.PREFILL})
+
+
+class Stopwatch:
+    """Times of the phases of a request; each begins where the one before it ends."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock`: in seconds, never backwards."""
+        self.began_at = self._since = clock()
+        self._clock = clock
+        self._phase: PhaseName = "queue"
+        self._phases: list[Phase] = []
+
+    def enter(self, state: State, *, has_left_queue: bool) -> None:
+        """The request is in `state` from now on. One that has ended stays in its last phase.
+
+        Until the device begins with it, it is in the queue, whatever its state.
+        """
+        if state.is_finished:
+            return
+        waits = state in _OF_THE_DEVICE and not has_left_queue
+        phase = "queue" if waits else _PHASES.get(state, "queue")
+        if phase != self._phase:
+            now = self._clock()
+            self._phases.append(Phase(self._phase, now - self._since))
+            self._phase, self._since = phase, now
+
+    def read(self) -> Timeline:
+        """All phases so far; the last one ends now."""
+        last = Phase(self._phase, self._clock() - self._since)
+        return Timeline(self.began_at, (*self._phases, last))

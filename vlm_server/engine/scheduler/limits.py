@@ -1,4 +1,4 @@
-"""What one model on one machine allows a request."""
+"""The limits that one model on one machine sets to requests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MOST_SEQS = 256
 
 
 def suitable_num_seqs(free_bytes: int, seq_bytes: int) -> int:
-    """How many sequences, which take `seq_bytes` each, may decode together in `free_bytes`.
+    """How many sequences of `seq_bytes` each may decode together in `free_bytes`.
 
-    Half of that is for them: when one joins, those that run are copied. It is no promise: each
-    request is admitted by what it really needs.
+    Half of the memory is for them: when one joins, those that run are copied. It is no promise:
+    each request is admitted by what it really needs.
     """
     return max(_LEAST_SEQS, min(_MOST_SEQS, free_bytes // 2 // max(1, seq_bytes)))
 
@@ -41,14 +41,14 @@ class SchedulerConfig:
     default_temperature: float
     default_top_p: float
     formats: Formats = NO_FORMATS
-    """How the model writes tool calls and thoughts."""
+    """How the model writes tool calls and reasoning."""
     max_images_per_encode: int = 1
     """1 for a model that takes one image, or frame group of a video, at a time."""
     max_prompts_per_prefill: int = 1
     """1 for a model whose layers do not all only append."""
 
     def refusal(self, sampling: SamplingParams) -> RequestError | None:
-        """Why `sampling` can't be obeyed here, if it can't."""
+        """The error of sampling parameters that can't be obeyed here; None if they can."""
         if any(not 0 <= token_id < self.vocabulary_size for token_id in sampling.logit_bias):
             last = self.vocabulary_size - 1
             message = f"This model's token ids run from 0 to {last}; the bias names another one."
@@ -71,7 +71,7 @@ class SchedulerConfig:
         )
 
     def room_for_answer(self, prompt: PreparedPrompt, max_tokens: int | None) -> int:
-        """Tokens that an answer may have: at most `max_tokens`, and what the context has room for.
+        """The most tokens of an answer: `max_tokens`, or what the context has room for.
 
         Raises ContextLengthExceeded if that is nothing.
         """

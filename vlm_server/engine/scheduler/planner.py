@@ -1,25 +1,23 @@
 """Plans each step: what is prepared, read from disk, encoded, prefilled and decoded in it.
 
-Asks the queues, the arbiter, the batchers and admission, in the order in which requests are served,
-and changes requests as the plan says. What the plan brought is for the scheduler.
+Asks the orders, the batchers and admission, which only read requests, and starts the work: moves
+requests on as the plan says. What becomes of the work is for the scheduler, which reports it here.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduler.arbiter import EncoderPrefillArbiter
-from vlm_server.engine.scheduler.batching.chunk_sizer import ChunkSizer
-from vlm_server.engine.scheduler.batching.encode_batcher import EncodeBatcher
-from vlm_server.engine.scheduler.batching.prefill_batcher import PrefillBatcher
-from vlm_server.engine.scheduler.disk_queue import DiskQueue
+from vlm_server.engine.scheduler.batching import EncodeBatcher, PrefillBatcher
+from vlm_server.engine.scheduler.device_order import DeviceOrder
 from vlm_server.engine.scheduler.limits import SchedulerConfig
-from vlm_server.engine.scheduler.preparer_queue import PreparerQueue
+from vlm_server.engine.scheduler.preparer_order import PreparerOrder
 from vlm_server.engine.scheduler.requests import Requests
+from vlm_server.engine.scheduler.sizing import ChunkSizer
 from vlm_server.errors import OutOfMemory, RequestError, StepTooLong
 from vlm_server.interfaces import (
     EncodeWork,
@@ -35,11 +33,12 @@ from vlm_server.interfaces import (
 
 
 class Planner:
-    """A step decodes every running sequence and prefills one chunk of one prompt.
+    """Plans steps that decode every running sequence and prefill one chunk of one prompt.
 
-    Or several short prompts, where that was measured to be sooner (`PrefillBatcher`).
-    `FairQueue` decides whose: the first one's, and every other time the shortest of the others.
-    First is who came first; of several clients' requests, those whose turn it is (`ClientQueue`).
+    Or of several short prompts, where that was measured to be sooner (`PrefillBatcher`). Whose
+    chunk it is, `DeviceOrder` decides: the first request's, and every other time the shortest's of
+    the others. The order of requests is that of their arrival; those of several clients take turns
+    (`Requests`).
 
     The sequences of a request join the batch together, so it waits until there is room for all of
     them, and those after it wait for it.
@@ -50,28 +49,29 @@ class Planner:
         config: SchedulerConfig,
         requests: Requests,
         admission: Admission,
-        tokens_beside: Callable[[PreparedPrompt, int], int],
+        piggyback_tokens: Callable[[PreparedPrompt, int], int],
         clock: Callable[[], float],
     ) -> None:
         """`requests` are those that are tracked: it adds and removes none.
 
-        `tokens_beside`: see `ports.Runner.tokens_beside`.
+        `piggyback_tokens`: see `interfaces.Runner.tokens_beside`.
         """
         self._requests = requests
         self._admission = admission
-        self._tokens_beside = tokens_beside
+        self._piggyback_tokens = piggyback_tokens
         self._max_chunk_tokens = config.prefill_chunk_tokens
         self._chunk_sizer = ChunkSizer(config.max_step_seconds, config.prefill_chunk_tokens)
-        self._arbiter = EncoderPrefillArbiter(requests, config.max_num_seqs)
-        self._encode_batcher = EncodeBatcher(config, requests, self._arbiter, admission)
-        self._prefill_batcher = PrefillBatcher(config, requests, self._arbiter, admission)
+        self._encode_batcher = EncodeBatcher(config, requests, admission)
+        self._prefill_batcher = PrefillBatcher(config, requests, admission)
+        self._preparer_order = PreparerOrder(config.max_preparing, config.max_num_seqs, clock)
+        self._device_order = DeviceOrder(requests, config.max_num_seqs)
+        self._loading: str | None = None
+        """The request that the disk reader reads for; it may have ended."""
         self._encodes_beside = False
         """Whether the encode under way began beside a prompt's chunk."""
-        self._preparer_queue = PreparerQueue(config.max_preparing, config.max_num_seqs, clock)
-        self._disk_queue = DiskQueue()
 
     def plan(self, finished_seqs: tuple[SeqId, ...], *, is_draining: bool) -> SchedulerOutput:
-        """All that the next step does, and what the runner drops: `finished_seqs`, which ended."""
+        """The next step. finished_seqs: ended sequences, which the runner drops with it."""
         # Before preparing: it may send a request back to be prepared again.
         refused = self._admit_waiting(some_are_ending=bool(finished_seqs))
         prepare = self._start_preparing()
@@ -79,18 +79,8 @@ class Planner:
         encode = self._start_encode(beside=None)
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.
         decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
-        request = self._arbiter.next_to_prefill()
-        new: tuple[NewRequest, ...] = ()
-        prefill, prefill_with = None, tuple[PrefillWork, ...]()
-        encode_next: tuple[EncodeWork, ...] = ()
-        if request is not None:
-            others = self._prefilled_with(request, others_decode=bool(decode))
-            if not request.is_known_to_runner:
-                new = tuple(map(self._new_request, (request, *others)))
-            prefill = self._next_chunk(request, 0 if others else len(decode))
-            prefill_with = tuple(self._next_chunk(one, num_decoding=0) for one in others)
-            if prefill.is_last and request.has_uncached_media:
-                encode_next = self._start_encode(beside=request)
+        new, prefills = self._start_prefills(num_decoding=len(decode))
+        encode_next = self._start_encode_beside(prefills)
         requests = self._requests.values()
         return SchedulerOutput(
             prepare=prepare,
@@ -100,8 +90,8 @@ class Planner:
             finished_seqs=finished_seqs,
             new=new,
             decode=decode,
-            prefill=prefill,
-            prefill_with=prefill_with,
+            prefill=prefills[0] if prefills else None,
+            prefill_with=prefills[1:],
             refused=refused,
             has_requests=bool(requests),
             waits_for_memory=any(r.state is State.WAITING_FOR_MEMORY for r in requests),
@@ -110,68 +100,54 @@ class Planner:
             is_idle=not (self.num_tracked or finished_seqs),
         )
 
-    # ---- what became of plans --------------------------------------------------------
+    # ---- reports of what became of plans ---------------------------------------------
 
-    def note(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Let the next chunks be chosen by what these took."""
+    def record(self, plan: SchedulerOutput, result: StepResult) -> None:
+        """Learn from what a step's prefills took: the next ones are sized by it."""
         for work in plan.prefills:
             if isinstance(result.failures.get(work.request_id), OutOfMemory | StepTooLong):
-                self._chunk_sizer.note_failure(work.num_tokens)
+                self._chunk_sizer.record_failure(work.num_tokens)
         seconds = result.prefill_seconds
         if seconds is None:
             return
         works = [work for work in plan.prefills if work.request_id in self._requests]
         if len(works) == 1 and works[0].request_id not in result.failures:
-            self._chunk_sizer.note(works[0].num_tokens, seconds, works[0].start)
-        if plan.new and works and works[0].is_last:
-            self._prefill_batcher.note(
+            self._chunk_sizer.record(works[0].num_tokens, seconds, works[0].start)
+        is_whole = plan.new and works and works[0].is_last
+        if is_whole and not self._device_order.encoding:  # beside an encode a chunk takes longer
+            self._prefill_batcher.record(
                 [self._requests[work.request_id] for work in works],
                 None if result.error else seconds,
                 others_decode=bool(plan.decode),
             )
 
-    def end_prepare(self, request_id: str) -> None:
+    def finish_prepare(self, request_id: str) -> None:
         """A preparer is done with a request."""
-        self._preparer_queue.end(request_id)
+        self._preparer_order.finish(request_id)
 
-    def end_load(self) -> None:
+    def finish_load(self) -> None:
         """The disk reader is done with what it had."""
-        self._disk_queue.end()
+        self._loading = None
 
-    def end_encode(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
+    def finish_encode(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
         """The encoder is done with `works`; see `EncodeDone`."""
-        self._arbiter.end_encode()
+        self._device_order.finish_encode()
         if not self._encodes_beside:
-            self._encode_batcher.note(works, seconds)
-
-    def cancel(self, request_id: str) -> None:
-        """A request has ended: nobody waits for what is prepared or read for it."""
-        self._preparer_queue.cancel(request_id)
-        self._disk_queue.cancel(request_id)
+            self._encode_batcher.record(works, seconds)
 
     @property
     def num_tracked(self) -> int:
         """Requests that are live, being prepared, read from disk or encoded."""
-        known = self._requests.keys() | self._preparer_queue.request_ids
+        known = self._requests.keys() | self._preparer_order.request_ids
         return len(known | self._under_way)
 
     @property
     def _under_way(self) -> set[str]:
         """Requests that are read from disk or encoded; some may have ended."""
-        loading = self._disk_queue.loading
-        under_way = {work.request_id for work in self._arbiter.encoding}
-        return under_way | ({loading.request_id} if loading else set())
+        under_way = {work.request_id for work in self._device_order.encoding}
+        return under_way if self._loading is None else under_way | {self._loading}
 
     # ---- parts of a plan; each changes requests as the plan says ---------------------
-
-    def _start_preparing(self) -> tuple[PrepareWork, ...]:
-        work = []
-        for request in self._preparer_queue.next(self._requests.values()):
-            request.move_to(State.PREPARING)
-            assert request.submit is not None
-            cancellation = self._preparer_queue.start(request)
-            work.append(PrepareWork(request.submit, cancellation, request.may_use_disk))
-        return tuple(work)
 
     def _admit_waiting(self, *, some_are_ending: bool) -> dict[str, RequestError]:
         """Admit requests, in order, until one has to wait for memory; those after it wait, too.
@@ -184,7 +160,7 @@ class Planner:
         refused = dict[str, RequestError]()
         for request in list(self._requests.in_state(State.WAITING_FOR_MEMORY)):
             if not self._admission.may_load(request):
-                request.prepare_again()
+                request.restart(use_disk=False)
                 continue
             match self._admission.decide(
                 request, self._requests.admitted, some_are_ending=some_are_ending
@@ -197,45 +173,81 @@ class Planner:
                     break
         return refused
 
+    def _start_preparing(self) -> tuple[PrepareWork, ...]:
+        works = []
+        for request in self._preparer_order.next(self._requests.values()):
+            self._preparer_order.start(request)
+            works.append(request.start_prepare())
+        return tuple(works)
+
     def _start_load(self) -> LoadWork | None:
-        work = self._disk_queue.start(self._requests.in_state(State.LOADING))
-        if work is not None:
-            self._requests[work.request_id].leave_queue()
-        return work
+        request = next(self._requests.in_state(State.LOADING), None)
+        if self._loading is not None or request is None:
+            return None
+        self._loading = request.request_id
+        return request.start_load()
 
     def _start_encode(self, beside: Request | None) -> tuple[EncodeWork, ...]:
-        """What the encoder should start, beside the last chunk of `beside` if there is one."""
-        while request := self._arbiter.next_to_encode(beside):
+        """Encodes to start, beside the last chunk of `beside` if there is one."""
+        while request := self._device_order.next_to_encode(beside):
             request.rematch_prefix()  # this or the next may find all that was to be encoded
-            work = request.next_encode() if request.state is State.ENCODING else None
-            if work is None:
+            first = request.next_encode() if request.state is State.ENCODING else None
+            if first is None:
                 continue
-            if beside and not self._admission.fit_together(
-                (request, beside), self._requests.admitted
-            ):
-                return ()
-            works = [work] if beside else self._encode_batcher.together(request, work)
-            self._arbiter.start_encode(works)
+            works = [first]
+            if beside is not None:
+                together = (request, beside)
+                if not self._admission.fit_together(together, self._requests.admitted):
+                    return ()
+            elif not self._device_order.texts_wait:
+                turns = self._device_order.encodes_after(request)
+                works = self._encode_batcher.batch(first, turns)
+            self._device_order.start_encode(works)
             self._encodes_beside = beside is not None
-            for request_id in {one.request_id for one in works}:
+            for request_id in {work.request_id for work in works}:
                 self._requests[request_id].leave_queue()
             return tuple(works)
         return ()
 
-    def _prefilled_with(self, request: Request, *, others_decode: bool) -> list[Request]:
-        """Whose prompts are prefilled with that of `request`; all begin alike."""
-        if request.is_known_to_runner:
-            return []
-        request.rematch_prefix()
-        together = self._prefill_batcher.together(request, others_decode=others_decode)
-        start = min(one.num_cached_tokens for one in together)
-        for one in together:
-            one.cut_prefix(start)
-        return together[1:]
+    def _start_encode_beside(self, prefills: Sequence[PrefillWork]) -> tuple[EncodeWork, ...]:
+        """Encodes to start once a step with `prefills` is launched."""
+        if not prefills or not prefills[0].is_last:
+            return ()
+        request = self._requests[prefills[0].request_id]
+        return self._start_encode(beside=request) if request.has_uncached_media else ()
 
-    def _new_request(self, request: Request) -> NewRequest:
-        request.leave_queue()
-        return request.start_in_runner()
+    def _start_prefills(
+        self, num_decoding: int
+    ) -> tuple[tuple[NewRequest, ...], tuple[PrefillWork, ...]]:
+        """Requests that are new to the runner, and the chunks that it prefills."""
+        request = self._device_order.next_to_prefill()
+        if request is None:
+            return (), ()
+        if request.is_known_to_runner:
+            return (), (self._next_chunk(request, num_decoding),)
+        batch = self._prefill_batch(request, others_decode=num_decoding > 0)
+        beside = num_decoding if len(batch) == 1 else 0
+        new = tuple(one.start_in_runner() for one in batch)
+        return new, tuple(self._next_chunk(one, beside) for one in batch)
+
+    def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
+        """`request` and those that are prefilled with it; all begin after as many tokens."""
+        request.rematch_prefix()
+        if self._device_order.encoding:
+            return [request]
+        batch = self._prefill_batcher.batch(
+            request, self._prefills_after(request), others_decode=others_decode
+        )
+        start = min(one.num_cached_tokens for one in batch)
+        for one in batch:
+            one.cut_prefix(start)
+        return batch
+
+    def _prefills_after(self, request: Request) -> Iterator[Request]:
+        """The turns after `request`, each with as much of its prompt as is cached by now."""
+        for turn in self._device_order.prefills_after(request):
+            turn.rematch_prefix()
+            yield turn
 
     def _next_chunk(self, request: Request, num_decoding: int) -> PrefillWork:
         """The next chunk of `request`, beside so many sequences that decode.
@@ -244,11 +256,11 @@ class Planner:
         It ends at a snapshot point if one comes earlier. The first one covers
         `atomic_prefill_tokens`.
         """
-        self._arbiter.start_chunk(request)
+        self._device_order.start_chunk(request)
         prompt, start = request.prompt, request.num_prefilled
         left = request.num_prefill_tokens_left
-        beside = self._tokens_beside(prompt, num_decoding) if num_decoding else 0
-        size = min(beside, self._max_chunk_tokens)
+        piggybacked = self._piggyback_tokens(prompt, num_decoding) if num_decoding else 0
+        size = min(piggybacked, self._max_chunk_tokens)
         if not size:
             size = self._chunk_sizer.chunk_tokens(left, start, others_decode=num_decoding > 0)
         end = start + min(left, size)

@@ -1,4 +1,7 @@
-"""All live requests, in the order in which they are served."""
+"""All live requests, in the order in which they are served.
+
+Start-time fair queueing (Goyal, Vin and Cheng, 1996), with the number of sequences as the cost.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,48 @@ from collections.abc import Iterator
 
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduler.client_queue import ClientQueue
 
 
 class Requests(dict[str, Request]):
-    """By id, in the order of their start tags; a client's in the order in which they came."""
+    """Requests by id, in the order of their virtual starts; a client's in the order of arrival.
+
+    Each virtual start is that of the client's request before plus its number of sequences. A client
+    that had nothing waiting comes in with whoever is next. So one that sends many waits for one
+    that sends few, and with one client the order is that of arrival.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._clients = ClientQueue()
+        self._virtual_time = 0
+        """The virtual start of the next request to be served."""
+        self._next_starts: dict[str, int] = {}
+        """The virtual start of each client's next request, where that lies ahead."""
 
-    def line_up(self, request: Request) -> None:
-        """Take `request` in, before those with a higher start tag."""
-        request.start_tag = self._clients.start_tag(
-            request.client, request.sampling.n, self.values()
-        )
-        later = [one for one in self.values() if one.start_tag > request.start_tag]
+    def enqueue(self, request: Request) -> None:
+        """Take `request` in, before those with a later virtual start."""
+        request.virtual_start = self._virtual_start(request)
+        later = [one for one in self.values() if one.virtual_start > request.virtual_start]
         self[request.request_id] = request
         for one in later:  # to the end, in their order
             self[one.request_id] = self.pop(one.request_id)
+
+    def _virtual_start(self, request: Request) -> int:
+        waiting = [one.virtual_start for one in self.values() if not one.has_left_queue]
+        latest = max([self._virtual_time, *self._next_starts.values()])
+        self._virtual_time = min(waiting, default=latest)
+        self._next_starts = {
+            client: start
+            for client, start in self._next_starts.items()
+            if start > self._virtual_time
+        }
+        start = self._next_starts.get(request.client, self._virtual_time)
+        self._next_starts[request.client] = start + request.sampling.n
+        return start
 
     def in_state(self, state: State) -> Iterator[Request]:
         return (request for request in self.values() if request.state is state)
 
     @property
     def admitted(self) -> list[Request]:
-        """Those that may hold device memory."""
+        """Requests that may hold device memory."""
         return [request for request in self.values() if request.state.is_admitted]

@@ -1,4 +1,4 @@
-"""Has each step planned, and turns what it brought into events.
+"""Takes requests in, has each step planned, and reports what it brought as events.
 
 One step, which `engine.loop` drives:
 
@@ -8,8 +8,8 @@ One step, which `engine.loop` drives:
     events   = scheduler.update(plan, result)
 
 Beside `schedule` and `update` there is only what comes in: `add`, `abort`, `prepared`, `loaded`,
-`encoded`, `drain`; and `expire`, since time passes. Nobody but it and its `planner` changes a
-request.
+`encoded`, `drain`; and `expire`, since time passes. `Planner` decides and starts the work, and the
+scheduler reports its ends; nothing else changes a request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from copy import deepcopy
+from dataclasses import replace
 
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.disk.tier import Loaded
@@ -25,8 +25,8 @@ from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import LIVE, State
-from vlm_server.engine.scheduler.answers import Answers
 from vlm_server.engine.scheduler.limits import SchedulerConfig
+from vlm_server.engine.scheduler.output_processor import OutputProcessor
 from vlm_server.engine.scheduler.planner import Planner
 from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.stats import Counts, SchedulerStats
@@ -60,9 +60,9 @@ _MOST_RETRIES = {OutOfMemory.code: 1, StepTooLong.code: 3}
 
 
 class Scheduler:
-    """Takes requests in, and says what becomes of them; `Planner` decides what they get when.
+    """The live requests, from `add` to the terminal event of each.
 
-    All calls come from the inference thread. A request is tracked from `add` to its terminal event.
+    All calls come from the inference thread.
     """
 
     def __init__(
@@ -72,28 +72,28 @@ class Scheduler:
         caches: Caches,
         admission: Admission,
         pixels_to_decode: Callable[[Submit], int],
-        tokens_beside: Callable[[PreparedPrompt, int], int],
+        piggyback_tokens: Callable[[PreparedPrompt, int], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pixels_to_decode`: of a request's images; decides who is prepared first.
+        """`pixels_to_decode`: of a request's images; decides which request is prepared first.
 
-        `tokens_beside`: see `ports.Runner.tokens_beside`.
+        `piggyback_tokens`: see `interfaces.Runner.tokens_beside`.
         """
         self._clock = clock
         self._config = config
         self._pixels_to_decode = pixels_to_decode
         self._decoder = decoder
-        self._answers = Answers(decoder, config.eos_token_ids)
+        self._output = OutputProcessor(decoder, config.eos_token_ids)
         self._caches = caches
         self._admission = admission
         self._requests = Requests()
-        self._planner = Planner(config, self._requests, admission, tokens_beside, clock)
+        self._planner = Planner(config, self._requests, admission, piggyback_tokens, clock)
         self._finished_seqs: list[SeqId] = []
         """Sequences that have ended since the last plan, and that the runner still holds."""
         self._is_draining = False
         self.reset_stats()
 
-    # ---- what comes in -------------------------------------------------------------
+    # ---- requests, and the ends of other threads' work ------------------------------
 
     def add(self, submit: Submit) -> list[Event]:
         """`Accepted`; or `Failed`, while draining or if its sampling parameters can't be served."""
@@ -105,7 +105,7 @@ class Scheduler:
         sampling = self._config.with_defaults(submit.sampling)
         request = Request(submit, sampling, self._decoder, self._clock)
         request.num_pixels = self._pixels_to_decode(submit)
-        self._requests.line_up(request)
+        self._requests.enqueue(request)
         return [Accepted(submit.request_id)]
 
     def abort(self, request_id: str) -> list[Event]:
@@ -116,14 +116,13 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return []
-        request.move_to(State.FINISHED_ABORTED)
-        self._forget(request)
+        self._end(request, State.FINISHED_ABORTED)
         return [Finished(request_id, request.usage, is_aborted=True)]
 
     def prepared(self, request_id: str, outcome: Prepared | RequestError) -> list[Event]:
         """A preparer is done with a request, which may have been aborted meanwhile."""
-        self._planner.end_prepare(request_id)
-        request = self._requests.get(request_id)
+        self._planner.finish_prepare(request_id)
+        request = self._finished_work(request_id)
         if isinstance(outcome, RequestError):
             return [] if request is None else self._fail(request, outcome)
         if request is None:
@@ -141,13 +140,13 @@ class Scheduler:
         return []
 
     def loaded(self, request_id: str, loaded: Loaded) -> None:
-        """What the disk had of a request was read; it may have been aborted meanwhile."""
-        self._planner.end_load()
-        request = self._requests.get(request_id)
+        """The disk reader is done with a request, which may have been aborted meanwhile."""
+        self._planner.finish_load()
+        request = self._finished_work(request_id)
         if request is None:
             loaded.release()
         else:
-            request.take_loaded(loaded)
+            request.add_loaded(loaded)
 
     def encoded(
         self,
@@ -156,7 +155,7 @@ class Scheduler:
         seconds: float | None,
     ) -> list[Event]:
         """The encoder is done with `works`; see `EncodeDone`."""
-        self._planner.end_encode(works, seconds)
+        self._planner.finish_encode(works, seconds)
         made = list(zip(works, outcomes, strict=True))
         failed = {work.request_id: outcome for work, outcome in made if _is_too_much(outcome)}
         retried = {name for name, error in failed.items() if self._may_retry(name, error)}
@@ -164,11 +163,11 @@ class Scheduler:
             event
             for work, outcome in made
             if not (_is_too_much(outcome) and work.request_id in retried)
-            for event in self._take_features(work, outcome)
+            for event in self._add_features(work, outcome)
         ]
 
-    def _take_features(self, work: EncodeWork, outcome: EncodedImage | RequestError) -> list[Event]:
-        """Its request may have been aborted meanwhile."""
+    def _add_features(self, work: EncodeWork, outcome: EncodedImage | RequestError) -> list[Event]:
+        """Store features, for a request that may have been aborted meanwhile."""
         request = self._requests.get(work.request_id)
         if isinstance(outcome, RequestError):
             return [] if request is None else self._fail(request, outcome)
@@ -192,46 +191,38 @@ class Scheduler:
     # ---- a step --------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
-        """All that the next step does; see `SchedulerOutput`."""
+        """The next step; see `SchedulerOutput`."""
         plan = self._planner.plan(tuple(self._finished_seqs), is_draining=self._is_draining)
         self._finished_seqs.clear()
         for new in plan.new:
-            self._counts.note_begun(self._requests[new.request_id])
+            self._counts.add_started(self._requests[new.request_id])
         return plan
 
     def update(self, plan: SchedulerOutput, result: StepResult) -> list[Event]:
-        """What a step brought: one `Tokens` for all, then terminal events."""
+        """The events of a step: one `Tokens` for all, then terminal events."""
         self._advance(plan, result)
         deltas, finished, events = list[Delta](), [], list[Event]()
         for seq in result.tokens:
             request = self._requests.get(seq.request_id)
             if request is None or seq.request_id in result.failures:
                 continue
-            deltas += self._take_tokens(request, seq, result)
+            deltas += self._append_tokens(request, seq, result)
             if request.state.is_finished:
                 finished.append(request)
         if deltas:
             events.append(Tokens(tuple(deltas)))
         for request in finished:
-            self._forget(request)
-            events.append(
-                Finished(
-                    request.request_id,
-                    request.usage,
-                    images=request.prompt.images,
-                    videos=request.prompt.videos,
-                    timeline=request.timeline,
-                )
-            )
+            self._end(request, request.state)
+            events.append(_finished(request))
         for request_id, error in [*plan.refused.items(), *result.failures.items()]:
             if request := self._requests.get(request_id):
                 events += self._fail_or_retry(request, error)
         return events
 
-    # ---- what it knows -------------------------------------------------------------
+    # ---- readings ------------------------------------------------------------------
 
     def seconds_to_deadline(self) -> float:
-        """Until `expire` will have something to do, if nothing else happens; may be infinite."""
+        """Seconds until `expire` has something to do, if nothing else happens; may be infinite."""
         deadlines = (request.deadlines.next_at for request in self._requests.values())
         return max(0.0, min(deadlines, default=math.inf) - self._clock())
 
@@ -239,7 +230,7 @@ class Scheduler:
         return SchedulerStats(
             requests={s.value: sum(1 for _ in self._requests.in_state(s)) for s in LIVE},
             num_tracked=self._planner.num_tracked + len(self._finished_seqs),
-            counts=deepcopy(self._counts),
+            counts=replace(self._counts),
             caches=self._caches.read(),
             progress=tuple(request.progress for request in self._requests.values()),
             max_num_seqs=self._config.max_num_seqs,
@@ -247,7 +238,7 @@ class Scheduler:
 
     @property
     def reserved_bytes(self) -> int:
-        """Of device memory, what running requests may still allocate."""
+        """Bytes of device memory that running requests may still allocate."""
         return self._admission.reserved_bytes(self._requests.admitted)
 
     def reset_stats(self) -> None:
@@ -257,38 +248,38 @@ class Scheduler:
     # ---- parts of an update --------------------------------------------------------
 
     def _advance(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Note the progress of the prompts whose chunks were prefilled."""
-        self._planner.note(plan, result)
+        """Move the prompts on whose chunks were prefilled."""
+        self._planner.record(plan, result)
         for chunk in plan.prefills:
             request = self._requests.get(chunk.request_id)
             if request is None:
                 continue
             if plan.new:  # the runner has copied what it needs of this request
-                request.release_holds()
+                request.release_references()
             if request.request_id in result.failures:
                 continue
             request.num_prefilled = chunk.end
             if chunk.is_last:
-                request.begin_answer()
+                request.start_decode()
 
-    def _take_tokens(self, request: Request, seq: SeqId, result: StepResult) -> list[Delta]:
-        """What a sequence's tokens bring; a choice that ends releases its sequence."""
-        deltas = self._answers.take(request, seq, result, self._clock(), self._counts)
+    def _append_tokens(self, request: Request, seq: SeqId, result: StepResult) -> list[Delta]:
+        """The deltas of a sequence's tokens; a choice that ends releases its sequence."""
+        deltas = self._output.append(request, seq, result, self._clock(), self._counts)
         if request.choices[seq.choice].finish_reason is not None:
             self._finished_seqs.append(seq)
         return deltas
 
     def _fail_or_retry(self, request: Request, error: RequestError) -> list[Event]:
-        """A prompt that was too much for the device is read again, in smaller chunks."""
+        """Restart a prompt that was too much for the device: the next chunks are smaller."""
         is_read = request.state is not State.PREFILL
         if is_read or not _is_too_much(error) or not self._may_retry(request.request_id, error):
             return self._fail(request, error)
         self._finished_seqs += request.seqs  # of its prompt, whoever still has it
-        request.begin_again()
+        request.restart()
         return []
 
     def _may_retry(self, request_id: str, error: object) -> bool:
-        """A few times for each request: memory may have been freed since, chunks are smaller."""
+        """Whether to try again, and count it: memory may have been freed since."""
         request = self._requests.get(request_id)
         assert isinstance(error, RequestError)
         if request is None or request.num_retries[error.code] >= _MOST_RETRIES[error.code]:
@@ -299,40 +290,48 @@ class Scheduler:
     # ---- requests ------------------------------------------------------------------
 
     def _count(self, request: Request, prepared: Prepared) -> list[Event]:
-        """End a request of which nothing but the prompt was wanted."""
+        """End a request whose prompt is all that was wanted."""
         request.set_counted(prepared)
-        self._forget(request)
+        self._end(request, request.state)
         prompt = prepared.prompt
-        token_ids = tuple(prompt.token_ids.tolist())
-        return [
-            Finished(
-                request.request_id,
-                request.usage,
-                images=prompt.images,
-                videos=prompt.videos,
-                token_ids=token_ids,
-                text=prompt.text,
-                timeline=request.timeline,
-            )
-        ]
+        return [_finished(request, tuple(prompt.token_ids.tolist()), prompt.text)]
 
     def _fail(self, request: Request, error: RequestError) -> list[Event]:
-        request.move_to(State.FINISHED_FAILED)
-        self._forget(request)
+        self._end(request, State.FINISHED_FAILED)
         return [_failed(request.request_id, error)]
 
-    def _forget(self, request: Request) -> None:
+    def _finished_work(self, request_id: str) -> Request | None:
+        """The request, if it is live, that a thread has finished its work for."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.cancellation = None
+        return request
+
+    def _end(self, request: Request, state: State) -> None:
+        """Stop tracking a request, which ends in `state`."""
+        request.end(state)
         del self._requests[request.request_id]
-        self._planner.cancel(request.request_id)
-        request.release_holds()
-        self._counts.note_ended(request)
+        self._counts.add_ended(request)
         if request.is_known_to_runner:
             self._finished_seqs += request.seqs  # even if only its prompt was begun
 
 
 def _is_too_much(outcome: object) -> bool:
-    """Whether it is an error of the device's limits, which another try may not meet."""
+    """Whether an outcome is an error of the device's limits, which another try may not meet."""
     return isinstance(outcome, OutOfMemory | StepTooLong)
+
+
+def _finished(request: Request, token_ids: tuple[int, ...] = (), text: str = "") -> Finished:
+    """The end of a request that was not aborted; with its prompt, if that is all it wanted."""
+    return Finished(
+        request.request_id,
+        request.usage,
+        images=request.prompt.images,
+        videos=request.prompt.videos,
+        token_ids=token_ids,
+        text=text,
+        timeline=request.timeline,
+    )
 
 
 def _failed(request_id: str, error: RequestError) -> Failed:

@@ -1,66 +1,55 @@
-"""What is shown of the scheduler."""
+"""The figures of the scheduler for status and metrics."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vlm_server.engine.request.request import Request
 from vlm_server.protocol import CacheStats, RequestProgress
 
 
 @dataclass(slots=True)
-class SpecCounts:
-    """What became of draft tokens.
-
-    num_drafts: drafts that steps verified, one for each sequence that had any. num_accepted_tokens:
-    of their tokens, those that are part of answers.
-    """
-
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-
-    def note(self, num_tokens: int, num_accepted: int) -> None:
-        """One draft of so many tokens."""
-        self.num_drafts += 1
-        self.num_draft_tokens += num_tokens
-        self.num_accepted_tokens += num_accepted
-
-
-@dataclass(slots=True)
 class Counts:
-    """What has been done since the last `reset_stats`.
+    """Counts since the last `reset_stats`; the names are those of `protocol.Stats`.
 
     Tool calls are those of requests that have ended.
     """
 
-    num_generated_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_tool_calls: int = 0
-    num_broken_tool_calls: int = 0
-    num_media: int = 0
-    num_cached_media: int = 0
-    spec: SpecCounts = field(default_factory=SpecCounts)
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tool_calls: int = 0
+    broken_tool_calls: int = 0
+    media_items: int = 0
+    cached_media_items: int = 0
+    spec_drafts: int = 0
+    spec_draft_tokens: int = 0
+    spec_accepted_tokens: int = 0
 
-    def note_begun(self, request: Request) -> None:
-        """The prefill of a request begins."""
+    def add_started(self, request: Request) -> None:
+        """Count a request whose prefill begins."""
         num_media = len(request.prompt.spans)
-        self.num_prompt_tokens += request.prompt.num_tokens
-        self.num_cached_tokens += request.num_cached_tokens
-        self.num_media += num_media
-        self.num_cached_media += num_media - request.num_encoded
+        self.prompt_tokens += request.prompt.num_tokens
+        self.cached_tokens += request.num_cached_tokens
+        self.media_items += num_media
+        self.cached_media_items += num_media - request.num_encoded
 
-    def note_ended(self, request: Request) -> None:
-        """A request has ended, however."""
+    def add_draft(self, num_tokens: int, num_accepted: int) -> None:
+        """Count a draft that a step verified, and its tokens that are part of the answer."""
+        self.spec_drafts += 1
+        self.spec_draft_tokens += num_tokens
+        self.spec_accepted_tokens += num_accepted
+
+    def add_ended(self, request: Request) -> None:
+        """Count a request that has ended, however."""
         for choice in request.choices:
-            self.num_tool_calls += choice.num_tool_calls
-            self.num_broken_tool_calls += choice.num_broken_tool_calls
+            self.tool_calls += choice.num_tool_calls
+            self.broken_tool_calls += choice.num_broken_tool_calls
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """What `/v1/status` and `/metrics` show of the scheduler.
+    """A reading of the scheduler for `/v1/status` and `/metrics`.
 
     requests: how many there are in each live state. max_num_seqs: how many sequences may decode
     together. num_tracked: everything that is remembered of any request; 0 when idle.

@@ -33,7 +33,7 @@ def in_decode(request: Request, max_tokens: int) -> Request:
     request.set_prepared(prepared(prompt()), max_tokens)
     request.admit(transient_bytes=0)
     assert request.submit is not None, "the device may have to read it again"
-    request.begin_answer()
+    request.start_decode()
     return request
 
 
@@ -154,8 +154,8 @@ def test_what_it_holds_in_caches_is_released_once():
     request.move_to(State.PREPARING)
     request.set_prepared(made, 1)
     assert caches.features.read().pinned_bytes == 8
-    request.release_holds()
+    request.release_references()
     assert caches.features.read().pinned_bytes == 0
-    request.release_holds()  # the request itself may be released at its first chunk, and at its end
+    request.release_references()  # it may be released at its first chunk, and at its end
     with pytest.raises(RuntimeError, match="released twice"):
         made.holds.release()

@@ -222,7 +222,7 @@ def test_pixels_are_dropped_with_their_encode_and_cache_holds_with_the_first_chu
     assert engine.request("a")._inputs
     engine.step_until(lambda: bool(engine.runner.prefills))
     assert not engine.request("a")._inputs
-    assert engine.request("a")._holds is None
+    assert engine.request("a")._references is None
 
 
 def test_videos_take_one_preparer_and_leave_the_others_to_others():

@@ -71,7 +71,7 @@ class Watched(Scheduler):
 
     def schedule(self) -> SchedulerOutput:
         plan = super().schedule()
-        is_encoding = bool(self._planner._arbiter.encoding) and not plan.encode_next
+        is_encoding = bool(self._planner._device_order.encoding) and not plan.encode_next
         prompts = [r for r in self._requests.values() if r.state is State.PREFILL]
         ready = [r for r in prompts if not (r.has_uncached_media and is_encoding)]
         if ready:
@@ -370,8 +370,8 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def everything_is_tracked_once(self) -> None:
         released = len(self.engine.scheduler._finished_seqs)
-        encoding = self.engine.scheduler._planner._arbiter.encoding
-        elsewhere = self.engine.scheduler._planner._preparer_queue.request_ids
+        encoding = self.engine.scheduler._planner._device_order.encoding
+        elsewhere = self.engine.scheduler._planner._preparer_order.request_ids
         elsewhere |= {work.request_id for work in encoding}
         assert self.engine.num_tracked == len(self.tracked.keys() | elsewhere) + released
 

@@ -86,8 +86,8 @@ def test_media_are_counted_and_those_that_nobody_had_to_encode() -> None:
         engine.add_prepared(name, prompt(name, images))
         engine.run()
     counts = engine.scheduler.read().counts
-    assert (counts.num_media, counts.num_cached_media) == (7, 4)
+    assert (counts.media_items, counts.cached_media_items) == (7, 4)
     assert len(engine.encoder.done) == 3
     engine.scheduler.reset_stats()
     counts = engine.scheduler.read().counts
-    assert (counts.num_media, counts.num_cached_media) == (0, 0)
+    assert (counts.media_items, counts.cached_media_items) == (0, 0)

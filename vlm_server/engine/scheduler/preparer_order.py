@@ -1,14 +1,13 @@
-"""Which requests a preparer thread takes next, and which ones have one."""
+"""The order in which preparer threads take requests, and how many at once."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduler.client_turns import ClientTurns
-from vlm_server.platform.child.cancellation import Cancellation
 
 _MOST_READY = 16
 """Requests that are prepared and do not decode yet: their pixels take the machine's memory."""
@@ -17,7 +16,10 @@ COSTLY_PIXELS = 16_000_000
 
 
 class _Kind(enum.Enum):
-    """What is limited by itself. A request with media is of several kinds; its schema adds none."""
+    """A kind of request with a limit of its own.
+
+    A request with media is of several kinds; its schema adds none.
+    """
 
     TEXT = "neither media nor a schema"
     MEDIA = "media, whatever they cost"
@@ -27,21 +29,43 @@ class _Kind(enum.Enum):
     SCHEMA = "a schema, and no media"
 
 
-class PreparerQueue:
-    """Limits how many requests are prepared at once. Changes no request.
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A preparation that a thread has, since when, and what it counts as."""
+
+    client: str
+    kinds: frozenset[_Kind]
+    since: float
+
+
+@dataclass(slots=True)
+class _Share:
+    """A client's share of the threads: the seconds of its preparations that are done."""
+
+    seconds: float
+    is_turn_of_cheapest: bool = False
+
+
+class PreparerOrder:
+    """Limits how many requests are prepared at once, and chooses them. Changes no request.
 
     Requests with media or a schema are prepared only as far ahead as they can be used soon, since
     pixels and grammars take memory; texts take little, and may overtake them. Costly requests never
-    take all threads, and only one video is prepared at a time. Clients take turns (`ClientTurns`).
-    Among a client's requests with media or a schema, the oldest and the one with the fewest pixels,
-    or the shortest schema, are chosen alternately, so that none waits for ever. An aborted request
-    keeps its thread until that is done.
+    take all threads, and only one video is prepared at a time. An aborted request keeps its thread
+    until that is done.
+
+    The next client is the one that has had the threads for the shortest time, since nobody knows
+    how long a preparation will take. So a client whose schemas take seconds waits for one whose
+    schemas do not, which waits for the preparations under way at most. A client that had nothing
+    comes in with whoever was last. Among a client's requests with media or a schema, the oldest and
+    the cheapest are chosen alternately, so that none waits for ever.
     """
 
     def __init__(self, max_preparing: int, max_ready: int, clock: Callable[[], float]) -> None:
         """max_preparing: how many of each kind are prepared at once; with 1, a cheap one may still
         be prepared beside a costly one. max_ready: how many more with media or a schema may be
-        waiting or decoding; of those that do not decode yet, at most `_MOST_READY`.
+        waiting or decoding; of those that do not decode yet, at most `_MOST_READY`. clock: in
+        seconds, never backwards.
         """
         max_costly = max(max_preparing - 1, 1)
         self._most = dict.fromkeys(_Kind, max_preparing) | {
@@ -51,23 +75,30 @@ class PreparerQueue:
         }
         self._most_begun = max_preparing + max_ready
         self._most_undecoded = max_preparing + min(max_ready, _MOST_READY)
-        self._preparing: dict[str, frozenset[_Kind]] = {}
-        self._cancellations: dict[str, Cancellation] = {}
-        self._clients: dict[str, str] = {}
-        self._turns = ClientTurns(clock)
+        self._clock = clock
+        self._started: dict[str, _Started] = {}
+        """By request id."""
+        self._shares: dict[str, _Share] = {}
+        """By client: of those that wait or have a thread."""
+        self._virtual_time = 0.0
+        """The seconds that the last client had had when its turn came; never falls."""
 
     @property
     def request_ids(self) -> frozenset[str]:
         """Of the requests that a thread has."""
-        return frozenset(self._cancellations)
+        return frozenset(self._started)
 
     def next(self, requests: Iterable[Request]) -> list[Request]:
-        """Those that a thread should take now: `start` each. `requests`: all, by their turns."""
+        """Requests that a thread should take now: `start` each. `requests`: all, in their order."""
         tracked = list(requests)
         waiting = [request for request in tracked if request.state is State.WAITING]
         if not waiting:
             return []
-        self._turns.wait([request.client for request in waiting])
+        clients = {request.client for request in waiting}
+        clients |= {one.client for one in self._started.values()}
+        self._shares = {
+            client: self._shares.get(client) or _Share(self._virtual_time) for client in clients
+        }
         rooms = self._rooms([r for r in tracked if r.state is not State.WAITING])
         taken = list[Request]()
         while able := _able(waiting, rooms):
@@ -78,27 +109,26 @@ class PreparerQueue:
                 rooms[kind] -= 1
         return taken
 
-    def start(self, request: Request) -> Cancellation:
-        """A thread takes `request`; what tells it to stop."""
-        self._preparing[request.request_id] = _kinds(request)
-        self._clients[request.request_id] = request.client
-        self._turns.begin(request.request_id, request.client)
-        cancellation = self._cancellations[request.request_id] = Cancellation()
-        return cancellation
+    def start(self, request: Request) -> None:
+        """A thread takes `request`."""
+        client = request.client
+        self._virtual_time = max(self._virtual_time, self._seconds(client))
+        self._started[request.request_id] = _Started(client, _kinds(request), self._clock())
 
-    def cancel(self, request_id: str) -> None:
-        """Nobody waits for it any more. One that no thread has is no error."""
-        if cancellation := self._cancellations.get(request_id):
-            cancellation.cancel()
-
-    def end(self, request_id: str) -> None:
+    def finish(self, request_id: str) -> None:
         """The thread is done with a request."""
-        del self._cancellations[request_id], self._preparing[request_id]
-        self._turns.end(request_id, self._clients.pop(request_id))
+        done = self._started.pop(request_id)
+        self._shares[done.client].seconds += self._clock() - done.since
+
+    def _seconds(self, client: str) -> float:
+        """Seconds for which a client has had threads, until now."""
+        now = self._clock()
+        under_way = [now - one.since for one in self._started.values() if one.client == client]
+        return self._shares[client].seconds + sum(under_way)
 
     def _rooms(self, begun: list[Request]) -> dict[_Kind, int]:
         """How many more of each kind may be prepared; `begun` are those that were, or are."""
-        preparing = list(self._preparing.values())
+        preparing = [one.kinds for one in self._started.values()]
         rooms = {kind: most - _count(kind, preparing) for kind, most in self._most.items()}
         undecoded = [request for request in begun if request.state is not State.DECODE]
         bounds = ((begun, self._most_begun), (undecoded, self._most_undecoded))
@@ -109,17 +139,20 @@ class PreparerQueue:
         return rooms
 
     def _choose(self, able: list[Request]) -> Request:
-        client = self._turns.next([request.client for request in able])
+        client = min((request.client for request in able), key=self._seconds)
         own = [request for request in able if request.client == client]
-        oldest = own[0]
+        oldest, share = own[0], self._shares[client]
         kind = next((k for k in (_Kind.MEDIA, _Kind.SCHEMA) if k in _kinds(oldest)), None)
-        if kind is None or not self._turns.takes_cheapest(client):
+        if kind is None:
             return oldest
-        return min((request for request in own if kind in _kinds(request)), key=_cost)
+        is_turn_of_cheapest = share.is_turn_of_cheapest
+        share.is_turn_of_cheapest = not is_turn_of_cheapest
+        alike = [request for request in own if kind in _kinds(request)]
+        return min(alike, key=_cost) if is_turn_of_cheapest else oldest
 
 
 def _able(waiting: list[Request], rooms: dict[_Kind, int]) -> list[Request]:
-    """Those that there is room for, in order."""
+    """Waiting requests that there is room for, in order."""
     return [one for one in waiting if all(rooms[kind] > 0 for kind in _kinds(one))]
 
 

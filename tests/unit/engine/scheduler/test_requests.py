@@ -121,4 +121,4 @@ def test_nothing_is_remembered_of_clients_that_are_gone() -> None:
     for number in range(50):
         add(engine, f"client {number}", f"r{number}")
         engine.run()
-    assert len(engine.scheduler._requests._clients._next) <= 1
+    assert len(engine.scheduler._requests._next_starts) <= 1

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm_server.engine.scheduler.fair_queue import FairQueue, Waiting
+from tests.unit.engine.driver import Engine
+from vlm_server.engine.scheduler.device_order import Waiting, fair_turn
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Queue:
     """Jobs in the order in which they came; one unit of one of them is done in a turn."""
 
     def __init__(self) -> None:
-        self.turns = FairQueue()
+        self.last: str | None = None
         self.jobs: list[Job] = []
         self.done: list[str] = []
 
@@ -32,9 +33,8 @@ class Queue:
 
     def turn(self, room: int = 2) -> str | None:
         waiting = [Waiting(job.name, job.left, job.is_begun, job.num_seqs) for job in self.jobs]
-        name = self.turns.next(waiting, room)
-        if name:
-            self.turns.took(name)
+        name = fair_turn(waiting, self.last, room)
+        self.last = name or self.last
         for job in [job for job in self.jobs if job.name == name]:
             job.left, job.is_begun = job.left - 1, True
             if not job.left:
@@ -78,22 +78,23 @@ def test_the_shortest_goes_first_but_what_was_begun_is_finished():
 
 
 def test_who_could_not_go_on_for_a_while_is_still_the_oldest():
-    turns = FairQueue()
     young = [Waiting("b", 500, is_begun=True, num_seqs=1), Waiting("c", 400, True, num_seqs=1)]
-    turns.took("b")
     old = Waiting("a", 900, is_begun=False, num_seqs=1)
-    assert turns.next(young, room=4) == "c"
-    assert turns.next([old, *young], room=4) == "a"
-    turns.took("a")
-    assert turns.next([old, *young], room=4) == "c"
-    assert turns.next([old, *young], room=2) != "a", "its row is another's"
+    assert fair_turn(young, "b", room=4) == "c"
+    assert fair_turn([old, *young], "b", room=4) == "a"
+    assert fair_turn([old, *young], "a", room=4) == "c"
+    assert fair_turn([old, *young], "a", room=2) != "a", "its row is another's"
 
 
 def test_asking_takes_no_turn():
-    made = queue(a=5, b=1)
-    made.turn()
-    waiting = [Waiting("a", 4, is_begun=True, num_seqs=1), Waiting("b", 1, False, num_seqs=1)]
-    assert {made.turns.next(waiting, room=2) for _ in range(5)} == {"b"}
+    engine = Engine(prefill_chunk_tokens=2)
+    engine.add("long", text="x" * 40)
+    engine.add("short", text="x" * 20)
+    engine.step_until(lambda: len(engine.chunks) == 4)
+    asked = [engine.scheduler._planner._device_order.next_to_prefill() for _ in range(5)]
+    assert {request.request_id for request in asked if request} == {"long"}
+    engine.run()
+    assert [name for name, _, _ in engine.chunks[:9]] == ["long", "short"] * 4 + ["long"]
 
 
 def test_without_room_for_two_the_oldest_is_finished_first():

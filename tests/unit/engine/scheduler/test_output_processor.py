@@ -59,7 +59,7 @@ def say(engine: Engine, **sampling: object) -> tuple[list[tuple[str, ...]], str 
 
 def counts(engine: Engine) -> tuple[int, int]:
     stats = engine.scheduler.read()
-    return stats.counts.num_tool_calls, stats.counts.num_broken_tool_calls
+    return stats.counts.tool_calls, stats.counts.broken_tool_calls
 
 
 def test_thoughts_text_and_calls_come_apart():
@@ -124,7 +124,7 @@ def test_one_call_ends_the_choice_where_no_more_may_follow():
         assert of_choice[-1].finish_reason == "tool_calls"
     assert engine.ended == ["a"]
     assert engine.is_clean()
-    assert engine.scheduler.read().counts.num_generated_tokens == 2 * len(DECODER.encode(CALL)) + 1
+    assert engine.scheduler.read().counts.generated_tokens == 2 * len(DECODER.encode(CALL)) + 1
 
 
 def test_a_forced_call_is_streamed():
@@ -165,7 +165,7 @@ def test_other_control_tokens_are_not_shown_either():
 def test_the_end_token_may_be_the_end_mark():
     end = DECODER.encode("</tool_call>")
     engine = engine_saying("")
-    engine.scheduler._answers._eos_token_ids = frozenset(end)
+    engine.scheduler._output._eos_token_ids = frozenset(end)
     engine.runner.answer = lambda *_: DECODER.encode(CALL)
     assert say(engine) == ([LOOK], "tool_calls")
 
@@ -226,7 +226,7 @@ def test_a_request_that_is_prepared_again_is_read_once():
     assert request.submit is not None
     engine.scheduler.prepared("a", outcome(request.submit))
     request.submit = engine.preparers.works["a"].submit
-    request.prepare_again()
+    request.restart(use_disk=False)
     engine.preparers.outcome = outcome
     engine.run()
     assert merged(pieces_in(deltas(engine.events))) == [("text", "a"), LOOK]

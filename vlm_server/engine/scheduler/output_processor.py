@@ -1,4 +1,4 @@
-"""Turns the tokens that a step brought into what clients are told."""
+"""Turns the tokens that a step sampled into the deltas that clients get."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from vlm_server.interfaces import SeqId, StepResult, TokenLogprobs
 from vlm_server.protocol import Delta
 
 
-class Answers:
-    """Appends tokens to their requests, up to the end of each choice."""
+class OutputProcessor:
+    """Appends sampled tokens to their requests, up to the end of each choice."""
 
     def __init__(self, decoder: Decoder, eos_token_ids: frozenset[int]) -> None:
         self._decoder = decoder
         self._eos_token_ids = eos_token_ids
 
-    def take(
+    def append(
         self, request: Request, seq: SeqId, result: StepResult, now: float, counts: Counts
     ) -> list[Delta]:
-        """What the tokens of a sequence bring; those after the end of its choice are dropped."""
+        """The deltas of a sequence's tokens; those after the end of its choice are dropped."""
         request.deadlines.take_token(now)
         token_ids, deltas = result.tokens[seq], list[Delta]()
         found: Sequence[TokenLogprobs | None]
@@ -33,20 +33,20 @@ class Answers:
         choice = request.choices[seq.choice]
         num_before = choice.num_generated
         for token_id, logprob in zip(token_ids, found, strict=True):
-            deltas += self._take_token(request, seq, token_id, logprob)
+            deltas += self._append_token(request, seq, token_id, logprob)
             if choice.finish_reason is not None:
                 break
-        num_taken = choice.num_generated - num_before
-        counts.num_generated_tokens += num_taken
+        num_appended = choice.num_generated - num_before
+        counts.generated_tokens += num_appended
         if drafts := result.drafts.get(seq):
-            num_others = len(token_ids) - drafts.num_accepted - 1  # drawn before the first draft
-            num_accepted = min(max(num_taken - num_others, 0), drafts.num_accepted)
+            num_others = len(token_ids) - drafts.num_accepted - 1  # sampled before the first draft
+            num_accepted = min(max(num_appended - num_others, 0), drafts.num_accepted)
             choice.num_accepted += num_accepted
             choice.num_rejected += drafts.num_drafted - num_accepted
-            counts.spec.note(drafts.num_drafted, num_accepted)
+            counts.add_draft(drafts.num_drafted, num_accepted)
         return deltas
 
-    def _take_token(
+    def _append_token(
         self, request: Request, seq: SeqId, token_id: int, logprob: TokenLogprobs | None
     ) -> list[Delta]:
         pieces = request.append_token(seq, token_id, self._eos_token_ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vlm_server.engine.scheduler.batching.encode_sizer import EncodeSizer
+from vlm_server.engine.scheduler.sizing import EncodeSizer
 
 Device = Callable[[int], float]
 
@@ -28,7 +28,7 @@ def counts(
     sizer, made = EncodeSizer(most), []
     for _ in range(times):
         made.append(sizer.at_once(TOKENS, waiting, max_seconds))
-        sizer.note(TOKENS, made[-1], device(made[-1]))
+        sizer.record(TOKENS, made[-1], device(made[-1]))
     return made
 
 
@@ -75,7 +75,7 @@ def test_none_lasts_longer_than_it_may():
 def test_pictures_of_another_size_are_measured_for_themselves():
     sizer = EncodeSizer(8)
     for count in counts(gpu):
-        sizer.note(TOKENS, count, gpu(count))
+        sizer.record(TOKENS, count, gpu(count))
     assert sizer.at_once(TOKENS - 100, 8, 1.0) == 8
     assert sizer.at_once(TOKENS * 4, 8, 1.0) == 1
     assert sizer.at_once(TOKENS // 4, 8, 1.0) == 1
@@ -85,7 +85,7 @@ def test_two_are_as_one_if_they_take_about_as_long():
     def is_as_one(device: Device, max_seconds: float = 1.0) -> bool:
         sizer = EncodeSizer(8)
         for count in (1, 1, 2, 2):
-            sizer.note(FEW_TOKENS, count, device(count))
+            sizer.record(FEW_TOKENS, count, device(count))
         return sizer.two_are_as_one(FEW_TOKENS, max_seconds)
 
     assert is_as_one(lambda count: 0.01 + 0.0005 * count)
@@ -99,13 +99,13 @@ def test_that_is_tried_no_more_than_twice():
     for _ in range(60):
         is_tried = sizer.two_are_as_one(FEW_TOKENS, 1.0)
         tried += is_tried
-        sizer.note(FEW_TOKENS, 1 + is_tried, gpu(1 + is_tried))
+        sizer.record(FEW_TOKENS, 1 + is_tried, gpu(1 + is_tried))
     assert tried == 2
 
 
 def test_two_large_ones_are_never_tried():
     sizer = EncodeSizer(8)
     for count in (1, 1, 2, 2):
-        sizer.note(257, count, 0.01)
+        sizer.record(257, count, 0.01)
     assert sizer.at_once(257, 2, 1.0) == 2
     assert not sizer.two_are_as_one(257, 1.0)

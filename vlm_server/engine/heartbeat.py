@@ -1,4 +1,4 @@
-"""What the threads beside the inference thread have to do now. Knows kinds and names, no work."""
+"""Signs of life of the threads beside the inference thread, for the watchdog."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ class _Work:
     progress: int
 
 
-class AtWork:
-    """Numbers pieces of work, so that the watchdog can tell which thread is stuck."""
+class Heartbeat:
+    """Numbers of the pieces of work that threads have: a thread whose number stays is stuck."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._begun: dict[str, dict[str, _Work]] = {}
+        self._works: dict[str, dict[str, _Work]] = {}
         """By kind of thread: each piece of work, by its name."""
 
-    def begin(self, kind: str, name: str, read_progress: Callable[[], int] = lambda: 0) -> None:
-        """A piece of work is begun; each time that `read_progress` has changed it counts as new."""
+    def start(self, kind: str, name: str, read_progress: Callable[[], int] = lambda: 0) -> None:
+        """Number a piece of work; it gets a new number whenever `read_progress` has changed."""
         work = _Work(next(self._numbers), read_progress, read_progress())
-        self._begun.setdefault(kind, {})[name] = work
+        self._works.setdefault(kind, {})[name] = work
 
-    def end(self, kind: str, name: str) -> None:
-        self._begun.get(kind, {}).pop(name, None)
+    def finish(self, kind: str, name: str) -> None:
+        """Forget a piece of work; one that is unknown is no error."""
+        self._works.get(kind, {}).pop(name, None)
 
     @property
-    def is_anything(self) -> bool:
-        return any(self._begun.values())
+    def is_needed(self) -> bool:
+        """Whether any thread has work."""
+        return any(self._works.values())
 
     def read_oldest(self) -> dict[str, int]:
         """The number of the oldest piece of work of each kind that has one."""
-        for works in self._begun.values():
+        for works in self._works.values():
             for work in works.values():
                 self._renew(work)
         return {
             kind: min(work.number for work in works.values())
-            for kind, works in self._begun.items()
+            for kind, works in self._works.items()
             if works
         }
 

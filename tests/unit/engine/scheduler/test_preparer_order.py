@@ -8,16 +8,16 @@ from msgspec import structs
 from tests.unit.engine.fakes import ByteDecoder, submit
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduler.preparer_queue import COSTLY_PIXELS, PreparerQueue
+from vlm_server.engine.scheduler.preparer_order import COSTLY_PIXELS, PreparerOrder
 from vlm_server.engine.scheduler.requests import Requests
 
 
-class Queue:
-    """A queue, and all requests that there are."""
+class Preparers:
+    """Their order, and all requests that there are."""
 
     def __init__(self, max_preparing: int, max_ready: int = 99) -> None:
         self.now = 0.0
-        self.queue = PreparerQueue(max_preparing, max_ready, lambda: self.now)
+        self.order = PreparerOrder(max_preparing, max_ready, lambda: self.now)
         self.requests = Requests()
 
     def add(
@@ -31,7 +31,7 @@ class Queue:
     ) -> None:
         asked = structs.replace(submit(name, images=images), client=client)
         request = Request(asked, asked.sampling, ByteDecoder(), lambda: 0.0)
-        self.requests.line_up(request)
+        self.requests.enqueue(request)
         request.num_pixels, request.has_schema = num_pixels, has_schema
 
     def order_one_by_one(self, seconds: float) -> list[str]:
@@ -50,20 +50,20 @@ class Queue:
 
     def start(self) -> list[str]:
         """Those that are given to a thread now."""
-        taken = self.queue.next(self.requests.values())
+        taken = self.order.next(self.requests.values())
         for request in taken:
             request.move_to(State.PREPARING)
-            self.queue.start(request)
+            self.order.start(request)
         return [request.request_id for request in taken]
 
     def end(self, name: str) -> None:
-        self.queue.end(name)
+        self.order.finish(name)
         self.requests.pop(name, None)
 
 
 @pytest.mark.parametrize(("threads", "begun"), [(1, 1), (2, 1), (3, 2)])
 def test_costly_requests_leave_a_thread_to_others(threads: int, begun: int):
-    made = Queue(threads)
+    made = Preparers(threads)
     made.costly("a", "b", "c", "d")
     assert made.start() == ["a", "b", "c"][:begun]
     made.add("small")
@@ -73,7 +73,7 @@ def test_costly_requests_leave_a_thread_to_others(threads: int, begun: int):
 
 
 def test_costly_requests_that_were_aborted_keep_their_threads_and_no_others():
-    made = Queue(2)
+    made = Preparers(2)
     made.costly("a", "b")
     assert made.start() == ["a"]
     made.requests.clear()  # both clients have left
@@ -85,7 +85,7 @@ def test_costly_requests_that_were_aborted_keep_their_threads_and_no_others():
 
 
 def test_no_more_than_allowed_are_prepared_whatever_they_cost():
-    made = Queue(2)
+    made = Preparers(2)
     made.costly("a")
     for name in ("b", "c", "d"):
         made.add(name)
@@ -96,7 +96,7 @@ def test_no_more_than_allowed_are_prepared_whatever_they_cost():
 
 
 def test_the_oldest_and_the_one_with_the_fewest_pixels_take_turns():
-    made = Queue(1)
+    made = Preparers(1)
     for number in range(6):
         made.add(f"{number}", num_pixels=1000 - number)
     order = []
@@ -108,7 +108,7 @@ def test_the_oldest_and_the_one_with_the_fewest_pixels_take_turns():
 
 
 def test_requests_of_one_size_come_in_order():
-    made = Queue(2)
+    made = Preparers(2)
     for name in "abcd":
         made.add(name)
     assert made.start() == ["a", "b"]
@@ -117,25 +117,25 @@ def test_requests_of_one_size_come_in_order():
 
 
 def test_what_is_ready_bounds_what_is_begun():
-    made = Queue(2, max_ready=1)
+    made = Preparers(2, max_ready=1)
     for name in "abcdef":
         made.add(name)
     for _ in range(2):
         for name in made.start():
-            made.queue.end(name)  # it is ready, and still tracked
+            made.order.finish(name)  # it is ready, and still tracked
     assert sum(r.state is State.PREPARING for r in made.requests.values()) == 3
 
 
 def test_however_many_may_decode_few_hold_their_pixels_until_then():
     """Two are prepared, and sixteen wait for the device."""
-    made = Queue(2, max_ready=256)
+    made = Preparers(2, max_ready=256)
     for number in range(100):
         made.add(f"{number}")
     begun = list[str]()
     while started := made.start():
         begun += started
         for name in started:
-            made.queue.end(name)
+            made.order.finish(name)
     assert len(begun) == 18
     for name in begun[:10]:
         for state in (State.WAITING_FOR_MEMORY, State.PREFILL, State.DECODE):
@@ -145,7 +145,7 @@ def test_however_many_may_decode_few_hold_their_pixels_until_then():
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_text_with_a_schema_waits_for_no_picture_that_has_one(threads: int):
-    made = Queue(threads)
+    made = Preparers(threads)
     made.costly("a")
     assert made.start() == ["a"]
     for number in range(threads + 1):
@@ -156,7 +156,7 @@ def test_a_text_with_a_schema_waits_for_no_picture_that_has_one(threads: int):
 
 def test_the_oldest_and_the_one_with_the_shortest_schema_take_turns():
     """Tools that take seconds to compile do not keep a small schema waiting for all of them."""
-    made = Queue(1)
+    made = Preparers(1)
     for number in range(8):
         made.add(f"tools {number}", images=0, has_schema=True)
         made.requests[f"tools {number}"].num_schema_chars = 100_000
@@ -174,7 +174,7 @@ def test_the_oldest_and_the_one_with_the_shortest_schema_take_turns():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_slow_schemas_of_one_client_keep_another_waiting_for_those_begun(threads: int):
     """Sixteen of each: those of one take 5 s, those of the other a moment."""
-    made = Queue(threads)
+    made = Preparers(threads)
     for number in range(16):
         made.add(f"slow {number}", images=0, has_schema=True, client="a")
     running = dict.fromkeys(made.start(), 5.0)
@@ -196,7 +196,7 @@ def test_slow_schemas_of_one_client_keep_another_waiting_for_those_begun(threads
 
 def test_equally_slow_schemas_take_turns_by_client():
     """Whatever their sizes are, and however many there are before."""
-    made = Queue(1)
+    made = Preparers(1)
     for client, chars in (("a", 100), ("b", 90_000)):
         for number in range(16 if client == "a" else 4):
             name = f"{client}{number}"
@@ -208,7 +208,7 @@ def test_equally_slow_schemas_take_turns_by_client():
 
 
 def test_who_comes_again_owes_nothing_and_is_owed_nothing():
-    made = Queue(1)
+    made = Preparers(1)
     for number in range(3):
         made.add(f"a{number}", images=0, has_schema=True, client="a")
     for _ in range(2):
@@ -222,7 +222,7 @@ def test_who_comes_again_owes_nothing_and_is_owed_nothing():
 
 
 def test_texts_with_a_schema_take_no_more_threads_than_there_are():
-    made = Queue(2)
+    made = Preparers(2)
     for name in "abc":
         made.add(name, images=0, has_schema=True)
     made.add("text", images=0)
@@ -233,7 +233,7 @@ def test_texts_with_a_schema_take_no_more_threads_than_there_are():
 
 def test_a_picture_counts_as_cheaper_than_any_video():
     """Of a video only the size of its frames is known, and not how long it takes to decode."""
-    made = Queue(2)
+    made = Preparers(2)
     made.add("oldest")
     made.add("video", num_pixels=100)
     made.requests["video"].has_video = True

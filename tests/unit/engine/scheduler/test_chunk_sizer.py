@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vlm_server.engine.scheduler.batching.chunk_sizer import ChunkSizer
+from vlm_server.engine.scheduler.sizing import ChunkSizer
 
 Device = Callable[[int], float]
 
@@ -17,7 +17,7 @@ def sizes(device: Device, count: int = 12, budget: float = 0.05, largest: int = 
     made = []
     for _ in range(count):
         made.append(pace.chunk_tokens(10**6, others_decode=True))
-        pace.note(made[-1], device(made[-1]))
+        pace.record(made[-1], device(made[-1]))
     return made
 
 
@@ -52,20 +52,20 @@ def test_tries_again_what_was_slow_long_ago():
     """So that a busy moment does not make chunks small for ever."""
     pace = ChunkSizer(0.05, 2048)
     for _ in range(5):
-        pace.note(32, 9.0)
+        pace.record(32, 9.0)
     for _ in range(30):
         size = pace.chunk_tokens(10**6, others_decode=True)
-        pace.note(size, 0.025 + size * 1e-5)
+        pace.record(size, 0.025 + size * 1e-5)
     assert size == 2048
 
 
 def test_follows_a_device_that_becomes_slower():
     pace = ChunkSizer(0.05, 2048)
     for _ in range(8):
-        pace.note(1024, 0.02)
+        pace.record(1024, 0.02)
     for _ in range(12):
         size = pace.chunk_tokens(10**6, others_decode=True)
-        pace.note(size, size * 1.5e-4)
+        pace.record(size, size * 1.5e-4)
     assert pace.chunk_tokens(10**6, others_decode=True) == 256
 
 
@@ -81,7 +81,7 @@ def test_never_exceeds_the_largest(largest: int):
 def test_takes_a_small_rest_along():
     pace = ChunkSizer(0.05, 2048)
     for _ in range(5):
-        pace.note(1024, 0.04)
+        pace.record(1024, 0.04)
     assert pace.chunk_tokens(1200, others_decode=True) == 1200
     assert pace.chunk_tokens(1400, others_decode=True) == 1024
     assert pace.chunk_tokens(5, others_decode=True) == 5
@@ -93,11 +93,11 @@ def test_takes_a_second_while_nobody_waits():
     assert pace.chunk_tokens(10**6, others_decode=False) == 128, "nothing is measured"
     for _ in range(8):
         size = pace.chunk_tokens(10**6, others_decode=False)
-        pace.note(size, size * 1.5e-3)
+        pace.record(size, size * 1.5e-3)
     assert size == 512
     for _ in range(40):
         size = pace.chunk_tokens(10**6, others_decode=False)
-        pace.note(size, size * 1e-4)
+        pace.record(size, size * 1e-4)
     assert size == 2048
 
 
@@ -110,7 +110,7 @@ def test_chunks_are_shorter_late_in_a_prompt(others_decode: bool):
         sizes = []
         for _ in range(count):
             sizes.append(pace.chunk_tokens(10**6, num_before, others_decode=others_decode))
-            pace.note(sizes[-1], sizes[-1] * 6e-4 * (1 + num_before / 30_000), num_before)
+            pace.record(sizes[-1], sizes[-1] * 6e-4 * (1 + num_before / 30_000), num_before)
         return sizes
 
     assert made(0, 10)[-1] == 1024
@@ -124,20 +124,20 @@ def test_learns_from_prompts_that_a_chunk_takes_with_its_rest():
     """Sizes that are never met alone are judged by the chunks that they let through."""
     pace = ChunkSizer(0.1, 2048)
     for tokens in (33, 65, 1, 1):
-        pace.note(tokens, tokens * 1e-3)
+        pace.record(tokens, tokens * 1e-3)
     made = []
     for _ in range(10):
         left = 319
         while left:
             made.append(pace.chunk_tokens(left, others_decode=True))
-            pace.note(made[-1], made[-1] * 1e-3)
+            pace.record(made[-1], made[-1] * 1e-3)
             left -= made[-1]
     assert max(made[-10:]) <= 64 * 1.25
 
 
 def test_what_may_not_be_cut_is_no_measure():
     pace = ChunkSizer(0.05, 2048)
-    pace.note(128, 0.045)
+    pace.record(128, 0.045)
     for _ in range(16):
-        pace.note(6000, 2.0)
+        pace.record(6000, 2.0)
     assert pace.chunk_tokens(10**6, others_decode=True) == 128

@@ -1,0 +1,27 @@
+"""The store of measured times: the last few of a kind, and none of long ago."""
+
+from __future__ import annotations
+
+import math
+
+from vlm_server.engine.scheduler.sizing import CallTimes
+
+
+def test_the_best_of_the_last_three_counts_once_there_are_two():
+    times = CallTimes[str](max_age=100)
+    assert times.best("a") == math.inf
+    times.record("a", 1.0)
+    assert not times.is_measured("a"), "the first may wait for a kernel to be compiled"
+    for seconds in (5.0, 3.0, 4.0):
+        times.record("a", seconds)
+    assert times.is_measured("a")
+    assert times.best("a") == 3.0
+
+
+def test_times_of_long_ago_are_forgotten_whatever_was_called_since():
+    times = CallTimes[str](max_age=3)
+    for kind in "aabb":
+        times.record(kind, 1.0)
+    assert (times.is_measured("a"), times.kinds()) == (False, ["a", "b"])
+    times.record("b", 1.0)
+    assert times.kinds() == ["b"]

@@ -1,0 +1,39 @@
+"""Work that hangs keeps its number, and work that gets on does not."""
+
+from __future__ import annotations
+
+from vlm_server.engine.heartbeat import Heartbeat
+from vlm_server.platform.child.cancellation import Cancellation
+
+
+def test_the_oldest_of_each_kind_is_told():
+    heartbeat = Heartbeat()
+    assert heartbeat.read_oldest() == {}
+    heartbeat.start("a", "first")
+    heartbeat.start("b", "other")
+    heartbeat.start("a", "second")
+    assert heartbeat.read_oldest() == {"a": 1, "b": 2}
+    heartbeat.finish("a", "first")
+    assert heartbeat.read_oldest() == {"a": 3, "b": 2}
+    assert heartbeat.is_needed
+    heartbeat.finish("a", "second")
+    heartbeat.finish("b", "other")
+    heartbeat.finish("b", "nobody")
+    assert heartbeat.read_oldest() == {}
+    assert not heartbeat.is_needed
+
+
+def test_long_work_that_gets_on_is_told_from_work_that_hangs():
+    heartbeat, of_many, hangs = Heartbeat(), Cancellation(), Cancellation()
+    heartbeat.start("preparers", "many pictures", of_many.num_checks)
+    first = heartbeat.read_oldest()
+    assert heartbeat.read_oldest() == first
+    of_many.check()
+    assert heartbeat.read_oldest() != first
+    heartbeat.start("preparers", "hangs", hangs.num_checks)
+    for _ in range(3):
+        of_many.check()
+        heartbeat.read_oldest()
+    stuck = heartbeat.read_oldest()
+    of_many.check()
+    assert heartbeat.read_oldest() == stuck, "one of them hangs"

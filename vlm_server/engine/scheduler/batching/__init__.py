@@ -1,1 +1,0 @@
-"""How much goes into one call: tokens, pictures, prompts; learned from measured times."""
