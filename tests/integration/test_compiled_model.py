@@ -28,6 +28,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
 from vlm_server.runner.backends import rows as kv_rows
 from vlm_server.runner.backends.bounded_layer import first_columns
+from vlm_server.runner.backends.cpu import CpuAttention
 from vlm_server.runner.backends.cuda import few_rows, kernels
 from vlm_server.runner.backends.cuda.few_rows import SharedProduct, use_few_rows_kernels
 from vlm_server.runner.backends.rows import KeysAndValues, Run
@@ -35,7 +36,7 @@ from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.kv.batch_cache import joined
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import compiled_model
-from vlm_server.runner.model.attention import CpuAttention, ModelAttention
+from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.forward_pass import plain_embedding
 from vlm_server.runner.model.grids import Grid
@@ -304,12 +305,12 @@ def test_a_long_chunk_gives_what_the_model_does(
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="our kernels take half precision")
-@pytest.mark.parametrize("is_planned", [True, False])
+@pytest.mark.parametrize("is_scheduled", [True, False])
 def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
-    some: Served, monkeypatch: pytest.MonkeyPatch, *, is_planned: bool
+    some: Served, monkeypatch: pytest.MonkeyPatch, *, is_scheduled: bool
 ):
     monkeypatch.setattr(compiled_model, "_MOST_KEYS", 600)
-    monkeypatch.setattr(CpuAttention, "is_planned", lambda *_: is_planned)
+    monkeypatch.setattr(CpuAttention, "is_scheduled", lambda *_: is_scheduled)
     prompts = [" ".join([word] * 130) for word in ("red", "blue")]
     turns = ("user", prompts[:1]), ("assistant", ("Yes.",)), ("user", prompts[1:])
     engine, model = compiled(some, caches=caches_of(some))
@@ -322,7 +323,7 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     first, second = (engine.prompts[name].num_tokens for name in ("turn 1", "turn 3"))
     assert first <= 600 < second
     long = [count for count in model.chunks if count > 128]
-    assert len(long) == (1 if is_planned else 2)
+    assert len(long) == (1 if is_scheduled else 2)
 
 
 def test_a_pass_gives_what_two_give(typed: LoadedModel):
@@ -489,7 +490,7 @@ def test_a_model_that_cannot_be_compiled_is_run_without(load_tiny: Load):
     engine, model = compiled(served)
     assert engine.answer(asked("text")) == Engine(*served).answer(asked("text"))
     assert not model.works
-    assert not model.plan_next()
+    assert not model.compile_next()
 
 
 class Broken:
@@ -507,12 +508,12 @@ class Broken:
         made: mx.array = self.inner(*arguments)
         return made
 
-    def within(self, queries: mx.array, *_: Any) -> mx.array:
+    def attend_bounded(self, queries: mx.array, *_: Any) -> mx.array:
         return mx.linalg.inv(mx.zeros((*queries.shape[:-1], 1, 1)), stream=mx.cpu).reshape(
             *queries.shape[:-1], 1
         ) * mx.ones(queries.shape)
 
-    def plan_next(self) -> bool:
+    def schedule_next(self) -> bool:
         return False
 
 

@@ -180,7 +180,7 @@ def test_rows_beside_a_prompt_get_what_they_get_apart(
         )
         for part, sides, each in ((mine, apart[0], bounds), (theirs, apart[1], prompt_bounds))
     ]
-    found = attention_kernels.append_and_attend_beside(
+    found = attention_kernels.append_and_attend_mixed(
         queries,
         (new[0], new[1]),
         ((rows[0], rows[1]), bounds),

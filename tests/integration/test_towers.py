@@ -19,7 +19,10 @@ from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.errors import InternalError
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.backends.cpu_attention import attention_on_cpu
+from vlm_server.runner.backends import backend_of
+from vlm_server.runner.backends.cpu import attention_on_cpu
+from vlm_server.runner.backends.interface import GpuBackend
+from vlm_server.runner.backends.rope import image_rope
 from vlm_server.runner.device.device import Device, DeviceKind, current_device
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import vision_attention as attention
@@ -29,9 +32,7 @@ from vlm_server.runner.model.towers import (
     GlmTower,
     WindowTower,
     fast_tower_of,
-    fill_up,
 )
-from vlm_server.runner.model.vision_attention import attention_on_gpu
 from vlm_server.runner.vision.encoder import encode_image
 
 pytestmark = pytest.mark.families("tower")
@@ -189,7 +190,7 @@ def test_bfloat16_rows_are_as_near_to_exact_ones(load_mlx_vlms: LoadMlxVlms):
 def test_attention_is_the_same_on_either_device(patches: int, size: int):
     """900 patches are more than are worked on at once on a CPU."""
     q, k, v = (mx.random.normal((2, 3, patches, size), key=mx.random.key(n)) for n in range(3))
-    on_gpu, on_cpu = attention_on_gpu(q, k, v, 0.3), attention_on_cpu(q, k, v, 0.3)
+    on_gpu, on_cpu = GpuBackend().attend(q, k, v, 0.3), attention_on_cpu(q, k, v, 0.3)
     assert distance([on_gpu], [on_cpu]) < 2e-5
 
 
@@ -222,8 +223,10 @@ def sizes_attended_to(monkeypatch: pytest.MonkeyPatch, size: int) -> set[int]:
         qkv=nn.Linear(hidden, 3 * hidden), proj=nn.Linear(hidden, hidden), num_heads=2, scale=0.3
     )
     x = mx.random.normal((1, 12, hidden))
-    rope = attention.image_rope(np.zeros((12, 2), dtype=np.int32), size)
-    output = attention.attend(layer, x, rope, attention.Segments(((2, 4), (1, 4))), metal)
+    rope = image_rope(np.zeros((12, 2), dtype=np.int32), size)
+    output = attention.attend(
+        layer, x, rope, attention.Segments(((2, 4), (1, 4))), backend_of(metal)
+    )
     assert output.shape == x.shape
     return sizes
 
@@ -238,7 +241,7 @@ def test_a_layer_that_is_filled_up_gives_the_same(bias: bool):
             del linear.bias
     x = mx.random.normal((5, 16))
     expected = mlp(x)
-    fill_up(mlp)
+    GpuBackend().prepare_mlp(mlp)
     assert mlp.gate_proj.weight.shape == (64, 16)
     assert mlp.down_proj.weight.shape == (16, 64)
     assert distance([mlp(x)], [expected]) < 1e-6
@@ -247,7 +250,7 @@ def test_a_layer_that_is_filled_up_gives_the_same(bias: bool):
 @pytest.mark.parametrize("width", [64, 128])
 def test_a_layer_that_needs_none_stays(width: int):
     mlp = MLP(16, width)
-    fill_up(mlp)
+    GpuBackend().prepare_mlp(mlp)
     assert mlp.gate_proj.weight.shape == (width, 16)
 
 

@@ -158,9 +158,9 @@ class ModelRunner:
         """See `Runner`."""
         attention = self._loaded.attention.attention
         try:
-            if self._loaded.text.plan_next():
+            if self._loaded.text.compile_next():
                 return True
-            return attention.plan_next()
+            return attention.schedule_next()
         except Exception:
             logger.exception("planning ahead failed")
             return True  # what failed is noted, and the next is tried

@@ -143,7 +143,7 @@ class CompiledModel:
         if count <= _SHORT_CHUNK or end <= _MOST_KEYS:
             return True
         padded = PaddedChunk.around(end - count, end, CUDA_BLOCK_TOKENS)
-        return not self._attention.is_planned(padded.last - padded.first, padded.last)
+        return not self._attention.is_scheduled(padded.last - padded.first, padded.last)
 
     def most_beside(self, rows: int, *, has_media: bool) -> int:
         """How many tokens of a prompt a step of so many rows may read; 0 for none."""
@@ -186,7 +186,7 @@ class CompiledModel:
         token_ids, inputs = _padded(chunk, count)
         return self._launch(token_ids, place, inputs, mx.array([num_new - 1]))
 
-    def plan_next(self) -> bool:
+    def compile_next(self) -> bool:
         """Build a graph that may be needed. False if none is left."""
         shape = next((s for s in self._wanted if self._inputs or s.kind is _Kind.STEP), None)
         if shape is None or not self._sides:

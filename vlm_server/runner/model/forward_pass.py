@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vlm_server.runner.backends.bounded_layer import BoundedLayer, LayerBeside
+from vlm_server.runner.backends.bounded_layer import BoundedLayer, MixedLayer
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.lm_head import logits_at, logits_of_last, logits_of_rows
@@ -77,7 +77,7 @@ class ForwardPass:
         rows = self._layers(sides, bounds)
         prompt = self._layers(prompt_sides, prompt_bounds)
         count = prompt_ids.shape[1]
-        layers = [LayerBeside(*both, count) for both in zip(rows, prompt, strict=True)]
+        layers = [MixedLayer(*both, count) for both in zip(rows, prompt, strict=True)]
         embeds = [self._embed(token_ids[:, 0]), prompt_inputs["inputs_embeds"][0]]
         inputs = {"inputs_embeds": mx.concatenate(embeds)[:, None]}
         if position_ids:

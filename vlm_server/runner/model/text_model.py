@@ -65,9 +65,9 @@ class TextModel:
             return None
         return compiled.prefill(chunk)
 
-    def plan_next(self) -> bool:
+    def compile_next(self) -> bool:
         """While nobody waits, build a further graph. False if none is left."""
-        return self._compiled is not None and self._compiled.plan_next()
+        return self._compiled is not None and self._compiled.compile_next()
 
     def _eager(
         self, token_ids: mx.array, cache: list[Any], position_ids: dict[str, mx.array]

@@ -29,6 +29,8 @@ from mlx_vlm.models import (
 )
 from numpy.typing import NDArray
 
+from vlm_server.runner.backends import backend_of
+from vlm_server.runner.backends.rope import Rope, image_rope
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.grids import (
@@ -38,19 +40,15 @@ from vlm_server.runner.model.grids import (
     patch_positions,
     window_layout,
 )
-from vlm_server.runner.model.rope import Rope
 from vlm_server.runner.model.vision_attention import (
     Segments,
     attend,
-    exp_in_place,
-    image_rope,
     many_segments,
 )
 
 PIXEL_BYTES = "pixel_bytes"
 """What a `PatchProcessor` gives in place of an image's `pixel_values`."""
 
-_ALIGNED = 64
 _MOST_GRAPHS = 16
 
 
@@ -98,6 +96,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
     def __init__(self, tower: Any, device: Device) -> None:
         super().__init__()
         self.device = device
+        self._backend = backend_of(device)
         self.patch_embed = tower.patch_embed
         self.blocks = tower.blocks
         self.merger = tower.merger
@@ -186,7 +185,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         return image_rope(positions, self.blocks[0].attn.head_dim)
 
     def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
-        x = x + attend(block.attn, block.norm1(x), rope, segments, self.device)
+        x = x + attend(block.attn, block.norm1(x), rope, segments, self._backend)
         after: mx.array = x + block.mlp(block.norm2(x))
         return after
 
@@ -236,9 +235,8 @@ class WindowTower(FrameTower):
         super().__init__(tower, device)
         self._frame_layers = frozenset(tower.fullatt_block_indexes)
         self._window_side = tower.window_size // tower.spatial_merge_size // tower.patch_size
-        if not device.is_cpu:
-            for block in self.blocks:
-                fill_up(block.mlp)
+        for block in self.blocks:
+            self._backend.prepare_mlp(block.mlp)
 
     def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
         """Tokens are sorted by window before the first layer, and back after the last."""
@@ -259,14 +257,8 @@ class WindowTower(FrameTower):
         return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [], parts)
 
     def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
-        if not self.device.is_cpu:
-            return super()._layer(block, x, rope, segments)
-        x = x + attend(block.attn, block.norm1(x), rope, segments, self.device)
-        normed, mlp = block.norm2(x), block.mlp
-        gate = mlp.gate_proj(normed)
-        silu = (gate / (1 + exp_in_place(-gate))).astype(gate.dtype)
-        after: mx.array = x + mlp.down_proj(silu * mlp.up_proj(normed))
-        return after
+        x = x + attend(block.attn, block.norm1(x), rope, segments, self._backend)
+        return x + self._backend.gated_mlp(block.mlp, block.norm2(x))
 
 
 class GlmTower(FrameTower):
@@ -294,22 +286,6 @@ class GlmTower(FrameTower):
             -1, self.spatial_merge_size, self.spatial_merge_size, x.shape[-1]
         )
         return super()._merge(_flat(self.downsample(tokens)))
-
-
-def fill_up(mlp: Any) -> None:
-    """Pad an MLP's hidden layer with zeros, which change no result, to a multiple of `_ALIGNED`.
-
-    Qwen2.5-VL's has 3,420 numbers of two bytes: GPUs have no fast product for such rows.
-    """
-    missing = -mlp.down_proj.weight.shape[1] % _ALIGNED
-    is_quantized = "scales" in mlp.down_proj
-    if not missing or is_quantized:
-        return
-    for proj in (mlp.gate_proj, mlp.up_proj):
-        proj.weight = mx.pad(proj.weight, [(0, missing), (0, 0)])
-        if "bias" in proj:
-            proj.bias = mx.pad(proj.bias, (0, missing))
-    mlp.down_proj.weight = mx.pad(mlp.down_proj.weight, [(0, 0), (0, missing)])
 
 
 def _flat(x: mx.array) -> mx.array:

@@ -65,7 +65,7 @@ def append_and_attend(
     return output.swapaxes(1, 2)
 
 
-def append_and_attend_beside(
+def append_and_attend_mixed(
     queries: mx.array,
     new: KeysAndValues,
     rows: tuple[KeysAndValues, mx.array],
