@@ -74,7 +74,7 @@ class BoundedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
 
 class MixedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
-    """A layer of a pass in which rows decode and tokens of a prompt are read.
+    """A layer of a mixed step, in which rows decode and a prompt's chunk is piggybacked.
 
     To the model, each token is a row of one: those that decode, then the prompt's.
     """

@@ -49,7 +49,7 @@ from vlm_server.runner.model.vision_attention import (
 PIXEL_BYTES = "pixel_bytes"
 """What a `PatchProcessor` gives in place of an image's `pixel_values`."""
 
-_MOST_GRAPHS = 16
+_MOST_COMPILED = 16
 
 
 def use_fast_tower(model: Any, tower: type[FrameTower], device: Device) -> None:
@@ -86,7 +86,7 @@ class TowerRows:
         ]
 
 
-_Graph = Callable[[mx.array], tuple[mx.array, list[mx.array], list[mx.array]]]
+_Encode = Callable[[mx.array], tuple[mx.array, list[mx.array], list[mx.array]]]
 """Makes rows, deepstack and parts of `TowerRows` of the patches of one grid."""
 
 
@@ -101,7 +101,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         self.blocks = tower.blocks
         self.merger = tower.merger
         self.spatial_merge_size = int(tower.spatial_merge_size)
-        self._graphs = dict[Grid, _Graph]()
+        self._compiled = dict[Grid, _Encode]()
         """By grid; the one used longest ago first."""
         self.pixel_values: Callable[[NDArray[np.uint8]], mx.array] | None = None
         """Turns an image's bytes into pixel values, where its processor gives bytes."""
@@ -130,7 +130,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         parts, start = [], 0
         for grid in join_frames(Grid(*row) for row in grid_thw.tolist()):
             patches = pixel_values[start : start + grid.patches]
-            parts.append(TowerRows(*self._graph_of(grid)(patches)))
+            parts.append(TowerRows(*self._function_of(grid)(patches)))
             start += grid.patches
         return TowerRows(
             mx.concatenate([part.rows for part in parts]),
@@ -141,18 +141,18 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
             [each for part in parts for each in part.parts],
         )
 
-    def _graph_of(self, grid: Grid) -> _Graph:
+    def _function_of(self, grid: Grid) -> _Encode:
         """What makes rows and deepstack of the patches of such a grid: compiled where that pays.
 
-        The graphs of the grids that were met last are kept, each with positions on the device.
+        Those of the grids that were met last are kept, each with positions on the device.
         """
-        graph = self._graphs.pop(grid, None) or self._new_graph(grid)
-        self._graphs[grid] = graph
-        if len(self._graphs) > _MOST_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
-        return graph
+        function = self._compiled.pop(grid, None) or self._new_function(grid)
+        self._compiled[grid] = function
+        if len(self._compiled) > _MOST_COMPILED:
+            del self._compiled[next(iter(self._compiled))]
+        return function
 
-    def _new_graph(self, grid: Grid) -> _Graph:
+    def _new_function(self, grid: Grid) -> _Encode:
         def run(patches: mx.array) -> tuple[mx.array, list[mx.array], list[mx.array]]:
             made = self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid)
             return made.rows, made.deepstack, made.parts

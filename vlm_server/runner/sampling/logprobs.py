@@ -1,4 +1,4 @@
-"""Log probabilities of drawn tokens, for the rows that ask. Knows logits; draws nothing."""
+"""Log probabilities of sampled tokens, for the rows that ask. Knows logits; samples nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vlm_server.runner.device.arrays import read
 class LazyLogprobs:
     """Log probabilities of some rows' tokens of one step.
 
-    chosen: (rows, 1) log probability of the drawn token. top_ids, top_logprobs: (rows, most),
+    chosen: (rows, 1) log probability of the sampled token. top_ids, top_logprobs: (rows, most),
     the likeliest first, where `most` is the largest of `num_top`.
     """
 
@@ -66,7 +66,7 @@ def _likeliest(logprobs: mx.array, count: int) -> mx.array:
     """Ids of the `count` likeliest tokens, (rows, count), in order; of all if there are fewer.
 
     Sorts these alone: sorting a whole vocabulary takes a CPU 30 ms a row. Of equals at the top,
-    as half precision often has them, the one that a greedy row draws is the first.
+    as half precision often has them, a greedy row's token is the first.
     """
     count = min(count, logprobs.shape[-1])
     if count == 0:

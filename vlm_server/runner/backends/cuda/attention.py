@@ -1,7 +1,7 @@
 """CUDA's backend: attention in shapes for which cuDNN has an execution plan already.
 
 Making cuDNN's plan for a shape, strides among it, takes 45 to 80 ms on an H200's host, where the
-attention of a chunk takes 2 to 7 in all layers. So prefill chunks are padded (`padded_chunk`) and
+attention of a chunk takes 2 to 7 in all layers. So prefill chunks are padded (`model.chunks`) and
 laid out alike, and an attention schedule says which shapes are to be planned while the engine is
 idle: those that were met, and single blocks of queries to so many keys. A chunk that is met for the
 first time goes block by block, which takes some milliseconds more than at once, but no plan.

@@ -16,7 +16,7 @@ from vlm_server.runner.backends.cuda.attention import (
     masked_attention,
     num_kept_plans,
 )
-from vlm_server.runner.model.padded_chunk import PaddedChunk
+from vlm_server.runner.model.chunks import PaddedChunk
 
 SCALE = 0.3
 
