@@ -21,7 +21,7 @@ from vlm_server.runner import model_runner
 from vlm_server.runner.backends.cuda import attention as cuda_attention
 from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.sampling.logprobs import LazyLogprobs
+from vlm_server.runner.sampling import LazyLogprobs
 from vlm_server.runner.text.batched_prefill import can_batch_prefills
 from vlm_server.runner.text.decode_groups import DecodeGroups
 

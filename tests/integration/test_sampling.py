@@ -16,7 +16,7 @@ from tests.whole import few_of
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.sampling.sampler import NO_TOKEN, SequenceSampler, sample, sample_and_advance
+from vlm_server.runner.sampling import NO_TOKEN, SequenceSampler, sample, sample_and_advance
 
 PROBABILITIES = np.array([0.15, 0.05, 0.3, 0.4, 0.1])
 LIKELIEST = 3

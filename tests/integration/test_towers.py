@@ -33,7 +33,7 @@ from vlm_server.runner.model.towers import (
     WindowTower,
     fast_tower_of,
 )
-from vlm_server.runner.vision.encoder import encode_image
+from vlm_server.runner.vision.encoder import ImageEncoder
 
 pytestmark = pytest.mark.families("tower")
 
@@ -149,7 +149,7 @@ def test_a_pictures_features_are_those_that_enter_mlx_vlms_text(
     load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms, family: str
 ):
     made, own = (
-        encode_image(loaded, work)
+        ImageEncoder(loaded).encode([work])[0]
         for loaded, preparer in (
             load_tiny(family),
             (load_mlx_vlms(family), new_preparer(load_mlx_vlms(family))),
@@ -167,8 +167,9 @@ def test_rows_that_are_not_as_many_as_the_tokens_are_refused(load_tiny: LoadTiny
     loaded, preparer = load_tiny("qwen2_5_vl")
     (work,) = encode_works(preparer, ask("a", picture(1), "what?"))
     shorter = replace(work.span, end=work.span.end - 1)
+    prompt = replace(work.prompt, spans=(shorter,))
     with pytest.raises(InternalError, match="tokens got"):
-        encode_image(loaded, replace(work, prompt=replace(work.prompt, spans=(shorter,))))
+        ImageEncoder(loaded).encode([replace(work, prompt=prompt)])
 
 
 def test_bfloat16_rows_are_as_near_to_exact_ones(load_mlx_vlms: LoadMlxVlms):

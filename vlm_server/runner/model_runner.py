@@ -22,11 +22,11 @@ from vlm_server.interfaces import (
     SeqId,
     StepResult,
 )
-from vlm_server.runner.device.faults import Faults
+from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PromptChunk
-from vlm_server.runner.sampling.sampler import NO_TOKEN
+from vlm_server.runner.sampling import NO_TOKEN
 from vlm_server.runner.text.batched_prefill import launch_batched
 from vlm_server.runner.text.decode_groups import DecodeGroups
 from vlm_server.runner.text.prefill import Prefill, Prefilled

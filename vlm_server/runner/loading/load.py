@@ -17,8 +17,8 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.cuda import kernels
 from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
+from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.device.faults import Faults
 from vlm_server.runner.families import FAMILIES, Family, Spelling, refuse_unservable
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.loaded import LoadedModel

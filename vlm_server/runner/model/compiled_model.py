@@ -22,8 +22,8 @@ import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
 from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns
+from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS, MAX_DRAFTING_ROWS
-from vlm_server.runner.device.faults import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import PaddedChunk, PromptChunk

@@ -8,8 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vlm_server.runner.backends.cuda.kernels import takes_segments
-from vlm_server.runner.backends.cuda.segment_attention import attend_to_segments, blocks_of
+from vlm_server.runner.backends.cuda.kernels import attend_to_segments, blocks_of, takes_segments
 from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.backends.rope import Rope
 

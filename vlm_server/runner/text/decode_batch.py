@@ -37,8 +37,7 @@ from vlm_server.runner.kv.segments import SequenceState, snapshot
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.model.mrope import next_position_ids
-from vlm_server.runner.sampling.logprobs import LazyLogprobs
-from vlm_server.runner.sampling.sampler import NO_TOKEN, SequenceSampler, choice_params
+from vlm_server.runner.sampling import NO_TOKEN, LazyLogprobs, SequenceSampler, choice_params
 from vlm_server.runner.text.drafts import Drafter
 from vlm_server.runner.text.prefill import Prefilled
 from vlm_server.runner.text.sequence import (

@@ -15,7 +15,7 @@ from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import EngineBroken
 from vlm_server.interfaces import SeqId
-from vlm_server.runner.device.faults import Faults
+from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.text.decode_groups import DecodeGroups
 from vlm_server.runner.text.prefill import Prefill, Prefilled
 

@@ -8,8 +8,12 @@ import mlx.core as mx
 
 from vlm_server.interfaces import DraftCounts, PreparedPrompt, SeqId, TokenLogprobs
 from vlm_server.runner.ranks import Ranks
-from vlm_server.runner.sampling.logprobs import LazyLogprobs, compute_logprobs
-from vlm_server.runner.sampling.sampler import SequenceSampler, sample_and_advance
+from vlm_server.runner.sampling import (
+    LazyLogprobs,
+    SequenceSampler,
+    compute_logprobs,
+    sample_and_advance,
+)
 from vlm_server.runner.text.drafts import Drafter
 
 

@@ -17,8 +17,7 @@ from mlx_vlm.models.cache import KVCache
 from vlm_server.interfaces import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.model.text_model import TextModel
-from vlm_server.runner.sampling.logprobs import LazyLogprobs, compute_logprobs
-from vlm_server.runner.sampling.sampler import SequenceSampler, sample
+from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler, compute_logprobs, sample
 from vlm_server.runner.text.sequence import DecodingSequence
 from vlm_server.runner.text.speculation import Drafts
 

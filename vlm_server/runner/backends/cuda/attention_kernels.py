@@ -7,15 +7,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from vlm_server.runner.backends.cuda.attention_tiles import (
+from vlm_server.runner.backends.cuda.source import (
     MOST_WARPS,
     QUERIES_OF_A_WARP,
     TILE_SOURCES,
+    WARP,
+    kernel,
     literal_of,
     name_of,
     tile_bytes,
 )
-from vlm_server.runner.backends.cuda.source import WARP, kernel
 from vlm_server.runner.backends.rows import KeysAndValues
 
 _MOST_SPLITS = 64
