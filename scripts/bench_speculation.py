@@ -28,7 +28,7 @@ from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
-from vlm_server.runner.sampling.sampler import SequenceSampler
+from vlm_server.runner.sampling import SequenceSampler
 from vlm_server.runner.text import decode_batch
 from vlm_server.settings import Cache, Log, Memory, Model, Scheduler
 from vlm_server.settings import Engine as EngineSettings

@@ -31,8 +31,8 @@ from PIL import Image
 
 from vlm_server.platform import machine
 from vlm_server.platform.child.footprint import footprint_bytes
+from vlm_server.runner.backends.metal import MetalAttention
 from vlm_server.runner.device.device import Device, current_device
-from vlm_server.runner.model.attention import MetalAttention
 
 _SCHEMA = {
     "type": "object",

@@ -17,7 +17,7 @@ from vlm_server.interfaces import SeqId
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.sampling.sampler import choice_params
+from vlm_server.runner.sampling import choice_params
 
 pytestmark = pytest.mark.families("caches")
 

@@ -26,8 +26,10 @@ from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
+from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends import rows as kv_rows
 from vlm_server.runner.backends.bounded_layer import first_columns
+from vlm_server.runner.backends.cpu import CpuAttention
 from vlm_server.runner.backends.cuda import few_rows, kernels
 from vlm_server.runner.backends.cuda.few_rows import SharedProduct, use_few_rows_kernels
 from vlm_server.runner.backends.rows import KeysAndValues, Run
@@ -35,17 +37,17 @@ from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.kv.batch_cache import joined
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import compiled_model
-from vlm_server.runner.model.attention import CpuAttention, ModelAttention
+from vlm_server.runner.model.attention import ModelAttention
+from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.forward_pass import plain_embedding
 from vlm_server.runner.model.grids import Grid
 from vlm_server.runner.model.mrope import next_position_ids
-from vlm_server.runner.model.prompt_chunk import PromptChunk
 from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.model.towers import FrameTower
 from vlm_server.runner.text import decode_batch
-from vlm_server.runner.text.drawn import Sampled
 from vlm_server.runner.text.prefill import Prefill
+from vlm_server.runner.text.sequence import Sampled
 
 pytestmark = pytest.mark.families("rope")
 
@@ -62,15 +64,15 @@ class Compiled(CompiledModel):
 
     num_steps = 0
     chunks: list[int]
-    beside: list[int]
-    """Tokens of prompts that were read in passes of so many rows."""
+    piggybacked: list[int]
+    """Tokens of the chunks that mixed steps have read."""
 
-    def step(self, *arguments: Any) -> mx.array | None:
-        logits, beside = super().step(*arguments), arguments[-1]
-        self.num_steps += logits is not None
-        if beside is not None and beside.logits is not None:
-            self.beside.append(beside.num_tokens)
-        return logits
+    def step(self, *arguments: Any) -> tuple[mx.array, mx.array | None] | None:
+        made, chunk = super().step(*arguments), arguments[-1]
+        self.num_steps += made is not None
+        if made is not None and made[1] is not None:
+            self.piggybacked.append(chunk.num_tokens)
+        return made
 
     def prefill(self, chunk: PromptChunk) -> mx.array | None:
         logits = super().prefill(chunk)
@@ -90,7 +92,7 @@ def compiled(served: Served, tokens_per_pass: int = 0, **limits: Any) -> tuple[E
     """An engine whose model is compiled, and that."""
     loaded, preparer = served
     model = new_model(Compiled, loaded, tokens_per_pass)
-    model.chunks, model.beside = [], []
+    model.chunks, model.piggybacked = [], []
     text = TextModel(loaded.language_model, loaded.attention, model)
     return Engine(replace(loaded, text=text), preparer, **limits), model
 
@@ -150,10 +152,10 @@ def test_prompts_are_read_beside_decode_steps(
     found = run_all(engine, LONGER, 4)
     assert {name: found[name] for name in PROMPTS} == answered.tokens
     name = served[0].family.name
-    assert bool(model.beside) == any(name in names for names in READ_BESIDE.values())
+    assert bool(model.piggybacked) == any(name in names for names in READ_BESIDE.values())
     if name in READ_BESIDE["media"]:
         num_tokens = sum(engine.prompts[prompt].num_tokens for prompt in PROMPTS)
-        assert sum(model.beside) == num_tokens - engine.prompts["text"].num_tokens
+        assert sum(model.piggybacked) == num_tokens - engine.prompts["text"].num_tokens
 
 
 @pytest.fixture(params=["qwen2_5_vl", "smolvlm", "llava"])
@@ -182,7 +184,7 @@ def test_drafts_are_verified(
     assert {name: found[name][: LONGER.max_tokens] for name in PROMPTS} == plain.tokens
     assert engine.scheduler.read().counts.spec_drafts > 0
     assert model.num_steps
-    assert bool(model.beside) == bool(tokens_per_pass)
+    assert bool(model.piggybacked) == bool(tokens_per_pass)
 
 
 @pytest.mark.whole
@@ -304,12 +306,12 @@ def test_a_long_chunk_gives_what_the_model_does(
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="our kernels take half precision")
-@pytest.mark.parametrize("is_planned", [True, False])
+@pytest.mark.parametrize("is_scheduled", [True, False])
 def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
-    some: Served, monkeypatch: pytest.MonkeyPatch, *, is_planned: bool
+    some: Served, monkeypatch: pytest.MonkeyPatch, *, is_scheduled: bool
 ):
     monkeypatch.setattr(compiled_model, "_MOST_KEYS", 600)
-    monkeypatch.setattr(CpuAttention, "is_planned", lambda *_: is_planned)
+    monkeypatch.setattr(CpuAttention, "is_scheduled", lambda *_: is_scheduled)
     prompts = [" ".join([word] * 130) for word in ("red", "blue")]
     turns = ("user", prompts[:1]), ("assistant", ("Yes.",)), ("user", prompts[1:])
     engine, model = compiled(some, caches=caches_of(some))
@@ -322,7 +324,7 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     first, second = (engine.prompts[name].num_tokens for name in ("turn 1", "turn 3"))
     assert first <= 600 < second
     long = [count for count in model.chunks if count > 128]
-    assert len(long) == (1 if is_planned else 2)
+    assert len(long) == (1 if is_scheduled else 2)
 
 
 def test_a_pass_gives_what_two_give(typed: LoadedModel):
@@ -341,11 +343,12 @@ def test_a_pass_gives_what_two_give(typed: LoadedModel):
         for number, count in enumerate((20, 31, 62)):
             chunk = chunk_of(loaded, prompt, [number + 3] * count)
             positions = next_position_ids(loaded.decode_positions, [30 + number, 7 + number], 1)
-            beside = chunk if number and is_one_pass else None
-            stepped = model.step(mx.array([[5], [6]]), rows, positions, beside)
-            assert (chunk.logits is not None) == (beside is not None)
-            read = chunk.logits if beside else model.prefill(chunk)
-            assert stepped is not None
+            given = chunk if number and is_one_pass else None
+            made_of_both = model.step(mx.array([[5], [6]]), rows, positions, given)
+            assert made_of_both is not None
+            stepped, read = made_of_both
+            assert (read is not None) == (given is not None)
+            read = read if given else model.prefill(chunk)
             assert read is not None
             made += [stepped[:, -1], read[:, -1]]
         return made
@@ -360,7 +363,7 @@ def test_an_eager_chunk_after_a_pass_writes_in_place(
     served = load_tiny("qwen2_5_vl")
     engine, model = decoding(served)
     engine.add(asked("pictures", LONGER))
-    engine.step_until(lambda: bool(model.beside))
+    engine.step_until(lambda: bool(model.piggybacked))
     (prefill,) = engine.runner._prefills.values()
     layer = prefill.cache[0]
     first_columns(layer)  # as on CUDA
@@ -374,7 +377,7 @@ def test_an_eager_chunk_after_a_pass_writes_in_place(
 def test_an_aborted_prompt_leaves_nothing_in_those_it_was_read_beside(some: Served):
     engine, model = decoding(some)
     engine.add(asked("pictures", LONGER))
-    engine.step_until(lambda: bool(model.beside))
+    engine.step_until(lambda: bool(model.piggybacked))
     engine.abort("pictures")
     engine.add(asked("text", LONGER))
     engine.run()
@@ -387,7 +390,7 @@ def test_an_aborted_prompt_leaves_nothing_in_those_it_was_read_beside(some: Serv
 def test_a_prompt_that_is_cancelled_beside_others_is_not_lost(some: Served):
     engine, model = decoding(some, caches=caches_of(some))
     engine.add(asked("pictures", LONGER))
-    engine.step_until(lambda: bool(model.beside))
+    engine.step_until(lambda: bool(model.piggybacked))
     progress = {each.request_id: each.done for each in engine.scheduler.read().progress}
     engine.abort("pictures")
     engine.run()
@@ -406,7 +409,7 @@ def test_a_decode_step_that_fails_ends_the_prompt_it_reads(
     read = decode_batch.DecodeBatch.result
 
     def fail(batch: decode_batch.DecodeBatch) -> Sampled:
-        if not model.beside:
+        if not model.piggybacked:
             return read(batch)
         monkeypatch.undo()
         raise RuntimeError("the device stopped")
@@ -430,8 +433,8 @@ def test_a_cached_prefix_is_continued_beside_others(some: Served):
     engine.step(4)
     engine.add(conversation("next", *turns))
     engine.run()
-    assert model.beside
-    assert sum(model.beside) < engine.prompts["next"].num_tokens  # the rest was cached
+    assert model.piggybacked
+    assert sum(model.piggybacked) < engine.prompts["next"].num_tokens  # the rest was cached
     assert engine.tokens["next"] == plain.answer(conversation("next", *turns))
     assert engine.tokens["long"] == plain.answer(asked("long", LONGER))
 
@@ -450,7 +453,7 @@ def test_a_pass_that_fails_is_done_in_two(
     def fail(*arrays: Any) -> None:
         """When the first pass that reads a prompt is launched: its buffers are made by then."""
         nonlocal num_failed
-        if num_failed == 0 and sys._getframe(1).f_code is CompiledModel._step_beside.__code__:
+        if num_failed == 0 and sys._getframe(1).f_code is CompiledModel._mixed_step.__code__:
             num_failed = 1
             raise RuntimeError(error)
         launch(*arrays)
@@ -459,7 +462,7 @@ def test_a_pass_that_fails_is_done_in_two(
     plain = Engine(*served)
     assert run_all(engine, LONGER, 4).items() >= run_all(plain, LONGER, 0).items()
     assert num_failed
-    assert bool(model.beside) == goes_on
+    assert bool(model.piggybacked) == goes_on
 
 
 def test_a_prompt_that_can_not_be_continued_ends_alone(
@@ -476,7 +479,7 @@ def test_a_prompt_that_can_not_be_continued_ends_alone(
     engine.run()
     assert isinstance(engine.ends["text"], Failed)
     assert engine.tokens["long"] == Engine(*served).answer(asked("long", LONGER))
-    assert not model.beside
+    assert not model.piggybacked
 
 
 def test_a_model_that_changes_embeddings_is_not_read_beside(load_tiny: Load):
@@ -489,7 +492,7 @@ def test_a_model_that_cannot_be_compiled_is_run_without(load_tiny: Load):
     engine, model = compiled(served)
     assert engine.answer(asked("text")) == Engine(*served).answer(asked("text"))
     assert not model.works
-    assert not model.plan_next()
+    assert not model.compile_next()
 
 
 class Broken:
@@ -507,12 +510,12 @@ class Broken:
         made: mx.array = self.inner(*arguments)
         return made
 
-    def within(self, queries: mx.array, *_: Any) -> mx.array:
+    def attend_bounded(self, queries: mx.array, *_: Any) -> mx.array:
         return mx.linalg.inv(mx.zeros((*queries.shape[:-1], 1, 1)), stream=mx.cpu).reshape(
             *queries.shape[:-1], 1
         ) * mx.ones(queries.shape)
 
-    def plan_next(self) -> bool:
+    def schedule_next(self) -> bool:
         return False
 
 
@@ -697,7 +700,8 @@ def test_a_tower_is_compiled_for_each_size(load_tiny: Load, family: str):
     tower = copy.copy(load_tiny(family)[0].model.vision_tower)
     assert isinstance(tower, FrameTower)
     tower.device = Device(DeviceKind.CUDA, "a GPU", 1, 1)
-    tower._graphs = {}
+    tower._backend = backend_of(tower.device)
+    tower._compiled = {}
     side = tower.patch_embed.patch_size
     for grid in (Grid(1, 16, 24), Grid(1, 10, 12), Grid(1, 16, 24)):
         patches = mx.random.normal((grid.patches, 3 * 2 * side**2))
@@ -707,4 +711,4 @@ def test_a_tower_is_compiled_for_each_size(load_tiny: Load, family: str):
             (made.rows, *made.deepstack), (expected.rows, *expected.deepstack), strict=True
         ):
             assert mx.allclose(one, other, atol=1e-5)
-    assert list(tower._graphs) == [Grid(1, 10, 12), Grid(1, 16, 24)]
+    assert list(tower._compiled) == [Grid(1, 10, 12), Grid(1, 16, 24)]

@@ -12,7 +12,8 @@ from tests.integration.harness import Engine
 from tests.integration.prompts import in_pairs
 from tests.integration.test_caches import caches_of
 from tests.integration.test_padded_chunks import Served
-from vlm_server.runner.model import attention
+from vlm_server.runner.backends import cpu
+from vlm_server.runner.backends.interface import Mask
 from vlm_server.runner.model.attention import ModelAttention
 
 pytestmark = pytest.mark.families("caches")
@@ -21,10 +22,10 @@ MASKED_THEMSELVES = frozenset({"paddleocr_vl"})
 """Families that hand their attention a mask of their own, so that it stays mlx-vlm's."""
 
 
-class TakesNothing(attention.CpuAttention):
+class TakesNothing(cpu.CpuAttention):
     """Leaves all to mlx-vlm."""
 
-    def takes(self, queries: mx.array, keys: mx.array, mask: attention.Mask) -> bool:
+    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         return False
 
 
@@ -37,8 +38,8 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         shapes.append((queries.shape[2], keys.shape[2]))
         return own(queries, keys, *rest, **options)
 
-    own = attention.attention_on_cpu
-    monkeypatch.setattr(attention, "attention_on_cpu", watched)
+    own = cpu.attention_on_cpu
+    monkeypatch.setattr(cpu, "attention_on_cpu", watched)
     return shapes
 
 

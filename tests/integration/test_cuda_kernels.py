@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from vlm_server.runner.backends import rows
-from vlm_server.runner.backends.cuda import attention_kernels, kernels, segment_attention
+from vlm_server.runner.backends.cuda import attention_kernels, kernels
 from vlm_server.runner.backends.rows import Run
 
 pytestmark = [
@@ -180,7 +180,7 @@ def test_rows_beside_a_prompt_get_what_they_get_apart(
         )
         for part, sides, each in ((mine, apart[0], bounds), (theirs, apart[1], prompt_bounds))
     ]
-    found = attention_kernels.append_and_attend_beside(
+    found = attention_kernels.append_and_attend_mixed(
         queries,
         (new[0], new[1]),
         ((rows[0], rows[1]), bounds),
@@ -213,8 +213,8 @@ def test_patches_attend_to_their_own_segment(
     patches, heads = sum(count * length for count, length in segments), 4
     qkv = normal(frames, patches, 3, heads, size, dtype=dtype)
     queries, keys, values = (qkv[:, :, part] for part in range(3))
-    blocks = mx.array(segment_attention.blocks_of(segments))
-    found = segment_attention.attend_to_segments(queries, keys, values, blocks, size**-0.5)
+    blocks = mx.array(kernels.blocks_of(segments))
+    found = kernels.attend_to_segments(queries, keys, values, blocks, size**-0.5)
     expected, start = [], 0
     for count, length in segments:
         for _ in range(count):

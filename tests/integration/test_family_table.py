@@ -29,7 +29,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.families import FAMILIES, Spelling
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import family_of, probe
-from vlm_server.runner.vision.encoder import encode_image
+from vlm_server.runner.vision.encoder import ImageEncoder
 
 Served = tuple[LoadedModel, MultimodalPreparer]
 
@@ -146,7 +146,7 @@ def changed(loaded: LoadedModel, preparer: MultimodalPreparer, part: object) -> 
     works = encode_works(preparer, ask("a", part, "what?"))  # type: ignore[arg-type]
     before = attributes(loaded.model)
     for work in works:
-        encode_image(loaded, work)
+        ImageEncoder(loaded).encode([work])
     after = attributes(loaded.model)
     written = (key for key in before | after if before.get(key) is not after.get(key))
     return [".".join(key) for key in written if key[1] not in WRITTEN_ALIKE]

@@ -131,7 +131,7 @@ def test_a_decode_step_fails_those_that_shared_it(
     engine = in_turns(served)
     engine.add(first())
     engine.step_until(lambda: len(engine.tokens.get("first", ())) >= at)
-    left = spoil(monkeypatch, decode_batch, "draw_next", lambda made: (add(made[0]), made[1]))
+    left = spoil(monkeypatch, decode_batch, "sample_next", lambda made: (add(made[0]), made[1]))
     engine.run()
     assert left == [0]
     end = engine.ends["first"]

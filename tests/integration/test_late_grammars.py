@@ -153,9 +153,9 @@ def test_who_is_in_time_again_comes_back(engine: Callable[[], Engine]):
     delay.is_late = True
     made.step(3)
     delay.is_late = False
-    batches = made.runner._batches
-    assert len(batches._apart) == 1
-    made.step_until(lambda: not batches._apart)
+    groups = made.runner._groups
+    assert len(groups._detached) == 1
+    made.step_until(lambda: not groups._detached)
     assert "held" not in made.ends
     made.run()
     assert made.tokens["held"] == alone
@@ -189,8 +189,8 @@ def test_a_request_that_leaves_while_it_is_late_frees_its_grammar(engine: Callab
     made.abort("held")
     made.run()
     assert delay.num_closed == 2
-    assert not made.runner._batches._apart
-    assert not made.runner._batches._times_late
+    assert not made.runner._groups._detached
+    assert not made.runner._groups._times_late
 
 
 def test_a_process_that_dies_ends_its_request_alone(engine: Callable[[], Engine]):
@@ -199,10 +199,10 @@ def test_a_process_that_dies_ends_its_request_alone(engine: Callable[[], Engine]
     made.add(ask("free", "a text", sampling=FREE))
     made.add(ask("held", "a text", sampling=held_to(SHAPE)))
     made.step_until(lambda: len(made.tokens.get("held", ())) > 2)
-    batches = made.runner._batches  # a busy machine may have made it late, and apart
+    groups = made.runner._groups  # a busy machine may have made it late, and apart
     seqs = [
         seq
-        for batch in (batches._together, *(each.batch for each in batches._apart.values()))
+        for batch in (groups._batch, *(each.batch for each in groups._detached.values()))
         for seq in batch._seqs
     ]
     (matcher,) = [seq.sampler.matcher for seq in seqs if seq.sampler.matcher]

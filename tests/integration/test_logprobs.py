@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vlm_server.interfaces import SeqId, TokenLogprobs
-from vlm_server.runner.sampling.logprobs import compute_logprobs
+from vlm_server.runner.sampling import compute_logprobs
 
 
 def scored(logits: mx.array, *num_top: int) -> list[TokenLogprobs]:

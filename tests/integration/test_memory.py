@@ -126,13 +126,13 @@ def prefilled(served: Served, chunk_tokens: int) -> tuple[Engine, list[Any]]:
     engine = Engine(*served, chunk_tokens=chunk_tokens)
     engine.add(ask("a", LONG, picture(1), LONG))
     engine.step_until(lambda: bool(engine.tokens))
-    return engine, engine.runner._batches._together._cache
+    return engine, engine.runner._groups._batch._cache
 
 
 def test_the_size_of_a_row_is_known_beforehand(served: Served):
     engine, _ = prefilled(served, 512)
     engine.step()  # windows are cut back when a token follows the prompt
-    layers = engine.runner._batches._together._cache
+    layers = engine.runner._groups._batch._cache
     num_tokens = engine.prompts["a"].num_tokens
     held = sum(
         array.nbytes

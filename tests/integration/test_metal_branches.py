@@ -16,9 +16,9 @@ from tests.tiny_models.fixtures import TinyModel
 from tests.whole import few_of
 from vlm_server import settings
 from vlm_server.engine.encoding import EncoderInTurns
+from vlm_server.runner.backends.metal import MetalAttention
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.loading.load import load
-from vlm_server.runner.model.attention import MetalAttention
 from vlm_server.runner.vision import encoder
 from vlm_server.runner.vision.encoder import new_encoder
 

@@ -19,7 +19,7 @@ from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.families import Deepstack
 from vlm_server.runner.kv.segments import room_for
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model.padded_chunk import PaddedChunk, PaddedChunkCache
+from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache
 from vlm_server.runner.text import prefill
 
 pytestmark = pytest.mark.families("deepstack", "caches")

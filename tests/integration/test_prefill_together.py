@@ -21,9 +21,9 @@ from vlm_server.runner import model_runner
 from vlm_server.runner.backends.cuda import attention as cuda_attention
 from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.sampling.logprobs import LazyLogprobs
-from vlm_server.runner.text.decode_batches import DecodeBatches
-from vlm_server.runner.text.prefill_together import can_prefill_together
+from vlm_server.runner.sampling import LazyLogprobs
+from vlm_server.runner.text.batched_prefill import can_batch_prefills
+from vlm_server.runner.text.decode_groups import DecodeGroups
 
 pytestmark = pytest.mark.families("rope", "deepstack")
 
@@ -59,7 +59,7 @@ KINDS = (
 
 @pytest.fixture
 def eligible(served: Served) -> None:
-    if not can_prefill_together(served[0]):
+    if not can_batch_prefills(served[0]):
         pytest.skip("not all of this family's layers only append")
 
 
@@ -232,18 +232,18 @@ def test_what_fails_together_is_done_one_by_one(
     def failing(*_: Any) -> None:
         raise RuntimeError("too many")
 
-    join = DecodeBatches.join
+    join = DecodeGroups.join
 
-    def failing_join(self: DecodeBatches, prefills: Any, logits: Any) -> Any:
+    def failing_join(self: DecodeGroups, prefills: Any, logits: Any) -> Any:
         if "bad" in prefills:
             raise RuntimeError("a bad one")
         return join(self, prefills, logits)
 
     for question in questions():
         alone.answer(question)
-    monkeypatch.setattr(DecodeBatches, "join", failing_join)
+    monkeypatch.setattr(DecodeGroups, "join", failing_join)
     if fails_at_launch:
-        monkeypatch.setattr(model_runner, "launch_together", failing)
+        monkeypatch.setattr(model_runner, "launch_batched", failing)
     for number, question in enumerate(questions()):
         if number == 4:
             engine.add(bad)
@@ -285,4 +285,4 @@ def test_scores_that_can_not_be_read_leave_no_sequence_behind(
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
 def test_families_with_other_layers_are_prefilled_in_turn(load_tiny: Load, family: str):
-    assert not can_prefill_together(load_tiny(family)[0])
+    assert not can_batch_prefills(load_tiny(family)[0])

@@ -16,7 +16,7 @@ from tests.whole import few_of
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.sampling.sampler import NO_TOKEN, SequenceSampler, sample
+from vlm_server.runner.sampling import NO_TOKEN, SequenceSampler, sample, sample_and_advance
 
 PROBABILITIES = np.array([0.15, 0.05, 0.3, 0.4, 0.1])
 LIKELIEST = 3
@@ -38,10 +38,8 @@ def row_of(
 
 def draw(row: SequenceSampler, logits: mx.array = LOGITS, count: int = DRAWS) -> list[int]:
     """Token ids that `row` draws in a run, from the same logits each time."""
-    return [
-        int(i)
-        for i in np.array(mx.concatenate([sample(logits[None], [row]) for _ in range(count)]))
-    ]
+    tokens = [sample_and_advance(logits[None], [row]) for _ in range(count)]
+    return [int(i) for i in np.array(mx.concatenate(tokens))]
 
 
 def draws(temperature: float, top_p: float, seed: int = 0, count: int = DRAWS) -> list[int]:

@@ -13,7 +13,7 @@ from tests.ports import free_ports
 from tests.tiny_models import build
 from vlm_server import settings
 from vlm_server.protocol.ranks import Rank
-from vlm_server.runner.sharding import PLAIN_FAMILIES
+from vlm_server.runner.ranks import PLAIN_FAMILIES
 from vlm_server.supervisor.ranks.hostfile import Host, Hostfile, ranks_of
 
 OF_MLX_VLM = ("qwen3_vl_moe", "internvl")

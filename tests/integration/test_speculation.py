@@ -23,8 +23,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, SamplingParams
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.text import decode_batch
-from vlm_server.runner.text.speculation.build import speculation_of
-from vlm_server.runner.text.speculation.speculation import Speculation
+from vlm_server.runner.text.speculation import Speculation, speculation_of
 
 pytestmark = pytest.mark.families("caches", "rope", "batches")
 

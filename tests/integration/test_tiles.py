@@ -27,7 +27,7 @@ from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.model.tiles import tile_key
-from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures, encode_image, new_encoder
+from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures, new_encoder
 from vlm_server.runner.vision.tile_encoder import TileCache
 from vlm_server.settings import Cache
 
@@ -85,7 +85,7 @@ def with_a_spot(shown: PillowImage.Image) -> PillowImage.Image:
 @pytest.mark.parametrize("size", SIZES)
 def test_tile_by_tile_is_at_once(served: Served, size: tuple[int, int]):
     work, cache = work_of(served, picture(1, *size)), new_cache()
-    encoder, wanted = new_encoder(served[0], cache), encode_image(served[0], work)
+    encoder, wanted = new_encoder(served[0], cache), ImageEncoder(served[0]).encode([work])[0]
     assert_equal(encoder.encode([work])[0], wanted)
     assert_equal(encoder.encode([work])[0], wanted)
     keys = keys_of(served, work)
@@ -122,7 +122,7 @@ def test_only_what_changed_is_encoded(served: Served):
     known, keys = set(keys_of(served, before)), set(keys_of(served, after))
     assert 0 < len(keys - known) < len(keys)
     misses = cache.read().misses
-    assert_equal(encoder.encode([after])[0], encode_image(served[0], after))
+    assert_equal(encoder.encode([after])[0], ImageEncoder(served[0]).encode([after])[0])
     assert cache.read().misses - misses == len(keys - known)
     assert cache.read().entries == len(keys | known)
 
@@ -130,7 +130,9 @@ def test_only_what_changed_is_encoded(served: Served):
 def test_tiles_that_look_the_same_are_encoded_once(served: Served):
     work, cache = work_of(served, PillowImage.new("RGB", (500, 170), (30, 60, 90))), new_cache()
     keys = keys_of(served, work)
-    assert_equal(new_encoder(served[0], cache).encode([work])[0], encode_image(served[0], work))
+    assert_equal(
+        new_encoder(served[0], cache).encode([work])[0], ImageEncoder(served[0]).encode([work])[0]
+    )
     assert cache.read().entries == cache.read().misses == len(set(keys))
     assert len(set(keys)) < len(keys)
 
@@ -162,7 +164,7 @@ def test_nobody_meets_another_clients_tiles(served: Served):
     mine, theirs = work_of(served, shown, "mine"), work_of(served, shown, "theirs")
     assert not set(keys_of(served, mine)) & set(keys_of(served, theirs))
     encoder.encode([mine])[0]
-    assert_equal(encoder.encode([theirs])[0], encode_image(served[0], theirs))
+    assert_equal(encoder.encode([theirs])[0], ImageEncoder(served[0]).encode([theirs])[0])
     assert cache.read().hits == 0
 
 
@@ -190,7 +192,7 @@ def test_a_cache_that_is_too_small_changes_nothing(smol: Served, part: float):
     cache = new_cache(int(part * whole.read().size_bytes))
     encoder = new_encoder(smol[0], cache)
     for work in (first, second, first):
-        assert_equal(encoder.encode([work])[0], encode_image(smol[0], work))
+        assert_equal(encoder.encode([work])[0], ImageEncoder(smol[0]).encode([work])[0])
         cache.check_integrity()
         assert cache.num_holds == 0
     assert (cache.read().evictions > 0) == (part > 0)
@@ -290,11 +292,6 @@ def test_inputs_that_are_not_known_are_encoded_at_once(smol: Served):
     assert len(tiling.split(work.inputs)) > 1
     assert tiling.split({**work.inputs, "depth_values": np.zeros(3)}) == []
     assert tiling.split({"pixel_values_videos": work.inputs["pixel_values"]}) == []
-
-
-def test_an_encoder_without_tiles_encodes_at_once(smol: Served):
-    work = work_of(smol, picture(1, 200, 140))
-    assert_equal(ImageEncoder(smol[0]).encode([work])[0], encode_image(smol[0], work))
 
 
 # ---- what it saves -----------------------------------------------------------------------

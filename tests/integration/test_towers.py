@@ -19,7 +19,10 @@ from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.errors import InternalError
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.backends.cpu_attention import attention_on_cpu
+from vlm_server.runner.backends import backend_of
+from vlm_server.runner.backends.cpu import attention_on_cpu
+from vlm_server.runner.backends.interface import GpuBackend
+from vlm_server.runner.backends.rope import image_rope
 from vlm_server.runner.device.device import Device, DeviceKind, current_device
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import vision_attention as attention
@@ -29,10 +32,8 @@ from vlm_server.runner.model.towers import (
     GlmTower,
     WindowTower,
     fast_tower_of,
-    fill_up,
 )
-from vlm_server.runner.model.vision_attention import attention_on_gpu
-from vlm_server.runner.vision.encoder import encode_image
+from vlm_server.runner.vision.encoder import ImageEncoder
 
 pytestmark = pytest.mark.families("tower")
 
@@ -148,7 +149,7 @@ def test_a_pictures_features_are_those_that_enter_mlx_vlms_text(
     load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms, family: str
 ):
     made, own = (
-        encode_image(loaded, work)
+        ImageEncoder(loaded).encode([work])[0]
         for loaded, preparer in (
             load_tiny(family),
             (load_mlx_vlms(family), new_preparer(load_mlx_vlms(family))),
@@ -166,8 +167,9 @@ def test_rows_that_are_not_as_many_as_the_tokens_are_refused(load_tiny: LoadTiny
     loaded, preparer = load_tiny("qwen2_5_vl")
     (work,) = encode_works(preparer, ask("a", picture(1), "what?"))
     shorter = replace(work.span, end=work.span.end - 1)
+    prompt = replace(work.prompt, spans=(shorter,))
     with pytest.raises(InternalError, match="tokens got"):
-        encode_image(loaded, replace(work, prompt=replace(work.prompt, spans=(shorter,))))
+        ImageEncoder(loaded).encode([replace(work, prompt=prompt)])
 
 
 def test_bfloat16_rows_are_as_near_to_exact_ones(load_mlx_vlms: LoadMlxVlms):
@@ -189,7 +191,7 @@ def test_bfloat16_rows_are_as_near_to_exact_ones(load_mlx_vlms: LoadMlxVlms):
 def test_attention_is_the_same_on_either_device(patches: int, size: int):
     """900 patches are more than are worked on at once on a CPU."""
     q, k, v = (mx.random.normal((2, 3, patches, size), key=mx.random.key(n)) for n in range(3))
-    on_gpu, on_cpu = attention_on_gpu(q, k, v, 0.3), attention_on_cpu(q, k, v, 0.3)
+    on_gpu, on_cpu = GpuBackend().attend(q, k, v, 0.3), attention_on_cpu(q, k, v, 0.3)
     assert distance([on_gpu], [on_cpu]) < 2e-5
 
 
@@ -222,8 +224,10 @@ def sizes_attended_to(monkeypatch: pytest.MonkeyPatch, size: int) -> set[int]:
         qkv=nn.Linear(hidden, 3 * hidden), proj=nn.Linear(hidden, hidden), num_heads=2, scale=0.3
     )
     x = mx.random.normal((1, 12, hidden))
-    rope = attention.image_rope(np.zeros((12, 2), dtype=np.int32), size)
-    output = attention.attend(layer, x, rope, attention.Segments(((2, 4), (1, 4))), metal)
+    rope = image_rope(np.zeros((12, 2), dtype=np.int32), size)
+    output = attention.attend(
+        layer, x, rope, attention.Segments(((2, 4), (1, 4))), backend_of(metal)
+    )
     assert output.shape == x.shape
     return sizes
 
@@ -238,7 +242,7 @@ def test_a_layer_that_is_filled_up_gives_the_same(bias: bool):
             del linear.bias
     x = mx.random.normal((5, 16))
     expected = mlp(x)
-    fill_up(mlp)
+    GpuBackend().prepare_mlp(mlp)
     assert mlp.gate_proj.weight.shape == (64, 16)
     assert mlp.down_proj.weight.shape == (16, 64)
     assert distance([mlp(x)], [expected]) < 1e-6
@@ -247,7 +251,7 @@ def test_a_layer_that_is_filled_up_gives_the_same(bias: bool):
 @pytest.mark.parametrize("width", [64, 128])
 def test_a_layer_that_needs_none_stays(width: int):
     mlp = MLP(16, width)
-    fill_up(mlp)
+    GpuBackend().prepare_mlp(mlp)
     assert mlp.gate_proj.weight.shape == (width, 16)
 
 

@@ -23,7 +23,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Finished, Start
 from vlm_server.runner import model_runner
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.text.speculation.wide_step import WideStep
+from vlm_server.runner.text.wide_step import WideStep
 
 Loaded = tuple[LoadedModel, MultimodalPreparer]
 
@@ -95,7 +95,7 @@ def test_texts_together_and_drafts_are_compiled(
     """All that another kernel is compiled for: prompts together, and rows of different lengths."""
     served = Served(load_tiny("qwen2_5_vl")[0], START)
     together, wide = list[set[int]](), list[list[int]]()
-    launch, take = model_runner.launch_together, WideStep.result
+    launch, take = model_runner.launch_batched, WideStep.result
 
     def noting_together(loaded: LoadedModel, requests: Sequence[NewRequest]) -> Any:
         together.append({one.prompt.num_tokens for one in requests})
@@ -106,7 +106,7 @@ def test_texts_together_and_drafts_are_compiled(
         wide.append([len(tokens) for tokens in taken[0]])
         return taken
 
-    monkeypatch.setattr(model_runner, "launch_together", noting_together)
+    monkeypatch.setattr(model_runner, "launch_batched", noting_together)
     monkeypatch.setattr(WideStep, "result", noting_wide)
     for stage in stages(is_thorough=True, compiles=True, with_video=False, context_tokens=8192):
         warm_up(served.engine.loop, served.inbox, stage)

@@ -40,7 +40,7 @@ from vlm_server.runner.distributed.leader import Leading
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.planned import planned_state_size
-from vlm_server.runner.text.prefill_together import can_prefill_together
+from vlm_server.runner.text.batched_prefill import can_batch_prefills
 from vlm_server.runner.vision.encoder import new_encoder
 
 logger = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ def build_engine(
             start.scheduler.max_images_per_encode if loaded.family.takes_several else 1
         ),
         max_prompts_per_prefill=(
-            start.scheduler.max_prompts_per_prefill if can_prefill_together(loaded) else 1
+            start.scheduler.max_prompts_per_prefill if can_batch_prefills(loaded) else 1
         ),
     )
     grammars = Grammars(loaded.host, _grammar_limits(start), start.cache.grammar_bytes)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm_server.interfaces.model_spec import ModelSpec
+from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.device.faults import Faults
 from vlm_server.runner.families import Family
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.model.attention import ModelAttention

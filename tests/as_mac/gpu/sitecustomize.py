@@ -74,18 +74,18 @@ def _take_for_metal(module: ModuleType) -> None:
 
 def _spoil_decode(module: Any) -> None:
     """A step's, and not the first token of a prompt, which is part of its prefill."""
-    batch, first = module.DecodeBatch, module.draw_next
+    batch, first = module.DecodeBatch, module.sample_next
     later = _at("decode", first, lambda made: (_failing(made[0]), made[1]))
-    draw = batch.draw
+    sample = batch.sample
 
-    def draw_step(self: Any) -> None:
-        module.draw_next = later
+    def sample_step(self: Any) -> None:
+        module.sample_next = later
         try:
-            draw(self)
+            sample(self)
         finally:
-            module.draw_next = first
+            module.sample_next = first
 
-    batch.draw = draw_step
+    batch.sample = sample_step
 
 
 def _spoil_prefill(module: Any) -> None:

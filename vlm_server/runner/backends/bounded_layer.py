@@ -73,8 +73,8 @@ class BoundedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return self.keys, self.values
 
 
-class LayerBeside(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
-    """A layer of a pass in which rows decode and tokens of a prompt are read.
+class MixedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
+    """A layer of a mixed step, in which rows decode and a prompt's chunk is piggybacked.
 
     To the model, each token is a row of one: those that decode, then the prompt's.
     """
@@ -104,6 +104,6 @@ class LayerBeside(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         self.new = keys, values
         return keys, values
 
-    def parted(self, array: mx.array) -> tuple[mx.array, mx.array]:
+    def split(self, array: mx.array) -> tuple[mx.array, mx.array]:
         """(tokens, heads, 1, size) as (rows, heads, 1, size) and (1, heads, tokens, size)."""
         return array[: self._num_rows], array[self._num_rows :].transpose(2, 1, 0, 3)

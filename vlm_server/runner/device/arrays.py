@@ -1,8 +1,15 @@
-"""How MLX's arrays are read: all of them by `read`, which evaluates first.
+"""Reads arrays, and says what MLX's errors mean, which have no types.
+
+All arrays are read by `read`, which evaluates first.
 
 numpy asks an array for its buffer, loses the exception if computing it failed, and asks again; by
 then MLX has told the error and forgotten it, and what was never computed is read as numbers. On
 Metal every failure is late like this: out of memory, time-outs, another program's faults.
+
+Metal runs commands after the call that launched them has returned, and MLX tells an error once, to
+whoever waits next for anything of that stream. All others read what was never computed. So where
+errors come late, the work of one owner (sequences that decode, a prompt, an encode) is waited for
+before another's; and whoever did not see an error asks whether somebody else saw one meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +19,24 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
+
+from vlm_server.errors import InternalError, OutOfMemory, RequestError, StepTooLong
+from vlm_server.runner.device.device import Device
+
+_NO_MEMORY = "The device ran out of memory; please try again."
+_TOO_LONG = "The device ended a step that took too long; please try again."
+_ALLOCATIONS = (
+    "malloc]",
+    "out of memory",
+    "unable to allocate",
+    "cudamalloc",
+    "insufficient memory",  # Metal's, of commands that had begun
+    "callbackerroroutofmemory",
+)
+"""Parts of what MLX says if an allocation fails, in small letters."""
+_TIME_OUTS = ("errortimeout", "errorhang", "errorimpactinginteractivity", "errorinnocentvictim")
+"""The same of commands that Metal ended since they, or another program's, held the GPU too long."""
+_LATE = "command buffer execution failed"
 
 
 def read(array: mx.array) -> NDArray[Any]:
@@ -27,3 +52,36 @@ def share(array: mx.array) -> NDArray[Any]:
     """An array's own memory, to be written to; it must be nobody else's. Raises as `read`."""
     mx.eval(array)
     return np.array(array, copy=False)  # noqa: TID251  evaluated
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether MLX says that an allocation failed."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in _ALLOCATIONS)
+
+
+class Faults:
+    """The errors of one model's device."""
+
+    def __init__(self, device: Device) -> None:
+        self.come_late = device.tells_errors_late
+        """Whether work fails after it was launched."""
+        self.num_late = 0
+        """How many of those were told. What anybody launched before, and did not wait for, may
+        never have been computed."""
+        self.last_late: RequestError = InternalError("")
+        """The last of those."""
+
+    def request_error(self, error: Exception, message: str) -> RequestError:
+        """What a request is told that ends with `error`; `message` if that is no usual one."""
+        if isinstance(error, RequestError):
+            return error
+        text = str(error).lower()
+        found: RequestError = InternalError(message)
+        if is_out_of_memory(error):
+            found = OutOfMemory(_NO_MEMORY)
+        elif any(words in text for words in _TIME_OUTS):
+            found = StepTooLong(_TOO_LONG)
+        if _LATE in text:
+            self.num_late, self.last_late = self.num_late + 1, found
+        return found

@@ -50,6 +50,11 @@ class Device:
         return self.kind is DeviceKind.CPU
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether it is a GPU whose memory is the machine's."""
+        return self.kind is DeviceKind.METAL
+
+    @property
     def trims_own_pool(self) -> bool:
         """Whether its allocator frees what it keeps for reuse before it exceeds its limit.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from vlm_server.interfaces import MemoryReading
-from vlm_server.runner.device.device import Device, DeviceKind
+from vlm_server.runner.device.device import Device
 from vlm_server.settings import Memory
 
 
@@ -45,7 +45,7 @@ class MlxMemory:
 
     @property
     def is_shared(self) -> bool:
-        return self._device.kind is DeviceKind.METAL
+        return self._device.shares_memory
 
     @property
     def trims_own_pool(self) -> bool:

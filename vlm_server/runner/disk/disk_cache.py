@@ -22,7 +22,7 @@ from vlm_server.cache.lru import Cache
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
-from vlm_server.runner.device.faults import is_out_of_memory
+from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.disk.disk_writer import DiskWriter, Job
 from vlm_server.runner.disk.records import (
     UNREADABLE,

@@ -74,7 +74,7 @@ def separated(running: list[Any], rows: list[int]) -> list[Any]:
 
 
 def merged(running: list[Any], num_running: int, others: list[Any], count: int) -> list[Any]:
-    """The layers of `num_running` rows, and of `count` others that decoded apart from them."""
+    """The layers of `num_running` rows, and of `count` others that were detached."""
     if num_running == 0:
         return others
     if count == 1:
@@ -168,7 +168,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     @property
     def left_padding(self) -> mx.array:
-        """(rows,) int32: `paddings`, for models that run without graphs."""
+        """(rows,) int32: `paddings`, for models that are not compiled."""
         if self._left_padding is None:
             self._left_padding = mx.array(self.paddings)
         return self._left_padding

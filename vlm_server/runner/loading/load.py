@@ -14,10 +14,11 @@ import mlx.core as mx
 import mlx_vlm
 
 from vlm_server.errors import ModelLoadError
+from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.cuda import kernels
 from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
+from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.device.faults import Faults
 from vlm_server.runner.families import FAMILIES, Family, Spelling, refuse_unservable
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.loaded import LoadedModel
@@ -42,7 +43,7 @@ from vlm_server.runner.loading.checkpoint.weights import (
 from vlm_server.runner.loading.evaluate import arrays_of, evaluate
 from vlm_server.runner.loading.host import host_model
 from vlm_server.runner.loading.probe import family_of
-from vlm_server.runner.model.attention import ModelAttention, attention_on
+from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.fixes import Fix
 from vlm_server.runner.model.forward_pass import plain_embedding
@@ -77,7 +78,7 @@ def load(
         evaluate(model if ranks is None or ranks.leads else model.language_model)
     generation = read_json(folder / "generation_config.json")
     language_model = model.language_model
-    attention = ModelAttention(language_model, attention_on(device, host.context_tokens))
+    attention = ModelAttention(language_model, backend_of(device).attention(host.context_tokens))
     positions = decode_positions(language_model, has_mrope=family.mrope is not None)
     compiled = None
     if device.runs_our_kernels and family.is_checked and ranks is None:

@@ -1,13 +1,13 @@
-"""Runs a language model on new tokens by graphs that are built once, and replayed by the host.
+"""Compiled steps of a language model: traced once for each shape, and replayed by the host.
 
-A compiled graph has fixed shapes, while KV grows with each token. So the model gets each layer's
-whole buffers, and where each row's tokens are in them as numbers on the device. There is a graph
-for each number of rows and of tokens. On CUDA, our attention writes and reads the buffers through
-views of their first columns, so that their size does not matter; elsewhere, there is a graph for
-each size, too.
+A compiled step has fixed shapes, while KV grows with each token. So the model gets each layer's
+whole buffers, and where each row's tokens are in them as numbers on the device. There is a compiled
+step for each number of rows and of tokens. On CUDA, our attention writes and reads the buffers
+through views of their first columns, so that their size does not matter; elsewhere, there is a
+compiled step for each size, too.
 
-A decode step may read some tokens of a prompt in the same pass (`step` with `beside`): the weights
-are then read once for both, and those who decode hardly wait.
+A mixed step decodes, and reads a piggybacked chunk of a prompt in the same pass: the weights are
+read once for both, and those who decode hardly wait.
 """
 
 from __future__ import annotations
@@ -22,30 +22,29 @@ import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
 from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns
+from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS, MAX_DRAFTING_ROWS
-from vlm_server.runner.device.faults import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
 from vlm_server.runner.model.attention import ModelAttention
+from vlm_server.runner.model.chunks import PaddedChunk, PromptChunk
 from vlm_server.runner.model.forward_pass import Embed, ForwardPass, Sides
 from vlm_server.runner.model.mrope import DecodePositions, next_position_ids
-from vlm_server.runner.model.padded_chunk import PaddedChunk
-from vlm_server.runner.model.prompt_chunk import PromptChunk
 
 logger = logging.getLogger(__name__)
 
 _MOST_ROWS = 32
-"""Of graphs that are built ahead."""
+"""Of steps that are compiled ahead."""
 
 _CHUNKS = (1, 32, 128, *range(256, 2049, 256))
-"""How many tokens graphs of prefill chunks have."""
+"""How many tokens compiled prefill chunks have."""
 _SHORT_CHUNK = 128
-"""Up to so many tokens, a chunk takes a graph however far into a prompt it is."""
+"""Up to so many tokens, a chunk is compiled however far into a prompt it is."""
 _MOST_KEYS = 4096
 """Of longer chunks. With more, MLX's own attention is faster, once it is planned."""
 _MOST_SHARE_OF_ROWS = 0.25
-"""Of a pass that reads a prompt as well: with more rows, hardly a token of it would fit in."""
+"""Of a mixed step's tokens: with more rows, hardly a token of a prompt would fit in."""
 _TOKEN_AXES = {"inputs_embeds": 1, "position_ids": 2}
-"""Arguments that graphs take, and which of their axes has an entry for each token."""
+"""Arguments of compiled steps, and which of their axes has an entry for each token."""
 
 
 class _Kind(enum.Enum):
@@ -53,13 +52,13 @@ class _Kind(enum.Enum):
     """`rows` that append `count` tokens each."""
     CHUNK = enum.auto()
     """`count` tokens of one prompt."""
-    BESIDE = enum.auto()
+    MIXED = enum.auto()
     """`rows` that append a token each, and a prompt's tokens, `count` in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A graph's."""
+    """The shape of a compiled step."""
 
     rows: int
     count: int
@@ -75,8 +74,8 @@ class _Place:
     bounds: mx.array
     sides: Sides
 
-    def take(self, new: Sides) -> None:
-        """They were written there; into the buffers `new`, if there are any."""
+    def advance(self, new: Sides) -> None:
+        """Count the tokens, which were written there; into the buffers `new`, if there are any."""
         for number, layer in enumerate(self.cache):
             if new:
                 layer.keys, layer.values = new[number]
@@ -97,8 +96,8 @@ class CompiledModel:
     ) -> None:
         """`draft_widths`: see `Device`.
 
-        `embed`: None if that is not known. With it, a pass for a decode step and a prompt has
-        `tokens_per_pass`; 0 for no such passes.
+        `embed`: None if that is not known. With it, a mixed step has `tokens_per_pass`; 0 for no
+        mixed steps.
         """
         self._positions = positions
         self._attention = attention
@@ -106,17 +105,17 @@ class CompiledModel:
         self._tokens_per_pass = 0 if embed is None else tokens_per_pass
         forward = ForwardPass(language_model, attention, embed)
         self._step: Any = mx.compile(forward.run)
-        self._beside: Any = mx.compile(forward.run_beside)
+        self._mixed: Any = mx.compile(forward.run_mixed)
         self.works = True
         """False once it was found that the model can't be compiled."""
         self._sides: Sides = []
-        """A column of those of the first call; graphs that are built ahead have such shapes."""
+        """A column of those of the first call; steps that are compiled ahead have such shapes."""
         self._inputs: dict[str, mx.array] = {}
         """A token of those of the first chunk, likewise."""
         self._takes_media = True
         """Whether media bring no further arguments, as far as is known."""
         self._wanted = dict.fromkeys(self._shapes(draft_widths) if self._in_place else ())
-        """Graphs to build ahead."""
+        """Steps to compile ahead."""
 
     def _shapes(self, draft_widths: Sequence[int]) -> list[_Shape]:
         rows = range(1, _MOST_ROWS + 1)
@@ -124,8 +123,8 @@ class CompiledModel:
         chunks = [_Shape(1, count, _Kind.CHUNK) for count in _CHUNKS]
         count = self._tokens_per_pass
         few = [number for number in rows if number <= _MOST_SHARE_OF_ROWS * count]
-        beside = [_Shape(number, count, _Kind.BESIDE) for number in few]
-        return [*(_Shape(number, 1) for number in rows), *wide, *chunks, *beside]
+        mixed = [_Shape(number, count, _Kind.MIXED) for number in few]
+        return [*(_Shape(number, 1) for number in rows), *wide, *chunks, *mixed]
 
     def takes(self, cache: list[Any]) -> bool:
         """Whether it takes a batch with these layers."""
@@ -143,10 +142,10 @@ class CompiledModel:
         if count <= _SHORT_CHUNK or end <= _MOST_KEYS:
             return True
         padded = PaddedChunk.around(end - count, end, CUDA_BLOCK_TOKENS)
-        return not self._attention.is_planned(padded.last - padded.first, padded.last)
+        return not self._attention.is_scheduled(padded.last - padded.first, padded.last)
 
-    def most_beside(self, rows: int, *, has_media: bool) -> int:
-        """How many tokens of a prompt a step of so many rows may read; 0 for none."""
+    def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:
+        """How many tokens of a prompt fit into a mixed step of so many rows; 0 for none."""
         is_known = self.works and bool(self._inputs) and (self._takes_media or not has_media)
         count = self._tokens_per_pass
         return count - rows if is_known and rows <= _MOST_SHARE_OF_ROWS * count else 0
@@ -156,20 +155,22 @@ class CompiledModel:
         token_ids: mx.array,
         cache: list[Any],
         position_ids: dict[str, mx.array],
-        beside: PromptChunk | None = None,
-    ) -> mx.array | None:
-        """Append `token_ids`, (rows, tokens), to `cache`: their logits, (rows, tokens, vocabulary).
+        chunk: PromptChunk | None = None,
+    ) -> tuple[mx.array, mx.array | None] | None:
+        """Append `token_ids`, (rows, tokens), to `cache`; with `chunk`, if that is possible.
 
-        `beside` is read as well if that is possible: it has logits then. See `_launch`.
+        Returns logits, (rows, tokens, vocabulary), and those of the chunk's last token, (1, 1,
+        vocabulary), or None if the chunk was not read. None for both: see `_launch`.
         """
         rows, count = token_ids.shape
-        if beside is not None and count == 1 and self._takes_beside(rows, beside):
-            logits = self._step_beside(token_ids, cache, position_ids, beside)
-            if logits is not None:
-                return logits
+        if chunk is not None and count == 1 and self._fits_mixed_step(rows, chunk):
+            made = self._mixed_step(token_ids, cache, position_ids, chunk)
+            if made is not None:
+                return made
         self._wanted.pop(_Shape(rows, count), None)
         place = self._place(cache, count, count)
-        return self._launch(token_ids, place, position_ids, None)
+        logits = self._launch(token_ids, place, position_ids, None)
+        return None if logits is None else (logits, None)
 
     def prefill(self, chunk: PromptChunk) -> mx.array | None:
         """Append `chunk`: the last token's logits, (1, 1, vocabulary). See `_launch`."""
@@ -186,8 +187,8 @@ class CompiledModel:
         token_ids, inputs = _padded(chunk, count)
         return self._launch(token_ids, place, inputs, mx.array([num_new - 1]))
 
-    def plan_next(self) -> bool:
-        """Build a graph that may be needed. False if none is left."""
+    def compile_next(self) -> bool:
+        """Compile a step that may be needed. False if none is left."""
         shape = next((s for s in self._wanted if self._inputs or s.kind is _Kind.STEP), None)
         if shape is None or not self._sides:
             return False
@@ -198,7 +199,7 @@ class CompiledModel:
             self._step(*self._some_prompt(shape.count), mx.array([0]))
         else:
             prompt = self._some_prompt(shape.count - shape.rows)
-            self._beside(*self._some_rows(shape.rows, 1), *prompt, mx.arange(shape.rows + 1))
+            self._mixed(*self._some_rows(shape.rows, 1), *prompt, mx.arange(shape.rows + 1))
         return True
 
     def _some_rows(self, rows: int, count: int) -> tuple[Any, ...]:
@@ -233,12 +234,12 @@ class CompiledModel:
         self._takes_media &= are_known
         return are_known and bool(self._sides) and self.takes(chunk.cache)
 
-    def _takes_beside(self, rows: int, chunk: PromptChunk) -> bool:
-        has_room = chunk.num_tokens <= self.most_beside(rows, has_media=False)
+    def _fits_mixed_step(self, rows: int, chunk: PromptChunk) -> bool:
+        has_room = chunk.num_tokens <= self.max_piggybacked_tokens(rows, has_media=False)
         return self._takes_inputs(chunk) and has_room
 
     def _place(self, cache: list[Any], num_new: int, count: int) -> _Place:
-        """Where `num_new` tokens of each row go, by a graph of `count` tokens; there is room."""
+        """Where `num_new` tokens of each row go, by a compiled step of `count`; there is room."""
         for layer in cache:
             make_room(layer, num_new if self._in_place else count)
         bounds = mx.array([(start, end + num_new, num_new) for start, end in bounds_of(cache[0])])
@@ -267,26 +268,26 @@ class CompiledModel:
                 mx.eval(logits)  # compiles the kernels, if that is possible
         except Exception as error:
             if is_out_of_memory(error):
-                logger.warning("a graph had no memory", exc_info=True)
+                logger.warning("a compiled step had no memory", exc_info=True)
             else:
                 logger.warning("this model can't be compiled", exc_info=True)
                 self.works, self._wanted = False, {}
             return None
-        place.take(new)
+        place.advance(new)
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         if not self._sides:
             self._sides = [(_first(keys, 2), _first(values, 2)) for keys, values in place.sides]
             mx.eval(self._sides)
         return logits  # type: ignore[no-any-return]
 
-    def _step_beside(
+    def _mixed_step(
         self,
         token_ids: mx.array,
         cache: list[Any],
         position_ids: dict[str, mx.array],
         chunk: PromptChunk,
-    ) -> mx.array | None:
-        """As `step`. None if that failed, and nothing was done."""
+    ) -> tuple[mx.array, mx.array] | None:
+        """As `step`, with the chunk. None if that failed, and nothing was done."""
         rows, count = len(token_ids), self._tokens_per_pass - len(token_ids)
         logit_rows = mx.array([*range(rows), rows + chunk.num_tokens - 1])
         try:
@@ -296,20 +297,19 @@ class CompiledModel:
             prompt_ids, inputs = _padded(chunk, count)
             rows_arguments = token_ids, mine.bounds, mine.sides, position_ids
             prompt_arguments = prompt_ids, theirs.bounds, theirs.sides, inputs
-            logits, new = self._beside(*rows_arguments, *prompt_arguments, logit_rows)
+            logits, new = self._mixed(*rows_arguments, *prompt_arguments, logit_rows)
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
         except Exception as error:
-            logger.warning("a prompt can't be read beside a decode step", exc_info=True)
+            logger.warning("a mixed step failed", exc_info=True)
             if not is_out_of_memory(error):
                 self._tokens_per_pass = 0
-                shapes = [shape for shape in self._wanted if shape.kind is not _Kind.BESIDE]
+                shapes = [shape for shape in self._wanted if shape.kind is not _Kind.MIXED]
                 self._wanted = dict.fromkeys(shapes)
             return None
-        self._wanted.pop(_Shape(rows, self._tokens_per_pass, _Kind.BESIDE), None)
+        self._wanted.pop(_Shape(rows, self._tokens_per_pass, _Kind.MIXED), None)
         for place, buffers in zip((mine, theirs), new, strict=True):
-            place.take(buffers)
-        chunk.logits = logits[rows:]
-        return logits[:rows]  # type: ignore[no-any-return]
+            place.advance(buffers)
+        return logits[:rows], logits[rows:]
 
 
 def _first(array: mx.array, axis: int) -> mx.array:
@@ -323,7 +323,7 @@ def _zeros(like: mx.array, rows: int, capacity: int) -> mx.array:
 
 
 def _padded(chunk: PromptChunk, count: int) -> tuple[mx.array, dict[str, mx.array]]:
-    """Its token ids and inputs, as a graph of `count` tokens takes them."""
+    """Its token ids and inputs, as a compiled step of `count` tokens takes them."""
     inputs = {n: _filled_up(value, _TOKEN_AXES[n], count) for n, value in chunk.inputs.items()}
     return _filled_up(chunk.token_ids, 1, count), inputs
 

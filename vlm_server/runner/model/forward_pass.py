@@ -1,5 +1,5 @@
-"""What the compiled graphs of a language model compute: mlx-vlm's own forward pass, on KV buffers
-whose contents only the device knows the bounds of.
+"""The functions that compiled steps compile: mlx-vlm's own forward pass of a language model, on KV
+buffers whose bounds only the device knows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vlm_server.runner.backends.bounded_layer import BoundedLayer, LayerBeside
+from vlm_server.runner.backends.bounded_layer import BoundedLayer, MixedLayer
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.lm_head import logits_at, logits_of_last, logits_of_rows
@@ -31,7 +31,7 @@ class ForwardPass:
     """
 
     def __init__(self, language_model: Any, attention: ModelAttention, embed: Embed | None) -> None:
-        """`embed`: None if that is not known; then there is no `run_beside`."""
+        """`embed`: None if that is not known; then there is no `run_mixed`."""
         self._language_model = language_model
         self._attention = attention
         self._embed = embed
@@ -56,7 +56,7 @@ class ForwardPass:
             logits = self._call(token_ids, layers, inputs)
         return logits, self._new(layers)
 
-    def run_beside(
+    def run_mixed(
         self,
         token_ids: mx.array,
         bounds: mx.array,
@@ -77,7 +77,7 @@ class ForwardPass:
         rows = self._layers(sides, bounds)
         prompt = self._layers(prompt_sides, prompt_bounds)
         count = prompt_ids.shape[1]
-        layers = [LayerBeside(*both, count) for both in zip(rows, prompt, strict=True)]
+        layers = [MixedLayer(*both, count) for both in zip(rows, prompt, strict=True)]
         embeds = [self._embed(token_ids[:, 0]), prompt_inputs["inputs_embeds"][0]]
         inputs = {"inputs_embeds": mx.concatenate(embeds)[:, None]}
         if position_ids:
@@ -114,6 +114,6 @@ def plain_embedding(model: Any) -> Embed | None:
         made = model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
         is_plain = read(mx.array_equal(embed(token_ids), made.inputs_embeds)).item()
     except Exception:
-        logger.debug("prompts are not read beside decode steps", exc_info=True)
+        logger.debug("this model has no mixed steps", exc_info=True)
         return None
     return embed if is_plain else None

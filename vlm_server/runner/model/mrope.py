@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding
 
-from vlm_server.runner.model.rope import Rope
+from vlm_server.runner.backends.rope import Rope
 
 _STYLES = frozenset({"chunked", "interleaved"})
 """Those in which each frequency follows one of the three positions."""

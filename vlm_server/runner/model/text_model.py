@@ -1,6 +1,6 @@
 """Runs a language model: decode steps of several rows, and prefill chunks of one prompt.
 
-By compiled graphs where that pays and is possible, else as mlx-vlm runs it.
+By compiled steps where that pays and is possible, else as mlx-vlm runs it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from mlx_vlm.models.cache import KVCache
 from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.model.attention import ModelAttention
+from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.lm_head import logits_of_last
-from vlm_server.runner.model.prompt_chunk import PromptChunk
 
 
 class TextModel:
@@ -31,43 +31,43 @@ class TextModel:
         self._attention = attention
         self._compiled = compiled
 
-    def most_beside(self, rows: int, *, has_media: bool) -> int:
-        """How many tokens of a prompt a step of so many rows may read; 0 for none."""
+    def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:
+        """How many tokens of a prompt fit into a mixed step of so many rows; 0 for none."""
         compiled = self._compiled
-        return 0 if compiled is None else compiled.most_beside(rows, has_media=has_media)
+        return 0 if compiled is None else compiled.max_piggybacked_tokens(rows, has_media=has_media)
 
     def step(
         self,
         token_ids: mx.array,
         cache: list[Any],
         position_ids: dict[str, mx.array],
-        beside: PromptChunk | None = None,
-    ) -> mx.array:
-        """Append `token_ids`, (rows, tokens), to the layers of `cache`.
+        chunk: PromptChunk | None = None,
+    ) -> tuple[mx.array, mx.array | None]:
+        """Append `token_ids`, (rows, tokens), to the layers of `cache`; with `chunk`, if possible.
 
-        Returns logits, (rows, tokens, vocabulary), lazy. `beside` is read in the same pass if that
-        is possible: it has logits then.
+        Returns logits, (rows, tokens, vocabulary), lazy, and those of the chunk's last token,
+        (1, 1, vocabulary); None if the chunk was not read.
         """
         if self._compiled is not None and self._compiled.takes(cache):
-            logits = self._compiled.step(token_ids, cache, position_ids, beside)
-            if logits is not None:
-                return logits
-        return self._eager(token_ids, cache, position_ids)
+            made = self._compiled.step(token_ids, cache, position_ids, chunk)
+            if made is not None:
+                return made
+        return self._eager(token_ids, cache, position_ids), None
 
     def prefill(self, chunk: PromptChunk) -> mx.array | None:
         """Read `chunk` by itself.
 
-        Returns the logits of its last token, (1, 1, vocabulary), lazy; None if there is no graph
-        for it, and nothing was done.
+        Returns the logits of its last token, (1, 1, vocabulary), lazy; None if there is no compiled
+        step for it, and nothing was done.
         """
         compiled = self._compiled
         if compiled is None or not compiled.takes_chunk(chunk):
             return None
         return compiled.prefill(chunk)
 
-    def plan_next(self) -> bool:
-        """While nobody waits, build a further graph. False if none is left."""
-        return self._compiled is not None and self._compiled.plan_next()
+    def compile_next(self) -> bool:
+        """Compile a further step, while nobody waits. False if none is left."""
+        return self._compiled is not None and self._compiled.compile_next()
 
     def _eager(
         self, token_ids: mx.array, cache: list[Any], position_ids: dict[str, mx.array]

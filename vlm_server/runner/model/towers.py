@@ -29,6 +29,8 @@ from mlx_vlm.models import (
 )
 from numpy.typing import NDArray
 
+from vlm_server.runner.backends import backend_of
+from vlm_server.runner.backends.rope import Rope, image_rope
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.grids import (
@@ -38,20 +40,16 @@ from vlm_server.runner.model.grids import (
     patch_positions,
     window_layout,
 )
-from vlm_server.runner.model.rope import Rope
 from vlm_server.runner.model.vision_attention import (
     Segments,
     attend,
-    exp_in_place,
-    image_rope,
     many_segments,
 )
 
 PIXEL_BYTES = "pixel_bytes"
 """What a `PatchProcessor` gives in place of an image's `pixel_values`."""
 
-_ALIGNED = 64
-_MOST_GRAPHS = 16
+_MOST_COMPILED = 16
 
 
 def use_fast_tower(model: Any, tower: type[FrameTower], device: Device) -> None:
@@ -88,7 +86,7 @@ class TowerRows:
         ]
 
 
-_Graph = Callable[[mx.array], tuple[mx.array, list[mx.array], list[mx.array]]]
+_Encode = Callable[[mx.array], tuple[mx.array, list[mx.array], list[mx.array]]]
 """Makes rows, deepstack and parts of `TowerRows` of the patches of one grid."""
 
 
@@ -98,11 +96,12 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
     def __init__(self, tower: Any, device: Device) -> None:
         super().__init__()
         self.device = device
+        self._backend = backend_of(device)
         self.patch_embed = tower.patch_embed
         self.blocks = tower.blocks
         self.merger = tower.merger
         self.spatial_merge_size = int(tower.spatial_merge_size)
-        self._graphs = dict[Grid, _Graph]()
+        self._compiled = dict[Grid, _Encode]()
         """By grid; the one used longest ago first."""
         self.pixel_values: Callable[[NDArray[np.uint8]], mx.array] | None = None
         """Turns an image's bytes into pixel values, where its processor gives bytes."""
@@ -131,7 +130,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         parts, start = [], 0
         for grid in join_frames(Grid(*row) for row in grid_thw.tolist()):
             patches = pixel_values[start : start + grid.patches]
-            parts.append(TowerRows(*self._graph_of(grid)(patches)))
+            parts.append(TowerRows(*self._function_of(grid)(patches)))
             start += grid.patches
         return TowerRows(
             mx.concatenate([part.rows for part in parts]),
@@ -142,18 +141,18 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
             [each for part in parts for each in part.parts],
         )
 
-    def _graph_of(self, grid: Grid) -> _Graph:
+    def _function_of(self, grid: Grid) -> _Encode:
         """What makes rows and deepstack of the patches of such a grid: compiled where that pays.
 
-        The graphs of the grids that were met last are kept, each with positions on the device.
+        Those of the grids that were met last are kept, each with positions on the device.
         """
-        graph = self._graphs.pop(grid, None) or self._new_graph(grid)
-        self._graphs[grid] = graph
-        if len(self._graphs) > _MOST_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
-        return graph
+        function = self._compiled.pop(grid, None) or self._new_function(grid)
+        self._compiled[grid] = function
+        if len(self._compiled) > _MOST_COMPILED:
+            del self._compiled[next(iter(self._compiled))]
+        return function
 
-    def _new_graph(self, grid: Grid) -> _Graph:
+    def _new_function(self, grid: Grid) -> _Encode:
         def run(patches: mx.array) -> tuple[mx.array, list[mx.array], list[mx.array]]:
             made = self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid)
             return made.rows, made.deepstack, made.parts
@@ -186,7 +185,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         return image_rope(positions, self.blocks[0].attn.head_dim)
 
     def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
-        x = x + attend(block.attn, block.norm1(x), rope, segments, self.device)
+        x = x + attend(block.attn, block.norm1(x), rope, segments, self._backend)
         after: mx.array = x + block.mlp(block.norm2(x))
         return after
 
@@ -236,9 +235,8 @@ class WindowTower(FrameTower):
         super().__init__(tower, device)
         self._frame_layers = frozenset(tower.fullatt_block_indexes)
         self._window_side = tower.window_size // tower.spatial_merge_size // tower.patch_size
-        if not device.is_cpu:
-            for block in self.blocks:
-                fill_up(block.mlp)
+        for block in self.blocks:
+            self._backend.prepare_mlp(block.mlp)
 
     def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
         """Tokens are sorted by window before the first layer, and back after the last."""
@@ -259,14 +257,8 @@ class WindowTower(FrameTower):
         return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [], parts)
 
     def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
-        if not self.device.is_cpu:
-            return super()._layer(block, x, rope, segments)
-        x = x + attend(block.attn, block.norm1(x), rope, segments, self.device)
-        normed, mlp = block.norm2(x), block.mlp
-        gate = mlp.gate_proj(normed)
-        silu = (gate / (1 + exp_in_place(-gate))).astype(gate.dtype)
-        after: mx.array = x + mlp.down_proj(silu * mlp.up_proj(normed))
-        return after
+        x = x + attend(block.attn, block.norm1(x), rope, segments, self._backend)
+        return x + self._backend.gated_mlp(block.mlp, block.norm2(x))
 
 
 class GlmTower(FrameTower):
@@ -294,22 +286,6 @@ class GlmTower(FrameTower):
             -1, self.spatial_merge_size, self.spatial_merge_size, x.shape[-1]
         )
         return super()._merge(_flat(self.downsample(tokens)))
-
-
-def fill_up(mlp: Any) -> None:
-    """Pad an MLP's hidden layer with zeros, which change no result, to a multiple of `_ALIGNED`.
-
-    Qwen2.5-VL's has 3,420 numbers of two bytes: GPUs have no fast product for such rows.
-    """
-    missing = -mlp.down_proj.weight.shape[1] % _ALIGNED
-    is_quantized = "scales" in mlp.down_proj
-    if not missing or is_quantized:
-        return
-    for proj in (mlp.gate_proj, mlp.up_proj):
-        proj.weight = mx.pad(proj.weight, [(0, missing), (0, 0)])
-        if "bias" in proj:
-            proj.bias = mx.pad(proj.bias, (0, missing))
-    mlp.down_proj.weight = mx.pad(mlp.down_proj.weight, [(0, 0), (0, missing)])
 
 
 def _flat(x: mx.array) -> mx.array:

@@ -1,15 +1,15 @@
-"""Sequences that decode together, and their batched KV cache.
+"""A batch of sequences that decode together, and its KV cache.
 
-A step is `forward`, the model on the tokens that were drawn last, and `draw`, the next ones. It
+A step is `forward`, the model on the tokens that were sampled last, and `sample`, the next ones. It
 runs one step ahead of what it reports: `forward` begins on those tokens, and only `result` reads
 them, so the device works while the host reads. The first token of a sequence is waited for, and
-reported when it joins. Sequences that follow a grammar need those tokens before they draw: then the
-host reads them, and learns what is allowed next, between `forward` and `draw`. `decode_batches`
-decides what becomes of those for which that is late.
+reported when it joins. Sequences that follow a grammar need those tokens before they are sampled
+from: the host reads them, and the grammars advance, between `forward` and `sample`. `decode_groups`
+decides what becomes of those whose grammar is late.
 
 Where drafts promise more, the host reads the tokens first, and the step is a wide one: the model
-takes each row's token and its drafts at once, each row draws at each place what it would have drawn
-there, and keeps what it drew up to the first that differs from its draft (`wide_step`).
+takes each row's token and its drafts at once, each row samples at each place what it would have
+sampled there, and keeps the tokens up to the first that differs from its draft (`wide_step`).
 """
 
 from __future__ import annotations
@@ -35,22 +35,26 @@ from vlm_server.runner.kv.batch_cache import (
 )
 from vlm_server.runner.kv.segments import SequenceState, snapshot
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.model.mrope import next_position_ids
-from vlm_server.runner.model.prompt_chunk import PromptChunk
-from vlm_server.runner.sampling.logprobs import LazyLogprobs
-from vlm_server.runner.sampling.sampler import NO_TOKEN, SequenceSampler, choice_params
-from vlm_server.runner.text.drawn import Sampled, Unread, by_sequence, draw_next
+from vlm_server.runner.sampling import NO_TOKEN, LazyLogprobs, SequenceSampler, choice_params
+from vlm_server.runner.text.drafts import Drafter
 from vlm_server.runner.text.prefill import Prefilled
-from vlm_server.runner.text.sequence import DecodingSequence
-from vlm_server.runner.text.speculation.drafts import Drafter
-from vlm_server.runner.text.speculation.speculation import Speculation
-from vlm_server.runner.text.speculation.wide_step import WideStep
+from vlm_server.runner.text.sequence import (
+    DecodingSequence,
+    Sampled,
+    Unread,
+    by_sequence,
+    sample_next,
+)
+from vlm_server.runner.text.speculation import Speculation
+from vlm_server.runner.text.wide_step import WideStep
 
 
 class DecodeBatch:
-    """Sequences come with their prompt's cache, those of a request together.
+    """Sequences join with their prompt's cache, those of a request together.
 
-    Each leaves at any step.
+    Each may be removed after any step.
     """
 
     def __init__(self, loaded: LoadedModel, speculation: Speculation | None = None) -> None:
@@ -60,10 +64,10 @@ class DecodeBatch:
         self._seqs: list[DecodingSequence] = []
         self._cache: list[Any] = []
         self._tokens: mx.array | None = None
-        """What was drawn last, (sequences,); None if there are none, or `forward` has taken it."""
+        """The newest tokens, (sequences,); None between `forward` and `sample`, and if empty."""
         self._logprobs: list[LazyLogprobs] = []
         self._logits: mx.array | None = None
-        """(sequences, vocabulary), lazy: what is to be drawn from; None before `forward`."""
+        """(sequences, vocabulary), lazy, to be sampled from; None before `forward`."""
         self._unread: Unread | None = None
         self._wide: WideStep | None = None
         """The step that verifies drafts, from `forward` to `result`."""
@@ -86,7 +90,7 @@ class DecodeBatch:
     def join(self, prefills: Mapping[str, Prefilled], logits: mx.array) -> Sampled:
         """Add a sequence for each choice of prefilled requests; their first tokens.
 
-        There is one request, or several that were read together. Those tokens are drawn from
+        There is one request, or a batched prefill of several. Those tokens are sampled from
         `logits` (requests, vocabulary), between two steps. Each sequence gets a copy of the
         prompt's cache, or the cache itself if it is alone. The running sequences are left as they
         were if this fails. See `result` for `NO_TOKEN`.
@@ -96,7 +100,7 @@ class DecodeBatch:
             for request_id, prefill in prefills.items()
             for seq in self._new_seqs(request_id, prefill, logits.shape[-1])
         ]
-        self._forget_time()
+        self._discard_step_time()
         try:
             return self._join(seqs, list(prefills.values()), logits)
         except Exception:
@@ -108,7 +112,7 @@ class DecodeBatch:
         self, seqs: list[DecodingSequence], prefills: list[Prefilled], logits: mx.array
     ) -> Sampled:
         rows = [row for row, prefill in enumerate(prefills) for _ in range(prefill.sampling.n)]
-        first, logprobs = draw_next(logits[mx.array(rows)], seqs, self._loaded.ranks)
+        first, logprobs = sample_next(logits[mx.array(rows)], seqs, self._loaded.ranks)
         if len(prefills) == 1:
             cache = joined(self._cache, len(self._seqs), prefills[0].cache, len(seqs))
         else:
@@ -119,7 +123,7 @@ class DecodeBatch:
         self._cache, self._tokens = cache, tokens
         self._seqs += seqs
         for seq, token in zip(seqs, read(first).tolist(), strict=True):
-            seq.tell([token])
+            seq.append([token])
             sampled.tokens[seq.id] = [token]
         return sampled
 
@@ -135,16 +139,16 @@ class DecodeBatch:
     def state_of(self, seq_id: SeqId) -> tuple[PromptKey, SequenceState, str] | None:
         """All tokens of a sequence that its cache holds, their KV, and its salt.
 
-        None if it has left, or if nobody can reuse the KV of its prompt. The KV is to be read
-        before the next launch, and before any sequence leaves.
+        None if it was removed, or if nobody can reuse the KV of its prompt. The KV is to be read
+        before the next launch, and before any sequence is removed.
         """
         for i, seq in enumerate(self._seqs):
             if seq.id == seq_id and not seq.prompt.is_atomic:
                 return *self._state_of(i, seq), seq.prompt.cache_salt
         return None
 
-    def leave(self, seq_ids: Collection[SeqId]) -> None:
-        """Drop sequences, and what they were about to draw. Those not here are no error."""
+    def remove(self, seq_ids: Collection[SeqId]) -> None:
+        """Remove sequences, and their unread tokens. Those that are not here are no error."""
         staying = [i for i, seq in enumerate(self._seqs) if seq.id not in seq_ids]
         for seq in self._seqs:
             if seq.id in seq_ids:
@@ -153,10 +157,10 @@ class DecodeBatch:
             self._keep(staying)
             self._unread = self._unread if staying else None
 
-    def split(self, request_id: str) -> DecodeBatch:
-        """Let a request's sequences leave for a batch of their own.
+    def detach(self, request_id: str) -> DecodeBatch:
+        """Move a request's sequences to a batch of their own.
 
-        Between `forward` and `draw`: that is where they go on.
+        Between `forward` and `sample`: that is where they go on.
         """
         assert self._logits is not None
         rows = [i for i, seq in enumerate(self._seqs) if seq.id.request_id == request_id]
@@ -171,39 +175,41 @@ class DecodeBatch:
         return other
 
     def absorb(self, other: DecodeBatch) -> None:
-        """Take in all sequences of `other`. Both have drawn, and begun nothing since."""
+        """Add all sequences of `other`. Both have sampled, and begun nothing since."""
         assert other._tokens is not None
-        drawn = [each._tokens for each in (self, other) if each._tokens is not None]
-        tokens = mx.concatenate(drawn)
+        tokens = mx.concatenate(
+            [each._tokens for each in (self, other) if each._tokens is not None]
+        )
         self._cache = merged(self._cache, len(self._seqs), other._cache, len(other._seqs))
         self._tokens, self._logprobs = tokens, self._logprobs + other._logprobs
         self._seqs = self._seqs + other._seqs
         mx.eval(tokens, [layer.state for layer in self._cache])
 
-    def forward(self, beside: PromptChunk | None = None) -> None:
+    def forward(self, chunk: PromptChunk | None = None) -> mx.array | None:
         """Begin the model's part of the next step, if there is a sequence.
 
-        `beside` may be read with it, and then no drafts are verified: see `TextModel.step`. The
-        grammars are told the tokens that
+        With `chunk` it may be a mixed step, which verifies no drafts. Returns the chunk's logits,
+        (1, 1, vocabulary), lazy; None if the chunk was not read. The grammars get the tokens that
         the step begins with, and work meanwhile.
         """
         if self._tokens is None:
-            return
-        self._wide = self._new_wide_step() if beside is None else None
+            return None
+        self._wide = self._new_wide_step() if chunk is None else None
         tokens, self._tokens = self._tokens, None
         self._unread = Unread(self._seqs, tokens, self._logprobs)
         if self._wide is not None:
             self._wide.forward(self._loaded.text, self._cache, self._position_ids)
-            return
-        positions = self._position_ids(1)
-        logits = self._loaded.text.step(tokens[:, None], self._cache, positions, beside)
+            return None
+        text, positions = self._loaded.text, self._position_ids(1)
+        logits, chunk_logits = text.step(tokens[:, None], self._cache, positions, chunk)
         self._logits = logits[:, -1]
-        self._follow_grammars(tokens, self._logits)
+        self._advance_grammars(tokens, self._logits)
         for seq in self._seqs:
             seq.position += 1
+        return chunk_logits
 
     def late(self, seconds: float) -> list[str]:
-        """Requests whose grammars do not know yet what may be drawn, having had so much time."""
+        """Requests whose grammars do not know yet what they allow, after so much time."""
         deadline = time.monotonic() + seconds
         late = dict[str, None]()
         for seq in self._guided():
@@ -212,23 +218,23 @@ class DecodeBatch:
                 late[seq.id.request_id] = None
         return list(late)
 
-    def draw(self) -> None:
-        """Begin to draw what follows. No grammar may be late."""
+    def sample(self) -> None:
+        """Begin to sample the next tokens. No grammar may be late."""
         if self._wide is not None:
-            self._wide.draw()
+            self._wide.sample()
         if self._logits is None:
             return
         logits, self._logits = self._logits, None
         for seq in self._guided():
             seq.sampler.take_mask()
-        self._tokens, self._logprobs = draw_next(logits, self._seqs, self._loaded.ranks)
+        self._tokens, self._logprobs = sample_next(logits, self._seqs, self._loaded.ranks)
         state = _counters(self._cache)
         state += [array for seq in self._seqs for array in seq.sampler.state]
         state += [array for each in self._logprobs for array in each.arrays]
         mx.async_eval(self._tokens, state)  # type: ignore[no-untyped-call]
 
     def yield_to_others(self) -> None:
-        """The grammars here were late: let their work not slow down what others do."""
+        """Lower the priority of the grammars here, which were late."""
         for seq in self._guided():
             assert seq.sampler.matcher is not None
             seq.sampler.matcher.yield_to_others()
@@ -236,7 +242,7 @@ class DecodeBatch:
     def result(self) -> Sampled:
         """The tokens that `forward` began with, and those of drafts; not what `join` reported.
 
-        `NO_TOKEN` is that of a sequence which has to leave: its logits are not numbers, or its
+        `NO_TOKEN` is that of a sequence which has to be removed: its logits are not numbers, or its
         grammar does not let it go on.
         """
         sampled = Sampled()
@@ -246,7 +252,7 @@ class DecodeBatch:
         for seq, token in zip(unread.seqs, read(unread.tokens).tolist(), strict=True):
             seq.token_ids.append(token)
             if not seq.is_known:
-                seq.tell([token])
+                seq.append([token])
             if not seq.is_reported:
                 sampled.tokens[seq.id] = [token]
             seq.is_reported = seq.is_known = False
@@ -254,8 +260,8 @@ class DecodeBatch:
         sampled.logprobs = {seq: logprobs[seq] for seq in logprobs if seq in sampled.tokens}
         wide, self._wide = self._wide, None
         if wide is not None:
-            self._take(wide, sampled)
-        self._note_time(wide)
+            self._accept(wide, sampled)
+        self._record_step_time(wide)
         return sampled
 
     def _new_wide_step(self) -> WideStep | None:
@@ -266,44 +272,43 @@ class DecodeBatch:
         tokens = read(self._tokens).tolist()
         for seq, token in zip(self._seqs, tokens, strict=True):
             if not seq.is_known:
-                seq.tell([token])
+                seq.append([token])
         drafts = self._speculation.drafts(self._seqs, self._loaded.host.eos_token_ids)
         if drafts is None:
             return None
         return WideStep(self._seqs, tokens, drafts)
 
-    def _take(self, wide: WideStep, sampled: Sampled) -> None:
-        """Keep what `wide` verified: the rows' next tokens are known, and reported at once.
+    def _accept(self, wide: WideStep, sampled: Sampled) -> None:
+        """Keep the tokens that `wide` verified, and report them at once.
 
-        All but `NO_TOKEN`, as by a plain step: what was drawn before it may have ended the answer.
+        All but `NO_TOKEN`, as by a plain step: the tokens before it may have ended the answer.
         """
         last = []
         taken, logprobs = wide.result(self._cache)
         for seq, tokens in zip(self._seqs, taken, strict=True):
-            seq.tell(tokens)
+            seq.append(tokens)
             seq.is_reported = tokens[-1] != NO_TOKEN
             seq.token_ids += tokens[:-1]
             last.append(tokens[-1])
-            if told := tokens if seq.is_reported else tokens[:-1]:
-                sampled.tokens.setdefault(seq.id, []).extend(told)
+            if reported := tokens if seq.is_reported else tokens[:-1]:
+                sampled.tokens.setdefault(seq.id, []).extend(reported)
             if seq.id in logprobs:
-                sampled.logprobs.setdefault(seq.id, []).extend(logprobs[seq.id][: len(told)])
+                sampled.logprobs.setdefault(seq.id, []).extend(logprobs[seq.id][: len(reported)])
         sampled.drafts = wide.counts
         self._tokens, self._logprobs = mx.array(last, dtype=mx.int32), []
         if self._speculation is not None and self._speculation.needs_even_rows:
             even_out(self._cache)
 
-    def _note_time(self, wide: WideStep | None) -> None:
+    def _record_step_time(self, wide: WideStep | None) -> None:
         if self._speculation is not None:
-            self._speculation.note_step(len(self._seqs), 1 if wide is None else wide.width)
+            self._speculation.record_step(len(self._seqs), 1 if wide is None else wide.width)
 
-    def _forget_time(self) -> None:
-        """What comes next is not the time of a step alone."""
+    def _discard_step_time(self) -> None:
         if self._speculation is not None:
-            self._speculation.forget_time()
+            self._speculation.discard_time()
 
     def _keep(self, rows: list[int]) -> None:
-        self._forget_time()
+        self._discard_step_time()
         self._seqs = [self._seqs[i] for i in rows]
         if not rows:
             self._cache, self._tokens, self._logits, self._logprobs = [], None, None, []
@@ -352,14 +357,14 @@ class DecodeBatch:
             for choice, sampler in enumerate(samplers)
         ]
 
-    def _follow_grammars(self, tokens: mx.array, logits: mx.array) -> None:
-        """Tell the grammars which `tokens` were drawn, while the device works on `logits`."""
+    def _advance_grammars(self, tokens: mx.array, logits: mx.array) -> None:
+        """Advance the grammars by `tokens`, while the device works on `logits`."""
         if not self._guided():
             return
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         for seq, token in zip(self._seqs, read(tokens).tolist(), strict=True):
             if not seq.is_known:
-                seq.tell([token])
+                seq.append([token])
 
     def _position_ids(self, width: int) -> dict[str, mx.array]:
         """The M-RoPE positions of each sequence's next tokens."""
@@ -371,6 +376,6 @@ class DecodeBatch:
 
 
 def _counters(cache: list[Any]) -> list[mx.array]:
-    """Small arrays that layers count in: left lazy, each would grow a graph of every step."""
+    """Small arrays that layers count in: left lazy, they would keep all steps' operations."""
     found = (vars(layer).get("offset") for layer in cache)
     return [counter for counter in found if isinstance(counter, mx.array)]

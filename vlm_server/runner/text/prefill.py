@@ -22,17 +22,16 @@ from vlm_server.runner.kv.segments import (
     snapshot,
 )
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk
 from vlm_server.runner.model.lm_head import has_last_token_head, logits_of_last
-from vlm_server.runner.model.padded_chunk import PaddedChunk, PaddedChunkCache
-from vlm_server.runner.model.prompt_chunk import PromptChunk
 from vlm_server.runner.vision.encoder import ImageFeatures
 
 
 class Prefilled:
     """A request whose prompt is in `cache`, or will be.
 
-    row: that of the prompt, if it shares the cache with others that were read together.
-    `snapshots` are taken at the prompt's snapshot points, by the number of tokens they follow.
+    row: of the prompt in a cache that a batched prefill shares; None if the cache is its own.
+    snapshots: taken at the prompt's snapshot points, by the number of tokens that they follow.
     """
 
     def __init__(
@@ -47,11 +46,11 @@ class Prefilled:
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the answer must follow."""
+        """The grammar of the answer, if it has one."""
         return self.prompt.grammar
 
     def state(self, *, are_free: bool) -> SequenceState:
-        """What the prefix cache may store. `are_free`: see `SequenceState`."""
+        """The state that the prefix cache may store. `are_free`: see `SequenceState`."""
         waits = self._loaded.faults.come_late
         if self.row is None:
             return SequenceState(self.cache, self.snapshots, are_free=are_free, waits=waits)
@@ -68,13 +67,13 @@ class Prefill(Prefilled):
                 layer.step = room_for(request.prompt.num_tokens)
         self._can_be_padded = self._takes_padding()
         self._multiple = loaded.device.prefill_padding_tokens if self._can_be_padded else 1
-        """What chunks are padded to, if no graph takes them."""
+        """Multiple to which chunks are padded that no compiled step takes."""
         self._logits: mx.array | None = None
         """The last chunk's."""
-        self._is_by_graph = False
-        """Whether that is all there is to wait for."""
-        self.is_by_decode_step = False
-        """Whether the last chunk is read by a decode step, and nobody has waited for it."""
+        self._is_compiled = False
+        """Whether the last chunk was a compiled step, of which only the logits are waited for."""
+        self.is_piggybacked = False
+        """Whether the last chunk is part of a mixed step, and nobody has waited for it."""
         self._num_read = 0
         """Tokens of the prompt up to the end of the last chunk; 0 before the first one."""
         self._before_media: dict[int, LayerStates] = {}
@@ -85,27 +84,22 @@ class Prefill(Prefilled):
         self._inputs: _PromptInputs | None = _PromptInputs(loaded, request.prompt, start, features)
 
     def chunk(self, start: int, end: int) -> PromptChunk | None:
-        """Tokens `start` to `end`, for whoever reads them with others; None if nobody may."""
+        """Tokens `start` to `end` for a mixed step; None if they must be read alone."""
         return self._chunk(start, end) if self._can_be_padded else None
 
-    def launch(self, start: int, end: int, chunk: PromptChunk | None = None) -> mx.array:
-        """Begin tokens `start` to `end`, unless `chunk`, which is of these, was launched.
+    def launch(self, start: int, end: int, logits: mx.array | None = None) -> mx.array:
+        """Begin tokens `start` to `end`, unless a mixed step reads them, which made `logits`.
 
         Returns the last one's logits, (1, vocabulary), lazy.
         """
         is_last = end == self.prompt.num_tokens
         self._keep_before_media(start, end)
         self._num_read = end
-        self.is_by_decode_step = chunk is not None and chunk.logits is not None
-        chunk = chunk or self._chunk(start, end)
-        logits = chunk.logits
-        if logits is None and self._can_be_padded:
-            logits = self._loaded.text.prefill(chunk)
-        self._is_by_graph = logits is not None
+        self.is_piggybacked = logits is not None
         if logits is None:
-            logits = self._read(PaddedChunk.around(start, end, self._multiple), chunk)
-            launched = [logits] if is_last else []
-            mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
+            logits = self._launch_alone(start, end)
+        else:
+            self._is_compiled = True
         self._loaded.forget_positions()
         if end in self.prompt.snapshot_points:
             self.snapshots[end] = snapshot(self.cache)
@@ -118,9 +112,9 @@ class Prefill(Prefilled):
 
     def wait(self) -> None:
         """Wait for the chunk that was launched last."""
-        launched = [self._logits] if self._is_by_graph else []
+        launched = [self._logits] if self._is_compiled else []
         mx.eval(launched, [layer.state for layer in self.cache])
-        self.is_by_decode_step = False
+        self.is_piggybacked = False
 
     def end_early(self) -> tuple[PromptKey, SequenceState] | None:
         """What the prefix cache may store of a prompt that will not be read to its end.
@@ -147,6 +141,17 @@ class Prefill(Prefilled):
         if self._num_read and key.floor(start) == start:
             is_inside = key.floor(end) < end
             self._before_media = {start: snapshot(self.cache)} if is_inside else {}
+
+    def _launch_alone(self, start: int, end: int) -> mx.array:
+        """The last token's logits, (1, 1, vocabulary), lazy; by a compiled step if there is one."""
+        chunk = self._chunk(start, end)
+        logits = self._loaded.text.prefill(chunk) if self._can_be_padded else None
+        self._is_compiled = logits is not None
+        if logits is None:
+            logits = self._read(PaddedChunk.around(start, end, self._multiple), chunk)
+            launched = [logits] if end == self.prompt.num_tokens else []
+            mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
+        return logits
 
     def _chunk(self, start: int, end: int) -> PromptChunk:
         assert self._inputs is not None

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.interfaces import EncodeWork, MediaInputs
-from vlm_server.runner.device.arrays import read
-from vlm_server.runner.device.faults import Faults
+from vlm_server.runner.device.arrays import Faults, read
 from vlm_server.runner.families import Deepstack
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.towers import TowerRows
@@ -79,8 +78,12 @@ class ImageEncoder:
         return self.begin(works).result()
 
     def begin(self, works: Sequence[EncodeWork]) -> ImageEncoding:
-        """What is to be computed of spans of one size; nothing of it has begun."""
-        return begin_encode(self._loaded, works, self._tiles)
+        """What is to be computed of spans of one size; nothing of it has begun.
+
+        That is one call of the vision tower, or a call for each tile. Several spans only for a
+        family that `takes_several`.
+        """
+        return ImageEncoding(self._loaded.faults, _parts(self._loaded, works, self._tiles))
 
 
 Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
@@ -172,23 +175,6 @@ class ImageEncoding:
             self._are_finite = mx.all(mx.stack([mx.all(mx.isfinite(each)) for each in numbers]))
             self._features = made
             return [self._are_finite, *arrays]
-
-
-def encode_image(
-    loaded: LoadedModel, work: EncodeWork, tiles: TileEncoder | None = None
-) -> ImageFeatures:
-    """The features of one span; see `ImageEncoder.encode`."""
-    return begin_encode(loaded, [work], tiles).result()[0]
-
-
-def begin_encode(
-    loaded: LoadedModel, works: Sequence[EncodeWork], tiles: TileEncoder | None = None
-) -> ImageEncoding:
-    """One call of the vision tower on the media of spans of one size, or tile by tile.
-
-    Several only for a family that `takes_several`.
-    """
-    return ImageEncoding(loaded.faults, _parts(loaded, works, tiles))
 
 
 def _parts(loaded: LoadedModel, works: Sequence[EncodeWork], tiles: TileEncoder | None) -> Parts:

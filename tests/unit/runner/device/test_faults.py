@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vlm_server.errors import InternalError, InvalidRequest, OutOfMemory, RequestError, StepTooLong
+from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.device.device import Device, DeviceKind
-from vlm_server.runner.device.faults import Faults
 
 METAL = "[METAL] Command buffer execution failed: "
 

@@ -214,7 +214,7 @@ __device__ void merge_rows(
 // weights likewise. out: (B + L, H, 1, D).
 
 template <int D, typename T>
-__device__ void attention_beside(
+__device__ void attention_mixed(
     const T* queries, const T* new_keys, const T* new_values, T* keys, T* values, const int* bounds,
     T* prompt_keys, T* prompt_values, const int* prompt_bounds, const Strides& q_strides,
     const Strides& new_k_strides, const Strides& new_v_strides, const Strides& k_strides,
@@ -234,7 +234,7 @@ __device__ void attention_beside(
 }
 
 template <int D, typename T>
-__device__ void merge_beside(
+__device__ void merge_mixed(
     const float* parts, const float* weights, const int* bounds, const int* prompt_bounds,
     int num_heads, int num_groups, int num_rows, int num_tokens, T* out) {
   int place = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;

@@ -1,15 +1,15 @@
-"""Attention on CUDA in shapes that cuDNN has already planned.
+"""CUDA's backend: attention in shapes for which cuDNN has an execution plan already.
 
-cuDNN has a plan for each shape, strides among it. Making one takes 45 to 80 ms on an H200's host,
-where the attention of a chunk takes 2 to 7 in all layers. So prefill chunks are padded
-(`padded_chunk`) and laid out alike, and their shapes are planned while the engine is idle: those
-that were met, and single blocks of queries to so many keys. A chunk that is met for the first time
-goes block by block. That takes some milliseconds more than at once, but no plan.
+Making cuDNN's plan for a shape, strides among it, takes 45 to 80 ms on an H200's host, where the
+attention of a chunk takes 2 to 7 in all layers. So prefill chunks are padded (`model.chunks`) and
+laid out alike, and an attention schedule says which shapes are to be planned while the engine is
+idle: those that were met, and single blocks of queries to so many keys. A chunk that is met for the
+first time goes block by block, which takes some milliseconds more than at once, but no plan.
 
-Decode steps of most models, and their chunks until those are planned, are compiled graphs with a
-kernel of ours, which takes any lengths (`within`). Steps of other models have a mask, and another
-shape each time; so have short prompts that are read together. They take two matrix products, which
-need no plan. Queries that share keys are one matrix; MLX's own way reads the keys again for each.
+Decode steps of most models, and their chunks until those are planned, are compiled steps with a
+kernel of ours, which takes any lengths (`attend_bounded`). Steps of other models have a mask, and
+another shape each time; so have batched prefills. They take two matrix products, which need no
+plan. Queries that share keys are one matrix; MLX's own way reads the keys again for each.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from vlm_server.runner.backends.bounded_layer import BoundedLayer, LayerBeside
+from vlm_server.runner.backends.bounded_layer import BoundedLayer, MixedLayer
 from vlm_server.runner.backends.cuda.attention_kernels import (
     append_and_attend,
-    append_and_attend_beside,
+    append_and_attend_mixed,
 )
+from vlm_server.runner.backends.interface import Attention, GpuBackend
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS as BLOCK_TOKENS
 
@@ -48,7 +49,7 @@ _DTYPES = (mx.bfloat16, mx.float16)
 _TOLERANCE = 0.05
 """Between two ways to attend in half precision."""
 
-_PLANS_BY_DEFAULT = 256
+_KEPT_BY_DEFAULT = 256
 """MLX's."""
 
 Shape = tuple[int, int]
@@ -67,8 +68,8 @@ class _Heads:
 
 
 @dataclass(slots=True)
-class _Plans:
-    """What is planned for layers with one sort of heads.
+class _Schedule:
+    """The shapes that are planned, or will be, for layers with one sort of heads.
 
     block_lengths: the numbers of keys for which all blocks are to be planned.
     """
@@ -111,19 +112,26 @@ class _Plans:
         return next((b for b in blocks if b[0] <= b[1] and b not in self.blocks), None)
 
 
+class CudaBackend(GpuBackend):
+    """The `Backend` of NVIDIA's GPUs."""
+
+    def attention(self, context_tokens: int) -> Attention:
+        return CudaAttention(context_tokens, num_kept_plans())
+
+
 class CudaAttention:
     """The `Attention` of one model; knows what is planned."""
 
     appends_in_place = True
 
-    def __init__(self, context_tokens: int, num_plans: int = _PLANS_BY_DEFAULT) -> None:
+    def __init__(self, context_tokens: int, num_plans: int = _KEPT_BY_DEFAULT) -> None:
         """`num_plans`: how many MLX keeps."""
         room = num_plans - _MOST_CHUNK_SHAPES
         most = min(context_tokens, _MOST_BLOCK_TOKENS, room // len(_BLOCKS) * BLOCK_TOKENS)
         self._block_lengths = range(BLOCK_TOKENS, most + BLOCK_TOKENS, BLOCK_TOKENS)
-        self._plans = dict[_Heads, _Plans]()
+        self._schedules = dict[_Heads, _Schedule]()
         """For each sort of layer that has attended."""
-        self._plans_ahead = True
+        self._works_ahead = True
 
     def takes(self, queries: mx.array, keys: mx.array, mask: mx.array | str | None) -> bool:
         rows, heads, count, size = queries.shape
@@ -157,54 +165,56 @@ class CudaAttention:
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float
     ) -> mx.array:
         """Of one row, in planned shapes if that is possible."""
-        plans = self._plans.setdefault(_heads(queries, keys, values), _Plans(self._block_lengths))
+        schedule = self._schedules.setdefault(
+            _heads(queries, keys, values), _Schedule(self._block_lengths)
+        )
         shape = queries.shape[2], keys.shape[2]
-        if not (self._plans_ahead and plans.is_checked):
-            plans.want(shape)
+        if not (self._works_ahead and schedule.is_checked):
+            schedule.want(shape)
             return _whole(queries, keys, values, scale)
-        if shape not in plans and plans.has_blocks(shape):
-            plans.want(shape)
+        if shape not in schedule and schedule.has_blocks(shape):
+            schedule.want(shape)
             return causal_attention(queries, keys, values, scale, [q for q, _ in _blocks(shape)])
-        plans.add(shape)  # if it was not planned, it is now
+        schedule.add(shape)  # if it was not planned, it is now
         return causal_attention(queries, keys, values, scale, [shape[0]])
 
-    def within(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
+    def attend_bounded(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
         assert layer.new is not None
         _check_heads(queries, layer.new)
         buffers = layer.keys, layer.values
         return append_and_attend(queries, layer.new, buffers, scale, layer.bounds)
 
-    def beside(self, queries: mx.array, layer: LayerBeside, scale: float) -> mx.array:
+    def attend_mixed(self, queries: mx.array, layer: MixedLayer, scale: float) -> mx.array:
         assert layer.new is not None
         _check_heads(queries, layer.new)
         rows, prompt = (
             ((each.keys, each.values), each.bounds) for each in (layer.rows, layer.prompt)
         )
-        return append_and_attend_beside(queries, layer.new, rows, prompt, scale)
+        return append_and_attend_mixed(queries, layer.new, rows, prompt, scale)
 
-    def is_planned(self, num_queries: int, num_keys: int) -> bool:
+    def is_scheduled(self, num_queries: int, num_keys: int) -> bool:
         shape = num_queries, num_keys
-        if not self._plans_ahead or num_keys not in self._block_lengths:
+        if not self._works_ahead or num_keys not in self._block_lengths:
             return True  # no plan is to come
         missing = [
-            plans
-            for plans in self._plans.values()
-            if not (plans.is_checked and (shape in plans or plans.has_blocks(shape)))
+            schedule
+            for schedule in self._schedules.values()
+            if not (schedule.is_checked and (shape in schedule or schedule.has_blocks(shape)))
         ]
-        for plans in missing:
-            plans.want(shape)
+        for schedule in missing:
+            schedule.want(shape)
         return not missing
 
-    def plan_next(self) -> bool:
-        if not self._plans_ahead:
+    def schedule_next(self) -> bool:
+        if not self._works_ahead:
             return False
-        for heads, plans in self._plans.items():
-            if not plans.is_checked:
-                self._plans_ahead = False  # and so it stays if the check raises
-                plans.is_checked = self._plans_ahead = _is_sound(heads)
-                return self._plans_ahead
-            if (shape := plans.next()) is not None:
-                plans.add(shape)
+        for heads, schedule in self._schedules.items():
+            if not schedule.is_checked:
+                self._works_ahead = False  # and so it stays if the check raises
+                schedule.is_checked = self._works_ahead = _is_sound(heads)
+                return self._works_ahead
+            if (shape := schedule.next()) is not None:
+                schedule.add(shape)
                 mx.eval(_some(heads, shape))
                 return True
         return False
@@ -272,12 +282,12 @@ def _blocks(shape: Shape) -> list[Shape]:
     return blocks
 
 
-def kept_plans() -> int:
+def num_kept_plans() -> int:
     """How many plans MLX keeps in this process."""
     try:
         return int(os.environ["MLX_CUDA_SDPA_CACHE_SIZE"])
     except (KeyError, ValueError):
-        return _PLANS_BY_DEFAULT
+        return _KEPT_BY_DEFAULT
 
 
 def _slice(array: mx.array, start: int, end: int) -> mx.array:

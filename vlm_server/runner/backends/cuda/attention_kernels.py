@@ -7,15 +7,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from vlm_server.runner.backends.cuda.attention_tiles import (
+from vlm_server.runner.backends.cuda.source import (
     MOST_WARPS,
     QUERIES_OF_A_WARP,
     TILE_SOURCES,
+    WARP,
+    kernel,
     literal_of,
     name_of,
     tile_bytes,
 )
-from vlm_server.runner.backends.cuda.source import WARP, kernel
 from vlm_server.runner.backends.rows import KeysAndValues
 
 _MOST_SPLITS = 64
@@ -65,7 +66,7 @@ def append_and_attend(
     return output.swapaxes(1, 2)
 
 
-def append_and_attend_beside(
+def append_and_attend_mixed(
     queries: mx.array,
     new: KeysAndValues,
     rows: tuple[KeysAndValues, mx.array],
@@ -88,7 +89,7 @@ def append_and_attend_beside(
     row_blocks = -(-shared // (QUERIES_OF_A_WARP * warps))
     num_parts = heads * (num_rows * row_splits + (count - num_rows) * splits)
     template = [("T", queries.dtype), ("D", size)]
-    parts, weights = _attention_beside(size, scale)(
+    parts, weights = _attention_mixed(size, scale)(
         inputs=[queries, *new, *buffers, bounds, *prompt_buffers, prompt_bounds],
         template=template,
         grid=(max(blocks * splits, row_blocks * row_splits) * warps * WARP, groups, num_rows + 1),
@@ -96,7 +97,7 @@ def append_and_attend_beside(
         output_shapes=[(num_parts, size), (num_parts,)],
         output_dtypes=[mx.float32, mx.float32],
     )
-    output: mx.array = _merge_beside()(
+    output: mx.array = _merge_mixed()(
         inputs=[parts, weights, queries, buffers[0], bounds, prompt_bounds],
         template=template,
         grid=(count * heads * WARP, 1, 1),
@@ -147,12 +148,12 @@ def _merge_rows() -> Any:
 
 
 @cache
-def _attention_beside(size: int, scale: float) -> Any:
+def _attention_mixed(size: int, scale: float) -> Any:
     return kernel(
-        f"attention_beside_{name_of(scale)}",
+        f"attention_mixed_{name_of(scale)}",
         [*_INPUTS, "prompt_keys", "prompt_values", "prompt_bounds"],
         ["parts", "weights"],
-        "attention_beside<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
+        "attention_mixed<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
         " const_cast<T*>(values), bounds, const_cast<T*>(prompt_keys),"
         " const_cast<T*>(prompt_values), prompt_bounds, queries_strides, new_keys_strides,"
         " new_values_strides, keys_strides, values_strides, prompt_keys_strides,"
@@ -164,12 +165,12 @@ def _attention_beside(size: int, scale: float) -> Any:
 
 
 @cache
-def _merge_beside() -> Any:
+def _merge_mixed() -> Any:
     return kernel(
-        "merge_beside",
+        "merge_mixed",
         ["parts", "weights", "queries", "keys", "bounds", "prompt_bounds"],
         ["out"],
-        "merge_beside<D>(parts, weights, bounds, prompt_bounds, queries_shape[1], keys_shape[1],"
+        "merge_mixed<D>(parts, weights, bounds, prompt_bounds, queries_shape[1], keys_shape[1],"
         " bounds_shape[0], queries_shape[0], out);",
         _SOURCES,
     )

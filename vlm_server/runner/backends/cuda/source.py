@@ -1,4 +1,4 @@
-"""Compiles our CUDA kernels.
+"""Compiles our CUDA kernels, and says what those that use attention_tiles.cuh have in common.
 
 MLX compiles a kernel when it is first used, and keeps it for the life of the process.
 """
@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 WARP = 32
 """Threads."""
+TILE_SOURCES = ("mma.cuh", "attention_tiles.cuh")
+QUERIES_OF_A_WARP = 16
+MOST_WARPS = 4
+"""Of a block of threads."""
+_TILE_KEYS = 64
+"""As KEYS in attention_tiles.cuh."""
 _FOLDER = Path(__file__).parent
 
 
@@ -47,3 +54,18 @@ def _code(name: str) -> str:
     """A source without what people read: MLX hashes all of it at every call."""
     text = re.sub(r"//.*", "", (_FOLDER / name).read_text())
     return re.sub(r"\n\s*", "\n", text)
+
+
+def tile_bytes(size: int) -> int:
+    """What a tile of keys or values takes of a block's shared memory. `size`: of a head."""
+    return _TILE_KEYS * (size + 8) * 2
+
+
+def name_of(scale: float) -> str:
+    """For the name of a kernel that has `scale` in its source."""
+    return np.float32(scale).tobytes().hex()
+
+
+def literal_of(scale: float) -> str:
+    """`scale` in a kernel's source."""
+    return f"{np.float32(scale)!s}f"

@@ -13,10 +13,10 @@ from vlm_server.runner.backends.cuda.attention import (
     CudaAttention,
     Shape,
     causal_attention,
-    kept_plans,
     masked_attention,
+    num_kept_plans,
 )
-from vlm_server.runner.model.padded_chunk import PaddedChunk
+from vlm_server.runner.model.chunks import PaddedChunk
 
 SCALE = 0.3
 
@@ -115,7 +115,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
 
 
 def plan_all(attention: CudaAttention) -> None:
-    while attention.plan_next():
+    while attention.schedule_next():
         pass
 
 
@@ -165,8 +165,8 @@ def test_no_more_is_planned_than_mlx_keeps(
     monkeypatch.delenv("MLX_CUDA_SDPA_CACHE_SIZE", raising=False)
     if told is not None:
         monkeypatch.setenv("MLX_CUDA_SDPA_CACHE_SIZE", told)
-    assert kept_plans() == kept
-    attention = CudaAttention(1 << 20, kept_plans())
+    assert num_kept_plans() == kept
+    attention = CudaAttention(1 << 20, num_kept_plans())
     attend(attention, 256, 256)
     plan_all(attention)
     assert len(planned.shapes) <= kept - 128
@@ -178,19 +178,19 @@ def test_a_chunk_that_was_met_goes_at_once_when_it_is_planned(planned: Planned):
     plan_all(attention)
     attend(attention, 768, 1024)
     assert (768, 1024) not in planned.shapes
-    assert attention.plan_next()
+    assert attention.schedule_next()
     assert (768, 1024) in planned.shapes
     planned.shapes.clear()
     attend(attention, 768, 1024)
     assert planned.shapes == {(768, 1024)}
-    assert not attention.plan_next()
+    assert not attention.schedule_next()
 
 
 def test_before_anything_is_planned_a_chunk_waits_for_one_plan(planned: Planned):
     attention = CudaAttention(4096)
     attend(attention, 1024, 2048)
     assert planned.shapes == {(1024, 2048)}
-    assert attention.plan_next()  # which looks whether it works
+    assert attention.schedule_next()  # which looks whether it works
     attend(attention, 768, 2048)
     assert planned.shapes == {(1024, 2048), (768, 2048)}
     plan_all(attention)
@@ -199,30 +199,30 @@ def test_before_anything_is_planned_a_chunk_waits_for_one_plan(planned: Planned)
 
 def test_it_says_what_is_planned_and_plans_what_it_was_asked_for(planned: Planned):
     attention = CudaAttention(4096)
-    assert attention.is_planned(768, 1024)  # as far as is known: nothing has attended
+    assert attention.is_scheduled(768, 1024)  # as far as is known: nothing has attended
     attend(attention, 256, 256)
-    assert not attention.is_planned(768, 1024)
+    assert not attention.is_scheduled(768, 1024)
     for _ in range(3):  # whether it works, what attended, and what was asked for
-        assert attention.plan_next()
+        assert attention.schedule_next()
     assert (768, 1024) in planned.shapes
-    assert attention.is_planned(768, 1024)
-    assert not attention.is_planned(768, 2048)
+    assert attention.is_scheduled(768, 1024)
+    assert not attention.is_scheduled(768, 2048)
     plan_all(attention)
     new = planned.new
     for shape in [(768, 1024), (768, 2048), (1792, 4096)]:
-        assert attention.is_planned(*shape)
+        assert attention.is_scheduled(*shape)
         attend(attention, *shape)
     assert planned.new == new
-    assert attention.is_planned(768, 65536)  # blocks end before that
+    assert attention.is_scheduled(768, 65536)  # blocks end before that
 
 
 def test_what_is_not_sound_is_left_to_mlx(planned: Planned, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: False)
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
-    assert not attention.is_planned(768, 1024)
+    assert not attention.is_scheduled(768, 1024)
     plan_all(attention)
-    assert attention.is_planned(768, 1024)
+    assert attention.is_scheduled(768, 1024)
 
 
 def test_a_check_that_fails_is_not_tried_for_ever(
@@ -235,8 +235,8 @@ def test_a_check_that_fails_is_not_tried_for_ever(
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
     with pytest.raises(RuntimeError):
-        attention.plan_next()
-    assert not attention.plan_next()
+        attention.schedule_next()
+    assert not attention.schedule_next()
     attend(attention, 768, 1024)
 
 
@@ -256,12 +256,12 @@ def test_what_is_remembered_is_bounded(planned: Planned, monkeypatch: pytest.Mon
     for _ in range(2):
         for keys in range(1024, 4096, 256):
             attend(attention, 768, keys)
-        (plans,) = attention._plans.values()
-        assert len(plans.wanted) <= 3
+        (schedule,) = attention._schedules.values()
+        assert len(schedule.wanted) <= 3
         plan_all(attention)
     for keys in range(8192, 12288, 256):
         attend(attention, 768, keys)
-    assert len(plans.chunks) == 3
+    assert len(schedule.chunks) == 3
 
 
 def test_where_it_does_not_work_it_is_mlxs(monkeypatch: pytest.MonkeyPatch):
@@ -273,7 +273,7 @@ def test_where_it_does_not_work_it_is_mlxs(monkeypatch: pytest.MonkeyPatch):
     for _ in range(2):
         found = attention(q, k, k, SCALE, "causal")
         assert distance(found, theirs(q, k, k, "causal")) == 0
-        assert not attention.plan_next()
+        assert not attention.schedule_next()
 
 
 def test_where_planning_does_not_last_it_is_mlxs():
@@ -281,5 +281,5 @@ def test_where_planning_does_not_last_it_is_mlxs():
     attention = CudaAttention(4096)
     q, k, _ = halves(256, 512)
     attention(q, k, k, SCALE, "causal")
-    assert not attention.plan_next()
+    assert not attention.schedule_next()
     assert distance(attention(q, k, k, SCALE, "causal"), theirs(q, k, k, "causal")) == 0

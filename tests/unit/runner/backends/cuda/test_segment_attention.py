@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from vlm_server.runner.backends.cuda.segment_attention import blocks_of
+from vlm_server.runner.backends.cuda.kernels import blocks_of
 
 
 @pytest.mark.parametrize(

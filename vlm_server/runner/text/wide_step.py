@@ -1,8 +1,8 @@
 """A decode step that verifies draft tokens (Leviathan et al. 2023), losslessly.
 
-The model takes each row's newest token and its drafts at once. At each place the row draws what it
-would have drawn there without drafts: a draw depends on seed, step, the tokens before it and
-logits alone. As long as a draw is the draft, the next place saw the right tokens, and counts.
+The model takes each row's newest token and its drafts at once. At each place the row samples what
+it would have sampled there without drafts: a sample depends on seed, step, the tokens before it and
+logits alone. As long as it is the draft, the next place saw the right tokens, and counts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from mlx_vlm.models.cache import KVCache
 from vlm_server.interfaces import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.model.text_model import TextModel
-from vlm_server.runner.sampling.logprobs import LazyLogprobs, compute_logprobs
-from vlm_server.runner.sampling.sampler import SequenceSampler, draw
+from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler, compute_logprobs, sample
 from vlm_server.runner.text.sequence import DecodingSequence
-from vlm_server.runner.text.speculation.speculation import Drafts
+from vlm_server.runner.text.speculation import Drafts
 
 
 class WideStep:
-    """`forward`, `draw` and `result` are called in this order, each once."""
+    """A step from `forward` over `sample` to `result`, each of which is called once."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class WideStep:
         ]
         """For each row, one for its newest token and one for each of its drafts."""
         self._logits: mx.array | None = None
-        self._drawn: mx.array | None = None
+        self._sampled: mx.array | None = None
         """(places,): of all rows, one after another."""
         self._logprobs: list[LazyLogprobs] = []
         self.counts: dict[SeqId, DraftCounts] = {}
@@ -57,41 +56,42 @@ class WideStep:
         position_ids: Callable[[int], dict[str, mx.array]],
     ) -> None:
         """Begin the model's part. The rows of `cache` get all tokens, right or wrong."""
-        self._logits = text.step(mx.array(self._token_ids), cache, position_ids(self.width))
+        token_ids = mx.array(self._token_ids)
+        self._logits, _ = text.step(token_ids, cache, position_ids(self.width))
 
-    def draw(self) -> None:
-        """Begin to draw at each place."""
+    def sample(self) -> None:
+        """Begin to sample at each place."""
         assert self._logits is not None
         places = [(row, i) for row, each in enumerate(self._samplers) for i in range(len(each))]
         rows, columns = (mx.array(side) for side in zip(*places, strict=True))
         logits, self._logits = self._logits[rows, columns], None
-        self._drawn = draw(logits, [self._samplers[row][i] for row, i in places])
+        self._sampled = sample(logits, [self._samplers[row][i] for row, i in places])
         asking = [
             (place, self._seqs[row].id, count)
             for place, (row, _) in enumerate(places)
             if (count := self._seqs[row].sampler.params.logprobs) is not None
         ]
-        self._logprobs = compute_logprobs(logits, self._drawn, asking)
-        mx.async_eval(self._drawn, [array for each in self._logprobs for array in each.arrays])  # type: ignore[no-untyped-call]
+        self._logprobs = compute_logprobs(logits, self._sampled, asking)
+        mx.async_eval(self._sampled, [array for each in self._logprobs for array in each.arrays])  # type: ignore[no-untyped-call]
 
     def result(self, cache: list[Any]) -> tuple[list[list[int]], dict[SeqId, list[TokenLogprobs]]]:
-        """What each row drew up to its first draft that was wrong, and the logprobs asked for.
+        """Each row's tokens up to the first that is not its draft, and the logprobs asked for.
 
         The last token of each is not in `cache` yet, which keeps those before it alone.
         """
-        assert self._drawn is not None
-        drawn = iter(read(self._drawn).tolist())
+        assert self._sampled is not None
+        sampled = iter(read(self._sampled).tolist())
         logprobs = dict[SeqId, list[TokenLogprobs]]()
         for seq_id, entry in (entry for each in self._logprobs for entry in each.read()):
             logprobs.setdefault(seq_id, []).append(entry)
         taken = []
         for seq, drafts, samplers in zip(self._seqs, self._drafts, self._samplers, strict=True):
-            tokens = [next(drawn) for _ in samplers]
+            tokens = [next(sampled) for _ in samplers]
             num_right = _num_equal(drafts, tokens)
             taken.append(tokens[: num_right + 1])
             self.counts[seq.id] = DraftCounts(len(drafts), num_right)
             seq.sampler = samplers[num_right]
-            seq.sampler.take(mx.array(tokens[num_right]))
+            seq.sampler.advance(mx.array(tokens[num_right]))
             seq.position += num_right + 1
             if seq.id in logprobs:
                 del logprobs[seq.id][num_right + 1 :]
@@ -105,7 +105,7 @@ class WideStep:
 
 
 def _samplers(seq: DecodingSequence, drafts: Sequence[int]) -> list[SequenceSampler]:
-    """How `seq` draws after its newest token, and after each of its drafts if all are right."""
+    """Samplers of `seq` after its newest token, and after each of its drafts if all are right."""
     seq.sampler.take_mask()
     matcher = seq.sampler.matcher
     masks = [None] * len(drafts) if matcher is None else matcher.ahead()
@@ -116,7 +116,7 @@ def _samplers(seq: DecodingSequence, drafts: Sequence[int]) -> list[SequenceSamp
 
 
 def _num_equal(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many of `drafts` were drawn before the first that was not."""
+    """How many of `drafts` were sampled before the first that was not."""
     for i, draft in enumerate(drafts):
         if tokens[i] != draft:
             return i

@@ -1,4 +1,4 @@
-"""Prompts that are read in one call: rows of one batch, padded on the right to the longest.
+"""Batched prefill: whole prompts in one call, as rows that are padded on the right.
 
 All begin after the same number of cached tokens, so that one position counts for all rows, and no
 token sees the padding of its row, which is after it: attention is causal. Each prompt's KV is a row
@@ -22,17 +22,17 @@ from vlm_server.runner.model.lm_head import has_last_token_head, logits_at
 from vlm_server.runner.text.prefill import Prefilled
 
 
-def can_prefill_together(loaded: LoadedModel) -> bool:
+def can_batch_prefills(loaded: LoadedModel) -> bool:
     """Whether this model's layers only append, and its logits are of tokens that we choose."""
     layers = make_prompt_cache(loaded.language_model)
     is_plain = all(type(layer) is KVCache for layer in layers)
     return is_plain and has_last_token_head(loaded.language_model)
 
 
-def launch_together(
+def launch_batched(
     loaded: LoadedModel, requests: Sequence[NewRequest]
 ) -> tuple[dict[str, Prefilled], mx.array]:
-    """Begin all that is not cached of these prompts: equally long prefixes, then no media.
+    """Begin the prefill of prompts whose cached prefixes are equally long, with no media after.
 
     Returns them by request, and the logits of the last token of each, (prompts, vocabulary), lazy.
     """

@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from tests.whole import few_of
-from vlm_server.runner.backends import cpu_attention
-from vlm_server.runner.backends.cpu_attention import attention_on_cpu
+from vlm_server.runner.backends import cpu
+from vlm_server.runner.backends.cpu import attention_on_cpu
 
 SCALE = 0.3
 
@@ -38,7 +38,7 @@ def test_it_is_mlxs_attention(
     rows: int,
     shared: int,
 ):
-    monkeypatch.setattr(cpu_attention, "_MAX_SCORES", max_scores)
+    monkeypatch.setattr(cpu, "_MAX_SCORES", max_scores)
     q, k, v = drawn(queries, keys, rows=rows, shared=shared)
     causal = attention_on_cpu(q, k, v, SCALE, is_causal=True)
     assert causal.shape == (rows, 8, queries, 24)

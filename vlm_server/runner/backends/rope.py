@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+_THETA = 10000.0
 
 
 class Rope:
@@ -37,3 +41,16 @@ def _rotate(halves: mx.array, swapped: mx.array, cosines: mx.array, sines: mx.ar
 
 
 _compiled = mx.compile(_rotate, shapeless=True)
+
+
+def image_rope(positions: NDArray[np.int32], head_size: int) -> Rope:
+    """RoPE at `positions` (patches, 2), for (frames, patches, any, heads, head size).
+
+    Half of a head's angles grow with the patch's row, the other half with its column.
+    """
+    quarter = head_size // 4
+    exponents = np.arange(quarter, dtype=np.float32) / np.float32(quarter)
+    frequencies = 1.0 / np.float32(_THETA) ** exponents
+    angles = positions[:, :, None].astype(np.float32) * frequencies
+    angles = angles.reshape(1, len(positions), 1, 1, 2 * quarter)
+    return Rope(mx.array(np.cos(angles)), mx.array(np.sin(angles)))

@@ -1,4 +1,4 @@
-"""Pads prefill chunks, so that they come in few sizes.
+"""Prefill chunks, which are padded where they should come in few sizes.
 
 CUDA plans attention anew for each number of queries and keys, and hardly two prompts are of one
 length (`runner.cuda.attention`). A padded chunk starts and ends at multiples of the padding. What
@@ -26,6 +26,24 @@ _TOKEN_AXES = {
     "position_ids": 2,
 }
 """Of arrays; in a list, deepstack has an entry for each visual token alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """The next tokens of one prompt, which the language model gets in one call.
+
+    token_ids: (1, tokens). inputs: further arguments of the model, with an entry for each token.
+    cache: the prompt's layers, whose buffers have `capacity` columns once there are any.
+    """
+
+    token_ids: mx.array
+    inputs: dict[str, Any]
+    cache: list[Any]
+    capacity: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[1]
 
 
 @dataclass(frozen=True, slots=True)

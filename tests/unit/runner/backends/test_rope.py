@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vlm_server.runner.model.rope import Rope
+from vlm_server.runner.backends.rope import Rope
 
 
 def a_rope(*shape: int) -> tuple[Rope, np.ndarray]:

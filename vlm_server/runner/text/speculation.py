@@ -10,9 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlx_vlm.models.cache import KVCache, make_prompt_cache
+
 from vlm_server.runner.device.device import MAX_DRAFTING_ROWS
+from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.text.drafts import FORCED_PROBABILITY
 from vlm_server.runner.text.sequence import DecodingSequence
-from vlm_server.runner.text.speculation.drafts import FORCED_PROBABILITY
 
 _MASK_SECONDS = 0.01
 """How long grammars may take for drafts; then the step goes without."""
@@ -24,6 +27,22 @@ _WEIGHT = 0.2
 """Of a new measurement."""
 _OUTLIER = 4.0
 """Times so much longer than usual say more of the machine than of the step."""
+
+
+def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation | None:
+    """How drafts of at most so many tokens are verified; None if this model's can't be.
+
+    Layers with windows or recurrent states can't remove tokens that were wrong. A model that
+    `needs_even_rows` takes no keys beyond its longest row.
+    """
+    layers = make_prompt_cache(loaded.language_model)
+    if not (loaded.family.is_checked and all(type(layer) is KVCache for layer in layers)):
+        return None
+    most = num_draft_tokens + 1
+    widths = sorted({min(width, most) for width in loaded.device.draft_widths} - {1})
+    if not widths:
+        return None
+    return Speculation(widths, needs_even_rows=loaded.family.needs_even_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +91,15 @@ class Speculation:
             return None
         return Drafts(width, [tokens[: width - 1] for tokens, _ in found])
 
-    def note_step(self, rows: int, width: int) -> None:
-        """A step has ended. Its time counts if the one before was of its kind."""
+    def record_step(self, rows: int, width: int) -> None:
+        """Record the end of a step; its time counts if the one before was of its kind."""
         now, last = time.perf_counter(), self._last
         if last is not None and (last[1] > 1) == (width > 1):
-            self._times.note(rows, width, now - last[0])
+            self._times.record(rows, width, now - last[0])
         self._last = now, width
 
-    def forget_time(self) -> None:
-        """Something else runs beside the next step."""
+    def discard_time(self) -> None:
+        """Don't count the next step: its time is not that of a step alone."""
         self._last = None
 
     def _chances(self, seq: DecodingSequence) -> list[float]:
@@ -137,7 +156,7 @@ def _before_end(token_ids: list[int], eos_token_ids: frozenset[int]) -> list[int
 
 
 class StepTimes:
-    """What steps take, by the number of rows, learned from those that nothing else ran beside."""
+    """Measured times of steps, by the number of rows; of steps that had the device alone."""
 
     def __init__(self) -> None:
         self._plain = dict[int, float]()
@@ -145,8 +164,8 @@ class StepTimes:
         self._slopes = dict[int, dict[int, float]]()
         """What each further token of a row adds, in plain steps, by rows and width."""
 
-    def note(self, rows: int, width: int, seconds: float) -> None:
-        """A step of `width` tokens for each of `rows` took so long."""
+    def record(self, rows: int, width: int, seconds: float) -> None:
+        """Record the time of a step of `width` tokens for each of `rows`."""
         if width == 1:
             known = self._plain.get(rows)
             if known is None or seconds < _OUTLIER * known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_server.runner.text.speculation.speculation import StepTimes, best_width, expected_tokens
+from vlm_server.runner.text.speculation import StepTimes, best_width, expected_tokens
 
 WIDTHS = (2, 3, 4, 6, 8, 12, 16)
 
@@ -13,8 +13,8 @@ def measured(slope: float, rows: int = 1) -> StepTimes:
     """Each further token of a row takes `slope` steps."""
     times = StepTimes()
     for _ in range(50):
-        times.note(rows, 1, 0.01)
-        times.note(rows, 8, 0.01 * (1 + 7 * slope))
+        times.record(rows, 1, 0.01)
+        times.record(rows, 8, 0.01 * (1 + 7 * slope))
     return times
 
 
@@ -35,9 +35,9 @@ def test_each_width_has_its_own_costs():
     """Kernels change at some widths."""
     times = StepTimes()
     for _ in range(50):
-        times.note(1, 1, 0.01)
-        times.note(1, 4, 0.011)
-        times.note(1, 8, 0.03)
+        times.record(1, 1, 0.01)
+        times.record(1, 4, 0.011)
+        times.record(1, 8, 0.03)
     assert times.cost(1, 4) == pytest.approx(1.1, rel=0.05)
     assert times.cost(1, 8) == pytest.approx(3.0, rel=0.05)
     assert best_width((2, 4, 8), [[0.95] * 7], times) == 4
@@ -45,7 +45,7 @@ def test_each_width_has_its_own_costs():
 
 def test_a_time_of_something_else_is_forgotten():
     times = measured(0.1)
-    times.note(1, 1, 1.0)
+    times.record(1, 1, 1.0)
     assert times.cost(1, 8) == pytest.approx(1.7, rel=0.05)
 
 

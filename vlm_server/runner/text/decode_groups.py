@@ -1,8 +1,8 @@
-"""All sequences that decode: together, but for requests whose grammars are late.
+"""All sequences that decode: one batch, and the requests that are detached from it.
 
-A request whose grammar takes longer than a moment leaves the batch and decodes apart, whenever its
-grammar is ready: it skips steps, and the others go on. Once its grammar has been in time for a
-while, it comes back; the more often it left, the longer that takes.
+A request whose grammar takes longer than a moment is detached from the batch and decodes whenever
+its grammar is ready: it skips steps, and the others go on. Once its grammar has been in time for a
+while, it comes back; the more often it was detached, the longer that takes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from vlm_server.errors import RequestError
 from vlm_server.interfaces import SeqId
 from vlm_server.runner.kv.segments import SequenceState
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model.prompt_chunk import PromptChunk
+from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.text.decode_batch import DecodeBatch
-from vlm_server.runner.text.drawn import Sampled
 from vlm_server.runner.text.prefill import Prefilled
-from vlm_server.runner.text.speculation.speculation import Speculation
+from vlm_server.runner.text.sequence import Sampled
+from vlm_server.runner.text.speculation import Speculation
 
 _MAX_PATIENCE_SECONDS = 0.05
 """How long all wait for grammars that usually are in time; most take a tenth of a millisecond."""
@@ -32,32 +32,32 @@ _PATIENCE_PER_MASK_SECONDS = 0.001
 _ALONE_SECONDS = 0.02
 """How long to wait for a grammar where there is nothing else to decode."""
 _ALL_TOGETHER_SECONDS = 3600.0
-"""How long all wait where nobody may decode apart: grammars have limits of their own."""
+"""How long all wait where no request may be detached: grammars have limits of their own."""
 _STEPS_IN_TIME = 32
 """After so many a request comes back; twice as many each time."""
 
 
 @dataclass(slots=True)
-class _Apart:
-    """A request that decodes apart. in_time: its steps for which nobody would have had to wait."""
+class _Detached:
+    """A detached request. in_time: its latest steps for which the batch need not have waited."""
 
     batch: DecodeBatch
     in_time: int = 0
 
 
-class DecodeBatches:
+class DecodeGroups:
     """The sequences of a model. Each `launch` is followed by one `result`."""
 
     def __init__(self, loaded: LoadedModel, speculation: Speculation | None = None) -> None:
-        """`speculation`: for those that decode together."""
+        """`speculation`: for the batch; detached requests verify no drafts."""
         self._speculation = speculation
-        self._together = DecodeBatch(loaded, speculation)
-        self._may_part = loaded.ranks is None
+        self._batch = DecodeBatch(loaded, speculation)
+        self._may_detach = loaded.ranks is None
         """Several ranks do the same steps: all wait for a grammar then."""
-        self._apart: dict[str, _Apart] = {}
+        self._detached: dict[str, _Detached] = {}
         """By request; the one that waits longest for its turn first."""
         self._times_late: dict[str, int] = {}
-        """How often each of these requests left the others."""
+        """How often each request was detached."""
         self._patience_seconds = _MAX_PATIENCE_SECONDS
 
     @property
@@ -66,7 +66,7 @@ class DecodeBatches:
 
     def join(self, prefills: Mapping[str, Prefilled], logits: mx.array) -> Sampled:
         """See `DecodeBatch.join`."""
-        return self._together.join(prefills, logits)
+        return self._batch.join(prefills, logits)
 
     def runs_on(self, cache: list[Any]) -> bool:
         """See `DecodeBatch.runs_on`."""
@@ -81,91 +81,93 @@ class DecodeBatches:
         found = (batch.state_of(seq_id) for batch in self._batches())
         return next((state for state in found if state is not None), None)
 
-    def leave(self, seq_ids: Collection[SeqId]) -> None:
-        """Drop sequences, and what they were about to draw. Those not here are no error."""
+    def remove(self, seq_ids: Collection[SeqId]) -> None:
+        """See `DecodeBatch.remove`."""
         for batch in self._batches():
-            batch.leave(seq_ids)
-        self._apart = {name: each for name, each in self._apart.items() if each.batch.seq_ids}
+            batch.remove(seq_ids)
+        self._detached = {name: each for name, each in self._detached.items() if each.batch.seq_ids}
         if self._times_late:
             staying = {seq.request_id for seq in self.seq_ids}
             self._times_late = {n: times for n, times in self._times_late.items() if n in staying}
 
-    def launch(self, *, is_alone: bool = True, beside: PromptChunk | None = None) -> None:
+    def launch(self, *, is_alone: bool = True, chunk: PromptChunk | None = None) -> mx.array | None:
         """Begin the next step of all sequences, but for those that have to wait.
 
-        is_alone: whether the device has nothing else to do meanwhile. beside: see `TextModel.step`.
+        is_alone: whether the device has nothing else to do meanwhile. chunk, and the logits that
+        are returned: see `DecodeBatch.forward`.
         """
-        if self._speculation is not None and (self._apart or not is_alone):
-            self._speculation.forget_time()
-        self._take_back()
-        together, apart = self._together, list(self._apart)
-        together.forward(beside)
-        if together.num_guided:
+        if self._speculation is not None and (self._detached or not is_alone):
+            self._speculation.discard_time()
+        self._reattach()
+        batch, detached = self._batch, list(self._detached)
+        chunk_logits = batch.forward(chunk)
+        if batch.num_guided:
             self._wait_for_grammars()
-        together.draw()
-        if apart:  # not those that left just now: they have begun this step
-            self._step_one(apart)
+        batch.sample()
+        if detached:  # not those that were detached just now: they have begun this step
+            self._step_one(detached)
+        return chunk_logits
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for all that was launched. Raises what made it fail."""
         mx.eval([array for batch in self._batches() for array in batch.launched])
 
     def result(self) -> Sampled:
-        """What the steps that were launched bring; see `DecodeBatch.result`."""
+        """The tokens of the steps that were launched; see `DecodeBatch.result`."""
         sampled = Sampled()
         for batch in self._batches():
             sampled.add(batch.result())
         return sampled
 
     def _batches(self) -> Iterator[DecodeBatch]:
-        yield self._together
-        for each in self._apart.values():
+        yield self._batch
+        for each in self._detached.values():
             yield each.batch
 
     def _wait_for_grammars(self) -> None:
-        """As long as patience lasts; who is late then decodes apart."""
+        """Wait as long as patience lasts, and detach the requests that are late then."""
         started = time.monotonic()
-        more = _PATIENCE_PER_MASK_SECONDS * self._together.num_guided
+        more = _PATIENCE_PER_MASK_SECONDS * self._batch.num_guided
         patience = min(self._patience_seconds + more, _MAX_PATIENCE_SECONDS)
-        if not self._may_part:
+        if not self._may_detach:
             patience = _ALL_TOGETHER_SECONDS
-        for request_id in self._together.late(patience):
-            self._part(request_id)
+        for request_id in self._batch.late(patience):
+            self._detach(request_id)
         self._patience_seconds = max(patience - (time.monotonic() - started), 0.0)
 
-    def _part(self, request_id: str) -> None:
-        batch = self._together.split(request_id)
+    def _detach(self, request_id: str) -> None:
+        batch = self._batch.detach(request_id)
         batch.yield_to_others()
-        self._apart[request_id] = _Apart(batch)
+        self._detached[request_id] = _Detached(batch)
         self._times_late[request_id] = self._times_late.get(request_id, 0) + 1
 
-    def _step_one(self, apart: list[str]) -> None:
-        """A step of the first that can; if nobody else decodes, after a short wait."""
-        ready = next((name for name in apart if self._is_in_time(name)), None)
-        if ready is None and not self._together.seq_ids:
-            first = apart[0]
-            if self._apart[first].batch.late(_ALONE_SECONDS):
-                self._apart[first] = self._apart.pop(first)  # the next one's turn to be waited for
+    def _step_one(self, detached: list[str]) -> None:
+        """Step the first request whose grammar is ready; if nobody else decodes, wait a moment."""
+        ready = next((name for name in detached if self._is_in_time(name)), None)
+        if ready is None and not self._batch.seq_ids:
+            first = detached[0]
+            if self._detached[first].batch.late(_ALONE_SECONDS):
+                self._detached[first] = self._detached.pop(first)  # the next one's turn
             else:
                 ready = first
         if ready is None:
             return
-        each = self._apart[ready] = self._apart.pop(ready)
+        each = self._detached[ready] = self._detached.pop(ready)
         each.in_time += 1
-        each.batch.draw()
+        each.batch.sample()
         each.batch.forward()
 
     def _is_in_time(self, request_id: str) -> bool:
-        each = self._apart[request_id]
+        each = self._detached[request_id]
         if each.batch.late(0.0):
             each.in_time = 0
             return False
         return True
 
-    def _take_back(self) -> None:
-        for request_id, each in list(self._apart.items()):
+    def _reattach(self) -> None:
+        for request_id, each in list(self._detached.items()):
             wanted = _STEPS_IN_TIME << min(self._times_late[request_id] - 1, 16)
             if each.in_time >= wanted and not each.batch.late(0.0):
-                each.batch.draw()
-                self._together.absorb(each.batch)
-                del self._apart[request_id]
+                each.batch.sample()
+                self._batch.absorb(each.batch)
+                del self._detached[request_id]

@@ -1,19 +1,25 @@
-"""Attention on a CPU, some queries at a time, with numpy's exponentials.
+"""The CPU's backend: attention some queries at a time, with numpy's exponentials.
 
 On x86 MLX takes 12 ns for one exponential and numpy less than one, and MLX's own attention makes
 the scores of all queries and keys, hidden ones too, several times over. Here a block of queries
 meets the keys up to its last query, so that causality is a mask of the block's own columns. Queries
 that share keys are one matrix: nothing is repeated.
 
-Every block waits for its scores, so calling this is computing most of it.
+Every block waits for its scores, so calling this is computing most of it. That also splits the work
+of a vision tower into small parts. MLX starts no operation of another stream while too many of one
+stream are queued: a decode step would otherwise wait for most of an encode.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from vlm_server.runner.backends.interface import Attention, Mask, MlxAttention
+from vlm_server.runner.backends.rope import Rope
 from vlm_server.runner.device.arrays import share
 
 _MAX_SCORES = 1 << 21
@@ -22,6 +28,40 @@ _MAX_SCORES = 1 << 21
 With fewer, a thread that attends beside another one waits longer for the interpreter, once for each
 of numpy's operations, than smaller blocks would save.
 """
+
+
+class CpuBackend:
+    """The `Backend` of a CPU."""
+
+    def attention(self, context_tokens: int) -> Attention:
+        return CpuAttention()
+
+    def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
+        return attention_on_cpu(q, k, v, scale)
+
+    def rotate(self, rope: Rope, x: mx.array) -> mx.array:
+        return rope.in_parts(x)
+
+    def prepare_mlp(self, mlp: Any) -> None:
+        """Nothing: a CPU multiplies matrices of any width."""
+
+    def gated_mlp(self, mlp: Any, x: mx.array) -> mx.array:
+        gate = mlp.gate_proj(x)
+        silu = (gate / (1 + _exp_in_place(-gate))).astype(gate.dtype)
+        return mlp.down_proj(silu * mlp.up_proj(x))  # type: ignore[no-any-return]
+
+
+class CpuAttention(MlxAttention):
+    """Plain causal attention in float32."""
+
+    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+        is_causal = isinstance(mask, str) and mask == "causal"
+        return is_causal and queries.dtype == keys.dtype == mx.float32
+
+    def __call__(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
+    ) -> mx.array:
+        return attention_on_cpu(queries, keys, values, scale, is_causal=True)
 
 
 def attention_on_cpu(
@@ -64,3 +104,15 @@ def _softmax_in_place(scores: mx.array, num_causal: int) -> NDArray[np.float32]:
         np.exp(numbers, out=numbers)
     sums: NDArray[np.float32] = numbers.sum(axis=-1, keepdims=True)
     return sums
+
+
+def _exp_in_place(x: mx.array) -> mx.array:
+    """e to the power of each number, in float32. Waits for `x`, and writes over it.
+
+    So `x` must be nobody else's. Copies of 8 MB each would be most of an image's cost.
+    """
+    x = x.astype(mx.float32)
+    numbers = share(x)
+    with np.errstate(over="ignore"):
+        np.exp(numbers, out=numbers)
+    return x

@@ -1,8 +1,8 @@
-"""Draws the next token of each row on the device. Knows logits and sampling parameters.
+"""Samples the next token of each row on the device, and computes log probabilities of tokens.
 
-A row's draw depends on its own seed, step and logits alone, so that it is the same whatever
-rows run beside it. Rows that are plainly greedy cost one argmax for all of them. A row whose
-scores can't be drawn from gets `NO_TOKEN`, and the others their own tokens.
+A row's token depends on its own seed, step and logits alone, so that it is the same in every batch.
+Rows that are plainly greedy cost one argmax for all of them. A row from whose scores nothing can be
+sampled gets `NO_TOKEN`, and the others their own tokens.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import copy
 import logging
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.interfaces import AnswerMatcher
+from vlm_server.interfaces import AnswerMatcher, SeqId, TokenLogprobs
 from vlm_server.protocol import SamplingParams
+from vlm_server.runner.device.arrays import read
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ _MASK_64 = (1 << 64) - 1
 
 
 class SequenceSampler:
-    """One row's way to draw; counts its draws and, if penalties ask for it, its tokens."""
+    """The sampling parameters and state of one row: its steps and, for penalties, its tokens."""
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class SequenceSampler:
         self.params = params
         self._matcher = matcher
         self._allowed: mx.array | None = None
-        """(vocabulary,) bool: what the grammar lets be drawn next; None without a grammar."""
+        """(vocabulary,) bool: which tokens the grammar allows next; None without a grammar."""
         self._mask: NDArray[np.bool_] | None = None
         """What `_allowed` was made of."""
         self.take_mask()
@@ -76,7 +78,7 @@ class SequenceSampler:
 
     @property
     def changes_scores(self) -> bool:
-        """Whether logits are changed before anything is drawn from them."""
+        """Whether logits are changed before a token is sampled from them."""
         return (
             self._allowed is not None
             or self._bias is not None
@@ -97,33 +99,33 @@ class SequenceSampler:
         return scores
 
     def key(self) -> mx.array:
-        """The random key of this row's next draw."""
+        """The random key of this row's next token."""
         return mx.random.key(_mix(self._seed, self._step))
 
-    def take(self, token: mx.array) -> None:
-        """`token` () was drawn; it need not be evaluated yet."""
+    def advance(self, token: mx.array) -> None:
+        """Count `token`, (), which was sampled; it need not be evaluated yet."""
         self._step += 1
         if self._counts is not None:
             self._counts = self._counts.at[token].add(1.0)
 
     def after(self, token_id: int, allowed: NDArray[np.bool_] | None = None) -> SequenceSampler:
-        """This row's way to draw the token after `token_id`, if that is drawn next.
+        """The sampler of the token after `token_id`, if that is sampled next.
 
         `allowed`, (vocabulary,): what its grammar would let follow, if it has one.
         """
         other = copy.copy(self)
-        other.take(mx.array(token_id))
+        other.advance(mx.array(token_id))
         if allowed is not None:
             other._use(allowed)
         return other
 
     @property
     def matcher(self) -> AnswerMatcher | None:
-        """What its answer must follow; a draw needs `take_mask` first."""
+        """The grammar of its answer; sampling needs `take_mask` first."""
         return self._matcher
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """The tokens that were drawn last, once the host knows them."""
+        """Advance the grammar by the tokens that were sampled last, once the host knows them."""
         if self._matcher is not None:
             self._matcher.advance([i for i in token_ids if i != NO_TOKEN])
 
@@ -133,14 +135,14 @@ class SequenceSampler:
             self._matcher.close()
 
     def take_mask(self) -> None:
-        """Draw what the grammar allows now; nothing, which ends this row alone, if it can't."""
+        """Sample only what the grammar allows now; if that is nothing, this row alone ends."""
         if self._matcher is None:
             return
         self._use(self._matcher.allowed())
 
     @property
     def state(self) -> list[mx.array]:
-        """What must be evaluated each step, so that no graph grows behind it."""
+        """What must be evaluated each step, so that no lazy computation grows behind it."""
         return [] if self._counts is None else [self._counts]
 
     def _use(self, allowed: NDArray[np.bool_]) -> None:
@@ -158,27 +160,27 @@ class SequenceSampler:
 
 
 def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
-    """`params` with a seed of this choice's own, if there is one: choice 0 draws as if alone."""
+    """`params` with a seed of this choice's own, if there is one; choice 0 keeps the request's."""
     if params.seed is None or choice == 0:
         return params
     return msgspec.structs.replace(params, seed=_mix(~params.seed, choice))
 
 
-def sample(logits: mx.array, rows: list[SequenceSampler]) -> mx.array:
-    """Token ids or `NO_TOKEN`, (rows,), from `logits`, (rows, vocabulary); advances every row."""
-    tokens = draw(logits, rows)
+def sample_and_advance(logits: mx.array, rows: list[SequenceSampler]) -> mx.array:
+    """`sample`, and count the tokens in every row."""
+    tokens = sample(logits, rows)
     for i, row in enumerate(rows):
-        row.take(tokens[i])
+        row.advance(tokens[i])
     return tokens
 
 
-def draw(logits: mx.array, rows: list[SequenceSampler]) -> mx.array:
-    """The same without advancing the rows."""
+def sample(logits: mx.array, rows: list[SequenceSampler]) -> mx.array:
+    """Token ids or `NO_TOKEN`, (rows,), from `logits`, (rows, vocabulary)."""
     tokens, _ = _greedy(logits)
     others = [i for i, row in enumerate(rows) if not row.is_plainly_greedy]
     if others:
         scores = mx.stack([_adjusted(logits[i].astype(mx.float32), rows[i]) for i in others])
-        tokens[mx.array(others)] = _draw(scores, [rows[i] for i in others])
+        tokens[mx.array(others)] = _sample(scores, [rows[i] for i in others])
     return tokens
 
 
@@ -198,7 +200,7 @@ def _greedy(scores: mx.array) -> tuple[mx.array, mx.array]:
     return mx.where(mx.isfinite(best), ids, NO_TOKEN)[:, 0], best
 
 
-def _draw(scores: mx.array, rows: list[SequenceSampler]) -> mx.array:
+def _sample(scores: mx.array, rows: list[SequenceSampler]) -> mx.array:
     """One token for each row of `scores` (rows, vocabulary): the best, or one by chance."""
     greedy, best = _greedy(scores)
     if not any(row.temperature for row in rows):
@@ -207,9 +209,9 @@ def _draw(scores: mx.array, rows: list[SequenceSampler]) -> mx.array:
     scaled = (scores - best) / mx.maximum(temperatures, _LEAST_TEMPERATURE)
     kept = _keep_likely(scaled, rows)
     noise = mx.stack([mx.random.gumbel((scores.shape[-1],), key=row.key()) for row in rows])
-    drawn = mx.argmax(kept + noise, axis=-1).astype(mx.int32)
-    is_drawn = mx.logical_and(temperatures[:, 0] > 0, greedy != NO_TOKEN)
-    return mx.where(is_drawn, drawn, greedy)
+    sampled = mx.argmax(kept + noise, axis=-1).astype(mx.int32)
+    is_sampled = mx.logical_and(temperatures[:, 0] > 0, greedy != NO_TOKEN)
+    return mx.where(is_sampled, sampled, greedy)
 
 
 def _keep_likely(scores: mx.array, rows: list[SequenceSampler]) -> mx.array:
@@ -248,8 +250,78 @@ def _drawable(token_ids: frozenset[int], vocabulary_size: int) -> mx.array | Non
 
 
 def _mix(seed: int, step: int) -> int:
-    """64 well-spread bits for one draw (the finalizer of SplitMix64, Steele et al. 2014)."""
+    """64 well-spread bits for one token (the finalizer of SplitMix64, Steele et al. 2014)."""
     bits = (seed + step * 0x9E3779B97F4A7C15) & _MASK_64
     bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & _MASK_64
     bits = ((bits ^ bits >> 27) * 0x94D049BB133111EB) & _MASK_64
     return bits ^ bits >> 31
+
+
+# ---- log probabilities ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LazyLogprobs:
+    """Log probabilities of some rows' tokens of one step.
+
+    chosen: (rows, 1) log probability of the sampled token. top_ids, top_logprobs: (rows, most),
+    the likeliest first, where `most` is the largest of `num_top`.
+    """
+
+    seq_ids: tuple[SeqId, ...]
+    num_top: tuple[int, ...]
+    chosen: mx.array
+    top_ids: mx.array
+    top_logprobs: mx.array
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.chosen, self.top_ids, self.top_logprobs]
+
+    def read(self) -> Iterator[tuple[SeqId, TokenLogprobs]]:
+        """Each row's, on the host: waits for the device."""
+        chosen, ids, logprobs = map(read, self.arrays)
+        for row, (row_id, count) in enumerate(zip(self.seq_ids, self.num_top, strict=True)):
+            top = zip(ids[row, :count].tolist(), logprobs[row, :count].tolist(), strict=True)
+            yield row_id, TokenLogprobs(float(chosen[row, 0]), tuple(top))
+
+
+def compute_logprobs(
+    logits: mx.array, tokens: mx.array, asking: Sequence[tuple[int, SeqId, int]]
+) -> list[LazyLogprobs]:
+    """Log probabilities of `tokens` (rows,) under `logits` (rows, vocabulary).
+
+    `asking` lists (row, its id, number of alternatives); empty gives nothing.
+    """
+    if not asking:
+        return []
+    rows = mx.array([row for row, _, _ in asking])
+    wanted = logits[rows].astype(mx.float32)
+    logprobs = wanted - mx.logsumexp(wanted, axis=-1, keepdims=True)
+    most = max(count for _, _, count in asking)
+    top_ids = _likeliest(logprobs, most)
+    return [
+        LazyLogprobs(
+            seq_ids=tuple(row_id for _, row_id, _ in asking),
+            num_top=tuple(count for _, _, count in asking),
+            chosen=mx.take_along_axis(logprobs, tokens[rows][:, None], axis=-1),
+            top_ids=top_ids,
+            top_logprobs=mx.take_along_axis(logprobs, top_ids, axis=-1),
+        )
+    ]
+
+
+def _likeliest(logprobs: mx.array, count: int) -> mx.array:
+    """Ids of the `count` likeliest tokens, (rows, count), in order; of all if there are fewer.
+
+    Sorts these alone: sorting a whole vocabulary takes a CPU 30 ms a row. Of equals at the top,
+    as half precision often has them, a greedy row's token is the first.
+    """
+    count = min(count, logprobs.shape[-1])
+    if count == 0:
+        return mx.zeros((len(logprobs), 0), dtype=mx.int32)
+    greedy = mx.argmax(logprobs, axis=-1, keepdims=True)
+    ranks = mx.put_along_axis(-logprobs, greedy, mx.array(-mx.inf), axis=-1)
+    ids = mx.argpartition(ranks, count - 1, axis=-1)[:, :count]
+    order = mx.argsort(mx.take_along_axis(ranks, ids, axis=-1), axis=-1)
+    return mx.take_along_axis(ids, order, axis=-1)

@@ -3,7 +3,7 @@
 Prompt lookup (Saxena 2023; vLLM's n-gram speculation): agents repeat names of elements, keys of
 JSON, and text of their prompts. The longest run of tokens at the end that occurred before is
 looked for, and what followed it then is the draft. How often that has been right is counted with
-every token that is drawn, whether the draft was used or not: where it rarely is, none is used.
+every token that is sampled, whether the draft was used or not: where it rarely is, none is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORCED_PROBABILITY = 0.9
 
 
 class _HitRate:
-    """How often guesses were right lately."""
+    """The share of recent guesses that were right."""
 
     def __init__(self, prior: float) -> None:
         self._hits, self._count = prior * _PRIOR_WEIGHT, _PRIOR_WEIGHT
@@ -36,7 +36,7 @@ class _HitRate:
     def probability(self) -> float:
         return self._hits / self._count
 
-    def note(self, *, is_hit: bool) -> None:
+    def record(self, *, is_hit: bool) -> None:
         if self._count >= _MEMORY:
             self._hits *= 0.5
             self._count *= 0.5
@@ -73,7 +73,7 @@ class Drafter:
         was_guessed = bool(self._match)
         is_hit = was_guessed and self._tokens[self._next] == token_id
         if was_guessed:
-            self._rates[_level(self._match)].note(is_hit=bool(is_hit))
+            self._rates[_level(self._match)].record(is_hit=bool(is_hit))
         if self._length == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
         self._tokens[self._length] = token_id

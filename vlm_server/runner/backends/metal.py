@@ -1,0 +1,64 @@
+"""Metal's backend: MLX's own attention, in blocks where it would need too much memory."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from vlm_server.runner.backends.interface import (
+    FUSED_HEAD_SIZES,
+    Attention,
+    GpuBackend,
+    Mask,
+    MlxAttention,
+)
+
+_MOST_SCORE_BYTES = 128 << 20
+"""Of a block of queries: more would save no time."""
+
+
+class MetalBackend(GpuBackend):
+    """The `Backend` of Apple silicon."""
+
+    def attention(self, context_tokens: int) -> Attention:
+        return MetalAttention()
+
+
+class MetalAttention(MlxAttention):
+    """MLX's attention by blocks of queries, where it would hold all scores at once.
+
+    On Metal that is for more than 8 queries of other head sizes than `FUSED_HEAD_SIZES`; MLX has
+    fused kernels for 192 and 256, too, but prefers the other way for speed.
+    """
+
+    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+        size = queries.shape[-1]
+        return size not in FUSED_HEAD_SIZES and _queries_at_once(queries, keys) < queries.shape[2]
+
+    def __call__(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
+    ) -> mx.array:
+        num_queries, num_keys = queries.shape[2], keys.shape[2]
+        is_causal = isinstance(mask, str)
+        step, blocks = _queries_at_once(queries, keys), []
+        for start in range(0, num_queries, step):
+            end = min(start + step, num_queries)
+            most = num_keys - num_queries + end if is_causal else num_keys
+            part = mask
+            if isinstance(mask, mx.array) and mask.shape[-2] > 1:
+                part = mask[..., start:end, :]
+            blocks.append(
+                mx.fast.scaled_dot_product_attention(
+                    queries[:, :, start:end],
+                    keys[:, :, :most],
+                    values[:, :, :most],
+                    scale=scale,
+                    mask=part,
+                )
+            )
+        return mx.concatenate(blocks, axis=2)
+
+
+def _queries_at_once(queries: mx.array, keys: mx.array) -> int:
+    """How many queries' scores, in float32, take `_MOST_SCORE_BYTES`; at least 16."""
+    rows, heads = queries.shape[:2]
+    return max(16, _MOST_SCORE_BYTES // (4 * rows * heads * keys.shape[2]))

@@ -1,1 +1,0 @@
-"""Logits to tokens and their log probabilities."""

@@ -1,0 +1,135 @@
+"""Stores in the prefix cache what prompts and answers computed, for other requests to begin with.
+
+Storing is optional: state that can't be stored, as when memory is short, is computed again. State
+that sequences computed since an error came late is not stored, for it may be worthless.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from vlm_server.cache.prefix import Source
+from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.errors import EngineBroken
+from vlm_server.interfaces import SeqId
+from vlm_server.runner.device.arrays import Faults
+from vlm_server.runner.text.decode_groups import DecodeGroups
+from vlm_server.runner.text.prefill import Prefill, Prefilled
+
+logger = logging.getLogger(__name__)
+
+_Found = tuple[PromptKey, Source[Any, Any], str]
+
+
+class PrefixStore(Protocol):
+    """Where the state of prompts and answers goes: `Caches`."""
+
+    @property
+    def stores_prefixes(self) -> bool:
+        """Whether anything is kept."""
+        ...
+
+    def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
+        """Store the state that `source` has of `prompt`."""
+        ...
+
+
+class LateErrors:
+    """The errors of sequences' computations that come after their launch; see `faults`."""
+
+    def __init__(self, faults: Faults, groups: DecodeGroups) -> None:
+        self._faults = faults
+        self._groups = groups
+        self._num_of_others = 0
+        """Late errors so far that were not those of sequences."""
+        self._error: Exception | None = None
+        """The error that `synchronize` met since the last `check`."""
+
+    def synchronize(self) -> None:
+        """Wait for all that sequences compute, where errors come late."""
+        if self._faults.come_late and self._error is None:
+            try:
+                self._groups.synchronize()
+            except Exception as error:
+                logger.exception("a decode step failed")
+                self._error = error
+
+    def attribute_to_others(self) -> None:
+        """Take all errors until now for those of others: `synchronize` was called before."""
+        self._num_of_others = self._faults.num_late
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no error is known that makes worthless what sequences computed."""
+        return self._error is None and self._faults.num_late == self._num_of_others
+
+    def check(self) -> None:
+        """Raises the error that makes worthless what sequences computed, once."""
+        is_clean, error = self.is_clean, self._error
+        self._error = None
+        if not is_clean:
+            raise error or self._faults.last_late
+
+
+class PrefixWriter:
+    """Stores the state of prompts and answers of one `ModelRunner`."""
+
+    def __init__(
+        self, store: PrefixStore, groups: DecodeGroups, faults: Faults, errors: LateErrors
+    ) -> None:
+        self._store = store
+        self._groups = groups
+        self._faults = faults
+        self._errors = errors
+        self._joined: list[Prefilled] = []
+        """Prompts whose sequences have joined, and which are not stored yet."""
+
+    def add_joined(self, prompts: Iterable[Prefilled]) -> None:
+        """Store these with the next `store_joined`: not while their first token waits."""
+        self._joined += prompts
+
+    def discard_joined(self) -> None:
+        """Store none of the prompts that have joined."""
+        self._joined.clear()
+
+    def store_joined(self) -> None:
+        """Store the prompts that have joined."""
+        joined, self._joined = self._joined, []
+        for each in joined:
+            if not each.prompt.is_atomic:
+                self._write(partial(self._joined_state, each))
+
+    def store_cancelled(self, prefill: Prefill) -> None:
+        """Store a prompt up to where its prefill was cancelled."""
+        if self._store.stores_prefixes:
+            self._write(partial(self._cancelled_state, prefill))
+
+    def store_answer(self, seq: SeqId) -> None:
+        """Store a sequence that is about to be removed, for the next turn of its conversation."""
+        if self._store.stores_prefixes:
+            self._write(partial(self._groups.state_of, seq))
+
+    def _joined_state(self, prefill: Prefilled) -> _Found:
+        state = prefill.state(are_free=not self._groups.runs_on(prefill.cache))
+        return prefill.prompt.key, state, prefill.prompt.cache_salt
+
+    def _cancelled_state(self, prefill: Prefill) -> _Found | None:
+        found = prefill.end_early()
+        return None if found is None else (*found, prefill.prompt.cache_salt)
+
+    def _write(self, state_of: Callable[[], _Found | None]) -> None:
+        self._errors.synchronize()
+        if not self._errors.is_clean:
+            return
+        try:
+            if (found := state_of()) is not None:
+                self._store.store_prefix(*found)
+        except EngineBroken:
+            raise
+        except Exception as error:
+            self._faults.request_error(error, "")
+            self._errors.attribute_to_others()
+            logger.exception("the state of a prompt can't be stored")

@@ -1,1 +1,0 @@
-"""Drafts of what sequences will say: guessed, weighed, and verified by wide decode steps."""
