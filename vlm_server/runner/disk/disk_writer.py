@@ -121,7 +121,7 @@ class DiskWriter:
         return is_same
 
     def _put(self, job: WriteJob) -> bool:
-        """Write the file; returns whether there was room. A full disk is retried once, after eviction."""
+        """Write the file; returns whether there was room. Evicts and retries on a full disk."""
         try:
             self._on_gone(self._store.put(job.key, job.record.write, job.after))
         except OSError as error:
