@@ -291,7 +291,7 @@ class Engine:
     num_draft_tokens: int = 0
     max_images_per_encode: int = 1
     max_prompts_per_prefill: int = 1
-    caches: Caches = field(default_factory=Caches.of)
+    caches: Caches = field(default_factory=Caches)
     """Those that store anything are in use by scheduler, runner and a preparer of their own."""
     seq_texts: dict[SeqId, str] = field(default_factory=dict)
     """Without thoughts."""

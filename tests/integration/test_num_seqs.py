@@ -15,7 +15,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, SamplingParams, Start, Stats
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.loading.planned import planned_state_size
+from vlm_server.runner.loading.probe import planned_state_size
 
 pytestmark = pytest.mark.families("caches")
 

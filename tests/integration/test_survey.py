@@ -18,7 +18,7 @@ from vlm_server.hub import layout
 from vlm_server.hub.messages import Plan
 from vlm_server.hub.survey import SurveyRequest
 from vlm_server.runner.loading.evaluate import arrays_of
-from vlm_server.runner.loading.survey import survey
+from vlm_server.runner.loading.facts import survey
 from vlm_server.settings import Memory, Model
 
 pytestmark = pytest.mark.families()

@@ -21,7 +21,7 @@ from vlm_server.errors import InvalidRequest, ModelLoadError
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Message, Submit, TemplateOptions, TextPart, ToolCall, Tools
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.loading.answer_formats import reasoning_format, tool_parser
+from vlm_server.runner.loading.chat_templates import reasoning_format, tool_parser
 
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"

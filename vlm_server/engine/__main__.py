@@ -1,7 +1,7 @@
-"""The engine process, `python -m vlm_server.engine FD`: starts the engine and runs it.
+"""The engine process, `python -m vlm_server.engine FD`: starts an engine and runs it.
 
-Its main thread loads the model and runs it, a reader fills the inbox, a writer empties
-the outbox. When the front is gone, so is it. Knows the socket's number and the order of ending.
+Its main thread loads the model and runs it, a reader fills the inbox, a writer empties the outbox.
+It ends with the front. Knows the socket's number and the order of ending.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from vlm_server.protocol import LAST_WRITES_SECONDS, STACKS_SIGNAL, Unloadable
 logger = logging.getLogger(__name__)
 
 _SWITCH_SECONDS = 0.0005
-"""How long a thread that prepares a picture may keep the decode loop from the interpreter."""
+"""How long a thread that prepares a picture may hold the interpreter."""
 
 
 def main() -> NoReturn:
     """Serve the front at the socket whose number is the first argument, until it ends."""
-    faulthandler.enable()  # whatever crashes it, the log says where
+    faulthandler.enable()  # the log then says where it crashed
     faulthandler.register(STACKS_SIGNAL)
     be_killed_first()
     heap.share_one_heap()

@@ -1,4 +1,4 @@
-"""Messages over the front's socket. Knows the protocol and two threads; knows no engine."""
+"""The engine's channel to the front: messages over a socket. Knows the protocol, no engine."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from vlm_server.protocol import (
 logger = logging.getLogger(__name__)
 
 _ANNOUNCE_SECONDS = 0.1
-"""How long work waits to be announced to a front that does not read."""
+"""How long the announcement of work waits for a front that does not read."""
 
 
 class Channel:
     """Messages over the front's socket; sending never waits long for the front to read.
 
-    Ends the process when the front is gone, at whatever byte and also while a model loads:
-    nobody is left to serve.
+    Ends the process when the front is gone, in the middle of a message or of loading a model.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -38,19 +37,19 @@ class Channel:
         self._incoming = connection.makefile("rb")
         self.inbox: Inbox = SimpleQueue()
         self._outbox: SimpleQueue[Event | threading.Event | None] = SimpleQueue()
-        """Events, what is set once those before it are written, and None for the end."""
+        """Events to write, flags to set once all before is written, and None for the end."""
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
 
     def open(self) -> Start:
-        """The first command. Those after it go to the inbox as they come."""
+        """The first command; later ones go to the inbox as they come."""
         start = self._receive()
         assert isinstance(start, Start)
         threading.Thread(target=self._read_on, daemon=True).start()
         return start
 
     def send(self, event: Event) -> None:
-        """Send an event some time soon; what the device works on is in the socket at once."""
+        """Enqueue an event; the announcement of device work is in the socket on return."""
         self._outbox.put(event)
         if isinstance(event, Working) and event.request_ids:
             written = threading.Event()
@@ -58,9 +57,9 @@ class Channel:
             written.wait(_ANNOUNCE_SECONDS)
 
     def end(self, status: int) -> NoReturn:
-        """End the process once all that was sent is on its way.
+        """End the process once all events are written.
 
-        Waits for no other thread: one may sit in a picture or in a read.
+        Waits for no other thread: one may be decoding a picture or reading.
         """
         self._outbox.put(None)
         self._writer.join()

@@ -1,6 +1,6 @@
-"""A rank of a model that is not the first, `python -m vlm_server.engine.follower`.
+"""The process of a rank other than 0, `python -m vlm_server.engine.follower`.
 
-Standard input tells it who it is, in one line of JSON; when that ends, so does the process.
+Reads its `Rank` from standard input, one line of JSON; ends when standard input does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> NoReturn:
-    """Follow rank 0 until it ends, or whoever started this process."""
+    """Follow rank 0 until it, or the parent process, ends."""
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL)
     be_killed_first()

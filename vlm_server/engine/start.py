@@ -1,4 +1,4 @@
-"""From a `Start` command to an engine that is ready: what is built, in which order."""
+"""The start of an engine: from a `Start` command to `Ready`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.channel import Channel
 from vlm_server.engine.encoding import EncoderInTurns
-from vlm_server.engine.group import ALONE, Group
 from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
@@ -36,25 +35,25 @@ from vlm_server.protocol import Event, Loading, Ready, Start
 from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.speed import warn_of_slow_products
-from vlm_server.runner.distributed.leader import Leading
+from vlm_server.runner.distributed.leader import Group, Leading
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
-from vlm_server.runner.loading.planned import planned_state_size
+from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.text.batched_prefill import can_batch_prefills
 from vlm_server.runner.vision.encoder import new_encoder
 
 logger = logging.getLogger(__name__)
 
 _PLANS_BEFORE_READY = 56
-"""Some 30 ms each, where anything is planned at all."""
+"""Some 30 ms each, on devices with compiled steps."""
 
 LEAST_TOKENS = 1024
-"""Of prompt and answer, for which there must be room beside the model."""
+"""Prompt and answer of the shortest request for which there must be room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The engine around a loaded model: all that lives as long as the process."""
+    """An engine around a loaded model: the objects that live as long as the process."""
 
     inbox: Inbox
     scheduler: Scheduler
@@ -67,7 +66,7 @@ class Engine:
     max_failed_steps: int
 
     def loop(self, send: Callable[[Event], None]) -> EngineLoop:
-        """A loop whose events go to `send`; one at a time may run."""
+        """A loop whose events go to `send`; only one may run at a time."""
         return EngineLoop(
             inbox=self.inbox,
             scheduler=self.scheduler,
@@ -92,18 +91,18 @@ class Engine:
             )
 
     def end_warm_up(self) -> None:
-        """Leave nothing of what ran so far in caches, counters and the pool."""
+        """Clear caches, counters and MLX's memory pool of the warm-up."""
         self.scheduler.reset_stats()
         self.caches.begin_serving()
         self.governor.reset_stats()
 
 
 def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
-    """Load, warm up and say `Ready`. Raises ModelLoadError."""
+    """Load, warm up and send `Ready`. Raises ModelLoadError."""
     device = current_device()
     if start.rank is not None:
         channel.send(Loading("waiting for the other ranks", 0.0))
-    group = ALONE if start.rank is None else Leading.meet(start.rank, device)
+    group = Group() if start.rank is None else Leading.meet(start.rank, device)
     channel.send(Loading("loading the weights", 0.1))
     start = group.common(start, device)
     memory = group.memory(start.memory, device)
@@ -121,7 +120,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     for number, stage in enumerate(first):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.5 * number / len(first)))
         warm_up(engine.loop, engine.inbox, stage)
-    _plan(engine.runner)
+    _plan_ahead(engine.runner)
     engine.end_warm_up()
     engine.check_room(loaded.host.context_tokens)
     warn_of_slow_products(device)
@@ -132,8 +131,8 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     return engine.loop(channel.send), caches
 
 
-def _plan(runner: Runner) -> None:
-    """All compiled graphs, and whether attention can be planned."""
+def _plan_ahead(runner: Runner) -> None:
+    """Make all compiled steps, and try whether attention can be planned."""
     for _ in range(_PLANS_BEFORE_READY):
         if not runner.plan_ahead():
             return
@@ -145,7 +144,7 @@ def build_engine(
     governor: Governor,
     caches: Caches,
     inbox: Inbox,
-    group: Group = ALONE,
+    group: Group | None = None,
 ) -> Engine:
     """The engine around a loaded model, with its threads."""
     config = SchedulerConfig(
@@ -168,7 +167,7 @@ def build_engine(
     )
     grammars = Grammars(loaded.host, _grammar_limits(start), start.cache.grammar_bytes)
     grammars.warm_up()
-    runner = group.runner(loaded, caches, start.scheduler.num_speculative_tokens)
+    runner = (group or Group()).runner(loaded, caches, start.scheduler.num_speculative_tokens)
     admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
     num_decoders = max(start.scheduler.preparer_threads, 2)
     decoders = Decoders(start.image, start.video, num_decoders)
@@ -200,7 +199,7 @@ def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecuto
 
 
 def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
-    """What suits the memory that the weights leave, by the model's own size of a sequence."""
+    """The number of typical sequences that fit in the memory that the weights leave."""
     memory = governor.read()
     size = planned_state_size(loaded.language_model, loaded.family)
     seq_bytes = size.of(min(TYPICAL_TOKENS, loaded.host.context_tokens))

@@ -1,4 +1,4 @@
-"""What a new engine answers before it is ready: kernels are compiled and files read on the way."""
+"""The warm-up of a new engine: requests that compile its kernels and read its files."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 
 _SAMPLING = SamplingParams(max_tokens=2, temperature=0.0)
 _MAX_TOKENS_BESIDE = 512
-"""More than there is time for: it is aborted when the picture is answered."""
+"""More than there is time for: the text is aborted when the picture is answered."""
 _IMAGE_PIXELS = 448
 _SMALL_IMAGE_PIXELS = 112
 _VIDEO_PIXELS = 160
 _VIDEO_FRAMES = 4
 _FRAME_MILLISECONDS = 250
 _NUM_TEXTS = 8
-"""Enough that some are prefilled together: the batcher prefills two alone first."""
+"""Enough for a batched prefill: the batcher prefills two alone first."""
 _MAX_TOKENS_DRAFTED = 64
 """Enough to finish `_SCHEMA` with one token per character."""
 _SCHEMA = '{"const": "all of this is drafted, for nothing else may be said"}'
@@ -50,9 +50,9 @@ _SCHEMA = '{"const": "all of this is drafted, for nothing else may be said"}'
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Requests that run beside each other. A model that fails at a needed one is refused.
+    """Requests that run at the same time. A model that fails a needed stage is refused.
 
-    The stage ends with the last of them: the others are aborted then.
+    The stage ends with the last of them; the others are aborted then.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Stage:
 def stages(
     *, is_thorough: bool, compiles: bool, with_video: bool, context_tokens: int
 ) -> tuple[Stage, ...]:
-    """A text, a video, a text that a picture joins, and the picture again.
+    """The stages of a warm-up: a text, a video, a picture that joins a text, the picture again.
 
-    All but the last find nothing in the caches. Those that may fail come before those that must
-    not. Where the device compiles kernels, texts that are prefilled together, drafts and sampling
-    have theirs compiled, too. If it need not be thorough, a small picture with a text is all: a CPU
-    compiles nothing, and what a checked family can do is known. See docs/decisions/0033.
+    Only the last finds anything in the caches. Stages that may fail come first. `compiles` adds
+    stages that compile the kernels of batched prefill, drafts and sampling. Unless `is_thorough`,
+    a small picture with a text is the only one: a CPU compiles nothing, and the abilities of a
+    checked family are known. See docs/decisions/0033.
     """
     if not is_thorough:
         small = _picture("a prompt with a picture", _SMALL_IMAGE_PIXELS)
@@ -92,8 +92,10 @@ def stages(
 
 
 def _stages_that_compile(text: Submit, max_tokens: int) -> list[Stage]:
-    """Several texts of two lengths, and steps that verify drafts: of one sequence, then of two, of
-    which the second is sampled and its drafts are wrong. A schema's are always right."""
+    """Texts of two lengths in one batch; drafts of one sequence, then of two.
+
+    The first has a schema, whose drafts are always right; the second is sampled, with wrong drafts.
+    """
     one_token = msgspec.structs.replace(_SAMPLING, max_tokens=1)
     longer = Message("user", (TextPart("What is this thing?"),))
     texts = tuple(
@@ -133,7 +135,7 @@ def _stages_that_compile(text: Submit, max_tokens: int) -> list[Stage]:
 def warm_up(
     new_loop: Callable[[Callable[[Event], None]], EngineLoop], inbox: Inbox, stage: Stage
 ) -> None:
-    """Run a stage's requests to their ends. Raises ModelLoadError if one fails that is needed.
+    """Run a stage's requests to their ends. Raises ModelLoadError if a needed stage fails.
 
     `new_loop` makes a loop whose events go to the given function.
     """

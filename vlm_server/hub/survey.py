@@ -16,7 +16,7 @@ from vlm_server.platform import machine
 from vlm_server.platform.child import launch
 from vlm_server.settings import Memory, Model
 
-_MODULE = "vlm_server.engine.survey"
+_MODULE = "vlm_server.engine.examine"
 _TIMEOUT_SECONDS = 120.0
 
 
@@ -55,7 +55,7 @@ class Survey(msgspec.Struct, frozen=True):
 async def survey(request: SurveyRequest) -> Survey:
     """Ask. Raises ModelLoadError if there is no answer. Takes seconds: mlx-vlm is imported."""
     process = await asyncio.create_subprocess_exec(
-        *launch.command(_MODULE),
+        *launch.command(_MODULE, "checkpoint"),
         env={
             **machine.thread_environment(),
             **launch.environment(with_preload=True),

@@ -15,7 +15,7 @@ from vlm_server.platform import machine
 from vlm_server.platform.child import launch
 from vlm_server.supervisor.failed_starts import signal_name
 
-_MODULE = "vlm_server.engine.device"
+_MODULE = "vlm_server.engine.examine"
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
 
 def probe(environment: Mapping[str, str], seconds: float) -> DeviceReport:
     """The report of a child with `environment` beside ours. Never raises for what it meets."""
-    words = launch.command(_MODULE)
+    words = launch.command(_MODULE, "device")
     whole = {
         **machine.thread_environment(),
         **launch.environment(with_preload=True),

@@ -213,7 +213,7 @@ class FakeRunner:
     plans: list[SchedulerOutput] = field(default_factory=list)
     prefills: dict[str, _Prefill] = field(default_factory=dict)
     seqs: dict[SeqId, _Sequence] = field(default_factory=dict)
-    caches: Caches = field(default_factory=Caches.of)
+    caches: Caches = field(default_factory=Caches)
     joined: dict[str, _Prefill] = field(default_factory=dict)
     """Whose first token is not told yet."""
     num_cached_tokens: dict[str, int] = field(default_factory=dict)

@@ -173,7 +173,7 @@ async def test_a_hub_that_is_away_for_a_while_is_waited_for(
     monkeypatch.setattr(downloads, "_FEW_TRIES", 2)
     files = model(1 << 20)
     add(hub, NAME, files)
-    hub.failing[WEIGHTS] = 3  # more often than a hub that never answered is tried
+    hub.failing[WEIGHTS] = 2  # as often as a hub that never answered is tried
     assert contents(await Watcher().get()) == read_files(files)
     assert hub.failing[WEIGHTS] == 0
     hub.failing["config.json"] = 100
@@ -246,7 +246,7 @@ async def test_a_wrong_text_is_refused_too(hub: Hub) -> None:
 
 
 async def test_a_partial_file_that_is_not_the_beginning_is_found_out(hub: Hub) -> None:
-    files = model(LARGE)
+    files = model(2 << 20)
     add(hub, NAME, files)
     blobs = hub_cache() / "models--org--model/blobs"
     blobs.mkdir(parents=True)
@@ -370,7 +370,7 @@ async def test_two_at_once_fetch_each_byte_once(hub: Hub) -> None:
 async def test_progress_counts_bytes_and_names_the_file(hub: Hub) -> None:
     files = model(LARGE)
     add(hub, NAME, files)
-    hub.seconds_per_mib = 0.1
+    hub.seconds_per_mib = 0.05
     watcher = Here()
     await watcher.get()
     counts = [seen.done_bytes for seen in watcher.seen]

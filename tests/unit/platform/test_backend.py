@@ -127,7 +127,7 @@ def test_a_library_that_is_there_but_can_not_be_loaded(
 def test_a_checkpoint_can_not_be_examined_without(bare: dict[str, str]) -> None:
     request = SurveyRequest(Model(path="/nowhere"), Memory())
     said = subprocess.run(
-        [sys.executable, "-P", "-m", "vlm_server.engine.survey"],
+        [sys.executable, "-P", "-m", "vlm_server.engine.examine", "checkpoint"],
         env=bare,
         input=msgspec.json.encode(request),
         capture_output=True,

@@ -1,8 +1,8 @@
-"""Features and KV on disk, beneath the caches in memory.
+"""The disk cache: features and KV on disk, beneath the caches in memory.
 
-The inference thread only notes what is new; a writer thread writes it, and the disk reader reads.
-What can't be written or read is a miss, and fails no request. Other engines may use the folder:
-what they have written is looked for whenever a prompt is looked up.
+The inference thread only enqueues; a writer thread writes, and the disk reader thread reads. A
+failed write or read is a miss, and fails no request. Other engines may use the folder: each look-up
+of a prompt indexes what they have written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
 from vlm_server.runner.device.arrays import is_out_of_memory
-from vlm_server.runner.disk.disk_writer import DiskWriter, Job
+from vlm_server.runner.disk.disk_writer import DiskWriter, WriteJob
 from vlm_server.runner.disk.records import (
     UNREADABLE,
     PrefixHeader,
@@ -53,7 +53,7 @@ class DiskCache(DiskTier):
         *,
         needs_snapshots: bool,
     ) -> None:
-        """`prefix_bytes`: the most that is loaded of a prompt. See `PrefixCache` for snapshots."""
+        """prefix_bytes: limit of what is loaded of a prompt. See `PrefixCache` for snapshots."""
         self._store = store
         self._fingerprint = fingerprint
         self._prefix_bytes = prefix_bytes
@@ -78,7 +78,7 @@ class DiskCache(DiskTier):
         with self._lock:
             is_known = self._is_known(stored)
         if not is_known and features.size_bytes <= self.writer.room_bytes:
-            self.writer.add(Job(stored, features_record(self._fingerprint, key, features)))
+            self.writer.add(WriteJob(stored, features_record(self._fingerprint, key, features)))
 
     def find_features(self, key: str) -> int | None:
         size_bytes = self._store.size_of(self._features_key(key))
@@ -110,7 +110,7 @@ class DiskCache(DiskTier):
             record = prefix_record(self._fingerprint, block, segment, snapshot)
             with self._lock:
                 self._blocks.add(block)
-                self.writer.add(Job(block.key, record, after))
+                self.writer.add(WriteJob(block.key, record, after))
             start, after = end, (*after, block.key)
 
     def find_prefix(
@@ -148,9 +148,9 @@ class DiskCache(DiskTier):
     def _blocks_after(
         self, prompt: PromptKey, known: int, limit: int, salt: str
     ) -> list[tuple[KVBlock, int, int]]:
-        """Blocks that have something after the first `known` positions of `prompt`, in order.
+        """Blocks of `prompt` that go beyond its first `known` positions, in order.
 
-        Each with the position it starts at, and how many of its positions match.
+        Each with its first position, and the number of its positions that match.
         """
         with self._lock:
             walk = self._blocks.walk(prompt, limit, salt, self._store.__contains__)
@@ -162,9 +162,9 @@ class DiskCache(DiskTier):
         return blocks
 
     def _load(self, key: str, subject: str | KVBlock) -> Record | None:
-        """What is stored of `subject`; None if nothing is, or it is unusable and so deleted.
+        """The record of `subject`; None if there is none, or an unusable one, which is deleted.
 
-        Raises OutOfMemory; the file is sound then, and stays.
+        Raises OutOfMemory; the file stays then.
         """
         try:
             data = self._store.get(key)
@@ -189,7 +189,7 @@ class DiskCache(DiskTier):
             return None
 
     def _catch_up(self) -> None:
-        """Index the blocks of prompts that are stored by now, whoever stored them."""
+        """Index new blocks of prompts by any engine, and drop those that are gone."""
         with self._catching_up:
             found, gone = self._store.refresh()
             self._drop(gone)
@@ -217,30 +217,30 @@ class DiskCache(DiskTier):
     # ---- writing -------------------------------------------------------------------
 
     def _is_known(self, key: str) -> bool:
-        """With the lock: whether it is stored or will be."""
+        """Whether `key` is stored or waits to be written. Needs the lock."""
         return key in self.writer or key in self._store
 
     def _ends(
         self, prompt: PromptKey, source: Source[KVSegment, LayerStates], start: int
     ) -> list[int]:
-        """Where blocks shall end, the first of which begins at `start`."""
+        """The ends of new blocks from `start` on."""
         if self._needs_snapshots:
             return sorted(position for position in source.snapshots if position > start)
         most = self.writer.room_bytes // source.size_bytes(0, 1)
         return [prompt.floor(min(start + most, len(prompt)))]
 
     def _features_key(self, key: str) -> str:
-        """`key` names an image; what was made of it is this model's alone."""
+        """The file key of an image's features by this model."""
         return f"features-{hashlib.sha256(f'{self._fingerprint} {key}'.encode()).hexdigest()}"
 
     def _drop(self, keys: Iterable[str]) -> None:
-        """Forget blocks, but those that are stored again, or will be."""
+        """Drop blocks from the index, except those that are stored again, or will be."""
         with self._lock:
             self._blocks.drop([key for key in keys if not self._is_known(key)])
 
 
 def disk_folder(settings: CacheSettings) -> Path:
-    """Where the files of the disk cache lie; a relative path is one in the system's folder."""
+    """The folder of the disk cache; a relative path is one in the system's folder for caches."""
     return default_folder() / expanded(settings.disk_path)
 
 
@@ -252,9 +252,9 @@ def open_disk_cache(
     *,
     needs_snapshots: bool,
 ) -> DiskTier:
-    """As `settings` say; `DiskTier`, with a warning, if the folder can't be used.
+    """The disk cache of `settings`; if the folder can't be used, a warning and an empty tier.
 
-    `checkpoint` returns its fingerprint, and may raise OSError.
+    `checkpoint` returns the checkpoint's fingerprint, and may raise OSError.
     """
     if not settings.disk_bytes:
         return DiskTier()

@@ -1,4 +1,4 @@
-"""Writes records to the disk store on a thread of its own, and goes on whatever the disk does."""
+"""The thread that writes records to the disk store, and survives every fault of the disk."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from vlm_server.runner.disk.records import UNREADABLE, Record, read_header
 logger = logging.getLogger(__name__)
 
 _MAX_QUEUED_BYTES = 256 << 20
-"""Of arrays that wait to be written: what is more is not stored, or the next time."""
+"""Limit of the queue; records beyond it are not stored this time."""
 _WARN_SECONDS = 3600.0
-"""Between two warnings that files can't be written."""
+"""Between two warnings of failed writes."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A record to write, and the keys of the blocks before it, without which it is useless."""
+class WriteJob:
+    """A record to write; `after`: keys of the blocks before it, without which it is useless."""
 
     key: str
     record: Record
@@ -34,24 +34,24 @@ class Job:
 
 
 class DiskWriter:
-    """The only one that writes to `store`, though not to its folder. Thread-safe."""
+    """The only writer of `store`; other processes may write to its folder. Thread-safe."""
 
     def __init__(self, store: DiskStore, on_gone: Callable[[Iterable[str]], None]) -> None:
-        """`on_gone` is told of keys that were evicted, lost, or could not be written."""
+        """on_gone: called with keys that were evicted, lost, or could not be written."""
         self._store = store
         self._on_gone = on_gone
         self._lock = threading.Lock()
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._queue: SimpleQueue[WriteJob | None] = SimpleQueue()
         self._sizes: dict[str, int] = {}
-        """Of what waits to be written, by key."""
+        """Bytes of records in the queue, by key."""
         self._warn_at = 0.0
-        """When a failure to write is worth a warning again."""
+        """When the next failure is logged as a warning; seconds of `time.monotonic`."""
         self._thread = threading.Thread(target=self._write_all, name="disk cache", daemon=True)
         self._thread.start()
 
     @property
     def room_bytes(self) -> int:
-        """What may be added now."""
+        """Free bytes of the queue."""
         with self._lock:
             return _MAX_QUEUED_BYTES - sum(self._sizes.values())
 
@@ -61,23 +61,23 @@ class DiskWriter:
             return len(self._sizes)
 
     def __contains__(self, key: str) -> bool:
-        """Whether it waits to be written."""
+        """Whether `key` is in the queue."""
         with self._lock:
             return key in self._sizes
 
-    def add(self, job: Job) -> None:
-        """Returns at once."""
+    def add(self, job: WriteJob) -> None:
+        """Enqueue `job`."""
         with self._lock:
             self._sizes[job.key] = job.record.size_bytes
         self._queue.put(job)
 
     def close(self, seconds: float) -> None:
-        """Write what waits, for `seconds` at most."""
+        """Write the queue, for `seconds` at most."""
         self._queue.put(None)
         self._thread.join(seconds)
 
     def _write_all(self) -> None:
-        """Until `close`."""
+        """The thread: write jobs until `close`."""
         while (job := self._queue.get()) is not None:
             try:
                 is_written = self._write(job)
@@ -90,9 +90,12 @@ class DiskWriter:
                 self._on_gone([job.key])
         mx.clear_streams()
 
-    def _write(self, job: Job) -> bool:
-        """Whether there was room. Blocks are used after those that follow them, so that the ends of
-        prompts are evicted first. What another engine has written meanwhile stays as it is."""
+    def _write(self, job: WriteJob) -> bool:
+        """Write a record; returns whether there was room.
+
+        Touches blocks after those that follow them, so that the ends of prompts are evicted first.
+        A file that another engine has written meanwhile stays.
+        """
         if not all(key in self._store for key in job.after):
             return False
         gone = self._store.make_room(job.record.size_bytes, keep=job.after)
@@ -104,8 +107,8 @@ class DiskWriter:
         self._store.touch((job.key, *reversed(job.after)))
         return True
 
-    def _is_stored(self, job: Job) -> bool:
-        """Whether there is a file of just this; what is something else by its header is deleted."""
+    def _is_stored(self, job: WriteJob) -> bool:
+        """Whether the record's file exists; a file with another header is deleted."""
         path = self._store.path(job.key)
         if path is None:
             return False
@@ -117,8 +120,8 @@ class DiskWriter:
             self._store.discard(job.key)
         return is_same
 
-    def _put(self, job: Job) -> bool:
-        """Whether there was room: on a full disk, older files make room once."""
+    def _put(self, job: WriteJob) -> bool:
+        """Write the file; returns whether there was room. Evicts and retries on a full disk."""
         try:
             self._on_gone(self._store.put(job.key, job.record.write, job.after))
         except OSError as error:
@@ -133,7 +136,7 @@ class DiskWriter:
         return True
 
     def _note_failure(self, error: Exception) -> None:
-        """Warn, but not for each file."""
+        """Log a failure, as a warning at most once in `_WARN_SECONDS`."""
         now = time.monotonic()
         level = logging.DEBUG
         if now >= self._warn_at:

@@ -1,6 +1,6 @@
-"""Features and KV as safetensors, and back.
+"""Records on disk: features and KV as safetensors.
 
-A record's header says exactly what it is of: the digests in files' names only serve to look it up.
+A record's header identifies its subject exactly; the digests in file names only serve look-up.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _NAMES = {
     mx.uint32: "U32",
 }
 _ALIGNMENT = 8
-"""Of the first array in a file, in bytes."""
+"""Of the first array in a file; bytes."""
 UNREADABLE = (OSError, RuntimeError, TypeError, ValueError, KeyError, msgspec.MsgspecError)
-"""What reading something that is no record raises."""
+"""Errors of reading something that is no record."""
 
 
 class _Layer(msgspec.Struct, frozen=True):
-    """A layer of a snapshot: its counters, and which of its arrays there are."""
+    """A layer of a snapshot: its counters, and which of its arrays exist."""
 
     counters: tuple[str, ...]
     arrays: tuple[bool, ...]
 
 
 class _Tensor(msgspec.Struct, frozen=True):
-    """An entry of a file's header."""
+    """An entry of a safetensors header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 class FeaturesHeader(msgspec.Struct, frozen=True, tag="features"):
-    """Of the image that `key` names."""
+    """The header of the features of the image `key`."""
 
     fingerprint: str
     key: str
@@ -73,7 +73,7 @@ class FeaturesHeader(msgspec.Struct, frozen=True, tag="features"):
 
 
 class PrefixHeader(msgspec.Struct, frozen=True, tag="prefix"):
-    """Of a block of prompts: `token_ids` are little-endian int32."""
+    """The header of a block of prompts. token_ids: little-endian int32."""
 
     fingerprint: str
     parent: str
@@ -81,7 +81,7 @@ class PrefixHeader(msgspec.Struct, frozen=True, tag="prefix"):
     token_ids: bytes
     spans: tuple[MediaSpan, ...]
     layers: tuple[_Layer, ...] | None
-    """Of the snapshot after it, if there is one."""
+    """The layers of the snapshot after the block, if there is one."""
 
     @property
     def block(self) -> KVBlock:
@@ -96,7 +96,7 @@ class PrefixHeader(msgspec.Struct, frozen=True, tag="prefix"):
         return own == (fingerprint, subject.parent, subject.key, _ids(part), part.spans)
 
     def is_sound(self, fingerprint: str, key: str) -> bool:
-        """Whether it can be the header of `key`: consistent, and not of an empty part."""
+        """Whether this can be the header of `key`: consistent, and of a part that is not empty."""
         length, odd = divmod(len(self.token_ids), 4)
         cursor = 0
         for span in self.spans:
@@ -111,7 +111,7 @@ _decoder: msgspec.json.Decoder[Header] = msgspec.json.Decoder(Header)
 
 
 class Record:
-    """What one file contains."""
+    """The content of one file."""
 
     def __init__(self, header: Header, arrays: Mapping[str, mx.array]) -> None:
         self.header = header
@@ -119,12 +119,12 @@ class Record:
 
     @property
     def size_bytes(self) -> int:
-        """No less than the file will have."""
+        """An upper bound of the size of the file."""
         of_each = sum(array.nbytes + 256 for array in self._arrays.values())
         return of_each + 2 * len(self._encoded) + 256
 
     def write(self, path: Path) -> None:
-        """Evaluates the arrays, which another thread may have launched. Raises OSError.
+        """Write the file. Evaluates the arrays, whichever thread launched them. Raises OSError.
 
         Not by `mx.save_safetensors`, whose errors do not tell a full disk from others.
         """
@@ -145,7 +145,7 @@ class Record:
 
     @classmethod
     def read(cls, data: bytes) -> Record:
-        """Raises one of `UNREADABLE` for what `write` did not write.
+        """The record in a file's content. Raises one of `UNREADABLE` if `write` did not write it.
 
         Not by `mx.load` from a file object: MLX would read that lazily, on a thread that needs the
         GIL, while `mx.clear_cache` on another thread holds the GIL and waits for MLX's threads.
@@ -187,7 +187,7 @@ class Record:
 
 
 def _array(tensor: _Tensor, content: memoryview) -> mx.array:
-    """An array of safetensors, copied out of its file's content. numpy has no bfloat16."""
+    """A tensor, copied out of its file's content. numpy has no bfloat16."""
     first, last = tensor.data_offsets
     if tensor.dtype == "BF16":
         numbers = np.frombuffer(content[first:last], "<u2").reshape(tensor.shape)
@@ -197,15 +197,15 @@ def _array(tensor: _Tensor, content: memoryview) -> mx.array:
 
 
 def _write_all(file: BinaryIO, part: memoryview) -> None:
-    """Unbuffered files may take less than they are given, as when the disk is nearly full."""
+    """Unbuffered files may accept less than they are given, as on a disk that is nearly full."""
     data = part.cast("B") if part.nbytes else memoryview(b"")
     while data:
         data = data[file.write(data) :]
 
 
 def read_header(path: Path) -> Header:
-    """Reads no array. Raises one of `UNREADABLE` like `Record.read`, also if the file is too short
-    or too long.
+    """The header of a record; reads no array. Raises one of `UNREADABLE` as `Record.read` does, and
+    for a file of the wrong length.
 
     Not by `safetensors.safe_open`, which maps the file: where another machine deletes it, a network
     file system ends the process that reads the map.
@@ -223,7 +223,7 @@ def read_header(path: Path) -> Header:
 
 
 def _parse(text: bytes) -> tuple[Header, dict[str, _Tensor]]:
-    """Of a safetensors file's header. Raises one of `UNREADABLE`."""
+    """Header and tensors of a safetensors header. Raises one of `UNREADABLE`."""
     entries = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
     header = _decoder.decode(entries.pop("__metadata__")[_HEADER])
     return header, msgspec.convert(entries, dict[str, _Tensor])
@@ -254,12 +254,12 @@ def prefix_record(
 
 
 class StoredPrefix:
-    """The `Source` of what was read of a prompt, from position `start` on."""
+    """The `Source` of a stored block of a prompt, from position `start` on."""
 
     def __init__(
         self, start: int, segment: KVSegment, count: int, snapshot: LayerStates | None
     ) -> None:
-        """The first `count` positions of `segment` match; `snapshot` is after those."""
+        """count: first positions of `segment` that match; `snapshot` is the one after those."""
         self._start = start
         self._segment = segment
         self.length = start + count
@@ -270,7 +270,7 @@ class StoredPrefix:
         return per_token * (end - start)
 
     def take(self, start: int, end: int) -> KVSegment:
-        """Evaluated: whoever uses it is on another thread. Raises ValueError for what it lacks."""
+        """Evaluated KV, for use on another thread. Raises ValueError for positions not read."""
         if not self._start <= start <= end <= self.length:
             raise ValueError(f"positions {start} to {end} are not among those that were read")
         first, last = start - self._start, end - self._start

@@ -1,6 +1,6 @@
-"""Connections between rank 0 and the others, on which both sides have shown the same secret.
+"""Connections between rank 0 and the others, authenticated by a shared secret.
 
-What passes is not encrypted, and neither are MLX's sums: the network has to be a trusted one.
+Messages are not encrypted, and neither are MLX's sums: the network must be a trusted one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ End = Callable[[int], object]
 _MAX_ANSWER_BYTES = 1 << 20
 _RETRY_SECONDS = 0.05
 _MEET_SECONDS = 10.0
-"""For whoever connects to show the secret and say who it is; a rank does so at once."""
+"""For a new connection to show the secret and send its `Hello`; a rank does so at once."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds of silence, under its names on Linux and macOS; between attempts; and how many."""
+"""Seconds of silence (by Linux's and macOS's names), seconds between probes, and their number."""
 
 
 class Followers:
@@ -49,9 +49,9 @@ class Followers:
 
     @classmethod
     def accept(cls, rank: Rank) -> Followers:
-        """Wait for all of them; strangers who say nothing delay that for some seconds.
+        """Wait for all other ranks; silent strangers delay that for some seconds.
 
-        Raises ModelLoadError if this machine can't listen for them.
+        Raises ModelLoadError if this machine can't listen.
         """
         found, secret = dict[int, tuple[Connection, Hello]](), rank.secret.encode()
         with _listener(rank) as listener:
@@ -78,14 +78,14 @@ class Followers:
             raise EngineBroken(f"a rank of the model has left: {error}") from error
 
     def answers(self) -> list[Answer]:
-        """The next answer of each. Raises EngineBroken if one is gone."""
+        """The next answer of each rank. Raises EngineBroken if one is gone."""
         try:
             return [_answer(connection) for connection in self._connections]
         except (EOFError, OSError) as error:
             raise EngineBroken("a rank of the model has left while it loaded") from error
 
     def watch(self, end: End = os._exit) -> None:
-        """From now on they answer nothing: `end` this process when one of them ends."""
+        """End this process when a rank ends. To be called after the last `answers`."""
         for number, connection in enumerate(self._connections, start=1):
             waiting = threading.Thread(
                 target=_wait_for_end, args=(number, connection, end), daemon=True
@@ -94,7 +94,7 @@ class Followers:
 
 
 class Leader:
-    """Any other rank's connection to rank 0. Ends the process when that one is gone."""
+    """The connection of another rank to rank 0; ends the process when rank 0 is gone."""
 
     def __init__(self, connection: Connection, end: End) -> None:
         """`end` is called with an exit status, on another thread."""
@@ -124,7 +124,7 @@ class Leader:
         return self._inbox.get()
 
     def expect(self, kind: type[M]) -> M:
-        """The next message, which is one of `kind`. Raises EngineBroken if it is not."""
+        """The next message. Raises EngineBroken if it is not of `kind`."""
         message = self.receive()
         if not isinstance(message, kind):
             raise EngineBroken(f"rank 0 sent {type(message).__name__} instead of {kind.__name__}")
@@ -161,7 +161,7 @@ def _answer(connection: Connection) -> Answer:
 
 
 def _set_up(connection: Connection) -> None:
-    """Plans are sent at once, and a machine that is gone without a word is noticed."""
+    """No delay for plans, and keepalive to notice a machine that is gone."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -172,7 +172,7 @@ def _set_up(connection: Connection) -> None:
 
 @contextlib.contextmanager
 def _time_limit(connection: Connection) -> Iterator[None]:
-    """Cut the connection if this takes too long, which whoever reads from it sees as its end."""
+    """A limit of `_MEET_SECONDS`, after which readers see the end of the connection."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         timer = threading.Timer(_MEET_SECONDS, _cut, (end,))
         timer.daemon = True

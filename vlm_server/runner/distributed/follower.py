@@ -1,4 +1,4 @@
-"""Any rank but 0: does with its part of the model what rank 0's plans say, and says nothing."""
+"""Any rank but 0: runs rank 0's plans on its part of the model."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ logger = logging.getLogger(__name__)
 def follow(rank: Rank, device: Device) -> NoReturn:
     """Load and serve until rank 0 ends, which ends this process.
 
-    Raises EngineBroken for what can't be done here as rank 0 did it, and ModelLoadError, of which
-    rank 0 is told.
+    Raises EngineBroken if a step fails here, and ModelLoadError, which is sent to rank 0 too.
     """
     hello = Hello(rank.number, device.suitable_bytes, device.kind.value, program_digest())
     leader = Leader.find(rank)

@@ -1,16 +1,15 @@
-"""Rank 0: the engine's runner and memory, of which the other ranks are told."""
+"""The processes that compute a model: this one alone, or rank 0, which tells the others."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import EngineBroken, ModelLoadError
-from vlm_server.interfaces import PreparedPrompt, Runner, SchedulerOutput, Step, StepResult
+from vlm_server.interfaces import Runner, SchedulerOutput, StepResult
 from vlm_server.protocol import Start
 from vlm_server.protocol.ranks import Rank
 from vlm_server.runner.device.device import Device
@@ -33,15 +32,35 @@ from vlm_server.runner.distributed.prefixes import Book, LeadingPrefixes
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
-from vlm_server.runner.model_runner import ModelRunner
+from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.ranks import Ranks, fingerprint_of
 from vlm_server.settings import Memory, Model
 
 logger = logging.getLogger(__name__)
 
 
-class Leading:
-    """The `Group` of rank 0."""
+class Group:
+    """The processes that an engine is built on, in the order of its methods: this one alone."""
+
+    def common(self, start: Start, device: Device) -> Start:
+        """`start` as it suits all processes."""
+        return start
+
+    def memory(self, settings: Memory, device: Device) -> MlxMemory:
+        """This process's device memory."""
+        return MlxMemory(settings, device)
+
+    def load(self, settings: Model, device: Device, limit_bytes: int) -> LoadedModel:
+        """This process's part of the model. Raises ModelLoadError."""
+        return load(settings, device, limit_bytes)
+
+    def runner(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> Runner:
+        """The runner of the engine's plans."""
+        return ModelRunner(loaded, caches, num_draft_tokens)
+
+
+class Leading(Group):
+    """The group of rank 0 and the ranks that follow it."""
 
     def __init__(self, ranks: Ranks, followers: Followers) -> None:
         self._ranks = ranks
@@ -50,9 +69,9 @@ class Leading:
 
     @classmethod
     def meet(cls, rank: Rank, device: Device) -> Leading:
-        """Wait for all ranks. Raises ModelLoadError if they can't be reached, or compute otherwise.
+        """Wait for all ranks. Raises ModelLoadError if they can't be reached, or are not alike.
 
-        MLX connects them once all are here: a process that waits in it can notice nothing else.
+        MLX connects them only once all are here: a process that waits in MLX notices nothing else.
         """
         followers = Followers.accept(rank)
         _check_alike(followers.hellos, device)
@@ -62,10 +81,10 @@ class Leading:
         return met
 
     def common(self, start: Start, device: Device) -> Start:
-        """With the memory of the smallest rank, and without what ranks can't do alike.
+        """`start` with the memory of the smallest rank, and without what ranks can't do alike.
 
-        Drafts depend on measured times; prompts that fail in one call are done again one by one;
-        and the disk would have the KV of this rank's heads alone.
+        Drafts depend on measured times; prompts that fail in one call are repeated one by one; and
+        the disk would hold the KV of this rank's heads alone.
         """
         others = [hello.suitable_bytes for hello in self._followers.hellos]
         limit = start.memory.limit_on(device.memory_bytes) or min(device.suitable_bytes, *others)
@@ -79,12 +98,12 @@ class Leading:
         )
 
     def memory(self, settings: Memory, device: Device) -> MlxMemory:
-        """The others clear theirs when this rank does."""
+        """This rank's memory, with which the others set limits and clear theirs."""
         self._followers.send(Limit(settings))
         return LeadingMemory(settings, device, self._followers, self._book)
 
     def load(self, settings: Model, device: Device, limit_bytes: int) -> LoadedModel:
-        """This rank's part; meanwhile the others load theirs. Raises ModelLoadError for any."""
+        """This rank's part of the model. Raises ModelLoadError if any rank fails."""
         self._followers.send(Load(settings))
         loaded = load(settings, device, limit_bytes, self._ranks)
         fingerprint = fingerprint_of(loaded.checkpoint)
@@ -96,16 +115,15 @@ class Leading:
         return loaded
 
     def runner(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> Runner:
-        """What does the plans here, and has them done by the others."""
+        """The runner here, which sends its plans to the others."""
         prefixes = LeadingPrefixes(caches, self._followers.send, self._book)
         self._followers.send(Serve(prefixes.stores_prefixes))
         self._followers.watch()
-        runner = ModelRunner(loaded, prefixes, num_draft_tokens)
-        return LeadingRunner(runner, self._book, self._followers)
+        return LeadingRunner(loaded, prefixes, num_draft_tokens, self._book, self._followers)
 
 
 def _check_alike(hellos: Sequence[Hello], device: Device) -> None:
-    """Raises ModelLoadError if a rank would make other tensors of the same plan."""
+    """Raises ModelLoadError if a rank would compute other tensors from the same plan."""
     program = program_digest()
     for hello in hellos:
         if hello.kind != device.kind.value:
@@ -121,7 +139,7 @@ def _check_alike(hellos: Sequence[Hello], device: Device) -> None:
 
 
 class LeadingMemory(MlxMemory):
-    """The `DeviceMemory` of rank 0; the others clear when it does."""
+    """The `DeviceMemory` of rank 0; the others follow its limit and clear when it does."""
 
     def __init__(self, settings: Memory, device: Device, followers: Followers, book: Book) -> None:
         self._book = book
@@ -140,56 +158,42 @@ class LeadingMemory(MlxMemory):
         super().clear()
 
 
-class LeadingRunner:
-    """The `Runner` of rank 0: tells the others each plan before it begins with it itself."""
+class LeadingRunner(ModelRunner):
+    """The `Runner` of rank 0: sends each plan to the others before it launches it itself.
 
-    def __init__(self, runner: Runner, book: Book, followers: Followers) -> None:
-        self._runner = runner
+    Its `kv_bytes` are those of each rank.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        prefixes: LeadingPrefixes,
+        num_draft_tokens: int,
+        book: Book,
+        followers: Followers,
+    ) -> None:
+        super().__init__(loaded, prefixes, num_draft_tokens)
         self._book = book
         self._followers = followers
 
-    @property
-    def num_tracked(self) -> int:
-        """See `Runner`."""
-        return self._runner.num_tracked
-
-    def kv_bytes(self, num_tokens: int) -> int:
-        """See `Runner`; of each rank."""
-        return self._runner.kv_bytes(num_tokens)
-
-    def launch(self, plan: SchedulerOutput) -> Step:
+    def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """See `Runner`. Raises EngineBroken if a rank is gone."""
         self._followers.send(message_of(plan, self._book.take_dropped()))
-        return LeadingStep(self._runner.launch(plan))
+        return super().launch(plan)
 
-    def tokens_beside(self, prompt: PreparedPrompt, num_seqs: int) -> int:
-        """See `Runner`."""
-        return self._runner.tokens_beside(prompt, num_seqs)
+    def finish(self, step: LaunchedStep) -> StepResult:
+        """Raises EngineBroken if the device failed here.
 
-    def settle(self) -> None:
-        """See `Runner`."""
-        self._runner.settle()
-
-    def plan_ahead(self) -> bool:
-        """See `Runner`."""
-        has_planned = self._runner.plan_ahead()
-        if has_planned:
-            self._followers.send(PlanAhead())
-        return has_planned
-
-
-@dataclass(frozen=True, slots=True)
-class LeadingStep:
-    """A step of all ranks."""
-
-    step: Step
-
-    def result(self) -> StepResult:
-        """What it brings. Raises EngineBroken if the device failed here.
-
-        The other ranks do not know of that, so they would go on with what this one dropped.
+        The other ranks do not know of that, and would go on with what this one dropped.
         """
-        result = self.step.result()
+        result = super().finish(step)
         if result.error is not None:
             raise EngineBroken(f"a step of several ranks failed: {result.error}")
         return result
+
+    def plan_ahead(self) -> bool:
+        """See `Runner`."""
+        has_planned = super().plan_ahead()
+        if has_planned:
+            self._followers.send(PlanAhead())
+        return has_planned

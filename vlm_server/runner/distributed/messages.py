@@ -1,20 +1,16 @@
-"""What rank 0 tells the others, and they answer: msgpack, no code, no pickle."""
+"""Messages between rank 0 and the other ranks: msgpack, no code, no pickle."""
 
 from __future__ import annotations
 
 import msgspec
 
 from vlm_server import settings
-from vlm_server.runner.distributed.arrays import Array
 
 # ---- before the first plan ---------------------------------------------------------------
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """A rank has come.
-
-    suitable_bytes: what suits its device. kind: of its device. program: see `program_digest`.
-    """
+    """A rank's arrival. suitable_bytes and kind: of its device. program: see `program_digest`."""
 
     rank: int
     suitable_bytes: int
@@ -23,33 +19,35 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
-    """All ranks are here, and alike: MLX may connect them."""
+    """The go-ahead for MLX to connect the ranks: all are here, and alike."""
 
 
 class Limit(msgspec.Struct, frozen=True, tag="limit"):
-    """The device memory of each rank."""
+    """The settings of each rank's device memory."""
 
     memory: settings.Memory
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """Load your part of this model."""
+    """The order to load one's part of `model`."""
 
     model: settings.Model
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """It is loaded, from the checkpoint with this `fingerprint`."""
+    """A rank's success in loading, with the fingerprint of its checkpoint."""
 
     fingerprint: str
 
 
 class NotLoaded(msgspec.Struct, frozen=True, tag="not_loaded"):
+    """A rank's failure to load."""
+
     reason: str
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
-    """Plans come now. stores_prefixes: whether each prompt's state is followed by `Stored`."""
+    """The start of plans. stores_prefixes: whether `Stored` follows each prompt's state."""
 
     stores_prefixes: bool
 
@@ -57,8 +55,16 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
 # ---- a step ------------------------------------------------------------------------------
 
 
+class Array(msgspec.Struct, frozen=True, array_like=True):
+    """The bytes of an array in row-major order; `dtype` is a name of MLX's or numpy's."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
 class Features(msgspec.Struct, frozen=True, array_like=True):
-    """What the encoder made of one span: see `ImageFeatures`."""
+    """The encoder's output for one span: see `ImageFeatures`."""
 
     rows: Array
     visual_mask: Array | None
@@ -73,7 +79,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class New(msgspec.Struct, frozen=True):
-    """A request that a plan prefills first; see `NewRequest` and `PreparedPrompt`."""
+    """A request that a plan starts to prefill; see `NewRequest` and `PreparedPrompt`."""
 
     request_id: str
     n: int
@@ -98,7 +104,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True, tag="plan"):
-    """The runner's part of a `SchedulerOutput`. dropped: stored segments that nobody needs."""
+    """The runner's part of a `SchedulerOutput`. dropped: stored segments to free."""
 
     finished_seqs: tuple[tuple[str, int], ...]
     new: tuple[New, ...]
@@ -109,7 +115,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """Tokens `start` to `end` of what is being stored became segment `number`."""
+    """Segment `number`, made of tokens `start` to `end` of the prompt being stored."""
 
     number: int
     start: int
@@ -117,7 +123,7 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
 
 
 class Split(msgspec.Struct, frozen=True, array_like=True, tag="split"):
-    """Segment `number` was split after `at` tokens into two."""
+    """The split of segment `number` after `at` tokens into `first` and `rest`."""
 
     number: int
     at: int
@@ -126,7 +132,7 @@ class Split(msgspec.Struct, frozen=True, array_like=True, tag="split"):
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored"):
-    """What the prefix cache took of the prompt, or answer, that is stored now."""
+    """The changes of the prefix cache by storing a prompt or answer."""
 
     changes: tuple[Taken | Split, ...]
 
@@ -142,7 +148,7 @@ class SetLimit(msgspec.Struct, frozen=True, tag="set_limit"):
 
 
 class Clear(msgspec.Struct, frozen=True, tag="clear"):
-    """See `DeviceMemory.clear`. dropped: as in `Plan`, since what they hold is to be free, too."""
+    """See `DeviceMemory.clear`. dropped: as in `Plan`, so that their memory is free, too."""
 
     dropped: tuple[int, ...]
 

@@ -1,20 +1,33 @@
-"""Plans as messages, and back."""
+"""Plans and arrays as messages, and back."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
 from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.interfaces import NewRequest, PrefillWork, PreparedPrompt, SchedulerOutput, SeqId
 from vlm_server.protocol import SamplingParams
-from vlm_server.runner.distributed.arrays import Array, of_mlx, of_numpy, to_mlx, to_numpy
-from vlm_server.runner.distributed.messages import Chunk, Features, New, Plan, Segment
+from vlm_server.runner.device.arrays import read
+from vlm_server.runner.distributed.messages import Array, Chunk, Features, New, Plan, Segment
 from vlm_server.runner.distributed.prefixes import FollowingPrefixes
 from vlm_server.runner.vision.encoder import ImageFeatures
 
+_PREFIX = "mlx.core."
+_DTYPES = {
+    str(each).removeprefix(_PREFIX): each
+    for each in vars(mx).values()
+    if isinstance(each, mx.Dtype)
+}
+
+# ---- plans -------------------------------------------------------------------------------
+
 
 def message_of(plan: SchedulerOutput, dropped: tuple[int, ...]) -> Plan:
-    """What other ranks need to do as rank 0 does. Waits for features that are new."""
+    """The part of `plan` that other ranks need. Waits for features that are new."""
     return Plan(
         finished_seqs=tuple(plan.finished_seqs),
         new=tuple(_new(request) for request in plan.new),
@@ -26,7 +39,7 @@ def message_of(plan: SchedulerOutput, dropped: tuple[int, ...]) -> Plan:
 
 
 def plan_of(message: Plan, prefixes: FollowingPrefixes) -> SchedulerOutput:
-    """The plan as this rank's runner takes it. Raises KeyError for a segment that is not here."""
+    """The plan for this rank's runner. Raises KeyError for a segment that is not here."""
     return SchedulerOutput(
         finished_seqs=tuple(SeqId(*seq) for seq in message.finished_seqs),
         new=tuple(_request(new, prefixes) for new in message.new),
@@ -55,7 +68,7 @@ def _new(request: NewRequest) -> New:
 
 
 def _request(new: New, prefixes: FollowingPrefixes) -> NewRequest:
-    """Its sampling is that of rank 0 as far as the number of its answers."""
+    """Of rank 0's sampling parameters only the number of answers matters here."""
     prompt = PreparedPrompt(
         token_ids=to_numpy(new.token_ids),
         spans=tuple(MediaSpan(*span) for span in new.spans),
@@ -97,3 +110,29 @@ def _chunk(work: PrefillWork) -> Chunk:
 
 def _work(chunk: Chunk) -> PrefillWork:
     return PrefillWork(chunk.request_id, chunk.start, chunk.end, chunk.is_last)
+
+
+# ---- arrays ------------------------------------------------------------------------------
+
+
+def of_numpy(array: NDArray[Any]) -> Array:
+    """A copy of `array` as a message."""
+    return Array(array.dtype.name, array.shape, array.tobytes())
+
+
+def to_numpy(array: Array) -> NDArray[Any]:
+    """A read-only view of the bytes of `array`."""
+    return np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
+
+
+def of_mlx(array: mx.array) -> Array:
+    """A copy of `array` as a message; waits for the device."""
+    name = str(array.dtype).removeprefix(_PREFIX)
+    raw = read(mx.contiguous(array).reshape(-1).view(mx.uint8))  # numpy has no bfloat16
+    return Array(name, tuple(array.shape), raw.tobytes())
+
+
+def to_mlx(array: Array) -> mx.array:
+    """A new array on the device."""
+    raw = mx.array(np.frombuffer(array.data, dtype=np.uint8))
+    return raw.view(_DTYPES[array.dtype]).reshape(array.shape)

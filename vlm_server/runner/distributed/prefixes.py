@@ -1,7 +1,7 @@
-"""The prefix cache of several ranks: rank 0 decides, and each keeps its own heads' KV.
+"""The prefix cache of several ranks: rank 0 decides, and each rank keeps its own heads' KV.
 
-Rank 0 numbers all segments that it stores. The others keep theirs by these numbers, as long as
-anything on rank 0 refers to them, and do in the same order what it says that it did.
+Rank 0 numbers the segments that it stores. The others keep theirs under these numbers, as long as
+anything on rank 0 refers to them, and repeat rank 0's changes in the same order.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from vlm_server.runner.kv.segments import KVSegment, LayerStates, SequenceState
 
 @dataclass(slots=True)
 class Book:
-    """What was done with segments since it was told last. dropped: filled by any thread."""
+    """Changes of segments that the other ranks do not know yet. dropped: filled by any thread."""
 
     numbers: count[int] = field(default_factory=count)
     changes: list[Taken | Split] = field(default_factory=list)
     dropped: deque[int] = field(default_factory=deque)
 
     def take_dropped(self) -> tuple[int, ...]:
-        """The numbers of segments that nobody has referred to since the last call."""
+        """Numbers of the segments that were freed since the last call."""
         return tuple(self.dropped.popleft() for _ in range(len(self.dropped)))
 
 
 class NumberedSegment:
-    """A `KVSegment` on rank 0; once nobody refers to it, the others may drop theirs."""
+    """A `KVSegment` on rank 0; when it is freed, the others may free theirs."""
 
     def __init__(self, book: Book, held: KVSegment) -> None:
         self._book = book
@@ -56,14 +56,14 @@ class NumberedSegment:
         return self._held.size_bytes
 
     def split(self, at: int) -> tuple[NumberedSegment, NumberedSegment]:
-        """The first `at` tokens, and the rest; both are copies."""
+        """Copies of the first `at` tokens and of the rest."""
         first, rest = (NumberedSegment(self._book, half) for half in self._held.split(at))
         self._book.changes.append(Split(self.number, at, first.number, rest.number))
         return first, rest
 
 
 class _NumberedState:
-    """The `Source` of one sequence on rank 0, which notes what is taken of it."""
+    """The `Source` of one sequence on rank 0, which records in the book what is taken."""
 
     def __init__(self, book: Book, state: SequenceState) -> None:
         self._book = book
@@ -83,7 +83,7 @@ class _NumberedState:
 
 
 class LeadingPrefixes:
-    """The `PrefixStore` of rank 0: its caches, of which the others are told."""
+    """The `PrefixStore` of rank 0: its caches, whose changes it sends to the others."""
 
     def __init__(self, caches: Caches, send: Callable[[Stored], None], book: Book) -> None:
         self._caches = caches
@@ -92,7 +92,7 @@ class LeadingPrefixes:
         self.stores_prefixes = bool(caches.prefixes.limit_bytes)
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
-        """See `Caches.store_prefix`. The others are told even of what fails half-way."""
+        """See `Caches.store_prefix`. Sends the changes even of a failure half-way."""
         assert isinstance(source, SequenceState)
         try:
             self._caches.store_prefix(prompt, _NumberedState(self._book, source), salt)
@@ -106,7 +106,7 @@ class LeadingPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class HeldPrefix:
-    """A prompt's beginning as `restore` reads it."""
+    """A prompt's stored prefix, for `restore`."""
 
     segments: tuple[tuple[KVSegment, int], ...] = ()
     snapshot: None = None
@@ -117,7 +117,7 @@ class HeldPrefix:
 
 
 class FollowingPrefixes:
-    """The `PrefixStore` of any other rank: does what rank 0 did with the same prompt."""
+    """The `PrefixStore` of any other rank: repeats rank 0's changes for the same prompt."""
 
     def __init__(self, receive: Callable[[], Stored], *, stores_prefixes: bool) -> None:
         self._receive = receive
@@ -140,5 +140,5 @@ class FollowingPrefixes:
             self._segments.pop(number, None)  # rank 0 may number one that it fails to take
 
     def prefix(self, segments: tuple[Segment, ...]) -> HeldPrefix:
-        """What is held of a prompt that begins with these."""
+        """The stored prefix of a prompt that begins with these segments."""
         return HeldPrefix(tuple((self._segments[s.number], s.num_tokens) for s in segments))

@@ -1,25 +1,52 @@
-"""Chooses a model's chat template: the one of the settings, the checkpoint's, or one of ours.
+"""A model's chat template, and what it says of the model's tool calls and reasoning.
 
-A checkpoint may come without a template, as base models and old conversions do. It is served with
-the marks of turns that its tokenizer knows, or else with the names of roles, and with a warning.
+The template is that of the settings, the checkpoint's, or one of ours: base models and old
+conversions have none. Those are served with the turn tokens that their tokenizer knows, or else
+with the names of roles, and with a warning.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlx_vlm.tools.registry import SPECS, _infer_tool_parser, load_tool_module
+
 from vlm_server.errors import ModelLoadError
+from vlm_server.interfaces.model_spec import ReasoningFormat, ToolParser
 
 _MAX_BYTES = 1 << 20
+AUTO, NONE = "auto", "none"
+_JSON_CALL = re.compile(r"<tool_call>.*\"name\\?\"", re.DOTALL)
+"""A tool call in templates like Qwen's, whatever they call their variables."""
+_REASONING = {
+    ("<|channel>", "<channel|>"): ReasoningFormat("<|channel>thought", "<channel|>"),
+    ("<|channel|>analysis",): ReasoningFormat(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        headers=(
+            "<|start|>assistant",
+            "<|channel|>final<|message|>",
+            "<|channel|>commentary<|message|>",
+        ),
+    ),
+    ("<|START_THINKING|>",): ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<mm:think>",): ReasoningFormat("<mm:think>", "</mm:think>"),
+    ("<seed:think>",): ReasoningFormat("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"): ReasoningFormat("[THINK]", "[/THINK]"),
+    ("\u25c1/think\u25b7",): ReasoningFormat("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+    ("<think>", "</think>"): ReasoningFormat("<think>", "</think>"),
+}
+"""The marks of reasoning, by substrings that tell a family's templates; any of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenTemplate:
-    """A template's text. `end_token`, if any, ends an answer; `warning`: to tell people."""
+    """A template. `end_token`, if any, ends an answer; `warning` is for the log and clients."""
 
     text: str
     end_token: str | None = None
@@ -28,7 +55,7 @@ class ChosenTemplate:
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """How a turn begins, as a Jinja expression of `role`, and ends. `last`: before an answer."""
+    """The text around a turn. `start`: a Jinja expression of `role`; `last`: before an answer."""
 
     start: str
     end: str
@@ -53,7 +80,7 @@ _KNOWN = {
         "<|eot_id|>",
     ),
 }
-"""By a token that only a tokenizer for such turns has."""
+"""Marks by a token that only a tokenizer for such turns has."""
 _ROLES = _Marks("role.upper() + ': '", "\\n", "ASSISTANT:")
 _TEMPLATE = """\
 {%%- if bos_token %%}{{- bos_token }}{%% endif %%}
@@ -89,7 +116,7 @@ def template_in(file: str) -> ChosenTemplate:
 
 
 def own_template(image: str, video: str | None, tokens: Collection[str]) -> ChosenTemplate:
-    """For a checkpoint without a template. `tokens`: its tokenizer's, special ones among them.
+    """A template for a checkpoint without one. `tokens`: its tokenizer's, with the special ones.
 
     `image` and `video` are the tokens that stand for an image and for a video.
     """
@@ -111,7 +138,7 @@ def own_template(image: str, video: str | None, tokens: Collection[str]) -> Chos
 
 
 def _between_marks(token: str, tokens: Collection[str]) -> str:
-    """With what Qwen's families write around the tokens of an image or video."""
+    """`token` between the tokens that Qwen's families write around an image or video."""
     start, end = "<|vision_start|>", "<|vision_end|>"
     return f"{start}{token}{end}" if start in tokens and end in tokens else token
 
@@ -129,3 +156,31 @@ def template_of_checkpoint(processor: Any) -> str | None:
     if template is not None and not isinstance(template, str):
         raise ModelLoadError("the chat template is no text")
     return template
+
+
+def tool_parser(template: str | None, parser: str) -> ToolParser | None:
+    """The parser for a model with this chat template; None if it calls no tools.
+
+    `parser` is `settings.Model.tool_parser`. Raises ModelLoadError if it is unknown.
+    """
+    if parser == NONE:
+        return None
+    names = sorted(spec.name for spec in SPECS)
+    if parser != AUTO and parser not in names:
+        raise ModelLoadError(
+            f"model.tool_parser: there is no {parser!r}, only {', '.join([AUTO, NONE, *names])}"
+        )
+    name = _infer_tool_parser(template, None if parser == AUTO else parser)
+    if name is None and _JSON_CALL.search(template or ""):
+        name = "json_tools"
+    if name is None:
+        return None
+    module = load_tool_module(name)
+    return ToolParser(name, module.tool_call_start, module.tool_call_end, module.parse_tool_call)
+
+
+def reasoning_format(template: str | None) -> ReasoningFormat | None:
+    """The marks of reasoning in a chat template; None if it has none."""
+    text = template or ""
+    found = (marks for told, marks in _REASONING.items() if any(each in text for each in told))
+    return next(found, None)

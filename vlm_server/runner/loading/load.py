@@ -1,4 +1,4 @@
-"""Loads a checkpoint: checks its files, makes the model fast, and reads what others must know."""
+"""Loading of a checkpoint: checks of its files, faster parts of the model, its `ModelSpec`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from vlm_server.runner.device.device import Device
 from vlm_server.runner.families import FAMILIES, Family, Spelling, refuse_unservable
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.loading.checkpoint.code_guard import no_code_of
 from vlm_server.runner.loading.checkpoint.config import normalised
 from vlm_server.runner.loading.checkpoint.files import (
     check_files,
@@ -31,8 +30,7 @@ from vlm_server.runner.loading.checkpoint.files import (
     read_json,
     reason_of,
 )
-from vlm_server.runner.loading.checkpoint.view import view_of
-from vlm_server.runner.loading.checkpoint.weight_names import taken
+from vlm_server.runner.loading.checkpoint.view import no_code_of, view_of, weights_renamed
 from vlm_server.runner.loading.checkpoint.weights import (
     Budget,
     check_files_fit,
@@ -41,7 +39,7 @@ from vlm_server.runner.loading.checkpoint.weights import (
     weight_bytes,
 )
 from vlm_server.runner.loading.evaluate import arrays_of, evaluate
-from vlm_server.runner.loading.host import host_model
+from vlm_server.runner.loading.model_spec import model_spec
 from vlm_server.runner.loading.probe import family_of
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.compiled_model import CompiledModel
@@ -74,7 +72,7 @@ def load(
         config, family = opened.config, opened.family
         model, processor = opened.model, opened.processor
         _make_fast(family, model, processor, image_settings(folder), device)
-        host = host_model(settings, config, family, model, processor)
+        host = model_spec(settings, config, family, model, processor)
         evaluate(model if ranks is None or ranks.leads else model.language_model)
     generation = read_json(folder / "generation_config.json")
     language_model = model.language_model
@@ -109,7 +107,7 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A checkpoint whose weights are declared but not read, and how many bytes they will take."""
+    """A checkpoint whose weights are lazy, and the bytes that they will take."""
 
     config: dict[str, Any]
     family: Family
@@ -122,9 +120,9 @@ class OpenedModel:
 def open_lazily(
     settings: ModelSettings, device: Device, limit_bytes: int, ranks: Ranks | None = None
 ) -> Iterator[OpenedModel]:
-    """The checkpoint in folder `settings.path`, before its weights are read. See `load`.
+    """The checkpoint in folder `settings.path` with lazy weights. See `load`.
 
-    They can be read during the `with` block.
+    They can be read during the `with` block only.
     """
     folder = Path(settings.path)
     config = _read_config(folder)
@@ -136,7 +134,11 @@ def open_lazily(
     if ranks is None:
         check_files_fit(folder, dtype, budget)
     with view_of(folder, config) as view:
-        with no_code_of(folder), no_code_of(view), taken(config, spelling.weight_prefixes):
+        with (
+            no_code_of(folder),
+            no_code_of(view),
+            weights_renamed(config, spelling.weight_prefixes),
+        ):
             model, processor = _load(folder, view)
         if row is not None and row.part:
             model, config = getattr(model, row.part), config.get(f"{row.part}_config", {}) | config
@@ -167,7 +169,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _load(folder: Path, view: Path) -> tuple[Any, Any]:
-    """mlx-vlm's model and processor of `folder`, seen through `view`; the weights are not read."""
+    """mlx-vlm's model and processor of `folder`, seen through `view`; the weights are lazy."""
     try:
         model, processor = mlx_vlm.load(str(view), lazy=True, trust_remote_code=False)
     except Exception as error:
@@ -181,7 +183,7 @@ def _load(folder: Path, view: Path) -> tuple[Any, Any]:
 def _make_fast(
     family: Family, model: Any, processor: Any, settings: Mapping[str, Any], device: Device
 ) -> None:
-    """Replace what of the model and its processor we do faster, or that would fail."""
+    """Replace parts of the model and its processor that are slow or would fail."""
     if family.fix is not None:
         _fix(family.fix, model, processor, settings)
     if family.tower is not None:
@@ -204,7 +206,7 @@ def _fix(fix: Fix, model: Any, processor: Any, settings: Mapping[str, Any]) -> N
 
 
 def _default_temperature(generation: dict[str, Any]) -> float:
-    """The checkpoint's own way to decode: greedy if it says so, else its temperature."""
+    """The checkpoint's default: 0 if it decodes greedily, else its temperature."""
     if generation.get("do_sample") is False:
         return 0.0
     temperature = generation.get("temperature")

@@ -1,7 +1,7 @@
-"""What a loaded model of mlx-vlm says of itself, for what no table can know.
+"""Properties of a loaded model of mlx-vlm that no table can know.
 
-The only place that asks a model what it can do: once, at load. What is learnt of a checked family
-must be what its row says (tests/integration/test_family_table.py).
+The only place that asks a model what it can do: once, at load. For a checked family the answers
+must be those of its row (tests/integration/test_family_table.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.models.llava.processing_llava import LlavaProcessor
 from numpy.typing import NDArray
 
@@ -23,8 +24,11 @@ from vlm_server.runner.families import (
     Family,
     MRopeRule,
 )
+from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.model.fixes import drop_tokenizer_options
 from vlm_server.runner.model.towers import fast_tower_of
+
+_PROBE_TOKENS = 2
 
 
 def family_of(name: str, model: Any, processor: Any) -> Family:
@@ -33,9 +37,9 @@ def family_of(name: str, model: Any, processor: Any) -> Family:
 
 
 def probe(name: str, model: Any, processor: Any) -> Family:
-    """A family that has no row.
+    """The properties of a family without a row.
 
-    Whether it takes videos can't be probed, so they are shown to it as images.
+    Whether it takes videos can't be probed, so it gets them as images.
     """
     language_model = model.language_model
     return Family(
@@ -49,8 +53,19 @@ def probe(name: str, model: Any, processor: Any) -> Family:
     )
 
 
+def planned_state_size(language_model: Any, family: Family) -> StateSize:
+    """The memory of a sequence, from a lazy step that is never computed.
+
+    No other step of the model may be under way.
+    """
+    layers = make_prompt_cache(language_model)
+    language_model(mx.zeros((1, _PROBE_TOKENS), dtype=mx.int32), cache=layers)
+    family.forget_positions(language_model)
+    return StateSize(layers, _PROBE_TOKENS)
+
+
 def chunk_policy(model: Any) -> ChunkPolicy:
-    """What mlx-vlm lets be prefilled in chunks. It depends on the checkpoint's configuration."""
+    """Where mlx-vlm allows to cut a prompt into chunks; the checkpoint's configuration decides."""
     if not _allows_chunks(model, [0, 0]):
         return ChunkPolicy.NOWHERE
     return ChunkPolicy.ANYWHERE if _allows_chunks(model, [0, 1]) else ChunkPolicy.AFTER_MEDIA

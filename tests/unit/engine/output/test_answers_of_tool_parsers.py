@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.engine.output.formats import Event, merged, parser, read, split_at
 from vlm_server.engine.output.tool_formats import ToolFormat, tool_format
 
-registered = pytest.importorskip("vlm_server.runner.loading.answer_formats")
+registered = pytest.importorskip("vlm_server.runner.loading.chat_templates")
 
 WANTED = ("call", "look", {"x": 1, "name": "a b"})
 TOOL = {

@@ -9,7 +9,7 @@ import pytest
 
 from vlm_server.engine.output.tool_formats import tool_format
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.loading.answer_formats import reasoning_format, tool_parser
+from vlm_server.runner.loading.chat_templates import reasoning_format, tool_parser
 
 PROPERTIES = {
     "text": {"type": "string"},

@@ -1,17 +1,20 @@
-"""Says in one line what is wrong with a checkpoint's files; loads nothing."""
+"""Faults of a checkpoint's files, each in one line; loads nothing."""
 
 from __future__ import annotations
 
 import json
 import re
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.layout import (
+    INDEX,
     fault_of,
     fault_of_quantization,
     lack_of,
+    shards,
     visible_files,
 )
 
@@ -23,30 +26,29 @@ _LACKS_KEY = re.compile(r"(\w+)\.__init__\(\) missing \d+ required positional ar
 
 
 def check_files(folder: Path) -> None:
-    """Raises ModelLoadError, naming the file that is missing, truncated or no JSON, or what the
-    folder is if it is no checkpoint that MLX runs."""
+    """Raises ModelLoadError for a file that is missing, truncated or no JSON, and for a folder that
+    is something else than a checkpoint for MLX."""
     if fault := fault_of(folder):
         raise ModelLoadError(fault)
     if lack := lack_of([path.name for path in visible_files(folder) if path.is_file()]):
         raise ModelLoadError(f"{folder} {lack}")
-    weights = visible_files(folder, "*.safetensors")
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise ModelLoadError(f"{folder} has no tokenizer.json: the checkpoint is not complete")
     for path in visible_files(folder, "*.json"):
         read_json(path)
     if fault := fault_of_quantization(read_json(folder / "config.json")):
         raise ModelLoadError(f"{folder}: {fault}")
-    for path in weights:
-        _check_weights(path)
+    for path in visible_files(folder, "*.safetensors"):
+        check_weights(path)
     for name in _shard_names(folder):
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ModelLoadError(f"the index of the weights names {name!r}, which is no shard")
 
 
 def check_shards(folder: Path) -> None:
-    """Raises ModelLoadError for weights that the index names and that are not there.
+    """Raises ModelLoadError for missing weight files that the index names.
 
-    Not called for a checkpoint that loads: its index may be older than its weights.
+    Only for a checkpoint that fails to load: an index may be older than its weights.
     """
     for name in _shard_names(folder):
         if not (folder / name).is_file():
@@ -54,12 +56,11 @@ def check_shards(folder: Path) -> None:
 
 
 def _shard_names(folder: Path) -> list[str]:
-    weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map")
-    return sorted({str(n) for n in weight_map.values()}) if isinstance(weight_map, dict) else []
+    return sorted(shards(read_json(folder / INDEX)))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is no file, or no object in it."""
+    """The object in a JSON file; empty if there is none. Raises ModelLoadError if unreadable."""
     if not path.is_file():
         return {}
     try:
@@ -70,13 +71,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def image_settings(folder: Path) -> dict[str, Any]:
-    """Those of the image processor; transformers 5 writes them among the processor's."""
+    """Settings of the image processor; transformers 5 writes them into the processor's."""
     inner = read_json(folder / "processor_config.json").get("image_processor")
     return read_json(folder / "preprocessor_config.json") | (inner if inner else {})
 
 
 def reason_of(error: Exception) -> str:
-    """What a loader raised, on one line, shortened."""
+    """A loader's error on one line, shortened."""
     text = " ".join(str(error).split())
     if lacks := _LACKS_KEY.search(text):
         return f"config.json lacks {lacks[2]} ({lacks[1]})"
@@ -86,8 +87,12 @@ def reason_of(error: Exception) -> str:
     return f"{text[:_MAX_REASON_CHARACTERS]}..." if is_long else text or type(error).__name__
 
 
-def _check_weights(path: Path) -> None:
-    """The format: a length of 8 bytes, a JSON header with each tensor's offsets, the data."""
+def check_weights(path: Path) -> list[tuple[str, int]]:
+    """The type and number of elements of each tensor in a safetensors file.
+
+    Raises ModelLoadError if it is damaged. The format: a length of 8 bytes, a JSON header with each
+    tensor's type, shape and offsets, the data.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -101,10 +106,12 @@ def _check_weights(path: Path) -> None:
     if size < _HEADER_BYTES + length or len(start) < _HEADER_BYTES:
         raise ModelLoadError(f"{path} is cut short or no safetensors file: {size} bytes")
     try:
-        tensors = json.loads(header)
-        ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name[:2] != "__"]
+        entries = [entry for name, entry in json.loads(header).items() if name[:2] != "__"]
+        ends = [entry["data_offsets"][1] for entry in entries]
+        tensors = [(str(e["dtype"]), prod(int(side) for side in e["shape"])) for e in entries]
     except (ValueError, AttributeError, KeyError, IndexError, TypeError):
         raise ModelLoadError(f"{path} is no safetensors file") from None
     wanted = _HEADER_BYTES + length + max(ends, default=0)
     if size < wanted:
         raise ModelLoadError(f"{path} is cut short: it has {size} of {wanted} bytes")
+    return tensors

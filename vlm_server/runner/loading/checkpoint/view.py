@@ -1,25 +1,38 @@
-"""A folder with the files of a checkpoint that are to be read, and its configuration as we read it.
+"""How mlx-vlm sees a checkpoint: our `config.json`, its own names of weights, and no code.
 
-mlx-vlm and transformers take a folder and look for names in it.
+mlx-vlm and transformers take a folder and look for names in it. They are asked to run no code from
+it, but some of their classes do not listen. Python tells audit hooks what it is about to run, so
+whatever gets past all flags ends here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mlx_vlm.utils import get_model_and_args
+from transformers.utils import HF_MODULES_CACHE
+
+from vlm_server.errors import ModelLoadError
 from vlm_server.hub.layout import visible_files
+
+_guarded: set[str] = set()
+"""Folders from which nothing may run: checkpoints, and where transformers copies their modules."""
+_num_loading = 0
+_is_installed = False
 
 
 @contextmanager
 def view_of(folder: Path, config: dict[str, Any]) -> Iterator[Path]:
     """A folder of links to what `folder` holds, with `config` as its config.json.
 
-    It is gone at the end: whatever is read lazily must be read by then.
+    Removed after the `with` block: whatever is lazy must be read by then.
     """
     with TemporaryDirectory(prefix="vlm-server-model-") as made:
         view = Path(made)
@@ -28,3 +41,74 @@ def view_of(folder: Path, config: dict[str, Any]) -> Iterator[Path]:
                 (view / path.name).symlink_to(path.absolute())
         (view / "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield view
+
+
+@contextmanager
+def weights_renamed(config: dict[str, Any], prefixes: Mapping[str, str]) -> Iterator[None]:
+    """mlx-vlm's names for the weights of `config`, whose prefixes are those of transformers 4.52.
+
+    The only place for this in mlx-vlm is the model's `sanitize`, which is replaced during the
+    `with` block, for loads of this thread. Without `prefixes` nothing is.
+    """
+    if not prefixes:
+        yield
+        return
+    model: Any = get_model_and_args(config)[0].Model
+    own = model.__dict__.get("sanitize")
+    inner = getattr(model, "sanitize", None)
+
+    def sanitize(self: Any, weights: Mapping[str, Any]) -> Any:
+        renamed = {_renamed(name, prefixes): array for name, array in weights.items()}
+        return inner(self, renamed) if inner else renamed
+
+    model.sanitize = sanitize
+    try:
+        yield
+    finally:
+        if own is None:
+            del model.sanitize
+        else:
+            model.sanitize = own
+
+
+def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
+    found = next((old for old in prefixes if name.startswith(old)), None)
+    return name if found is None else prefixes[found] + name[len(found) :]
+
+
+@contextmanager
+def no_code_of(folder: Path) -> Iterator[None]:
+    """No unpickling during the `with` block, and no code from `folder` from now on.
+
+    Attempts raise ModelLoadError. For threads that load nothing else meanwhile.
+    """
+    global _num_loading, _is_installed
+    _guarded.update(_spellings(folder) | _spellings(Path(HF_MODULES_CACHE)))
+    if not _is_installed:
+        sys.addaudithook(_hook)  # it can't be taken out again
+        _is_installed = True
+    _num_loading += 1
+    try:
+        yield
+    finally:
+        _num_loading -= 1
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if event == "exec":
+        _check_path(getattr(args[0], "co_filename", None))
+    elif event == "import":
+        _check_path(args[1])
+    elif event == "ctypes.dlopen":
+        _check_path(args[0])
+    elif event == "pickle.find_class" and _num_loading:
+        raise ModelLoadError(f"the checkpoint holds a pickle, which would run {args[0]}.{args[1]}")
+
+
+def _check_path(path: object) -> None:
+    if isinstance(path, str) and os.path.isabs(path) and path.startswith(tuple(_guarded)):
+        raise ModelLoadError(f"{Path(path).name} is code of the checkpoint, which is not run")
+
+
+def _spellings(folder: Path) -> set[str]:
+    return {os.path.join(os.path.abspath(folder), ""), os.path.join(os.path.realpath(folder), "")}

@@ -1,32 +1,30 @@
-"""How much memory a checkpoint's weights will take, and whether there is so much."""
+"""The memory that a checkpoint's weights take, and whether there is enough."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.hub.layout import visible_files
+from vlm_server.hub.layout import read_weight_files
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.loading.checkpoint.files import read_json
+from vlm_server.runner.loading.checkpoint.files import check_weights
 
 _GIB = 1 << 30
 _SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
 _SIZES |= {"I16": 2, "U16": 2}
-"""Bytes of a number; those of the other types are taken for one byte."""
+"""Bytes of a number by type; one byte for other types."""
 _CAST = frozenset({"F64", "F32", "F16", "BF16"})
-"""What `model.dtype` changes."""
+"""Types that `model.dtype` changes."""
 _TARGETS = {"float32": 4, "float16": 2, "bfloat16": 2}
 _SURPLUS = 1.25
-"""Files may hold tensors that the model does not use: `check_files_fit` allows for so many."""
+"""Allowance of `check_files_fit` for tensors that the model does not use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What weights may take: `limit_bytes`, and in no case more than the `device` has."""
+    """The memory for weights: `limit_bytes`, but no more than the `device` has."""
 
     limit_bytes: int
     device: Device
@@ -37,7 +35,7 @@ class Budget:
 
 
 def dtype_on(device: Device, name: str) -> str:
-    """The type that floating-point weights are cast to; `auto` for their own.
+    """The type that floating-point weights are cast to; `auto` if they keep theirs.
 
     MLX's CPU is fast in float32 alone.
     """
@@ -45,7 +43,7 @@ def dtype_on(device: Device, name: str) -> str:
 
 
 def check_files_fit(folder: Path, dtype: str, budget: Budget) -> None:
-    """Raises ModelLoadError if the files' headers say that it can't be; loads nothing.
+    """Raises ModelLoadError if by their headers the files' tensors can't fit; loads nothing.
 
     `dtype`: see `dtype_on`.
     """
@@ -55,7 +53,7 @@ def check_files_fit(folder: Path, dtype: str, budget: Budget) -> None:
 
 
 def check_tensors_fit(tensors: Iterable[tuple[str, int]], dtype: str, budget: Budget) -> None:
-    """The same for files that are not here: of each tensor its type and how many numbers it has."""
+    """The same for tensors that are not here, by type and number of elements."""
     known = list(tensors)
     size_bytes = bytes_as(dtype, known)
     if size_bytes > _SURPLUS * budget.bytes:
@@ -63,45 +61,24 @@ def check_tensors_fit(tensors: Iterable[tuple[str, int]], dtype: str, budget: Bu
 
 
 def check_fits(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> None:
-    """Raises ModelLoadError if weights of `size_bytes`, of that many in files, do not fit."""
+    """Raises ModelLoadError if weights of `size_bytes`, `stored_bytes` in files, do not fit."""
     if size_bytes > budget.bytes:
         raise ModelLoadError(_reason(size_bytes, stored_bytes, dtype, budget))
 
 
 def weight_bytes(folder: Path, dtype: str) -> int:
     """Bytes of all tensors in the files that mlx-vlm reads, cast to `dtype`."""
-    return bytes_as(dtype, (each for path in _weight_files(folder) for each in _tensors(path)))
+    return bytes_as(
+        dtype, (each for path in read_weight_files(folder) for each in check_weights(path))
+    )
 
 
 def bytes_as(dtype: str, tensors: Iterable[tuple[str, int]]) -> int:
-    """Bytes of tensors, of which `tensors` has the type and how many numbers, cast to `dtype`."""
+    """Bytes of tensors, given by type and number of elements, cast to `dtype`."""
     return sum(
         count * (_TARGETS[dtype] if dtype in _TARGETS and kind in _CAST else _SIZES.get(kind, 1))
         for kind, count in tensors
     )
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Those that the index names; without one, all but a second copy in Mistral's format."""
-    weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map")
-    names = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set()
-    named = [folder / name for name in sorted(names) if (folder / name).is_file()]
-    found = visible_files(folder, "*.safetensors")
-    return named or [path for path in found if path.stem != "consolidated"]
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, int]]:
-    """The type of each tensor and how many numbers it has; `check_files` has read the header."""
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, entry in header.items():
-            if not name.startswith("__"):
-                yield str(entry["dtype"]), prod(int(side) for side in entry["shape"])
-    except OSError as error:
-        raise ModelLoadError(f"can't read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ModelLoadError(f"{path} is no safetensors file") from None
 
 
 def _reason(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> str:

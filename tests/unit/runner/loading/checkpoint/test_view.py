@@ -13,7 +13,7 @@ import transformers
 
 from tests.planted import Planted
 from vlm_server.errors import ModelLoadError
-from vlm_server.runner.loading.checkpoint.code_guard import no_code_of
+from vlm_server.runner.loading.checkpoint.view import no_code_of
 
 EVIL = "evil.Evil"
 

@@ -1,4 +1,4 @@
-"""Reads what prompts need to know of a checkpoint: see `ModelSpec`."""
+"""The `ModelSpec` of a loaded model: what prompts need to know of its checkpoint."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tokenizers import AddedToken
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces.model_spec import AskPositions, ModelSpec, MRope, StandIn
 from vlm_server.runner.families import Family, MRopeRule
-from vlm_server.runner.loading.answer_formats import reasoning_format, tool_parser
 from vlm_server.runner.loading.chat_templates import (
     ChosenTemplate,
     own_template,
+    reasoning_format,
     template_in,
     template_of_checkpoint,
+    tool_parser,
 )
 from vlm_server.runner.loading.checkpoint.files import read_json
 from vlm_server.runner.loading.probe import ask_positions, chunk_policy
@@ -33,11 +34,11 @@ logger = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 
-def host_model(
+def model_spec(
     settings: ModelSettings, config: Json, family: Family, model: Any, processor: Any
 ) -> ModelSpec:
-    """Raises ModelLoadError without an image token or a fast tokenizer, or for a tool parser that
-    there is not."""
+    """The spec of a loaded model. Raises ModelLoadError without an image token or a fast tokenizer,
+    or for an unknown tool parser."""
     folder = Path(settings.path)
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):
@@ -109,7 +110,7 @@ def _template(
 
 
 def _end_of(chosen: ChosenTemplate | None, tokenizer: Any) -> frozenset[int]:
-    """The token that ends a turn of a template of ours; the configuration may not know it."""
+    """The token that ends a turn of our own template; the configuration may not know it."""
     if chosen is None or chosen.end_token is None:
         return frozenset()
     return frozenset({int(tokenizer.convert_tokens_to_ids(chosen.end_token))})
@@ -127,9 +128,9 @@ def _mrope(family: Family, model: Any) -> MRope | AskPositions | None:
 
 
 def _stand_in(family: Family, model: Any, processor: Any) -> StandIn:
-    """Counts the features of an image by planning to encode one; nothing is computed.
+    """The stand-in for image tokens; counts an image's features by a lazy encode.
 
-    Raises ModelLoadError if the model has no embedding to spare for another token.
+    Raises ModelLoadError if the model has no spare embedding for another token.
     """
     model_id = int(model.config.image_token_index)
     probe = HostProcessor(processor, model_id)
@@ -159,14 +160,14 @@ def _image_placeholders(
 
 
 def _token_id(model: Any, config: Json, *names: str) -> int | None:
-    """The first of `names` that is a number: in config.json, before mlx-vlm's own default."""
+    """The first of `names` that is a number, in config.json or else in mlx-vlm's defaults."""
     sources = (config, vars(model.config))
     found = (source.get(name) for source in sources for name in names)
     return next((value for value in found if isinstance(value, int)), None)
 
 
 def _eos_token_ids(config: Json, folder: Path, tokenizer: Any) -> frozenset[int]:
-    """Those of the language model's own configuration only for want of others: transformers 5
+    """End-of-sequence tokens. The language model's own configuration comes last: transformers 5
     writes a family's default there, which may be any word of another vocabulary."""
     generation = read_json(folder / "generation_config.json")
     named = _ids(generation) | _ids(config) or _ids(config.get("text_config") or {})
@@ -179,16 +180,16 @@ def _ids(source: Json) -> set[int]:
 
 
 def context_tokens_of(config: Json, limit: int) -> int:
-    """Tokens of prompt and answer: the configuration's own, or `limit` if that is less, not 0."""
+    """Most tokens of prompt and answer: the configuration's, or `limit` if smaller and not 0."""
     text = config.get("text_config") or config.get("llm_config") or {}
     own = text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
     return min(int(own), limit) if limit else int(own)
 
 
 def _vocabulary_size(family: Family, language_model: Any) -> int:
-    """The width of the logits, from a step that is planned but never computed.
+    """The width of the logits, from a lazy step that is never computed.
 
-    Configurations name it in as many ways as there are families, and not all of them truly.
+    Configurations name it in as many ways as there are families, and some are wrong.
     """
     token_ids = mx.zeros((1, 1), dtype=mx.int32)
     output = language_model(token_ids, cache=make_prompt_cache(language_model))

@@ -1,0 +1,74 @@
+"""Processes that have mlx and answer one question: `python -m vlm_server.engine.examine`.
+
+With the argument `device` the process tries the device (see `supervisor.device_probe`), with
+`checkpoint` it examines a checkpoint (see `hub.survey`). What libraries print goes to standard
+error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from io import FileIO
+
+import msgspec
+
+from vlm_server.hub.survey import Survey, SurveyRequest
+from vlm_server.platform import backend
+from vlm_server.platform.process_memory import be_killed_first
+from vlm_server.supervisor.device_probe import DeviceReport
+
+
+def main() -> None:
+    """Answer on standard output, as the argument says."""
+    answer = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    be_killed_first()
+    with os.fdopen(answer, "wb", buffering=0) as out:
+        if sys.argv[1] == "device":
+            _try_device(out)
+        else:
+            logging.basicConfig(level=logging.ERROR)
+            request = msgspec.json.decode(sys.stdin.buffer.read(), type=SurveyRequest)
+            out.write(msgspec.json.encode(_survey(request)))
+
+
+def _try_device(out: FileIO) -> None:
+    """Write the report after each step, a line each: the next step may end the process."""
+
+    def send(report: DeviceReport) -> None:
+        out.write(msgspec.json.encode(report) + b"\n")
+
+    send(DeviceReport(step="import mlx"))
+    from vlm_server.runner.device.device import current_device
+    from vlm_server.runner.device.speed import blas_libraries, product_gflops
+
+    device = current_device()
+    report = DeviceReport(
+        step="multiply two matrices",
+        kind=device.kind.value,
+        name=device.name,
+        memory_bytes=device.memory_bytes,
+        suitable_bytes=device.suitable_bytes,
+        blas=blas_libraries(),
+    )
+    send(report)
+    report = msgspec.structs.replace(report, gflops=product_gflops(), step="import mlx-vlm")
+    send(report)
+    import vlm_server.runner.loading.load  # noqa: F401  all that loading needs
+
+    send(msgspec.structs.replace(report, step=""))
+
+
+def _survey(request: SurveyRequest) -> Survey:
+    try:  # mlx may lack its backend
+        from vlm_server.engine.start import LEAST_TOKENS
+        from vlm_server.runner.loading.facts import survey
+    except ImportError as error:
+        return Survey(refusal=backend.not_loaded(error))
+    return survey(request, LEAST_TOKENS)
+
+
+if __name__ == "__main__":
+    main()
