@@ -1,4 +1,4 @@
-"""Metrics of an engine: its process, and what it last said of itself (`protocol.Stats`)."""
+"""Metrics of an engine: its process, and its latest `protocol.Stats`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus' library has them: samples of one name together, whoever has them."""
+"""Metric families of Prometheus' library, filled in any order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vlm_server.api.http.model_metrics import Histogram
 
 
 class Families:
-    """Takes samples by name, in any order. A name's samples all have the same labels."""
+    """Samples by name; all samples of a name have the same labels."""
 
     def __init__(self, prefix: str) -> None:
         """`prefix`: of all names."""

@@ -1,7 +1,7 @@
-"""Reads the size of a HEIC or AVIF picture from its boxes (ISO/IEC 14496-12, 23008-12).
+"""The size of a HEIC or AVIF image, from its boxes (ISO/IEC 14496-12, 23008-12).
 
-Its readers are for processes that can be killed: they set up a decoder for what they find. This
-walk looks at no more than the boxes' lengths and the properties of the picture.
+Libraries set up a decoder to tell the size; this walk looks only at the boxes' lengths and the
+image's properties.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def size(data: bytes) -> tuple[int, int]:
 
 
 class _Boxes:
-    """Walks the boxes of a file, so many of them at most."""
+    """A walk over the boxes of a file, `_MAX_BOXES` at most."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
