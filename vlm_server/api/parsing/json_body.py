@@ -2,7 +2,7 @@
 
 Stricter than most parsers: duplicate names, NaN and Infinity are errors, and so is more nesting,
 more values or longer names than any request needs; depth and values are counted before decoding.
-msgspec decodes nearly every body, a data URL of 2 MiB ten times as fast as the standard library. It
+msgspec decodes nearly every body, an image of 2 MiB in a third of the standard library's time. It
 keeps the last of two values with the same name, so bodies that may have duplicate names, and those
 that msgspec refuses, are parsed by the standard library, which also says what is wrong. Messages
 repeat nothing that the client sent but the beginning of an unknown field's name.
@@ -32,9 +32,8 @@ SMALL_VALUES = 5_000
 
 Body = bytes | bytearray
 
-_MOST_QUOTES = 100_000
-"""Counted in a body; finding each takes about 0.1 microseconds."""
-_ESCAPED_QUOTE = b"\\u0022"
+_FEW = 500
+"""Characters found one by one, which in base64 is ten times as fast as counting them."""
 _MAX_SHOWN_CHARS = 64
 _MAX_EXPLAINED_CHARS = 512
 """More than any message and path of msgspec's without what it quotes."""
@@ -49,7 +48,7 @@ _ONLY_EMPTY = re.compile(r"^Expected (`null`, got|`array` of length <= 0)")
 
 def is_small(body: Body) -> bool:
     """Whether `body` is parsed in about a millisecond, whatever it contains."""
-    return len(body) <= SMALL_BYTES and _num_of(b"[{,", body, SMALL_VALUES) <= SMALL_VALUES
+    return len(body) <= SMALL_BYTES and _num_of(b"[{,", body) <= SMALL_VALUES
 
 
 def parse_object(body: Body) -> dict[str, Any]:
@@ -76,12 +75,10 @@ def _parse(body: Body) -> Any:
 def _has_all_names(value: Any, body: Body) -> bool:
     """Whether `value`, decoded from `body`, lost no name to a duplicate, and has no overlong one.
 
-    A lost name leaves fewer quotation marks in `value` than in `body`. False if that can't be told
-    in little time.
+    A lost name leaves fewer quotation marks in `value` than in `body`. False also for a body with
+    escaped quotation marks (`\\u0022`), which can't be compared.
     """
-    num_quotes = _num_of(b'"', body, _MOST_QUOTES)
-    if num_quotes > _MOST_QUOTES or _ESCAPED_QUOTE in body:
-        return False
+    num_quotes = _num_of(b'"', body)
     stack = [value]
     while stack:
         each = stack.pop()
@@ -94,7 +91,19 @@ def _has_all_names(value: Any, body: Body) -> bool:
             stack += each.values()
         elif isinstance(each, list):
             stack += each
-    return num_quotes == 0
+    return num_quotes == 0 and not _escapes_quotes(body)
+
+
+def _escapes_quotes(body: Body) -> bool:
+    """Whether `body` may have a quotation mark as `\\u0022`."""
+    position = -2
+    for _ in range(_FEW):
+        position = body.find(b"\\", position + 2)
+        if position < 0:
+            return False
+        if body.startswith(b"u0022", position + 1):
+            return True
+    return b"\\u0022" in body
 
 
 def _parse_strictly(body: Body) -> Any:
@@ -143,13 +152,11 @@ def utf8_length(text: str, param: str) -> int:
 def _check_complexity(body: Body) -> None:
     """Raises InvalidRequest for too much nesting or too many values."""
     # What stands in strings is counted too, so nothing is missed.
-    if _num_of(b"[{,", body, MAX_VALUES) <= MAX_VALUES and (
-        _num_of(b"[{", body, MAX_DEPTH) <= MAX_DEPTH
-    ):
+    if _num_of(b"[{,", body) <= MAX_VALUES and _num_of(b"[{", body) <= MAX_DEPTH:
         return
     # Each string is a value or its name. One more than allowed is never looked for.
     bare, num_strings = _STRING.subn(b"", body, count=2 * MAX_VALUES + 1)
-    if num_strings > 2 * MAX_VALUES or _num_of(b"[{,", bare, MAX_VALUES) > MAX_VALUES:
+    if num_strings > 2 * MAX_VALUES or _num_of(b"[{,", bare) > MAX_VALUES:
         raise InvalidRequest(f"The request's JSON has more than {MAX_VALUES} values.")
     if _depth(bare) > MAX_DEPTH:
         raise _too_deep()
@@ -164,18 +171,18 @@ def _depth(bare: Body) -> int:
     return deepest
 
 
-def _num_of(characters: bytes, body: Body, most: int) -> int:
-    """The number of `characters` in `body`; counting stops above `most`.
+def _num_of(characters: bytes, body: Body) -> int:
+    """The number of `characters` in `body`."""
+    return sum(_num_of_one(character, body) for character in characters)
 
-    `body.count` takes 2 ms for a MiB, searching in base64 a fiftieth.
-    """
-    num = 0
-    for character in characters:
-        position = body.find(character)
-        while position >= 0 and num <= most:
-            num += 1
-            position = body.find(character, position + 1)
-    return num
+
+def _num_of_one(character: int, body: Body) -> int:
+    position = -1
+    for num in range(_FEW):
+        position = body.find(character, position + 1)
+        if position < 0:
+            return num
+    return body.count(character)
 
 
 def _too_deep() -> InvalidRequest:
