@@ -76,7 +76,7 @@ class Administration:
         return self._state(name)
 
     async def clear_caches(self, request: Request) -> Response:
-        """Drop what is cached in memory and not in use."""
+        """Drop cache entries in memory that are not in use."""
         wanted = (await self._read(request, CachesOf)).model
         names = [self._served(wanted)] if wanted is not None else self._loaded()
         for name in names:
@@ -94,14 +94,14 @@ class Administration:
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
     async def cancel_pull(self, request: Request) -> Response:
-        """End a download. What has come is kept for the next one."""
+        """Cancel a download, keeping its files so far for the next one."""
         name = await self._read_hub_name(request)
         if not self._pulls.cancel(name):
             raise NotFound(f"`{name}` is not being downloaded.")
         return JSONResponse({"model": str(name), "cancelled": True})
 
     async def checkpoints(self, _: Request) -> Response:
-        """What is on this machine, and what is on its way."""
+        """The checkpoints on this machine, and the downloads in progress."""
         free = on_disk.free_for_more(self._models, self._settings)
         names = self._models.names
         found = await asyncio.to_thread(on_disk.checkpoints, self._settings, names, free)

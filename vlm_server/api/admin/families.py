@@ -1,8 +1,8 @@
-"""Metrics as Prometheus' library has them: samples of one name together, whoever has them."""
+"""Metric families of Prometheus' library, filled in any order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -13,9 +13,12 @@ from prometheus_client.metrics_core import (
 
 from vlm_server.api.http.model_metrics import Histogram
 
+Sample = tuple[str, str, float]
+"""(name, help, value) of a metric."""
+
 
 class Families:
-    """Takes samples by name, in any order. A name's samples all have the same labels."""
+    """Samples by name; all samples of a name have the same labels."""
 
     def __init__(self, prefix: str) -> None:
         """`prefix`: of all names."""
@@ -34,6 +37,14 @@ class Families:
     def counter(self, name: str, help_text: str, value: float, **labels: str) -> None:
         """The library adds `_total` to the name."""
         self.counter_family(name, help_text, *labels).add_metric(list(labels.values()), value)
+
+    def gauges(self, samples: Iterable[Sample], **labels: str) -> None:
+        for sample in samples:
+            self.gauge(*sample, **labels)
+
+    def counters(self, samples: Iterable[Sample], **labels: str) -> None:
+        for sample in samples:
+            self.counter(*sample, **labels)
 
     def counter_family(self, name: str, help_text: str, *labels: str) -> CounterMetricFamily:
         """The family of a counter, which is told of even if nothing was counted."""

@@ -67,7 +67,7 @@ class Health:
         return JSONResponse({"dp_rank_count": 1, "loads": [load]})
 
     async def status(self, request: Request) -> Response:
-        """Of the default model's engine, or of that of the `model` in the query."""
+        """The status of the default model's engine, or of that of the query's `model`."""
         name = request.query_params.get("model", self._models.names[0])
         if name not in self._models.names:
             raise ModelNotFound("There is no such model.", "model")
@@ -115,7 +115,7 @@ class Health:
 
 
 def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
-    """In short; `memory_bytes` is what its engine holds on the device, of its `limit_bytes`."""
+    """A model in short; `memory_bytes` is the device memory that its engine holds."""
     memory = status.stats.memory if status.stats else None
     return {
         "name": status.model_name,

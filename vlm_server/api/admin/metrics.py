@@ -66,17 +66,15 @@ class Metrics:
 
 
 def _add_front(families: Families, queue_slots: QueueSlots, answered: AnsweredRequests) -> None:
-    families.gauge("requests_in_flight", "Requests that hold a queue slot.", queue_slots.taken)
-    families.gauge("requests_limit", "Queue slots: `limits.max_requests`.", queue_slots.limit)
-    families.gauge(
-        "requests_waiting_bytes",
-        "Bodies of requests that the device has not begun with.",
-        queue_slots.waiting_bytes,
-    )
-    families.gauge(
-        "requests_waiting_bytes_limit",
-        "Limit on these: `limits.max_waiting_bytes`.",
-        queue_slots.waiting_bytes_limit,
+    waiting = "Bodies of requests that the device has not begun with."
+    limit = "Limit on these: `limits.max_waiting_bytes`."
+    families.gauges(
+        (
+            ("requests_in_flight", "Requests that hold a queue slot.", queue_slots.taken),
+            ("requests_limit", "Queue slots: `limits.max_requests`.", queue_slots.limit),
+            ("requests_waiting_bytes", waiting, queue_slots.waiting_bytes),
+            ("requests_waiting_bytes_limit", limit, queue_slots.waiting_bytes_limit),
+        )
     )
     help_text = "Requests that ended, by route and status."
     families.counter_family("requests", help_text, "route", "status")
@@ -85,94 +83,73 @@ def _add_front(families: Families, queue_slots: QueueSlots, answered: AnsweredRe
 
 
 def _add_stored(families: Families, stored: Stored) -> None:
-    families.gauge("stored_responses", "Responses that clients may go on from.", len(stored))
-    families.gauge(
-        "stored_responses_size_bytes", "Size of these, with their turns.", stored.size_bytes
-    )
-    families.gauge(
-        "stored_responses_limit_bytes",
-        "Its limit: `server.responses_store_bytes`.",
-        stored.limit_bytes,
-    )
-    families.counter(
-        "stored_responses_evictions",
-        "Responses that were dropped for want of room.",
-        stored.num_evicted,
-    )
-
-
-def _add_answers(families: Families, model_name: str, metrics: ModelMetrics) -> None:
-    """What was measured in the front, of the answers of one model."""
-    _add_counts(families, model_name, metrics)
-    for name, help_text, histogram in (
+    limit = "Its limit: `server.responses_store_bytes`."
+    families.gauges(
         (
-            "time_to_first_token_seconds",
-            "From the request's headers to the first text of its answer.",
-            metrics.time_to_first_token,
-        ),
-        (
-            "inter_token_latency_seconds",
-            "Between two deltas of a choice.",
-            metrics.inter_token_latency,
-        ),
-        (
-            "stream_longest_silence_seconds",
-            "The longest time between two deltas of a stream.",
-            metrics.longest_silence,
-        ),
-        (
-            "e2e_request_latency_seconds",
-            "From the request's headers to the last byte of its answer.",
-            metrics.latency,
-        ),
-        (
-            "request_inference_time_seconds",
-            "From when the device begins with a request to the last token.",
-            metrics.inference,
-        ),
-        ("request_prompt_tokens", "Tokens of a prompt.", metrics.prompt_tokens),
-        ("request_generation_tokens", "Tokens of an answer.", metrics.generation_tokens),
-        (
-            "request_image_tokens",
-            "Tokens of a prompt's pictures, of prompts that have some.",
-            metrics.image_tokens,
-        ),
-    ):
-        families.histogram(name, help_text, histogram, model_name=model_name)
-    for phase, help_text in _PHASES.items():
-        histogram = metrics.phases[phase]
-        families.histogram(
-            f"request_{phase}_time_seconds", help_text, histogram, model_name=model_name
+            ("stored_responses", "Responses that clients may go on from.", len(stored)),
+            ("stored_responses_size_bytes", "Size of these, with their turns.", stored.size_bytes),
+            ("stored_responses_limit_bytes", limit, stored.limit_bytes),
         )
+    )
+    help_text = "Responses that were dropped for want of room."
+    families.counter("stored_responses_evictions", help_text, stored.num_evicted)
 
 
-_PHASES = {
-    "queue": "Until the device begins with a request, without its preparation.",
-    "prepare": "Template, tokenizer, and the decoding of pictures and videos.",
-    "encode": "From the first picture's encoding to the last's, of requests that need it.",
-    "prefill": "From the first chunk of a prompt, or its pictures' encoding, to the first token.",
-    "decode": "From the first token to the last.",
+_ANSWERS = {
+    "time_to_first_token_seconds": "From the request's headers to the first text of its answer.",
+    "inter_token_latency_seconds": "Between two deltas of a choice.",
+    "stream_longest_silence_seconds": "The longest time between two deltas of a stream.",
+    "e2e_request_latency_seconds": "From the request's headers to the last byte of its answer.",
+    "request_inference_time_seconds": (
+        "From when the device begins with a request to the last token."
+    ),
+    "request_prompt_tokens": "Tokens of a prompt.",
+    "request_generation_tokens": "Tokens of an answer.",
+    "request_image_tokens": "Tokens of a prompt's pictures, of prompts that have some.",
+    "request_queue_time_seconds": (
+        "Until the device begins with a request, without its preparation."
+    ),
+    "request_prepare_time_seconds": (
+        "Template, tokenizer, and the decoding of pictures and videos."
+    ),
+    "request_encode_time_seconds": (
+        "From the first picture's encoding to the last's, of requests that need it."
+    ),
+    "request_prefill_time_seconds": (
+        "From the first chunk of a prompt, or its pictures' encoding, to the first token."
+    ),
+    "request_decode_time_seconds": "From the first token to the last.",
 }
+"""Histograms of answers, under vLLM's names where it has the same; see `ModelMetrics`."""
 
 
-def _add_counts(families: Families, model_name: str, metrics: ModelMetrics) -> None:
-    families.gauge(
-        "num_requests_running",
-        "Requests that the device has begun with.",
-        metrics.num_running,
-        model_name=model_name,
+def _add_answers(families: Families, model: str, metrics: ModelMetrics) -> None:
+    histograms = {
+        "time_to_first_token_seconds": metrics.time_to_first_token,
+        "inter_token_latency_seconds": metrics.inter_token_latency,
+        "stream_longest_silence_seconds": metrics.longest_silence,
+        "e2e_request_latency_seconds": metrics.latency,
+        "request_inference_time_seconds": metrics.inference,
+        "request_prompt_tokens": metrics.prompt_tokens,
+        "request_generation_tokens": metrics.generation_tokens,
+        "request_image_tokens": metrics.image_tokens,
+        **{f"request_{phase}_time_seconds": each for phase, each in metrics.phases.items()},
+    }
+    for name, histogram in histograms.items():
+        families.histogram(name, _ANSWERS[name], histogram, model_name=model)
+    families.gauges(
+        (
+            (
+                "num_requests_running",
+                "Requests that the device has begun with.",
+                metrics.num_running,
+            ),
+            ("num_requests_waiting", "Requests that it has not begun with.", metrics.num_waiting),
+        ),
+        model_name=model,
     )
-    families.gauge(
-        "num_requests_waiting",
-        "Requests that it has not begun with.",
-        metrics.num_waiting,
-        model_name=model_name,
-    )
+    help_text = "Requests that ended, by why."
     for reason, count in metrics.ended.items():
         families.counter(
-            "request_success",
-            "Requests that ended, by why.",
-            count,
-            model_name=model_name,
-            finished_reason=reason,
+            "request_success", help_text, count, model_name=model, finished_reason=reason
         )

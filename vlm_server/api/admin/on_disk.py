@@ -1,6 +1,6 @@
-"""The checkpoints on this machine, as operators see them: how large, served, and whether they fit.
+"""The checkpoints on this machine, as operators see them: their size, and whether they fit.
 
-What a checkpoint needs is told from the size of its files. Its load looks closer.
+The memory that a checkpoint needs is estimated from the size of its files; loading it is exact.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from vlm_server.supervisor.models import budget
 
 
 def free_for_more(models: ModelClient, settings: Settings) -> int | None:
-    """Device memory that a model can have beside those that stay loaded, in bytes.
+    """Device memory for a model besides those that stay loaded, in bytes.
 
-    None as long as no engine has told the limit.
+    None until an engine has reported the limit.
     """
     memories = {
         name: stats.memory
@@ -39,7 +39,7 @@ def free_for_more(models: ModelClient, settings: Settings) -> int | None:
 def checkpoints(
     settings: Settings, names: tuple[str, ...], free_bytes: int | None
 ) -> list[dict[str, Any]]:
-    """Those of vision models. `names` are served. Reads the disk."""
+    """The checkpoints of vision models; models called `names` are served. Reads the disk."""
     folders = set(_served_folders(settings))
     return [
         _shown(one, settings, free_bytes, is_served=one.name in names or one.folder in folders)
@@ -65,7 +65,7 @@ def _shown(
 
 
 def _served_folders(settings: Settings) -> Iterator[Path]:
-    """Of models whose settings name a checkpoint, which may be served by another name."""
+    """Folders of checkpoints that settings name; their models may have other names."""
     paths = {settings.model.path, *(one.path for one in settings.models.values())} - {""}
     local = [one for one in every(settings.model.search_paths) if one.is_complete]
     for path in paths:
@@ -75,7 +75,7 @@ def _served_folders(settings: Settings) -> Iterator[Path]:
 
 
 def _size(folder: Path) -> int:
-    """Of the files with weights; 0 where they can't be read."""
+    """Size of the files with weights, in bytes; 0 if they can't be read."""
     try:
         return sum(file.stat().st_size for file in layout.weight_files(folder))
     except OSError:

@@ -26,10 +26,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a route takes: one of `structs`.
+    """The body of a route: one of `structs`.
 
-    The first one takes more than it says: `harmless` fields with any value, `neutral` ones with
-    these values.
+    Besides its own fields, the first struct takes `harmless` ones with any value, and `neutral`
+    ones with these values.
     """
 
     structs: tuple[type[msgspec.Struct], ...]
@@ -92,7 +92,7 @@ def document(
 
 
 def _allow(schema: Json, body: Body) -> None:
-    """Note the fields that are taken although the struct has none of them."""
+    """Add the fields that are taken although the struct does not have them."""
     more = {name: {"enum": list(values)} for name, values in body.neutral.items()}
     more |= {name: {} for name in sorted(body.harmless)}
     schema["properties"] = {**schema["properties"], **more}

@@ -1,4 +1,4 @@
-"""Downloads that operators have started, and what all who watch one are told of it."""
+"""Downloads that operators have started, and their progress for all who watch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TELL_SECONDS = 1.0
 
 
 class Pulls:
-    """Those that are under way, by name. Used from the event loop only."""
+    """The downloads in progress, by name. Used from the event loop only."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -35,12 +35,12 @@ class Pulls:
         return running
 
     def cancel(self, name: HubName) -> bool:
-        """End a download; what has come is kept. False if there is none."""
+        """Cancel a download, keeping its files so far. Returns whether there was one."""
         running = self._running.get(str(name))
         return running is not None and running.task.cancel()
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The last line of each download that is under way."""
+        """The latest line of each download in progress."""
         return [running.news for running in self._running.values()]
 
 
@@ -55,11 +55,11 @@ class Pull:
 
     @property
     def news(self) -> dict[str, Any]:
-        """The last line of it."""
+        """The latest line of its progress."""
         return self._line("cancelled") if self.task.cancelled() else self._news
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """What there is to tell: now, at most once a second while it changes, and at the end."""
+        """Lines of progress: now, at most once a second while it changes, and at the end."""
         told = None
         while True:
             news = self.news

@@ -28,12 +28,12 @@ _PROBED = ("/health", "/ping", "/metrics", "/v1/status", "/page/")
 
 @dataclass(slots=True)
 class Entry:
-    """Filled in while a request is answered; logged once, when it ends.
+    """The log line of one request: filled in while it is answered, written when it ends.
 
     `received_at` is when all headers were here, on the monotonic clock. `key_name` is the name of
     the API key, never the key; `ignored` are the names of fields of the body that had no effect.
-    `answer` is there from when the engine gets the request. `routing_key` is of its conversation,
-    see `routing_key`, and goes to the client alone.
+    `answer` is set once the engine gets the request. `routing_key` is the key of the conversation,
+    see `parsing.routing_key`, and goes to the client alone.
     """
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -50,11 +50,11 @@ class Entry:
 
     @property
     def ignored_names(self) -> list[str]:
-        """`ignored`, whoever collected it, fit for a header and for the log."""
+        """`ignored`, made safe for a header and for the log."""
         return [safe_name(name) for name in self.ignored[:MAX_NAMES]]
 
     def fields(self, method: str, route: str) -> Fields:
-        """What the line says; times in milliseconds, None for what is not known."""
+        """The fields of the line; times in milliseconds, None for unknown values."""
         answer = self.answer
         usage = None if answer is None else answer.usage
         first_at = None if answer is None else answer.first_at

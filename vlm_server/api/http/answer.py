@@ -23,7 +23,7 @@ IMPOSSIBLE_LOGPROB = -9999.0
 
 
 async def answer(events: AsyncGenerator[RequestEvent, None], recorder: AnswerRecorder) -> Answer:
-    """The deltas that say something, then `Finished`. Raises RequestError.
+    """The deltas that add to the answer, then `Finished`. Raises RequestError.
 
     Logprobs of tokens without text are added to the choice's next delta. The engine's events
     are closed before `Finished` is passed on, so that a client that disconnects as soon as it
@@ -40,7 +40,7 @@ async def answer(events: AsyncGenerator[RequestEvent, None], recorder: AnswerRec
                         held[delta.choice] = logprobs
                         continue
                     if delta.finish_reason:
-                        recorder.ended_choice(delta.choice, delta.finish_reason)
+                        recorder.finish_choice(delta.choice, delta.finish_reason)
                     yield msgspec.structs.replace(delta, logprobs=logprobs)
             elif isinstance(event, Finished | Failed):
                 ending = event
@@ -56,12 +56,12 @@ async def whole(
         if isinstance(event, Finished):
             return choices, event
         choices[event.choice].append(event)
-        recorder.given((event,))
+        recorder.record_deltas((event,))
     raise InternalError("The engine's answer is incomplete.")
 
 
 def as_request_error(error: Exception, entry: Entry) -> RequestError:
-    """What a client is told of an error in the middle of a stream. Logs an unexpected one."""
+    """The error that a client is sent in the middle of a stream. Logs an unexpected one."""
     if not isinstance(error, RequestError):
         access_log.logger.error("id=%s failed unexpectedly", entry.request_id, exc_info=error)
         error = InternalError("The server failed.")
@@ -82,7 +82,7 @@ def _checked(ending: Finished | Failed | None, recorder: AnswerRecorder) -> Fini
         raise RequestError.from_code(ending.code, ending.message, ending.param)
     if ending.is_aborted:
         raise EngineUnavailable("The engine aborted this request.")
-    recorder.finished(ending)
+    recorder.finish(ending)
     total_seconds = time.monotonic() - recorder.received_at
     first_at = recorder.first_at
     first = total_seconds if first_at is None else first_at - recorder.received_at

@@ -32,7 +32,7 @@ class ClientGone(Exception):
 
 
 class Arrival:
-    """One body on its way. `deadline` is moved to now if it is refused."""
+    """A body that is arriving; refusing it moves `deadline` to now."""
 
     def __init__(self, deadline: asyncio.Timeout) -> None:
         self.num_bytes = 0
@@ -41,18 +41,18 @@ class Arrival:
         self._since = asyncio.get_running_loop().time()
 
     def cost(self, now: float) -> float:
-        """What it has taken so far, in bytes times seconds."""
+        """Cost so far, in bytes times seconds."""
         return self.num_bytes * (now - self._since)
 
     def refuse(self) -> None:
-        """End the wait for the rest of it."""
+        """End the wait for the rest of the body."""
         with contextlib.suppress(RuntimeError):  # its time is up just now
             self._deadline.reschedule(asyncio.get_running_loop().time())
             self.is_refused = True
 
 
 class ArrivingBodies:
-    """All bodies on their way; past `limit_bytes` the one that has cost most gives way.
+    """All bodies that are arriving; beyond `limit_bytes` the costliest is refused.
 
     A body that is sent at once costs little even if it is large. Used from the event loop only.
     """
@@ -74,7 +74,7 @@ class ArrivingBodies:
             self._arrivals.discard(arrival)
 
     def add(self, arrival: Arrival, num_bytes: int) -> None:
-        """So many more bytes of it are here."""
+        """`num_bytes` more of the body have arrived."""
         arrival.num_bytes += num_bytes
         self._num_bytes += num_bytes
         excess = self._num_bytes - self._limit_bytes
@@ -90,9 +90,9 @@ class ArrivingBodies:
 
 
 def check_headers(headers: Headers, limits: Limits, *, any_type: bool = False) -> None:
-    """Refuse by its headers a body that is not plain JSON, or too large.
+    """Refuse a body that is not plain JSON, or too large, by its headers.
 
-    With `any_type` its type may be called anything. Raises UnsupportedMediaType or PayloadTooLarge.
+    With `any_type`, any Content-Type is taken. Raises UnsupportedMediaType or PayloadTooLarge.
     """
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not any_type:
@@ -131,7 +131,7 @@ async def read(receive: Receive, limits: Limits, arriving: ArrivingBodies) -> by
 
 
 def discard(body: bytearray) -> None:
-    """Free the memory of `body`, whoever holds it still: the traceback of an error, say."""
+    """Free the memory of `body`, even if a traceback, say, still refers to it."""
     with contextlib.suppress(BufferError):  # a cancelled text is still being read: it is small
         body.clear()
 
@@ -139,7 +139,7 @@ def discard(body: bytearray) -> None:
 async def read_small(
     request: Request, limits: Limits, arriving: ArrivingBodies, *, any_type: bool = False
 ) -> dict[str, Any]:
-    """The JSON object of a request that is parsed at once, since it is small.
+    """The JSON object in the small body of a request, parsed on the event loop.
 
     Raises what `check_headers`, `read` and `json_body.parse_object` raise.
     """

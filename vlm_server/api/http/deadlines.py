@@ -1,4 +1,4 @@
-"""The deadlines of a request in the front: what its client asks for, and who watches them.
+"""The deadlines of a request in the front: which apply, and their enforcement.
 
 The engine ends a request that misses one (`Scheduler.expire`). The front does so itself before the
 engine has the request, and a moment later for an engine that does not react.
@@ -27,7 +27,7 @@ HEADERS = {
     "token_seconds": "X-Token-Timeout-Ms",
     "total_seconds": "X-Request-Timeout-Ms",
 }
-"""By setting, the header that asks for less."""
+"""By setting, the header with which a client asks for a shorter deadline."""
 
 _MAX_DIGITS = 12
 _GRACE_SECONDS = 1.0
@@ -37,7 +37,7 @@ _STOPPED_SECONDS = 1.0
 
 
 class RequestClock:
-    """The deadlines of one request, which begin now: when its headers have come."""
+    """The deadlines of one request, counted from now: its headers have arrived."""
 
     def __init__(self, headers: Mapping[str, str], limits: settings.Deadlines) -> None:
         """Raises InvalidRequest for a header that is no number of milliseconds."""
@@ -45,12 +45,15 @@ class RequestClock:
         self._deadlines = RequestDeadlines(msgspec.convert(wanted, Deadlines), time.monotonic())
 
     def left(self) -> Deadlines:
-        """What the engine may still take."""
+        """The time that is left for the engine."""
         return self._deadlines.left(time.monotonic())
 
     @asynccontextmanager
     async def before_submit(self) -> AsyncIterator[None]:
-        """Ends what is done before the engine has the request, with the error of its deadline."""
+        """Bounds the `with` block, which runs before the engine has the request.
+
+        Raises the error of the deadline that passed.
+        """
         try:
             async with asyncio.timeout_at(self._deadlines.next_at) as timeout:
                 yield
@@ -79,17 +82,17 @@ class RequestClock:
 
 
 class _Backstop:
-    """Ends the wait for an engine that lets a deadline pass.
+    """A timeout on the wait for events, for an engine that lets a deadline pass.
 
-    Its timer is moved only where a deadline comes nearer, not with every token. A process that was
-    stopped meanwhile hears first what the engine has said.
+    Its timer is moved only when a deadline comes nearer, not with every token. After the process
+    was stopped, events that have arrived are taken before the timeout counts.
     """
 
     def __init__(self, deadlines: RequestDeadlines) -> None:
         self._deadlines = deadlines
         self._loop = asyncio.get_running_loop()
         self._timeout: asyncio.Timeout | None = None
-        """Of the wait that is going on."""
+        """The timeout of the wait in progress."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a dialect is to the endpoint that answers its requests: see `http.generation`."""
+"""The interface between a dialect and the endpoint that answers its requests (`generation`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Renderer(Protocol):
         ...
 
     def delta(self, delta: Delta) -> bytes:
-        """What the stream says of a delta, and of what begins or ends with it."""
+        """The events of a delta, and of the parts of the answer that begin or end with it."""
         ...
 
     def end(self, finished: Finished) -> bytes:
@@ -31,17 +31,17 @@ class Renderer(Protocol):
         ...
 
     def keep_alive(self) -> bytes:
-        """What a silent stream sends now and then: its readers skip it."""
+        """The bytes of a silent stream's keep-alive, which readers skip."""
         ...
 
     def empty_chunk(self) -> bytes:
-        """The same as an event of the dialect's own that adds nothing to the answer."""
+        """A keep-alive as an event of the dialect's own, which adds nothing to the answer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CountRenderer:
-    """The `Renderer` of requests that are counted only, and never streamed."""
+    """The `Renderer` of requests whose tokens are only counted; never streamed."""
 
     encode: Callable[[Finished], bytes]
 
@@ -74,7 +74,7 @@ class Dialect(Protocol):
 
     @property
     def id_prefix(self) -> str:
-        """What a request's id begins with."""
+        """The prefix of request ids."""
         ...
 
     @property
@@ -86,5 +86,5 @@ class Dialect(Protocol):
     def read_text(self) -> ReadText: ...
 
     def renderer(self, request_id: str, model: str, options: bytes) -> Renderer:
-        """What renders the answer to one request. `options`: see `ParsedRequest`."""
+        """The renderer of the answer to one request. `options`: see `ParsedRequest`."""
         ...

@@ -17,7 +17,7 @@ from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
 EncodeError = Callable[[RequestError], bytes]
 """A dialect's JSON for an error."""
 EncodeFor = Callable[[Scope], EncodeError]
-"""That of the dialect whose route was asked for."""
+"""The `EncodeError` of the dialect whose route was asked for."""
 
 _MAX_SHOWN_CHARS = 100
 _LEAST_SIMILARITY = 0.75
@@ -32,7 +32,7 @@ def response(
 ) -> Response:
     """`error` as a response, with `Retry-After` if another try may succeed.
 
-    Its value is the error's own where it has one, else `retry_after_seconds`.
+    `retry_after_seconds` is for errors that have none of their own.
     """
     all_headers = dict(headers or {})
     seconds = error.retry_after_seconds
@@ -67,7 +67,7 @@ def encode_openai(error: RequestError) -> bytes:
 
 
 def not_found(request: Request, routes: Sequence[BaseRoute]) -> NotFound:
-    """The error for `request`, whose path is none of `routes`."""
+    """The error for a path that is none of `routes`; it names the nearest one."""
     path = request.url.path[:_MAX_SHOWN_CHARS]
     shown = "".join(c if c.isprintable() and c != "`" else "?" for c in path)
     known = {
@@ -81,14 +81,14 @@ def not_found(request: Request, routes: Sequence[BaseRoute]) -> NotFound:
 
 
 def method_not_allowed(request: Request, allowed: str) -> MethodNotAllowed:
-    """The error for `request`, whose path is a route with other methods: `allowed`."""
+    """The error for a method that the route does not take; it takes those in `allowed`."""
     return MethodNotAllowed(
         f"The method {request.method} is not allowed on this route, which takes {allowed}."
     )
 
 
 def _nearest(path: str, known: list[str]) -> str | None:
-    """The one of `known` that `path` has too much or too little before; else a similar one."""
+    """The route of `known` that ends with `path` or that `path` ends with; else a similar one."""
     if len(path) > 1:
         longer = [each for each in known if each.endswith(path)]
         shorter = [each for each in known if len(each) > 1 and path.endswith(each)]

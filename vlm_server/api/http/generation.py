@@ -1,4 +1,4 @@
-"""An endpoint that generates: the order of the steps, from the queue slot to the last byte."""
+"""The generating endpoint: the order of its steps, from the queue slot to the last byte."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from vlm_server.supervisor.client import EngineRequest, ModelClient, RequestEven
 
 
 class Generation:
-    """What the generating endpoints of all dialects share."""
+    """State that the generating endpoints of all dialects share."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Generation:
 
 
 class Endpoint:
-    """One of them, as an ASGI application.
+    """A generating endpoint of one dialect, as an ASGI application.
 
     The engine's events are always closed and the queue slot released: if the client
-    disconnects, the work is cancelled wherever it is, and its clean-up does both. `history` has
-    the earlier turns that requests of the dialect may name.
+    disconnects, the work is cancelled, and its clean-up does both. `history` has the earlier turns
+    that requests of the dialect may name.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         shared, headers = self._shared, Headers(scope=scope)
-        access_log.of(scope).routing_key = routing_key.sent(headers)
+        access_log.of(scope).routing_key = routing_key.of_headers(headers)
         body.check_headers(headers, shared.limits, any_type=self._any_type)
         clock = RequestClock(headers, shared.deadlines)
         sse.keepalive_of(headers, shared.server)
@@ -122,7 +122,7 @@ class Endpoint:
         entry.ignored, entry.model, model = summary.ignored, summary.model, summary.model
         entry.routing_key = entry.routing_key or summary.routing_key
         stream_wanted, num_choices = summary.stream, summary.num_choices
-        shared.in_flight.note_read(context.request_id)
+        shared.in_flight.mark_read(context.request_id)
         render = dialect.renderer(context.request_id, model, summary.options)
         is_answer = summary.generates and not request.submit.count_only
         metrics = shared.metrics[model] if is_answer else ModelMetrics()  # else: nobody's
@@ -143,7 +143,7 @@ class Endpoint:
         return f"{self._dialect.id_prefix}{access_log.of(scope).request_id}"
 
     def _context(self, scope: Scope) -> Context:
-        """What reading a request needs to know beside its body."""
+        """What parsing a request needs to know besides its body."""
         shared = self._shared
         return Context(
             models=served_models.known_models(shared.models, shared.server),
@@ -159,7 +159,7 @@ class Endpoint:
     async def _events(
         self, request: EngineRequest, summary: RequestSummary, clock: RequestClock
     ) -> AsyncGenerator[RequestEvent, None]:
-        """What the engine of the model says, which is loaded first if it must be."""
+        """The events of the model's engine; the model is loaded first if necessary."""
         shared, request_id = self._shared, request.submit.request_id
         model, keep_alive = summary.model, summary.keep_alive_seconds
         if not summary.generates:
@@ -167,7 +167,7 @@ class Endpoint:
             yield Finished(request_id, Usage(0, 0))
             return
         async with shared.models.lease(model, request_id, keep_alive) as engine:
-            shared.in_flight.note_sent(request_id)
+            shared.in_flight.mark_sent(request_id)
             events = engine.stream(request.with_deadlines(clock.left()))
             del request  # its images are not needed here while the engine answers
             async with aclosing(events):
@@ -193,7 +193,7 @@ class Endpoint:
             await _send_events(deltas, render, stream, entry, recorder)
 
     def _comment(self, render: Renderer, model: str) -> bytes:
-        """What a silent stream sends; events may have a comment on why it is silent."""
+        """A keep-alive; in an SSE stream with a comment on the progress of the model's load."""
         status = self._shared.models.status(model)
         if status.progress is None or self._dialect.content_type != sse.CONTENT_TYPE:
             return render.keep_alive()
@@ -217,7 +217,10 @@ class Endpoint:
             body.discard(data)  # the caller still holds it, and the answer may take minutes
 
     def _recall(self, context: Context, needed: HistoryNeeded, body_bytes: int) -> Context:
-        """With the earlier turns, which together with the body may be as large as a body."""
+        """`context` with the earlier turns.
+
+        Raises PayloadTooLarge if they and the body are together larger than a body may be.
+        """
         history, owner, response_id = self._history, context.owner, needed.response_id
         assert history is not None
         previous = () if response_id is None else history.recall(owner, response_id)
@@ -235,7 +238,7 @@ class Endpoint:
 def _begin(slot: QueueSlot, recorder: AnswerRecorder) -> None:
     """The device begins with a request."""
     slot.release_body()
-    recorder.begun()
+    recorder.begin()
 
 
 def _whole(content: bytes, recorder: AnswerRecorder) -> Response:
@@ -253,24 +256,24 @@ async def _send_events(
     """Send the answer as events. Errors are raised until the stream has begun, with an event or a
     comment, and sent as an event after that.
 
-    What has a choice's finish reason is sent together with what comes next: a client that
-    disconnects when it sees it interrupts nothing.
+    A delta with a finish reason is sent together with the next event, so that a client that
+    disconnects when it sees the finish reason interrupts nothing.
     """
     held, unsent = b"", list[Delta]()
     try:
         async for event in deltas:
             if isinstance(event, Finished):
                 await stream.end(held + render.end(event))
-                recorder.given(unsent)
+                recorder.record_deltas(unsent)
                 return
             held += render.delta(event)
             unsent.append(event)
             if held and not event.finish_reason:
                 await stream.write(held)
-                recorder.given(unsent)
+                recorder.record_deltas(unsent)
                 held, unsent = b"", []
     except Exception as error:
         if not stream.started:
             raise
-        recorder.failed()
+        recorder.fail()
         await stream.end(held + render.error(as_request_error(error, entry)))

@@ -1,4 +1,4 @@
-"""The requests that hold a queue slot, for operators: where each is, never what it says."""
+"""The requests that hold a queue slot, for operators: the state of each, never its content."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from vlm_server.api.http.access_log import Entry
 from vlm_server.protocol import RequestProgress
 
 _READING, _WAITING, _SENT = "reading", "waiting_for_model", "sent"
-"""States before the engine has told of a request: its body is read, its model is loaded, it is on
-its way."""
+"""States before the engine's first report of a request: its body is parsed, its model is loaded, it
+is on its way."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Tracked:
 
 
 class RequestsInFlight:
-    """By the ids that the engine knows them by. Used from the event loop only."""
+    """Requests in flight, by the ids that the engine knows. Used from the event loop only."""
 
     def __init__(self) -> None:
         self._requests: dict[str, _Tracked] = {}
@@ -44,16 +44,16 @@ class RequestsInFlight:
         finally:
             del self._requests[request_id]
 
-    def note_read(self, request_id: str) -> None:
-        """Its body was read; now its model is needed."""
+    def mark_read(self, request_id: str) -> None:
+        """The request's body was parsed; it waits for its model."""
         self._requests[request_id].state = _WAITING
 
-    def note_sent(self, request_id: str) -> None:
-        """It is sent to the engine."""
+    def mark_sent(self, request_id: str) -> None:
+        """The request is sent to the engine."""
         self._requests[request_id].state = _SENT
 
     def to_json(self, progress: Sequence[RequestProgress]) -> list[dict[str, Any]]:
-        """What `/v1/status` lists; `progress` is what the engine told last."""
+        """The list in `/v1/status`; `progress` is what the engine reported last."""
         told = {each.request_id: each for each in progress}
         now = time.monotonic()
         return [_shown(name, each, told.get(name), now) for name, each in self._requests.items()]

@@ -1,6 +1,7 @@
 """The layers around every route: access log, errors as JSON, access checks (and `access.cors`).
 
-Each layer is plain ASGI, so that streams and disconnects pass through untouched.
+Each layer is plain ASGI, so that streams and disconnects pass through untouched; every scope is of
+the type `http`, since the server has neither lifespan nor WebSockets.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ from vlm_server.supervisor.client import ModelClient
 
 
 class RequestLog:
-    """Gives each request an id, then logs, counts and traces it when it ends.
+    """The outermost layer: gives each request an id; logs, counts and traces it when it ends.
 
-    `X-Request-Id` tells the id, and `Request-Id` tells it to Anthropic's clients.
-    Fields of its body that had no effect are named in `X-VLM-Ignored`, and `X-VLM-Routing-Key` is
-    the key of its conversation.
+    Response headers: `X-Request-Id`, and `Request-Id` for Anthropic's clients; `X-VLM-Ignored`, the
+    fields of the body that had no effect; `X-VLM-Routing-Key`, the key of the conversation.
     """
 
     def __init__(self, app: ASGIApp, answered: AnsweredRequests, tracer: Tracer | None) -> None:
@@ -38,9 +38,6 @@ class RequestLog:
         self.tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         entry = access_log.attach(scope)
 
         async def send_with_id(message: Message) -> None:
@@ -51,7 +48,7 @@ class RequestLog:
                 if entry.ignored:
                     headers["X-VLM-Ignored"] = ", ".join(entry.ignored_names)
                 if entry.routing_key:
-                    headers[routing_key.TOLD] = entry.routing_key
+                    headers[routing_key.RESPONSE_HEADER] = entry.routing_key
             await send(message)
 
         try:
@@ -65,7 +62,7 @@ class RequestLog:
 
 
 class Errors:
-    """Answers what a request raises with a status and JSON; a client never sees a traceback."""
+    """Turns exceptions into responses of the dialect; a client never sees a traceback."""
 
     def __init__(
         self, app: ASGIApp, models: ModelClient, queue_slots: QueueSlots, encode_for: EncodeFor
@@ -76,9 +73,6 @@ class Errors:
         self.encode_for = encode_for
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         entry = access_log.of(scope)
         try:
             await self.app(scope, receive, send)
@@ -119,9 +113,6 @@ class Gate:
         self.slots = KeySlots()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         gate.check_host(headers, self.server)
         if not cors.is_listed(scope):

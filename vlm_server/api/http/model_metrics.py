@@ -1,4 +1,4 @@
-"""What is counted of all answers, by model, since the front's start."""
+"""Histograms and counts of all answers, by model, since the front's start."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Histogram:
 
 
 REASONS = ("stop", "length", "tool_calls", "abort", "error")
-"""How a request ends: a finish reason, its client has left, or it failed."""
+"""How requests end: with a finish reason, because the client left, or with an error."""
 
 
 class ModelMetrics:
-    """Of the requests that were handed to one model's engine; seconds and tokens of each.
+    """Metrics of the requests that were handed to one model's engine, in seconds and tokens.
 
     `AnswerRecorder` writes it; docs/operations.md says what each is, and from where to where.
     """
@@ -76,7 +76,7 @@ class ModelMetrics:
 
 
 MetricsByModel = defaultdict[str, ModelMetrics]
-"""By the name of the model, which is the server's: clients can't make up any."""
+"""By model name: only names of served models, so that clients can't add any."""
 
 
 def no_metrics() -> MetricsByModel:

@@ -1,4 +1,4 @@
-"""Queue slots: how many requests may be in flight, and how many bytes of those that wait."""
+"""Queue slots: bounds on the requests in flight and on the bytes of their waiting bodies."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from vlm_server.platform.awake import Awake
 from vlm_server.settings import Limits
 
 _FREE_BYTES = 64 << 10
-"""Of each body: the number of slots bounds these, and a short text is never refused for others'
-pictures."""
+"""Of each body, not counted: a short text is never refused for others' pictures."""
 _RETRY_SECONDS = 5.0
-"""How much later than told a client may come back and find its share kept free."""
+"""How long after its `Retry-After` a client still finds its share kept free."""
 _MIN_BODIES = 4
 _MEMORY_FRACTION = 1 / 16
 _WINDOW_SECONDS = 60.0
@@ -30,10 +29,10 @@ _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 60.0
 class QueueSlots:
     """At most `limit` requests at a time, with at most `limit_bytes` of bodies that wait.
 
-    A body counts from when all of it is here until the device begins with its request: in the
+    A body counts from its last byte's arrival until the device begins with its request: in the
     front, on its way, and in the engine while its media are not prepared. Clients share both
-    (`FairShare`); `ArrivingBodies` bounds what is not here yet. Used from the event loop only, so
-    it needs no lock.
+    (`FairShare`); `ArrivingBodies` bounds bodies that are still arriving. Used from the event loop
+    only, so it needs no lock.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +52,7 @@ class QueueSlots:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of the bodies that wait, beyond the first 64 KiB of each."""
+        """Bytes of waiting bodies, beyond the first 64 KiB of each."""
         return self._bytes.taken
 
     @property
@@ -61,13 +60,12 @@ class QueueSlots:
         return self._bytes.limit
 
     def check(self, client: str, headers: Mapping[str, str]) -> None:
-        """Whether there is a slot, and room for the body that `headers` declare.
+        """Raises QueueFull unless there is a slot, and room for the body that `headers` declare.
 
-        Holds neither: a body may take its time. Raises QueueFull if there is none for `client`.
+        Takes neither, since a body may arrive slowly.
         """
         now = self._clock()
-        if not self._slots.has_room(client, 1, now):
-            raise self._full(self._slots, client, 1)
+        self._check_slot(client, now)
         more = _declared_bytes(headers) - _FREE_BYTES
         if more > 0 and not self._bytes.has_room(client, more, now):
             raise self._full(self._bytes, client, more)
@@ -79,8 +77,7 @@ class QueueSlots:
         Raises QueueFull if there is none left for `client`.
         """
         now = self._clock()
-        if not self._slots.has_room(client, 1, now):
-            raise self._full(self._slots, client, 1)
+        self._check_slot(client, now)
         slot = QueueSlot(self._bytes, client, self._clock, self._full)
         slot.reserve(num_bytes)
         if not self.taken:
@@ -97,13 +94,17 @@ class QueueSlots:
                 self._awake.release()
 
     def retry_after_seconds(self) -> float:
-        """When another try may succeed: once part of what is there now has been served.
+        """`Retry-After` of a refused request: a random part, from half to all, of the queue's time.
 
-        By chance between half and all of it, so that those that are told at once do not come back
-        at once, and the queue does not run dry before they do.
+        Random so that clients refused together do not return together; at most all, so that the
+        queue does not run dry before they do.
         """
         seconds = self._rate.seconds_for(self.taken, self._clock())
         return max(_MIN_RETRY_SECONDS, seconds * random.uniform(0.5, 1.0))  # noqa: S311  not a secret
+
+    def _check_slot(self, client: str, now: float) -> None:
+        if not self._slots.has_room(client, 1, now):
+            raise self._full(self._slots, client, 1)
 
     def _full(self, share: FairShare, client: str, amount: int) -> QueueFull:
         seconds = self.retry_after_seconds()
@@ -143,18 +144,18 @@ class QueueSlot:
         self._num_reserved += more
 
     def release_body(self) -> None:
-        """Nobody holds the body any more; later calls do nothing."""
+        """Give back the body's bytes; later calls do nothing."""
         self._share.give_back(self._client, self._num_reserved)
         self._num_reserved = 0
 
 
 class FairShare:
-    """At most `limit`, taken and given back by clients.
+    """An amount of at most `limit`, of which clients take and give back parts.
 
-    Each client that holds some, or was refused lately, has the same share. It may take more only if
-    what the others were refused stays free, up to their shares: nothing is kept for who wants
-    nothing. Used from the event loop only, so it needs no lock; times are seconds of one monotonic
-    clock.
+    Each client that holds some, or was refused lately, has the same share. It may take more as long
+    as the amounts that others were refused stay free, up to their shares; so a single client may
+    have everything. Used from the event loop only, so it needs no lock; times are monotonic
+    seconds.
     """
 
     def __init__(self, limit: int) -> None:
@@ -162,7 +163,7 @@ class FairShare:
         self.taken = 0
         self._held: Counter[str] = Counter()
         self._wants: dict[str, tuple[float, int]] = {}
-        """What each client was refused, and until when that is kept for it."""
+        """By client: (until when, how much) of the amount it was refused is kept free for it."""
 
     def has_room(self, client: str, amount: int, now: float) -> bool:
         """Whether `client` may take `amount` now."""
@@ -178,7 +179,7 @@ class FairShare:
         return amount <= free - sum(self._kept_for(other, share) for other in others)
 
     def want(self, client: str, amount: int, until: float) -> None:
-        """`client` was refused `amount`: until then it is kept free, within its share."""
+        """Keep free `amount`, which `client` was refused, within its share until `until`."""
         self._wants[client] = until, amount
 
     def _kept_for(self, client: str, share: int) -> int:
@@ -198,7 +199,7 @@ class FairShare:
 
 
 class ServiceRate:
-    """The rate at which requests ended lately. Times are seconds of one monotonic clock."""
+    """The rate at which requests ended lately; times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque(maxlen=_MAX_ENDS)
@@ -213,9 +214,9 @@ class ServiceRate:
         self._ends.append(now)
 
     def seconds_for(self, num_requests: int, now: float) -> float:
-        """How long the `num_requests` that are there take at this rate, within 1 to 60 seconds.
+        """How long `num_requests` take at this rate, within 1 to 60 seconds.
 
-        Where too few have ended, they are expected to take as long again as until now.
+        If too few have ended for a rate: as long again as the requests have taken until now.
         """
         if not num_requests:
             return _MIN_RETRY_SECONDS
@@ -235,7 +236,7 @@ def _declared_bytes(headers: Mapping[str, str]) -> int:
 
 
 def _limit_bytes(limits: Limits) -> int:
-    """`max_waiting_bytes`, or what it stands for."""
+    """`max_waiting_bytes`, or its default: a part of the machine's memory."""
     if limits.max_waiting_bytes:
         return max(limits.max_waiting_bytes, limits.max_body_bytes)
     memory = machine.memory_bytes()

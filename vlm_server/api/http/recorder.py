@@ -1,4 +1,4 @@
-"""Measures one answer while it is given."""
+"""Measurements of one answer while it is given."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class AnswerRecorder:
         if isinstance(error, CancelledError):
             self.reason = "abort"
         elif error is not None:
-            self.failed()
+            self.fail()
         if self._has_begun:
             self._metrics.num_running -= 1
         else:
@@ -81,15 +81,15 @@ class AnswerRecorder:
 
     # ---- what happens to it ----------------------------------------------------------
 
-    def begun(self) -> None:
-        """The device has begun with the request; later calls do nothing."""
+    def begin(self) -> None:
+        """The device begins with the request; later calls do nothing."""
         if not self._has_begun:
             self._has_begun = True
             self._metrics.num_waiting -= 1
             self._metrics.num_running += 1
 
-    def given(self, deltas: Collection[Delta]) -> None:
-        """The client has these; those without text or a call are no news."""
+    def record_deltas(self, deltas: Collection[Delta]) -> None:
+        """`deltas` were given to the client. Those without text or a tool call are not counted."""
         now = self._clock()
         for delta in deltas:
             if not (delta.text or delta.tool_call):
@@ -98,25 +98,25 @@ class AnswerRecorder:
                 self.first_at = now
                 self._metrics.time_to_first_token.observe(now - self.received_at)
             else:
-                self._note_silence(now)
+                self._record_silence(now)
             before = self._given_at.get(delta.choice)
             if before is not None:
                 self._metrics.inter_token_latency.observe(now - before)
             self._given_at[delta.choice] = self._last_given_at = now
 
-    def ended_choice(self, choice: int, reason: FinishReason) -> None:
-        """A choice has all its text."""
+    def finish_choice(self, choice: int, reason: FinishReason) -> None:
+        """A choice is complete, for `reason`."""
         self.finish_reasons[choice] = reason
 
-    def finished(self, finished: Finished) -> None:
-        """The engine has done all, and the client is about to be told."""
+    def finish(self, finished: Finished) -> None:
+        """The engine's answer is complete, and its end about to be sent."""
         self.usage, self.timeline = finished.usage, finished.timeline
         if finished.images:
             self._image_tokens = sum(image.tokens for image in finished.images)
         reasons = self.finish_reasons.values()
         self.reason = next((one for one in ("length", "tool_calls") if one in reasons), "stop")
 
-    def failed(self) -> None:
+    def fail(self) -> None:
         """The client is told of an error."""
         self.reason = "error"
 
@@ -124,7 +124,7 @@ class AnswerRecorder:
 
     @property
     def spans(self) -> list[tuple[str, float, float]]:
-        """(phase, start, end) of all that the request went through so far, in order.
+        """(phase, start, end) of each phase of the request so far, in order; monotonic seconds.
 
         `receive` is the front's: from the headers until the engine gets the request. `queue`
         begins there.
@@ -138,7 +138,7 @@ class AnswerRecorder:
         return spans
 
     def phase_seconds(self) -> dict[str, float]:
-        """How long each phase took, those that come several times together."""
+        """Seconds by phase; a phase that comes several times is summed."""
         seconds = dict.fromkeys(("receive", "queue", "prepare", "encode", "prefill", "decode"), 0.0)
         for name, start, end in self.spans:
             seconds[name] = seconds.get(name, 0.0) + end - start
@@ -165,12 +165,12 @@ class AnswerRecorder:
                 histogram.observe(seconds[name])
 
     def _count_lost(self) -> None:
-        """Who leaves while it waits has waited: without it, an overload would look short."""
+        """Count the wait of a request without an answer: an overload must not look short."""
         if not self._has_begun:
             self._metrics.phases["queue"].observe(self.ended_at - self.submitted_at)
         if self.first_at is not None:
-            self._note_silence(self.ended_at)
+            self._record_silence(self.ended_at)
 
-    def _note_silence(self, until: float) -> None:
+    def _record_silence(self, until: float) -> None:
         silence = until - self._last_given_at
         self.longest_silence_seconds = max(self.longest_silence_seconds or 0.0, silence)

@@ -46,15 +46,15 @@ def event(data: bytes, name: str = "") -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """A line of `text` that every reader of events skips."""
+    """A comment on the wire: every reader of events skips it."""
     return b": " + text.encode() + b"\n\n"
 
 
 class EventStream:
-    """A streaming response. Its status line goes out with the first events or sign of life.
+    """A streaming response, whose status line goes out with the first events or keep-alive.
 
-    While it is `kept_alive`, what `keep_alive` gives is sent after each `keepalive_seconds` in
-    which nothing was; nothing without it.
+    While it is `kept_alive`, the result of `keep_alive` is sent after each `keepalive_seconds` of
+    silence; nothing if `keep_alive` is None.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class EventStream:
     ) -> None:
         self._send = send
         self._headers = [(b"content-type", content_type), (b"cache-control", b"no-cache")]
-        self._sign_of_life = keep_alive
+        self._make_keep_alive = keep_alive
         self._keepalive_seconds = keepalive_seconds
         self._sending = asyncio.Lock()
         self._sent_at = 0.0
@@ -75,19 +75,19 @@ class EventStream:
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncIterator[None]:
-        """Send signs of life while the `with` block is silent."""
-        if self._sign_of_life is None:
+        """Send keep-alives while the `with` block is silent."""
+        if self._make_keep_alive is None:
             yield
             return
         self._sent_at = asyncio.get_running_loop().time()
-        task = asyncio.create_task(self._keep_alive(self._sign_of_life))
+        task = asyncio.create_task(self._keep_alive(self._make_keep_alive))
         try:
             yield
         finally:
             task.cancel()
 
     async def write(self, *events: bytes) -> None:
-        """Send `events` together. Without any, or with empty ones, the silence goes on."""
+        """Send `events` together; empty ones do not break the silence."""
         if any(events):
             await self._body(events, more_body=True)
 
@@ -95,18 +95,18 @@ class EventStream:
         """Send the last `events` and end the response."""
         await self._body(events, more_body=False)
 
-    async def _keep_alive(self, sign_of_life: Callable[[], bytes]) -> None:
+    async def _keep_alive(self, keep_alive: Callable[[], bytes]) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             silence = clock() - self._sent_at
             if silence >= self._keepalive_seconds:
-                await self.write(sign_of_life())
+                await self.write(keep_alive())
                 silence = 0.0
             await asyncio.sleep(self._keepalive_seconds - silence)
 
     async def _body(self, events: tuple[bytes, ...], *, more_body: bool) -> None:
         async with self._sending:
-            if self._has_ended:  # a sign of life that waited meanwhile
+            if self._has_ended:  # a keep-alive that waited meanwhile
                 return
             self._has_ended = not more_body
             self._sent_at = asyncio.get_running_loop().time()

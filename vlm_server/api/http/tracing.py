@@ -34,12 +34,12 @@ _MISSING = "the extra `otel` is not installed: pip install 'vlm-server[otel]'"
 
 
 class Tracer(Protocol):
-    """Takes requests that have ended."""
+    """A recorder of requests that have ended."""
 
     def record(self, entry: Entry, method: str, route: str, headers: Mapping[str, str]) -> None: ...
 
     def close(self) -> None:
-        """Send what is left; may take seconds."""
+        """Send the spans that are left; may take seconds."""
         ...
 
 

@@ -1,8 +1,8 @@
 """Bodies parsed beside the event loop: small texts on a thread, everything else in a process.
 
-JSON, base64, hashes and headers of large bodies are work on hostile bytes that holds Python's lock,
-so none of it is done in the front. A process is killed when its client leaves, and when it takes
-too long. Text never waits behind media, nor media for more than one of the large bodies.
+Parsing large bodies (JSON, base64, hashes, image headers) is work on hostile bytes that holds the
+GIL, so none of it is done in the front. A process is killed when its client leaves, and when it
+takes too long. Text never waits behind media, nor media for more than one of the large bodies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODULE = "vlm_server.api.parsing_process"
 LARGE_BYTES = 16 * MIB
 _TEXT_THREADS = 4
 _TRIES = 2
-"""A process may be killed for what is not the body's fault: a machine that is short of memory."""
+"""A process may also be killed because the machine is short of memory."""
 
 
 def start_pool(limits: Limits) -> ChildPool:
@@ -99,7 +99,7 @@ class BodyParser:
                 await asyncio.gather(work, return_exceptions=True)
 
     def _run(self, job: ParsingJob, body: bytearray, cancellation: Cancellation) -> EncodedRequest:
-        """Runs on a thread, which waits for the process."""
+        """Runs on a thread that waits for the process."""
         try:
             return decode_outcome(self._answer(with_body(job, body), cancellation))
         except ChildNotStarted as error:

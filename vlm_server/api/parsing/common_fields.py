@@ -37,9 +37,9 @@ def model_wanted(name: str | None, context: Context) -> KnownModel:
 
 
 def max_tokens_or_default(wanted: int | None, limits: Limits, min_tokens: int = 0) -> int | None:
-    """How long an answer may get; None is as long as the context has room for.
+    """The most tokens of an answer; None is as many as the context has room for.
 
-    One that has to be longer than the default may be so long.
+    `min_tokens` raises the default.
     """
     if wanted is not None or not limits.default_max_tokens:
         return wanted
@@ -47,7 +47,7 @@ def max_tokens_or_default(wanted: int | None, limits: Limits, min_tokens: int = 
 
 
 def stop_strings(wanted: str | Sequence[str] | None, param: str, limits: Limits) -> tuple[str, ...]:
-    """The strings that end an answer, which the field `param` has. Raises InvalidRequest."""
+    """The stop strings in the field `param`. Raises InvalidRequest."""
     strings = (wanted,) if isinstance(wanted, str) else tuple(wanted or ())
     if len(strings) > limits.max_stop_strings:
         message = f"At most {limits.max_stop_strings} stop strings are allowed"
@@ -69,7 +69,7 @@ class ConstraintFields(NamedTuple):
 
 
 def must_call(tools: Tools | None) -> bool:
-    """Whether the answer is calls, without any text."""
+    """Whether the answer is tool calls only, without text."""
     return tools is not None and tools.choice == "required"
 
 
@@ -81,11 +81,11 @@ def check_constraints(
     *,
     continues: bool,
 ) -> str | None:
-    """The schema that the answer has to match.
+    """The JSON schema that the answer has to match; one rule for all dialects.
 
-    An answer of calls that must be made has no text, so that it gets no schema; the field is
-    ignored, as OpenAI does, and named. Raises InvalidRequest for an answer that `continues` the
-    assistant's last message and is constrained: a grammar begins anew.
+    An answer of required calls has no text: its schema is ignored, as OpenAI does, and reported in
+    `ignored`. Raises InvalidRequest for a constrained answer that `continues` the assistant's last
+    message: a grammar begins anew.
     """
     is_forced = must_call(tools)
     if is_forced and json_schema is not None:

@@ -1,4 +1,4 @@
-"""The messages of a request, as every dialect reads them: what is in them, within the limits."""
+"""The messages of a request, collected within the limits, as every dialect reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DETAILS_FOR_GROUNDING = ("high", "original")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a request has, as is known before the first data URL is decoded."""
+    """Numbers of a request's items, known before the first data URL is decoded."""
 
     messages: int
     parts: int
@@ -45,10 +45,10 @@ class Counts:
 
 @dataclass(slots=True)
 class Conversation:
-    """Collects a request's messages, images and videos. Its methods raise RequestError.
+    """A request's messages, images and videos. Its methods raise RequestError.
 
-    `param` names the field of the request, for errors. Its texts have `limits.max_text_bytes` in
-    all, tools and calls included.
+    `param` names the field of the request, for errors. All texts, tools and calls included, have
+    at most `limits.max_text_bytes`.
     """
 
     limits: Limits

@@ -1,4 +1,4 @@
-"""Which fields of a body have no effect: clients are told, since they are not refused.
+"""Ignored fields: fields of a body that have no effect, which clients are told of.
 
 Clients send back their own objects, with fields that this server never heard of, so what is unknown
 inside messages and parts is ignored. What is unknown at the top is refused by name, unless it is
@@ -19,13 +19,13 @@ MAX_NAMES = 32
 _MAX_NAME_CHARS = 64
 _MAX_PATH_CHARS = 256
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
-"""In a header, which lists the names."""
+"""Characters that a header or a log line must not have."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """Values that ask for nothing."""
 
 
 class IgnoredFields:
-    """Collects the paths of fields without effect, each once: `messages[].name`."""
+    """The paths of fields without effect, each once: `messages[].name`."""
 
     def __init__(self) -> None:
         self._paths: dict[str, None] = {}
@@ -37,18 +37,18 @@ class IgnoredFields:
         return names if len(names) <= MAX_NAMES else (*names[: MAX_NAMES - 1], "...")
 
     def add(self, path: str, value: Any = True) -> None:
-        """The field at `path` has no effect, which matters if its value asks for something."""
+        """Add the field at `path`, unless its value asks for nothing."""
         if len(self._paths) < MAX_NAMES + 1 and value not in _NOTHING:
             self._paths[safe_name(path)] = None
 
     def add_given(self, fields: Any, *paths: str) -> None:
-        """Those of `paths` at which `fields`, the JSON of a body, have a value."""
+        """Add those of `paths` at which `fields`, the JSON of a body, have a value."""
         for path in paths:
             for value in _values_at(fields, path.split(".")):
                 self.add(path, value)
 
     def add_unread(self, given: Any, taken: Any, path: str = "") -> None:
-        """What the JSON value `given` at `path` has beside what became of it: structs and lists."""
+        """Add the fields of the JSON value `given` at `path` that `taken`, made of it, lacks."""
         if isinstance(taken, msgspec.Struct):
             self._add_unread_of(given, taken, path)
         elif isinstance(taken, list | tuple):
@@ -83,13 +83,13 @@ def safe_name(path: str) -> str:
 
 
 class Collector(Protocol):
-    """What ignored fields are reported to."""
+    """A receiver of ignored fields."""
 
     def add(self, path: str, value: Any, /) -> None: ...
 
 
 def check_neutral(name: str, value: Any, neutral: Sequence[Any]) -> None:
-    """Raises UnsupportedField unless `value` is one of those that ask for nothing."""
+    """Raises UnsupportedField unless `value` is one of `neutral`, which ask for nothing."""
     if not any(is_same(value, each) for each in neutral):
         raise UnsupportedField(f"`{name}` is not supported with this value; leave it out.", name)
 

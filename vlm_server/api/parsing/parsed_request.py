@@ -20,9 +20,9 @@ Body = bytes | bytearray
 
 
 class HistoryNeeded(Exception):
-    """A request can't be read without earlier turns. Not an error of the client.
+    """Earlier turns are needed to parse a request. Not an error of the client.
 
-    It goes on from `response_id`, if there is one, and refers to items of `others`.
+    The request goes on from `response_id`, if there is one, and refers to items of `others`.
     """
 
     def __init__(self, response_id: str | None, others: tuple[str, ...] = ()) -> None:
@@ -32,7 +32,7 @@ class HistoryNeeded(Exception):
 
 
 class History(Protocol):
-    """Where earlier turns are kept."""
+    """The store of earlier turns, for dialects whose clients name them."""
 
     def recall(self, owner: str, response_id: str) -> tuple[bytes, ...]:
         """The turns up to that response, the oldest first, as their dialect wrote them.
@@ -47,9 +47,9 @@ class History(Protocol):
 
 
 class KnownModel(msgspec.Struct, frozen=True):
-    """A model that is served, and what reading a request for it depends on.
+    """A served model, and its properties on which parsing a request depends.
 
-    aliases: more names of it, or patterns of such. can_think: whether it writes thoughts, as far as
+    aliases: further names, or patterns of names. can_think: whether it writes reasoning, as far as
     is known. stays_loaded: whether `keep_alive` has no effect.
     """
 
@@ -60,7 +60,7 @@ class KnownModel(msgspec.Struct, frozen=True):
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What is known of a request besides its body.
+    """Input of request parsing besides the body.
 
     models: those that are served, the default one first. client: whose request it is. owner: whose
     stored turns it may go on from, see `keys.owner_of`. is_admin: see `keys.is_admin`. given: the
@@ -83,18 +83,17 @@ class Context(msgspec.Struct, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        """Of what was read for the request."""
+        """Bytes read for the request besides its body."""
         return sum(map(len, (*self.given.values(), *(self.previous or ()), *self.others)))
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """What a dialect makes of a body: the engine's request, and how the client wants the answer.
+    """A parsed request: the engine's `Submit`, and how the client wants the answer.
 
-    `model` is the name of the one that is asked, and stays loaded for `keep_alive_seconds`
-    afterwards; None is as its settings say.
-    `options` is for the dialect's renderer, which alone reads it. `ignored` names the fields of the
-    body that have no effect, by their paths. Without `generates` the answer is empty, and the
-    engine gets nothing. `conversation` is what the client calls the conversation, if it does.
+    `model` is the name of a served model, which stays loaded for `keep_alive_seconds` afterwards;
+    None is the model's setting. `options` is for the dialect's renderer, which alone reads it.
+    `ignored` are paths of the body's fields that have no effect. Without `generates` the answer is
+    empty, and the engine gets nothing. `conversation` is the client's name of it, if any.
     """
 
     model: str
@@ -110,7 +109,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
 Read = Callable[[Body, Context], ParsedRequest]
 """Raises RequestError, BytesNeeded and HistoryNeeded."""
 ReadText = Callable[[Body, Context], ParsedRequest | None]
-"""The same for a request without media; None for one that has some. Looks at no media.
+"""As `Read`, for a request without media; None for a request with media.
 
 Raises RequestError, and HistoryNeeded."""
 
@@ -139,7 +138,7 @@ def take_job(body: bytearray) -> ParsingJob:
 
 
 class RequestSummary(msgspec.Struct, frozen=True, tag=True):
-    """What the front has to know of a request to answer it."""
+    """The properties of a request that the front needs to answer it."""
 
     model: str
     stream: bool
@@ -251,7 +250,7 @@ def _summary(parsed: ParsedRequest) -> RequestSummary:
 
 def _routing_key(parsed: ParsedRequest) -> str:
     name = parsed.conversation
-    return routing_key.of_name(name) if name else routing_key.of(parsed.submit)
+    return routing_key.of_name(name) if name else routing_key.of_submit(parsed.submit)
 
 
 _LENGTH_BYTES = 4

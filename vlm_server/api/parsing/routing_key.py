@@ -1,8 +1,8 @@
-"""Which conversation a request belongs to, so that a gateway can send all its turns to one worker.
+"""The routing key of a conversation, by which a gateway sends all its turns to one worker.
 
-A client that knows says so: `X-SMG-Routing-Key` is the header of the Shepherd Model Gateway, which
-hashes it. For all others the key is made of what stays the same from turn to turn: what was said
-before the first answer. Answers tell it in `X-VLM-Routing-Key`. Docs: docs/scale.md.
+Clients may send it as `X-SMG-Routing-Key`, the header of the Shepherd Model Gateway, which hashes
+it. Otherwise it is a hash of what stays the same from turn to turn: the messages before the first
+answer. Answers have it in `X-VLM-Routing-Key`. Docs: docs/scale.md.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ import msgspec
 
 from vlm_server.protocol import Image, ImagePart, Message, Submit, Video, VideoPart
 
-SENT = "X-SMG-Routing-Key"
-TOLD = "X-VLM-Routing-Key"
+REQUEST_HEADER = "X-SMG-Routing-Key"
+RESPONSE_HEADER = "X-VLM-Routing-Key"
 MAX_CHARS = 128
 """The gateway ignores longer keys."""
 _PROMPT_LENGTH = 256
-"""How much of a prompt without messages counts, in characters or tokens: more may be added."""
+"""The part of a prompt without messages that counts, in characters or tokens."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def sent(headers: Mapping[str, str]) -> str:
-    """The key that a client sent; empty if there is none that a gateway heeds."""
-    key = headers.get(SENT.lower(), "")
+def of_headers(headers: Mapping[str, str]) -> str:
+    """The key that a client sent; empty if there is none, or one that the gateway ignores."""
+    key = headers.get(REQUEST_HEADER.lower(), "")
     is_heeded = len(key) <= MAX_CHARS and key.isascii() and key.isprintable()
     return key if is_heeded else ""
 
 
 def of_name(name: str) -> str:
-    """The key of a conversation that its client has a name for, whatever is in that."""
+    """The key of a conversation that its client has named."""
     return hashlib.sha256(name.encode(errors="replace")).hexdigest()
 
 
-def of(submit: Submit) -> str:
+def of_submit(submit: Submit) -> str:
     """The key of the conversation whose latest turn is `submit`, in hex; empty if there is none.
 
-    It is the SHA-256 of the first picture, else of the first video, that came before the first
-    answer; if there was none, of the texts until then.
+    The SHA-256 of the first image before the first answer, else of the first video, else of the
+    texts.
     """
     if submit.prompt is not None:
         return hashlib.sha256(_encode(submit.prompt[:_PROMPT_LENGTH])).hexdigest()

@@ -1,4 +1,4 @@
-"""The models that are served, and the one that a name means."""
+"""The served models, and the model that a name means."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_NAME_CHARS = 256
 
 
 def known_models(models: ModelClient, server: Server) -> tuple[KnownModel, ...]:
-    """All that are served, the default one first."""
+    """All served models, the default one first."""
     return tuple(_known(models, name, server) for name in models.names)
 
 
@@ -45,19 +45,19 @@ def assumed(known: Sequence[KnownModel]) -> KnownModel:
 
 
 def listed(known: Sequence[KnownModel]) -> str:
-    """What a client is told that there is, as a sentence."""
+    """The served models in a sentence, for errors."""
     if len(known) == 1:
         return f"This server has one model: `{known[0].name}`."
     return f"This server has these models: {', '.join(f'`{model.name}`' for model in known)}."
 
 
 def statuses(models: ModelClient) -> list[EngineStatus]:
-    """Of all models, the default one first."""
+    """The status of every model, the default one first."""
     return [models.status(name) for name in models.names]
 
 
 def progress_of(status: EngineStatus) -> dict[str, str | float] | None:
-    """How far its load is, or its download before that; None if nothing is under way."""
+    """Progress of the model's load, or of its download before that; None if there is neither."""
     if status.progress is None:
         return None
     stage, fraction = status.progress
@@ -83,5 +83,5 @@ def _known(models: ModelClient, name: str, server: Server) -> KnownModel:
 
 
 def _can_think(facts: ModelFacts) -> bool:
-    """Whether the model writes thoughts; nobody knows before it was ready once."""
+    """Whether the model writes reasoning; assumed until it was ready once."""
     return facts == ModelFacts() or "thinking" in facts.capabilities

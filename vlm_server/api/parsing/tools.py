@@ -21,7 +21,7 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """One tool. `parameters` is the JSON schema of its arguments; `param` names its field."""
+    """A tool; `parameters` is the JSON schema of its arguments, `param` the path of its field."""
 
     name: str
     param: str
@@ -43,7 +43,7 @@ class ToolChoice:
 def read_tools(
     definitions: Sequence[ToolDefinition], choice: ToolChoice, conversation: Conversation
 ) -> Tools | None:
-    """What the model is told of its tools; None if it has none. Raises InvalidRequest."""
+    """The tools for the model; None if there are none to call. Raises InvalidRequest."""
     _check_names(definitions, choice)
     if not definitions or choice.mode == "none":
         return None

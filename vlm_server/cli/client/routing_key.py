@@ -2,7 +2,8 @@
 
 It is sent from the first turn on: a gateway that has no key yet would choose by chance, and the
 key in the answer might lead elsewhere. Of a picture in a data URL it is the one that the daemon
-would make itself (`api.parsing.routing_key`), so that other clients who ask about it find it cached.
+would make itself (`api.parsing.routing_key`), so that other clients who ask about it find it
+cached.
 """
 
 from __future__ import annotations

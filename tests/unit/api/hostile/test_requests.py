@@ -26,9 +26,9 @@ from vlm_server.api.parsing.parsed_request import (
     HistoryNeeded,
     KnownModel,
     ParsedRequest,
-    call_of,
     decode_outcome,
     encode_outcome,
+    encode_request,
 )
 from vlm_server.errors import RequestError
 from vlm_server.protocol import MESSAGE_HEADER, decode_command, encode_message
@@ -66,7 +66,7 @@ def check(dialect: Hostile, body: bytes, context: Context = CONTEXT) -> Outcome:
 def taken(dialect: Hostile, parsed: ParsedRequest) -> ParsedRequest:
     """Both ways to the front must agree on it."""
     assert isinstance(parsed, ParsedRequest)
-    at_once, by_process = call_of(parsed), decode_outcome(encode_outcome(parsed))
+    at_once, by_process = encode_request(parsed), decode_outcome(encode_outcome(parsed))
     assert at_once.summary == by_process.summary
     for call in (at_once, by_process):
         frame = encode_message(call.request.submit)

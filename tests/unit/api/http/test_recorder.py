@@ -45,11 +45,11 @@ class Answer:
 
     def give(self, at: float, *choices: int, text: str = "a") -> None:
         self.now = at
-        self.recorder.given([Delta("r", text, choice=choice) for choice in choices])
+        self.recorder.record_deltas([Delta("r", text, choice=choice) for choice in choices])
 
     def finish(self, at: float, timeline: Timeline = NO_TIME, *images: ImageUse) -> None:
         self.now = at
-        self.recorder.finished(Finished("r", Usage(70, 30, 20), images=images, timeline=timeline))
+        self.recorder.finish(Finished("r", Usage(70, 30, 20), images=images, timeline=timeline))
 
 
 def read(histogram: Histogram) -> tuple[int, float]:
@@ -61,13 +61,13 @@ def test_an_answer_is_counted_once_with_all_its_times() -> None:
     figures = answer.figures
     with answer.recorder as recorder:
         assert (figures.num_waiting, figures.num_running) == (1, 0)
-        recorder.begun()
-        recorder.begun()
+        recorder.begin()
+        recorder.begin()
         assert (figures.num_waiting, figures.num_running) == (0, 1)
         answer.give(110, 0)
         answer.give(112, 0)
         answer.give(117, 0)
-        recorder.ended_choice(0, "stop")
+        recorder.finish_choice(0, "stop")
         answer.finish(118, Timeline(103.5, PHASES), ImageUse(1, 1, 40), ImageUse(1, 1, 24))
         answer.now = 120
     assert (figures.num_waiting, figures.num_running) == (0, 0)
@@ -126,8 +126,8 @@ def test_a_call_is_news_too() -> None:
     answer = Answer()
     with answer.recorder as recorder:
         answer.now = 104
-        recorder.given([Delta("r", "", tool_call=ToolCallDelta(0, "id", "f"))])
-        recorder.ended_choice(0, "tool_calls")
+        recorder.record_deltas([Delta("r", "", tool_call=ToolCallDelta(0, "id", "f"))])
+        recorder.finish_choice(0, "tool_calls")
         answer.finish(120)
     assert read(answer.figures.time_to_first_token) == (1, 4)
     assert answer.figures.ended["tool_calls"] == 1
@@ -137,7 +137,7 @@ def test_a_choice_that_was_cut_off_says_so_for_all() -> None:
     answer = Answer()
     with answer.recorder as recorder:
         for choice, reason in enumerate(("stop", "length", "tool_calls")):
-            recorder.ended_choice(choice, reason)  # type: ignore[arg-type]
+            recorder.finish_choice(choice, reason)  # type: ignore[arg-type]
         answer.finish(120)
     assert answer.figures.ended["length"] == 1
 
@@ -162,7 +162,7 @@ def lose(answer: Answer, error: type[BaseException], *given_at: float) -> None:
 
 def _raise(answer: Answer, error: type[BaseException], *given_at: float) -> None:
     for at in given_at:
-        answer.recorder.begun()
+        answer.recorder.begin()
         answer.give(at, 0)
     answer.now = 150
     raise error

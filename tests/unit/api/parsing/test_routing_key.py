@@ -131,8 +131,8 @@ def test_a_prompt_that_grows_keeps_its_key() -> None:
         return Submit("id", (), (), SamplingParams(), prompt=prompt)
 
     long = "word " * 60
-    assert routing_key.of(submit(long)) == routing_key.of(submit(long + "more"))
-    assert routing_key.of(submit("a")) != routing_key.of(submit("b"))
+    assert routing_key.of_submit(submit(long)) == routing_key.of_submit(submit(long + "more"))
+    assert routing_key.of_submit(submit("a")) != routing_key.of_submit(submit("b"))
 
 
 def test_words_count_by_their_roles() -> None:
@@ -140,4 +140,4 @@ def test_words_count_by_their_roles() -> None:
         messages = (Message(role, (TextPart("Look."),)), Message("user", (TextPart("Now."),)))
         return Submit("id", messages, (), SamplingParams())
 
-    assert routing_key.of(submit("system")) != routing_key.of(submit("user"))
+    assert routing_key.of_submit(submit("system")) != routing_key.of_submit(submit("user"))

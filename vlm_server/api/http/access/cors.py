@@ -1,4 +1,4 @@
-"""Lets web pages of the origins in `server.cors_origins` use the API, and tells browsers so."""
+"""CORS: web pages of the origins in `server.cors_origins` may use the API."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TOLD = (
     "X-VLM-Ignored",
     "X-VLM-Routing-Key",
 )
-"""Headers of ours that pages may read."""
+"""Response headers that pages may read."""
 
 
 class Cors:
     """Answers preflights of listed origins, which have no key, and marks their other requests.
 
-    What comes from elsewhere passes untouched: the gate refuses it.
+    Requests from other origins pass untouched: the gate refuses them.
     """
 
     def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
@@ -42,7 +42,7 @@ class Cors:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origin = Headers(scope=scope).get("origin") if scope["type"] == "http" else None
+        origin = Headers(scope=scope).get("origin")
         scope[_SCOPE_KEY] = origin is not None and self._listed.is_allowed_origin(origin)
         app = self._listed if scope[_SCOPE_KEY] else self.app
         await app(scope, receive, send)

@@ -22,9 +22,9 @@ from vlm_server.settings import ORIGIN, Server, is_loopback
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 READY = ("/health", "/health/ready", "/healthz", "/ping")
-"""Where probes of different kinds ask whether the server is ready."""
+"""Routes where probes ask whether the server is ready."""
 PAGE_FOLDER = "/page"
-"""Where the files of the page are; nothing in them is secret."""
+"""The folder of the page's files; none of them is secret."""
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not listened on
 _MAX_SHOWN_CHARS = 100
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
@@ -83,7 +83,7 @@ def check_key(headers: Headers, ring: KeyRing) -> ApiKey | None:
 
 
 def admin_only(endpoint: Endpoint) -> Endpoint:
-    """`endpoint`, for admin keys only; for everybody if no key is needed."""
+    """`endpoint` guarded: for admin keys only, or for everybody if no key is needed."""
 
     async def guarded(request: Request) -> Response:
         if not keys.is_admin(request.scope):
@@ -100,7 +100,7 @@ def wants_html(headers: Headers) -> bool:
 
 
 def is_page(path: str, headers: Headers) -> bool:
-    """Whether this is for the page or its files, which are the same for everybody."""
+    """Whether a request is for the page or its files, which are the same for everybody."""
     return path.startswith(f"{PAGE_FOLDER}/") or (path == "/" and wants_html(headers))
 
 

@@ -1,4 +1,4 @@
-"""The file of API keys: its form, who may read it, and what to do when it changes.
+"""The file of API keys: its format, its permissions, and reading it again when it changes.
 
 One table per key, by its name:
 
@@ -65,7 +65,7 @@ def read(path: Path) -> dict[str, KeyEntry]:
 
 
 class WatchedKeyFile:
-    """A file that is read again when it changes. Keeps nothing of its content."""
+    """A key file that is read again when it changes. Keeps nothing of its content."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -132,7 +132,7 @@ def _position(error: Exception) -> str:
 
 
 def _version(path: Path) -> tuple[int, ...] | None:
-    """Changes when the file, its mode or its owner does; None while it can't be seen."""
+    """A value that changes with the file, its mode and its owner; None if it can't be read."""
     try:
         status = path.stat()
     except OSError:

@@ -21,7 +21,7 @@ from vlm_server.settings import Server
 from vlm_server.settings.paths import expanded
 
 CHECK_SECONDS = 1.0
-"""The file is looked at this often at most, and only when a request comes."""
+"""The shortest time between two looks at the key file, which only requests cause."""
 
 _SCOPE_KEY = "vlm_server.api_key"
 _SALT_KEY = "vlm_server.cache_salt"
@@ -64,7 +64,7 @@ class KeyRing:
         self.needs_key = server.needs_key
 
     def find(self, given: bytes) -> ApiKey | None:
-        """The accepted key that `given` is, if it is one. How long this takes tells no key."""
+        """The accepted key that equals `given`, or None. Compares in constant time."""
         self._refresh()
         digest, found = _digest(given), None
         for key in (*self._of_file, *self._own):
@@ -144,15 +144,15 @@ def client_of(scope: Scope) -> str:
 
 
 def is_admin(scope: Scope) -> bool:
-    """Whether the request may do what takes an admin key: everybody may if no key is needed."""
+    """Whether the request has admin rights: its key has them, or no key is needed."""
     key = of(scope)
     return key is None or key.is_admin
 
 
 def owner_of(scope: Scope) -> str:
-    """Whose what the request leaves on the server is: its key's, whatever that is called.
+    """The owner of responses that the request stores: a hash of its key; "" without keys.
 
-    A name may be given to somebody else's key. Everybody's without keys.
+    Not the key's name, which may later be given to somebody else's key.
     """
     key = of(scope)
     return "" if key is None else key.cache_salt

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 Headers = list[tuple[bytes, bytes]]
 
 RECEIVED_AT = "vlm_server.received_at"
-"""In a scope: when the head was complete, on the monotonic clock."""
+"""Key in a scope: when the head was complete, in monotonic seconds."""
 MAX_SWALLOWED_BYTES = 64 * 1024
 """A body that nobody reads is read to its end if no more than this is left of it. Otherwise the
 connection is closed behind the response."""
@@ -28,7 +28,7 @@ _ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#]*)(?P<rest>.*)", re.IGNORECASE
 
 
 class Wire(Protocol):
-    """What an exchange needs of its connection."""
+    """The connection of an exchange, as the exchange sees it."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -46,9 +46,9 @@ class Wire(Protocol):
 
 
 class Exchange:
-    """Answers the request of `parser` by calling the application.
+    """A request, that of `parser`, answered by the application.
 
-    `send` never waits for the client. What the client leaves unread is the connection's to bound.
+    `send` never waits for the client; the connection bounds what the client leaves unread.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Exchange:
         self.keep_alive = True
         self.is_gone = False
         self.is_complete = False
-        """Whether the response is."""
+        """Whether the response is complete."""
         self._scope = scope
         self._wire = wire
         self._default_headers = default_headers
@@ -80,11 +80,11 @@ class Exchange:
 
     @property
     def unread_body_bytes(self) -> int:
-        """How much of the body the application has not taken."""
+        """Bytes of the body that the application has not taken."""
         return len(self._body)
 
     def add_body(self, data: bytearray) -> None:
-        """More of the body has arrived, or its end. `data` is not copied if nothing waits."""
+        """Take bytes of the body, or its end. `data` is not copied if no others wait."""
         if self.is_complete:  # nobody reads it any more
             data.clear()
         if self._body:
@@ -94,12 +94,12 @@ class Exchange:
         self._has_news.set()
 
     def disconnect(self) -> None:
-        """The client has left: the application is told, and may send what it likes."""
+        """Tell the application that the client has left; what it sends then is dropped."""
         self.is_gone = True
         self._has_news.set()
 
     async def run(self, app: ASGIApp) -> None:
-        """Call the application. Whatever it raises has ended with the request."""
+        """Call the application; its exceptions are logged and end the request."""
         try:
             await app(self._scope, self.receive, self.send)
         except asyncio.CancelledError:
@@ -111,7 +111,7 @@ class Exchange:
             self._wire.fail()
 
     async def receive(self) -> Message:
-        """The next bytes of the body; after its end, that the client has left."""
+        """ASGI's `receive`: the next bytes of the body; after its end, the client's disconnect."""
         if self.parser.http.they_are_waiting_for_100_continue and not self.is_gone:
             go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self._wire.write(self.parser.http.send(go_on) or b"")
@@ -125,7 +125,7 @@ class Exchange:
         return {"type": "http.request", "body": body, "more_body": not self.parser.is_complete}
 
     async def send(self, message: Message) -> None:
-        """Send a part of the response; the head goes out with the body's first bytes."""
+        """ASGI's `send`: a part of the response; the head goes out with the body's first bytes."""
         if self.is_gone:
             return
         if message["type"] == "http.response.start":
@@ -152,7 +152,7 @@ class Exchange:
         return self._send(h11.Response(status_code=status, headers=headers, reason=reason))
 
     def _may_follow(self) -> bool:
-        """Whether another request may: not behind a body that nobody will read to its end."""
+        """Whether another request may follow: not behind a body that is not read to its end."""
         if self.parser.is_complete:
             return True
         remaining = self.parser.remaining_bytes
@@ -164,7 +164,7 @@ class Exchange:
 
 
 def scope_of(request: h11.Request, peers: dict[str, Any]) -> Scope:
-    """`request` as a scope, with what `peers` says of the connection.
+    """`request` as an ASGI scope; `peers` are the scope's entries about the connection.
 
     A target may be an absolute URI. Then its host takes the place of the Host header, as RFC 9112
     (3.2.2) demands, so that whoever checks Host checks it.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from vlm_server.settings import Limits
 
 _READ_BYTES = 64 * 1024
-"""What a client must read within `limits.unread_timeout_seconds`, if so much waits for it."""
+"""The least that a client must read within `limits.unread_timeout_seconds`."""
 
 
 class Deadline:
@@ -55,7 +55,10 @@ class Deadline:
 
 
 class Outgoing:
-    """Writes without waiting. Calls `on_stall` with the reason if the client reads too little."""
+    """The sending side of a connection, which never waits.
+
+    Calls `on_stall` with the reason if the client reads too little.
+    """
 
     def __init__(
         self, transport: asyncio.Transport, limits: Limits, on_stall: Callable[[str], None]
@@ -66,10 +69,10 @@ class Outgoing:
         self._deadline = Deadline(asyncio.get_running_loop(), self._on_deadline)
         self._written_bytes = 0
         self._mark = 0
-        """What the client had been delivered when the deadline was set."""
+        """Bytes delivered when the deadline was set."""
 
     def write(self, data: bytes) -> None:
-        """Send `data`, however much that is; too much must not be unread by then."""
+        """Send `data`, of any size, unless too much sent before is unread."""
         if self._transport.get_write_buffer_size() > self._limits.max_unread_bytes:
             self._on_stall("left too much unread")
             return
@@ -77,16 +80,16 @@ class Outgoing:
         self._transport.write(data)
 
     def paused(self) -> None:
-        """The transport has more than it sends at once."""
+        """The transport's buffer is full: the client must read."""
         self._mark = self._delivered_bytes()
         self._deadline.set(self._limits.unread_timeout_seconds)
 
     def resumed(self) -> None:
-        """The transport has sent nearly all."""
+        """The transport's buffer is nearly empty."""
         self._deadline.clear()
 
     def close(self) -> None:
-        """Nothing is sent any more."""
+        """Stop: nothing is sent any more."""
         self._deadline.cancel()
 
     def _on_deadline(self) -> None:

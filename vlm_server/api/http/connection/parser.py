@@ -1,6 +1,6 @@
-"""One request, from bytes: its head, then its body piece by piece. Knows h11; knows no ASGI.
+"""A request parsed from bytes: its head, then its body piece by piece. Knows h11; knows no ASGI.
 
-What a client can make h11 do at once is bounded here: the lines of a head, and the framing of a
+Bounds the work that a client can cause in h11 at once: the lines of a head, and the framing of a
 chunked body, which costs a hundred times more to parse than its bytes do if the chunks are tiny.
 """
 
@@ -55,7 +55,7 @@ class HeadReader:
         return head
 
     def take_body(self, num_bytes: int | None) -> bytes:
-        """So much of what came behind the head, or all of it."""
+        """Take `num_bytes` of the bytes behind the head, or all of them."""
         body = bytes(self.buffer[:num_bytes])
         del self.buffer[:num_bytes]
         return body
@@ -81,14 +81,14 @@ class RequestParser:
 
     @property
     def remaining_bytes(self) -> int | None:
-        """How much of the body has not arrived; None if the client did not say."""
+        """Bytes of the body that have not arrived; None if the length was not declared."""
         if self._declared_bytes is None:
             return None
         return self._declared_bytes - self._body_bytes
 
     @property
     def rest(self) -> bytes:
-        """What arrived behind a complete request."""
+        """Bytes that arrived behind a complete request."""
         return self.http.trailing_data[0]
 
     def feed(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""One connection: its requests one after another, and what its client may cost meanwhile."""
+"""An HTTP connection: its requests, one after another, and bounds on its client's cost."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from vlm_server.settings import Settings
 logger = logging.getLogger(__name__)
 
 MAX_PIPELINED_BYTES = 64 * 1024
-"""What a client may send behind a request that is being answered. It is read, so that we see the
-client leave; a client that sends more is disconnected."""
+"""The most that a client may send behind a request that is being answered, before it is
+disconnected. It is read so that the end of the connection is noticed."""
 LINGER_SECONDS = 2.0
 """After a refusal, what the client still sends is read and thrown away for this long: closing at
 once would reset the connection, and the client might never see the response."""
 MAX_LINGER_BYTES = 64 << 20
-"""And at most so much of it."""
+"""The most that is read and thrown away."""
 
 _STOPPING = "The server is stopping."
 _TOO_MANY = "The server has too many connections (server.max_connections); try again in a moment."
 _HIGH_WATER_BYTES = 256 * 1024
-"""Of a body, what is read ahead of the application."""
+"""The most of a body that is read ahead of the application."""
 
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
@@ -48,7 +48,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 15, "TCP
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all connections of a server share."""
+    """State shared by all connections of a server."""
 
     settings: Settings
     encode: EncodeError

@@ -1,4 +1,4 @@
-"""uvicorn around our connections: its configuration, its end, and the limit on open files."""
+"""The uvicorn server of our connections: configuration, shutdown, and the limit on open files."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ RESERVED_FILES = 128
 """Open files that no connection gets: for the engine's sockets, new processes, the disk."""
 
 _MOST_FILES = 1 << 16
-"""Enough. Some systems call no limit what they refuse to grant."""
-
+"""A limit for systems that call the number unlimited and then refuse to grant it."""
 
 LAST_CALL_SECONDS = 1.0
-"""Time for what is connected to send the request that it is about to send, before a restart."""
+"""Time for connected clients to send one more request before a restart."""
 PARSING_SECONDS = 5.0
-"""Time for requests that were sent until then to be read and given to the engine."""
+"""Time for those requests to be parsed and handed to the engine."""
 _LOOK_SECONDS = 0.05
 
 
@@ -79,7 +78,7 @@ class HttpServer(uvicorn.Server):
 
     @property
     def should_exit(self) -> bool:
-        """Whether to stop: may be set on the event loop's thread."""
+        """Whether to stop; set on the event loop's thread only."""
         return self._exit.is_set()
 
     @should_exit.setter
@@ -120,14 +119,14 @@ class HttpServer(uvicorn.Server):
                 return
 
     def _take_one_more(self) -> list[Stage]:
-        """Let each connection have one more request. Returns what they do."""
+        """Let each connection have one more request. Returns their stages."""
         connections = [cast(HttpConnection, each) for each in self.server_state.connections]
         for connection in connections:
             connection.take_one_more()
         return [connection.stage for connection in connections]
 
     def drain(self) -> None:
-        """Answer whole requests that there are, and those that come from now on with 503."""
+        """Finish the requests that are complete, and answer later ones with 503."""
         self._table.takes_requests = False
         for connection in list(self.server_state.connections):
             cast(HttpConnection, connection).drain()
@@ -137,7 +136,7 @@ class HttpServer(uvicorn.Server):
         self._table.make_room()
 
     def end_within(self, seconds: float) -> None:
-        """Disconnect in `seconds` the clients that are still there; nothing is left to answer."""
+        """Disconnect the remaining clients in `seconds`; all requests have been answered."""
         asyncio.get_running_loop().call_later(seconds, self._disconnect_all)
 
     def _disconnect_all(self) -> None:
@@ -166,7 +165,7 @@ def http_config(app: ASGIApp, settings: Settings, encode: EncodeError) -> HttpCo
 
 
 class ConnectionLimit:
-    """`wanted` connections, or what the limit on open files leaves now, which is raised first."""
+    """The most connections: `wanted`, or fewer by the limit on open files, which is raised here."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
@@ -184,13 +183,13 @@ class ConnectionLimit:
 
 
 def _file_limit() -> int:
-    """How many files this process may open."""
+    """The number of files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def _raise_file_limit() -> None:
-    """To the hard limit, if that is to be had."""
+    """Raise the limit to the hard limit, or as far as the system allows."""
     soft, hard = _file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     for files in (wanted, 10240):  # macOS grants no more than OPEN_MAX

@@ -1,4 +1,4 @@
-"""What open connections share: the places for them, and their turns at parsing."""
+"""State that open connections share: their places, and their turns at parsing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Stage(enum.IntEnum):
-    """What a connection is doing, in the order in which connections give way to a new one."""
+    """The stage of a connection, in the order in which connections are closed for a new one."""
 
     CLOSING = 0
     """Its last answer is complete; what the client has not read is sent, what it sends ignored."""
@@ -24,7 +24,7 @@ class Stage(enum.IntEnum):
     BODY = 4
     """The body of a request is arriving."""
     ANSWER = 5
-    """A whole request is being answered: never gives way."""
+    """A whole request is being answered: never closed for another."""
 
 
 class Tabled(Protocol):
@@ -39,28 +39,29 @@ class Tabled(Protocol):
 
 
 class ConnectionTable:
-    """At most `limit()` connections, which may change. A new one takes the place of the one that
-    is worth least: the first by stage, then the one that has been in it longest.
+    """All open connections, at most `limit()`, which may change.
+
+    A new one takes the place of the first by stage, then of the one longest in its stage.
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
         self._open: set[Tabled] = set()
         self.takes_requests = True
-        """Whether connections that come may ask anything; it is too late otherwise."""
+        """Whether requests are still accepted; False while the server stops."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, connection: Tabled) -> bool:
-        """Whether there is a place for `connection`; if need be, another one is closed for it."""
+        """Add `connection`, if need be in the place of another. Returns whether it was added."""
         if not self.make_room(1):
             return False
         self._open.add(connection)
         return True
 
     def make_room(self, num: int = 0) -> bool:
-        """Close those that are too many if `num` more come; returns whether they may come."""
+        """Close connections until `num` more fit; returns whether they fit."""
         excess = len(self._open) + num - self._limit()
         for victim in heapq.nsmallest(excess, self._open, key=_worth):
             if victim.stage is Stage.ANSWER:
@@ -81,13 +82,13 @@ class Parsing(Protocol):
 
 
 class ParseQueue:
-    """One slice per turn of the event loop, however many connections wait."""
+    """Parsing in turns: one slice per turn of the event loop, however many connections wait."""
 
     def __init__(self) -> None:
         self._waiting: deque[Parsing] = deque()
 
     def add(self, connection: Parsing) -> None:
-        """Let `connection` parse its next slice after those that wait already."""
+        """Enqueue `connection` to parse its next slice."""
         self._waiting.append(connection)
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._turn)

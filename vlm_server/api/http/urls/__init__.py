@@ -1,1 +1,1 @@
-"""Reads `https:` and `file:` URLs of images and videos, where the settings allow it."""
+"""`https:` and `file:` URLs of images and videos, read where the settings allow it."""

@@ -1,4 +1,4 @@
-"""Fetches `https:` URLs that clients name, from public addresses only.
+"""Fetching of `https:` URLs that clients name, from public addresses only.
 
 Each host's addresses are checked, and the connection goes to a checked address, whatever the name
 resolves to by then. Certificates are verified for the name. Redirects are followed by the same
@@ -59,7 +59,7 @@ def default_context() -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a URL leads: `host` without brackets, `path` with the query."""
+    """The parts of a URL: `host` without brackets, `path` with the query."""
 
     host: str
     path: bytes
@@ -135,7 +135,7 @@ class Fetcher:
         return Target(host, (path if path.startswith("/") else f"/{path}").encode())
 
     async def _addresses(self, host: str) -> list[str]:
-        """Those to connect to; all that `host` has must be allowed. Raises FetchError."""
+        """The addresses of `host` to connect to; all it has must be allowed. Raises FetchError."""
         try:
             addresses = await self.resolve(host, self.port)
         except (OSError, UnicodeError):

@@ -1,7 +1,7 @@
-"""Reads `file:` URLs, from folders that the settings name.
+"""Reading of `file:` URLs, from folders that the settings name.
 
-What a client learns of other files is nothing: a URL that is not below one of the folders is
-refused before the disk is asked, and what is below one and can't be read gets the same answer.
+A client learns nothing of other files: a URL outside these folders is refused before the disk is
+asked, and files in them that can't be read get the same answer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The process that reads the `https:` and `file:` URLs of one request at a time.
 
-It stands between the front and what strangers send: DNS, TLS, HTTP. Started by `media_urls`.
+It keeps DNS, TLS and HTTP with foreign servers out of the front. Started by `media_urls`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vlm_server.platform.child.serve import Limits, serve
 from vlm_server.settings.paths import expanded
 
 MAX_CONNECTIONS = 8
-"""Of one job at once."""
+"""At once, for one job."""
 _MAX_LOOKUPS = 4
 _CPU_SECONDS = 5.0
 

@@ -1,4 +1,4 @@
-"""Has the `https:` and `file:` URLs of a request read, by a process that can be killed."""
+"""The pool of processes that read the `https:` and `file:` URLs of requests."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NUM_READERS = 4
 """Requests whose URLs are read at the same time; others wait."""
 _CHILD = "vlm_server.api.http.urls.media_url_child"
 _GRACE_SECONDS = 5.0
-"""For the process to start, and between its giving up and being killed."""
+"""Time for a process to start, and between its own timeout and its being killed."""
 _CODE_BYTES = 1024 * MIB
 
 
 class MediaUrls:
-    """Reads what the settings allow, within their limits. Use from the event loop.
+    """Reads URLs that the settings allow, within their limits. Use from the event loop.
 
     A process is started at the first URL, and never if the settings allow none. `child` is for
     tests: its module and arguments.

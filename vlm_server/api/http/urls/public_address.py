@@ -1,4 +1,4 @@
-"""Which addresses belong to the public internet, and to no machine near this one.
+"""The check that an address belongs to the public internet, and to no machine near this one.
 
 Follows IANA's registries of special-purpose addresses, as of 2025. Python's own `is_global` is not
 used: what it says of some of these blocks changes between versions.

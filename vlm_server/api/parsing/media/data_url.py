@@ -1,4 +1,4 @@
-"""Decodes base64 data URLs (RFC 2397, RFC 4648).
+"""Decoding of base64 data URLs (RFC 2397, RFC 4648).
 
 The scheme and `base64` are case-insensitive, parameters such as `charset` may precede `base64`,
 and whitespace inside the base64 is skipped. The MIME type is ignored: the format is read from
@@ -23,7 +23,7 @@ _IS_BYTES_LITERAL = (
     "The base64 is written as Python's bytes (b'...'): decode it to text first, with `.decode()`."
 )
 _FRAME_LIST = re.compile(r"data:\s*video/jpe?g\s*[;,]", re.IGNORECASE)
-"""vLLM's way to send the frames of a video: JPEG pictures, with commas between them."""
+"""vLLM's form of a video's frames: JPEG images, separated by commas."""
 _IS_FRAME_LIST = (
     "A list of frames (`data:video/jpeg`) is no video: send the frames as images, in their order "
     "and with a text before each that says its time, or the video itself as MP4, WebM or GIF."
@@ -39,7 +39,7 @@ _WHITE_SPACE = " \t\r\n\f"
 
 @dataclass(frozen=True, slots=True)
 class MediaKind:
-    """What a URL should contain, for messages, and the error for one that can't be decoded."""
+    """The kind of medium in a URL: its noun in messages, and its error."""
 
     noun: str
     error: type[InvalidRequest]
@@ -124,7 +124,7 @@ def _not_a_data_url(url: str, kind: MediaKind) -> str:
 
 
 def _place(text: str) -> str | None:
-    """What `text` is if it says where something is: no base64 has a colon or a full stop."""
+    """A description of `text` if it is a path or URL: base64 has neither colon nor full stop."""
     if len(text) > _MAX_PATH_CHARS:
         return None
     if _PATH.fullmatch(text):
@@ -155,21 +155,21 @@ def _decode_base64(payload: str, max_bytes: int) -> bytes:
 
 
 def _without_white_space(payload: str) -> str:
-    """Searches first: that is much faster than a copy, which most payloads don't need."""
+    """`payload` without white space. Searching first avoids a copy of most payloads."""
     if any(character in payload for character in _WHITE_SPACE):
         return payload.translate(dict.fromkeys(map(ord, _WHITE_SPACE)))
     return payload
 
 
 def _padding(data: str) -> int | None:
-    """How many `=` end `data`: 0 to 2. None if they are anywhere else, or too few."""
+    """The number of `=` at the end: 0 to 2. None if some are elsewhere, or too few."""
     first = data.find("=")
     padding = 0 if first < 0 else len(data) - first
     return None if len(data) % 4 or padding > 2 else padding
 
 
 def _wrong(data: str) -> _NotDecodable:
-    """What is wrong with `data`, which is no base64."""
+    """The error that says why `data` is no base64."""
     if _ALPHABET.fullmatch(data):
         return _NotDecodable("The base64 data is truncated or wrongly padded.")
     if "%" in data:

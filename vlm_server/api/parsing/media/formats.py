@@ -1,4 +1,4 @@
-"""What bytes are that are not one of the formats that are read: said in errors, and no more."""
+"""Guesses of the format of bytes that can't be read, for errors only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _BEGINNINGS = {
 
 
 def looks_like(data: bytes) -> str | None:
-    """The name of the format that `data` begins like; None for one that is not known here."""
+    """The name of the format that `data` begins like; None if unknown."""
     if data[4:8] == b"ftyp":
         return heif_header.brand(data) or _BOXES.get(data[8:12], "MP4 or MOV")
     if data[:4] == b"RIFF":
@@ -59,7 +59,7 @@ def looks_like(data: bytes) -> str | None:
 
 
 def not_readable(noun: str, readable: Sequence[str], data: bytes) -> str:
-    """An error about `data`, which is no `noun` in one of the `readable` formats, or a bad one."""
+    """The message of an error: `data` is no `noun` in a `readable` format, or a damaged one."""
     found = looks_like(data) if data else "nothing"
     if found in readable:
         why = "it is damaged, cut off or of a rare kind"

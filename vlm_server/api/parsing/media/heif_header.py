@@ -1,7 +1,7 @@
-"""Reads the size of a HEIC or AVIF picture from its boxes (ISO/IEC 14496-12, 23008-12).
+"""The size of a HEIC or AVIF image, from its boxes (ISO/IEC 14496-12, 23008-12).
 
-Its readers are for processes that can be killed: they set up a decoder for what they find. This
-walk looks at no more than the boxes' lengths and the properties of the picture.
+Libraries set up a decoder to tell the size; this walk looks only at the boxes' lengths and the
+image's properties.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def size(data: bytes) -> tuple[int, int]:
     The picture itself may be a grid of others; a thumbnail and a map of depths may be there, too.
     No picture that is decoded has more pixels. Raises NotRead.
     """
-    boxes = _Boxes(data)
+    left = iter(range(_MAX_BOXES))
     try:
-        (meta,) = boxes.inside((0, len(data)), b"meta")
-        (properties,) = boxes.inside((meta[0] + 4, meta[1]), b"iprp")
-        (container,) = boxes.inside(properties, b"ipco")
+        (meta,) = _boxes(data, (0, len(data)), b"meta", left)
+        (properties,) = _boxes(data, (meta[0] + 4, meta[1]), b"iprp", left)
+        (container,) = _boxes(data, properties, b"ipco", left)
         sizes = [
             struct.unpack_from(">II", data, start + 4)
-            for start, _ in boxes.inside(container, b"ispe")
+            for start, _ in _boxes(data, container, b"ispe", left)
         ]
     except (ValueError, struct.error):
         raise NotRead from None
@@ -50,26 +50,23 @@ def size(data: bytes) -> tuple[int, int]:
     return found[0], found[1]
 
 
-class _Boxes:
-    """Walks the boxes of a file, so many of them at most."""
+def _boxes(
+    data: bytes, span: tuple[int, int], name: bytes, left: Iterator[int]
+) -> Iterator[tuple[int, int]]:
+    """Start and end of the content of each box `name` right in `span`.
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._left = _MAX_BOXES
-
-    def inside(self, span: tuple[int, int], name: bytes) -> Iterator[tuple[int, int]]:
-        """Start and end of the content of each box `name` right in `span`. Raises NotRead."""
-        position, end = span
-        while position + 8 <= end:
-            self._left -= 1
-            length, kind = struct.unpack_from(">I4s", self._data, position)
-            start = position + 8
-            if length == 1:
-                (length,) = struct.unpack_from(">Q", self._data, start)
-                start += 8
-            length = length or end - position  # 0: to the end
-            if length < start - position or position + length > end or not self._left:
-                raise NotRead
-            if kind == name:
-                yield start, position + length
-            position += length
+    Each box takes one of `left`. Raises NotRead.
+    """
+    position, end = span
+    while position + 8 <= end:
+        length, kind = struct.unpack_from(">I4s", data, position)
+        start = position + 8
+        if length == 1:
+            (length,) = struct.unpack_from(">Q", data, start)
+            start += 8
+        length = length or end - position  # 0: to the end
+        if length < start - position or position + length > end or next(left, None) is None:
+            raise NotRead
+        if kind == name:
+            yield start, position + length
+        position += length

@@ -1,9 +1,10 @@
-"""Bounds on what an image's file holds beside its pixels.
+"""Bounds on the parts of an image's file besides its pixels.
 
-Readers look at each chunk, segment, block and stray byte of a header in turn, some of them with
-much work for each: a file of 10 MB can keep one busy for minutes. This walk looks at no more than
-their lengths, and stops at the first thing that is too many. What passes is read and decoded in a
-time that grows with its bytes and pixels alone. Damaged files pass too: readers refuse them.
+Pillow 13 does much work for each chunk, segment, block and stray byte: files of 10 to 20 MB (10,000
+color profiles, 1.7 million empty chunks, fill bytes) keep it busy for 5 seconds to minutes,
+while everybody's images wait for a process. This walk looks only at lengths, takes a tenth of a
+second, and stops at the first part that is too many; what passes is read and decoded in a time that
+grows with its bytes and pixels alone. Damaged files pass too: readers refuse them.
 """
 
 from __future__ import annotations

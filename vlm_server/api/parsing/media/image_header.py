@@ -1,4 +1,4 @@
-"""Reads the format and size from an image's header; decodes no pixels.
+"""The format and size of an image, read from its header; no pixels are decoded.
 
 Pillow gets an explicit list of formats, so that no other decoder is ever tried on the bytes.
 """

@@ -1,7 +1,7 @@
-"""Reads a video's container format, and whether the file is complete; decodes nothing.
+"""A video's container format, and whether its file is complete; nothing is decoded.
 
-By the sizes that its own boxes declare: decoders would show what is left of a truncated file as if
-it were the whole video.
+Completeness is told by the sizes that the boxes declare: decoders would show the rest of a
+truncated file as if it were the whole video.
 """
 
 from __future__ import annotations
