@@ -10,8 +10,15 @@ import msgspec
 from tests.soak.clips import random_gif, video_part
 from tests.soak.malformed import malformed
 from tests.soak.request import Kind, Patience, Request
-from vlm_server.cli.bench.scenarios.images import data_url, random_png
-from vlm_server.cli.bench.scenarios.material import DESCRIBE, QUESTIONS, Message, assistant, user
+from vlm_server.cli.bench.material import (
+    DESCRIBE,
+    QUESTIONS,
+    Message,
+    assistant,
+    data_url,
+    random_png,
+    user,
+)
 
 WEIGHTS = {
     Kind.NEW_IMAGE: 14,

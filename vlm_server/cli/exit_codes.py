@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vlm_server.errors import VlmServerError
+
 DONE = 0
 FAILURE = 1
 WRONG_SETTINGS = 2
@@ -41,3 +43,7 @@ SERVICE_MEANINGS = {
     DEFECT: MEANINGS[DEFECT],
 }
 """Those of `vlm-server service status`, which are those of `systemctl status`, and 1."""
+
+
+class CommandFailed(VlmServerError):
+    """A command failed: the message is printed to stderr and the exit code is 1."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli.usage.nearest import did_you_mean
+from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
 
 if TYPE_CHECKING:
@@ -79,6 +79,20 @@ def add_unchecked_option(group: argparse._ActionsContainer) -> None:
         default=None,
         help="serve a model family that no test covers (model.allow_unchecked)",
     )
+
+
+def parse_settings(words: Sequence[str]) -> argparse.Namespace:
+    """Options of model and settings among the arguments of `serve`, as in a service's file.
+
+    Raises ConfigError.
+    """
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_model_option(parser)
+    add_config_options(parser)
+    try:
+        return parser.parse_known_args(words)[0]
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"the service's command line: {error}") from None
 
 
 def load_settings(options: argparse.Namespace) -> Settings:

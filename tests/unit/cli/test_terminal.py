@@ -15,8 +15,10 @@ from PIL import Image
 
 from tests.unit.cli.screen import Terminal
 from vlm_server import settings
-from vlm_server.cli import terminal
-from vlm_server.cli.serve import url_of
+from vlm_server.cli import log
+from vlm_server.cli.client.daemon import url_of
+from vlm_server.cli.client.pictures import red_circle_url
+from vlm_server.cli.serve import greeting
 
 URL = "http://127.0.0.1:8000/v1"
 
@@ -31,7 +33,7 @@ def body_of(command: str) -> dict[str, Any]:
 
 
 def test_the_example_is_one_curl_command_with_a_question_about_a_picture() -> None:
-    command = terminal.example_request(URL, "demo", with_key=False)
+    command = greeting.example_request(URL, "demo", with_key=False)
     assert words_of(command)[:2] == ["curl", f"{URL}/chat/completions"]
     assert "\n" not in command
     body = body_of(command)
@@ -42,10 +44,10 @@ def test_the_example_is_one_curl_command_with_a_question_about_a_picture() -> No
 
 def test_the_example_never_shows_a_key() -> None:
     with_key = settings.Settings(server=settings.Server(api_keys=("a-secret-key",)))
-    text = terminal.greeting(URL, "demo", with_key)
+    text = greeting.greeting(URL, "demo", with_key)
     assert "a-secret-key" not in text
     assert "Authorization: Bearer YOUR_KEY" in text
-    assert "Authorization" not in terminal.greeting(URL, "demo", settings.Settings())
+    assert "Authorization" not in greeting.greeting(URL, "demo", settings.Settings())
 
 
 @pytest.mark.parametrize("colours", [True, False])
@@ -56,31 +58,31 @@ def test_a_person_gets_a_line_that_can_be_pasted(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "" if colours else "1")
     screen = Terminal()
-    shown = terminal.invitation("http://127.0.0.1:9/v1", 2.0, settings.Settings(), screen)
+    shown = greeting.invitation("http://127.0.0.1:9/v1", 2.0, settings.Settings(), screen)
     assert "vlm-server ask --url http://127.0.0.1:9/v1 picture.png" in shown
     assert ("\x1b[1m" in shown) is colours
-    assert "--url" not in terminal.invitation(URL, 2.0, settings.Settings(), screen)
+    assert "--url" not in greeting.invitation(URL, 2.0, settings.Settings(), screen)
     monkeypatch.setenv("PATH", "/nowhere")  # in a clone
     program = f"{sys.prefix}/bin/vlm-server ask picture.png"
-    assert program in terminal.invitation(URL, 2.0, settings.Settings(), screen)
-    first = terminal.first_words(URL, "demo", screen)
+    assert program in greeting.invitation(URL, 2.0, settings.Settings(), screen)
+    first = greeting.first_words(URL, "demo", screen)
     assert "demo" in first
     assert ("\x1b[1m" in first) is colours
-    assert terminal.first_words(URL, "demo", io.StringIO()) == f"Listening on {URL}"
+    assert greeting.first_words(URL, "demo", io.StringIO()) == f"Listening on {URL}"
 
 
 def test_the_log_is_quieter_for_a_person_who_did_not_choose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = settings.Settings()
-    assert terminal.for_a_person(given, {}).log.level == "info"
+    assert log.for_a_person(given, {}).log.level == "info"
     monkeypatch.setattr("sys.stderr", Terminal())
-    assert terminal.for_a_person(given, {}).log.level == "warning"
-    assert terminal.for_a_person(given, {"log.level": "command line"}).log.level == "info"
+    assert log.for_a_person(given, {}).log.level == "warning"
+    assert log.for_a_person(given, {"log.level": "command line"}).log.level == "info"
 
 
 def test_the_picture_is_a_small_red_circle_on_white() -> None:
-    kind, _, data = terminal.red_circle_url().partition(",")
+    kind, _, data = red_circle_url().partition(",")
     assert kind == "data:image/png;base64"
     assert len(data) <= 400
     image = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
@@ -109,9 +111,9 @@ def test_what_ends_serve_is_said_once(
 ) -> None:
     monkeypatch.setattr("sys.stderr", Terminal())
     logger = logging.getLogger("vlm_server.supervisor.supervisor")
-    terminal.for_a_person(settings.Settings(), {})
+    log.for_a_person(settings.Settings(), {})
     logger.error("the model can't be loaded")
     logger.warning("the engine ended")
-    terminal.has_started()
+    log.has_started()
     logger.error("the model can't be loaded again")
     assert caplog.messages == ["the engine ended", "the model can't be loaded again"]

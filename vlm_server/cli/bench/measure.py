@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
-from vlm_server.cli.bench import drift
-from vlm_server.cli.bench.client import Client
+from vlm_server.cli.bench import day
+from vlm_server.cli.bench.day import NAME as DAY
+from vlm_server.cli.bench.day import Sample, spend_day
 from vlm_server.cli.bench.figures import Figure
-from vlm_server.cli.bench.scenarios.day import NAME as DAY
-from vlm_server.cli.bench.scenarios.day import Sample, spend_day
-from vlm_server.cli.bench.scenarios.material import Material
-from vlm_server.cli.bench.scenarios.usual import SCENARIOS, warm_up
+from vlm_server.cli.bench.material import Material
+from vlm_server.cli.bench.scenarios import SCENARIOS, warm_up
+from vlm_server.cli.bench.servers import Client
 from vlm_server.cli.client.answer import Answer
 
 
-class Plan(msgspec.Struct, frozen=True):
+class BenchPlan(msgspec.Struct, frozen=True):
     """What to run: names of scenarios, the size of images (width, height), how long a day is."""
 
     scenarios: tuple[str, ...]
@@ -46,7 +46,7 @@ class Run(msgspec.Struct, frozen=True):
     """Of a day."""
 
 
-async def measure(clients: Sequence[Client], plan: Plan) -> AsyncIterator[Run]:
+async def measure(clients: Sequence[Client], plan: BenchPlan) -> AsyncIterator[Run]:
     """All runs of `plan`. Servers alternate within each scenario, and in which one is first."""
     for client in clients:
         yield await _run("warm-up", 0, client, plan)
@@ -57,7 +57,7 @@ async def measure(clients: Sequence[Client], plan: Plan) -> AsyncIterator[Run]:
                 yield await _run(scenario, round_, client, plan)
 
 
-async def _run(scenario: str, round_: int, client: Client, plan: Plan) -> Run:
+async def _run(scenario: str, round_: int, client: Client, plan: BenchPlan) -> Run:
     material = Material(plan.image_size, plan.seed, scenario, round_)
     figures: list[Figure] = []
     samples: list[Sample] = []
@@ -67,7 +67,7 @@ async def _run(scenario: str, round_: int, client: Client, plan: Plan) -> Run:
             figures = await SCENARIOS[scenario](client, material)
         elif scenario == DAY:
             samples = await spend_day(client, material, plan.day_seconds)
-            figures = drift.figures(samples)
+            figures = day.figures(samples)
         else:
             await warm_up(client, material)
     seconds = time.perf_counter() - start

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.cli.bench.client import Target
 from vlm_server.cli.bench.figures import Unit, known, median, quotient
-from vlm_server.cli.bench.measure import Plan, Run
+from vlm_server.cli.bench.measure import BenchPlan, Run
+from vlm_server.cli.bench.servers import Target
+from vlm_server.cli.text import table
 
 _NOTHING = "-"
 _VERSIONS = ("vlm-server", "mlx-vlm", "mlx")
@@ -27,7 +28,7 @@ Key = tuple[str, str, Unit]
 """A figure's scenario, name and unit."""
 
 
-def table(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> str:
+def comparison(targets: Sequence[Target], plan: BenchPlan, runs: Sequence[Run]) -> str:
     """Each figure's median [least - most] by server, and its ratio to the first server's."""
     names = [target.name for target in targets]
     rows = [["scenario", "figure", "", names[0]]]
@@ -44,10 +45,10 @@ def table(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> str:
         f"median [least - most] of {max((run.round for run in runs), default=0)} rounds; "
         f"pictures of {width}x{height}; seed {plan.seed}"
     )
-    return "\n".join([head, "", *_aligned(rows), "", *_troubles(names, runs)])
+    return "\n".join([head, "", table(rows), "", *_troubles(names, runs)])
 
 
-def document(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> bytes:
+def document(targets: Sequence[Target], plan: BenchPlan, runs: Sequence[Run]) -> bytes:
     """Everything that was measured, as JSON."""
     servers = {target.name: {"url": target.base_url, "model": target.model} for target in targets}
     content: dict[str, Any] = {
@@ -114,14 +115,6 @@ def _number(value: float | None) -> str:
     assert value is not None
     decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
     return f"{value:.{decimals}f}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def _troubles(names: Sequence[str], runs: Sequence[Run]) -> list[str]:

@@ -14,14 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from vlm_server.cli.bench import plot, report
-from vlm_server.cli.bench.client import Client, Target
-from vlm_server.cli.bench.measure import Plan, Run, measure
-from vlm_server.cli.bench.names import SCENARIOS
-from vlm_server.cli.bench.scenarios.day import NAME as DAY
-from vlm_server.cli.bench.scenarios.images import parse_size
-from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
+from vlm_server.cli.bench.command import SCENARIOS
+from vlm_server.cli.bench.day import NAME as DAY
+from vlm_server.cli.bench.material import parse_size
+from vlm_server.cli.bench.measure import BenchPlan, Run, measure
+from vlm_server.cli.bench.servers import KINDS, Client, Target, find_model, parse_url, started
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.cli.usage.nearest import did_you_mean
+from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError
 from vlm_server.hub import find
 from vlm_server.hub.names import to_download
@@ -60,8 +59,10 @@ async def bench(args: argparse.Namespace) -> int:
     return 0 if all(_answered(target, runs) for target in targets) else 1
 
 
-def _write(args: argparse.Namespace, targets: list[Target], plan: Plan, runs: list[Run]) -> None:
-    sys.stdout.write(report.table(targets, plan, runs) + "\n")
+def _write(
+    args: argparse.Namespace, targets: list[Target], plan: BenchPlan, runs: list[Run]
+) -> None:
+    sys.stdout.write(report.comparison(targets, plan, runs) + "\n")
     if args.json is not None:
         args.json.write_bytes(report.document(targets, plan, runs))
     if args.plot is not None:
@@ -74,7 +75,7 @@ def _check_target(option: str, file: Path | None) -> None:
         raise ConfigError(f"{option} {file}: it is a folder, or there is no folder for it")
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> BenchPlan:
     names = tuple(name.strip() for name in args.scenarios.split(","))
     if unknown := [name for name in names if name not in SCENARIOS]:
         close = did_you_mean(unknown[0], SCENARIOS)
@@ -86,7 +87,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     if args.plot is not None and DAY not in names:
         raise ConfigError(f"--plot needs --scenarios {DAY}")
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
-    return Plan(names, args.rounds, parse_size(args.size), seed, 60 * args.minutes)
+    return BenchPlan(names, args.rounds, parse_size(args.size), seed, 60 * args.minutes)
 
 
 async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[Target]:

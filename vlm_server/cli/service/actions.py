@@ -7,16 +7,14 @@ import subprocess
 import sys
 
 from vlm_server.cli import exit_codes, options
-from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.serve import url_of
-from vlm_server.cli.service import status as status_of
+from vlm_server.cli.client.daemon import url_of
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.serve import listener
+from vlm_server.cli.serve.listener import is_at
 from vlm_server.cli.service import transaction
-from vlm_server.cli.service.files import ServiceCommand
-from vlm_server.cli.service.first_answer import FirstAnswer
-from vlm_server.cli.service.manager import Files, ServiceManager
+from vlm_server.cli.service.manager import Files, ServiceCommand, ServiceManager
 from vlm_server.cli.service.program import installed_program
-from vlm_server.cli.serving import listener
-from vlm_server.cli.serving.listener import is_at
+from vlm_server.cli.service.status import show, wait_for_answer
 from vlm_server.errors import ConfigError, VlmServerError
 from vlm_server.settings import Server, Settings
 
@@ -100,7 +98,7 @@ def status(arguments: argparse.Namespace, manager: ServiceManager) -> int:
         settings = _settings_of(manager)
     except VlmServerError as error:
         fault = str(error)
-    return status_of.show(manager, settings, fault, as_json=arguments.json)
+    return show(manager, settings, fault, as_json=arguments.json)
 
 
 def logs(arguments: argparse.Namespace, manager: ServiceManager) -> int:
@@ -125,7 +123,7 @@ def _wait(arguments: argparse.Namespace, manager: ServiceManager, settings: Sett
         print(f"Started. 'vlm-server service status' shows when {url} is ready.")
         return
     try:
-        answer = FirstAnswer(manager, settings, lambda text: print(f"{text} …", flush=True)).wait()
+        answer = wait_for_answer(manager, settings, lambda text: print(f"{text} …", flush=True))
     except CommandFailed:
         _show_log(manager)
         raise
@@ -169,8 +167,4 @@ def _check_installed(manager: ServiceManager) -> None:
 def _settings_of(manager: ServiceManager) -> Settings:
     """Those in the installed files. Raises ConfigError, or CommandFailed if there are none."""
     _check_installed(manager)
-    parser = argparse.ArgumentParser(prog="vlm-server serve")
-    options.add_model_option(parser)
-    options.add_config_options(parser)
-    found, _ = parser.parse_known_args(manager.read_words()[2:])
-    return options.load_settings(found)
+    return options.load_settings(options.parse_settings(manager.read_words()[2:]))

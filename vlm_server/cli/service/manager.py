@@ -5,6 +5,7 @@ The function that runs a command is an argument, so that tests can see what woul
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -14,14 +15,17 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from vlm_server.cli import exit_codes
-from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.service.files import ServiceCommand
+from vlm_server.cli.exit_codes import CommandFailed
 
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 State = Literal["starting", "running", "restarting", "stopping", "stopped", "failed"]
 Files = dict[Path, bytes]
 """The service's files and what is in them, the main one first."""
 
+RESTART_PAUSE_SECONDS = 10
+MAX_FILES = 16_384
+"""Open files and connections: many systems allow 1,024, macOS 256."""
+_STOP_MARGIN_SECONDS = 25
 _MEANINGS = {
     0: "stopped",
     exit_codes.FAILURE: "it crashed",
@@ -29,6 +33,36 @@ _MEANINGS = {
     exit_codes.MODEL_UNUSABLE: "the model can't be loaded",
     exit_codes.NOT_AVAILABLE: "something that the settings name is not there at present",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCommand:
+    """What a service runs: a program, its arguments, the address at which its manager listens for
+    it, an IP address, and the time it takes to drain.
+
+    Raises CommandFailed for words that the files can't hold: with control characters, or bytes that
+    are not UTF-8.
+    """
+
+    program: Path
+    arguments: Sequence[str]
+    host: str
+    port: int
+    drain_seconds: float
+
+    def __post_init__(self) -> None:
+        for word in self.words:
+            if any(_is_unwritable(char) for char in word) or "\n" in str(self.program):
+                raise CommandFailed(f"a service's file can't hold {word!r}")
+
+    @property
+    def words(self) -> list[str]:
+        return [str(self.program), *self.arguments]
+
+    @property
+    def stop_seconds(self) -> int:
+        """Longer than the last requests, draining, slow readers and the engine's exit take."""
+        return math.ceil(self.drain_seconds) + _STOP_MARGIN_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +149,10 @@ class ServiceManager(Protocol):
         ...
 
 
+def joined(host: str, port: int | str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run `words`; a missing program counts as one that failed."""
     if shutil.which(words[0]) is None:
@@ -144,3 +182,8 @@ def manager_for(platform: str, home: Path, environment: Mapping[str, str]) -> Se
         return Launchd(home)
     config_home = environment.get("XDG_CONFIG_HOME", "")
     return SystemdUser(home, config_home=Path(config_home) if os.path.isabs(config_home) else None)
+
+
+def _is_unwritable(char: str) -> bool:
+    is_control = (ord(char) < 32 and char not in "\n\t") or ord(char) == 127
+    return is_control or 0xD800 <= ord(char) <= 0xDFFF

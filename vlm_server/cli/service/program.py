@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.exit_codes import CommandFailed
 
 NAME = "vlm-server"
 _CACHE_TAG = "CACHEDIR.TAG"

@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 
-from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.service.manager import Files, ServiceManager
 from vlm_server.errors import VlmServerError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.cli.scripted_server import ScriptedServer, ending, listening, text
-from vlm_server.cli.bench.client import Client, Target
-from vlm_server.cli.bench.scenarios.material import user
+from vlm_server.cli.bench.material import user
+from vlm_server.cli.bench.servers import Client, Target
 from vlm_server.cli.client.answer import Answer
 
 MESSAGES = [user("What?")]

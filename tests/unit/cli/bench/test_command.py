@@ -13,12 +13,19 @@ import pytest
 from huggingface_hub import constants
 
 from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
-from vlm_server.cli.bench import command, names, work
-from vlm_server.cli.bench.client import Target
-from vlm_server.cli.bench.measure import Plan
-from vlm_server.cli.bench.scenarios.day import NAME as DAY
-from vlm_server.cli.bench.scenarios.usual import SCENARIOS
-from vlm_server.cli.bench.servers import KINDS, Kind, ServerUnusable, find_model, parse_url, started
+from vlm_server.cli.bench import command, work
+from vlm_server.cli.bench.day import NAME as DAY
+from vlm_server.cli.bench.measure import BenchPlan
+from vlm_server.cli.bench.scenarios import SCENARIOS
+from vlm_server.cli.bench.servers import (
+    KINDS,
+    Kind,
+    ServerUnusable,
+    Target,
+    find_model,
+    parse_url,
+    started,
+)
 from vlm_server.errors import ConfigError
 
 
@@ -29,9 +36,9 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 
 def test_help_offers_what_there_is() -> None:
-    assert tuple(KINDS) == names.KINDS
-    assert (*SCENARIOS, "day") == names.SCENARIOS
-    assert (*SCENARIOS, DAY) == names.SCENARIOS
+    assert tuple(KINDS) == command.KINDS
+    assert (*SCENARIOS, "day") == command.SCENARIOS
+    assert (*SCENARIOS, DAY) == command.SCENARIOS
 
 
 def test_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +57,7 @@ def test_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_what_is_left_to_do_is_known() -> None:
     """Each server's warm-up, and each scenario in each round on each server."""
-    plan = Plan(("a", "b"), 3, (1, 1), 0, 1.0)
+    plan = BenchPlan(("a", "b"), 3, (1, 1), 0, 1.0)
     assert plan.num_runs(2) == 2 + 2 * 3 * 2
 
 

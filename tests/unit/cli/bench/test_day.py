@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from tests.unit.cli.scripted_server import ScriptedServer, listening
-from vlm_server.cli.bench import drift
-from vlm_server.cli.bench.client import Client, Target
+from vlm_server.cli.bench import day
+from vlm_server.cli.bench.day import FIXED_WORK, Day, Sample, spend_day
 from vlm_server.cli.bench.figures import Unit
-from vlm_server.cli.bench.scenarios import day
-from vlm_server.cli.bench.scenarios.day import FIXED_WORK, Day, Sample, spend_day
-from vlm_server.cli.bench.scenarios.material import Material
+from vlm_server.cli.bench.material import Material
+from vlm_server.cli.bench.servers import Client, Target
 
 ROUND = {
     **{f"agent, turn {turn}": 1 for turn in range(1, 7)},
@@ -109,7 +108,7 @@ def steady(num_rounds: int, **slower: float) -> list[Sample]:
 
 
 def values(samples: list[Sample]) -> dict[str, float | None]:
-    return {figure.name: figure.value for figure in drift.figures(samples)}
+    return {figure.name: figure.value for figure in day.figures(samples)}
 
 
 def test_no_drift():
@@ -152,12 +151,12 @@ def test_one_slow_request_is_no_drift():
 
 @pytest.mark.parametrize(("num_rounds", "sizes"), [(3, {1}), (10, {1}), (25, {2, 3}), (40, {4})])
 def test_parts_are_whole_rounds(num_rounds: int, sizes: set[int]):
-    parts = drift.parts(steady(num_rounds))
+    parts = day.parts(steady(num_rounds))
     assert len(parts) == min(10, num_rounds)
     assert {len({sample.round for sample in part}) for part in parts} == sizes
     assert {len(part) for part in parts} == {2 * size for size in sizes}
 
 
 def test_a_single_round_says_nothing_of_drift():
-    found = drift.figures(steady(1))
+    found = day.figures(steady(1))
     assert {figure.value for figure in found if figure.unit is not Unit.MILLISECONDS} == {None}

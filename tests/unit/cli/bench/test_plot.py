@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from vlm_server.cli.bench import plot
-from vlm_server.cli.bench.axes import Axis
+from vlm_server.cli.bench.day import FIXED_WORK, Sample
 from vlm_server.cli.bench.measure import Run
-from vlm_server.cli.bench.scenarios.day import FIXED_WORK, Sample
+from vlm_server.cli.bench.plot import Axis
 
 SVG = "{http://www.w3.org/2000/svg}"
 

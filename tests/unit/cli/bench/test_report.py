@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 from vlm_server.cli.bench import report
-from vlm_server.cli.bench.client import Target
 from vlm_server.cli.bench.figures import Figure, Unit
-from vlm_server.cli.bench.measure import Plan, Run
+from vlm_server.cli.bench.measure import BenchPlan, Run
+from vlm_server.cli.bench.servers import Target
 from vlm_server.cli.client.answer import Answer, failed
 
 TARGETS = [Target("ours", "http://a/v1", "m"), Target("peer", "http://b/v1", "m")]
-PLAN = Plan(("repeat", "right"), 3, (560, 420), seed=5, day_seconds=1.0)
+PLAN = BenchPlan(("repeat", "right"), 3, (560, 420), seed=5, day_seconds=1.0)
 GOOD = Answer(text="a", arrivals=(0.1,), completion_tokens=1)
 BUSY = failed("busy", 0.0)
 
@@ -37,7 +37,7 @@ def runs() -> list[Run]:
 
 
 def test_table():
-    assert report.table(TARGETS, PLAN, runs()).splitlines() == [
+    assert report.comparison(TARGETS, PLAN, runs()).splitlines() == [
         "median [least - most] of 3 rounds; pictures of 560x420; seed 5",
         "",
         "scenario  figure      ours                peer             / ours",
@@ -53,7 +53,7 @@ def test_table():
 def test_table_of_one_round_where_nothing_was_measured():
     nothing = [Run("repeat", 1, "ours", 1.0, [ms(4.0)], [GOOD])]
     nothing.append(Run("repeat", 1, "peer", 1.0, [ms(None)], [failed("no", 0.0)]))
-    assert "repeat    TTFT    ms  4.00  -     -" in report.table(TARGETS, PLAN, nothing)
+    assert "repeat    TTFT    ms  4.00  -     -" in report.comparison(TARGETS, PLAN, nothing)
 
 
 def test_a_bar_is_met_or_missed_and_a_drift_is_not_divided():
@@ -61,7 +61,7 @@ def test_a_bar_is_met_or_missed_and_a_drift_is_not_divided():
         Run("day", 1, name, 1.0, [Figure("d", value, Unit.PERCENT), Figure("b", met, Unit.MET)], [])
         for name, value, met in (("ours", -0.5, 1.0), ("peer", 12.0, 0.0))
     ]
-    rows = report.table(TARGETS, PLAN, made).splitlines()
+    rows = report.comparison(TARGETS, PLAN, made).splitlines()
     assert rows[3:5] == [
         "day       d       %  -0.50  12.0    -",
         "          b          met    missed  -",

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor import situation
-from vlm_server.cli.doctor.checks import config
+from vlm_server.cli.doctor import settings, situation
 from vlm_server.cli.doctor.situation import Situation
 
 
@@ -25,7 +24,7 @@ def seen(path: Path | None = None, *overrides: str) -> Situation:
 def test_all_unknown_names_are_listed_with_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text("[server]\nprot = 1\nport = 8000\nzzz = 1\n[modle]\npath = 'x'\n")
-    found = config.settings(seen(path))
+    found = settings.settings(seen(path))
     assert found.level == "problem"
     assert found.text == (
         "there is no setting server.prot (did you mean port?); there is no setting server.zzz; "
@@ -45,34 +44,34 @@ def test_all_unknown_names_are_listed_with_the_nearest(tmp_path: Path) -> None:
 def test_other_faults_are_those_of_the_settings(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "my.toml"
     path.write_text(text)
-    found = config.settings(seen(path))
+    found = settings.settings(seen(path))
     assert found.level == "problem"
     assert words in found.text
-    assert config.model(seen(path)).level == "warning"
+    assert settings.model(seen(path)).level == "warning"
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    assert config.settings(seen(tmp_path / "none.toml")).level == "problem"
+    assert settings.settings(seen(tmp_path / "none.toml")).level == "problem"
 
 
 def test_good_settings_say_where_they_are_from(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text("[server]\nport = 8001\n")
-    assert config.settings(seen(path)).text == f"valid; 1 set, from {path}"
-    assert config.settings(seen()).text == "valid; all are defaults"
+    assert settings.settings(seen(path)).text == f"valid; 1 set, from {path}"
+    assert settings.settings(seen()).text == "valid; all are defaults"
 
 
 def test_a_model_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "gguf").mkdir()
     (tmp_path / "gguf/model.gguf").touch()
-    found = config.model(seen(None, f"model.path={tmp_path / 'gguf'}"))
+    found = settings.model(seen(None, f"model.path={tmp_path / 'gguf'}"))
     assert found.level == "problem"
     assert "GGUF" in found.text
-    assert config.model(seen(None, f"model.path={tmp_path / 'none'}")).level == "problem"
-    assert "can't read" in config.model(seen(None, f"model.path={tmp_path / ('x' * 300)}")).text
+    assert settings.model(seen(None, f"model.path={tmp_path / 'none'}")).level == "problem"
+    assert "can't read" in settings.model(seen(None, f"model.path={tmp_path / ('x' * 300)}")).text
 
 
 def test_a_model_that_is_not_here_yet() -> None:
-    found = config.model(seen(None, "model.path=nobody/nothing"))
+    found = settings.model(seen(None, "model.path=nobody/nothing"))
     assert found.level == "warning"
     assert "vlm-server pull nobody/nothing" in found.advice
