@@ -18,7 +18,7 @@ from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.service import status
 from vlm_server.cli.service.launchd import LABEL
 from vlm_server.cli.service.launchd import Launchd as Service
-from vlm_server.cli.service.manager import ServiceCommand, State
+from vlm_server.cli.service.manager import ServiceCommand, ServicePhase
 from vlm_server.cli.service.status import wait_for_answer
 from vlm_server.settings import Engine, Server, Settings
 
@@ -50,7 +50,7 @@ class Installed:
         self.manager.path.parent.mkdir(parents=True)
         self.manager.path.write_bytes(self.manager.render(command)[self.manager.path])
 
-    def wait_for(self, state: State) -> None:
+    def wait_for(self, state: ServicePhase) -> None:
         deadline = time.monotonic() + 20
         while (found := self.manager.state()).state != state:
             assert time.monotonic() < deadline, found

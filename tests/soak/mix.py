@@ -13,7 +13,7 @@ from tests.soak.request import Kind, Patience, Request
 from vlm_server.cli.bench.material import (
     DESCRIBE,
     QUESTIONS,
-    Message,
+    ChatMessage,
     assistant,
     data_url,
     random_png,
@@ -71,8 +71,8 @@ class User:
         self.number = number
         self._gallery = gallery
         self._rng = random.Random(f"{seed}/user {number}")
-        self._history: list[Message] = []
-        self._turn: Message = {}
+        self._history: list[ChatMessage] = []
+        self._turn: ChatMessage = {}
 
     def next(self) -> Request:
         """Draw the next request."""
@@ -133,7 +133,7 @@ class User:
                     | {"max_tokens": 48}
                 )
 
-    def _conversation(self) -> list[Message]:
+    def _conversation(self) -> list[ChatMessage]:
         """All turns so far and the next one, which sometimes has a new image."""
         if len(self._history) >= 2 * _TURNS:
             self._history = []

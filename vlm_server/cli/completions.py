@@ -1,6 +1,6 @@
-"""`vlm-server completions`: prints what a shell needs to complete the command line.
+"""`vlm-server completions`: a script that completes the command line in a shell.
 
-Made by shtab from the parser, so it knows every command and option.
+shtab makes it from the parser, so it knows every command and option.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def script(shell: str) -> str:
-    """The script for `shell`."""
+    """Script for `shell`."""
     import shtab
 
     from vlm_server.cli.main import build_parser

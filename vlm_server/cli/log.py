@@ -1,4 +1,4 @@
-"""The daemon's log: where it goes, what is written of it, and how large it becomes."""
+"""The daemon's log: its lines on a terminal and in a file, and bounds on both."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ _MOST_KINDS = 256
 
 
 def for_a_person(settings: Settings, sources: Sources) -> Settings:
-    """`settings` with a quieter log, if it goes to a terminal and its level was not chosen.
-
-    Requests are logged all the same.
-    """
+    """`settings` with a quieter log if it goes to a terminal and its level was not chosen. Requests
+    are logged all the same."""
     if not sys.stderr.isatty() or "log.level" in sources:
         return settings
     logging.getLogger(_ACCESS_LOGGER).setLevel(logging.INFO)
@@ -52,7 +50,7 @@ def for_a_person(settings: Settings, sources: Sources) -> Settings:
 
 
 def has_started() -> None:
-    """Until here, an error of loading is the last thing that `serve` says: not in the log, too."""
+    """Log errors of loading from now on: until here, they are the last line that `serve` prints."""
     logging.getLogger(_LOADING_LOGGER).removeFilter(_is_no_error)
 
 
@@ -80,7 +78,8 @@ class _Recent:
 
 
 class LogRate(logging.Filter):
-    """Lets pass `lines` lines of a kind within `seconds`; says later how many it left out.
+    """Filter that passes `lines` lines of a kind within `seconds`, and counts the others in the
+    next one.
 
     A kind is a logger, a level and the beginning of the text before its values are filled in.
     """
@@ -114,9 +113,10 @@ class LogRate(logging.Filter):
 
 
 class LogFile:
-    """Standard output and standard error, of this process and its children, go to `path`.
+    """Standard output and standard error, of this process and its children, in a file of bounded
+    size.
 
-    It is emptied once it is larger than `max_bytes`; what it held is then in `path.1`, and before
+    It is emptied once it is larger than `max_bytes`; its contents are then in `path.1`, and before
     that in `path.2` and so on: launchd does not rotate logs, and newsyslog needs root. The file is
     not replaced: children hold it open, at its end, wherever that is. A line that is written while
     it is copied may be lost.

@@ -29,7 +29,7 @@ COMMANDS = {
     "bench": ("bench.command", "compare the speed of servers"),
     "completions": ("completions", "print the completions for a shell"),
 }
-"""Each command's module, which adds it to the parser, and what the overview says of it."""
+"""Module of each command, which adds it to the parser, and its line in the overview."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser(words: Sequence[str] | None = None) -> Parser:
-    """The parser of the command line; it sets `run` to the command's function.
+    """Parser of the command line; it sets `run` to the command's function.
 
     Only the module of the command that `words` begin with is imported; all, if they are None.
     """
@@ -79,7 +79,7 @@ def build_parser(words: Sequence[str] | None = None) -> Parser:
 
 
 def report(error: BaseException, options: argparse.Namespace) -> int:
-    """Say in one line what went wrong, with a trace if it is wanted; returns the exit code."""
+    """Print in one line what went wrong, with a trace if it is wanted; returns the exit code."""
     if isinstance(error, BrokenPipeError):
         discard_output()
         return exit_codes.CLOSED_PIPE
@@ -100,7 +100,7 @@ def report(error: BaseException, options: argparse.Namespace) -> int:
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code that means `error`."""
+    """Exit code of `error`."""
     match error:
         case NotAvailable():
             return exit_codes.NOT_AVAILABLE

@@ -1,6 +1,6 @@
-"""The manual page vlm-server(1), made from the parser: `python -m vlm_server.cli.man_page`.
+"""Manual page vlm-server(1) in man(7)'s macros: `python -m vlm_server.cli.man_page`.
 
-docs/vlm-server.1 is what it prints, and the package installs it. In man(7)'s macros.
+docs/vlm-server.1 is its output, which the package installs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PATH_LIKE = re.compile(r"\s+")
 
 
 def render() -> str:
-    """The page."""
+    """Text of the page."""
     parser = build_parser()
     return "\n".join(_lines(parser)) + "\n"
 
@@ -89,7 +89,7 @@ def _terms(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """`text` with what troff would take for its own written out."""
+    """`text` with troff's own characters escaped."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
     escaped = escaped.replace("`", "\\(ga").replace("^", "\\(ha").replace("~", "\\(ti")
     return f"\\&{escaped}" if escaped.startswith(".") else escaped

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_server.cli import options
-from vlm_server.cli.client.daemon import Daemon, address_of, own_key
-from vlm_server.cli.client.own_daemon import running_daemon
+from vlm_server.cli.client.daemon import Daemon, address_of, own_key, running_daemon
 from vlm_server.cli.client.pictures import answer_about, drawn
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.log import set_up_logging
@@ -56,7 +55,8 @@ def pull(arguments: argparse.Namespace) -> int:
 
 
 def list_models(arguments: argparse.Namespace) -> int:
-    """Print a table of what `serve --model` finds by name and of what a daemon serves, or names.
+    """Print a table of the models that `serve --model` finds by name or a daemon serves, or their
+    names.
 
     Raises CommandFailed if the daemon of `--url` does not answer.
     """
@@ -86,7 +86,7 @@ def list_models(arguments: argparse.Namespace) -> int:
 
 
 def _served(arguments: argparse.Namespace, settings: Settings) -> dict[str, str] | None:
-    """The state of each model that the daemon serves; None if none runs, or tells us nothing."""
+    """State of each model that the daemon serves; None if none runs, or it does not say."""
     with Daemon(*address_of(arguments, settings)) as daemon:
         try:
             if arguments.url or daemon.is_there():
@@ -115,14 +115,14 @@ def _listed(found: find.Found) -> dict[str, Any]:
 
 
 def _begun(found: find.Found) -> dict[str, Any]:
-    """A download that was not finished."""
+    """Entry of a download that was not finished."""
     size = sum(path.stat().st_size for path in (found.folder / "blobs").iterdir())
     about = {"family": None, "weights": None, "place": found.place, "folder": str(found.folder)}
     return {"name": found.name, "bytes": size, **about, "complete": False}
 
 
 def _unknown(name: str) -> dict[str, Any]:
-    """A model that a daemon serves, and that is not found here by its name."""
+    """Entry of a model that a daemon serves, and that is not found here by its name."""
     about = dict.fromkeys(("bytes", "family", "weights", "place", "folder"))
     return {"name": name, **about, "complete": True}
 
@@ -137,7 +137,7 @@ def _row(one: dict[str, Any], *, with_state: bool) -> tuple[str, ...]:
 
 
 def remove(arguments: argparse.Namespace) -> int:
-    """Remove a model from the hub's cache, as the cache's own tools would, once that is granted."""
+    """Remove a model from the hub's cache, as the cache's own tools would, once the user agrees."""
     from vlm_server.hub import cached
 
     name = _hub_name(arguments.model)
@@ -181,7 +181,7 @@ def _hub_name(text: str) -> HubName:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Print what is known, then what was answered. Raises ModelLoadError if it can't be served."""
+    """Print facts about a model, and its answers. Raises ModelLoadError if it can't be served."""
     settings = options.load_settings(arguments)
     is_here = Path(settings.model.path).is_dir()
     missing = None if is_here else to_download(settings.model.path)
@@ -199,7 +199,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 async def examine(settings: Settings, missing: HubName | None) -> tuple[Survey, Plan | None]:
-    """The model of `settings`; with the plan for the one that is `missing`."""
+    """Survey of the model of `settings`, with the download plan of the one that is `missing`."""
     plan = await look_up(missing) if missing is not None else None
     return await survey(SurveyRequest(settings.model, settings.memory, plan)), plan
 
@@ -229,7 +229,7 @@ def facts(settings: Settings, found: Survey, plan: Plan | None) -> Iterator[tupl
 
 
 def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
-    """Raises CommandFailed if it does not start, or does not answer."""
+    """Print a daemon's answers to all test questions. Raises CommandFailed."""
     started = time.monotonic()
     own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 10)
     with own as url, Daemon(url, own_key(settings.server)) as daemon:

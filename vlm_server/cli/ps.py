@@ -1,4 +1,4 @@
-"""`vlm-server ps`: what a running daemon has loaded, and what it is doing."""
+"""`vlm-server ps`: the models and requests of a running daemon."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what there is. Raises CommandFailed if no daemon answers."""
+    """Print models and requests. Raises CommandFailed if no daemon answers."""
     import json
 
     from vlm_server.cli.client.daemon import Daemon, address_of

@@ -1,4 +1,4 @@
-"""The parser of the command line: errors of one line, and help with the sections of a manual page.
+"""Parser of the command line: errors of one line, and help with the sections of a manual page.
 
 Knows argparse; knows none of the commands.
 """
@@ -37,10 +37,10 @@ CONFIG_FILES = (
 
 
 class Manual(NamedTuple):
-    """What help says of a command beside its arguments.
+    """Help on a command beside its arguments.
 
-    `examples` are pairs of what it does and the command line; `environment` and `files` pairs of
-    name and text; `exit_codes` pairs of code and text, if they are not those of all commands.
+    `examples` are pairs of purpose and command line; `environment` and `files` pairs of name and
+    text; `exit_codes` pairs of code and text, if they are not those of all commands.
     """
 
     examples: Sequence[tuple[str, str]] = ()
@@ -65,7 +65,7 @@ OVERVIEW = Manual(
 
 
 class Parser(argparse.ArgumentParser):
-    """Of the program, and of each command. Options can't be shortened."""
+    """Parser of the program, and of each command. Options can't be shortened."""
 
     def __init__(self, **options: Any) -> None:
         options |= {"formatter_class": _Formatter, "allow_abbrev": False, "add_help": False}
@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)
 
     def parse_args(self, arguments: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, but says of an unknown option which one is like it."""
+        """Parsed options; an unknown one is an error that names the nearest."""
         if arguments and arguments[0].startswith("-"):  # or it would miss the command first
             self._refuse_unknown([word for word in arguments[:1] if word not in self._options])
         options, unknown = self.parse_known_args(arguments, namespace)
@@ -100,7 +100,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown {kind} {word}{did_you_mean(word, self._options)}")
 
     def error(self, message: str) -> NoReturn:
-        """One line on stderr, and exit code 2; the help, if only a command is missing."""
+        """Print one line on stderr, or the help if only a command is missing; exit with 2."""
         if _NO_ACTION.search(message):
             self.print_help(sys.stderr)
             self.exit(exit_codes.WRONG_SETTINGS)
@@ -108,7 +108,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(exit_codes.WRONG_SETTINGS, f"{self.prog}: {text} (see {self.prog} --help)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """argparse would be content with output that can't be written."""
+        """Write, and raise if it fails: argparse is content with output that can't be written."""
         (file or sys.stderr).write(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -118,7 +118,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"there is no {value!r}{close}")
 
     def format_help(self) -> str:
-        """argparse's, and the sections of the manual."""
+        """Help of argparse, and the sections of the manual."""
         self._action_groups.sort(key=lambda group: group is self.others)
         sections = self._get_formatter()
         for title, rows in self._sections():
@@ -140,7 +140,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """argparse's, but an empty line in a text begins a paragraph."""
+    """Formatter of argparse in which an empty line begins a paragraph."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=_HELP_COLUMN, width=columns())
@@ -151,7 +151,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def commands_of(parser: argparse.ArgumentParser) -> list[tuple[str, argparse.ArgumentParser]]:
-    """Summary and parser of each command that `parser` chooses from."""
+    """Summary and parser of each command that `parser` chooses from; empty for a command itself."""
     return [
         (str(shown.help), action.choices[shown.dest])
         for action in parser._actions
@@ -161,14 +161,14 @@ def commands_of(parser: argparse.ArgumentParser) -> list[tuple[str, argparse.Arg
 
 
 def every(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """`parser`, and those of all commands below it."""
+    """`parser`, and the parsers of all commands below it."""
     yield parser
     for _, each in commands_of(parser):
         yield from every(each)
 
 
 def columns() -> int:
-    """How wide lines may be."""
+    """Width of the lines of help."""
     import shutil
 
     return max(_LEAST_COLUMNS, min(shutil.get_terminal_size().columns - 2, _MOST_COLUMNS))

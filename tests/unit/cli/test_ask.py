@@ -17,8 +17,7 @@ from PIL import Image
 
 from tests import clips
 from vlm_server.cli.ask.media import kind_of, read
-from vlm_server.cli.client.daemon import Daemon, is_local
-from vlm_server.cli.client.own_daemon import running_daemon
+from vlm_server.cli.client.daemon import Daemon, is_local, running_daemon
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.main import main
 from vlm_server.settings import Limits

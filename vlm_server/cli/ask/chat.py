@@ -1,4 +1,4 @@
-"""Questions one after another, at a terminal. What was said is kept until it ends, nowhere else."""
+"""A conversation at a terminal. It is kept in memory until it ends, and nowhere else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from vlm_server.cli.ask import media, shown
-from vlm_server.cli.ask.conversation import Conversation
+from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
 from vlm_server.errors import VlmServerError
 from vlm_server.settings import Limits
@@ -22,8 +22,9 @@ Ask, or give a picture first:  other.png What is different here?
 /new begins anew, /bye or Ctrl-D ends, Ctrl-C stops an answer."""
 
 
-def run(conversation: Conversation, first: Sequence[Medium], limits: Limits) -> int:
-    """Ask until the input ends. `first` are the pictures of the first question."""
+def run(conversation: ChatSession, first: Sequence[Medium], limits: Limits) -> int:
+    """Read and answer lines until the input ends; `first` are the pictures of the first
+    question."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives `input` its line editing and history
     print(_HELP, file=sys.stderr)
@@ -51,10 +52,8 @@ def run(conversation: Conversation, first: Sequence[Medium], limits: Limits) -> 
                 given = _ask(conversation, given, line, limits)
 
 
-def _ask(
-    conversation: Conversation, given: list[Medium], line: str, limits: Limits
-) -> list[Medium]:
-    """Answer one line; returns the pictures that are still to be asked about."""
+def _ask(conversation: ChatSession, given: list[Medium], line: str, limits: Limits) -> list[Medium]:
+    """Answer one line; returns the pictures whose question is still to come."""
     screen, num_said = shown.Screen(), len(conversation)
     try:
         files, question = files_and_question(line)
@@ -76,7 +75,7 @@ def _ask(
 
 
 def files_and_question(line: str) -> tuple[list[str], str]:
-    """The files that `line` begins with, quoted or escaped as terminals drop them, and the rest."""
+    """Files at the beginning of `line`, quoted or escaped as terminals drop them, and the rest."""
     files: list[str] = []
     rest = line
     while rest:
@@ -91,7 +90,7 @@ def files_and_question(line: str) -> tuple[list[str], str]:
 
 
 def _first_word(text: str) -> tuple[str, str]:
-    """The first word as a shell would read it, and what comes after it."""
+    """First word as a shell reads it, and the text after it."""
     stream = io.StringIO(text)
     lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""

@@ -1,4 +1,4 @@
-"""A conversation with one model: what was said, and the next answer as it arrives."""
+"""A conversation with one model: the messages so far, and the next answer as it arrives."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ OnText = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Reply:
+class ChatReply:
     """One answer. Times are seconds since the request was sent.
 
-    `picture` is the last one of the conversation, to which `regions` refer.
+    `picture` is the last one of the conversation; `regions` are places in it.
     """
 
     model: str
@@ -37,8 +37,9 @@ class Reply:
     regions: Sequence[Region] = ()
 
 
-class Conversation:
-    """Every question is sent with all that was said before, of which the daemon caches the most."""
+class ChatSession:
+    """Messages of a conversation. Each question is sent with all before it, most of which the
+    daemon has cached."""
 
     def __init__(
         self, daemon: Daemon, model: dict[str, Any], max_tokens: int | None, system: str | None
@@ -53,23 +54,24 @@ class Conversation:
         self._key = ""
 
     def __len__(self) -> int:
-        """Questions and answers so far."""
+        """Number of questions and answers so far."""
         return len(self._messages)
 
     def forget(self) -> None:
         """Start a new conversation."""
         self._messages, self._picture, self._key = [], None, ""
 
-    async def ask(self, media: Sequence[Medium], question: str, on_text: OnText) -> Reply:
-        """The answer; `on_text` gets its pieces. Raises CommandFailed.
+    async def ask(self, media: Sequence[Medium], question: str, on_text: OnText) -> ChatReply:
+        """Answer to `question`; `on_text` gets its pieces. Raises CommandFailed.
 
-        What was answered before an interrupt counts as said; a question that failed does not.
+        An answer cut off by an interrupt becomes part of the conversation; a failed question does
+        not.
         """
         content = [*(medium.part for medium in media), {"type": "text", "text": question}]
         asked = [*self._messages, {"role": "user", "content": content}]
         pictures = [medium for medium in media if not medium.is_video]
         picture = pictures[-1] if pictures else self._picture
-        reply = Reply(self._model, picture=picture)
+        reply = ChatReply(self._model, picture=picture)
         try:
             await self._receive(reply, asked, on_text)
         finally:
@@ -78,7 +80,9 @@ class Conversation:
                 self._picture = picture
         return reply
 
-    async def _receive(self, reply: Reply, messages: list[dict[str, Any]], on_text: OnText) -> None:
+    async def _receive(
+        self, reply: ChatReply, messages: list[dict[str, Any]], on_text: OnText
+    ) -> None:
         body = self._body(messages)
         self._key = self._key or routing_key(messages)
         sent = time.perf_counter()

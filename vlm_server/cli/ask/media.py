@@ -1,4 +1,5 @@
-"""What the words of a question are: files, and then the question."""
+"""Arguments of `ask`: the pictures and videos, checked before anything is started, and the
+question."""
 
 from __future__ import annotations
 
@@ -29,19 +30,21 @@ _SIGNATURES = (
 )
 _UNKNOWN = "application/octet-stream"
 _STILL_BRANDS = (b"mif1", b"msf1")
-"""Of pictures in a file of MP4's form that is neither HEIC nor AVIF: refused as what they are."""
+"""Brands of pictures in MP4's container that are neither HEIC nor AVIF; they are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """`files` may hold `-`, and so may `question`: standard input. None is no question."""
+    """Files and question of the command line. `-` in either is standard input; None is no
+    question."""
 
     files: Sequence[str]
     question: str | None
 
 
 def split(words: Sequence[str]) -> Words:
-    """All words but the last are files, and so is the last one if it is or looks like one.
+    """Files and question in `words`: the last word is the question unless it is, or looks like, a
+    file.
 
     Raises ConfigError if two of them are standard input.
     """
@@ -71,7 +74,7 @@ def is_media_file(word: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """A picture or a video: what it is called, its MIME type and its bytes."""
+    """A picture or a video: name, MIME type and bytes."""
 
     name: str
     kind: str
@@ -83,20 +86,20 @@ class Medium:
 
     @property
     def url(self) -> str:
-        """Its data URL."""
+        """Data URL."""
         return f"data:{self.kind};base64,{base64.b64encode(self.data).decode()}"
 
     @property
     def part(self) -> dict[str, Any]:
-        """The content part of a message."""
+        """Content part of a chat message."""
         kind = "video_url" if self.is_video else "image_url"
         return {"type": kind, kind: {"url": self.url}}
 
 
 def read(word: str, limits: Limits, stdin: Callable[[], bytes] | None = None) -> Medium:
-    """The medium in the file `word`, or in standard input.
+    """Medium in the file `word`, or in standard input.
 
-    Raises CommandFailed for what can't be read, and for what the daemon would refuse.
+    Raises CommandFailed for a file that can't be read, or that the daemon would refuse.
     """
     name = "standard input" if word == STDIN else word
     try:
@@ -118,7 +121,7 @@ def read(word: str, limits: Limits, stdin: Callable[[], bytes] | None = None) ->
 
 
 def kind_of(name: str, data: bytes) -> str:
-    """The MIME type that the first bytes or else the name imply."""
+    """MIME type by the first bytes of `data`, else by `name`."""
     guess = mimetypes.guess_type(name)[0] or _UNKNOWN
     if brand := heif_header.brand(data):
         return f"image/{brand.lower()}"

@@ -1,4 +1,9 @@
-"""Boxes and points in what a model wrote: the forms that the page knows (`regions.js`)."""
+"""Boxes and points in an answer: found in its text, drawn on its picture, shown in a terminal.
+
+The forms are those that the page knows (`regions.js`). A terminal's protocol is told by its
+environment: a query's answer could end up in what the next program reads. Protocols:
+https://sw.kovidgoyal.net/kitty/graphics-protocol/, https://iterm2.com/documentation-images.html.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +60,11 @@ class Region:
 
 
 def find_regions(text: str, scale: tuple[float, float] = (_THOUSAND, _THOUSAND)) -> list[Region]:
-    """All in `text`. `scale` is what the right and the lower edge of the picture are.
+    """Regions in `text`; `scale` is the right and the lower edge of the picture in the model's
+    units.
 
-    That is 1000 for both unless the model's family counts the pixels that it saw; box_2d (y
-    first, to 1000) and Molmo's points (percent) have scales of their own.
+    1000 for both unless the model's family counts the pixels of its input. box_2d (y first, to
+    1000) and Molmo's points (percent) have scales of their own.
     """
     across, down = scale
     found = [*_boxes(text, across, down), *_points(text, across, down)]
@@ -101,7 +107,7 @@ def _point(x: str, y: str, across: float, down: float, label: str = "") -> Regio
 
 
 def _label_of(text: str, match: re.Match[str]) -> str:
-    """The label of the JSON object that the match stands in."""
+    """Label in the JSON object around the match."""
     start, end = text.rfind("{", 0, match.start() + 1), text.find("}", match.start())
     around = text[start : end if end >= 0 else None] if start >= 0 else ""
     found = _LABEL.search(around)
@@ -114,7 +120,7 @@ def _is_inside(region: Region) -> bool:
 
 
 def drawn(data: bytes, regions: Sequence[Region]) -> Image.Image:
-    """The picture in `data`, upright, with `regions` marked and labelled on it."""
+    """Picture in `data`, upright, with `regions` marked and labelled."""
     with Image.open(io.BytesIO(data)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")
     side = math.sqrt(image.width * image.height)
@@ -135,7 +141,7 @@ def drawn(data: bytes, regions: Sequence[Region]) -> Image.Image:
 
 
 def upright_size(data: bytes) -> tuple[int, int]:
-    """Width and height of the picture in `data`, in pixels, rotated as it says."""
+    """Width and height in pixels of the picture in `data`, as its orientation says."""
     with Image.open(io.BytesIO(data)) as opened:
         return ImageOps.exif_transpose(opened).size
 
@@ -143,7 +149,7 @@ def upright_size(data: bytes) -> tuple[int, int]:
 def _write(
     draw: ImageDraw.ImageDraw, at: tuple[float, float], label: str, colour: str, size: int
 ) -> None:
-    """A label above `at`, or below it where there is no room."""
+    """Write `label` above `at`, or below it where there is no room."""
     font = ImageFont.load_default(size)
     left, top, right, bottom = draw.textbbox((0, 0), label, font)
     width, height = right - left + size / 2, bottom - top + size / 2
@@ -163,7 +169,7 @@ def check_target(path: Path) -> None:
 
 
 def save(image: Image.Image, path: Path) -> None:
-    """Raises CommandFailed."""
+    """Write `image` to `path`. Raises CommandFailed."""
     try:
         image.save(path, _FORMATS[path.suffix.lower()])
     except OSError as error:
@@ -171,7 +177,7 @@ def save(image: Image.Image, path: Path) -> None:
 
 
 def protocol_of(environment: Mapping[str, str]) -> Protocol | None:
-    """What the terminal of `environment` knows; None inside tmux and screen, which pass neither."""
+    """Image protocol of the terminal; None inside tmux and screen, which pass neither on."""
     term = environment.get("TERM", "")
     if environment.get("TMUX") or term.startswith(_MULTIPLEXERS) or term in ("", "dumb"):
         return None
@@ -184,7 +190,7 @@ def protocol_of(environment: Mapping[str, str]) -> Protocol | None:
 
 
 def sequence(image: Image.Image, protocol: Protocol, columns: int) -> str:
-    """What to write to a terminal of `columns` to show `image`."""
+    """Escape sequence that shows `image` in a terminal of `columns`."""
     small = image.copy()
     small.thumbnail((_MAX_SIDE_PIXELS, _MAX_SIDE_PIXELS))
     png = io.BytesIO()

@@ -1,4 +1,4 @@
-"""What is printed of an answer: text as it comes, or one JSON object; and the marked picture."""
+"""Output of `ask`: the answer's text as it arrives, or one JSON object; and the marked picture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from vlm_server.cli.ask import regions
-from vlm_server.cli.ask.conversation import Reply
+from vlm_server.cli.ask.conversation import ChatReply
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.text import printable
@@ -22,7 +22,7 @@ _WAITING = "waiting for the answer"
 
 
 class Screen:
-    """Text on stdout as it comes; until then, something that moves on a terminal's stderr."""
+    """Answer on stdout; until its text comes, a spinner on a terminal's stderr."""
 
     def __init__(self) -> None:
         self._waiting = ProgressLine(sys.stderr)
@@ -30,32 +30,32 @@ class Screen:
         self._ends_line = True
 
     def wait(self) -> None:
-        """Show that the answer is awaited."""
+        """Show the spinner."""
         if sys.stderr.isatty():
             self._waiting.show(_WAITING, None)
 
     def write(self, text: str) -> None:
-        """Print a piece of the answer. A terminal gets no control characters from a model."""
+        """Print a piece of the answer, without control characters if it goes to a terminal."""
         self._waiting.clear()
         print(printable(text) if self._is_terminal else text, end="", flush=True)
         self._ends_line = text.endswith("\n")
 
     def clear(self, _: str = "") -> None:
-        """Show no longer that the answer is awaited; a piece of it is not printed."""
+        """Remove the spinner, and print nothing of the piece."""
         self._waiting.clear()
 
     def end(self) -> None:
-        """The answer is over, whole or not."""
+        """End the line of an answer, complete or not."""
         self._waiting.clear()
         if not self._ends_line:
             print(flush=True)
         self._ends_line = True
 
 
-def after(reply: Reply, save_boxes: Path | None, *, is_quiet: bool = False) -> None:
-    """Say what the text does not: that it was cut off, and what it points at.
+def after(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) -> None:
+    """Print what follows an answer: that it was cut off, and its picture with boxes and points.
 
-    `is_quiet`: only write `save_boxes`. Raises CommandFailed if there is nothing to save to it.
+    `is_quiet`: only write `save_boxes`. Raises CommandFailed if there is nothing to write.
     """
     if reply.finish_reason == "length" and not is_quiet:
         print("(cut off at the longest answer allowed: --max-tokens)", file=sys.stderr)
@@ -70,8 +70,8 @@ def after(reply: Reply, save_boxes: Path | None, *, is_quiet: bool = False) -> N
         raise CommandFailed(f"{save_boxes} was not written: the answer has no boxes or points")
 
 
-def as_json(reply: Reply) -> str:
-    """The answer as one object; `regions` in pixels of the last picture."""
+def as_json(reply: ChatReply) -> str:
+    """Answer as one JSON object; `regions` in pixels of the last picture."""
     usage, seconds = reply.usage, reply.total_seconds
     said: dict[str, Any] = {
         "model": reply.model,
@@ -93,15 +93,15 @@ def as_json(reply: Reply) -> str:
     return json.dumps(said, ensure_ascii=False)
 
 
-def _rate(reply: Reply) -> float | None:
-    """Tokens per second after the first; None where too little came in pieces to tell."""
+def _rate(reply: ChatReply) -> float | None:
+    """Tokens per second after the first; None for an answer in too few pieces to measure."""
     if reply.first_text_seconds is None or reply.num_pieces < _LEAST_PIECES:
         return None
     tokens, seconds = reply.usage.completion_tokens, reply.total_seconds - reply.first_text_seconds
     return (tokens - 1) / seconds if tokens and seconds > 0 else None
 
 
-def _regions(reply: Reply) -> list[dict[str, Any]]:
+def _regions(reply: ChatReply) -> list[dict[str, Any]]:
     if not reply.regions or reply.picture is None:
         return []
     width, height = regions.upright_size(reply.picture.data)

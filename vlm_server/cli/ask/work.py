@@ -1,4 +1,4 @@
-"""The order of work of `vlm-server ask`: look at what was given, find a daemon, ask, show."""
+"""Steps of `vlm-server ask`: check the arguments, find or start a daemon, ask, print."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 
 from vlm_server.cli import options
 from vlm_server.cli.ask import chat, media, regions, shown
-from vlm_server.cli.ask.conversation import Conversation
+from vlm_server.cli.ask.conversation import ChatSession
 from vlm_server.cli.ask.media import Medium
-from vlm_server.cli.client.daemon import Daemon, address_of, is_local
-from vlm_server.cli.client.own_daemon import running_daemon
+from vlm_server.cli.client.daemon import Daemon, address_of, is_local, running_daemon
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.text import did_you_mean
@@ -24,12 +23,12 @@ from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings
 from vlm_server.settings.paths import expanded
 
-Model = dict[str, Any]
-"""What `/v1/models` says of one model."""
+ServedModel = dict[str, Any]
+"""One entry of `/v1/models`."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """See `ask.run`. All that can be wrong with the arguments is said before anything starts."""
+    """Answer one question, or hold a conversation. Wrong arguments raise before anything starts."""
     settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
     given = media.split(arguments.words)
     if arguments.max_tokens is not None and arguments.max_tokens < 1:
@@ -42,14 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
     attached = [media.read(word, settings.limits) for word in given.files]
     question = None if is_chat else question_of(given)
     with ready_daemon(arguments, settings) as (daemon, model):
-        conversation = Conversation(daemon, model, arguments.max_tokens, arguments.system)
+        conversation = ChatSession(daemon, model, arguments.max_tokens, arguments.system)
         if question is None:
             return chat.run(conversation, attached, settings.limits)
         return answer(arguments, conversation, attached, question)
 
 
 def question_of(given: media.Words) -> str:
-    """The question of the command line, or of standard input. Raises CommandFailed."""
+    """Question of the command line, or of standard input. Raises CommandFailed and ConfigError."""
     if given.question not in (None, media.STDIN):
         return str(given.question)
     if media.STDIN in given.files:
@@ -65,7 +64,7 @@ def question_of(given: media.Words) -> str:
 
 def answer(
     arguments: argparse.Namespace,
-    conversation: Conversation,
+    conversation: ChatSession,
     attached: Sequence[Medium],
     question: str,
 ) -> int:
@@ -86,11 +85,10 @@ def answer(
 @contextmanager
 def ready_daemon(
     arguments: argparse.Namespace, settings: Settings
-) -> Iterator[tuple[Daemon, Model]]:
-    """A daemon whose model is loaded, and that model: a running one, or one started for this.
+) -> Iterator[tuple[Daemon, ServedModel]]:
+    """Daemon whose model is loaded, and that model: a running daemon, or one started here.
 
-    Raises CommandFailed if there is none, or not with this model; ConfigError for a model that
-    nobody has.
+    Raises CommandFailed if there is none, or not with this model; ConfigError for an unknown model.
     """
     url, api_key = address_of(arguments, settings)
     with Daemon(url, api_key) as daemon:
@@ -110,8 +108,8 @@ def ready_daemon(
         yield daemon, model
 
 
-def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings) -> Model:
-    """The model of a daemon that is there, once it is loaded: more is known of it then."""
+def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings) -> ServedModel:
+    """Model of a running daemon, once it is loaded: `/v1/models` then says more of it."""
     progress = ProgressLine(sys.stderr)
     try:
         daemon.wait_ready(settings.engine.start_timeout_seconds, progress.show)
@@ -121,8 +119,10 @@ def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings)
     return _chosen(listed, arguments.model, settings) or listed[0]
 
 
-def _chosen(listed: Sequence[Model], wanted: str | None, settings: Settings) -> Model | None:
-    """The model that is `wanted`, else that of the settings, else the first."""
+def _chosen(
+    listed: Sequence[ServedModel], wanted: str | None, settings: Settings
+) -> ServedModel | None:
+    """Model that is `wanted`, else that of the settings, else the first."""
     names = _names_of(wanted, settings) if wanted else [settings.model.name]
     if not any(names):
         return listed[0] if listed else None
@@ -130,16 +130,19 @@ def _chosen(listed: Sequence[Model], wanted: str | None, settings: Settings) -> 
 
 
 def _names_of(wanted: str, settings: Settings) -> list[str]:
-    """What the API may call a model that the command line calls `wanted`."""
+    """Names by which the API may know a model that the command line calls `wanted`."""
     found = find.find(wanted, settings.model.search_paths)
     hub = HubName.parse(wanted)
     return [wanted, *([found.name] if found else []), *([hub.repo] if hub else [])]
 
 
 def _check_may_start(
-    arguments: argparse.Namespace, settings: Settings, url: str, listed: Sequence[Model] | None
+    arguments: argparse.Namespace,
+    settings: Settings,
+    url: str,
+    listed: Sequence[ServedModel] | None,
 ) -> None:
-    """Raises CommandFailed or ConfigError where a daemon of our own would not help."""
+    """Raises CommandFailed or ConfigError where a daemon of its own would not help."""
     served = [str(model["id"]) for model in listed or ()]
     wanted = arguments.model
     if arguments.url or not is_local(url):

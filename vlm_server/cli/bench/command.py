@@ -25,7 +25,7 @@ USUAL = (
     "text",
     "right",
 )
-"""The scenarios that run unless others are named."""
+"""Scenarios that run unless others are named."""
 SCENARIOS = (*USUAL, "streams", "longagent", "agents4", "day")
 _MANUAL = Manual(
     examples=(

@@ -1,8 +1,10 @@
-"""A day of mixed requests, compressed: does the server stay as fast as it was in the morning?
+"""The scenario `day`: a day of mixed requests, compressed, and the server's drift over it.
 
-The day consists of rounds. Each has the same work with new pictures and words, in an order drawn
-from the seed: an agent, a burst of several users, a user with questions, texts. Then nobody asks
-for a while. Whole rounds are compared, so that all have requests of the same kinds and sizes.
+The day consists of rounds. Each has the same requests with new pictures and words, in an order
+drawn from the seed: an agent, a burst of several users, a user with questions, texts; then a pause.
+Whole rounds are compared, so that all have requests of the same kinds and sizes. Drift is the end
+of the day against its beginning, by kind of request; the machine's own drift is measured by fixed
+work.
 """
 
 from __future__ import annotations
@@ -24,30 +26,37 @@ from vlm_server.cli.bench.figures import (
     percent,
     quotient,
 )
-from vlm_server.cli.bench.material import DESCRIBE, QUESTIONS, Material, Message, assistant, user
+from vlm_server.cli.bench.material import (
+    DESCRIBE,
+    QUESTIONS,
+    ChatMessage,
+    Material,
+    assistant,
+    user,
+)
 from vlm_server.cli.bench.servers import Client
 
 NAME = "day"
 FIXED_WORK = "fixed work"
-"""Work of this process that no server has a part in: the machine's own speed."""
+"""Work of this process alone: the machine's own speed."""
 _FIXED_WORKS = 3
 _AGENT_TURNS = 6
 _BURST_USERS = 4
 _QUESTIONS = 4
 _STORIES = 2
 _THINK_SECONDS = (0.02, 0.2)
-"""Between an answer and what the same user asks next."""
+"""Pause between an answer and the same user's next request."""
 _IDLE_SECONDS = (1.5, 4.0)
-"""What is left of hours in which nobody asks."""
+"""Pause after a round, for hours without requests."""
 MOST_DRIFT = 0.03
 _PARTS = 10
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """One request of a day. `seconds` is when it was sent, since the day began; `round` counts
-    from 0. Requests of one `kind` have the same size. `ttft` is None if it failed.
+class DaySample(msgspec.Struct, frozen=True):
+    """One request of a day. `seconds` is when it was sent, since the day began; `round` counts from
+    0. Requests of one `kind` have the same size. `ttft` is None if it failed.
 
-    `FIXED_WORK` is no request: its `ttft` is how long the work took.
+    Of `FIXED_WORK`, `ttft` is how long the work took.
     """
 
     kind: str
@@ -56,11 +65,9 @@ class Sample(msgspec.Struct, frozen=True):
     ttft: float | None
 
 
-async def spend_day(client: Client, material: Material, seconds: float) -> list[Sample]:
-    """Ask until so much time is over; a round that has begun is completed.
-
-    The samples are in the order in which the answers ended.
-    """
+async def spend_day(client: Client, material: Material, seconds: float) -> list[DaySample]:
+    """Samples of whole rounds that take `seconds` or a little longer, in the order of their
+    answers' ends."""
     day = Day(client, material)
     while day.elapsed_seconds < seconds:
         await day.spend_round()
@@ -68,7 +75,7 @@ async def spend_day(client: Client, material: Material, seconds: float) -> list[
 
 
 class Day:
-    """Asks one server, round after round; `samples` are of the rounds until now."""
+    """Rounds of a day with one server; `samples` are those of the rounds so far."""
 
     def __init__(self, client: Client, material: Material) -> None:
         self._client = client
@@ -76,14 +83,14 @@ class Day:
         self._round = 0
         self._picture = Image.new("RGB", (2000, 1500))
         self._start = time.perf_counter()
-        self.samples: list[Sample] = []
+        self.samples: list[DaySample] = []
 
     @property
     def elapsed_seconds(self) -> float:
         return time.perf_counter() - self._start
 
     async def spend_round(self) -> None:
-        """All the work once, then the idle stretch."""
+        """All requests once, then the pause."""
         await self._ask("text after idle", self._material.story(), 24)
         works: list[Callable[[], Awaitable[None]]]
         works = [self._agent, self._burst, self._questions, self._stories]
@@ -97,7 +104,7 @@ class Day:
 
     async def _agent(self) -> None:
         """A conversation with a new picture in every turn."""
-        messages: list[Message] = [self._material.system()]
+        messages: list[ChatMessage] = [self._material.system()]
         for turn in range(1, _AGENT_TURNS + 1):
             messages.append(user(f"Step {turn}: what changed?", self._material.image()))
             answer = await self._ask(f"agent, turn {turn}", messages, 12)
@@ -122,25 +129,25 @@ class Day:
             await self._ask("text", self._material.story(), 48)
             await self._think()
 
-    async def _ask(self, kind: str, messages: list[Message], max_tokens: int) -> str:
+    async def _ask(self, kind: str, messages: list[ChatMessage], max_tokens: int) -> str:
         round_, sent = self._round, self.elapsed_seconds
         answer = await self._client.ask(messages, max_tokens)
-        self.samples.append(Sample(kind, round_, sent, answer.ttft))
+        self.samples.append(DaySample(kind, round_, sent, answer.ttft))
         return answer.text
 
     def _work(self) -> None:
-        """Make the same picture smaller, while no request is under way."""
+        """Fixed work: make the same picture smaller, while no request is under way."""
         sent, start = self.elapsed_seconds, time.perf_counter()
         self._picture.resize((500, 375), Image.Resampling.LANCZOS)
         seconds = time.perf_counter() - start
-        self.samples.append(Sample(FIXED_WORK, self._round, sent, seconds))
+        self.samples.append(DaySample(FIXED_WORK, self._round, sent, seconds))
 
     async def _think(self) -> None:
         await asyncio.sleep(self._material.seconds(*_THINK_SECONDS))
 
 
-def figures(samples: Sequence[Sample]) -> list[Figure]:
-    """The drift and whether it is within `MOST_DRIFT`, then each kind's median and drift."""
+def figures(samples: Sequence[DaySample]) -> list[Figure]:
+    """Drift and whether it is within `MOST_DRIFT`, then each kind's median and drift."""
     by_part = parts(samples)
     found = levels(samples)
     drift = quotient(found[-1], found[0]) if len(found) > 1 else None
@@ -163,63 +170,61 @@ def figures(samples: Sequence[Sample]) -> list[Figure]:
     ]
 
 
-def parts(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """The day in ten parts of as many whole rounds each, as nearly as that goes.
-
-    A day of fewer rounds has fewer parts.
-    """
+def parts(samples: Sequence[DaySample]) -> list[list[DaySample]]:
+    """Ten parts of the day, of as many whole rounds each as possible; fewer for a day of fewer
+    rounds."""
     num_rounds = max((sample.round for sample in samples), default=-1) + 1
     num_parts = min(_PARTS, num_rounds)
-    found: list[list[Sample]] = [[] for _ in range(num_parts)]
+    found: list[list[DaySample]] = [[] for _ in range(num_parts)]
     for sample in samples:
         found[sample.round * num_parts // num_rounds].append(sample)
     return found
 
 
-def levels(samples: Sequence[Sample]) -> list[float | None]:
-    """How slow each part of the day is, 1.0 being usual: the median over the kinds of request of
-    the kind's median TTFT in this part, divided by that of the whole day."""
+def levels(samples: Sequence[DaySample]) -> list[float | None]:
+    """Slowness of each part of the day, 1.0 being usual: median over the kinds of request of the
+    kind's median TTFT in this part, divided by that of the whole day."""
     return _levels(samples, _kinds(samples))
 
 
-def fixed_work_levels(samples: Sequence[Sample]) -> list[float | None]:
-    """The same of the machine by itself."""
+def fixed_work_levels(samples: Sequence[DaySample]) -> list[float | None]:
+    """Slowness of the machine itself in each part of the day."""
     return _levels(samples, [FIXED_WORK])
 
 
-def relative(samples: Sequence[Sample]) -> list[tuple[Sample, float]]:
-    """Each request that has a TTFT, with that TTFT divided by the median of its kind."""
+def relative(samples: Sequence[DaySample]) -> list[tuple[DaySample, float]]:
+    """Samples with a TTFT, and that TTFT divided by the median of the sample's kind."""
     usual = {kind: _of(kind, samples) for kind in _kinds(samples)}
     asked = (sample for sample in samples if sample.kind in usual)
     found = [(sample, quotient(sample.ttft, usual[sample.kind])) for sample in asked]
     return [(sample, value) for sample, value in found if value is not None]
 
 
-def _kinds(samples: Sequence[Sample]) -> list[str]:
-    """Of requests."""
+def _kinds(samples: Sequence[DaySample]) -> list[str]:
+    """Kinds of request, without the fixed work."""
     return sorted({sample.kind for sample in samples} - {FIXED_WORK})
 
 
-def _levels(samples: Sequence[Sample], kinds: Sequence[str]) -> list[float | None]:
+def _levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | None]:
     usual = {kind: _of(kind, samples) for kind in kinds}
     return [
         median(quotient(_of(kind, part), usual[kind]) for kind in kinds) for part in parts(samples)
     ]
 
 
-def _of(kind: str, samples: Sequence[Sample]) -> float | None:
-    """The median TTFT."""
+def _of(kind: str, samples: Sequence[DaySample]) -> float | None:
+    """Median TTFT of one kind."""
     return median(sample.ttft for sample in samples if sample.kind == kind)
 
 
-def _drift_of(kind: str, by_part: Sequence[Sequence[Sample]]) -> float | None:
+def _drift_of(kind: str, by_part: Sequence[Sequence[DaySample]]) -> float | None:
     if len(by_part) < 2:
         return None
     return quotient(_of(kind, by_part[-1]), _of(kind, by_part[0]))
 
 
 def _spread(values: Sequence[float | None]) -> float | None:
-    """The largest divided by the smallest."""
+    """Largest value divided by the smallest."""
     seen = known(values)
     return quotient(max(seen), min(seen)) if len(seen) > 1 else None
 

@@ -1,4 +1,4 @@
-"""Makes random images, which no server has cached."""
+"""Images and messages of the requests, drawn from a seed; no server has the images cached."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_SIDE_PIXELS = 8192
 
 
 T = TypeVar("T")
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
 """One message of a chat request, as JSON."""
 DESCRIBE = "Describe this image in one sentence."
 QUESTIONS = (
@@ -37,7 +37,7 @@ _ENDS = ("first", "with care", "one by one", "before you act", "at every step", 
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """`560x420` as (width, height). Raises ConfigError."""
+    """`560x420` as (width, height) in pixels. Raises ConfigError."""
     found = re.fullmatch(r"([0-9]{1,5})[x×]([0-9]{1,5})", text.strip().lower())  # noqa: RUF001
     size = (int(found[1]), int(found[2])) if found else (0, 0)
     if not all(BLOCK_PIXELS <= side <= _MAX_SIDE_PIXELS for side in size):
@@ -48,7 +48,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def random_png(size: tuple[int, int], rng: random.Random) -> bytes:
-    """A PNG of `size` (width, height) made of random blocks; determined by `rng`."""
+    """PNG of `size` (width, height) made of random blocks; determined by `rng`."""
     width, height = size
     columns, rows = -(-width // BLOCK_PIXELS), -(-height // BLOCK_PIXELS)
     blocks = Image.frombytes("RGB", (columns, rows), rng.randbytes(3 * columns * rows))
@@ -60,15 +60,15 @@ def random_png(size: tuple[int, int], rng: random.Random) -> bytes:
 
 
 def data_url(png: bytes) -> str:
-    """`png` as a data URL."""
+    """Data URL of a PNG."""
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 class Material:
-    """The images and words of one scenario in one round.
+    """Images and words of one scenario in one round.
 
     The same (seed, round, scenario) gives the same sequence, so that every server gets the same
-    requests. Every round has its own, so that nothing is cached from an earlier one.
+    requests; another round gives another, so that nothing is cached.
     """
 
     def __init__(self, size: tuple[int, int], seed: int, scenario: str, round_: int) -> None:
@@ -79,12 +79,12 @@ class Material:
         """The data URL of a new image."""
         return data_url(random_png(self._size, self._rng))
 
-    def story(self) -> list[Message]:
+    def story(self) -> list[ChatMessage]:
         """A text request that invites a long answer, new in its first words."""
         words = f"{self._rng.choice(_NOUNS)} and {self._rng.randrange(10**6)} {self._end()}"
         return [user(f"{words}: write a long story about that.")]
 
-    def system(self) -> Message:
+    def system(self) -> ChatMessage:
         """A system prompt of 20 short sentences."""
         sentences = (
             f"{self._rng.choice(_VERBS).capitalize()} the {self._rng.choice(_NOUNS)} {self._end()}."
@@ -96,14 +96,14 @@ class Material:
         return self._rng.sample(items, len(items))
 
     def seconds(self, least: float, most: float) -> float:
-        """How long a user waits."""
+        """Pause of a user."""
         return self._rng.uniform(least, most)
 
     def _end(self) -> str:
         return self._rng.choice(_ENDS)
 
 
-def user(text: str, *urls: str) -> Message:
+def user(text: str, *urls: str) -> ChatMessage:
     """A user's message: the images at `urls`, then `text`."""
     if not urls:
         return {"role": "user", "content": text}
@@ -111,5 +111,5 @@ def user(text: str, *urls: str) -> Message:
     return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
 
 
-def assistant(text: str) -> Message:
+def assistant(text: str) -> ChatMessage:
     return {"role": "assistant", "content": text}

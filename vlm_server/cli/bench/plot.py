@@ -1,4 +1,4 @@
-"""Draws days as SVG: each request's TTFT over time, and below it how slow each tenth was."""
+"""SVG drawings of days: each request's TTFT over time, and below it the slowness of each tenth."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from html import escape
 import msgspec
 
 from vlm_server.cli.bench import day
-from vlm_server.cli.bench.day import FIXED_WORK, Sample
-from vlm_server.cli.bench.measure import Run
+from vlm_server.cli.bench.day import FIXED_WORK, DaySample
+from vlm_server.cli.bench.measure import BenchRun
 
 _WIDTH = 960
 _LEFT, _RIGHT = 70, 170
@@ -20,13 +20,13 @@ _HEIGHT = _TITLE + _UPPER + _GAP + _LOWER + _BOTTOM
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MACHINE_COLOR = "#cc3311"
 _SHOWN_RANGE = (0.8, 1.2)
-"""Of the lower panel; requests beyond are drawn at its border."""
+"""Range of the lower panel; requests beyond are drawn at its border."""
 _MOST_STEPS = 10
 _DOT = 1.8
 
 
-def svg(runs: Sequence[Run]) -> str:
-    """One drawing of all days among `runs`, one below the other."""
+def svg(runs: Sequence[BenchRun]) -> str:
+    """Drawing of all days among `runs`, one below the other."""
     days = [run for run in runs if run.samples]
     height = max(1, len(days)) * _HEIGHT
     drawn: list[str] = []
@@ -40,7 +40,7 @@ def svg(runs: Sequence[Run]) -> str:
     return "\n".join([head, ground, *drawn, "</svg>\n"])
 
 
-def _day(run: Run) -> Iterator[str]:
+def _day(run: BenchRun) -> Iterator[str]:
     asked = [sample for sample in run.samples if sample.kind != FIXED_WORK]
     title = f"{run.server}, round {run.round}: {len(asked)} requests"
     yield f'<text x="{_LEFT}" y="18" font-weight="bold">{escape(title)}</text>'
@@ -49,8 +49,8 @@ def _day(run: Run) -> Iterator[str]:
     yield from _levels(run, minutes)
 
 
-def _times(samples: Sequence[Sample], minutes: Axis) -> Iterator[str]:
-    """The upper panel: a dot for each request, a colour for each group of kinds."""
+def _times(samples: Sequence[DaySample], minutes: Axis) -> Iterator[str]:
+    """Upper panel: a dot for each request, a colour for each group of kinds."""
     known = [1000 * sample.ttft for sample in samples if sample.ttft]
     low, high = min(known, default=1.0), max(known, default=10.0)
     scale = Axis(low / 1.3, high * 1.3, _TITLE + _UPPER, _TITLE, is_logarithmic=True)
@@ -65,8 +65,8 @@ def _times(samples: Sequence[Sample], minutes: Axis) -> Iterator[str]:
         yield from _key(number, color, group)
 
 
-def _levels(run: Run, minutes: Axis) -> Iterator[str]:
-    """The lower panel: each request against the median of its kind, and each tenth's level."""
+def _levels(run: BenchRun, minutes: Axis) -> Iterator[str]:
+    """Lower panel: each request against the median of its kind, and each tenth's level."""
     top = _TITLE + _UPPER + _GAP
     least, most = _SHOWN_RANGE
     panel = Panel(minutes, Axis(least, most, top + _LOWER, top))
@@ -89,8 +89,8 @@ def _levels(run: Run, minutes: Axis) -> Iterator[str]:
     yield _note(top + 46, f"green: ± {day.MOST_DRIFT:.0%}")
 
 
-def _group(sample: Sample) -> str:
-    """All turns of an agent have one colour."""
+def _group(sample: DaySample) -> str:
+    """Name of the sample's colour, one for all turns of an agent."""
     return sample.kind.partition(",")[0]
 
 
@@ -105,7 +105,7 @@ def _note(y: int, text: str) -> str:
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """From values, `least` to `most`, to pixels, `start` to `end`."""
+    """Scale from values, `least` to `most`, to pixels, `start` to `end`."""
 
     least: float
     most: float
@@ -131,7 +131,7 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class Panel(msgspec.Struct, frozen=True):
-    """The SVG elements of a drawing with two axes."""
+    """SVG elements of a drawing with two axes."""
 
     x: Axis
     y: Axis
@@ -156,7 +156,7 @@ class Panel(msgspec.Struct, frozen=True):
         return f'<circle cx="{self.x.pixel(x)}" cy="{self.y.pixel(y)}" r="{_DOT}"/>'
 
     def line(self, begin: float, end: float, y: float, color: str) -> str:
-        """A thick one, level with `y`."""
+        """Thick line at the height of `y`."""
         path = f"M{self.x.pixel(begin)} {self.y.pixel(y)}H{self.x.pixel(end)}"
         return f'<path d="{path}" stroke="{color}" stroke-width="2.5"/>'
 

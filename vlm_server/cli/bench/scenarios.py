@@ -1,7 +1,8 @@
-"""The scenarios: what is asked, when, and which figures are computed from the answers.
+"""The scenarios, each a coroutine that sends one round's requests and returns its figures.
 
-Each one runs for one round. Time to first token (TTFT) is from sending a request to its first
-text.
+Time to first token (TTFT) is from sending a request to its first text. In `agent_window` and
+`agent_drops`, old screenshots are taken out of the conversation and their words stay: everything
+after such a picture is another prompt, which is prefilled again.
 """
 
 from __future__ import annotations
@@ -24,9 +25,16 @@ from vlm_server.cli.bench.figures import (
     throughput,
     token_count,
 )
-from vlm_server.cli.bench.material import DESCRIBE, QUESTIONS, Material, Message, assistant, user
+from vlm_server.cli.bench.material import (
+    DESCRIBE,
+    QUESTIONS,
+    ChatMessage,
+    Material,
+    assistant,
+    user,
+)
 from vlm_server.cli.bench.servers import Client
-from vlm_server.cli.client.answer import Answer
+from vlm_server.cli.client.answer import TimedAnswer
 from vlm_server.cli.client.chat import routing_key
 
 Scenario = Callable[[Client, Material], Awaitable[list[Figure]]]
@@ -87,7 +95,7 @@ async def agent(client: Client, material: Material) -> list[Figure]:
 
 
 async def long_agent(client: Client, material: Material) -> list[Figure]:
-    """The same with 25 turns, twice: a second conversation finds what the first has warmed up."""
+    """Twice a conversation of 25 turns: the second finds what the first has warmed up."""
     figures = []
     for name in ("first", "second"):
         ttfts = await _turns(client, material, _MANY_TURNS)
@@ -113,7 +121,7 @@ async def _turns(
     client: Client, material: Material, count: int, max_tokens: int = 12
 ) -> list[float | None]:
     """TTFT of each turn of a conversation that keeps all its images."""
-    messages: list[Message] = [material.system()]
+    messages: list[ChatMessage] = [material.system()]
     ttfts = []
     for turn in range(1, count + 1):
         messages.append(user(f"Step {turn}: what changed?", material.image()))
@@ -142,7 +150,7 @@ async def conc(client: Client, material: Material) -> list[Figure]:
     """Eight users at once, each with two requests one after another, every image new."""
     users = [[[user(DESCRIBE, material.image())] for _ in range(2)] for _ in range(_USERS)]
 
-    async def one(requests: list[list[Message]]) -> list[Answer]:
+    async def one(requests: list[list[ChatMessage]]) -> list[TimedAnswer]:
         return [await client.ask(messages, 48) for messages in requests]
 
     clears = await client.num_clears()
@@ -177,7 +185,7 @@ async def streams(client: Client, material: Material) -> list[Figure]:
     ]
 
 
-async def _stories(client: Client, stories: list[list[Message]], name: str) -> Figure:
+async def _stories(client: Client, stories: list[list[ChatMessage]], name: str) -> Figure:
     start = time.perf_counter()
     answers = await asyncio.gather(*(client.ask(story, _STORY_TOKENS) for story in stories))
     seconds = time.perf_counter() - start
@@ -203,7 +211,7 @@ async def right(client: Client, material: Material) -> list[Figure]:
     ]
 
 
-def _words(answer: Answer) -> str | None:
+def _words(answer: TimedAnswer) -> str | None:
     return answer.text if answer.error is None else None
 
 
@@ -218,8 +226,8 @@ async def agent_drops(client: Client, material: Material) -> list[Figure]:
 
 
 async def _agent(client: Client, material: Material, most: int) -> list[Figure]:
-    messages: list[Message] = [material.system()]
-    answers: list[Answer] = []
+    messages: list[ChatMessage] = [material.system()]
+    answers: list[TimedAnswer] = []
     key = ""
     shown: dict[int, str] = {}
     """The words of the messages that still have their picture, by their place."""
@@ -236,7 +244,7 @@ async def _agent(client: Client, material: Material, most: int) -> list[Figure]:
     return _figures(answers)
 
 
-def _figures(answers: list[Answer]) -> list[Figure]:
+def _figures(answers: list[TimedAnswer]) -> list[Figure]:
     settled = answers[_SETTLED - 1 :]
     again = [
         answer.prompt_tokens - answer.cached_tokens

@@ -1,4 +1,8 @@
-"""Finds or starts the servers to ask."""
+"""The servers of a bench: found or started, and asked.
+
+While an answer arrives, only the time of each read is noted; it is parsed when it is complete, so
+that parsing one answer does not delay the times of another.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,8 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from vlm_server.cli.bench.material import Message
-from vlm_server.cli.client.answer import Answer, failed, read_answer
+from vlm_server.cli.bench.material import ChatMessage
+from vlm_server.cli.client.answer import TimedAnswer, failed, read_answer
 from vlm_server.cli.client.chat import ChatClient, routing_key
 from vlm_server.cli.client.daemon import api_url
 from vlm_server.errors import ConfigError, VlmServerError
@@ -30,7 +34,7 @@ _POLL_SECONDS = 0.2
 _LOG_TAIL_LINES = 20
 _STATUS_SECONDS = 10.0
 _STATUS_DELAY_SECONDS = 0.2
-"""How late the engine may tell what it has done; once it has nothing to do, it tells at once."""
+"""Longest delay of the engine's figures; an engine without work reports at once."""
 
 
 class ServerUnusable(VlmServerError):
@@ -41,8 +45,8 @@ class ServerUnusable(VlmServerError):
         self.details = details
 
 
-class Kind(msgspec.Struct, frozen=True):
-    """A server that this command can start: its arguments after `python -m`, and how to ask it.
+class ServerKind(msgspec.Struct, frozen=True):
+    """A kind of server that can be started: arguments after `python -m`, and how to ask it.
 
     `{model}` and `{port}` are filled in.
     """
@@ -53,12 +57,12 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 KINDS = {
-    "ours": Kind(
+    "ours": ServerKind(
         ("vlm_server.cli", "serve", "--model", "{model}", "--port", "{port}"),
         "/health/ready",
         "default",
     ),
-    "mlx-vlm": Kind(
+    "mlx-vlm": ServerKind(
         ("mlx_vlm.server", "--model", "{model}", "--host", "127.0.0.1", "--port", "{port}"),
         "/health",
         "{model}",
@@ -66,17 +70,17 @@ KINDS = {
 }
 
 
-def parse_url(text: str) -> Target:
-    """`NAME=http://host:port/v1[,model]`; without a model, `Target.model` is empty."""
+def parse_url(text: str) -> BenchTarget:
+    """`NAME=http://host:port/v1[,model]`; without a model, `BenchTarget.model` is empty."""
     name, equals, rest = text.partition("=")
     typed, _, model = rest.partition(",")
     url = api_url(typed.strip())
     if not (name and equals and typed and url.startswith(("http://", "https://"))):
         raise ConfigError(f"expected NAME=http://host:port/v1[,model], not {text!r}")
-    return Target(name.strip(), url, model.strip())
+    return BenchTarget(name.strip(), url, model.strip())
 
 
-async def find_model(target: Target) -> Target:
+async def find_model(target: BenchTarget) -> BenchTarget:
     """`target` with the first model that its server lists, unless it names one itself."""
     try:
         async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
@@ -99,9 +103,9 @@ def _line(error: Exception) -> str:
 
 @contextlib.asynccontextmanager
 async def started(
-    name: str, kind: Kind, model: Path, environment: Mapping[str, str]
-) -> AsyncIterator[Target]:
-    """A ready server of `kind` on a free port; it is ended afterwards."""
+    name: str, kind: ServerKind, model: Path, environment: Mapping[str, str]
+) -> AsyncIterator[BenchTarget]:
+    """Ready server of `kind` on a free port, ended when the block is left."""
     port = _free_port()
     fill = _fill(model, port)
     command = launch.command(*(word.format(**fill) for word in kind.command))
@@ -116,7 +120,7 @@ async def started(
             tail = "".join(log.readlines()[-_LOG_TAIL_LINES:])
             reason = tail.strip().rpartition("\n")[2].strip() or "it said nothing"
             raise ServerUnusable(f"{name} did not become ready: {reason}", tail)
-        yield Target(name, f"{url}/v1", kind.model.format(**fill))
+        yield BenchTarget(name, f"{url}/v1", kind.model.format(**fill))
 
 
 @contextlib.contextmanager
@@ -165,8 +169,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Target(msgspec.Struct, frozen=True):
-    """A server to ask: `base_url` ends in `/v1`; `model` is the name that requests carry."""
+class BenchTarget(msgspec.Struct, frozen=True):
+    """A server to ask: `base_url` ends in `/v1`; `model` is the name in requests."""
 
     name: str
     base_url: str
@@ -174,12 +178,12 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """Asks one target. Every request gives an `Answer`, stored until `take_answers`."""
+    """Client of one target. Every request gives an `TimedAnswer`, kept until `take_answers`."""
 
-    def __init__(self, target: Target, timeout_seconds: float) -> None:
+    def __init__(self, target: BenchTarget, timeout_seconds: float) -> None:
         self.target = target
         self._timeout_seconds = timeout_seconds
-        self._answers: list[Answer] = []
+        self._answers: list[TimedAnswer] = []
         self._chat = ChatClient(target.base_url, api_key=None, timeout=None, trust_env=False)
 
     async def __aenter__(self) -> Self:
@@ -189,10 +193,10 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._chat.__aexit__()
 
-    async def ask(self, messages: list[Message], max_tokens: int, key: str = "") -> Answer:
+    async def ask(self, messages: list[ChatMessage], max_tokens: int, key: str = "") -> TimedAnswer:
         """Stream one greedy answer of at most `max_tokens`; failures are answers too.
 
-        `key` is that of the conversation, for one that has lost what its key was made of.
+        `key` is the conversation's routing key, if the messages no longer hold what it was made of.
         """
         body = msgspec.json.encode(
             {
@@ -209,10 +213,8 @@ class Client:
         return answer
 
     async def num_clears(self) -> int | None:
-        """How often the target has given freed device memory back; None if it does not say.
-
-        To be called while it answers nothing.
-        """
+        """Number of times that the target has given freed device memory back; None if it does not
+        say. To be called while it answers nothing."""
         await asyncio.sleep(_STATUS_DELAY_SECONDS)
         try:
             async with httpx.AsyncClient(trust_env=False, timeout=_STATUS_SECONDS) as http:
@@ -223,12 +225,12 @@ class Client:
             return None  # another kind of server
         return sum(times for kind, times in decisions.items() if kind.startswith("clear_"))
 
-    def take_answers(self) -> list[Answer]:
-        """All answers since the last call, in the order they ended."""
+    def take_answers(self) -> list[TimedAnswer]:
+        """Answers since the last call, in the order of their ends."""
         taken, self._answers = self._answers, []
         return taken
 
-    async def _send(self, body: bytes, key: str) -> Answer:
+    async def _send(self, body: bytes, key: str) -> TimedAnswer:
         clock = time.perf_counter
         sent = clock()
         try:

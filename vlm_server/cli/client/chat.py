@@ -25,8 +25,8 @@ HEADER = "X-SMG-Routing-Key"
 _CONNECT_SECONDS = 10.0
 _BUSY = (429, 503)
 _KEEPALIVE_SECONDS = 2.0
-"""Shorter than the 5 seconds of common servers, so that no request is sent on a connection that
-the server is closing."""
+"""Shorter than the 5 seconds of common servers: no request is sent on a connection that the server
+is closing."""
 
 
 class DaemonBusy(CommandFailed):
@@ -34,7 +34,7 @@ class DaemonBusy(CommandFailed):
 
 
 class Response:
-    """The response to one request. `received` may be iterated once."""
+    """Response to one request. `received` may be iterated once."""
 
     def __init__(self, response: httpx.Response, sent: float) -> None:
         self._response = response
@@ -43,7 +43,7 @@ class Response:
         self.headers = response.headers
 
     async def received(self) -> AsyncIterator[tuple[float, bytes]]:
-        """The body's bytes as they arrive, each with the seconds since the request was sent.
+        """Bytes of the body as they arrive, each with the seconds since the request was sent.
 
         Raises httpx.HTTPError if the connection breaks.
         """
@@ -52,10 +52,10 @@ class Response:
 
 
 class ChatClient:
-    """Sends chat completion requests to the server at `base_url`, which ends in `/v1`.
+    """Client of the server at `base_url`, which ends in `/v1`.
 
-    `timeout` is httpx's, None for no limit. `trust_env` is whether proxies of the environment
-    are used.
+    `timeout` is httpx's, None for no limit; `trust_env` is whether the environment's proxies are
+    used.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class ChatClient:
     async def post(
         self, content: bytes | AsyncIterable[bytes], num_bytes: int, key: str = ""
     ) -> AsyncIterator[Response]:
-        """The response to a body of `num_bytes`; leaving the block early closes the connection.
+        """Response to a body of `num_bytes`; leaving the block early closes the connection.
 
-        `key` is its conversation's, see `routing_key`; without one a gateway chooses as it likes.
-        Raises httpx.HTTPError, and what iterating `content` raises.
+        `key` is the conversation's `routing_key`. Raises httpx.HTTPError, and what iterating
+        `content` raises.
         """
         sent = time.perf_counter()
         headers = {"Content-Length": str(num_bytes), **({HEADER: key} if key else {})}
@@ -138,7 +138,7 @@ def routing_key(messages: Sequence[dict[str, Any]]) -> str:
 
 
 def _urls(messages: list[dict[str, Any]]) -> Iterator[str]:
-    """Those of pictures, then those of videos."""
+    """URLs of pictures, then of videos."""
     contents = [message["content"] for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     for kind in ("image_url", "video_url"):
@@ -146,6 +146,6 @@ def _urls(messages: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _bytes_at(url: str) -> bytes:
-    """What is in a data URL; of another one the URL itself, since nobody reads it here."""
+    """Bytes in a data URL; of another URL the URL itself, since nobody reads it here."""
     head, _, content = url.partition(";base64,")
     return base64.b64decode(content) if head.startswith("data:") else url.encode()

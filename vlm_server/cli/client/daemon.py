@@ -1,19 +1,24 @@
-"""Asks a daemon whether it runs, whether its model is loaded, and which models it serves."""
+"""A daemon as its clients see it: address, API key, readiness, models; running, or started here."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
 
 from vlm_server.cli.client.answer import error_message
 from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.platform import backend
+from vlm_server.platform.child import launch
 from vlm_server.settings import Server, Settings, is_loopback
 from vlm_server.settings.paths import expanded
 
@@ -22,8 +27,8 @@ _POLL_SECONDS = 0.2
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  shown, not listened on
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL)
 
-OnProgress = Callable[[str, float], None]
-"""Called with the stage, and the fraction of it that is done."""
+OnStage = Callable[[str, float], None]
+"""Callback for the stage of loading, and its fraction from 0 to 1."""
 
 
 class Readiness(NamedTuple):
@@ -88,11 +93,11 @@ class Daemon:
         stage, fraction = str(progress.get("stage", "")), float(progress.get("fraction", 0))
         return Readiness(str(body.get("status", "")), stage, fraction)
 
-    def is_ready(self, on_progress: OnProgress | None = None) -> bool:
+    def is_ready(self, on_progress: OnStage | None = None) -> bool:
         """Whether the model is loaded. Raises CommandFailed if it can't be loaded."""
         return self._look(on_progress).state == "ready"
 
-    def wait_ready(self, seconds: float, on_progress: OnProgress | None = None) -> None:
+    def wait_ready(self, seconds: float, on_progress: OnStage | None = None) -> None:
         """Wait until the model is loaded. Raises CommandFailed after `seconds`, in which the time
         for downloading it does not count.
         """
@@ -104,7 +109,7 @@ class Daemon:
                 raise CommandFailed(f"the model was not ready within {seconds:.0f} seconds")
             time.sleep(_POLL_SECONDS)
 
-    def _look(self, on_progress: OnProgress | None) -> Readiness:
+    def _look(self, on_progress: OnStage | None) -> Readiness:
         found = self.readiness()
         if found.state == "failed":
             raise CommandFailed("the daemon can't load its model: its log says why")
@@ -113,11 +118,11 @@ class Daemon:
         return found
 
     def models(self) -> list[str]:
-        """The names of the models that it serves. Raises CommandFailed."""
+        """Names of its models. Raises CommandFailed."""
         return [str(model["id"]) for model in self.listed()]
 
     def listed(self) -> list[dict[str, Any]]:
-        """What it says of each of its models. Raises CommandFailed."""
+        """Entries of `/v1/models`. Raises CommandFailed."""
         response = self._get(f"{self.url}/models")
         if not response.is_success:
             raise CommandFailed(refusal(response.status_code, response.content))
@@ -127,7 +132,7 @@ class Daemon:
             raise CommandFailed(f"{self.url} lists no models: is it a URL of an API?") from None
 
     def status(self) -> dict[str, Any]:
-        """What `/v1/status` says. Raises CommandFailed."""
+        """Object at `/v1/status`. Raises CommandFailed."""
         response = self._get(f"{self.url}/status")
         if not response.is_success:
             raise CommandFailed(refusal(response.status_code, response.content))
@@ -149,7 +154,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def api_url(text: str) -> str:
-    """The URL of the API at `text`, as people copy or type it: without `http://`, or `/v1`."""
+    """URL of the API at `text`, as people copy or type it: without `http://`, or `/v1`."""
     url = text if "://" in text else f"http://{text}"
     has_path = "/" in url.partition("://")[2].rstrip("/")
     return url.rstrip("/") if has_path else f"{url.rstrip('/')}/v1"
@@ -164,7 +169,7 @@ def is_local(url: str) -> bool:
 
 
 def refusal(status: int, body: bytes) -> str:
-    """What a response of `status` says is wrong."""
+    """Message of a response of `status` that is an error."""
     try:
         return error_message(json.loads(body)["error"])
     except (ValueError, LookupError, TypeError):
@@ -180,7 +185,8 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 
 
 def address_of(arguments: argparse.Namespace, settings: Settings) -> tuple[str, str | None]:
-    """The URL of the API, and the API key, by `options.add_daemon_options`.
+    """URL of the API and API key, from the options of `options.add_daemon_options`, else the
+    settings.
 
     Raises CommandFailed or ConfigError for a key that can't be read.
     """
@@ -193,7 +199,8 @@ def address_of(arguments: argparse.Namespace, settings: Settings) -> tuple[str, 
 
 
 def read_key(path: Path) -> str:
-    """The API key in a file. Raises CommandFailed if it can't be read, or holds something else."""
+    """API key in a file. Raises CommandFailed if the file can't be read, or holds something
+    else."""
     try:
         key = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -204,12 +211,12 @@ def read_key(path: Path) -> str:
 
 
 def authorization(key: str | None) -> dict[bytes, bytes]:
-    """The header that shows `key` to a daemon, which reads it as UTF-8."""
+    """Header with an API key, in UTF-8 as the daemon reads it."""
     return {b"Authorization": f"Bearer {key}".encode()} if key else {}
 
 
 def own_key(server: Server) -> str | None:
-    """The first API key of the settings. Raises ConfigError if their key file can't be used."""
+    """First API key of the settings. Raises ConfigError if their key file can't be used."""
     from vlm_server.api.http.access import key_file  # a moment, that few need
 
     if server.api_keys:
@@ -218,3 +225,56 @@ def own_key(server: Server) -> str | None:
         entries = key_file.read(expanded(server.api_key_file))
         return next(iter(entries.values())).key
     return None
+
+
+_LISTENING = re.compile(r"Listening on (http://\S+)")
+
+
+@contextmanager
+def running_daemon(
+    arguments: Sequence[str], stop_seconds: float, log: IO[bytes] | None = None
+) -> Iterator[str]:
+    """URL of a daemon on a free port, started here and ended when the block is left.
+
+    Its model may still be loading. If this process is killed, the daemon sees the end of its
+    standard input and ends too. Its log goes to `log`, or where that of this process does. Raises
+    CommandFailed if it does not start, with its own message in that log, and ModelLoadError if no
+    model can run here.
+    """
+    backend.check()
+    command = launch.command("vlm_server.cli", "serve", "--set", "log.level=warning")
+    command += [*arguments, "--host", "127.0.0.1", "--port", "0", "--stop-at-eof"]
+    process = subprocess.Popen(  # in our working folder: `arguments` may name paths in it
+        command,
+        env=launch.environment(with_preload=True),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield _read_url(process)
+    finally:
+        _end(process, stop_seconds)
+
+
+def _read_url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := _LISTENING.match(line):
+            return found[1]
+    raise CommandFailed("the daemon did not start")
+
+
+def _end(process: subprocess.Popen[str], seconds: float) -> None:
+    """Terminate `process`; kill it after `seconds`, or at a second Ctrl-C."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()

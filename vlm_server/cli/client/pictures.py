@@ -24,7 +24,7 @@ _RED, _BLUE, _DARK = (214, 39, 40), (31, 80, 200), (20, 20, 20)
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A question about a picture: what it `shows`, and the data URL of its PNG."""
+    """A question about a drawn picture: what it `shows`, and the data URL of its PNG."""
 
     shows: str
     question: str
@@ -32,7 +32,7 @@ class Drawn:
 
 
 def drawn() -> Iterator[Drawn]:
-    """A shape, several shapes, a word."""
+    """Test questions: a shape, several shapes, a word."""
     image, draw = _canvas()
     draw.ellipse((100, 100, 348, 348), _RED)
     yield Drawn("A red circle", "What shape is this?", _url(image))

@@ -1,4 +1,4 @@
-"""The device that models run on: MLX, its drivers, its BLAS, and what it may wire."""
+"""Checks of the device that models run on: MLX, its drivers, its BLAS, the memory it may wire."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = ("mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-vlm")
 
 
 def look(situation: Situation) -> list[Finding]:
-    """Versions, device, BLAS, and on macOS the wired limit."""
+    """Checks of versions, device, BLAS, and on macOS of the wired limit."""
     wants_openblas = situation.settings.engine.openblas == "auto"
     found = tried(situation.settings.engine)
     system = platform.system()
@@ -36,7 +36,7 @@ def look(situation: Situation) -> list[Finding]:
 
 
 def tried(settings: Engine) -> DeviceReport:
-    """The device in the environment that an engine gets."""
+    """Device as an engine would find it, in an engine's environment."""
     private = PrivateFolder()
     try:
         added = environment.for_models(private, settings)
@@ -48,7 +48,7 @@ def tried(settings: Engine) -> DeviceReport:
 
 
 def versions() -> Finding:
-    """What is installed, and what of it this version was not made for."""
+    """Whether the installed packages are those that this version was made for."""
     shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := _version(name)))
     text = f"vlm-server {__version__}, {shown or 'no mlx'}"
     if wrong := wrong_versions():
@@ -58,7 +58,7 @@ def versions() -> Finding:
 
 
 def wrong_versions(distribution: str = _DISTRIBUTION) -> list[str]:
-    """Packages that are missing or of another version than `distribution` says that it needs."""
+    """Packages that are missing, or of another version than `distribution` requires."""
     try:
         needed = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
@@ -80,7 +80,7 @@ def wrong_versions(distribution: str = _DISTRIBUTION) -> list[str]:
 
 
 def device(found: DeviceReport, *, has_nvidia_gpu: bool) -> Finding:
-    """The device in `found`, or why there is none."""
+    """Whether there is a device, and the best of this machine."""
     if found.fault:
         return problem("device", f"could not {found.step}: {found.fault}", _advice(found.step))
     size = f"{binary_size(found.memory_bytes)}, of which {binary_size(found.suitable_bytes)} suit"
@@ -94,7 +94,7 @@ def device(found: DeviceReport, *, has_nvidia_gpu: bool) -> Finding:
 
 
 def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
-    """Of a Linux CPU: whether an OpenBLAS was loaded, and did its work."""
+    """Whether OpenBLAS does the work of a Linux CPU."""
     if not found.gflops:
         return warning("blas", "not tried, as the device does not work", "see `device`")
     preloaded = [file for file in found.blas if "openblas" in file.lower()]
@@ -108,7 +108,8 @@ def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
 
 
 def wired_limit(said: str | None, memory: Memory, found: DeviceReport) -> Finding:
-    """What `iogpu.wired_limit_mb` lets a Mac's GPU use; `said` is None if it has no such limit."""
+    """Memory that a Mac's GPU may use: `said` is `iogpu.wired_limit_mb`, None if there is no such
+    limit."""
     limit_mb = int(said) if said and said.strip().isdecimal() else 0
     allowed = limit_mb << 20 if limit_mb else found.suitable_bytes
     chosen = f"iogpu.wired_limit_mb is {limit_mb}" if limit_mb else "the system's own choice"
@@ -125,7 +126,7 @@ def wired_limit(said: str | None, memory: Memory, found: DeviceReport) -> Findin
 
 
 def nvidia_driver() -> str | None:
-    """The version of NVIDIA's driver; None without a GPU of theirs."""
+    """Version of NVIDIA's driver; None without a GPU of theirs."""
     words = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     said = (output_of(words) or "").strip()
     return said.splitlines()[0] if said else None

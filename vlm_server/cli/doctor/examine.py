@@ -1,4 +1,4 @@
-"""Runs all checks, prints what they find, and writes the report."""
+"""The doctor's run: all checks in order, their findings printed, and the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vlm_server.cli.doctor.findings import Check, Finding, within
 from vlm_server.cli.exit_codes import CommandFailed
 
 _READ_SECONDS = 10.0
-"""For the settings, and for what they name."""
+"""Time limit for the settings, and for what they name."""
 _REPORT_SECONDS = 60.0
 _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 CHECKS = (
@@ -31,11 +31,12 @@ CHECKS = (
     Check("service", lambda seen: daemon.service(seen.service), 40.0),
     Check("daemon", daemon.look_at_daemon, 30.0),
 )
-"""All but the self-test, in the order in which one thing depends on another."""
+"""The checks but for the self-test, in an order in which one depends on those before."""
 
 
 def examine(arguments: argparse.Namespace) -> int:
-    """Print the findings as they come. Raises CommandFailed if the report can't be written."""
+    """Print the findings as they come; returns the exit code. Raises CommandFailed for the
+    report."""
     logging.disable(logging.CRITICAL)  # what modules would warn of is a finding here
     seen = within(_READ_SECONDS, lambda: situation.examine(arguments))
     if seen is None:
@@ -59,7 +60,7 @@ def examine(arguments: argparse.Namespace) -> int:
 def contents(
     findings: Sequence[Finding], seen: situation.Situation, log: Path | None
 ) -> dict[str, Any]:
-    """What the report says. Raises CommandFailed if something that it reads does not answer."""
+    """Contents of the report. Raises CommandFailed if something that it reads does not answer."""
     found = within(_REPORT_SECONDS, lambda: report.contents(findings, seen, log))
     if found is None:
         raise CommandFailed("no report: the log, the daemon or a disk does not answer")
@@ -67,7 +68,7 @@ def contents(
 
 
 def checks(arguments: argparse.Namespace, seen: situation.Situation) -> list[Check]:
-    """The checks that are asked for."""
+    """Checks that `arguments` ask for."""
     if arguments.no_self_test:
         return list(CHECKS)
     seconds = seen.settings.engine.start_timeout_seconds + self_test.ANSWER_SECONDS
@@ -83,7 +84,7 @@ def print_finding(finding: Finding) -> None:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """What there is to do, in one line."""
+    """Number of problems and warnings, in one line."""
     counts = {level: sum(each.level == level for each in findings) for level in _MARKS}
     if counts["problem"] + counts["warning"] == 0:
         return "Everything is well."

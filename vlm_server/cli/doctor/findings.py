@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`text` is one line; so is `advice`, which is empty only if all is well.
+    """Result of a check. `text` and `advice` are one line each; without advice all is well.
 
     A `problem` keeps the daemon from working as the settings say; a `warning` does not.
     """
@@ -31,23 +31,23 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def ok(check: str, text: str) -> Finding:
-    """Nothing to do."""
+    """A finding with nothing to do."""
     return Finding(check, "ok", text)
 
 
 def warning(check: str, text: str, advice: str) -> Finding:
-    """It works, but not as well or as safely as it could."""
+    """A finding of what works, but not as well or as safely as it could."""
     return Finding(check, "warning", text, advice)
 
 
 def problem(check: str, text: str, advice: str) -> Finding:
-    """It does not work."""
+    """A finding of what does not work."""
     return Finding(check, "problem", text, advice)
 
 
 @dataclass(frozen=True)
 class Check:
-    """A function that looks at one thing, and the seconds that it may take."""
+    """A check: a function that looks at one thing, and the seconds that it may take."""
 
     name: str
     look: Callable[[Situation], Finding | Sequence[Finding]]

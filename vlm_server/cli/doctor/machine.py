@@ -1,4 +1,4 @@
-"""The machine: chip, memory, system, Python."""
+"""Checks of the machine: chip, memory, system, Python, and room on its disks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STATE_BYTES = 64 * MIB
 
 
 def look_at_machine(_: Situation) -> list[Finding]:
-    """One finding for each."""
+    """Checks of chip, memory, system and Python."""
     available = available_bytes(Path("/"))
     return [
         chip(platform.system(), platform.machine()),
@@ -40,7 +40,7 @@ def look_at_machine(_: Situation) -> list[Finding]:
 
 
 def chip(name: str, architecture: str) -> Finding:
-    """`name` and `architecture` are those of `platform`."""
+    """Whether MLX supports the chip. `name` and `architecture` are those of `platform`."""
     model = _chip_name(name) or architecture
     cpus, used = os.cpu_count() or 1, machine.num_cpus()
     text = f"{model} ({architecture}), {cpus} processors" + (
@@ -60,7 +60,8 @@ def chip(name: str, architecture: str) -> Finding:
 
 
 def memory(physical: int, allowed: int, available: int | None) -> Finding:
-    """Bytes of the machine, of what control groups leave of it, and free now (None: unknown)."""
+    """Whether memory suffices: bytes of the machine, bytes left by control groups, bytes free now
+    (None if unknown)."""
     text = binary_size(physical)
     if allowed < physical:
         text += f", of which a control group allows {binary_size(allowed)}"
@@ -90,7 +91,7 @@ def python(version: tuple[int, ...], largest: int) -> Finding:
 
 
 def available_bytes(root: Path) -> int | None:
-    """What can be had without swapping, where the system says so (Linux)."""
+    """Memory that can be had without swapping, in bytes, where the system says so (Linux)."""
     try:
         text = (root / "proc/meminfo").read_text()
     except OSError:
@@ -115,7 +116,8 @@ def _chip_name(name: str) -> str:
 
 
 def macos_version() -> str:
-    """Empty elsewhere. To a Python that was built for an older one, macOS 26 says that it is 16."""
+    """Version of macOS, empty elsewhere. `sw_vers` is asked, since macOS 26 calls itself 16 to a
+    Python that was built for an older one."""
     if platform.system() != "Darwin":
         return ""
     told = (output_of(("sw_vers", "-productVersion")) or "").strip()
@@ -132,7 +134,7 @@ def _system_name(name: str) -> str:
 
 
 def look_at_disks(situation: Situation) -> list[Finding]:
-    """Models, the state folder, temporary files, and the disk cache if there is one."""
+    """Checks of room for models, state, temporary files, and the disk cache if there is one."""
     caches = caches_folder(situation.home)
     cache = situation.settings.cache
     findings = [
@@ -149,7 +151,7 @@ def look_at_disks(situation: Situation) -> list[Finding]:
 
 
 def models(folder: Path) -> Finding:
-    """Where downloads go. That it is full is no fault until something is downloaded."""
+    """Whether there is room where downloads go."""
     advice = "a 4-bit model takes 3 GB and more: free some, or set HF_HOME to another disk"
     return room("disk for models", folder, _MODEL_BYTES, advice)
 
@@ -171,7 +173,7 @@ def room(check: str, folder: Path, wanted: int, advice: str) -> Finding:
 
 
 def temporary_folder() -> Path:
-    """Where temporary files go; the root if there is no folder that takes them."""
+    """Folder of temporary files; the root if there is none."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -179,7 +181,7 @@ def temporary_folder() -> Path:
 
 
 def nearest(folder: Path) -> Path:
-    """`folder`, or the innermost of those around it that is there."""
+    """`folder` if it exists, else the innermost folder around it that does."""
     for each in (folder, *folder.parents):
         if os.path.isdir(each):
             return each

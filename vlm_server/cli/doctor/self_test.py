@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from vlm_server.cli import options
-from vlm_server.cli.client.daemon import Daemon, url_of
-from vlm_server.cli.client.own_daemon import running_daemon
+from vlm_server.cli.client.daemon import Daemon, running_daemon, url_of
 from vlm_server.cli.client.pictures import answer_about, drawn
 from vlm_server.cli.doctor.daemon import admin_key, host_header, listener
 from vlm_server.cli.doctor.findings import Finding, ok, problem, warning

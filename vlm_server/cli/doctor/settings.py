@@ -1,4 +1,4 @@
-"""The settings, and the model that they name."""
+"""Checks of the settings, of the model that they name, and of who may read their files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def settings(situation: Situation) -> Finding:
-    """Every unknown name is listed, not only the first."""
+    """Whether the settings are valid; of a file, every unknown name is listed, not only the
+    first."""
     changed = len(situation.sources)
     if not situation.fault:
         where = f"{changed} set, from {situation.origin}" if changed else "all are defaults"
@@ -44,7 +45,8 @@ def settings(situation: Situation) -> Finding:
 
 
 def unknown_names(path: Path | None) -> Iterator[str]:
-    """What a settings file names that there is no setting for, with the nearest that there is."""
+    """Names in a settings file for which there is no setting, each with the nearest that there
+    is."""
     sections = {field.name: field for field in msgspec.structs.fields(Settings)}
     for section, told in _table(path).items():
         if section not in sections:
@@ -60,7 +62,7 @@ def unknown_names(path: Path | None) -> Iterator[str]:
 
 
 def model(situation: Situation) -> Finding:
-    """Whether it is here and fits, by the rules of loading; no weights are read."""
+    """Whether the model is here and fits, by the rules of loading; no weights are read."""
     if situation.fault:
         return warning("model", "not looked for, as the settings are not valid", "see `settings`")
     if situation.model_fault:
@@ -106,7 +108,7 @@ def _nearest(name: str, known: Any) -> str:
 
 
 def look_at_permissions(situation: Situation) -> list[Finding]:
-    """Of the files that there are."""
+    """Checks of the files that exist."""
     findings = [state_folder()]
     if (path := situation.arguments.config) is not None:
         has_keys = bool(situation.settings.server.api_keys)
@@ -121,9 +123,10 @@ def look_at_permissions(situation: Situation) -> list[Finding]:
 
 
 def guarded(situation: Situation) -> list[Finding]:
-    """What the installed service reads from folders for which macOS asks its user first.
+    """Warnings for what the installed service reads from folders for which macOS asks its user
+    first.
 
-    It asks for each program: that the doctor may read them says nothing about the service.
+    It asks for each program: the doctor's own permission says nothing about the service.
     """
     if not situation.service.path.exists():
         return []
@@ -137,13 +140,14 @@ def guarded(situation: Situation) -> list[Finding]:
 
 
 def paths_of_models(settings: Settings) -> list[str]:
-    """Folders of models, and folders in which they are looked for."""
+    """Folders of models, and folders in which models are looked for."""
     models = [settings.model, *settings.models.values()]
     return [*(model.path for model in models if model.path), *settings.model.search_paths]
 
 
 def state_folder() -> Finding:
-    """Where kernels that the engine compiles are kept, and executed from."""
+    """Whether the folder of compiled kernels, from which they are executed, is this user's
+    alone."""
     check = "state folder"
     try:
         return ok(check, f"{of_this_user()}, yours alone")
@@ -156,7 +160,7 @@ def state_folder() -> Finding:
 
 
 def settings_file(path: Path, *, has_keys: bool) -> Finding:
-    """Readable by us; by others only if there are no keys in it."""
+    """Whether this user can read the file, and no other user if it has keys."""
     check = "settings file"
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -175,7 +179,7 @@ def settings_file(path: Path, *, has_keys: bool) -> Finding:
 
 
 def key_file(server: Server) -> Finding:
-    """By the rules by which the daemon refuses one."""
+    """Whether the daemon accepts the key file."""
     try:
         keys.check_settings(server)
     except ConfigError as error:
@@ -184,7 +188,7 @@ def key_file(server: Server) -> Finding:
 
 
 def secret_file(check: str, path: Path) -> Finding:
-    """A file of another program that holds a secret of yours."""
+    """Whether another program's file with a secret is this user's alone."""
     try:
         mode = path.stat().st_mode
     except OSError as error:

@@ -20,10 +20,10 @@ from vlm_server.settings import Model, Settings, Sources
 
 @dataclass(frozen=True)
 class Situation:
-    """One run of the doctor.
+    """Subject of one run of the doctor.
 
-    `settings` are the defaults where `fault` says why those that were given can't be used. `model`
-    is `settings.model` with the folder that was found; `model_fault` says why there is none.
+    `settings` are the defaults where `fault` says why the given ones can't be used. `model` is
+    `settings.model` with the folder that was found; `model_fault` says why there is none.
     `arguments` are the options of the command line, or those in the installed service's file.
     """
 

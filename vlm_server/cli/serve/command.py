@@ -1,4 +1,4 @@
-"""`vlm-server serve`: its options, and where a daemon can be reached. `serving` does the work."""
+"""`vlm-server serve`: its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `vlm-server serve` does: the front process, which serves HTTP and keeps engines running.
+"""The front process of `vlm-server serve`, which serves HTTP and keeps engines running.
 
 The order of starting and stopping is here; requests are handled in `api`, engine processes in
 `supervisor`.
@@ -30,8 +30,8 @@ from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.serve import greeting
 from vlm_server.cli.serve.listener import Listener, check_exposure, listen, where_it_listens
 from vlm_server.cli.serve.reload import (
-    Ending,
     Reloader,
+    Shutdown,
     start_again,
     stop_on_signals,
     stop_when_input_ends,
@@ -44,17 +44,18 @@ from vlm_server.supervisor.models.model_pool import ModelPool
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 10.0
-"""How often the heap, the limit on open files, the log file and the settings file are looked at."""
+"""Time between two looks at the heap, the limit on open files, the log file and the settings
+file."""
 _MOST_FREE_BYTES = 4 << 20
-"""Of the heap: more goes back to the system, a little later."""
+"""Free heap beyond which it is returned to the system."""
 _HOLD_SECONDS = 30.0
-"""How long clients of an inherited socket wait for the model to load, rather than be told so."""
+"""Longest time that clients of an inherited socket wait for the model, rather than be told so."""
 _HOLD_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """What this process was started with."""
+    """Settings, sockets and files of this process."""
 
     settings: Settings
     sources: Sources
@@ -85,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _load_for(listener: Listener, arguments: argparse.Namespace) -> Settings:
-    """The settings as they are now. Raises ConfigError if they can't be served on `listener`, and
-    ModelLoadError if their memory can't hold the model."""
+    """New settings. Raises ConfigError if they can't be served on `listener`, and ModelLoadError if
+    their memory can't hold the model."""
     settings = options.load_settings(arguments)
     options.check_memory_limit(settings)
     check_exposure(settings.server, listener)
@@ -101,7 +102,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     settings, listener = process.settings, process.listener
     tracer = start_tracer(settings.tracing, OPERATIONS)
     stop = asyncio.Event()
-    end = Ending(stop.set)
+    end = Shutdown(stop.set)
     stop_on_signals(end.stop)
     if stop_at_eof:
         stop_when_input_ends(end.stop)
@@ -144,9 +145,9 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
 async def serve_http(
     server: HttpServer, listener: Listener, models: ModelPool, stop: asyncio.Event
 ) -> None:
-    """Answer clients. Those of an inherited socket, which wait in any case, do so until the model
-    is loaded, so that a restart fails none of them: but not for a download, nor for ever.
-    """
+    """Answer clients: on an inherited socket, where they wait in any case, once the model is
+    loaded, so that a restart fails none of them; but for at most `_HOLD_SECONDS`, and not for a
+    download."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_HOLD_SECONDS if listener.is_inherited else 0):
             while models.is_starting and not stop.is_set():  # noqa: ASYNC110
@@ -156,8 +157,8 @@ async def serve_http(
 
 
 async def look_after(process: _Process, server: HttpServer) -> None:
-    """Give back what bodies have left, keep the log small, see new limits and settings: now and
-    then."""
+    """Every `_LOOK_SECONDS`: return free heap to the system, rotate the log, apply new limits and
+    settings."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         server.look()
@@ -182,7 +183,7 @@ async def announce(models: ModelPool, url: str, settings: Settings) -> None:
 
 
 def _say(text: str) -> None:
-    """Print `text` for whoever reads it: if nobody does, or a disk is full, clients are served."""
+    """Print `text`; an output that is closed or full keeps no client from being served."""
     try:
         print(text, flush=True)
     except OSError as error:

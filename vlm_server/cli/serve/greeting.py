@@ -19,7 +19,7 @@ _DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 
 def first_words(url: str, model_name: str, stream: TextIO) -> str:
-    """What is said while the model loads: to a program, the address in one line."""
+    """Text while the model loads; for a program, the address in one line."""
     if not stream.isatty():
         return f"Listening on {url}"
     bold = _style(stream, "1")
@@ -30,7 +30,7 @@ def first_words(url: str, model_name: str, stream: TextIO) -> str:
 
 
 def invitation(url: str, seconds: float, settings: Settings, stream: TextIO) -> str:
-    """What a person at a terminal is told when the model is ready."""
+    """Text for a person at a terminal when the model is ready."""
     words = [_program(), "ask"]
     if url != _DEFAULT_URL:
         words += ["--url", url]
@@ -45,12 +45,12 @@ def invitation(url: str, seconds: float, settings: Settings, stream: TextIO) -> 
 
 
 def _program() -> str:
-    """What a shell finds the program by."""
+    """Name by which a shell finds the program."""
     return "vlm-server" if shutil.which("vlm-server") else str(Path(sys.prefix, "bin/vlm-server"))
 
 
 def _style(stream: TextIO, code: str) -> Callable[[str], str]:
-    """Puts text into a style, where `stream` is a terminal that has it."""
+    """Function that styles text, if `stream` is a terminal with styles."""
     has_styles = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     if not has_styles or os.environ.get("NO_COLOR"):
         return str
@@ -58,7 +58,7 @@ def _style(stream: TextIO, code: str) -> Callable[[str], str]:
 
 
 def greeting(url: str, model_name: str, settings: Settings) -> str:
-    """The text for when the model is ready: the address, and an example request."""
+    """Text for a program when the model is ready: the address, and an example request."""
     return (
         f"Ready: {model_name} is served at {url}\n\n"
         f"Try it with a small image of a red circle:\n\n"
@@ -67,7 +67,7 @@ def greeting(url: str, model_name: str, settings: Settings) -> str:
 
 
 def example_request(url: str, model_name: str, *, with_key: bool) -> str:
-    """A `curl` command with an image. API keys are never printed, only a placeholder."""
+    """`curl` command with an image, and a placeholder for an API key."""
     image = {"type": "image_url", "image_url": {"url": red_circle_url()}}
     text = {"type": "text", "text": "What shape is this?"}
     messages = [{"role": "user", "content": [image, text]}]

@@ -1,9 +1,9 @@
-"""The sockets that `serve` listens on: bound here, or inherited from who keeps them open.
+"""The sockets that `serve` listens on: bound here, or inherited from a service manager.
 
 systemd, and `serve` itself when it starts again, hand sockets over by sd_listen_fds(3): they are
-the descriptors from 3 on, `LISTEN_FDS` says how many, and `LISTEN_PID` for which process. What
-connects while nobody accepts waits in the kernel, and is not refused. launchd has a call of its
-own: `launchd_socket`.
+the descriptors from 3 on, `LISTEN_FDS` says how many, and `LISTEN_PID` for which process.
+Connections wait in the kernel while nobody accepts, and are not refused. launchd has a call of its
+own, launch_activate_socket(3), which was not run on a Mac yet.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 _SEND_BUFFER_BYTES = 256 * 1024
-"""Of the system, per connection. What a client leaves unread is bounded beyond it."""
+"""The system's send buffer of a connection. Data that a client leaves unread is bounded beyond
+it."""
 _PROBE_SECONDS = 1.0
 _FIRST = 3
-"""The first descriptor that is handed over."""
+"""First descriptor that is handed over."""
 _MOST = 16
 _ABOVE = 64
-"""Descriptors from here on are in nobody's way."""
+"""First of the descriptors that are in nobody's way."""
 
 _PASSING = frozenset(
     {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH, socket.EAI_AGAIN}
 )
 """Errors of an address that another program has, or that is not up yet."""
 _NONE = frozenset({errno.ENOENT, errno.ESRCH})
-"""The job's file names no such sockets, or this process was not started by launchd."""
+"""Errors of a job without such sockets, or of a process that launchd did not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Sockets that listen. Those that were inherited stay open in `kept` for who comes after."""
+    """Listening sockets. Inherited ones stay open in `kept` for the next program."""
 
     sockets: tuple[socket.socket, ...]
     kept: tuple[socket.socket, ...] = ()
@@ -57,7 +58,7 @@ class Listener:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Host and port of each."""
+        """Host and port of each socket."""
         return [_address(each) for each in self.sockets]
 
     def hand_over(self, environment: MutableMapping[str, str]) -> None:
@@ -71,11 +72,12 @@ class Listener:
 
 
 def listen(server: Server, environment: MutableMapping[str, str], launchd: str | None) -> Listener:
-    """The sockets that were handed over, else one that is bound to `server.host` and `server.port`.
+    """Sockets that were handed over, else one that is bound to `server.host` and `server.port`.
 
     `launchd` is the name of the sockets in a LaunchAgent's file. Raises ConfigError for an address
-    that can't be used, for descriptors that are no listening TCP sockets, and for ones that other
-    machines can reach while no key is needed; NotAvailable if the address may be usable later.
+    that can't be used, for descriptors that are no listening TCP sockets, and for inherited sockets
+    that other machines can reach while no key is needed; NotAvailable if the address may be usable
+    later.
     """
     descriptors = _descriptors(environment) or (activate(launchd) if launchd else [])
     if not descriptors:
@@ -97,7 +99,7 @@ def check_exposure(server: Server, listener: Listener) -> None:
 
 
 def where_it_listens(server: Server, listener: Listener) -> Server:
-    """`server` with the address of `listener`, if it was inherited and is another; says so."""
+    """`server` with the address of `listener`, and a warning, if it inherited another address."""
     if not listener.is_inherited or is_at(server, listener.addresses):
         return server
     host, port = listener.addresses[0]
@@ -118,7 +120,7 @@ def is_at(server: Server, addresses: Sequence[tuple[str, int]]) -> bool:
 
 
 def numeric(host: str) -> str:
-    """`host` as digits; a name is looked up, IPv4 first. Raises OSError if nobody knows it."""
+    """IP address of `host`; a name is looked up, IPv4 first. Raises OSError if it is unknown."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -134,11 +136,11 @@ def _looked_up(host: str) -> str:
 
 
 def bind(server: Server) -> socket.socket:
-    """A listening socket. Raises ConfigError if the address can't be used, NotAvailable if it may
-    be usable later.
+    """Listening socket. Raises ConfigError if the address can't be used, NotAvailable if it may be
+    usable later.
 
-    The protocol is set to TCP explicitly, unlike in `socket.create_server`: only then does
-    asyncio set TCP_NODELAY. Without it the deltas of a stream are delayed by up to 40 ms.
+    The protocol is set to TCP explicitly, unlike in `socket.create_server`: only then does asyncio
+    set TCP_NODELAY. Without it the deltas of a stream are delayed by up to 40 ms.
     """
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -171,12 +173,13 @@ def _check_nobody_answers(family: socket.AddressFamily, server: Server) -> None:
 
 
 def _set_for_connections(listener: socket.socket) -> None:
-    """Options that its connections inherit on every system."""
+    """Set options that connections inherit on every system."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
 
 def _descriptors(environment: MutableMapping[str, str]) -> list[int]:
-    """Those that were handed to this process. Nothing of it is left for children to read."""
+    """Descriptors handed to this process; their variables are removed, so that no child reads
+    them."""
     count, pid = environment.pop("LISTEN_FDS", ""), environment.pop("LISTEN_PID", "")
     environment.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()):
@@ -226,10 +229,11 @@ def _address(listener: socket.socket) -> tuple[str, int]:
 
 
 def activate(name: str, library: Any = None) -> list[int]:
-    """The descriptors of the sockets `name` in the job's file; none if launchd has none for us.
+    """Descriptors of the sockets `name` in launchd's file of this job; none if it has no such
+    sockets.
 
-    They can be had once in a process's life. `library` has launch_activate_socket: libSystem, if
-    it is left out. Raises ConfigError.
+    They can be had once in a process's life. `library` has launch_activate_socket, libSystem by
+    default. Raises ConfigError.
     """
     library = library or ctypes.CDLL(None)
     descriptors = ctypes.POINTER(ctypes.c_int)()

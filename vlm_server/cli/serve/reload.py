@@ -1,4 +1,10 @@
-"""What ends `serve`: a signal, the end of its standard input, or the wish to start again."""
+"""The end of `serve`: by a signal, by the end of its standard input, or to start again.
+
+It starts again when its settings have changed, or at SIGHUP. New settings are checked first: with
+wrong ones, the daemon goes on as it is and says so. With good ones, running answers are finished,
+and the process becomes a new one by `exec`: it keeps its number, and the sockets that it inherited,
+so that no client is refused meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +30,9 @@ _QUIET_SECONDS = 2.0
 Version = tuple[int, int, int]
 
 
-class Ending:
-    """How the daemon ends. `wake` is called when it is to end; to stop outweighs a restart."""
+class Shutdown:
+    """Reason for the daemon's end; `wake` is called when there is one. A stop outweighs a
+    restart."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -34,7 +41,7 @@ class Ending:
 
     @property
     def is_restart(self) -> bool:
-        """Whether to start again afterwards."""
+        """Whether the daemon starts again afterwards."""
         return self._is_restart and not self._is_stop
 
     def stop(self) -> None:
@@ -49,7 +56,7 @@ class Ending:
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
-    """The first SIGTERM or SIGINT calls `stop`; a second one ends the process at once."""
+    """Call `stop` at the first SIGTERM or SIGINT; a second one ends the process at once."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
 
@@ -77,10 +84,10 @@ def stop_when_input_ends(stop: Callable[[], None]) -> None:
 
 
 class Reloader:
-    """Decides whether the daemon starts again; `path` is the file of its settings.
+    """Decision whether the daemon starts again; `path` is the file of its settings.
 
-    Make it before they are read, so that no change is missed. From then on SIGHUP, which would end
-    the process, does nothing until `listen`.
+    To be made before the settings are read, so that no change is missed. From then on SIGHUP, which
+    would end the process, does nothing until `listen`.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -93,12 +100,12 @@ class Reloader:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def check_with(self, settings: Settings, load: Callable[[], Settings]) -> None:
-        """`settings` are in force; `load` reads and checks those that would be."""
+        """Settings in force, and a function that reads and checks new ones."""
         self._settings = settings
         self._load = load
 
     def listen(self, restart: Callable[[], None]) -> None:
-        """From now on, `restart` is called at SIGHUP, and if `look` finds new settings."""
+        """Call `restart` from now on at SIGHUP, and if `look` finds new settings."""
         self._restart = restart
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_signal)
 

@@ -14,10 +14,10 @@ from vlm_server.cli.service.manager import (
     MAX_FILES,
     RESTART_PAUSE_SECONDS,
     Files,
-    Run,
+    RunCommand,
     ServiceCommand,
+    ServicePhase,
     ServiceState,
-    State,
     check,
     exit_text,
     joined,
@@ -42,10 +42,10 @@ _LAST_SIGNAL = re.compile(r"last terminating signal = (.+)")
 
 @dataclass(frozen=True, slots=True)
 class Launchd:
-    """A LaunchAgent of the current user."""
+    """LaunchAgent of the current user."""
 
     home: Path
-    run: Run = run_command
+    run: RunCommand = run_command
     sleep: Callable[[float], None] = time.sleep
 
     @property
@@ -135,13 +135,13 @@ class Launchd:
         first, other = (f"{name}/{os.getuid()}" for name in _DOMAINS)
         return first if self.run(("launchctl", "print", first)).returncode == 0 else other
 
-    def _look(self) -> _Job | None:
+    def _look(self) -> _LoadedService | None:
         """The service where launchd knows it; None if it does not."""
         for name in _DOMAINS:
             target = f"{name}/{os.getuid()}/{LABEL}"
             result = self.run(("launchctl", "print", target))
             if result.returncode == 0:
-                return _Job(target, result.stdout)
+                return _LoadedService(target, result.stdout)
         return None
 
     def _bootstrap(self) -> None:
@@ -190,7 +190,7 @@ class Launchd:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _LoadedService:
     """A service that launchd knows as `target`, and the text of `launchctl print`."""
 
     target: str
@@ -213,7 +213,7 @@ class _Job:
         return "state = running" in self.text
 
     @property
-    def state(self) -> State:
+    def state(self) -> ServicePhase:
         """That of a service without a process."""
         if self.last_exit is None:
             return "starting"
@@ -228,13 +228,11 @@ class _Job:
 
 
 def launchd_plist(command: ServiceCommand, log: Path, *, has_screen: bool = True) -> bytes:
-    """A LaunchAgent: started at login, restarted after a crash but not after `exit 0`.
+    """LaunchAgent file: started at login, restarted after a crash but not after `exit 0`.
 
-    Unless whoever installs it `has_screen`, a login by SSH starts it, too.
-
-    launchd tells no other statuses apart, so the daemon gives up with that. It listens for the
-    daemon, also while that restarts. What is written before the daemon takes the log over goes
-    to the same file.
+    Unless the installing user `has_screen`, a login by SSH starts it, too. launchd tells no other
+    statuses apart, so the daemon gives up with 0. launchd listens for the daemon, also while that
+    restarts. Output before the daemon opens its log goes to the same file.
     """
     own = ["--give-up-status", "0", "--log-file", str(log), "--launchd-socket", _SOCKET]
     return plistlib.dumps(
@@ -264,11 +262,11 @@ def launchd_plist(command: ServiceCommand, log: Path, *, has_screen: bool = True
 
 
 def words_of_plist(text: bytes) -> list[str]:
-    """The program and arguments in a file made by `launchd_plist`."""
+    """Program and arguments in a file made by `launchd_plist`."""
     return [str(word) for word in plistlib.loads(text)["ProgramArguments"]]
 
 
 def address_of_plist(text: bytes) -> str:
-    """The address in a file made by `launchd_plist`."""
+    """Address in a file made by `launchd_plist`."""
     listener = plistlib.loads(text)["Sockets"][_SOCKET]
     return joined(listener["SockNodeName"], listener["SockServiceName"])

@@ -26,9 +26,8 @@ _MIB = 1 << 20
 
 
 def show(manager: ServiceManager, settings: Settings | None, fault: str, *, as_json: bool) -> int:
-    """Print the state of an installed service. `settings` are those in its files, unless they have
-    a `fault`. Returns the exit code.
-    """
+    """Print the state of an installed service; returns the exit code. `settings` are those in its
+    files, None if they have a `fault`."""
     facts = _facts(manager, settings, fault)
     if as_json:
         json.dump(facts, sys.stdout, indent=2)
@@ -92,7 +91,7 @@ def _warning(address: str, settings: Settings | None, fault: str) -> str | None:
 
 
 def _health(url: str | None) -> str:
-    """`ready`, or what the daemon does before it is; `no answer`."""
+    """State of loading, `ready`, or `no answer`."""
     if url is None:
         return "no answer"
     try:
@@ -137,7 +136,7 @@ def wait_for_answer(manager: ServiceManager, settings: Settings, say: Callable[[
 
 
 def _check_that_it_runs(manager: ServiceManager, latest: float) -> None:
-    """Raises CommandFailed if it does not, or has not begun to by `latest`."""
+    """Raises CommandFailed if the service does not run, or has not begun to by `latest`."""
     found = manager.state()
     if found.state == "starting" and time.monotonic() < latest:
         return
@@ -147,7 +146,7 @@ def _check_that_it_runs(manager: ServiceManager, latest: float) -> None:
 
 
 def _answer(daemon: Daemon) -> str | None:
-    """None if the daemon is too busy for a question. Raises CommandFailed."""
+    """Answer to a test question; None if the daemon is too busy for it. Raises CommandFailed."""
     try:
         return answer_about(next(drawn()), daemon, _ANSWER_SECONDS)
     except DaemonBusy:

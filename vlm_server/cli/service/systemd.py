@@ -14,10 +14,10 @@ from vlm_server.cli.service.manager import (
     MAX_FILES,
     RESTART_PAUSE_SECONDS,
     Files,
-    Run,
+    RunCommand,
     ServiceCommand,
+    ServicePhase,
     ServiceState,
-    State,
     check,
     exit_text,
     joined,
@@ -29,7 +29,7 @@ SOCKET_UNIT = "vlm-server.socket"
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "%": "%%"}
 _UNESCAPES = {"n": "\n", "t": "\t"}
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_STATES: dict[str, State] = {
+_STATES: dict[str, ServicePhase] = {
     "active": "running",
     "reloading": "running",
     "activating": "running",
@@ -49,7 +49,7 @@ class SystemdUser:
     """Units of the user's systemd manager; `config_home` replaces `~/.config`."""
 
     home: Path
-    run: Run = run_command
+    run: RunCommand = run_command
     config_home: Path | None = None
 
     @property
@@ -151,7 +151,7 @@ class SystemdUser:
 
 
 def _last_exit(shown: dict[str, str]) -> str | None:
-    """Of the process that ended last, or how often it was started again."""
+    """End of the last process, or the number of restarts."""
     code, status = shown.get("ExecMainCode", _RUNNING), shown.get("ExecMainStatus", "")
     if code == _EXITED and status.isdecimal():
         return exit_text(int(status))
@@ -162,7 +162,7 @@ def _last_exit(shown: dict[str, str]) -> str | None:
 
 
 def systemd_socket(command: ServiceCommand) -> bytes:
-    """A user unit that listens for the daemon, and goes on doing so while it restarts."""
+    """User unit that listens for the daemon, also while it restarts."""
     return f"""\
 [Unit]
 Description=Address of the vision-language model server
@@ -177,19 +177,18 @@ WantedBy=sockets.target
 
 
 def address_of_socket(text: bytes) -> str:
-    """The address in a file made by `systemd_socket`."""
+    """Address in a file made by `systemd_socket`."""
     found = re.search(rb"^ListenStream=(.+)$", text, re.MULTILINE)
     return found[1].decode() if found else ""
 
 
 def systemd_unit(command: ServiceCommand) -> bytes:
-    """A user unit: restarted after a crash, and until what it waits for is there.
+    """User unit: restarted after a crash, and until what it waits for is there.
 
-    Not restarted after the exit codes that mean that a restart would not help: then nobody listens
-    any more either, since the next client would have it started. Where systemd can't listen, the
-    daemon tries that itself. The kernel may kill the engine for want of memory: the front starts
-    another, so systemd goes on. The sandboxing options are those that an unprivileged manager can
-    apply.
+    Not after the exit codes that mean that a restart would not help: then the socket is closed,
+    too, since the next client would have it started. Where systemd can't listen, the daemon tries
+    that itself. The kernel may kill the engine for want of memory: the front starts another, so
+    systemd goes on. The sandboxing options are those that an unprivileged manager can apply.
     """
     program, *arguments = command.words
     # systemd expands variables in arguments, but not in the path of the program.
@@ -229,7 +228,7 @@ WantedBy=default.target
 
 
 def words_of_unit(text: bytes) -> list[str]:
-    """The program and arguments in a file made by `systemd_unit`."""
+    """Program and arguments in a file made by `systemd_unit`."""
     for line in text.decode().split("\n"):
         if line.startswith("ExecStart="):
             program, *arguments = map(_unquote, _QUOTED.findall(line))

@@ -6,16 +6,16 @@ import pytest
 
 from tests.unit.cli.scripted_server import ScriptedServer, ending, listening, text
 from vlm_server.cli.bench.material import user
-from vlm_server.cli.bench.servers import Client, Target
-from vlm_server.cli.client.answer import Answer
+from vlm_server.cli.bench.servers import BenchTarget, Client
+from vlm_server.cli.client.answer import TimedAnswer
 
 MESSAGES = [user("What?")]
 
 
-async def ask(app: ScriptedServer, timeout_seconds: float = 20.0) -> Answer:
+async def ask(app: ScriptedServer, timeout_seconds: float = 20.0) -> TimedAnswer:
     async with (
         listening(app) as url,
-        Client(Target("it", url, "model"), timeout_seconds) as client,
+        Client(BenchTarget("it", url, "model"), timeout_seconds) as client,
     ):
         answer = await client.ask(MESSAGES, 3)
         assert client.take_answers() == [answer]
@@ -61,7 +61,7 @@ async def test_timeout_is_an_answer():
 
 
 async def test_refused_connection_is_an_answer():
-    async with Client(Target("it", "http://127.0.0.1:9/v1", "model"), 5.0) as client:
+    async with Client(BenchTarget("it", "http://127.0.0.1:9/v1", "model"), 5.0) as client:
         answer = await client.ask(MESSAGES, 3)
     assert answer.error is not None
     assert answer.error.startswith("ConnectError")

@@ -19,9 +19,9 @@ from vlm_server.cli.bench.measure import BenchPlan
 from vlm_server.cli.bench.scenarios import SCENARIOS
 from vlm_server.cli.bench.servers import (
     KINDS,
-    Kind,
+    BenchTarget,
+    ServerKind,
     ServerUnusable,
-    Target,
     find_model,
     parse_url,
     started,
@@ -92,15 +92,15 @@ def test_server_that_is_not_there():
 
 
 def test_url():
-    assert parse_url("a=http://h:1/v1/,org/model") == Target("a", "http://h:1/v1", "org/model")
-    assert parse_url("a=http://h:1/v1") == Target("a", "http://h:1/v1", "")
-    assert parse_url("a=h:1,org/model") == Target("a", "http://h:1/v1", "org/model")
+    assert parse_url("a=http://h:1/v1/,org/model") == BenchTarget("a", "http://h:1/v1", "org/model")
+    assert parse_url("a=http://h:1/v1") == BenchTarget("a", "http://h:1/v1", "")
+    assert parse_url("a=h:1,org/model") == BenchTarget("a", "http://h:1/v1", "org/model")
 
 
 async def test_model_is_asked_for_only_if_not_given():
     async with listening(ScriptedServer()) as url:
-        assert (await find_model(Target("a", url, ""))).model == "scripted"
-        assert (await find_model(Target("a", url, "mine"))).model == "mine"
+        assert (await find_model(BenchTarget("a", url, ""))).model == "scripted"
+        assert (await find_model(BenchTarget("a", url, "mine"))).model == "mine"
 
 
 async def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -157,7 +157,7 @@ async def test_status_tells_of_a_server_that_never_answered():
 
 
 async def test_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path):
-    broken = Kind(("platform", "{model}"), "/health", "default")
+    broken = ServerKind(("platform", "{model}"), "/health", "default")
     with pytest.raises(ServerUnusable, match="it did not become ready") as caught:
         async with started("it", broken, tmp_path, {}):
             pass
@@ -166,7 +166,7 @@ async def test_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path
 
 
 async def test_started_server_is_asked_and_ended(tmp_path: Path):
-    kind = Kind(("http.server", "{port}", "--directory", "{model}"), "/", "{model}")
+    kind = ServerKind(("http.server", "{port}", "--directory", "{model}"), "/", "{model}")
     async with started("it", kind, tmp_path, {"SOME": "thing"}) as target:
         assert target.name == "it"
         assert target.model == str(tmp_path)

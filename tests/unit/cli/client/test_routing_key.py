@@ -7,7 +7,7 @@ import hashlib
 
 from tests.unit.cli.scripted_server import ScriptedServer, listening
 from vlm_server.cli.bench.material import assistant, user
-from vlm_server.cli.bench.servers import Client, Target
+from vlm_server.cli.bench.servers import BenchTarget, Client
 from vlm_server.cli.client.chat import routing_key
 
 PICTURE = b"not really one"
@@ -38,7 +38,7 @@ async def test_bench_sends_it() -> None:
     server = ScriptedServer()
     async with (
         listening(server) as url,
-        Client(Target("one", url, "scripted"), 10) as client,
+        Client(BenchTarget("one", url, "scripted"), 10) as client,
     ):
         await client.ask([user("What?", URL)], 2)
         await client.ask([user("What?")], 2, "kept")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vlm_server import settings
-from vlm_server.cli.serve.reload import Ending, Reloader
+from vlm_server.cli.serve.reload import Reloader, Shutdown
 
 pytestmark = pytest.mark.unit
 
@@ -135,7 +135,7 @@ async def test_a_signal_during_a_check_is_heard(watched: Watched) -> None:
 def test_to_stop_outweighs_a_restart() -> None:
     for order in (("stop", "start_again"), ("start_again", "stop")):
         calls: list[int] = []
-        ending = Ending(lambda calls=calls: calls.append(1))  # type: ignore[misc]
+        ending = Shutdown(lambda calls=calls: calls.append(1))  # type: ignore[misc]
         for each in order:
             getattr(ending, each)()
         assert not ending.is_restart
