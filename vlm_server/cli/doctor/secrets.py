@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -90,12 +89,6 @@ def known_secrets(situation: Situation, environment: Mapping[str, str] = os.envi
 
 def _in_settings(text: str) -> Iterator[str]:
     """Possible secrets in a settings file or an override, valid or not."""
-    try:
-        server = tomllib.loads(text).get("server", {})
-        if isinstance(server, dict) and isinstance(server.get("api_keys"), list):
-            yield from (key for key in server["api_keys"] if isinstance(key, str))
-    except (ValueError, RecursionError):
-        pass
     is_secret = False
     for line in text.splitlines():
         name, equals, value = line.partition("=")

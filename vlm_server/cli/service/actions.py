@@ -63,9 +63,7 @@ def start(arguments: argparse.Namespace, manager: ServiceManager) -> int:
 
 
 def restart(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Start the service again, unless its settings are wrong. Raises ConfigError or
-    CommandFailed.
-    """
+    """Restart the service, unless its settings are wrong. Raises ConfigError or CommandFailed."""
     with locked(manager):
         settings = _settings_of(manager)
         manager.restart()
