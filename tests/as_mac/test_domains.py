@@ -14,12 +14,12 @@ import pytest
 
 from tests.as_mac.launchd import SOFT_FILES, Launchd, launchd
 from tests.daemons import LOOK_SECONDS, free_port
-from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.service import first_answer
-from vlm_server.cli.service.files import LABEL, ServiceCommand
-from vlm_server.cli.service.first_answer import FirstAnswer
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.service import status
+from vlm_server.cli.service.launchd import LABEL
 from vlm_server.cli.service.launchd import Launchd as Service
-from vlm_server.cli.service.manager import State
+from vlm_server.cli.service.manager import ServiceCommand, ServicePhase
+from vlm_server.cli.service.status import wait_for_answer
 from vlm_server.settings import Engine, Server, Settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has a real one")
@@ -32,7 +32,7 @@ WAITS = "trap 'kill $!; exit 0' TERM; sleep 1000 & touch up; wait"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody answers here, and nobody waits long for that."""
-    monkeypatch.setattr(first_answer, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(status, "_LOOK_SECONDS", 0.2)
 
 
 class Installed:
@@ -50,7 +50,7 @@ class Installed:
         self.manager.path.parent.mkdir(parents=True)
         self.manager.path.write_bytes(self.manager.render(command)[self.manager.path])
 
-    def wait_for(self, state: State) -> None:
+    def wait_for(self, state: ServicePhase) -> None:
         deadline = time.monotonic() + 20
         while (found := self.manager.state()).state != state:
             assert time.monotonic() < deadline, found
@@ -123,20 +123,18 @@ def test_a_start_that_launchd_puts_off_is_waited_for(tmp_path: Path):
         service.wait_until_up()
         service.manager.restart()
         assert service.manager.state().state == "starting"
-        waiting = FirstAnswer(service.manager, settings(service.port, 0.1), print)
         with pytest.raises(CommandFailed, match="no answer within"):
-            waiting.wait()
+            wait_for_answer(service.manager, settings(service.port, 0.1), print)
 
 
 def test_a_start_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(first_answer, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(status, "_GRACE_SECONDS", 0.5)
     with installed(tmp_path, throttle=300.0) as service:
         service.manager.load(is_moved=True)
         service.wait_until_up()
         service.manager.restart()
-        waiting = FirstAnswer(service.manager, settings(service.port, 60.0), print)
         with pytest.raises(CommandFailed, match="the service is not running"):
-            waiting.wait()
+            wait_for_answer(service.manager, settings(service.port, 60.0), print)
 
 
 @pytest.mark.parametrize(("script", "said"), [("exit 1", "1 (it crashed)"), ("kill -9 $$", "9")])
@@ -145,9 +143,8 @@ def test_one_that_crashed_is_not_waited_for(script: str, said: str, tmp_path: Pa
         service.manager.load(is_moved=True)
         service.wait_for("restarting")
         assert said in str(service.manager.state().last_exit)
-        waiting = FirstAnswer(service.manager, settings(service.port, 60.0), print)
         with pytest.raises(CommandFailed, match="the service is not running: it ended with"):
-            waiting.wait()
+            wait_for_answer(service.manager, settings(service.port, 60.0), print)
 
 
 def test_it_gets_more_files_than_launchd_gives(tmp_path: Path):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from vlm_server.cli import options
-from vlm_server.cli.doctor.checks import permissions
+from vlm_server.cli.doctor.settings import guarded
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.service.launchd import Launchd
 from vlm_server.errors import ConfigError
@@ -87,10 +87,10 @@ def test_the_doctor_warns_of_what_the_service_may_not_read(home: Path):
     seen = Situation(
         argparse.Namespace(config=home / "Documents/my.toml"), "", home, service, settings
     )
-    assert permissions.guarded(seen) == [], "nothing is installed: the terminal's leave is enough"
+    assert guarded(seen) == [], "nothing is installed: the terminal's leave is enough"
     service.path.parent.mkdir(parents=True)
     service.path.touch()
-    found = permissions.guarded(seen)
+    found = guarded(seen)
     assert [each.level for each in found] == ["warning"] * 2
     assert f"{home}/Documents" in found[0].text
     assert "/Volumes/SSD" in found[1].advice

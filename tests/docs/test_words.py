@@ -20,7 +20,7 @@ from tests.docs.pages import ROOT, Page, all_pages
 from tests.docs.running import check_words
 from vlm_server.api.routes import _openai
 from vlm_server.cli.main import build_parser
-from vlm_server.cli.usage.parsing import every
+from vlm_server.cli.usage import every
 from vlm_server.protocol import MemoryStats
 from vlm_server.settings import Settings
 

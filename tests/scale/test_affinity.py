@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.pictures import noise, user
 from tests.scale.fleet import MODEL, WORKER, Fleet, Gateway
-from vlm_server.cli.client import routing_key
+from vlm_server.cli.client.chat import routing_key
 from vlm_server.cli.main import main
 
 pytestmark = pytest.mark.xdist_group("scale")
@@ -26,7 +26,7 @@ SIZE = (112, 112)
 def converse(client: openai.OpenAI, seed: int) -> tuple[int, int, Any]:
     """A conversation about a picture: its cached tokens, all its tokens, and its workers."""
     messages: list[Any] = [user(noise(seed, SIZE), "What is this?")]
-    key = routing_key.of_messages(messages)
+    key = routing_key(messages)
     cached, tokens, workers = 0, 0, Counter[str]()
     for turn in range(NUM_TURNS):
         told = client.chat.completions.with_raw_response.create(
@@ -74,7 +74,7 @@ def test_pictures_spread_whatever_is_asked(fleet: Fleet) -> None:
             model="default",  # which the gateway must make the model's name
             messages=messages,
             max_tokens=1,
-            extra_headers={"X-SMG-Routing-Key": routing_key.of_messages(messages)},
+            extra_headers={"X-SMG-Routing-Key": routing_key(messages)},
         )
         workers[told.headers[WORKER]] += 1
     assert set(workers) == set(fleet.daemons)

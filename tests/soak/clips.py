@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from vlm_server.cli.bench.scenarios.images import random_png
+from vlm_server.cli.bench.material import random_png
 
 _FRAMES = 6
 _FRAME_MILLISECONDS = 200

@@ -13,8 +13,7 @@ from pathlib import Path
 from tests.soak import plot, report
 from tests.soak.run import Plan, Result, soak
 from tests.soak.verdict import is_passed, judge
-from vlm_server.cli.client.daemon import Daemon
-from vlm_server.cli.own_daemon import running_daemon
+from vlm_server.cli.client.daemon import Daemon, running_daemon
 from vlm_server.errors import VlmServerError
 
 DAEMON = (

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from tests.soak.request import Kind, Refusal, Request
-from vlm_server.cli.bench.scenarios.images import data_url
-from vlm_server.cli.bench.scenarios.material import DESCRIBE, user
+from vlm_server.cli.bench.material import DESCRIBE, data_url, user
 
 Fields = dict[str, Any]
 

@@ -10,8 +10,15 @@ import msgspec
 from tests.soak.clips import random_gif, video_part
 from tests.soak.malformed import malformed
 from tests.soak.request import Kind, Patience, Request
-from vlm_server.cli.bench.scenarios.images import data_url, random_png
-from vlm_server.cli.bench.scenarios.material import DESCRIBE, QUESTIONS, Message, assistant, user
+from vlm_server.cli.bench.material import (
+    DESCRIBE,
+    QUESTIONS,
+    ChatMessage,
+    assistant,
+    data_url,
+    random_png,
+    user,
+)
 
 WEIGHTS = {
     Kind.NEW_IMAGE: 14,
@@ -64,8 +71,8 @@ class User:
         self.number = number
         self._gallery = gallery
         self._rng = random.Random(f"{seed}/user {number}")
-        self._history: list[Message] = []
-        self._turn: Message = {}
+        self._history: list[ChatMessage] = []
+        self._turn: ChatMessage = {}
 
     def next(self) -> Request:
         """Draw the next request."""
@@ -126,7 +133,7 @@ class User:
                     | {"max_tokens": 48}
                 )
 
-    def _conversation(self) -> list[Message]:
+    def _conversation(self) -> list[ChatMessage]:
         """All turns so far and the next one, which sometimes has a new image."""
         if len(self._history) >= 2 * _TURNS:
             self._history = []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 88
 _MODEL_SECTIONS = 2
-"""Where the example of `[models.NAME]` comes: after `[server]` and `[model]`."""
+"""Place of the example of `[models.NAME]`: after `[server]` and `[model]`."""
 _HEADING = """\
 # All settings with their defaults. Copy those you change to a file of your own and pass it:
 # vlm-server serve --config FILE
@@ -43,7 +43,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises ConfigError if the settings are invalid, ModelLoadError if a model can't be served."""
+    """Validate the settings. Raises ConfigError, or ModelLoadError if a model can't be served."""
     if arguments.print_defaults:
         print(render_defaults(), end="")
         return 0
@@ -55,8 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_models(settings: Settings) -> None:
-    """Raises ModelLoadError for a model on this machine that can't be served, by what its files and
-    the memory limit say. Loads nothing; what several hosts share is not looked at."""
+    """Raises ModelLoadError for a model on this machine that its files or the memory limit rule
+    out.
+
+    Loads nothing; a model that several hosts share is not looked at.
+    """
     search_paths = settings.model.search_paths
     listed = [one.as_model(name, search_paths) for name, one in settings.models.items()]
     here = [one for one in (settings.model, *listed) if os.path.isdir(one.path)]
@@ -67,7 +70,7 @@ def check_models(settings: Settings) -> None:
 
 
 def render_defaults() -> str:
-    """The text of `configs/default.toml`."""
+    """Text of `configs/default.toml`."""
     defaults = Settings()
     sections = [_render_section(name, section) for name, section in defaults.sections()]
     sections.insert(_MODEL_SECTIONS, _render_example(ListedModel(path="org/name")))
@@ -75,7 +78,7 @@ def render_defaults() -> str:
 
 
 def describe(section: type[msgspec.Struct], name: str) -> str:
-    """The description of one setting, with its choices if it has any."""
+    """Description of one setting, with its choices if it has any."""
     hint = get_type_hints(section, include_extras=True)[name]
     kind, meta = get_args(hint)
     text = str(meta.description)
@@ -94,7 +97,7 @@ def _render_section(name: str, section: msgspec.Struct) -> str:
 
 
 def _render_example(model: ListedModel) -> str:
-    """The table of one more model, all of it as comments."""
+    """Table of one more model, all of it as comments."""
     lines = _render_section("models.NAME", model).splitlines(keepends=True)
     heading = "# More models, a table for each; see docs/models.md.\n"
     return heading + "".join(f"# {line}" for line in lines)

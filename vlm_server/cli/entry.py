@@ -1,4 +1,4 @@
-"""The program's entry point: what has to be right before anything is imported, and after all."""
+"""Entry point of the program: signals and standard files, set right before anything is imported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> int:
 def fill_standard_files() -> None:
     """Open /dev/null in place of standard files that are closed.
 
-    The next file or connection would get their numbers, and what we print. Python has no
+    The next file or connection would get their numbers, and this program's output. Python has no
     `sys.stdout` then.
     """
     for number in range(_NUM_STANDARD_FILES):
@@ -48,7 +48,7 @@ def fill_standard_files() -> None:
 
 
 def discard_output() -> None:
-    """Let what is still to be written go nowhere, or Python complains of it at the end."""
+    """Redirect stdout to /dev/null: Python would complain at the end of what can't be written."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

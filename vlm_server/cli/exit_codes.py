@@ -1,6 +1,8 @@
-"""The exit codes of `vlm-server`. A service manager restarts after some, and not after others."""
+"""Exit codes of `vlm-server`. A service manager restarts after some, and not after others."""
 
 from __future__ import annotations
+
+from vlm_server.errors import VlmServerError
 
 DONE = 0
 FAILURE = 1
@@ -9,10 +11,10 @@ WRONG_SETTINGS = 2
 MODEL_UNUSABLE = 3
 """The model can't be loaded, or does not fit: a restart does not help."""
 DEFECT = 70
-"""An error that nobody foresaw (EX_SOFTWARE of sysexits.h)."""
+"""An unforeseen error (EX_SOFTWARE of sysexits.h)."""
 NOT_AVAILABLE = 75
-"""What the settings name is not there at present: a port in use, an address that is not up, a disk
-that is not mounted. It may be later (EX_TEMPFAIL of sysexits.h)."""
+"""Something that the settings name is not there at present: a port in use, an address that is not
+up, a disk that is not mounted. It may be later (EX_TEMPFAIL of sysexits.h)."""
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 
@@ -29,7 +31,7 @@ MEANINGS = {
     INTERRUPTED: "Interrupted with Ctrl-C (the program ends by SIGINT).",
     CLOSED_PIPE: "The reader of the output closed the pipe, as head does.",
 }
-"""What `--help`, the manual page and docs/cli.md say of each."""
+"""Text for each in `--help`, the manual page and docs/cli.md."""
 
 SERVICE_READY, SERVICE_NOT_READY, SERVICE_NOT_RUNNING, SERVICE_NOT_INSTALLED = 0, 1, 3, 4
 SERVICE_MEANINGS = {
@@ -40,4 +42,8 @@ SERVICE_MEANINGS = {
     SERVICE_NOT_INSTALLED: "It is not installed.",
     DEFECT: MEANINGS[DEFECT],
 }
-"""Those of `vlm-server service status`, which are those of `systemctl status`, and 1."""
+"""Exit codes of `vlm-server service status`: those of `systemctl status`, and 1."""
+
+
+class CommandFailed(VlmServerError):
+    """A command failed: the message is printed to stderr and the exit code is 1."""

@@ -9,28 +9,27 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 
-from vlm_server.cli import exit_codes
+from vlm_server.cli import exit_codes, usage
 from vlm_server.cli.entry import discard_output
-from vlm_server.cli.usage import manual
-from vlm_server.cli.usage.nearest import printable
-from vlm_server.cli.usage.parsing import Parser
+from vlm_server.cli.text import printable
+from vlm_server.cli.usage import Parser
 from vlm_server.errors import ConfigError, ModelLoadError, NotAvailable, VlmServerError
 
 _PACKAGE = "vlm_server.cli"
 _OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 COMMANDS = {
-    "serve": ("serve", "start the daemon"),
-    "ask": ("ask", "ask about images and videos"),
-    "pull": ("models.command", "download a model, if it can be served here"),
+    "serve": ("serve.command", "start the daemon"),
+    "ask": ("ask.command", "ask about images and videos"),
+    "pull": ("models", "download a model, if it can be served here"),
     "ps": ("ps", "show what a daemon has loaded and is doing"),
-    "models": ("models.command", "list, check, download and remove models"),
+    "models": ("models", "list, check, download and remove models"),
     "check-config": ("check_config", "validate the settings without starting"),
     "doctor": ("doctor.command", "find out what is wrong, and what to do about it"),
     "service": ("service.command", "run the daemon in the background, from login"),
     "bench": ("bench.command", "compare the speed of servers"),
-    "completions": ("completions.command", "print the completions for a shell"),
+    "completions": ("completions", "print the completions for a shell"),
 }
-"""Each command's module, which adds it to the parser, and what the overview says of it."""
+"""Module of each command, which adds it to the parser, and its line in the overview."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser(words: Sequence[str] | None = None) -> Parser:
-    """The parser of the command line; it sets `run` to the command's function.
+    """Parser of the command line; it sets `run` to the command's function.
 
     Only the module of the command that `words` begin with is imported; all, if they are None.
     """
@@ -61,8 +60,11 @@ def build_parser(words: Sequence[str] | None = None) -> Parser:
         prog="vlm-server",
         description="Serves a vision-language model over HTTP, and asks it questions.",
     )
-    parser.manual = manual.OVERVIEW
-    parser.others.add_argument("--version", action=_Version, help="show the version and exit")
+    parser.manual = usage.OVERVIEW
+    version = f"vlm-server {_version()}" if "--version" in (words or ()) else ""
+    parser.others.add_argument(
+        "--version", action="version", version=version, help="show the version and exit"
+    )
     parser.set_defaults(debug=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
     wanted = next((word for word in words or () if not word.startswith("-")), "")
@@ -77,7 +79,7 @@ def build_parser(words: Sequence[str] | None = None) -> Parser:
 
 
 def report(error: BaseException, options: argparse.Namespace) -> int:
-    """Say in one line what went wrong, with a trace if it is wanted; returns the exit code."""
+    """Print in one line what went wrong, with a trace if it is wanted; returns the exit code."""
     if isinstance(error, BrokenPipeError):
         discard_output()
         return exit_codes.CLOSED_PIPE
@@ -98,7 +100,7 @@ def report(error: BaseException, options: argparse.Namespace) -> int:
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code that means `error`."""
+    """Exit code of `error`."""
     match error:
         case NotAvailable():
             return exit_codes.NOT_AVAILABLE
@@ -126,18 +128,7 @@ def _commands_in(module: str) -> Iterable[str]:
     return [name for name, (each, _) in COMMANDS.items() if each == module]
 
 
-class _Version(argparse.Action):
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+def _version() -> str:
+    from vlm_server import __version__  # takes a moment
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        from vlm_server import __version__
-
-        print(f"vlm-server {__version__}")
-        parser.exit()
+    return __version__

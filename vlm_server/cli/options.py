@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli.usage.nearest import did_you_mean
+from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_daemon_options(parser: argparse.ArgumentParser, purpose: str) -> None:
-    """`--url`, `--api-key` and `--api-key-file`: which daemon, `purpose` is to what end."""
+    """`--url`, `--api-key` and `--api-key-file`; `purpose` is what the daemon is for."""
     group = parser.add_argument_group("daemon")
     group.add_argument("--url", help=f"daemon {purpose}, such as http://127.0.0.1:8000/v1")
     group.add_argument(
@@ -81,20 +81,33 @@ def add_unchecked_option(group: argparse._ActionsContainer) -> None:
     )
 
 
+def parse_settings(words: Sequence[str]) -> argparse.Namespace:
+    """Options of model and settings among the arguments of `serve`, as in a service's file.
+
+    Raises ConfigError.
+    """
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_model_option(parser)
+    add_config_options(parser)
+    try:
+        return parser.parse_known_args(words)[0]
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"the service's command line: {error}") from None
+
+
 def load_settings(options: argparse.Namespace) -> Settings:
     """Settings from `--config`, then `--set`, then `--model`, `--host` and `--port`.
 
-    A checkpoint that is named and on this machine is found: `model.path` is then its folder, and
-    otherwise the name of what must be downloaded; `model.name` is what it is called in the API.
-    Raises ConfigError, also if `model.path` is not the folder of a checkpoint, or if the file of
-    API keys can't be used; and NotAvailable if the disk of a folder is not mounted, or there is
-    nothing in it, as in a mount point.
+    A named checkpoint on this machine is found: `model.path` is then its folder, otherwise the name
+    for its download; `model.name` is its name in the API. Raises ConfigError, also if `model.path`
+    is not the folder of a checkpoint, or if the file of API keys can't be used; and NotAvailable if
+    the disk of a folder is not mounted, or the folder is empty, as a mount point is.
     """
     return load_settings_with_sources(options)[0]
 
 
 def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, Sources]:
-    """The same, and where each setting was given."""
+    """Settings, and where each was given; see `load_settings`."""
     import msgspec
 
     from vlm_server import settings
@@ -137,7 +150,7 @@ def _located(listed: ListedModel, settings: Settings) -> ListedModel:
 def settings_arguments(options: argparse.Namespace) -> list[str]:
     """`options` as arguments for `serve`, with absolute paths.
 
-    Raises ConfigError for API keys: everybody on the machine can read a command line.
+    Raises ConfigError for API keys: every user of the machine can read a command line.
     """
     arguments: list[str] = []
     if options.config is not None:
@@ -156,7 +169,7 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def _portable_model(text: str) -> str:
-    """A path as it holds in any folder; a name as it is."""
+    """A path as it holds in any folder; a name unchanged."""
     from vlm_server.hub.names import HubName
     from vlm_server.settings.paths import expanded
 
@@ -196,8 +209,8 @@ def check_model(path: Path) -> None:
 def check_memory_limit(settings: Settings) -> None:
     """Raises ModelLoadError if `memory.limit_bytes` can't hold a model that is always loaded.
 
-    By the sizes of its files: the engine finds out the rest. What several hosts share is not
-    looked at, nor a limit that is a share of the device's memory.
+    By the sizes of its files: the engine finds out the rest. Neither a model that several hosts
+    share is looked at, nor a limit that is a share of the device's memory.
     """
     from vlm_server.errors import ModelLoadError
     from vlm_server.hub import layout
@@ -246,7 +259,7 @@ def _portable(override: str) -> str:
 
 
 def overrides(options: argparse.Namespace) -> Sequence[str]:
-    """The options as `section.key=value`, the last of which wins."""
+    """Options as `section.key=value`, the last of which wins."""
     from vlm_server.settings.paths import expanded
 
     hosts: Path | None = getattr(options, "hosts", None)

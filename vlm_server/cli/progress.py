@@ -1,4 +1,4 @@
-"""What a terminal shows while something takes long: one line that moves, or plain lines."""
+"""Progress of long work: one line that moves on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _STEP = 0.05
 _REFRESHES_PER_SECOND = 5
 _BAR_COLUMNS = 24
 _FIGURE_COLUMNS = 15
-"""For what stands beside the text and the bar."""
+"""Room for what stands beside the text and the bar."""
 _KIND = re.compile(r"[^\d:]*")
-"""The beginning of a stage's text, which stays while its numbers change."""
+"""Beginning of a stage's text, which stays while its numbers change."""
 
 
 class ProgressLine:
@@ -35,10 +35,8 @@ class ProgressLine:
         self._kind = ""
 
     def show(self, stage: str, fraction: float | None) -> None:
-        """Show `stage`; `fraction` runs from 0 to 1, and is None if nobody knows.
-
-        An empty `stage` is the end: the line goes.
-        """
+        """Show `stage`; `fraction` is from 0 to 1, None if unknown. An empty `stage` removes the
+        line."""
         if not stage:
             self.clear()
             return

@@ -1,13 +1,12 @@
-"""`vlm-server ps`: what a running daemon has loaded, and what it is doing."""
+"""`vlm-server ps`: the models and requests of a running daemon."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from vlm_server.cli import options
-from vlm_server.cli.usage import manual
-from vlm_server.cli.usage.parsing import Manual
+from vlm_server.cli import options, usage
+from vlm_server.cli.usage import Manual
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
@@ -17,7 +16,7 @@ _MANUAL = Manual(
         ("The daemon on this machine", "vlm-server ps"),
         ("What a program can read", "vlm-server ps --json | jq '.models[].state'"),
     ),
-    files=manual.CONFIG_FILES,
+    files=usage.CONFIG_FILES,
 )
 
 
@@ -33,16 +32,15 @@ def add_to(commands: Commands) -> None:
     options.add_daemon_options(parser, "to look at")
     options.add_config_options(parser)
     parser.set_defaults(run=run)
-    manual.add(parser, _MANUAL)
+    usage.add(parser, _MANUAL)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what there is. Raises CommandFailed if no daemon answers."""
+    """Print models and requests. Raises CommandFailed if no daemon answers."""
     import json
 
-    from vlm_server.cli.client.address import address_of
-    from vlm_server.cli.client.daemon import Daemon
-    from vlm_server.cli.table import print_table
+    from vlm_server.cli.client.daemon import Daemon, address_of
+    from vlm_server.cli.text import table
 
     settings = options.load_settings(arguments)
     with Daemon(*address_of(arguments, settings)) as daemon:
@@ -52,12 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"models": status["models"], "requests": requests}, indent=2))
         return 0
     models = [_model_row(model, requests, status["time"]) for model in status["models"]]
-    print_table(("MODEL", "STATE", "MEMORY", "REQUESTS", "UNLOADED"), models)
+    print(table([("MODEL", "STATE", "MEMORY", "REQUESTS", "UNLOADED"), *models]))
     if requests:
-        print()
-        print_table(
-            ("REQUEST", "MODEL", "STATE", "TOKENS", "SECONDS"), list(map(_request_row, requests))
-        )
+        head = ("REQUEST", "MODEL", "STATE", "TOKENS", "SECONDS")
+        print(f"\n{table([head, *map(_request_row, requests)])}")
     return 0
 
 

@@ -16,11 +16,10 @@ import pytest
 from PIL import Image
 
 from tests import clips
-from vlm_server.cli.asking.media import kind_of, read
-from vlm_server.cli.client.daemon import Daemon, is_local
-from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.ask.media import kind_of, read
+from vlm_server.cli.client.daemon import Daemon, is_local, running_daemon
+from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.main import main
-from vlm_server.cli.own_daemon import running_daemon
 from vlm_server.settings import Limits
 
 

@@ -13,6 +13,7 @@ from typing import IO, Any
 import pytest
 from PIL import Image
 
+from tests.daemons import PROGRAM, SCRIPTED
 from tests.unit.cli.stalling import SECONDS, daemon
 from vlm_server.cli import exit_codes
 from vlm_server.cli.client.daemon import Daemon
@@ -24,9 +25,9 @@ def picture(tmp_path: Path) -> str:
     return str(tmp_path / "picture.png")
 
 
-def start(words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+def start(words: Sequence[str], program: str = PROGRAM, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "vlm_server.cli", *words],
+        [sys.executable, "-m", program, *words],
         **{
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
@@ -49,7 +50,13 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    "stage", ["/health/live", "/v1/models", "/health/ready", "prefill", "decode"]
+    "stage",
+    [
+        "/health/live",
+        *(pytest.param(each, marks=pytest.mark.whole) for each in ("/v1/models", "/health/ready")),
+        pytest.param("prefill", marks=pytest.mark.whole),
+        "decode",
+    ],
 )
 def test_ctrl_c_ends_ask_without_a_word(stage: str, picture: str) -> None:
     with daemon(stage) as (url, reached):
@@ -155,7 +162,7 @@ def test_serve_goes_on_when_nobody_reads_what_it_says_until_ctrl_c(tmp_path: Pat
     """A program may read where it listens, and no more."""
     log = tmp_path / "log"
     with log.open("w") as stderr:
-        process = start(["serve", "--port", "0"], stderr=stderr)
+        process = start(["serve", "--port", "0"], SCRIPTED, stderr=stderr)
     try:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]

@@ -9,9 +9,9 @@ import pytest
 
 from vlm_server import errors
 from vlm_server.cli import exit_codes, main
-from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.service import files
-from vlm_server.cli.usage.parsing import every, has_commands
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.service import manager, systemd
+from vlm_server.cli.usage import commands_of, every
 
 DOCS = Path(__file__).parents[3] / "docs"
 NAMED = {name: value for name, value in vars(exit_codes).items() if isinstance(value, int)}
@@ -37,7 +37,7 @@ def test_service_docs_agree() -> None:
 
 def test_help_of_every_command_tells_them() -> None:
     for parser in every(main.build_parser()):
-        if not has_commands(parser):
+        if not commands_of(parser):
             shown = parser.format_help()
             is_status = parser.prog == "vlm-server service status"
             for code in exit_codes.SERVICE_MEANINGS if is_status else CODES:
@@ -61,7 +61,7 @@ def test_an_error_has_one_code_whatever_the_command(error: Exception, code: int)
 
 
 def test_a_manager_does_not_restart_what_a_restart_does_not_mend(tmp_path: Path) -> None:
-    command = files.ServiceCommand(tmp_path / "vlm-server", ["serve"], "127.0.0.1", 8000, 1.0)
-    unit = files.systemd_unit(command)
+    command = manager.ServiceCommand(tmp_path / "vlm-server", ["serve"], "127.0.0.1", 8000, 1.0)
+    unit = systemd.systemd_unit(command)
     codes = " ".join(map(str, exit_codes.FINAL))
     assert f"RestartPreventExitStatus={codes}\n" in unit.decode()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from vlm_server.cli import man_page
 from vlm_server.cli.main import COMMANDS, build_parser, main
-from vlm_server.cli.usage import man_page
-from vlm_server.cli.usage.parsing import Parser, commands_of, every, has_commands
+from vlm_server.cli.usage import Parser, commands_of, every
 
 PAGE = Path(__file__).parents[3] / "docs/vlm-server.1"
 LEAVES = [parser.prog.split()[1:] for parser in every(build_parser())]
@@ -78,7 +78,7 @@ def test_every_command_says_what_it_does() -> None:
     for each in every(parser):
         assert isinstance(each, Parser)
         for action in each._actions:
-            assert action.help or has_commands(each), (each.prog, action.dest)
+            assert action.help or commands_of(each), (each.prog, action.dest)
     summaries = {command.prog.split()[-1]: text for text, command in commands_of(parser)}
     assert summaries == {name: text for name, (_, text) in COMMANDS.items()}
 
@@ -135,14 +135,14 @@ def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_manual_page_is_the_one_that_is_kept() -> None:
-    """`python -m vlm_server.cli.usage.man_page > docs/vlm-server.1` writes it."""
+    """`python -m vlm_server.cli.man_page > docs/vlm-server.1` writes it."""
     assert man_page.render() == PAGE.read_text()
 
 
 def test_the_manual_page_names_every_option() -> None:
     text = man_page.render().replace("\\-", "-")
     for parser in every(build_parser()):
-        if not has_commands(parser):
+        if not commands_of(parser):
             assert parser.prog in text
             for action in parser._actions:
                 if action.dest not in ("help", "debug"):

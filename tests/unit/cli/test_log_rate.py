@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from vlm_server.cli.log_rate import LogRate
+from vlm_server.cli.log import LogRate
 
 
 def test_lines_of_a_kind_are_bounded_and_counted() -> None:

@@ -6,13 +6,27 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli.bench.names import KINDS, SCENARIOS, USUAL
-from vlm_server.cli.usage import manual
-from vlm_server.cli.usage.parsing import Manual
+from vlm_server.cli import usage
+from vlm_server.cli.usage import Manual
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
 
+# The keys of `servers.KINDS` and `scenarios.SCENARIOS`: help imports neither.
+KINDS = ("ours", "mlx-vlm")
+USUAL = (
+    "repeat",
+    "question",
+    "agent",
+    "agent-window",
+    "agent-drops",
+    "stall",
+    "conc",
+    "text",
+    "right",
+)
+"""Scenarios that run unless others are named."""
+SCENARIOS = (*USUAL, "streams", "longagent", "agents4", "day")
 _MANUAL = Manual(
     examples=(
         (
@@ -29,8 +43,8 @@ _MANUAL = Manual(
             "--plot day.svg",
         ),
     ),
-    environment=manual.TERMINAL,
-    files=manual.HUB_FILES,
+    environment=usage.TERMINAL,
+    files=usage.HUB_FILES,
 )
 
 
@@ -81,7 +95,7 @@ def add_to(commands: Commands) -> None:
         help="draw the times to the first token of the scenario day, as SVG",
     )
     parser.set_defaults(run=run)
-    manual.add(parser, _MANUAL)
+    usage.add(parser, _MANUAL)
 
 
 def _add_servers(group: argparse._ArgumentGroup) -> None:

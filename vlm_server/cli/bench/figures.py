@@ -11,7 +11,7 @@ import msgspec
 
 
 class Unit(Enum):
-    """The unit of a figure, as it is printed."""
+    """Unit of a figure, as it is printed."""
 
     MILLISECONDS = "ms"
     PERCENT = "%"

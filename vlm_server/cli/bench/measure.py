@@ -1,4 +1,4 @@
-"""Runs scenarios in rounds over several servers, and says in which order."""
+"""Runs of scenarios in rounds over several servers, and their order."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
-from vlm_server.cli.bench import drift
-from vlm_server.cli.bench.client import Client
+from vlm_server.cli.bench import day
+from vlm_server.cli.bench.day import NAME as DAY
+from vlm_server.cli.bench.day import DaySample, spend_day
 from vlm_server.cli.bench.figures import Figure
-from vlm_server.cli.bench.scenarios.day import NAME as DAY
-from vlm_server.cli.bench.scenarios.day import Sample, spend_day
-from vlm_server.cli.bench.scenarios.material import Material
-from vlm_server.cli.bench.scenarios.usual import SCENARIOS, warm_up
-from vlm_server.cli.client.answer import Answer
+from vlm_server.cli.bench.material import Material
+from vlm_server.cli.bench.scenarios import SCENARIOS, warm_up
+from vlm_server.cli.bench.servers import Client
+from vlm_server.cli.client.answer import TimedAnswer
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """What to run: names of scenarios, the size of images (width, height), how long a day is."""
+class BenchPlan(msgspec.Struct, frozen=True):
+    """What is run: names of scenarios, size of images (width, height) in pixels, length of a
+    day."""
 
     scenarios: tuple[str, ...]
     rounds: int
@@ -29,11 +30,11 @@ class Plan(msgspec.Struct, frozen=True):
     day_seconds: float
 
     def num_runs(self, num_servers: int) -> int:
-        """All runs that `measure` makes, the warm-up of each server among them."""
+        """Number of runs that `measure` makes, with the warm-up of each server."""
         return num_servers * (1 + self.rounds * len(self.scenarios))
 
 
-class Run(msgspec.Struct, frozen=True):
+class BenchRun(msgspec.Struct, frozen=True):
     """One scenario in one round on one server. Round 0 is the warm-up."""
 
     scenario: str
@@ -41,13 +42,13 @@ class Run(msgspec.Struct, frozen=True):
     server: str
     seconds: float
     figures: list[Figure]
-    answers: list[Answer]
-    samples: list[Sample] = []
+    answers: list[TimedAnswer]
+    samples: list[DaySample] = []
     """Of a day."""
 
 
-async def measure(clients: Sequence[Client], plan: Plan) -> AsyncIterator[Run]:
-    """All runs of `plan`. Servers alternate within each scenario, and in which one is first."""
+async def measure(clients: Sequence[Client], plan: BenchPlan) -> AsyncIterator[BenchRun]:
+    """Runs of `plan`. Servers alternate within each scenario, and in which one is first."""
     for client in clients:
         yield await _run("warm-up", 0, client, plan)
     for round_ in range(1, plan.rounds + 1):
@@ -57,22 +58,22 @@ async def measure(clients: Sequence[Client], plan: Plan) -> AsyncIterator[Run]:
                 yield await _run(scenario, round_, client, plan)
 
 
-async def _run(scenario: str, round_: int, client: Client, plan: Plan) -> Run:
+async def _run(scenario: str, round_: int, client: Client, plan: BenchPlan) -> BenchRun:
     material = Material(plan.image_size, plan.seed, scenario, round_)
     figures: list[Figure] = []
-    samples: list[Sample] = []
+    samples: list[DaySample] = []
     start = time.perf_counter()
     with _no_collection():
         if scenario in SCENARIOS:
             figures = await SCENARIOS[scenario](client, material)
         elif scenario == DAY:
             samples = await spend_day(client, material, plan.day_seconds)
-            figures = drift.figures(samples)
+            figures = day.figures(samples)
         else:
             await warm_up(client, material)
     seconds = time.perf_counter() - start
     name, answers = client.target.name, client.take_answers()
-    return Run(scenario, round_, name, seconds, figures, answers, samples)
+    return BenchRun(scenario, round_, name, seconds, figures, answers, samples)
 
 
 @contextlib.contextmanager

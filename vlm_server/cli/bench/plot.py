@@ -1,14 +1,16 @@
-"""Draws days as SVG: each request's TTFT over time, and below it how slow each tenth was."""
+"""SVG drawings of days: each request's TTFT over time, and below it the slowness of each tenth."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from vlm_server.cli.bench import drift
-from vlm_server.cli.bench.axes import Axis, Panel
-from vlm_server.cli.bench.measure import Run
-from vlm_server.cli.bench.scenarios.day import FIXED_WORK, Sample
+import msgspec
+
+from vlm_server.cli.bench import day
+from vlm_server.cli.bench.day import FIXED_WORK, DaySample
+from vlm_server.cli.bench.measure import BenchRun
 
 _WIDTH = 960
 _LEFT, _RIGHT = 70, 170
@@ -18,11 +20,13 @@ _HEIGHT = _TITLE + _UPPER + _GAP + _LOWER + _BOTTOM
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MACHINE_COLOR = "#cc3311"
 _SHOWN_RANGE = (0.8, 1.2)
-"""Of the lower panel; requests beyond are drawn at its border."""
+"""Range of the lower panel; requests beyond are drawn at its border."""
+_MOST_STEPS = 10
+_DOT = 1.8
 
 
-def svg(runs: Sequence[Run]) -> str:
-    """One drawing of all days among `runs`, one below the other."""
+def svg(runs: Sequence[BenchRun]) -> str:
+    """Drawing of all days among `runs`, one below the other."""
     days = [run for run in runs if run.samples]
     height = max(1, len(days)) * _HEIGHT
     drawn: list[str] = []
@@ -36,7 +40,7 @@ def svg(runs: Sequence[Run]) -> str:
     return "\n".join([head, ground, *drawn, "</svg>\n"])
 
 
-def _day(run: Run) -> Iterator[str]:
+def _day(run: BenchRun) -> Iterator[str]:
     asked = [sample for sample in run.samples if sample.kind != FIXED_WORK]
     title = f"{run.server}, round {run.round}: {len(asked)} requests"
     yield f'<text x="{_LEFT}" y="18" font-weight="bold">{escape(title)}</text>'
@@ -45,8 +49,8 @@ def _day(run: Run) -> Iterator[str]:
     yield from _levels(run, minutes)
 
 
-def _times(samples: Sequence[Sample], minutes: Axis) -> Iterator[str]:
-    """The upper panel: a dot for each request, a colour for each group of kinds."""
+def _times(samples: Sequence[DaySample], minutes: Axis) -> Iterator[str]:
+    """Upper panel: a dot for each request, a colour for each group of kinds."""
     known = [1000 * sample.ttft for sample in samples if sample.ttft]
     low, high = min(known, default=1.0), max(known, default=10.0)
     scale = Axis(low / 1.3, high * 1.3, _TITLE + _UPPER, _TITLE, is_logarithmic=True)
@@ -61,32 +65,32 @@ def _times(samples: Sequence[Sample], minutes: Axis) -> Iterator[str]:
         yield from _key(number, color, group)
 
 
-def _levels(run: Run, minutes: Axis) -> Iterator[str]:
-    """The lower panel: each request against the median of its kind, and each tenth's level."""
+def _levels(run: BenchRun, minutes: Axis) -> Iterator[str]:
+    """Lower panel: each request against the median of its kind, and each tenth's level."""
     top = _TITLE + _UPPER + _GAP
     least, most = _SHOWN_RANGE
     panel = Panel(minutes, Axis(least, most, top + _LOWER, top))
-    yield panel.band(1 - drift.MOST_DRIFT, 1 + drift.MOST_DRIFT, "#009e73")
+    yield panel.band(1 - day.MOST_DRIFT, 1 + day.MOST_DRIFT, "#009e73")
     yield from panel.frame("TTFT ÷ its kind's median", "minutes")
     yield '<g fill="#999999" fill-opacity="0.5">'
-    for sample, value in drift.relative(run.samples):
+    for sample, value in day.relative(run.samples):
         yield panel.dot(sample.seconds / 60, min(max(value, least), most))
     yield "</g>"
-    parts = drift.parts(run.samples)
+    parts = day.parts(run.samples)
     begins = [min(sample.seconds for sample in part) / 60 for part in parts]
     ends = [*begins[1:], run.seconds / 60]
-    of_server, of_machine = drift.levels(run.samples), drift.fixed_work_levels(run.samples)
+    of_server, of_machine = day.levels(run.samples), day.fixed_work_levels(run.samples)
     for levels, color in ((of_machine, _MACHINE_COLOR), (of_server, "#000000")):
         for begin, end, level in zip(begins, ends, levels, strict=True):
             if level is not None:
                 yield panel.line(begin, end, min(max(level, least), most), color)
     yield _note(top + 14, "black: a tenth, median")
     yield _note(top + 30, f"red: {FIXED_WORK}, likewise")
-    yield _note(top + 46, f"green: ± {drift.MOST_DRIFT:.0%}")
+    yield _note(top + 46, f"green: ± {day.MOST_DRIFT:.0%}")
 
 
-def _group(sample: Sample) -> str:
-    """All turns of an agent have one colour."""
+def _group(sample: DaySample) -> str:
+    """Name of the sample's colour, one for all turns of an agent."""
     return sample.kind.partition(",")[0]
 
 
@@ -98,3 +102,74 @@ def _key(number: int, color: str, name: str) -> Iterator[str]:
 
 def _note(y: int, text: str) -> str:
     return f'<text x="{_WIDTH - _RIGHT + 14}" y="{y}">{escape(text)}</text>'
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """Scale from values, `least` to `most`, to pixels, `start` to `end`."""
+
+    least: float
+    most: float
+    start: float
+    end: float
+    is_logarithmic: bool = False
+
+    def pixel(self, value: float) -> float:
+        least, most = self.least, self.most
+        if self.is_logarithmic:
+            value, least, most = math.log(value), math.log(least), math.log(most)
+        return round(self.start + (value - least) / (most - least) * (self.end - self.start), 1)
+
+    def ticks(self) -> list[float]:
+        """Round values from `least` to `most`."""
+        if self.is_logarithmic:
+            return [value for value in _round_values() if self.least <= value <= self.most]
+        step = next(
+            step for step in _round_values() if self.most - self.least <= _MOST_STEPS * step
+        )
+        first, last = math.ceil(self.least / step - 1e-9), math.floor(self.most / step + 1e-9)
+        return [step * number for number in range(first, last + 1)]
+
+
+class Panel(msgspec.Struct, frozen=True):
+    """SVG elements of a drawing with two axes."""
+
+    x: Axis
+    y: Axis
+
+    def frame(self, y_label: str, x_label: str) -> Iterator[str]:
+        """Lines, numbers and names of the axes; numbers below only with a name."""
+        left, right, bottom = self.x.start, self.x.end, self.y.start
+        for value in self.y.ticks():
+            y = self.y.pixel(value)
+            yield f'<path d="M{left} {y}H{right}" stroke="#dddddd"/>'
+            yield f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{value:g}</text>'
+        for value in self.x.ticks() if x_label else ():
+            x = self.x.pixel(value)
+            yield f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{value:g}</text>'
+        middle = (self.y.start + self.y.end) / 2
+        yield f'<text transform="translate(14 {middle}) rotate(-90)" text-anchor="middle">'
+        yield f"{escape(y_label)}</text>"
+        x = (left + right) / 2
+        yield f'<text x="{x}" y="{bottom + 34}" text-anchor="middle">{escape(x_label)}</text>'
+
+    def dot(self, x: float, y: float) -> str:
+        return f'<circle cx="{self.x.pixel(x)}" cy="{self.y.pixel(y)}" r="{_DOT}"/>'
+
+    def line(self, begin: float, end: float, y: float, color: str) -> str:
+        """Thick line at the height of `y`."""
+        path = f"M{self.x.pixel(begin)} {self.y.pixel(y)}H{self.x.pixel(end)}"
+        return f'<path d="{path}" stroke="{color}" stroke-width="2.5"/>'
+
+    def band(self, least: float, most: float, color: str) -> str:
+        top, height = self.y.pixel(most), self.y.pixel(least) - self.y.pixel(most)
+        return (
+            f'<rect x="{self.x.start}" y="{top}" width="{self.x.end - self.x.start}" '
+            f'height="{height:.1f}" fill="{color}" fill-opacity="0.2"/>'
+        )
+
+
+def _round_values() -> Iterator[float]:
+    """1, 2, 5, 10 and so on, from a thousandth to a billion."""
+    for power in range(-3, 10):
+        for digit in (1, 2, 5):
+            yield digit * 10.0**power

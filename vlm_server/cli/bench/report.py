@@ -1,4 +1,4 @@
-"""Renders runs as a table and as JSON."""
+"""Report of a bench: a table that compares servers, and JSON."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.cli.bench.client import Target
 from vlm_server.cli.bench.figures import Unit, known, median, quotient
-from vlm_server.cli.bench.measure import Plan, Run
+from vlm_server.cli.bench.measure import BenchPlan, BenchRun
+from vlm_server.cli.bench.servers import BenchTarget
+from vlm_server.cli.text import table
 
 _NOTHING = "-"
 _VERSIONS = ("vlm-server", "mlx-vlm", "mlx")
 
 _WORDS = {Unit.EQUAL: ("equal", "different"), Unit.MET: ("met", "missed")}
-"""What is said of a figure that is 1.0 or 0.0 in every round."""
+"""Words for a figure that is 1.0 or 0.0 in every round."""
 
 _COMPARED = set(Unit) - {*_WORDS, Unit.PERCENT}
 """Units of figures whose ratio means something."""
@@ -27,8 +28,9 @@ Key = tuple[str, str, Unit]
 """A figure's scenario, name and unit."""
 
 
-def table(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> str:
-    """Each figure's median [least - most] by server, and its ratio to the first server's."""
+def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]) -> str:
+    """Table of each figure's median [least - most] by server, and its ratio to the first
+    server's."""
     names = [target.name for target in targets]
     rows = [["scenario", "figure", "", names[0]]]
     for name in names[1:]:
@@ -44,11 +46,11 @@ def table(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> str:
         f"median [least - most] of {max((run.round for run in runs), default=0)} rounds; "
         f"pictures of {width}x{height}; seed {plan.seed}"
     )
-    return "\n".join([head, "", *_aligned(rows), "", *_troubles(names, runs)])
+    return "\n".join([head, "", table(rows), "", *_troubles(names, runs)])
 
 
-def document(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> bytes:
-    """Everything that was measured, as JSON."""
+def document(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]) -> bytes:
+    """All measurements, as JSON."""
     servers = {target.name: {"url": target.base_url, "model": target.model} for target in targets}
     content: dict[str, Any] = {
         "machine": {
@@ -68,16 +70,16 @@ def document(targets: Sequence[Target], plan: Plan, runs: Sequence[Run]) -> byte
     return msgspec.json.format(msgspec.json.encode(content), indent=1)
 
 
-def progress(run: Run) -> str:
-    """One line when a run has ended."""
+def progress(run: BenchRun) -> str:
+    """Line for a run that has ended."""
     failures = sum(answer.error is not None for answer in run.answers)
     trouble = f", {failures} of {len(run.answers)} requests failed" if failures else ""
     name = f"round {run.round} {run.scenario}" if run.round else run.scenario
     return f"{name}: {run.server} took {run.seconds:.1f} s{trouble}"
 
 
-def _by_figure(runs: Sequence[Run]) -> dict[Key, dict[str, list[float | None]]]:
-    """The rounds' values of each figure, by server."""
+def _by_figure(runs: Sequence[BenchRun]) -> dict[Key, dict[str, list[float | None]]]:
+    """Values of each figure in all rounds, by server."""
     values: dict[Key, dict[str, list[float | None]]] = {}
     for run in runs:
         for figure in run.figures:
@@ -116,16 +118,8 @@ def _number(value: float | None) -> str:
     return f"{value:.{decimals}f}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def _troubles(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """One line per server with its numbers of requests and failures, then one per error."""
+def _troubles(names: Sequence[str], runs: Sequence[BenchRun]) -> list[str]:
+    """Per server, a line with its numbers of requests and failures, then one per error."""
     lines = []
     for name in names:
         answers = [answer for run in runs if run.server == name for answer in run.answers]

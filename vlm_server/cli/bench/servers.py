@@ -1,4 +1,8 @@
-"""Finds or starts the servers to ask."""
+"""The servers of a bench: found or started, and asked.
+
+While an answer arrives, only the time of each read is noted; it is parsed when it is complete, so
+that parsing one answer does not delay the times of another.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,14 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Self
 
 import httpx
 import msgspec
 
-from vlm_server.cli.bench.client import Target
+from vlm_server.cli.bench.material import ChatMessage
+from vlm_server.cli.client.answer import TimedAnswer, failed, read_answer
+from vlm_server.cli.client.chat import ChatClient, routing_key
 from vlm_server.cli.client.daemon import api_url
 from vlm_server.errors import ConfigError, VlmServerError
 from vlm_server.platform.child import launch
@@ -25,6 +32,9 @@ _START_SECONDS = 900.0
 _END_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _LOG_TAIL_LINES = 20
+_STATUS_SECONDS = 10.0
+_STATUS_DELAY_SECONDS = 0.2
+"""Longest delay of the engine's figures; an engine without work reports at once."""
 
 
 class ServerUnusable(VlmServerError):
@@ -35,8 +45,8 @@ class ServerUnusable(VlmServerError):
         self.details = details
 
 
-class Kind(msgspec.Struct, frozen=True):
-    """A server that this command can start: its arguments after `python -m`, and how to ask it.
+class ServerKind(msgspec.Struct, frozen=True):
+    """A kind of server that can be started: arguments after `python -m`, and how to ask it.
 
     `{model}` and `{port}` are filled in.
     """
@@ -47,12 +57,12 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 KINDS = {
-    "ours": Kind(
+    "ours": ServerKind(
         ("vlm_server.cli", "serve", "--model", "{model}", "--port", "{port}"),
         "/health/ready",
         "default",
     ),
-    "mlx-vlm": Kind(
+    "mlx-vlm": ServerKind(
         ("mlx_vlm.server", "--model", "{model}", "--host", "127.0.0.1", "--port", "{port}"),
         "/health",
         "{model}",
@@ -60,17 +70,17 @@ KINDS = {
 }
 
 
-def parse_url(text: str) -> Target:
-    """`NAME=http://host:port/v1[,model]`; without a model, `Target.model` is empty."""
+def parse_url(text: str) -> BenchTarget:
+    """`NAME=http://host:port/v1[,model]`; without a model, `BenchTarget.model` is empty."""
     name, equals, rest = text.partition("=")
     typed, _, model = rest.partition(",")
     url = api_url(typed.strip())
     if not (name and equals and typed and url.startswith(("http://", "https://"))):
         raise ConfigError(f"expected NAME=http://host:port/v1[,model], not {text!r}")
-    return Target(name.strip(), url, model.strip())
+    return BenchTarget(name.strip(), url, model.strip())
 
 
-async def find_model(target: Target) -> Target:
+async def find_model(target: BenchTarget) -> BenchTarget:
     """`target` with the first model that its server lists, unless it names one itself."""
     try:
         async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
@@ -93,9 +103,9 @@ def _line(error: Exception) -> str:
 
 @contextlib.asynccontextmanager
 async def started(
-    name: str, kind: Kind, model: Path, environment: Mapping[str, str]
-) -> AsyncIterator[Target]:
-    """A ready server of `kind` on a free port; it is ended afterwards."""
+    name: str, kind: ServerKind, model: Path, environment: Mapping[str, str]
+) -> AsyncIterator[BenchTarget]:
+    """Ready server of `kind` on a free port, ended when the block is left."""
     port = _free_port()
     fill = _fill(model, port)
     command = launch.command(*(word.format(**fill) for word in kind.command))
@@ -110,7 +120,7 @@ async def started(
             tail = "".join(log.readlines()[-_LOG_TAIL_LINES:])
             reason = tail.strip().rpartition("\n")[2].strip() or "it said nothing"
             raise ServerUnusable(f"{name} did not become ready: {reason}", tail)
-        yield Target(name, f"{url}/v1", kind.model.format(**fill))
+        yield BenchTarget(name, f"{url}/v1", kind.model.format(**fill))
 
 
 @contextlib.contextmanager
@@ -157,3 +167,84 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class BenchTarget(msgspec.Struct, frozen=True):
+    """A server to ask: `base_url` ends in `/v1`; `model` is the name in requests."""
+
+    name: str
+    base_url: str
+    model: str
+
+
+class Client:
+    """Client of one target. Every request gives an `TimedAnswer`, kept until `take_answers`."""
+
+    def __init__(self, target: BenchTarget, timeout_seconds: float) -> None:
+        self.target = target
+        self._timeout_seconds = timeout_seconds
+        self._answers: list[TimedAnswer] = []
+        self._chat = ChatClient(target.base_url, api_key=None, timeout=None, trust_env=False)
+
+    async def __aenter__(self) -> Self:
+        await self._chat.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._chat.__aexit__()
+
+    async def ask(self, messages: list[ChatMessage], max_tokens: int, key: str = "") -> TimedAnswer:
+        """Stream one greedy answer of at most `max_tokens`; failures are answers too.
+
+        `key` is the conversation's routing key, if the messages no longer hold what it was made of.
+        """
+        body = msgspec.json.encode(
+            {
+                "model": self.target.model,
+                "messages": messages,
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        )
+        answer = await self._send(body, key or routing_key(messages))
+        self._answers.append(answer)
+        return answer
+
+    async def num_clears(self) -> int | None:
+        """Number of times that the target has given freed device memory back; None if it does not
+        say. To be called while it answers nothing."""
+        await asyncio.sleep(_STATUS_DELAY_SECONDS)
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=_STATUS_SECONDS) as http:
+                response = await http.get(f"{self.target.base_url}/status")
+                told: Any = response.raise_for_status().json()
+                decisions: dict[str, int] = told["engine"]["stats"]["memory"]["decisions"]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return None  # another kind of server
+        return sum(times for kind, times in decisions.items() if kind.startswith("clear_"))
+
+    def take_answers(self) -> list[TimedAnswer]:
+        """Answers since the last call, in the order of their ends."""
+        taken, self._answers = self._answers, []
+        return taken
+
+    async def _send(self, body: bytes, key: str) -> TimedAnswer:
+        clock = time.perf_counter
+        sent = clock()
+        try:
+            async with (
+                asyncio.timeout(self._timeout_seconds),
+                self._chat.post(body, len(body), key) as response,
+            ):
+                received = [each async for each in response.received()]
+        except TimeoutError:
+            return failed(f"no end within {self._timeout_seconds:g} seconds", clock() - sent)
+        except httpx.HTTPError as error:
+            return failed(f"{type(error).__name__}: {error}", clock() - sent)
+        seconds = clock() - sent
+        if response.status != 200:
+            said = b"".join(data for _, data in received).decode(errors="replace")
+            return failed(f"HTTP {response.status}: {said}", seconds)
+        return read_answer(received, seconds)

@@ -1,4 +1,4 @@
-"""The order of work of `vlm-server bench`: start servers, measure, report."""
+"""Steps of `vlm-server bench`: start servers, measure, report."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from vlm_server.cli.bench import plot, report
-from vlm_server.cli.bench.client import Client, Target
-from vlm_server.cli.bench.measure import Plan, Run, measure
-from vlm_server.cli.bench.names import SCENARIOS
-from vlm_server.cli.bench.scenarios.day import NAME as DAY
-from vlm_server.cli.bench.scenarios.images import parse_size
-from vlm_server.cli.bench.servers import KINDS, find_model, parse_url, started
+from vlm_server.cli.bench.command import SCENARIOS
+from vlm_server.cli.bench.day import NAME as DAY
+from vlm_server.cli.bench.material import parse_size
+from vlm_server.cli.bench.measure import BenchPlan, BenchRun, measure
+from vlm_server.cli.bench.servers import KINDS, BenchTarget, Client, find_model, parse_url, started
 from vlm_server.cli.progress import ProgressLine
-from vlm_server.cli.usage.nearest import did_you_mean
+from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError
 from vlm_server.hub import find
 from vlm_server.hub.names import to_download
@@ -38,11 +37,12 @@ async def until_told_to_stop(args: argparse.Namespace) -> int:
 
 
 async def bench(args: argparse.Namespace) -> int:
-    """See `run`. Measurements are written even if it ends early."""
+    """Measure as `args` say. Measurements are written even if it ends early; returns the exit
+    code."""
     plan = _plan(args)
     _check_target("--json", args.json)
     _check_target("--plot", args.plot)
-    runs: list[Run] = []
+    runs: list[BenchRun] = []
     async with contextlib.AsyncExitStack() as stack:
         targets = await _targets(args, stack)
         clients = [await stack.enter_async_context(Client(t, args.timeout)) for t in targets]
@@ -60,8 +60,10 @@ async def bench(args: argparse.Namespace) -> int:
     return 0 if all(_answered(target, runs) for target in targets) else 1
 
 
-def _write(args: argparse.Namespace, targets: list[Target], plan: Plan, runs: list[Run]) -> None:
-    sys.stdout.write(report.table(targets, plan, runs) + "\n")
+def _write(
+    args: argparse.Namespace, targets: list[BenchTarget], plan: BenchPlan, runs: list[BenchRun]
+) -> None:
+    sys.stdout.write(report.comparison(targets, plan, runs) + "\n")
     if args.json is not None:
         args.json.write_bytes(report.document(targets, plan, runs))
     if args.plot is not None:
@@ -69,12 +71,12 @@ def _write(args: argparse.Namespace, targets: list[Target], plan: Plan, runs: li
 
 
 def _check_target(option: str, file: Path | None) -> None:
-    """Raises ConfigError if the measurements, which took long, could not be written to `file`."""
+    """Raises ConfigError if measurements, which take long, could not be written to `file`."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise ConfigError(f"{option} {file}: it is a folder, or there is no folder for it")
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> BenchPlan:
     names = tuple(name.strip() for name in args.scenarios.split(","))
     if unknown := [name for name in names if name not in SCENARIOS]:
         close = did_you_mean(unknown[0], SCENARIOS)
@@ -86,11 +88,11 @@ def _plan(args: argparse.Namespace) -> Plan:
     if args.plot is not None and DAY not in names:
         raise ConfigError(f"--plot needs --scenarios {DAY}")
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
-    return Plan(names, args.rounds, parse_size(args.size), seed, 60 * args.minutes)
+    return BenchPlan(names, args.rounds, parse_size(args.size), seed, 60 * args.minutes)
 
 
-async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[Target]:
-    """The servers to ask: those started here, then the running ones."""
+async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[BenchTarget]:
+    """Servers to ask: those started here, then the running ones."""
     targets = [parse_url(text) for text in args.url]
     names = [*_numbered(args.start), *(target.name for target in targets)]
     _check(args, names, targets)
@@ -108,7 +110,7 @@ async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -
     return ready + [await find_model(target) for target in targets]
 
 
-def _check(args: argparse.Namespace, names: list[str], targets: list[Target]) -> None:
+def _check(args: argparse.Namespace, names: list[str], targets: list[BenchTarget]) -> None:
     if not names:
         raise ConfigError("name a server: --start ours --model NAME, or --url NAME=URL")
     if len(set(names)) < len(names):
@@ -120,7 +122,8 @@ def _check(args: argparse.Namespace, names: list[str], targets: list[Target]) ->
 
 
 def checkpoint(text: str) -> Path:
-    """The folder of the checkpoint that `text` names. Raises ConfigError if it is not here."""
+    """Folder of the checkpoint that `text` names. Raises ConfigError if it is not on this
+    machine."""
     if (found := find.find(text)) is not None:
         return found.folder
     if to_download(text) is not None:
@@ -139,7 +142,7 @@ def _numbered(kinds: list[str]) -> list[str]:
     return names
 
 
-def _answered(target: Target, runs: list[Run]) -> bool:
+def _answered(target: BenchTarget, runs: list[BenchRun]) -> bool:
     answers = [answer for run in runs if run.server == target.name for answer in run.answers]
     return any(answer.error is None for answer in answers)
 

@@ -1,1 +1,1 @@
-"""Asks a server over HTTP, as `ask`, `bench` and the soak test do."""
+"""Client of a server, over HTTP, for the commands and the soak test."""

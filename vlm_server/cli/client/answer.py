@@ -1,4 +1,4 @@
-"""Parses a streamed chat completion: its text, when it arrived, token counts and errors."""
+"""Streamed chat completions, parsed: text and its times of arrival, token counts, errors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,35 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.cli.client.sse import EventReader
-
 _MAX_ERROR_CHARS = 300
 
 
+class EventReader:
+    """Reader of server-sent events: bytes that were split anywhere give the `data` of complete
+    events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """Events that `received` completes. Comments and fields other than `data` are dropped."""
+        lines = (self._rest + received).split(b"\n")
+        self._rest = lines.pop()
+        events = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                events.append(b"\n".join(self._data))
+                self._data = []
+        return events
+
+
 class Delta(msgspec.Struct):
-    """`reasoning_content` and `reasoning` are two names that servers use for the same."""
+    """Part of a message. `reasoning_content` and `reasoning` are two servers' names for the
+    same."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -39,13 +61,13 @@ class Usage(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int | None:
-        """How much of the prompt was not computed again; None if the server does not say."""
+        """Prompt tokens that were not computed again; None if the server does not say."""
         details = self.prompt_tokens_details
         return details.cached_tokens if details else None
 
     @property
     def last_seen(self) -> tuple[int, int] | None:
-        """Width and height at which the model saw the last image, in pixels."""
+        """Width and height in pixels of the last image as the model saw it."""
         match self.images:
             case [*_, {"width": int(width), "height": int(height)}]:
                 return width, height
@@ -61,23 +83,23 @@ class Chunk(msgspec.Struct):
 
     @property
     def content(self) -> str:
-        """The answer's text, without reasoning, of all choices."""
+        """Text of all choices, without reasoning."""
         return "".join((choice.delta and choice.delta.content) or "" for choice in self.choices)
 
     @property
     def reasoning(self) -> str:
-        """What the model thought aloud, of all choices."""
+        """Reasoning of all choices."""
         deltas = [choice.delta for choice in self.choices if choice.delta is not None]
         return "".join(delta.reasoning_content or delta.reasoning or "" for delta in deltas)
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the first choice ended, in the chunk in which it does."""
+        """Reason why the first choice ended, in the chunk in which it does."""
         return self.choices[0].finish_reason if self.choices else None
 
     @property
     def text(self) -> str | None:
-        """The text of the first choice, be it reasoning or the answer's."""
+        """Text of the first choice, reasoning or answer."""
         delta = self.choices[0].delta if self.choices else None
         return (delta.content or delta.reasoning_content or delta.reasoning) if delta else None
 
@@ -86,15 +108,14 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 
 class ChunkReader:
-    """Chunks from the bytes of a stream. `has_ended` is whether `[DONE]` has come."""
+    """Reader of a stream's chunks. `has_ended` is whether `[DONE]` has come."""
 
     def __init__(self) -> None:
         self._events = EventReader()
         self.has_ended = False
 
     def feed(self, received: bytes) -> list[Chunk]:
-        """The chunks that `received` completes; an event that is not a chunk is one with an
-        error."""
+        """Chunks that `received` completes; an event that is no chunk is one with an error."""
         events = self._events.feed(received)
         self.has_ended = self.has_ended or b"[DONE]" in events
         return [_chunk(data) for data in events if data != b"[DONE]"]
@@ -107,11 +128,11 @@ def _chunk(data: bytes) -> Chunk:
         return Chunk(error=f"an event is not a chat completion chunk: {error}")
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request got. All times are seconds since it was sent.
+class TimedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one request. Times are seconds since it was sent.
 
-    `arrivals` has one entry for each delta with text; deltas that arrived in one read share a
-    time. Token counts are the server's own, None where it gave none.
+    `arrivals` has one entry for each delta with text; deltas of one read share a time. Token counts
+    are the server's own, None where it gave none.
     """
 
     text: str = ""
@@ -133,13 +154,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return [after - before for before, after in pairwise(self.arrivals)]
 
 
-def failed(reason: str, total_seconds: float) -> Answer:
-    """The answer to a request that got none."""
-    return Answer(error=reason[:_MAX_ERROR_CHARS], total_seconds=total_seconds)
+def failed(reason: str, total_seconds: float) -> TimedAnswer:
+    """Answer to a request that got none."""
+    return TimedAnswer(error=reason[:_MAX_ERROR_CHARS], total_seconds=total_seconds)
 
 
-def read_answer(received: Iterable[tuple[float, bytes]], total_seconds: float) -> Answer:
-    """The answer in what was `received`: (seconds, bytes). A broken stream gives an error."""
+def read_answer(received: Iterable[tuple[float, bytes]], total_seconds: float) -> TimedAnswer:
+    """Answer in the (seconds, bytes) that were `received`. A broken stream gives an error."""
     reader = ChunkReader()
     texts: list[str] = []
     arrivals: list[float] = []
@@ -155,7 +176,7 @@ def read_answer(received: Iterable[tuple[float, bytes]], total_seconds: float) -
                 errors.append(_shown(chunk.error))
     if not reader.has_ended:
         errors.append("the stream ended before [DONE]")
-    return Answer(
+    return TimedAnswer(
         text="".join(texts),
         arrivals=tuple(arrivals),
         total_seconds=total_seconds,
@@ -167,7 +188,7 @@ def read_answer(received: Iterable[tuple[float, bytes]], total_seconds: float) -
 
 
 def error_message(error: Any) -> str:
-    """The message in an error of OpenAI's shape; all of it if it has another shape."""
+    """Message in an error of OpenAI's shape; all of an error of another shape."""
     return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)
 
 

@@ -1,29 +1,40 @@
-"""Sends a chat completion request and gives the response's bytes with their arrival times.
+"""Chat completion requests over HTTP: the response's bytes with their times, or its chunks.
 
-Nothing is parsed here: `answer` does that, while the bytes arrive (`ask`) or afterwards (`bench`,
+`ChatClient` parses nothing: `answer` does, while the bytes arrive (`ask`) or afterwards (`bench`,
 where parsing one answer must not delay the times of another).
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Self
+from itertools import takewhile
+from typing import Any, Self
 
 import httpx
 
-from vlm_server.cli.client.keys import authorization
-from vlm_server.cli.client.routing_key import HEADER
+from vlm_server.cli.client.answer import Chunk, ChunkReader, error_message
+from vlm_server.cli.client.daemon import Daemon, authorization, refusal
+from vlm_server.cli.exit_codes import CommandFailed
 
+HEADER = "X-SMG-Routing-Key"
+_CONNECT_SECONDS = 10.0
+_BUSY = (429, 503)
 _KEEPALIVE_SECONDS = 2.0
-"""Shorter than the 5 seconds of common servers, so that no request is sent on a connection that
-the server is closing."""
+"""Shorter than the 5 seconds of common servers: no request is sent on a connection that the server
+is closing."""
+
+
+class DaemonBusy(CommandFailed):
+    """The daemon has no place in its queue for a request, or its model is not loaded."""
 
 
 class Response:
-    """The response to one request. `received` may be iterated once."""
+    """Response to one request. `received` may be iterated once."""
 
     def __init__(self, response: httpx.Response, sent: float) -> None:
         self._response = response
@@ -32,7 +43,7 @@ class Response:
         self.headers = response.headers
 
     async def received(self) -> AsyncIterator[tuple[float, bytes]]:
-        """The body's bytes as they arrive, each with the seconds since the request was sent.
+        """Bytes of the body as they arrive, each with the seconds since the request was sent.
 
         Raises httpx.HTTPError if the connection breaks.
         """
@@ -41,10 +52,10 @@ class Response:
 
 
 class ChatClient:
-    """Sends chat completion requests to the server at `base_url`, which ends in `/v1`.
+    """Client of the server at `base_url`, which ends in `/v1`.
 
-    `timeout` is httpx's, None for no limit. `trust_env` is whether proxies of the environment
-    are used.
+    `timeout` is httpx's, None for no limit; `trust_env` is whether the environment's proxies are
+    used.
     """
 
     def __init__(
@@ -62,26 +73,79 @@ class ChatClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
     @asynccontextmanager
     async def post(
         self, content: bytes | AsyncIterable[bytes], num_bytes: int, key: str = ""
     ) -> AsyncIterator[Response]:
-        """The response to a body of `num_bytes`; leaving the block early closes the connection.
+        """Response to a body of `num_bytes`; leaving the block early closes the connection.
 
-        `key` is its conversation's, see `routing_key`; without one a gateway chooses as it likes.
-        Raises httpx.HTTPError, and what iterating `content` raises.
+        `key` is the conversation's `routing_key`. Raises httpx.HTTPError, and what iterating
+        `content` raises.
         """
         sent = time.perf_counter()
         headers = {"Content-Length": str(num_bytes), **({HEADER: key} if key else {})}
-        async with self._http.stream(
-            "POST", self._url, content=content, headers=headers
-        ) as response:
+        stream = self._http.stream("POST", self._url, content=content, headers=headers)
+        async with stream as response:
             yield Response(response, sent)
+
+
+async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGenerator[Chunk, None]:
+    """Chunks of the answer to a request with `"stream": true`. Raises CommandFailed.
+
+    `key` is the conversation's `routing_key`. Without a time limit: a long prompt may take minutes
+    to prefill.
+    """
+    client = ChatClient(
+        daemon.url,
+        api_key=daemon.api_key,
+        timeout=httpx.Timeout(_CONNECT_SECONDS, read=None),
+        trust_env=daemon.trust_env,
+    )
+    try:
+        async with client, client.post(body, len(body), key) as response:
+            if response.status != 200:
+                said = b"".join([data async for _, data in response.received()])
+                kind = DaemonBusy if response.status in _BUSY else CommandFailed
+                raise kind(refusal(response.status, said))
+            reader = ChunkReader()
+            async for _, data in response.received():
+                for chunk in reader.feed(data):
+                    if chunk.error is not None:
+                        raise CommandFailed(error_message(chunk.error))
+                    yield chunk
+            if not reader.has_ended:
+                raise CommandFailed("the answer ended before it was complete")
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise CommandFailed(f"the connection to {daemon.url} broke: {reason}") from None
+
+
+def routing_key(messages: Sequence[dict[str, Any]]) -> str:
+    """Key by which a gateway sends all turns of a conversation to one worker, in hex.
+
+    The SHA-256 of the first picture or video if one comes before the first answer, else of the
+    messages until then. Sent from the first turn on: a gateway without a key chooses by chance. Of
+    a picture in a data URL it is the daemon's own (`api.http.routing_key`), so that other clients
+    who ask about that picture find it cached.
+    """
+    opening = list(takewhile(lambda message: message["role"] != "assistant", messages))
+    url = next(_urls(opening), None)
+    said = json.dumps(opening).encode() if url is None else _bytes_at(url)
+    return hashlib.sha256(said).hexdigest()
+
+
+def _urls(messages: list[dict[str, Any]]) -> Iterator[str]:
+    """URLs of pictures, then of videos."""
+    contents = [message["content"] for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    for kind in ("image_url", "video_url"):
+        yield from (part[kind]["url"] for part in parts if part["type"] == kind)
+
+
+def _bytes_at(url: str) -> bytes:
+    """Bytes in a data URL; of another URL the URL itself, since nobody reads it here."""
+    head, _, content = url.partition(";base64,")
+    return base64.b64decode(content) if head.startswith("data:") else url.encode()

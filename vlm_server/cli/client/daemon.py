@@ -1,43 +1,68 @@
-"""Asks a daemon whether it runs, whether its model is loaded, and which models it serves."""
+"""A daemon as its clients see it: address, API key, readiness, models; running, or started here."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
+import subprocess
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from vlm_server.cli.client.keys import authorization
-from vlm_server.cli.failure import CommandFailed
+import httpx
 
-if TYPE_CHECKING:
-    import httpx
+from vlm_server.cli.client.answer import error_message
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.platform import backend
+from vlm_server.platform.child import launch
+from vlm_server.settings import Server, Settings, is_loopback
+from vlm_server.settings.paths import expanded
 
+_LOOK_SECONDS = 10.0
 _POLL_SECONDS = 0.2
+_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  shown, not listened on
+_FAILURES = (httpx.HTTPError, httpx.InvalidURL)
 
-OnProgress = Callable[[str, float], None]
-"""Called with the stage, and the fraction of it that is done."""
+OnStage = Callable[[str, float], None]
+"""Callback for the stage of loading, and its fraction from 0 to 1."""
+
+
+class Readiness(NamedTuple):
+    """What `/health/ready` says: `ready`, or another state of the models and the stage of loading,
+    with its fraction from 0 to 1."""
+
+    state: str
+    stage: str = ""
+    fraction: float = 0.0
 
 
 class Daemon:
     """The daemon at `url`, which ends in `/v1`, or the Shepherd Model Gateway before several.
 
-    Use as a context manager.
+    A context manager. `seconds` limit each look; `has_proxy` is False for what runs here, whatever
+    its address: proxies of the environment are for other machines.
     """
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        import httpx  # takes a moment
-
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        seconds: float = _LOOK_SECONDS,
+        has_proxy: bool = True,
+    ) -> None:
         self.url = url.rstrip("/")
         self.api_key = api_key
         self._root = self.url.removesuffix("/v1")
-        self._is_downloading = False
-        self._failures = (httpx.HTTPError, httpx.InvalidURL)
+        self.trust_env = has_proxy and not is_local(url)
         self._http = httpx.Client(
             headers=authorization(api_key),
-            timeout=10.0,
-            trust_env=not is_local(url),  # a proxy can't reach this machine's loopback
+            timeout=seconds,
+            trust_env=self.trust_env,
         )
 
     def __enter__(self) -> Daemon:
@@ -53,41 +78,51 @@ class Daemon:
             if response.status_code == 404:
                 response = self._http.get(f"{self._root}/liveness", timeout=5.0)  # the gateway's
             return response.is_success
-        except self._failures:
+        except _FAILURES:
             return False
 
-    def is_ready(self, on_progress: OnProgress | None = None) -> bool:
-        """Whether the model is loaded. Raises CommandFailed if it can't be loaded."""
+    def readiness(self) -> Readiness:
+        """State of the daemon's models. Raises CommandFailed if nobody answers."""
         response = self._get(f"{self._root}/health/ready")
         if response.status_code == 404:
             response = self._get(f"{self._root}/readiness")  # the gateway's
-        body = _object(response) if response.status_code == 503 else {}
-        state, progress = body.get("status"), body.get("progress")
-        self._is_downloading = state == "downloading"
-        if state == "failed":
-            raise CommandFailed("the daemon can't load its model: its log says why")
-        if progress and on_progress is not None:
-            on_progress(str(progress["stage"]), float(progress["fraction"]))
-        return response.is_success
+        if response.is_success:
+            return Readiness("ready")
+        body = _object(response)
+        progress = body.get("progress") or {}
+        stage, fraction = str(progress.get("stage", "")), float(progress.get("fraction", 0))
+        return Readiness(str(body.get("status", "")), stage, fraction)
 
-    def wait_ready(self, seconds: float, on_progress: OnProgress | None = None) -> None:
+    def is_ready(self, on_progress: OnStage | None = None) -> bool:
+        """Whether the model is loaded. Raises CommandFailed if it can't be loaded."""
+        return self._look(on_progress).state == "ready"
+
+    def wait_ready(self, seconds: float, on_progress: OnStage | None = None) -> None:
         """Wait until the model is loaded. Raises CommandFailed after `seconds`, in which the time
         for downloading it does not count.
         """
         deadline = time.monotonic() + seconds
-        while not self.is_ready(on_progress):
-            if self._is_downloading:
+        while (found := self._look(on_progress)).state != "ready":
+            if found.state == "downloading":
                 deadline = time.monotonic() + seconds
             if time.monotonic() > deadline:
                 raise CommandFailed(f"the model was not ready within {seconds:.0f} seconds")
             time.sleep(_POLL_SECONDS)
 
+    def _look(self, on_progress: OnStage | None) -> Readiness:
+        found = self.readiness()
+        if found.state == "failed":
+            raise CommandFailed("the daemon can't load its model: its log says why")
+        if found.stage and on_progress is not None:
+            on_progress(found.stage, found.fraction)
+        return found
+
     def models(self) -> list[str]:
-        """The names of the models that it serves. Raises CommandFailed."""
+        """Names of its models. Raises CommandFailed."""
         return [str(model["id"]) for model in self.listed()]
 
     def listed(self) -> list[dict[str, Any]]:
-        """What it says of each of its models. Raises CommandFailed."""
+        """Entries of `/v1/models`. Raises CommandFailed."""
         response = self._get(f"{self.url}/models")
         if not response.is_success:
             raise CommandFailed(refusal(response.status_code, response.content))
@@ -97,7 +132,7 @@ class Daemon:
             raise CommandFailed(f"{self.url} lists no models: is it a URL of an API?") from None
 
     def status(self) -> dict[str, Any]:
-        """What `/v1/status` says. Raises CommandFailed."""
+        """Object at `/v1/status`. Raises CommandFailed."""
         response = self._get(f"{self.url}/status")
         if not response.is_success:
             raise CommandFailed(refusal(response.status_code, response.content))
@@ -108,12 +143,18 @@ class Daemon:
     def _get(self, url: str) -> httpx.Response:
         try:
             return self._http.get(url)
-        except self._failures as error:
+        except _FAILURES as error:
             raise CommandFailed(f"no answer from {self.url}: {error}") from None
 
 
+def url_of(host: str, port: int) -> str:
+    """URL of the API, for a client on this machine, of a daemon that listens on `host`, `port`."""
+    host = _EVERY_ADDRESS.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
 def api_url(text: str) -> str:
-    """The URL of the API at `text`, as people copy or type it: without `http://`, or `/v1`."""
+    """URL of the API at `text`, as people copy or type it: without `http://`, or `/v1`."""
     url = text if "://" in text else f"http://{text}"
     has_path = "/" in url.partition("://")[2].rstrip("/")
     return url.rstrip("/") if has_path else f"{url.rstrip('/')}/v1"
@@ -121,8 +162,6 @@ def api_url(text: str) -> str:
 
 def is_local(url: str) -> bool:
     """Whether `url` names this machine by a loopback address. Raises CommandFailed."""
-    from vlm_server.settings import is_loopback
-
     try:
         return is_loopback(urlsplit(url).hostname or "")
     except ValueError as error:
@@ -130,9 +169,7 @@ def is_local(url: str) -> bool:
 
 
 def refusal(status: int, body: bytes) -> str:
-    """What a response of `status` says is wrong."""
-    from vlm_server.cli.client.answer import error_message
-
+    """Message of a response of `status` that is an error."""
     try:
         return error_message(json.loads(body)["error"])
     except (ValueError, LookupError, TypeError):
@@ -145,3 +182,99 @@ def _object(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}
+
+
+def address_of(arguments: argparse.Namespace, settings: Settings) -> tuple[str, str | None]:
+    """URL of the API and API key, from the options of `options.add_daemon_options`, else the
+    settings.
+
+    Raises CommandFailed or ConfigError for a key that can't be read.
+    """
+    given: str | None = arguments.url
+    url = api_url(given) if given else url_of(settings.server.host, settings.server.port)
+    if arguments.api_key_file is not None:
+        return url, read_key(arguments.api_key_file)
+    key: str | None = arguments.api_key
+    return url, key or (own_key(settings.server) if is_local(url) else None)
+
+
+def read_key(path: Path) -> str:
+    """API key in a file. Raises CommandFailed if the file can't be read, or holds something
+    else."""
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        raise CommandFailed(f"can't read an API key from {path}") from None
+    if not key.isprintable() or " " in key:
+        raise CommandFailed(f"what {path} holds is not an API key alone")
+    return key
+
+
+def authorization(key: str | None) -> dict[bytes, bytes]:
+    """Header with an API key, in UTF-8 as the daemon reads it."""
+    return {b"Authorization": f"Bearer {key}".encode()} if key else {}
+
+
+def own_key(server: Server) -> str | None:
+    """First API key of the settings. Raises ConfigError if their key file can't be used."""
+    from vlm_server.api.http.access import key_file  # a moment, that few need
+
+    if server.api_keys:
+        return server.api_keys[0]
+    if server.api_key_file:
+        entries = key_file.read(expanded(server.api_key_file))
+        return next(iter(entries.values())).key
+    return None
+
+
+_LISTENING = re.compile(r"Listening on (http://\S+)")
+
+
+@contextmanager
+def running_daemon(
+    arguments: Sequence[str], stop_seconds: float, log: IO[bytes] | None = None
+) -> Iterator[str]:
+    """URL of a daemon on a free port, started here and ended when the block is left.
+
+    Its model may still be loading. If this process is killed, the daemon sees the end of its
+    standard input and ends too. Its log goes to `log`, or where that of this process does. Raises
+    CommandFailed if it does not start, with its own message in that log, and ModelLoadError if no
+    model can run here.
+    """
+    backend.check()
+    command = launch.command("vlm_server.cli", "serve", "--set", "log.level=warning")
+    command += [*arguments, "--host", "127.0.0.1", "--port", "0", "--stop-at-eof"]
+    process = subprocess.Popen(  # in our working folder: `arguments` may name paths in it
+        command,
+        env=launch.environment(with_preload=True),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield _read_url(process)
+    finally:
+        _end(process, stop_seconds)
+
+
+def _read_url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := _LISTENING.match(line):
+            return found[1]
+    raise CommandFailed("the daemon did not start")
+
+
+def _end(process: subprocess.Popen[str], seconds: float) -> None:
+    """Terminate `process`; kill it after `seconds`, or at a second Ctrl-C."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()

@@ -1,1 +1,1 @@
-"""`vlm-server doctor`: looks at everything that the daemon depends on, and says what to do."""
+"""`vlm-server doctor`: checks of all that the daemon depends on, with advice for each problem."""

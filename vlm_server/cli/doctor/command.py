@@ -1,4 +1,4 @@
-"""`vlm-server doctor`: says what is wrong and what to do; see docs/doctor.md."""
+"""`vlm-server doctor`: its options; docs/doctor.md describes it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Returns 0 if there is no problem, else 1. Raises CommandFailed for a report not written."""
+    """Exit code 0 if there is no problem, else 1. Raises CommandFailed for a report not written."""
     from vlm_server.cli.doctor.examine import examine  # takes a moment
 
     return examine(arguments)

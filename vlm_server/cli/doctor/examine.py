@@ -1,4 +1,4 @@
-"""Runs all checks, prints what they find, and writes the report."""
+"""The doctor's run: all checks in order, their findings printed, and the report."""
 
 from __future__ import annotations
 
@@ -12,38 +12,40 @@ from typing import Any
 import msgspec
 
 from vlm_server.cli import exit_codes
-from vlm_server.cli.doctor import report, situation
-from vlm_server.cli.doctor.checks import (
-    config,
-    daemon,
-    device,
-    disk,
-    machine,
-    permissions,
-    port,
-    self_test,
-    service,
-)
-from vlm_server.cli.doctor.finding import Finding
-from vlm_server.cli.doctor.runner import Check, run, within
-from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.doctor import daemon, device, machine, report, self_test, settings, situation
+from vlm_server.cli.doctor.findings import Check, Finding, within
+from vlm_server.cli.exit_codes import CommandFailed
 
-READ_SECONDS = 10.0
-"""For the settings, and for what they name."""
+_READ_SECONDS = 10.0
+"""Time limit for the settings, and for what they name."""
 _REPORT_SECONDS = 60.0
 _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
+CHECKS = (
+    Check("machine", machine.look_at_machine),
+    Check("device", device.look, device.PROBE_SECONDS + 60),
+    Check("settings", settings.settings, _READ_SECONDS),
+    Check("model", settings.model, 150.0),
+    Check("permissions", settings.look_at_permissions, _READ_SECONDS),
+    Check("disk", machine.look_at_disks),
+    Check("port", lambda seen: daemon.port(seen.settings.server)),
+    Check("service", lambda seen: daemon.service(seen.service), 40.0),
+    Check("daemon", daemon.look_at_daemon, 30.0),
+)
+"""The checks but for the self-test, in an order in which one depends on those before."""
 
 
 def examine(arguments: argparse.Namespace) -> int:
-    """Print the findings as they come. Raises CommandFailed if the report can't be written."""
+    """Print the findings as they come; returns the exit code. Raises CommandFailed for the
+    report."""
     logging.disable(logging.CRITICAL)  # what modules would warn of is a finding here
-    seen = within(READ_SECONDS, lambda: situation.examine(arguments))
+    seen = within(_READ_SECONDS, lambda: situation.examine(arguments))
     if seen is None:
-        seen = situation.unread(arguments, f"they can't be read within {READ_SECONDS:.0f} s")
-    findings = []
-    for finding in run(checks(arguments, seen), seen):
-        findings.append(finding)
-        if not arguments.json:
+        seen = situation.unread(arguments, f"they can't be read within {_READ_SECONDS:.0f} s")
+    findings: list[Finding] = []
+    for check in checks(arguments, seen):
+        found = check.run(seen)
+        findings += found
+        for finding in found if not arguments.json else ():
             print_finding(finding)
     if arguments.json:
         print(msgspec.json.encode(findings).decode())
@@ -58,7 +60,7 @@ def examine(arguments: argparse.Namespace) -> int:
 def contents(
     findings: Sequence[Finding], seen: situation.Situation, log: Path | None
 ) -> dict[str, Any]:
-    """Of the report. Raises CommandFailed if something that it reads does not answer."""
+    """Contents of the report. Raises CommandFailed if something that it reads does not answer."""
     found = within(_REPORT_SECONDS, lambda: report.contents(findings, seen, log))
     if found is None:
         raise CommandFailed("no report: the log, the daemon or a disk does not answer")
@@ -66,23 +68,12 @@ def contents(
 
 
 def checks(arguments: argparse.Namespace, seen: situation.Situation) -> list[Check]:
-    """All checks, in the order in which one thing depends on another."""
-    start_seconds = seen.settings.engine.start_timeout_seconds
-    chosen = [
-        Check("machine", machine.look),
-        Check("device", device.look, device.PROBE_SECONDS + 60),
-        Check("settings", config.look, READ_SECONDS),
-        Check("model", config.look_at_model, 150.0),
-        Check("permissions", permissions.look, READ_SECONDS),
-        Check("disk", disk.look),
-        Check("port", port.look),
-        Check("service", service.look, 40.0),
-        Check("daemon", daemon.look, 30.0),
-    ]
+    """Checks that `arguments` ask for."""
     if arguments.no_self_test:
-        return chosen
+        return list(CHECKS)
+    seconds = seen.settings.engine.start_timeout_seconds + self_test.ANSWER_SECONDS
     ask = self_test.look_embedded if arguments.embedded else self_test.look
-    return [*chosen, Check(self_test.CHECK, ask, start_seconds + self_test.ANSWER_SECONDS)]
+    return [*CHECKS, Check(self_test.CHECK, ask, seconds)]
 
 
 def print_finding(finding: Finding) -> None:
@@ -93,7 +84,7 @@ def print_finding(finding: Finding) -> None:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """What there is to do, in one line."""
+    """Number of problems and warnings, in one line."""
     counts = {level: sum(each.level == level for each in findings) for level in _MARKS}
     if counts["problem"] + counts["warning"] == 0:
         return "Everything is well."

@@ -1,12 +1,17 @@
-"""A report for an issue: one file of JSON that can be read before it is sent, without secrets."""
+"""Report for an issue: one file of JSON that can be read before it is sent, without secrets.
+
+Of the daemon's log, only lines of known forms are shown, and of exceptions only their types and
+where they were raised: the daemon logs neither contents nor keys, but libraries might.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,41 +20,46 @@ import httpx
 import msgspec
 
 from vlm_server import __version__
-from vlm_server.cli.doctor import log
-from vlm_server.cli.doctor.checks import daemon
-from vlm_server.cli.doctor.checks.port import listener
-from vlm_server.cli.doctor.finding import Finding
+from vlm_server.cli.doctor import daemon
+from vlm_server.cli.doctor.daemon import listener
+from vlm_server.cli.doctor.findings import Finding, output_of
 from vlm_server.cli.doctor.secrets import Redactor, known_secrets
 from vlm_server.cli.doctor.situation import Situation
-from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.service.manager import ServiceManager
 from vlm_server.settings import Server, described
 
-_VARIABLES = [
-    "CUDA_VISIBLE_DEVICES",
-    "DYLD_INSERT_LIBRARIES",
-    "HF_ENDPOINT",
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HF_HUB_OFFLINE",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "LD_LIBRARY_PATH",
-    "LD_PRELOAD",
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "PATH",
-    "PYTHONPATH",
-    "TMPDIR",
-    "VIRTUAL_ENV",
-    "XDG_CACHE_HOME",
-    "XDG_CONFIG_HOME",
-]
-"""What of the environment matters here. Of other variables not even the name is shown."""
+_VARIABLES = (
+    *("CUDA_VISIBLE_DEVICES", "DYLD_INSERT_LIBRARIES", "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE"),
+    *("HF_HUB_OFFLINE", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV"),
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
+)
+"""Environment variables that matter here. Of others not even the name is shown."""
 _NOTE = (
     "Made by `vlm-server doctor --report`. It holds no prompts, pictures, answers or keys; "
     "paths and model names are in it. Read it before you send it."
 )
+NUM_LINES = 300
+_MAX_BYTES = 1 << 20
+_MAX_CHARS = 400
+_LINE = re.compile(
+    r"(?:\r?\x1b\[K)?(?P<start>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \w+ [A-Z]+ )(?P<message>.*)"
+)
+_MESSAGE = re.compile(r"(?P<start>vlm-server: )(?P<message>.*)")
+_FRAME = re.compile(r"\s*File \"[^\"]+\", line \d+(,)? in [\w<>.]+")
+_HEADING = re.compile(
+    r"Traceback \(most recent call last\):|Fatal Python error: [\w ]+|"
+    r"(Current t|T)hread 0x[0-9a-f]+.*\(most recent call first\):"
+)
+_ERROR = re.compile(r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Timeout|Interrupt|Exit))\b(:|$)")
+_LONG_QUOTE = re.compile(r"'(?![/~])[^'\n]{25,}'|\"(?![/~])[^\"\n]{25,}\"")
+_FIELDS = {
+    *("time", "process", "level", "logger", "method", "route", "id", "status", "finish", "ms"),
+    *("ttft_ms", "queue_ms", "prompt_tokens", "cached_tokens", "tokens", "images", "videos"),
+    *("error", "key", "ignored"),
+}
+"""Fields of a JSON log line that are shown beside its message: names, counts and times."""
 
 
 def write(path: Path, report: Mapping[str, Any]) -> None:
@@ -69,7 +79,7 @@ def write(path: Path, report: Mapping[str, Any]) -> None:
 def contents(
     findings: Sequence[Finding], situation: Situation, log_path: Path | None
 ) -> dict[str, Any]:
-    """All that the report says, with secrets masked in every text of it."""
+    """The report, with secrets masked in all of its texts."""
     redactor = Redactor(known_secrets(situation), situation.home)
     found: dict[str, Any] = redactor.value(
         {
@@ -81,20 +91,20 @@ def contents(
             "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
             "packages": packages(),
             "daemon": running(situation.settings.server),
-            "log": log.presentable(log.tail(log_path)),
+            "log": presentable(tail(log_path, situation.service)),
         }
     )
     return {"note": _NOTE, **found}
 
 
 def packages() -> dict[str, str]:
-    """Versions of all that is installed beside us."""
+    """Versions of all installed distributions, by name."""
     found = {each.metadata["Name"]: each.version for each in metadata.distributions()}
     return dict(sorted((str(name), version) for name, version in found.items()))
 
 
 def running(server: Server) -> dict[str, Any]:
-    """What the daemon says of itself, if one runs and lets us see it."""
+    """Answers of the running daemon about itself, by path; empty if none runs."""
     if not server.port or listener(server) != "ours":
         return {}
     paths = ("/health/ready", "/v1/models", "/v1/status", "/metrics")
@@ -103,7 +113,7 @@ def running(server: Server) -> dict[str, Any]:
 
 
 def _changed(situation: Situation) -> dict[str, Any]:
-    """Settings that are no defaults, by name. Of API keys only their number is told."""
+    """Settings that were given, by name. Of API keys only their number is told."""
     return {
         f"{section['name']}.{setting['name']}": setting["value"]
         for section in described(situation.settings, situation.sources)
@@ -113,7 +123,7 @@ def _changed(situation: Situation) -> dict[str, Any]:
 
 
 def _answer(http: httpx.Client, path: str) -> Any:
-    """JSON as it is, text as lines; what went wrong if it did."""
+    """JSON as it is, text as lines, or what went wrong."""
     try:
         response = http.get(path)
     except httpx.HTTPError as error:
@@ -123,3 +133,68 @@ def _answer(http: httpx.Client, path: str) -> Any:
     if response.headers.get("content-type", "").startswith("application/json"):
         return response.json()
     return [line for line in response.text.splitlines() if not line.startswith("# HELP")]
+
+
+def tail(path: Path | None, service: ServiceManager) -> list[str]:
+    """End of the log at `path`, or of the service's."""
+    if path is None:
+        return (output_of(service.log_command(NUM_LINES, follow=False)) or "").splitlines()
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _MAX_BYTES))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def presentable(lines: Iterable[str]) -> list[str]:
+    """Lines of known forms without what might be contents; the last `NUM_LINES` of them."""
+    shown, left_out = [], 0
+    for line in lines:
+        taken = _taken(line)
+        if taken is None:
+            left_out += bool(line.strip())
+        else:
+            shown.append(taken[:_MAX_CHARS])
+    if left_out:
+        shown.append(f"({left_out} lines of other forms are left out)")
+    return shown[-NUM_LINES:]
+
+
+def _taken(line: str) -> str | None:
+    if line.startswith("{"):
+        return _of_json(line)
+    if match := _LINE.fullmatch(line) or _MESSAGE.fullmatch(line):
+        return match["start"] + _without_quotes(match["message"])
+    if match := _FRAME.match(line) or _HEADING.match(line):
+        return match[0]
+    if match := _ERROR.match(line):
+        return match["type"]
+    return None
+
+
+def _of_json(line: str) -> str | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    if not (isinstance(found, dict) and {"time", "process", "level", "message"} <= found.keys()):
+        return None
+    kept = {name: value for name, value in found.items() if name in _FIELDS}
+    kept["message"] = _without_quotes(str(found["message"]))
+    if trace := found.get("exception"):
+        kept["exception"] = list(_of_trace(str(trace).splitlines()))
+    return json.dumps(kept)
+
+
+def _of_trace(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        if match := _FRAME.match(line):
+            yield match[0].strip()
+        elif match := _ERROR.match(line):
+            yield match["type"]
+
+
+def _without_quotes(message: str) -> str:
+    """`message` without long quotes, which may be a client's words unless they are paths."""
+    return _LONG_QUOTE.sub("'…'", message)

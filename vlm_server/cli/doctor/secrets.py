@@ -1,10 +1,9 @@
-"""Takes secrets out of what a report shows: those that we know, and what looks like one."""
+"""Secrets in a report, masked: known ones wherever they are, and text that has the form of one."""
 
 from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ _RUN = re.compile(r"[A-Za-z0-9+/_=-]{40,}")
 
 
 class Redactor:
-    """Masks `secrets` wherever they are, what has the form of one, and the user's home."""
+    """Mask for `secrets`, for what has the form of one, and for the user's home folder."""
 
     def __init__(self, secrets: Iterable[str], home: Path) -> None:
         known = {secret for secret in secrets if len(secret) >= _MIN_CHARS}
@@ -63,7 +62,7 @@ class Redactor:
         return text.replace(self._home, "~") if self._home else text
 
     def value(self, value: Any) -> Any:
-        """The same for all texts in a value that JSON can hold."""
+        """`value`, which JSON can hold, with the secrets in all its texts masked."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -74,10 +73,8 @@ class Redactor:
 
 
 def known_secrets(situation: Situation, environment: Mapping[str, str] = os.environ) -> set[str]:
-    """API keys of the settings, even of broken ones; of the key file; of the environment.
-
-    So are paths of collectors' URLs: some collectors take a token there.
-    """
+    """API keys of the settings, even of broken ones, of the key file and of the environment; the
+    hub's token; and paths of collectors' URLs, where some collectors take a token."""
     found = set(situation.settings.server.api_keys)
     found.add(_path(situation.settings.tracing.endpoint))
     found |= {_path(environment.get(name, "")) for name in ENDPOINT_VARIABLES}
@@ -91,13 +88,7 @@ def known_secrets(situation: Situation, environment: Mapping[str, str] = os.envi
 
 
 def _in_settings(text: str) -> Iterator[str]:
-    """What may be a secret in a settings file or an override, valid or not."""
-    try:
-        server = tomllib.loads(text).get("server", {})
-        if isinstance(server, dict) and isinstance(server.get("api_keys"), list):
-            yield from (key for key in server["api_keys"] if isinstance(key, str))
-    except (ValueError, RecursionError):
-        pass
+    """Possible secrets in a settings file or an override, valid or not."""
     is_secret = False
     for line in text.splitlines():
         name, equals, value = line.partition("=")
@@ -113,13 +104,13 @@ def _in_settings(text: str) -> Iterator[str]:
 
 
 def _path(url: str) -> str:
-    """What stands behind the host in a URL, which need not be a valid one."""
+    """Path of a URL, which need not be a valid one."""
     found = _URL_PATH.match(url)
     return found[1].strip("/") if found else ""
 
 
 def _in_key_file(path: Path) -> Iterator[str]:
-    """Its keys; of one that is refused, all that stands in quotes."""
+    """Keys in the file; of a file that is refused, all quoted words."""
     try:
         yield from (entry.key for entry in key_file.read(path).values())
     except ConfigError:
@@ -127,7 +118,7 @@ def _in_key_file(path: Path) -> Iterator[str]:
 
 
 def _is_harmless(run: str) -> bool:
-    """A commit, a name of words, or a path: neither is a key, nor base64 of some length."""
+    """Whether `run` is a commit, a name of words, or a path: neither a key, nor long base64."""
     num_digits = sum(char.isdigit() for char in run)
     if _COMMIT.fullmatch(run) or (_WORDS.fullmatch(run) and num_digits <= _MAX_DIGITS):
         return True
@@ -140,7 +131,7 @@ def _is_harmless(run: str) -> bool:
 
 
 def _read(path: Path | None) -> str:
-    """The file's text; empty if there is none that we may read."""
+    """Text of the file; empty if this user may read none."""
     if path is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""What the checks look at: the settings, as far as they can be used, and where they come from."""
+"""Subject of the checks: the settings, as far as they can be used, and where they come from."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from vlm_server.settings import Model, Settings, Sources
 
 @dataclass(frozen=True)
 class Situation:
-    """One run of the doctor.
+    """Subject of one run of the doctor.
 
-    `settings` are the defaults where `fault` says why those that were given can't be used. `model`
-    is `settings.model` with the folder that was found; `model_fault` says why there is none.
+    `settings` are the defaults where `fault` says why the given ones can't be used. `model` is
+    `settings.model` with the folder that was found; `model_fault` says why there is none.
     `arguments` are the options of the command line, or those in the installed service's file.
     """
 
@@ -39,61 +39,45 @@ class Situation:
 
 
 def examine(arguments: argparse.Namespace) -> Situation:
-    """Reads the settings. Without options they are those of the installed service, if there is one.
-
-    Never raises for what is wrong with them. May hang where they are on a disk that does.
-    """
-    home = home_folder()
-    manager = manager_for(sys.platform, home, os.environ)
-    given = argparse.Namespace(**vars(arguments) | _NONE | _named(arguments))
-    origin = "the command line" if given.set else "no file"
-    if not _named(arguments) and (served := _of_service(manager)) is not None:
-        given, origin = served, "the installed service"
-    elif given.config is not None:
+    """Situation with the settings of the command line, else of the installed service if there is
+    one. Never raises for what is wrong with them; hangs where they are on a disk that does."""
+    bare = unread(arguments, "")
+    given, origin = bare.arguments, "no file"
+    if given.config is not None:
         origin = str(given.config)
-    return _read(Situation(given, origin, home, manager))
+    elif given.set:
+        origin = "the command line"
+    elif not _named(arguments) and (served := _of_service(bare.service)) is not None:
+        given, origin = served, "the installed service"
+    return _read(replace(bare, arguments=given, origin=origin))
 
 
 def unread(arguments: argparse.Namespace, fault: str) -> Situation:
-    """Of settings that can't be read; `fault` says why."""
+    """Situation without settings; `fault` says why."""
+    none = vars(options.parse_settings([]))
+    given = argparse.Namespace(**vars(arguments) | none | _named(arguments))
     home = home_folder()
-    given = argparse.Namespace(**vars(arguments) | _NONE | _named(arguments))
     return Situation(given, "", home, manager_for(sys.platform, home, os.environ), fault=fault)
 
 
 def home_folder() -> Path:
-    """The user's; the root if there is none."""
+    """The user's home folder; the root if there is none."""
     try:
         return Path.home()
     except RuntimeError:
         return Path("/")
 
 
-_NONE: dict[str, Any] = {
-    "config": None,
-    "set": [],
-    "model": None,
-    "chat_template": None,
-    "allow_unchecked": None,
-}
-
-
 def _named(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of settings that were given."""
-    return {name: value for name in _NONE if (value := getattr(arguments, name, None))}
+    """Options of model and settings that were given."""
+    names = vars(options.parse_settings([]))
+    return {name: value for name in names if (value := getattr(arguments, name, None))}
 
 
 def _of_service(manager: ServiceManager) -> argparse.Namespace | None:
     try:
-        words = manager.read_words()
-    except (OSError, ValueError, KeyError):
-        return None
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    options.add_model_option(parser)
-    options.add_config_options(parser)
-    try:
-        return parser.parse_known_args(words[2:])[0]
-    except (argparse.ArgumentError, SystemExit):
+        return options.parse_settings(manager.read_words()[2:])
+    except (OSError, ValueError, KeyError, ConfigError):
         return None
 
 

@@ -1,27 +1,28 @@
-"""What the actions of `vlm-server service` do."""
+"""Actions of `vlm-server service`: one at a time, and undone if they fail."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from vlm_server.cli import exit_codes, options
-from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.serve import url_of
-from vlm_server.cli.service import status as status_of
-from vlm_server.cli.service import transaction
-from vlm_server.cli.service.files import ServiceCommand
-from vlm_server.cli.service.first_answer import FirstAnswer
-from vlm_server.cli.service.manager import Files, ServiceManager
+from vlm_server.cli.client.daemon import url_of
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.serve import listener
+from vlm_server.cli.serve.listener import is_at
+from vlm_server.cli.service.manager import Files, ServiceCommand, ServiceManager
 from vlm_server.cli.service.program import installed_program
-from vlm_server.cli.serving import listener
-from vlm_server.cli.serving.listener import is_at
+from vlm_server.cli.service.status import show, wait_for_answer
 from vlm_server.errors import ConfigError, VlmServerError
 from vlm_server.settings import Server, Settings
 
 _LAST_LINES = 20
-"""Of the log, where something failed."""
+"""Lines of the log that are shown after a failure."""
 
 
 def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
@@ -43,9 +44,9 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
         for path, content in new.items():
             print(f"# {path}\n{content.decode()}")
         return 0
-    with transaction.locked(manager):
+    with locked(manager):
         _check_address(manager, settings.server)
-        with transaction.undone_if_it_fails(manager):
+        with undone_if_it_fails(manager):
             _install(manager, new)
             print(f"Installed {manager.path}", flush=True)
             _wait(arguments, manager, settings)
@@ -54,7 +55,7 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
 
 def start(arguments: argparse.Namespace, manager: ServiceManager) -> int:
     """Start the service. Raises ConfigError or CommandFailed."""
-    with transaction.locked(manager):
+    with locked(manager):
         settings = _settings_of(manager)
         manager.start()
         _wait(arguments, manager, settings)
@@ -62,10 +63,8 @@ def start(arguments: argparse.Namespace, manager: ServiceManager) -> int:
 
 
 def restart(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Start the service again, unless its settings are wrong. Raises ConfigError or
-    CommandFailed.
-    """
-    with transaction.locked(manager):
+    """Restart the service, unless its settings are wrong. Raises ConfigError or CommandFailed."""
+    with locked(manager):
         settings = _settings_of(manager)
         manager.restart()
         _wait(arguments, manager, settings)
@@ -74,7 +73,7 @@ def restart(arguments: argparse.Namespace, manager: ServiceManager) -> int:
 
 def stop(_: argparse.Namespace, manager: ServiceManager) -> int:
     """Finish running answers, and stop. Raises CommandFailed."""
-    with transaction.locked(manager):
+    with locked(manager):
         _check_installed(manager)
         manager.stop()
     print("Stopped.")
@@ -83,15 +82,15 @@ def stop(_: argparse.Namespace, manager: ServiceManager) -> int:
 
 def uninstall(_: argparse.Namespace, manager: ServiceManager) -> int:
     """Stop the service and remove its files; does nothing if it is not installed."""
-    with transaction.locked(manager):
+    with locked(manager):
         was_installed = manager.path.exists()
-        transaction.remove(manager)
+        remove(manager)
     print(f"Removed {manager.path}" if was_installed else "The service was not installed.")
     return 0
 
 
 def status(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Print the service's state. Returns an exit code of `status.py`."""
+    """Print the service's state. Returns one of `exit_codes.SERVICE_MEANINGS`."""
     if not manager.path.exists():
         print("not installed")
         return exit_codes.SERVICE_NOT_INSTALLED
@@ -100,11 +99,11 @@ def status(arguments: argparse.Namespace, manager: ServiceManager) -> int:
         settings = _settings_of(manager)
     except VlmServerError as error:
         fault = str(error)
-    return status_of.show(manager, settings, fault, as_json=arguments.json)
+    return show(manager, settings, fault, as_json=arguments.json)
 
 
 def logs(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Print the end of the log, and what is added if that is wanted."""
+    """Print the end of the log, and new lines if they are wanted."""
     words = manager.log_command(arguments.lines, follow=arguments.follow)
     try:
         return subprocess.run(words, check=False).returncode
@@ -113,19 +112,19 @@ def logs(arguments: argparse.Namespace, manager: ServiceManager) -> int:
 
 
 def _install(manager: ServiceManager, new: Files) -> None:
-    moved = transaction.is_moved(manager, new)
-    transaction.write(new)
+    moved = is_moved(manager, new)
+    write(new)
     manager.load(is_moved=moved)
 
 
 def _wait(arguments: argparse.Namespace, manager: ServiceManager, settings: Settings) -> None:
-    """Until the service has answered. Raises CommandFailed, after the end of its log."""
+    """Wait for the service's first answer. Raises CommandFailed, after the end of its log."""
     url = url_of(settings.server.host, settings.server.port)
     if arguments.no_wait:
         print(f"Started. 'vlm-server service status' shows when {url} is ready.")
         return
     try:
-        answer = FirstAnswer(manager, settings, lambda text: print(f"{text} …", flush=True)).wait()
+        answer = wait_for_answer(manager, settings, lambda text: print(f"{text} …", flush=True))
     except CommandFailed:
         _show_log(manager)
         raise
@@ -143,7 +142,7 @@ def _show_log(manager: ServiceManager) -> None:
 
 
 def _host(server: Server) -> str:
-    """The IP address that the service's manager listens on. Raises ConfigError."""
+    """IP address that the service's manager listens on. Raises ConfigError."""
     if server.port == 0:
         raise ConfigError("server.port 0: a service needs a port that others can know")
     try:
@@ -153,7 +152,8 @@ def _host(server: Server) -> str:
 
 
 def _check_address(manager: ServiceManager, server: Server) -> None:
-    """Raises NotAvailable if somebody else listens there, who would answer in its place."""
+    """Raises NotAvailable if another program listens there, which would answer in the service's
+    place."""
     address = manager.read_address() if manager.path.exists() else ""
     host, _, port = address.rpartition(":")
     is_same = not address or is_at(server, [(host.strip("[]"), int(port))])
@@ -167,10 +167,102 @@ def _check_installed(manager: ServiceManager) -> None:
 
 
 def _settings_of(manager: ServiceManager) -> Settings:
-    """Those in the installed files. Raises ConfigError, or CommandFailed if there are none."""
+    """Settings in the installed files. Raises ConfigError, or CommandFailed if there are none."""
     _check_installed(manager)
-    parser = argparse.ArgumentParser(prog="vlm-server serve")
-    options.add_model_option(parser)
-    options.add_config_options(parser)
-    found, _ = parser.parse_known_args(manager.read_words()[2:])
-    return options.load_settings(found)
+    return options.load_settings(options.parse_settings(manager.read_words()[2:]))
+
+
+@contextlib.contextmanager
+def locked(manager: ServiceManager) -> Iterator[None]:
+    """Lock on the service, by the folder of its files. Raises CommandFailed if another command has
+    it."""
+    folder = manager.path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise CommandFailed(f"can't write {folder}: {error.strerror}") from None
+    try:
+        _lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def undone_if_it_fails(manager: ServiceManager) -> Iterator[None]:
+    """Restore the service's files, and whether it runs, if the block ends early; an error of ours
+    then says so."""
+    before = _read(manager)
+    was_running = manager.is_running()
+    try:
+        yield
+    except VlmServerError as error:
+        raise CommandFailed(f"{error}\n{_undo(manager, before, was_running)}") from None
+    except BaseException:
+        _undo(manager, before, was_running)
+        raise
+
+
+def write(new: Files) -> None:
+    """Replace the files, each at once, readable by their owner only. Raises CommandFailed."""
+    for path, content in new.items():
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.touch(mode=0o600)
+            draft.write_bytes(content)
+            draft.replace(path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise CommandFailed(f"can't write {path}: {error.strerror}") from None
+
+
+def remove(manager: ServiceManager) -> None:
+    """Stop the service and remove its files."""
+    manager.unload()
+    for path in manager.paths:
+        path.unlink(missing_ok=True)
+    manager.forget()
+
+
+def is_moved(manager: ServiceManager, new: Files) -> bool:
+    """Whether the service manager listens on another address with the `new` files."""
+    before, path = _read(manager), manager.paths[-1]
+    return path not in before or before[path] != new.get(path)
+
+
+def _lock(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CommandFailed(
+            "another 'vlm-server service' command is running: try again when it is done"
+        ) from None
+
+
+def _read(manager: ServiceManager) -> Files:
+    return {path: path.read_bytes() for path in manager.paths if path.exists()}
+
+
+def _undo(manager: ServiceManager, before: Files, was_running: bool) -> str:
+    """Restore the service; returns a sentence about its state."""
+    if manager.path not in before:
+        remove(manager)
+        return "Nothing was installed."
+    moves = is_moved(manager, before)
+    added = set(_read(manager)) - set(before)
+    if added:
+        manager.unload()
+    for path in added:
+        path.unlink()
+    try:
+        write(before)
+        if was_running:
+            manager.load(is_moved=moves)
+            return "The service that was installed before runs again."
+        manager.stop()
+        manager.forget()
+    except CommandFailed as error:
+        return f"The files are those from before, but that service does not start: {error}"
+    return "The service that was installed before is as it was: not running."

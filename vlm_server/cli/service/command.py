@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_server.cli import exit_codes, options
-from vlm_server.cli.usage import manual
-from vlm_server.cli.usage.parsing import Manual
+from vlm_server.cli import exit_codes, options, usage
+from vlm_server.cli.usage import Manual
 
 if TYPE_CHECKING:
     from vlm_server.cli.options import Commands
@@ -51,7 +50,7 @@ def add_to(commands: Commands) -> None:
     _add(actions, "uninstall", "stop the service and remove it")
     shown = _add(actions, "status", "show its state; exits with 0 if it is ready")
     shown.add_argument("--json", action="store_true", help="as a JSON object")
-    manual.add(shown, Manual(exit_codes=tuple(exit_codes.SERVICE_MEANINGS.items())))
+    usage.add(shown, Manual(exit_codes=tuple(exit_codes.SERVICE_MEANINGS.items())))
     log = _add(actions, "logs", "show the end of its log")
     log.add_argument("-f", "--follow", action="store_true", help="go on and show new lines")
     log.add_argument("-n", "--lines", type=int, default=50, help="how many lines (50)")
@@ -60,12 +59,12 @@ def add_to(commands: Commands) -> None:
 def _add(actions: Commands, name: str, text: str) -> argparse.ArgumentParser:
     added = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     added.set_defaults(run=_run, action=name)
-    manual.add(added, Manual(_EXAMPLES.get(name, ())))
+    usage.add(added, Manual(_EXAMPLES.get(name, ())))
     return added
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from vlm_server.cli.service import actions  # takes a moment
+    from vlm_server.cli.service import actions
     from vlm_server.cli.service.manager import manager_for
 
     action = getattr(actions, arguments.action)

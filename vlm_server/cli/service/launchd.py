@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
+import plistlib
 import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_server.cli.service import files
-from vlm_server.cli.service.files import LABEL, ServiceCommand
 from vlm_server.cli.service.manager import (
+    MAX_FILES,
+    RESTART_PAUSE_SECONDS,
     Files,
-    Run,
+    RunCommand,
+    ServiceCommand,
+    ServicePhase,
     ServiceState,
-    State,
     check,
     exit_text,
+    joined,
     run_command,
 )
 
+LABEL = "org.vlm-server.daemon"
+_SOCKET = "http"
 _TRIES = 20
 _PAUSE_SECONDS = 0.5
 _DRAIN_SECONDS = 60.0
@@ -37,10 +42,10 @@ _LAST_SIGNAL = re.compile(r"last terminating signal = (.+)")
 
 @dataclass(frozen=True, slots=True)
 class Launchd:
-    """A LaunchAgent of the current user."""
+    """LaunchAgent of the current user."""
 
     home: Path
-    run: Run = run_command
+    run: RunCommand = run_command
     sleep: Callable[[float], None] = time.sleep
 
     @property
@@ -57,13 +62,13 @@ class Launchd:
 
     def render(self, command: ServiceCommand) -> Files:
         has_screen = self._domain.startswith("gui")
-        return {self.path: files.launchd_plist(command, self._log, has_screen=has_screen)}
+        return {self.path: launchd_plist(command, self._log, has_screen=has_screen)}
 
     def read_words(self) -> list[str]:
-        return files.words_of_plist(self.path.read_bytes())
+        return words_of_plist(self.path.read_bytes())
 
     def read_address(self) -> str:
-        return files.address_of_plist(self.path.read_bytes())
+        return address_of_plist(self.path.read_bytes())
 
     def load(self, *, is_moved: bool) -> None:
         """launchd reads a file only once it has forgotten the service: `is_moved` or not, what
@@ -130,13 +135,13 @@ class Launchd:
         first, other = (f"{name}/{os.getuid()}" for name in _DOMAINS)
         return first if self.run(("launchctl", "print", first)).returncode == 0 else other
 
-    def _look(self) -> _Job | None:
+    def _look(self) -> _LoadedService | None:
         """The service where launchd knows it; None if it does not."""
         for name in _DOMAINS:
             target = f"{name}/{os.getuid()}/{LABEL}"
             result = self.run(("launchctl", "print", target))
             if result.returncode == 0:
-                return _Job(target, result.stdout)
+                return _LoadedService(target, result.stdout)
         return None
 
     def _bootstrap(self) -> None:
@@ -185,7 +190,7 @@ class Launchd:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _LoadedService:
     """A service that launchd knows as `target`, and the text of `launchctl print`."""
 
     target: str
@@ -208,7 +213,7 @@ class _Job:
         return "state = running" in self.text
 
     @property
-    def state(self) -> State:
+    def state(self) -> ServicePhase:
         """That of a service without a process."""
         if self.last_exit is None:
             return "starting"
@@ -220,3 +225,48 @@ class _Job:
     def _number(self, pattern: re.Pattern[str]) -> int | None:
         found = pattern.search(self.text)
         return int(found[1]) if found else None
+
+
+def launchd_plist(command: ServiceCommand, log: Path, *, has_screen: bool = True) -> bytes:
+    """LaunchAgent file: started at login, restarted after a crash but not after `exit 0`.
+
+    Unless the installing user `has_screen`, a login by SSH starts it, too. launchd tells no other
+    statuses apart, so the daemon gives up with 0. launchd listens for the daemon, also while that
+    restarts. Output before the daemon opens its log goes to the same file.
+    """
+    own = ["--give-up-status", "0", "--log-file", str(log), "--launchd-socket", _SOCKET]
+    return plistlib.dumps(
+        {
+            "Label": LABEL,
+            "ProgramArguments": [*command.words, *own],
+            "Sockets": {
+                _SOCKET: {
+                    "SockNodeName": command.host,
+                    "SockServiceName": str(command.port),
+                    "SockFamily": "IPv6" if ":" in command.host else "IPv4",
+                    "SockType": "stream",
+                }
+            },
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "ThrottleInterval": RESTART_PAUSE_SECONDS,
+            "ExitTimeOut": command.stop_seconds,
+            "ProcessType": "Interactive",  # otherwise macOS throttles it
+            "StandardOutPath": str(log),
+            "StandardErrorPath": str(log),
+            "Umask": 0o077,
+            "SoftResourceLimits": {"NumberOfFiles": MAX_FILES},
+            **({} if has_screen else {"LimitLoadToSessionType": ["Aqua", "Background"]}),
+        }
+    )
+
+
+def words_of_plist(text: bytes) -> list[str]:
+    """Program and arguments in a file made by `launchd_plist`."""
+    return [str(word) for word in plistlib.loads(text)["ProgramArguments"]]
+
+
+def address_of_plist(text: bytes) -> str:
+    """Address in a file made by `launchd_plist`."""
+    listener = plistlib.loads(text)["Sockets"][_SOCKET]
+    return joined(listener["SockNodeName"], listener["SockServiceName"])

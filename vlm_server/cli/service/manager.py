@@ -1,10 +1,11 @@
-"""What is asked of a manager of a user's services: launchd or systemd.
+"""Interface of a manager of a user's services, launchd or systemd, and what both share.
 
-The function that runs a command is an argument, so that tests can see what would be run.
+The function that runs a command is an argument, so that tests can see the commands.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -14,14 +15,17 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from vlm_server.cli import exit_codes
-from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.service.files import ServiceCommand
+from vlm_server.cli.exit_codes import CommandFailed
 
-Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
-State = Literal["starting", "running", "restarting", "stopping", "stopped", "failed"]
+RunCommand = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+ServicePhase = Literal["starting", "running", "restarting", "stopping", "stopped", "failed"]
 Files = dict[Path, bytes]
-"""The service's files and what is in them, the main one first."""
+"""Contents of the service's files by path, the main one first."""
 
+RESTART_PAUSE_SECONDS = 10
+MAX_FILES = 16_384
+"""Open files and connections: many systems allow 1,024, macOS 256."""
+_STOP_MARGIN_SECONDS = 25
 _MEANINGS = {
     0: "stopped",
     exit_codes.FAILURE: "it crashed",
@@ -32,15 +36,46 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceCommand:
+    """What a service runs: program, arguments, the IP address and port at which its manager listens
+    for it, and the seconds it takes to drain.
+
+    Raises CommandFailed for words that the files can't hold: with control characters, or bytes that
+    are not UTF-8.
+    """
+
+    program: Path
+    arguments: Sequence[str]
+    host: str
+    port: int
+    drain_seconds: float
+
+    def __post_init__(self) -> None:
+        for word in self.words:
+            if any(_is_unwritable(char) for char in word) or "\n" in str(self.program):
+                raise CommandFailed(f"a service's file can't hold {word!r}")
+
+    @property
+    def words(self) -> list[str]:
+        return [str(self.program), *self.arguments]
+
+    @property
+    def stop_seconds(self) -> int:
+        """Time for the last requests, draining, slow readers and the engine's exit, with a
+        margin."""
+        return math.ceil(self.drain_seconds) + _STOP_MARGIN_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceState:
-    """What a manager says of the service; None is what it does not say.
+    """State of the service as its manager tells it; None for what it does not tell.
 
     `starting` is before the first process, `restarting` between a crash and the next try, `failed`
     after the last one. `since` is a date as the manager writes it, `memory_bytes` that of all
     processes.
     """
 
-    state: State
+    state: ServicePhase
     pid: int | None = None
     since: str | None = None
     memory_bytes: int | None = None
@@ -48,11 +83,11 @@ class ServiceState:
 
 
 class ServiceManager(Protocol):
-    """Where the service's files are, what is in them, and how it is started and stopped."""
+    """A user's service: its files, and how it is started and stopped."""
 
     @property
     def path(self) -> Path:
-        """The main file."""
+        """Main file."""
         ...
 
     @property
@@ -62,23 +97,23 @@ class ServiceManager(Protocol):
 
     @property
     def log(self) -> str:
-        """Where the log is: a file, or a command that shows it."""
+        """Log file, or a command that shows the log."""
         ...
 
     def render(self, command: ServiceCommand) -> Files: ...
 
     def read_words(self) -> list[str]:
-        """The command line in the installed file. Raises OSError if there is no file."""
+        """Command line in the installed file. Raises OSError if there is no file."""
         ...
 
     def read_address(self) -> str:
-        """The address in the installed files; empty if they name none. Raises OSError."""
+        """Address in the installed files; empty if they name none. Raises OSError."""
         ...
 
     def load(self, *, is_moved: bool) -> None:
         """Read the files anew and start the service, now and at every login. Raises CommandFailed.
 
-        Unless it `is_moved` to another address, clients of the one that runs are not refused.
+        Unless `is_moved` to another address, no client of the running service is refused.
         """
         ...
 
@@ -91,11 +126,11 @@ class ServiceManager(Protocol):
         ...
 
     def start(self) -> None:
-        """Raises CommandFailed."""
+        """Start the service. Raises CommandFailed."""
         ...
 
     def stop(self) -> None:
-        """Until it is started, or until the next login. Raises CommandFailed."""
+        """Stop the service until it is started, or until the next login. Raises CommandFailed."""
         ...
 
     def restart(self) -> None:
@@ -111,8 +146,12 @@ class ServiceManager(Protocol):
     def state(self) -> ServiceState: ...
 
     def log_command(self, lines: int, *, follow: bool) -> list[str]:
-        """What prints the end of the log."""
+        """Command that prints the end of the log."""
         ...
+
+
+def joined(host: str, port: int | str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -130,13 +169,13 @@ def check(result: subprocess.CompletedProcess[str], command: Sequence[str]) -> N
 
 
 def exit_text(code: int) -> str:
-    """What an exit code of the daemon says."""
+    """An exit code of the daemon, with its meaning."""
     meaning = _MEANINGS.get(code)
     return f"{code} ({meaning})" if meaning else str(code)
 
 
 def manager_for(platform: str, home: Path, environment: Mapping[str, str]) -> ServiceManager:
-    """The manager of this system; `platform` is `sys.platform`."""
+    """Manager of this system's services; `platform` is `sys.platform`."""
     from vlm_server.cli.service.launchd import Launchd
     from vlm_server.cli.service.systemd import SystemdUser
 
@@ -144,3 +183,8 @@ def manager_for(platform: str, home: Path, environment: Mapping[str, str]) -> Se
         return Launchd(home)
     config_home = environment.get("XDG_CONFIG_HOME", "")
     return SystemdUser(home, config_home=Path(config_home) if os.path.isabs(config_home) else None)
+
+
+def _is_unwritable(char: str) -> bool:
+    is_control = (ord(char) < 32 and char not in "\n\t") or ord(char) == 127
+    return is_control or 0xD800 <= ord(char) <= 0xDFFF

@@ -1,4 +1,4 @@
-"""Which program a service runs: this installation's `vlm-server`, if it will still be there later.
+"""Program that a service runs: this installation's `vlm-server`, if it is there to stay.
 
 `uvx` and `pipx run` make an environment in a cache, which is cleaned up at any time; pip builds in
 a temporary folder. A service that names such a path works today and is gone after some days.
@@ -13,11 +13,11 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.exit_codes import CommandFailed
 
 NAME = "vlm-server"
 _CACHE_TAG = "CACHEDIR.TAG"
-"""What uv and pipx put into their caches: bford.info/cachedir. An environment has one, too."""
+"""File that uv and pipx put into their caches (bford.info/cachedir), and into environments."""
 _CACHES = (".cache", "Library/Caches")
 _TEMPORARY = (
     tempfile.gettempdir(),
@@ -33,7 +33,7 @@ _TEMPORARY = (
 
 
 def installed_program() -> Path:
-    """The path for a service's file. Raises CommandFailed if there is none, or none that stays."""
+    """Path for a service's file. Raises CommandFailed if there is none, or none that stays."""
     folders = [
         str(Path(sys.executable).absolute().parent),
         sysconfig.get_path("scripts"),
@@ -43,10 +43,8 @@ def installed_program() -> Path:
 
 
 def lasting(program: Path, folders: Iterable[str]) -> Path:
-    """`program` by the path that stays. Raises CommandFailed if it is in a folder that does not.
-
-    Those are `folders`, and caches.
-    """
+    """`program` by a path that stays. Raises CommandFailed if it is in one of `folders`, or in a
+    cache."""
     throw_away = throw_away_folder(program, folders)
     if throw_away is not None:
         raise CommandFailed(
@@ -70,10 +68,11 @@ def found_in(folders: Iterable[str]) -> Path:
 
 
 def throw_away_folder(program: Path, folders: Iterable[str]) -> Path | None:
-    """The folder around the environment of `program` that is not meant to last, if there is one.
+    """Folder around the environment of `program` that is not meant to last: one of `folders`, or a
+    cache by its tag; None if there is none.
 
-    That is one of `folders`, or a cache by its tag. The environment itself may have such a tag:
-    it says that a backup can leave it out. That of a clone is where its owner wants it.
+    The environment itself may have such a tag, for backups. That of a clone is where its owner
+    wants it.
     """
     environment = program.parent.parent
     if (environment.parent / "pyproject.toml").is_file():

@@ -1,27 +1,33 @@
-"""What `vlm-server service status` prints."""
+"""State of the service: what `vlm-server service status` prints, and its first answer."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
-import httpx
-
 from vlm_server.cli import exit_codes
-from vlm_server.cli.serve import url_of
+from vlm_server.cli.client.chat import DaemonBusy
+from vlm_server.cli.client.daemon import Daemon, Readiness, own_key, url_of
+from vlm_server.cli.client.pictures import answer_about, drawn
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.serve.listener import is_at
 from vlm_server.cli.service.manager import ServiceManager
-from vlm_server.cli.serving.listener import is_at
 from vlm_server.settings import Settings
 
-_TIMEOUT_SECONDS = 5.0
+_LOOK_SECONDS = 5.0
+_POLL_SECONDS = 0.3
+_GRACE_SECONDS = 15.0
+"""launchd starts a service at most every 10 seconds."""
+_ANSWER_SECONDS = 120.0
 _MIB = 1 << 20
 
 
 def show(manager: ServiceManager, settings: Settings | None, fault: str, *, as_json: bool) -> int:
-    """Print the state of an installed service. `settings` are those in its files, unless they have
-    a `fault`. Returns the exit code.
-    """
+    """Print the state of an installed service; returns the exit code. `settings` are those in its
+    files, None if they have a `fault`."""
     facts = _facts(manager, settings, fault)
     if as_json:
         json.dump(facts, sys.stdout, indent=2)
@@ -85,14 +91,65 @@ def _warning(address: str, settings: Settings | None, fault: str) -> str | None:
 
 
 def _health(url: str | None) -> str:
-    """`ready`, or what the daemon does before it is; `no answer`."""
+    """State of loading, `ready`, or `no answer`."""
     if url is None:
         return "no answer"
     try:
-        root = url.removesuffix("/v1")
-        found = httpx.get(f"{root}/health/ready", timeout=_TIMEOUT_SECONDS, trust_env=False)
-        told = found.json()
-    except (httpx.HTTPError, ValueError):
+        with Daemon(url, seconds=_LOOK_SECONDS, has_proxy=False) as daemon:
+            found = daemon.readiness()
+    except CommandFailed:
         return "no answer"
-    progress = told.get("progress") or {}
-    return str(progress.get("stage") or told.get("status", "no answer"))
+    return found.stage or found.state or "no answer"
+
+
+def wait_for_answer(manager: ServiceManager, settings: Settings, say: Callable[[str], None]) -> str:
+    """Answer of the service to a question about a picture; `say` gets the stages of loading.
+
+    Raises CommandFailed if the service ends, or does not answer within
+    `engine.start_timeout_seconds`, in which the time for downloads does not count.
+    """
+    seconds = settings.engine.start_timeout_seconds
+    deadline = time.monotonic() + seconds
+    latest = time.monotonic() + _GRACE_SECONDS
+    url, said = url_of(settings.server.host, settings.server.port), ""
+    key = own_key(settings.server)
+    with Daemon(url, key, seconds=_LOOK_SECONDS, has_proxy=False) as daemon:
+        while True:
+            _check_that_it_runs(manager, latest)
+            try:
+                found = daemon.readiness()
+            except CommandFailed:
+                found = Readiness("")
+            if found.state == "ready" and (answer := _answer(daemon)) is not None:
+                return answer
+            if found.state == "failed":
+                raise CommandFailed("the model can't be loaded")
+            if found.state == "downloading":
+                deadline = time.monotonic() + seconds
+            if time.monotonic() > deadline:
+                raise CommandFailed(f"no answer within {seconds:.0f} seconds")
+            stage = "" if found.state == "ready" else found.stage or found.state
+            if stage not in ("", said):
+                said = stage
+                say(stage)
+            time.sleep(_POLL_SECONDS)
+
+
+def _check_that_it_runs(manager: ServiceManager, latest: float) -> None:
+    """Raises CommandFailed if the service does not run, or has not begun to by `latest`."""
+    found = manager.state()
+    if found.state == "starting" and time.monotonic() < latest:
+        return
+    if found.state != "running":
+        exit_text = f": it ended with {found.last_exit}" if found.last_exit else ""
+        raise CommandFailed(f"the service is not running{exit_text}")
+
+
+def _answer(daemon: Daemon) -> str | None:
+    """Answer to a test question; None if the daemon is too busy for it. Raises CommandFailed."""
+    try:
+        return answer_about(next(drawn()), daemon, _ANSWER_SECONDS)
+    except DaemonBusy:
+        return None
+    except TimeoutError:
+        raise CommandFailed(f"no answer within {_ANSWER_SECONDS:.0f} seconds") from None

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_server.cli.service import files
-from vlm_server.cli.service.files import SOCKET_UNIT, UNIT, ServiceCommand
+from vlm_server.cli import exit_codes
+from vlm_server.cli.serve.listener import BACKLOG
 from vlm_server.cli.service.manager import (
+    MAX_FILES,
+    RESTART_PAUSE_SECONDS,
     Files,
-    Run,
+    RunCommand,
+    ServiceCommand,
+    ServicePhase,
     ServiceState,
-    State,
     check,
     exit_text,
+    joined,
     run_command,
 )
 
-_STATES: dict[str, State] = {
+UNIT = "vlm-server.service"
+SOCKET_UNIT = "vlm-server.socket"
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "%": "%%"}
+_UNESCAPES = {"n": "\n", "t": "\t"}
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_STATES: dict[str, ServicePhase] = {
     "active": "running",
     "reloading": "running",
     "activating": "running",
@@ -39,7 +49,7 @@ class SystemdUser:
     """Units of the user's systemd manager; `config_home` replaces `~/.config`."""
 
     home: Path
-    run: Run = run_command
+    run: RunCommand = run_command
     config_home: Path | None = None
 
     @property
@@ -55,15 +65,15 @@ class SystemdUser:
         return f"journalctl --user-unit {UNIT}"
 
     def render(self, command: ServiceCommand) -> Files:
-        texts = (files.systemd_unit(command), files.systemd_socket(command))
+        texts = (systemd_unit(command), systemd_socket(command))
         return dict(zip(self.paths, texts, strict=True))
 
     def read_words(self) -> list[str]:
-        return files.words_of_unit(self.path.read_bytes())
+        return words_of_unit(self.path.read_bytes())
 
     def read_address(self) -> str:
         path = self.paths[1]
-        return files.address_of_socket(path.read_bytes()) if path.exists() else ""
+        return address_of_socket(path.read_bytes()) if path.exists() else ""
 
     def load(self, *, is_moved: bool) -> None:
         self._check("daemon-reload")
@@ -141,7 +151,7 @@ class SystemdUser:
 
 
 def _last_exit(shown: dict[str, str]) -> str | None:
-    """Of the process that ended last, or how often it was started again."""
+    """End of the last process, or the number of restarts."""
     code, status = shown.get("ExecMainCode", _RUNNING), shown.get("ExecMainStatus", "")
     if code == _EXITED and status.isdecimal():
         return exit_text(int(status))
@@ -149,3 +159,89 @@ def _last_exit(shown: dict[str, str]) -> str | None:
         return f"ended by signal {status}"
     count = shown.get("NRestarts", "0")
     return f"started again {count} times after a crash" if count not in ("0", "") else None
+
+
+def systemd_socket(command: ServiceCommand) -> bytes:
+    """User unit that listens for the daemon, also while it restarts."""
+    return f"""\
+[Unit]
+Description=Address of the vision-language model server
+
+[Socket]
+ListenStream={joined(command.host, command.port)}
+Backlog={BACKLOG}
+
+[Install]
+WantedBy=sockets.target
+""".encode()
+
+
+def address_of_socket(text: bytes) -> str:
+    """Address in a file made by `systemd_socket`."""
+    found = re.search(rb"^ListenStream=(.+)$", text, re.MULTILINE)
+    return found[1].decode() if found else ""
+
+
+def systemd_unit(command: ServiceCommand) -> bytes:
+    """User unit: restarted after a crash, and until what it waits for is there.
+
+    Not after the exit codes that mean that a restart would not help: then the socket is closed,
+    too, since the next client would have it started. Where systemd can't listen, the daemon tries
+    that itself. The kernel may kill the engine for want of memory: the front starts another, so
+    systemd goes on. The sandboxing options are those that an unprivileged manager can apply.
+    """
+    program, *arguments = command.words
+    # systemd expands variables in arguments, but not in the path of the program.
+    quoted = [_quote(program), *(_quote(word).replace("$", "$$") for word in arguments)]
+    final = "|".join(map(str, exit_codes.FINAL))
+    stop_listening = f"exec systemctl --user --no-block stop {SOCKET_UNIT}"
+    return f"""\
+[Unit]
+Description=Vision-language model server
+StartLimitIntervalSec=0
+Wants={SOCKET_UNIT}
+After={SOCKET_UNIT}
+
+[Service]
+Type=exec
+ExecStart={" ".join(quoted)}
+ExecReload=/bin/kill -HUP $MAINPID
+ExecStopPost=/bin/sh -c 'case $$EXIT_STATUS in {final}) {stop_listening} ;; esac'
+Restart=on-failure
+RestartSec={RESTART_PAUSE_SECONDS}
+RestartPreventExitStatus={" ".join(map(str, exit_codes.FINAL))}
+OOMPolicy=continue
+LimitNOFILE={MAX_FILES}
+TimeoutStopSec={command.stop_seconds}
+KillMode=mixed
+StandardOutput=journal
+StandardError=journal
+UMask=0077
+NoNewPrivileges=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+
+[Install]
+WantedBy=default.target
+""".encode()
+
+
+def words_of_unit(text: bytes) -> list[str]:
+    """Program and arguments in a file made by `systemd_unit`."""
+    for line in text.decode().split("\n"):
+        if line.startswith("ExecStart="):
+            program, *arguments = map(_unquote, _QUOTED.findall(line))
+            return [program, *(word.replace("$$", "$") for word in arguments)]
+    return []
+
+
+def _quote(word: str) -> str:
+    """`word` quoted for ExecStart, with all escaped but `$`."""
+    return '"' + "".join(_ESCAPES.get(char, char) for char in word) + '"'
+
+
+def _unquote(text: str) -> str:
+    """The reverse of `_quote`, of what is between the quotes."""
+    plain = re.sub(r"\\(.)", lambda match: _UNESCAPES.get(match[1], match[1]), text)
+    return plain.replace("%%", "%")

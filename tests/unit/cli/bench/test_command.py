@@ -13,12 +13,19 @@ import pytest
 from huggingface_hub import constants
 
 from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
-from vlm_server.cli.bench import command, names, work
-from vlm_server.cli.bench.client import Target
-from vlm_server.cli.bench.measure import Plan
-from vlm_server.cli.bench.scenarios.day import NAME as DAY
-from vlm_server.cli.bench.scenarios.usual import SCENARIOS
-from vlm_server.cli.bench.servers import KINDS, Kind, ServerUnusable, find_model, parse_url, started
+from vlm_server.cli.bench import command, work
+from vlm_server.cli.bench.day import NAME as DAY
+from vlm_server.cli.bench.measure import BenchPlan
+from vlm_server.cli.bench.scenarios import SCENARIOS
+from vlm_server.cli.bench.servers import (
+    KINDS,
+    BenchTarget,
+    ServerKind,
+    ServerUnusable,
+    find_model,
+    parse_url,
+    started,
+)
 from vlm_server.errors import ConfigError
 
 
@@ -29,9 +36,9 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 
 def test_help_offers_what_there_is() -> None:
-    assert tuple(KINDS) == names.KINDS
-    assert (*SCENARIOS, "day") == names.SCENARIOS
-    assert (*SCENARIOS, DAY) == names.SCENARIOS
+    assert tuple(KINDS) == command.KINDS
+    assert (*SCENARIOS, "day") == command.SCENARIOS
+    assert (*SCENARIOS, DAY) == command.SCENARIOS
 
 
 def test_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +57,7 @@ def test_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_what_is_left_to_do_is_known() -> None:
     """Each server's warm-up, and each scenario in each round on each server."""
-    plan = Plan(("a", "b"), 3, (1, 1), 0, 1.0)
+    plan = BenchPlan(("a", "b"), 3, (1, 1), 0, 1.0)
     assert plan.num_runs(2) == 2 + 2 * 3 * 2
 
 
@@ -85,15 +92,15 @@ def test_server_that_is_not_there():
 
 
 def test_url():
-    assert parse_url("a=http://h:1/v1/,org/model") == Target("a", "http://h:1/v1", "org/model")
-    assert parse_url("a=http://h:1/v1") == Target("a", "http://h:1/v1", "")
-    assert parse_url("a=h:1,org/model") == Target("a", "http://h:1/v1", "org/model")
+    assert parse_url("a=http://h:1/v1/,org/model") == BenchTarget("a", "http://h:1/v1", "org/model")
+    assert parse_url("a=http://h:1/v1") == BenchTarget("a", "http://h:1/v1", "")
+    assert parse_url("a=h:1,org/model") == BenchTarget("a", "http://h:1/v1", "org/model")
 
 
 async def test_model_is_asked_for_only_if_not_given():
     async with listening(ScriptedServer()) as url:
-        assert (await find_model(Target("a", url, ""))).model == "scripted"
-        assert (await find_model(Target("a", url, "mine"))).model == "mine"
+        assert (await find_model(BenchTarget("a", url, ""))).model == "scripted"
+        assert (await find_model(BenchTarget("a", url, "mine"))).model == "mine"
 
 
 async def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -150,7 +157,7 @@ async def test_status_tells_of_a_server_that_never_answered():
 
 
 async def test_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path):
-    broken = Kind(("platform", "{model}"), "/health", "default")
+    broken = ServerKind(("platform", "{model}"), "/health", "default")
     with pytest.raises(ServerUnusable, match="it did not become ready") as caught:
         async with started("it", broken, tmp_path, {}):
             pass
@@ -159,7 +166,7 @@ async def test_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path
 
 
 async def test_started_server_is_asked_and_ended(tmp_path: Path):
-    kind = Kind(("http.server", "{port}", "--directory", "{model}"), "/", "{model}")
+    kind = ServerKind(("http.server", "{port}", "--directory", "{model}"), "/", "{model}")
     async with started("it", kind, tmp_path, {"SOME": "thing"}) as target:
         assert target.name == "it"
         assert target.model == str(tmp_path)

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from tests.unit.cli.scripted_server import ScriptedServer, listening
-from vlm_server.cli.bench import drift
-from vlm_server.cli.bench.client import Client, Target
+from vlm_server.cli.bench import day
+from vlm_server.cli.bench.day import FIXED_WORK, Day, DaySample, spend_day
 from vlm_server.cli.bench.figures import Unit
-from vlm_server.cli.bench.scenarios import day
-from vlm_server.cli.bench.scenarios.day import FIXED_WORK, Day, Sample, spend_day
-from vlm_server.cli.bench.scenarios.material import Material
+from vlm_server.cli.bench.material import Material
+from vlm_server.cli.bench.servers import BenchTarget, Client
 
 ROUND = {
     **{f"agent, turn {turn}": 1 for turn in range(1, 7)},
@@ -34,9 +33,9 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(day, "_THINK_SECONDS", (0.0, 0.0))
 
 
-async def spend(app: ScriptedServer, num_rounds: int, seed: int = 1) -> list[Sample]:
+async def spend(app: ScriptedServer, num_rounds: int, seed: int = 1) -> list[DaySample]:
     material = Material((40, 20), seed, day.NAME, 1)
-    async with listening(app) as url, Client(Target("it", url, "m"), 20.0) as client:
+    async with listening(app) as url, Client(BenchTarget("it", url, "m"), 20.0) as client:
         spent = Day(client, material)
         for _ in range(num_rounds):
             await spent.spend_round()
@@ -55,7 +54,7 @@ async def test_every_round_has_the_same_work():
     assert sorted(map(size, one)) == sorted(map(size, other))
 
 
-def kinds(samples: Iterable[Sample]) -> Counter[str]:
+def kinds(samples: Iterable[DaySample]) -> Counter[str]:
     """Of requests."""
     return Counter(sample.kind for sample in samples if sample.kind != FIXED_WORK)
 
@@ -68,7 +67,7 @@ def size(request: dict[str, Any]) -> tuple[int, int, int]:
 
 async def test_a_day_ends_with_a_whole_round():
     app = ScriptedServer()
-    async with listening(app) as url, Client(Target("it", url, "m"), 20.0) as client:
+    async with listening(app) as url, Client(BenchTarget("it", url, "m"), 20.0) as client:
         samples = await spend_day(client, Material((40, 20), 1, day.NAME, 1), 0.001)
     assert kinds(samples) == ROUND
 
@@ -98,18 +97,18 @@ async def test_failures_have_no_time_and_figures_are_unknown():
     }
 
 
-def steady(num_rounds: int, **slower: float) -> list[Sample]:
+def steady(num_rounds: int, **slower: float) -> list[DaySample]:
     """Two kinds, one a hundred times slower; `slower` multiplies the times of the last tenth."""
     last = num_rounds - num_rounds // 10
     return [
-        Sample(kind, n, float(n), ttft * (slower.get(kind, 1.0) if n >= last else 1.0))
+        DaySample(kind, n, float(n), ttft * (slower.get(kind, 1.0) if n >= last else 1.0))
         for n in range(num_rounds)
         for kind, ttft in SLOWNESS.items()
     ]
 
 
-def values(samples: list[Sample]) -> dict[str, float | None]:
-    return {figure.name: figure.value for figure in drift.figures(samples)}
+def values(samples: list[DaySample]) -> dict[str, float | None]:
+    return {figure.name: figure.value for figure in day.figures(samples)}
 
 
 def test_no_drift():
@@ -135,7 +134,7 @@ def test_kinds_count_alike_however_long_they_take():
 def test_the_machine_by_itself_is_no_part_of_the_servers_drift():
     samples = [
         *steady(40, fast=1.02, slow=1.02),
-        *(Sample(FIXED_WORK, n, float(n), 0.001 * (1.5 if n >= 36 else 1.0)) for n in range(40)),
+        *(DaySample(FIXED_WORK, n, float(n), 0.001 * (1.5 if n >= 36 else 1.0)) for n in range(40)),
     ]
     found = values(samples)
     assert found["TTFT, last tenth against the first"] == pytest.approx(2.0)
@@ -146,18 +145,18 @@ def test_the_machine_by_itself_is_no_part_of_the_servers_drift():
 
 def test_one_slow_request_is_no_drift():
     samples = steady(40)
-    samples[-1] = Sample("slow", 39, 39.0, 60.0)
+    samples[-1] = DaySample("slow", 39, 39.0, 60.0)
     assert abs(values(samples)["TTFT, last tenth against the first"] or 0.0) < 0.01
 
 
 @pytest.mark.parametrize(("num_rounds", "sizes"), [(3, {1}), (10, {1}), (25, {2, 3}), (40, {4})])
 def test_parts_are_whole_rounds(num_rounds: int, sizes: set[int]):
-    parts = drift.parts(steady(num_rounds))
+    parts = day.parts(steady(num_rounds))
     assert len(parts) == min(10, num_rounds)
     assert {len({sample.round for sample in part}) for part in parts} == sizes
     assert {len(part) for part in parts} == {2 * size for size in sizes}
 
 
 def test_a_single_round_says_nothing_of_drift():
-    found = drift.figures(steady(1))
+    found = day.figures(steady(1))
     assert {figure.value for figure in found if figure.unit is not Unit.MILLISECONDS} == {None}

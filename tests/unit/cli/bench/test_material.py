@@ -9,8 +9,7 @@ import random
 import pytest
 from PIL import Image
 
-from vlm_server.cli.bench.scenarios.images import BLOCK_PIXELS, parse_size, random_png
-from vlm_server.cli.bench.scenarios.material import Material, user
+from vlm_server.cli.bench.material import BLOCK_PIXELS, Material, parse_size, random_png, user
 from vlm_server.errors import ConfigError
 
 SIZE = (110, 45)

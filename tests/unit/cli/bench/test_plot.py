@@ -7,24 +7,24 @@ from xml.etree import ElementTree
 import pytest
 
 from vlm_server.cli.bench import plot
-from vlm_server.cli.bench.axes import Axis
-from vlm_server.cli.bench.measure import Run
-from vlm_server.cli.bench.scenarios.day import FIXED_WORK, Sample
+from vlm_server.cli.bench.day import FIXED_WORK, DaySample
+from vlm_server.cli.bench.measure import BenchRun
+from vlm_server.cli.bench.plot import Axis
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def a_day(server: str = "a<b") -> Run:
+def a_day(server: str = "a<b") -> BenchRun:
     kinds = {"agent, turn 1": 0.5, "agent, turn 2": 0.7, "text": 0.03}
     samples = [
-        Sample(kind, n, 10.0 * n, None if (n, kind) == (4, "text") else ttft)
+        DaySample(kind, n, 10.0 * n, None if (n, kind) == (4, "text") else ttft)
         for n in range(20)
         for kind, ttft in kinds.items()
     ]
-    return Run("day", 1, server, 200.0, [], [], samples)
+    return BenchRun("day", 1, server, 200.0, [], [], samples)
 
 
-def drawn(*runs: Run) -> ElementTree.Element:
+def drawn(*runs: BenchRun) -> ElementTree.Element:
     return ElementTree.fromstring(plot.svg(runs))
 
 
@@ -48,8 +48,8 @@ def test_tenths_and_kinds_are_shown():
 
 def test_the_machines_own_speed_is_a_line_beside_the_servers():
     run = a_day()
-    work = [Sample(FIXED_WORK, n, 10.0 * n, 0.01) for n in range(20)]
-    root = drawn(Run("day", 1, "a<b", 200.0, [], [], [*run.samples, *work]))
+    work = [DaySample(FIXED_WORK, n, 10.0 * n, 0.01) for n in range(20)]
+    root = drawn(BenchRun("day", 1, "a<b", 200.0, [], [], [*run.samples, *work]))
     thick = [path for path in root.iter(f"{SVG}path") if path.get("stroke-width")]
     assert len(thick) == 20
     said = [text.text for text in root.iter(f"{SVG}text")]
@@ -63,8 +63,8 @@ def test_days_stand_below_each_other():
 
 
 def test_nothing_to_draw():
-    assert not list(drawn(Run("repeat", 1, "a", 1.0, [], [])).iter(f"{SVG}circle"))
-    silent = Run("day", 1, "a", 1.0, [], [], [Sample("text", 0, 0.0, None)])
+    assert not list(drawn(BenchRun("repeat", 1, "a", 1.0, [], [])).iter(f"{SVG}circle"))
+    silent = BenchRun("day", 1, "a", 1.0, [], [], [DaySample("text", 0, 0.0, None)])
     assert not [dot for dot in drawn(silent).iter(f"{SVG}circle") if dot.get("r") == "1.8"]
 
 

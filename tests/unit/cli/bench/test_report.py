@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 from vlm_server.cli.bench import report
-from vlm_server.cli.bench.client import Target
 from vlm_server.cli.bench.figures import Figure, Unit
-from vlm_server.cli.bench.measure import Plan, Run
-from vlm_server.cli.client.answer import Answer, failed
+from vlm_server.cli.bench.measure import BenchPlan, BenchRun
+from vlm_server.cli.bench.servers import BenchTarget
+from vlm_server.cli.client.answer import TimedAnswer, failed
 
-TARGETS = [Target("ours", "http://a/v1", "m"), Target("peer", "http://b/v1", "m")]
-PLAN = Plan(("repeat", "right"), 3, (560, 420), seed=5, day_seconds=1.0)
-GOOD = Answer(text="a", arrivals=(0.1,), completion_tokens=1)
+TARGETS = [BenchTarget("ours", "http://a/v1", "m"), BenchTarget("peer", "http://b/v1", "m")]
+PLAN = BenchPlan(("repeat", "right"), 3, (560, 420), seed=5, day_seconds=1.0)
+GOOD = TimedAnswer(text="a", arrivals=(0.1,), completion_tokens=1)
 BUSY = failed("busy", 0.0)
 
 
@@ -24,20 +24,24 @@ def same(value: float | None) -> Figure:
     return Figure("texts", value, Unit.EQUAL)
 
 
-def runs() -> list[Run]:
+def runs() -> list[BenchRun]:
     values = {"ours": (10.0, 30.0, 20.0), "peer": (100.0, None, 200.0)}
     equal = {"ours": (1.0, 1.0, 1.0), "peer": (0.0, 1.0, 0.0)}
     made = []
     for round_ in range(3):
         for name in ("ours", "peer"):
-            made.append(Run("repeat", round_ + 1, name, 1.0, [ms(values[name][round_])], [GOOD]))
-            made.append(Run("right", round_ + 1, name, 1.0, [same(equal[name][round_])], [GOOD]))
-    made.append(Run("warm-up", 0, "peer", 1.0, [], [BUSY, BUSY, Answer()]))
+            made.append(
+                BenchRun("repeat", round_ + 1, name, 1.0, [ms(values[name][round_])], [GOOD])
+            )
+            made.append(
+                BenchRun("right", round_ + 1, name, 1.0, [same(equal[name][round_])], [GOOD])
+            )
+    made.append(BenchRun("warm-up", 0, "peer", 1.0, [], [BUSY, BUSY, TimedAnswer()]))
     return made
 
 
 def test_table():
-    assert report.table(TARGETS, PLAN, runs()).splitlines() == [
+    assert report.comparison(TARGETS, PLAN, runs()).splitlines() == [
         "median [least - most] of 3 rounds; pictures of 560x420; seed 5",
         "",
         "scenario  figure      ours                peer             / ours",
@@ -51,17 +55,19 @@ def test_table():
 
 
 def test_table_of_one_round_where_nothing_was_measured():
-    nothing = [Run("repeat", 1, "ours", 1.0, [ms(4.0)], [GOOD])]
-    nothing.append(Run("repeat", 1, "peer", 1.0, [ms(None)], [failed("no", 0.0)]))
-    assert "repeat    TTFT    ms  4.00  -     -" in report.table(TARGETS, PLAN, nothing)
+    nothing = [BenchRun("repeat", 1, "ours", 1.0, [ms(4.0)], [GOOD])]
+    nothing.append(BenchRun("repeat", 1, "peer", 1.0, [ms(None)], [failed("no", 0.0)]))
+    assert "repeat    TTFT    ms  4.00  -     -" in report.comparison(TARGETS, PLAN, nothing)
 
 
 def test_a_bar_is_met_or_missed_and_a_drift_is_not_divided():
     made = [
-        Run("day", 1, name, 1.0, [Figure("d", value, Unit.PERCENT), Figure("b", met, Unit.MET)], [])
+        BenchRun(
+            "day", 1, name, 1.0, [Figure("d", value, Unit.PERCENT), Figure("b", met, Unit.MET)], []
+        )
         for name, value, met in (("ours", -0.5, 1.0), ("peer", 12.0, 0.0))
     ]
-    rows = report.table(TARGETS, PLAN, made).splitlines()
+    rows = report.comparison(TARGETS, PLAN, made).splitlines()
     assert rows[3:5] == [
         "day       d       %  -0.50  12.0    -",
         "          b          met    missed  -",

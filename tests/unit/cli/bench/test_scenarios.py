@@ -10,17 +10,17 @@ import pytest
 
 from tests.unit.cli.scripted_server import ScriptedServer, echo, ending, listening, text
 from tests.whole import few_of
-from vlm_server.cli.bench.client import Client, Target
 from vlm_server.cli.bench.figures import Unit
-from vlm_server.cli.bench.measure import Plan, Run, measure
-from vlm_server.cli.bench.scenarios.usual import SCENARIOS
+from vlm_server.cli.bench.measure import BenchPlan, BenchRun, measure
+from vlm_server.cli.bench.scenarios import SCENARIOS
+from vlm_server.cli.bench.servers import BenchTarget, Client
 
 SIZE = (40, 20)
 
 
-async def run(app: ScriptedServer, *scenarios: str, rounds: int = 1) -> list[Run]:
-    plan = Plan(scenarios, rounds, SIZE, seed=1, day_seconds=0.01)
-    async with listening(app) as url, Client(Target("it", url, "m"), 20.0) as client:
+async def run(app: ScriptedServer, *scenarios: str, rounds: int = 1) -> list[BenchRun]:
+    plan = BenchPlan(scenarios, rounds, SIZE, seed=1, day_seconds=0.01)
+    async with listening(app) as url, Client(BenchTarget("it", url, "m"), 20.0) as client:
         return [run async for run in measure([client], plan)]
 
 
@@ -219,10 +219,10 @@ async def test_servers_take_turns_and_are_asked_the_same():
     async with (
         listening(one) as first,
         listening(two) as second,
-        Client(Target("one", first, "m"), 20.0) as a,
-        Client(Target("two", second, "m"), 20.0) as b,
+        Client(BenchTarget("one", first, "m"), 20.0) as a,
+        Client(BenchTarget("two", second, "m"), 20.0) as b,
     ):
-        plan = Plan(("question",), 2, SIZE, seed=1, day_seconds=1.0)
+        plan = BenchPlan(("question",), 2, SIZE, seed=1, day_seconds=1.0)
         order = [f"{run.round}{run.server}" async for run in measure([a, b], plan)]
     assert order == ["0one", "0two", "1one", "1two", "2two", "2one"]
     assert one.requests == two.requests

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vlm_server.cli.client.answer import Answer, failed, read_answer
+from vlm_server.cli.client.answer import TimedAnswer, failed, read_answer
 
 DONE = b"data: [DONE]\n\n"
 
@@ -60,7 +60,7 @@ def test_reasoning_is_text_too(field: str):
 
 def test_missing_or_null_usage_is_unknown():
     answer = read_answer([(0.1, event(choices=[], usage=None, error=None) + DONE)], 0.1)
-    assert answer == Answer(total_seconds=0.1)
+    assert answer == TimedAnswer(total_seconds=0.1)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import base64
 import hashlib
 
 from tests.unit.cli.scripted_server import ScriptedServer, listening
-from vlm_server.cli.bench.client import Client, Target
-from vlm_server.cli.bench.scenarios.material import assistant, user
-from vlm_server.cli.client import routing_key
+from vlm_server.cli.bench.material import assistant, user
+from vlm_server.cli.bench.servers import BenchTarget, Client
+from vlm_server.cli.client.chat import routing_key
 
 PICTURE = b"not really one"
 URL = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
@@ -17,20 +17,20 @@ URL = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
 def test_of_a_picture_it_is_its_hash() -> None:
     asked = [user("What?", URL)]
     key = hashlib.sha256(PICTURE).hexdigest()
-    assert routing_key.of_messages(asked) == key
-    assert routing_key.of_messages([*asked, assistant("A circle."), user("And?")]) == key
+    assert routing_key(asked) == key
+    assert routing_key([*asked, assistant("A circle."), user("And?")]) == key
 
 
 def test_of_words_it_is_theirs_until_the_first_answer() -> None:
     asked = [{"role": "system", "content": "Be brief."}, user("Look.")]
     later = [*asked, assistant("Yes."), user("And this?", URL)]
-    assert routing_key.of_messages(asked) == routing_key.of_messages(later)
-    assert routing_key.of_messages(asked) != routing_key.of_messages([user("Look.")])
+    assert routing_key(asked) == routing_key(later)
+    assert routing_key(asked) != routing_key([user("Look.")])
 
 
 def test_what_is_read_elsewhere_is_known_by_its_url() -> None:
     ours, other = (f"https://example.com/{name}.png" for name in "ab")
-    keys = [routing_key.of_messages([user("What?", url)]) for url in (ours, ours, other)]
+    keys = [routing_key([user("What?", url)]) for url in (ours, ours, other)]
     assert keys[0] == keys[1] != keys[2]
 
 
@@ -38,7 +38,7 @@ async def test_bench_sends_it() -> None:
     server = ScriptedServer()
     async with (
         listening(server) as url,
-        Client(Target("one", url, "scripted"), 10) as client,
+        Client(BenchTarget("one", url, "scripted"), 10) as client,
     ):
         await client.ask([user("What?", URL)], 2)
         await client.ask([user("What?")], 2, "kept")

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm_server.cli.client.sse import EventReader
+from vlm_server.cli.client.answer import EventReader
 
 STREAM = (
     'data: {"a":1}\n\n: a comment\n\ndata: zwölf\r\n\r\n'

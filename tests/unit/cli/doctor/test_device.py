@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor.checks import device
+from vlm_server.cli.doctor import device
 from vlm_server.settings import Memory
 from vlm_server.supervisor.device_probe import DeviceReport, probe
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor.checks import disk
+from vlm_server.cli.doctor import machine
 from vlm_server.settings import MIB
 
 
@@ -28,16 +28,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_folder_that_is_not_there_is_judged_by_the_one_around_it(tmp_path: Path) -> None:
-    found = disk.room("disk", tmp_path / "a/b/c", 1, "free some")
+    found = machine.room("disk", tmp_path / "a/b/c", 1, "free some")
     assert found.level == "ok"
     assert not (tmp_path / "a").exists()
 
 
 def test_a_full_disk(small_disk: Path) -> None:
-    assert disk.room("disk", small_disk, 1 << 19, "free some").level == "ok"
+    assert machine.room("disk", small_disk, 1 << 19, "free some").level == "ok"
     (small_disk / "large").write_bytes(bytes(1000 << 10))
-    assert disk.room("disk", small_disk, 1 << 19, "free some").level == "problem"
-    assert disk.room("disk", small_disk, 1 << 30, "free some").level == "problem"
+    assert machine.room("disk", small_disk, 1 << 19, "free some").level == "problem"
+    assert machine.room("disk", small_disk, 1 << 30, "free some").level == "problem"
 
 
 def test_a_disk_without_room_for_another_file(small_disk: Path) -> None:
@@ -46,13 +46,13 @@ def test_a_disk_without_room_for_another_file(small_disk: Path) -> None:
             (small_disk / str(number)).touch()
         except OSError:
             break
-    found = disk.room("disk", small_disk, 1, "free some")
+    found = machine.room("disk", small_disk, 1, "free some")
     assert found.level == "problem"
     assert "inodes" in found.text
 
 
 def test_little_room_is_a_warning(tmp_path: Path) -> None:
-    free, _ = disk.free_in(tmp_path)
+    free, _ = machine.free_in(tmp_path)
     assert free > 64 * MIB, "this machine's disk is full"
-    found = disk.room("disk", tmp_path, free * 2, "free some")
+    found = machine.room("disk", tmp_path, free * 2, "free some")
     assert (found.level, found.advice) == ("warning", "free some")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor.checks import machine
+from vlm_server.cli.doctor import machine
 
 GIB = 1 << 30
 
@@ -69,4 +69,7 @@ def test_macos_says_its_own_version(
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(platform, "mac_ver", lambda: ("16.0", ("", "", ""), "arm64"))
     monkeypatch.setattr(machine, "output_of", lambda words: told if words[0] == "sw_vers" else None)
-    assert f"macOS {version}" in {each.check: each.text for each in machine.look(None)}["system"]
+    assert (
+        f"macOS {version}"
+        in {each.check: each.text for each in machine.look_at_machine(None)}["system"]
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor.checks import permissions
+from vlm_server.cli.doctor import settings
 from vlm_server.settings import Server
 
 KEYS = '[laptop]\nkey = "a-long-enough-key"\n'
@@ -17,16 +17,16 @@ def test_a_settings_file_with_keys_is_ours_alone(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text("")
     path.chmod(0o644)
-    assert permissions.settings_file(path, has_keys=False).level == "ok"
-    found = permissions.settings_file(path, has_keys=True)
+    assert settings.settings_file(path, has_keys=False).level == "ok"
+    found = settings.settings_file(path, has_keys=True)
     assert (found.level, found.advice) == ("warning", f"chmod 600 {path}")
     path.chmod(0o600)
-    assert permissions.settings_file(path, has_keys=True).level == "ok"
+    assert settings.settings_file(path, has_keys=True).level == "ok"
 
 
 def test_a_settings_file_that_cannot_be_read(tmp_path: Path) -> None:
-    assert permissions.settings_file(tmp_path / "none", has_keys=False).level == "problem"
-    assert permissions.settings_file(tmp_path, has_keys=False).level == "problem"
+    assert settings.settings_file(tmp_path / "none", has_keys=False).level == "problem"
+    assert settings.settings_file(tmp_path, has_keys=False).level == "problem"
 
 
 @pytest.mark.parametrize(("mode", "level"), [(0o600, "ok"), (0o640, "problem"), (0o604, "problem")])
@@ -34,7 +34,7 @@ def test_a_key_file(tmp_path: Path, mode: int, level: str) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(KEYS)
     path.chmod(mode)
-    found = permissions.key_file(Server(api_key_file=str(path)))
+    found = settings.key_file(Server(api_key_file=str(path)))
     assert found.level == level
     assert "a-long-enough-key" not in found.text + found.advice
 
@@ -43,9 +43,9 @@ def test_a_token_that_others_may_read(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("hf_secret")
     path.chmod(0o644)
-    assert permissions.secret_file("hub token", path).advice == f"chmod 600 {path}"
+    assert settings.secret_file("hub token", path).advice == f"chmod 600 {path}"
     path.chmod(0o600)
-    assert permissions.secret_file("hub token", path).level == "ok"
+    assert settings.secret_file("hub token", path).level == "ok"
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o755])
@@ -58,6 +58,6 @@ def test_a_state_folder_that_others_may_enter(
     folder = tmp_path / "vlm-server-private"
     folder.mkdir()
     os.chmod(folder, mode)
-    assert permissions.state_folder().level == "warning"
+    assert settings.state_folder().level == "warning"
     os.chmod(folder, 0o700)
-    assert permissions.state_folder().level == "ok"
+    assert settings.state_folder().level == "ok"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor.checks import port
+from vlm_server.cli.doctor import daemon
 from vlm_server.settings import Server
 
 
@@ -43,13 +43,13 @@ def serving(status: int, body: bytes) -> Iterator[Server]:
 def test_a_free_port() -> None:
     with listening() as (_, server):
         pass
-    assert port.port(server).level == "ok"
-    assert port.port(Server(port=0)).level == "ok"
+    assert daemon.port(server).level == "ok"
+    assert daemon.port(Server(port=0)).level == "ok"
 
 
 def test_a_port_that_another_program_answers_on_is_taken_by_whom() -> None:
     with serving(404, b"hello") as server:
-        found = port.port(server)
+        found = daemon.port(server)
     assert found.level == "problem"
     assert f"process {os.getpid()}" in found.text
     assert "--port" in found.advice
@@ -58,30 +58,30 @@ def test_a_port_that_another_program_answers_on_is_taken_by_whom() -> None:
 @pytest.mark.parametrize("body", [b'{"status": "live"}', b'{"status":"live"}'])
 def test_a_daemon_of_ours_is_known_by_its_answer(body: bytes) -> None:
     with serving(200, body) as server:
-        assert port.port(server).level == "ok"
+        assert daemon.port(server).level == "ok"
     with serving(200, b'["live"]') as server:
-        assert port.port(server).level == "problem"
+        assert daemon.port(server).level == "problem"
 
 
 def test_a_program_that_takes_connections_and_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(port, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(daemon, "_ANSWER_SECONDS", 0.5)
     with listening() as (_, server):
-        found = port.port(server)
+        found = daemon.port(server)
     assert found.level == "problem"
     assert "does not answer" in found.text
 
 
 def test_a_daemon_is_asked_by_a_name_that_it_takes() -> None:
     names = Server(port=1, allowed_hosts=("vlm.example.org", "other.example.org"))
-    assert port.host_header(names) == {"Host": "vlm.example.org"}
-    assert port.host_header(Server(port=1, allowed_hosts=("a.test", "127.0.0.1"))) == {}
-    assert port.host_header(Server(port=1)) == {}
+    assert daemon.host_header(names) == {"Host": "vlm.example.org"}
+    assert daemon.host_header(Server(port=1, allowed_hosts=("a.test", "127.0.0.1"))) == {}
+    assert daemon.host_header(Server(port=1)) == {}
 
 
 def test_an_address_of_another_machine() -> None:
-    found = port.port(Server(host="192.0.2.1", port=0 + 8000, api_keys=("a-long-enough-key",)))
+    found = daemon.port(Server(host="192.0.2.1", port=0 + 8000, api_keys=("a-long-enough-key",)))
     assert found.level == "problem"
     assert "192.0.2.1" in found.text
 
@@ -94,10 +94,10 @@ def test_whose_sockets_linux_shows(tmp_path: Path) -> None:
         "   0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000 0 777\n"
         "   1: 0100007F:1F40 0100007F:C000 01 00000000:00000000 00:00000000 00000000  1000 0 778\n"
     )
-    assert list(port.listening(8000, tmp_path)) == [("777", 1000)]
-    assert list(port.listening(8001, tmp_path)) == []
+    assert list(daemon.listening(8000, tmp_path)) == [("777", 1000)]
+    assert list(daemon.listening(8001, tmp_path)) == []
 
 
 def test_whose_sockets_lsof_shows() -> None:
-    assert port.owner_in_lsof("p4711\ncollama\n") == "ollama (process 4711)"
-    assert port.owner_in_lsof("") == "a program of another user"
+    assert daemon.owner_in_lsof("p4711\ncollama\n") == "ollama (process 4711)"
+    assert daemon.owner_in_lsof("") == "a program of another user"

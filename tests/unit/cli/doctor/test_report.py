@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor import log, report
-from vlm_server.cli.doctor.finding import problem
+from vlm_server.cli.doctor import report
+from vlm_server.cli.doctor.findings import problem
 from vlm_server.cli.doctor.secrets import Redactor, known_secrets
 from vlm_server.cli.doctor.situation import Situation, examine
-from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.exit_codes import CommandFailed
 
 KEY = "only-for-my-laptop"
 FILE_KEY = "correct horse battery".replace(" ", "-")
@@ -173,8 +173,8 @@ def test_what_looks_like_a_secret_is_masked(text: str) -> None:
 
 def test_a_log_is_cut_to_its_last_lines() -> None:
     line = "2026-11-22 18:00:00,000 front INFO line {}"
-    shown = log.presentable(line.format(number) for number in range(1000))
-    assert len(shown) == log.NUM_LINES
+    shown = report.presentable(line.format(number) for number in range(1000))
+    assert len(shown) == report.NUM_LINES
     assert shown[-1].endswith("line 999")
 
 

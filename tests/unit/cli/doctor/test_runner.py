@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.doctor.finding import Finding, ok
-from vlm_server.cli.doctor.runner import Check, output_of, run
+from vlm_server.cli.doctor.findings import Check, Finding, ok, output_of
 from vlm_server.cli.doctor.situation import Situation, examine
 
 
@@ -37,7 +36,7 @@ def test_the_others_are_run(situation: Situation) -> None:
         Check("works", lambda _: [ok("works", "fine")]),
     ]
     began = time.monotonic()
-    found = list(run(checks, situation))
+    found = [each for check in checks for each in check.run(situation)]
     released.set()
     assert time.monotonic() - began < 5.0
     assert [each.level for each in found] == ["problem", "problem", "ok"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from vlm_server import __version__
-from vlm_server.cli.doctor.checks import service
-from vlm_server.cli.service.files import ServiceCommand
+from vlm_server.cli.doctor import daemon
+from vlm_server.cli.service.manager import ServiceCommand
 from vlm_server.cli.service.systemd import SystemdUser
 
 
@@ -38,27 +38,27 @@ def program(folder: Path, version: str) -> Path:
 
 
 def test_no_service_is_no_fault(tmp_path: Path) -> None:
-    assert service.service(manager(tmp_path)).level == "ok"
+    assert daemon.service(manager(tmp_path)).level == "ok"
 
 
 def test_a_service_that_runs_this_version(tmp_path: Path) -> None:
-    found = service.service(installed(tmp_path, program(tmp_path, __version__)))
+    found = daemon.service(installed(tmp_path, program(tmp_path, __version__)))
     assert found.level == "ok"
 
 
 def test_a_service_that_does_not_run(tmp_path: Path) -> None:
-    found = service.service(installed(tmp_path, program(tmp_path, __version__), runs=False))
+    found = daemon.service(installed(tmp_path, program(tmp_path, __version__), runs=False))
     assert found.level == "problem"
 
 
 def test_a_service_of_another_version(tmp_path: Path) -> None:
-    found = service.service(installed(tmp_path, program(tmp_path, "0.0.1")))
+    found = daemon.service(installed(tmp_path, program(tmp_path, "0.0.1")))
     assert found.level == "warning"
     assert "version 0.0.1" in found.text
 
 
 def test_a_service_whose_program_is_gone(tmp_path: Path) -> None:
-    found = service.service(installed(tmp_path, tmp_path / "gone"))
+    found = daemon.service(installed(tmp_path, tmp_path / "gone"))
     assert found.level == "problem"
     assert "service install" in found.advice
 
@@ -68,4 +68,4 @@ def test_a_file_that_starts_nothing(tmp_path: Path, text: str) -> None:
     found = manager(tmp_path)
     found.path.parent.mkdir(parents=True)
     found.path.write_text(text)
-    assert service.service(found).level == "problem"
+    assert daemon.service(found).level == "problem"

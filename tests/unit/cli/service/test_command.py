@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.daemons import free_port
-from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.main import build_parser, main
+from vlm_server.cli.service import actions
 from vlm_server.cli.service import actions as service
-from vlm_server.cli.service import transaction
 from vlm_server.cli.service.launchd import Launchd
 from vlm_server.cli.service.manager import ServiceManager, manager_for, run_command
 from vlm_server.cli.service.systemd import SystemdUser
@@ -255,7 +255,7 @@ def test_an_install_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
 
 def test_two_at_once_do_not_mix(tmp_path: Path) -> None:
     manager = SystemdUser(tmp_path, Recorder())
-    with transaction.locked(manager), pytest.raises(CommandFailed, match="is running"):
+    with actions.locked(manager), pytest.raises(CommandFailed, match="is running"):
         install(manager)
     assert install(manager) == 0
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from vlm_server.cli import exit_codes
-from vlm_server.cli.failure import CommandFailed
-from vlm_server.cli.service import files
-from vlm_server.cli.service.files import ServiceCommand
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.service import launchd, systemd
+from vlm_server.cli.service.manager import ServiceCommand
 
 AWKWARD = [
     "serve",
@@ -36,8 +36,8 @@ def unit_of(text: bytes) -> configparser.ConfigParser:
 
 
 def test_the_plist_starts_the_daemon_at_login() -> None:
-    plist = plistlib.loads(files.launchd_plist(command(AWKWARD), Path("/logs/x.log")))
-    assert plist["Label"] == files.LABEL
+    plist = plistlib.loads(launchd.launchd_plist(command(AWKWARD), Path("/logs/x.log")))
+    assert plist["Label"] == launchd.LABEL
     own = ["--give-up-status", "0", "--log-file", "/logs/x.log", "--launchd-socket", "http"]
     assert plist["ProgramArguments"] == [str(PROGRAM), *AWKWARD, *own]
     assert list(plist["Sockets"]) == ["http"]
@@ -45,19 +45,19 @@ def test_the_plist_starts_the_daemon_at_login() -> None:
 
 
 def test_the_plist_restarts_after_a_crash_but_not_at_once() -> None:
-    plist = plistlib.loads(files.launchd_plist(command(), Path("/logs/x.log")))
+    plist = plistlib.loads(launchd.launchd_plist(command(), Path("/logs/x.log")))
     assert plist["KeepAlive"] == {"SuccessfulExit": False}
     assert plist["ThrottleInterval"] == 10
 
 
 def test_the_plist_keeps_logs_for_their_owner() -> None:
-    plist = plistlib.loads(files.launchd_plist(command(), Path("/logs/x.log")))
+    plist = plistlib.loads(launchd.launchd_plist(command(), Path("/logs/x.log")))
     assert plist["StandardOutPath"] == plist["StandardErrorPath"] == "/logs/x.log"
     assert plist["Umask"] == 0o077
 
 
 def test_the_unit_starts_the_daemon_at_login() -> None:
-    unit = unit_of(files.systemd_unit(command()))
+    unit = unit_of(systemd.systemd_unit(command()))
     path = "/opt/my $programs 100%%/.venv/bin/vlm-server"  # no variable is expanded in a path
     assert unit["Service"]["ExecStart"] == f'"{path}" "serve"'
     assert unit["Install"]["WantedBy"] == "default.target"
@@ -65,7 +65,7 @@ def test_the_unit_starts_the_daemon_at_login() -> None:
 
 def test_the_unit_restarts_but_not_where_that_does_not_help() -> None:
     """A disk may be mounted, or a port be free, hours later: there is no limit to the restarts."""
-    unit = unit_of(files.systemd_unit(command()))
+    unit = unit_of(systemd.systemd_unit(command()))
     assert unit["Service"]["Restart"] == "on-failure"
     assert unit["Service"]["RestartPreventExitStatus"] == "2 3"
     assert str(exit_codes.NOT_AVAILABLE) not in unit["Service"]["RestartPreventExitStatus"]
@@ -74,12 +74,12 @@ def test_the_unit_restarts_but_not_where_that_does_not_help() -> None:
 
 
 def test_the_front_outlives_an_engine_that_the_kernel_kills() -> None:
-    assert unit_of(files.systemd_unit(command()))["Service"]["OOMPolicy"] == "continue"
+    assert unit_of(systemd.systemd_unit(command()))["Service"]["OOMPolicy"] == "continue"
 
 
 def test_there_may_be_many_connections() -> None:
-    unit = unit_of(files.systemd_unit(command()))
-    plist = plistlib.loads(files.launchd_plist(command(), Path("/logs/x.log")))
+    unit = unit_of(systemd.systemd_unit(command()))
+    plist = plistlib.loads(launchd.launchd_plist(command(), Path("/logs/x.log")))
     assert int(unit["Service"]["LimitNOFILE"]) >= 8192
     assert plist["SoftResourceLimits"]["NumberOfFiles"] >= 8192
 
@@ -93,7 +93,7 @@ def test_what_the_files_can_not_hold_is_refused(word: str) -> None:
 
 
 def test_the_unit_lets_the_front_end_its_engine() -> None:
-    unit = unit_of(files.systemd_unit(command()))
+    unit = unit_of(systemd.systemd_unit(command()))
     assert unit["Service"]["KillMode"] == "mixed"
     assert unit["Service"]["NoNewPrivileges"] == "yes"
 
@@ -101,14 +101,14 @@ def test_the_unit_lets_the_front_end_its_engine() -> None:
 @pytest.mark.parametrize("drain_seconds", [0.0, 0.5, 20.0, 600.0])
 def test_a_service_may_take_longer_to_stop_than_the_drain(drain_seconds: float) -> None:
     given = command(drain_seconds=drain_seconds)
-    plist = plistlib.loads(files.launchd_plist(given, Path("/logs/x.log")))
-    unit = unit_of(files.systemd_unit(given))
+    plist = plistlib.loads(launchd.launchd_plist(given, Path("/logs/x.log")))
+    unit = unit_of(systemd.systemd_unit(given))
     assert plist["ExitTimeOut"] > drain_seconds + 5
     assert int(unit["Service"]["TimeoutStopSec"]) > drain_seconds + 5
 
 
 def test_the_unit_leaves_nothing_to_expand() -> None:
-    line = unit_of(files.systemd_unit(command(AWKWARD)))["Service"]["ExecStart"]
+    line = unit_of(systemd.systemd_unit(command(AWKWARD)))["Service"]["ExecStart"]
     assert "50%% of $$HOME" in line
     assert '\\"tings\\"' in line
     assert "back\\\\slash" in line
@@ -116,10 +116,10 @@ def test_the_unit_leaves_nothing_to_expand() -> None:
 
 def test_the_command_line_can_be_read_back() -> None:
     words = [str(PROGRAM), *AWKWARD]
-    unit = files.systemd_unit(command(AWKWARD))
-    plist = files.launchd_plist(command(AWKWARD), Path("/logs/x.log"))
-    assert files.words_of_unit(unit) == words
-    assert files.words_of_plist(plist)[: len(words)] == words
+    unit = systemd.systemd_unit(command(AWKWARD))
+    plist = launchd.launchd_plist(command(AWKWARD), Path("/logs/x.log"))
+    assert systemd.words_of_unit(unit) == words
+    assert launchd.words_of_plist(plist)[: len(words)] == words
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,13 @@ def test_the_command_line_can_be_read_back() -> None:
 )
 def test_the_address_can_be_read_back(host: str, address: str) -> None:
     given = ServiceCommand(PROGRAM, ["serve"], host, 8000, 20.0)
-    assert files.address_of_socket(files.systemd_socket(given)) == address
-    assert files.address_of_plist(files.launchd_plist(given, Path("/x.log"))) == address
+    assert systemd.address_of_socket(systemd.systemd_socket(given)) == address
+    assert launchd.address_of_plist(launchd.launchd_plist(given, Path("/x.log"))) == address
 
 
 def test_launchd_listens_on_the_address() -> None:
     given = ServiceCommand(PROGRAM, ["serve"], "::1", 8000, 20.0)
-    listener = plistlib.loads(files.launchd_plist(given, Path("/x.log")))["Sockets"]["http"]
+    listener = plistlib.loads(launchd.launchd_plist(given, Path("/x.log")))["Sockets"]["http"]
     assert listener["SockNodeName"] == "::1"
     assert listener["SockServiceName"] == "8000"
     assert listener["SockFamily"] == "IPv6"
@@ -146,9 +146,9 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     given = ServiceCommand(program, AWKWARD, "::1", 8000, 20.0)
-    paths = (tmp_path / files.UNIT, tmp_path / files.SOCKET_UNIT)
-    paths[0].write_bytes(files.systemd_unit(given))
-    paths[1].write_bytes(files.systemd_socket(given))
+    paths = (tmp_path / systemd.UNIT, tmp_path / systemd.SOCKET_UNIT)
+    paths[0].write_bytes(systemd.systemd_unit(given))
+    paths[1].write_bytes(systemd.systemd_socket(given))
     result = subprocess.run(
         ["systemd-analyze", "--user", "verify", *map(str, paths)],
         capture_output=True,

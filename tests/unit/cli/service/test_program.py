@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.cli.failure import CommandFailed
+from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.service import program
 
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n"

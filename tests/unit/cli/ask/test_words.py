@@ -1,0 +1,76 @@
+"""Which words are files and which is the question, on the command line and in a conversation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vlm_server.cli.ask.chat import files_and_question
+from vlm_server.cli.ask.media import split
+from vlm_server.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.png", "b.jpg", "my file.png", "plain"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "files", "question"),
+    [
+        ([], [], None),
+        (["What?"], [], "What?"),
+        (["a.png", "What?"], ["a.png"], "What?"),
+        (["a.png", "b.jpg", "Which?"], ["a.png", "b.jpg"], "Which?"),
+        (["a.png"], ["a.png"], None),
+        (["a.png", "b.jpg"], ["a.png", "b.jpg"], None),
+        (["plain"], ["plain"], None),
+        (["a.png", "absent.png"], ["a.png", "absent.png"], None),
+        (["a.png", "Is this like absent.png"], ["a.png"], "Is this like absent.png"),
+        (["-", "What?"], ["-"], "What?"),
+        (["a.png", "-"], ["a.png"], "-"),
+        (["-"], ["-"], None),
+        (["x" * 5000], [], "x" * 5000),
+        (["a\0b"], [], "a\0b"),
+    ],
+)
+def test_the_last_word_is_the_question(
+    words: list[str], files: list[str], question: str | None
+) -> None:
+    found = split(words)
+    assert (list(found.files), found.question) == (files, question)
+
+
+@pytest.mark.parametrize("words", [["-", "-"], ["-", "-", "What?"]])
+def test_standard_input_is_read_once(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="standard input"):
+        split(words)
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "question"),
+    [
+        ("What is it?", [], "What is it?"),
+        ("a.png What is it?", ["a.png"], "What is it?"),
+        ("a.png  b.jpg Which one's it?", ["a.png", "b.jpg"], "Which one's it?"),
+        ("'my file.png' What?", ["my file.png"], "What?"),
+        ('"my file.png" What?', ["my file.png"], "What?"),
+        (r"my\ file.png What?", ["my file.png"], "What?"),
+        ("a.png", ["a.png"], ""),
+        ("What's it?", [], "What's it?"),
+        ("Compare it with a.png", [], "Compare it with a.png"),
+        ("# what?", [], "# what?"),
+        ("~10 pixels or more?", [], "~10 pixels or more?"),
+        ("~no-such-user/a.png What?", ["~no-such-user/a.png"], "What?"),
+    ],
+)
+def test_a_line_may_begin_with_files(line: str, files: list[str], question: str) -> None:
+    assert files_and_question(line) == (files, question)
+
+
+def test_a_tilde_is_home(tmp_path: Path) -> None:
+    assert files_and_question("~/a.png What?") == ([str(tmp_path / "a.png")], "What?")

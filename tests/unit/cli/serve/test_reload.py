@@ -1,0 +1,142 @@
+"""When the daemon starts again, and when it goes on as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vlm_server import settings
+from vlm_server.cli.serve.reload import Reloader, Shutdown
+
+pytestmark = pytest.mark.unit
+
+
+class Watched:
+    """A settings file with a reloader, and how often that wanted to start again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.restarts = 0
+        self.write("[server]\nport = 9000\n")
+        self.reloader = Reloader(path)
+        self.reloader.check_with(settings.load(path), lambda: settings.load(path))
+        self.reloader.listen(self._restart)
+
+    def write(self, text: str, seconds_ago: float = 60.0) -> None:
+        self.path.write_text(text)
+        then = time.time() - seconds_ago
+        os.utime(self.path, (then, then))
+
+    def _restart(self) -> None:
+        self.restarts += 1
+
+
+@pytest.fixture
+async def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path / "my.toml")
+
+
+@pytest.fixture(autouse=True)
+def _hang_up_as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+async def test_a_file_that_stays_is_not_read(watched: Watched) -> None:
+    watched.reloader.check_with(settings.Settings(), lambda: pytest.fail("read"))
+    await watched.reloader.look()
+
+
+async def test_other_settings_start_it_again(watched: Watched) -> None:
+    watched.write("[server]\nport = 9001\n", seconds_ago=30)
+    await watched.reloader.look()
+    assert watched.restarts == 1
+
+
+async def test_another_comment_does_not(watched: Watched) -> None:
+    watched.write("# my own\n[server]\nport = 9000\n", seconds_ago=30)
+    await watched.reloader.look()
+    assert watched.restarts == 0
+
+
+async def test_a_file_that_is_being_written_is_left_alone(watched: Watched) -> None:
+    watched.write("[server]\nport = 9001\n", seconds_ago=0)
+    await watched.reloader.look()
+    assert watched.restarts == 0
+    watched.write("[server]\nport = 9001\n", seconds_ago=3)
+    await watched.reloader.look()
+    assert watched.restarts == 1
+
+
+async def test_a_file_that_is_gone_for_a_moment_changes_nothing(watched: Watched) -> None:
+    watched.path.unlink()
+    await watched.reloader.look()
+    watched.write("[server]\nport = 9001\n", seconds_ago=30)
+    await watched.reloader.look()
+    assert watched.restarts == 1
+
+
+async def test_wrong_settings_are_told_once(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched.write("[server]\nport = 'none'\n", seconds_ago=30)
+    for _ in range(3):
+        await watched.reloader.look()
+    assert watched.restarts == 0
+    assert caplog.text.count("the new settings are refused") == 1
+
+
+async def test_settings_that_can_not_be_read_change_nothing(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreadable() -> settings.Settings:
+        raise PermissionError(13, "Permission denied", "/models/mine")
+
+    watched.reloader.check_with(settings.Settings(), unreadable)
+    watched.write("[server]\nport = 9001\n", seconds_ago=30)
+    await watched.reloader.look()
+    assert watched.restarts == 0
+    assert "/models/mine" in caplog.text
+    watched.reloader.check_with(settings.Settings(), lambda: settings.load(watched.path))
+    watched.write("[server]\nport = 9002\n", seconds_ago=30)
+    await watched.reloader.look()
+    assert watched.restarts == 1
+
+
+async def test_a_signal_during_a_check_is_heard(watched: Watched) -> None:
+    began, may_end = threading.Event(), threading.Event()
+    reads: list[settings.Settings] = []
+
+    def slowly() -> settings.Settings:
+        reads.append(settings.load(watched.path))
+        began.set()
+        assert may_end.wait(10)
+        return reads[-1]
+
+    watched.reloader.check_with(settings.load(watched.path), slowly)
+    watched.write("# a comment\n[server]\nport = 9000\n", seconds_ago=30)
+    looking = asyncio.create_task(watched.reloader.look())
+    await asyncio.to_thread(began.wait, 10)
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.sleep(0.05)
+    may_end.set()
+    await looking
+    assert (len(reads), watched.restarts) == (2, 1)
+
+
+def test_to_stop_outweighs_a_restart() -> None:
+    for order in (("stop", "start_again"), ("start_again", "stop")):
+        calls: list[int] = []
+        ending = Shutdown(lambda calls=calls: calls.append(1))  # type: ignore[misc]
+        for each in order:
+            getattr(ending, each)()
+        assert not ending.is_restart
+        assert len(calls) == 2

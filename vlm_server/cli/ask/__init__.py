@@ -1,0 +1,1 @@
+"""`vlm-server ask`: questions about images and videos, answered on the terminal."""

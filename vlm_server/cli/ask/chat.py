@@ -1,0 +1,101 @@
+"""A conversation at a terminal. It is kept in memory until it ends, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import shlex
+import sys
+from collections.abc import Sequence
+
+from vlm_server.cli.ask import media, shown
+from vlm_server.cli.ask.conversation import ChatSession
+from vlm_server.cli.ask.media import Medium
+from vlm_server.errors import VlmServerError
+from vlm_server.settings import Limits
+from vlm_server.settings.paths import expanded
+
+_PROMPT = ">>> "
+_HELP = """\
+Ask, or give a picture first:  other.png What is different here?
+/new begins anew, /bye or Ctrl-D ends, Ctrl-C stops an answer."""
+
+
+def run(conversation: ChatSession, first: Sequence[Medium], limits: Limits) -> int:
+    """Read and answer lines until the input ends; `first` are the pictures of the first
+    question."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  gives `input` its line editing and history
+    print(_HELP, file=sys.stderr)
+    given = list(first)
+    while True:
+        try:
+            line = input(_PROMPT).strip()
+        except EOFError:
+            print(file=sys.stderr)
+            return 0
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            continue
+        match line:
+            case "/bye" | "/exit" | "/quit":
+                return 0
+            case "/help" | "/?":
+                print(_HELP, file=sys.stderr)
+            case "/new":
+                conversation.forget()
+                given = []
+            case "":
+                pass
+            case _:
+                given = _ask(conversation, given, line, limits)
+
+
+def _ask(conversation: ChatSession, given: list[Medium], line: str, limits: Limits) -> list[Medium]:
+    """Answer one line; returns the pictures whose question is still to come."""
+    screen, num_said = shown.Screen(), len(conversation)
+    try:
+        files, question = files_and_question(line)
+        given = [*given, *(media.read(file, limits) for file in files)]
+        if not question:
+            return given
+        screen.wait()
+        reply = asyncio.run(conversation.ask(given, question, screen.write))
+        screen.end()
+        shown.after(reply, None)
+    except KeyboardInterrupt:
+        screen.end()
+        return [] if len(conversation) > num_said else given
+    except VlmServerError as error:
+        screen.end()
+        print(f"vlm-server: {error}", file=sys.stderr)
+        return given
+    return []
+
+
+def files_and_question(line: str) -> tuple[list[str], str]:
+    """Files at the beginning of `line`, quoted or escaped as terminals drop them, and the rest."""
+    files: list[str] = []
+    rest = line
+    while rest:
+        word, after = _first_word(rest)
+        if word.startswith("~"):
+            word = str(expanded(word))
+        if not media.is_media_file(word):
+            break
+        files.append(word)
+        rest = after
+    return files, rest
+
+
+def _first_word(text: str) -> tuple[str, str]:
+    """First word as a shell reads it, and the text after it."""
+    stream = io.StringIO(text)
+    lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        word = lexer.get_token() or ""
+    except ValueError:  # a quote that is not closed
+        return text, ""
+    return word, text[stream.tell() :].lstrip()

@@ -1,0 +1,89 @@
+"""`vlm-server ask`: questions about images and videos, answered on the terminal.
+
+Asks the running daemon, or starts one for these questions alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlm_server.cli import options, usage
+from vlm_server.cli.usage import Manual
+
+if TYPE_CHECKING:
+    from vlm_server.cli.options import Commands
+
+_DESCRIPTION = """\
+Answers a question about pictures and videos, as it is written. It asks the daemon that runs, or \
+starts one for this question alone. "-" is standard input: as FILE a picture, as QUESTION the \
+question.
+
+Without a question, it is read from standard input; at a terminal you can ask one after another, \
+of which each knows those before. What was said is kept until you leave, and nowhere else.
+
+Boxes and points in an answer are drawn on the last picture: by --save-boxes into a file, and in \
+terminals that show pictures (kitty, Ghostty, WezTerm, iTerm2) below the answer."""
+
+_MANUAL = Manual(
+    examples=(
+        ("A question about two pictures", 'vlm-server ask a.png b.png "Which one is larger?"'),
+        (
+            "A picture from another program",
+            'cat picture.png | vlm-server ask - "What shape is this?"',
+        ),
+        ("A question from another program", "vlm-server ask picture.png < question.txt"),
+        ("A conversation about a picture", "vlm-server ask picture.png"),
+        (
+            "What a program can read",
+            'vlm-server ask --json picture.png "What shape is this?" | jq .usage',
+        ),
+        (
+            "What was found, marked on the picture",
+            'vlm-server ask --save-boxes found.png picture.png "Where is the red circle?"',
+        ),
+    ),
+    environment=(*usage.HUB, *usage.TERMINAL),
+    files=(*usage.CONFIG_FILES, *usage.HUB_FILES),
+)
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "ask",
+        help="ask about images and videos",
+        description=_DESCRIPTION,
+        usage="vlm-server ask [OPTION]... [FILE]... [QUESTION]",
+    )
+    parser.add_argument(
+        "words",
+        metavar="FILE... QUESTION",
+        nargs="*",
+        help="the last word is the question, unless it is a file",
+    )
+    answer = parser.add_argument_group("answer")
+    answer.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+    answer.add_argument("--system", metavar="TEXT", help="instructions for all answers")
+    answer.add_argument(
+        "--json", action="store_true", help="print one object: answer, usage, timings, regions"
+    )
+    answer.add_argument(
+        "--save-boxes",
+        metavar="FILE",
+        type=Path,
+        help="write the last picture there, with the answer's boxes and points (.png, .jpg, .webp)",
+    )
+    options.add_daemon_options(parser, "to ask")
+    options.add_model_option(parser)
+    options.add_config_options(parser)
+    parser.set_defaults(run=run)
+    usage.add(parser, _MANUAL)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the answer as it arrives. Raises CommandFailed or ConfigError."""
+    from vlm_server.cli.ask import work
+
+    return work.run(arguments)

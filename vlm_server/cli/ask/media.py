@@ -1,0 +1,136 @@
+"""Arguments of `ask`: the pictures and videos, checked before anything is started, and the
+question."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlm_server.api.parsing.media import heif_header, image_header, video_header
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.errors import ConfigError, InvalidImage, InvalidVideo
+from vlm_server.settings import Limits
+
+STDIN = "-"
+_MEDIA = ("image/", "video/")
+_SIGNATURES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"RIFF", "image/webp"),
+    (b"BM", "image/bmp"),
+    (b"II*\0", "image/tiff"),
+    (b"MM\0*", "image/tiff"),
+    (b"\x1a\x45\xdf\xa3", "video/webm"),
+)
+_UNKNOWN = "application/octet-stream"
+_STILL_BRANDS = (b"mif1", b"msf1")
+"""Brands of pictures in MP4's container that are neither HEIC nor AVIF; they are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Files and question of the command line. `-` in either is standard input; None is no
+    question."""
+
+    files: Sequence[str]
+    question: str | None
+
+
+def split(words: Sequence[str]) -> Words:
+    """Files and question in `words`: the last word is the question unless it is, or looks like, a
+    file.
+
+    Raises ConfigError if two of them are standard input.
+    """
+    if not words:
+        return Words((), None)
+    *files, last = words
+    is_file = last == STDIN and not files
+    if is_file or (last != STDIN and is_media_file(last)):
+        split_words = Words(words, None)
+    else:
+        split_words = Words(files, last)
+    if [*split_words.files, split_words.question].count(STDIN) > 1:
+        raise ConfigError("standard input (-) can be one picture or the question, not both")
+    return split_words
+
+
+def is_media_file(word: str) -> bool:
+    """Whether `word` is a file, or the name of a picture or a video that could be one."""
+    try:
+        if Path(word).is_file():
+            return True
+    except (OSError, ValueError):  # too long for a name, or with a zero byte
+        return False
+    is_named_so = (mimetypes.guess_type(word)[0] or "").startswith(_MEDIA)
+    return is_named_so and not any(character.isspace() for character in word)
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """A picture or a video: name, MIME type and bytes."""
+
+    name: str
+    kind: str
+    data: bytes
+
+    @property
+    def is_video(self) -> bool:
+        return self.kind.startswith("video/")
+
+    @property
+    def url(self) -> str:
+        """Data URL."""
+        return f"data:{self.kind};base64,{base64.b64encode(self.data).decode()}"
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """Content part of a chat message."""
+        kind = "video_url" if self.is_video else "image_url"
+        return {"type": kind, kind: {"url": self.url}}
+
+
+def read(word: str, limits: Limits, stdin: Callable[[], bytes] | None = None) -> Medium:
+    """Medium in the file `word`, or in standard input.
+
+    Raises CommandFailed for a file that can't be read, or that the daemon would refuse.
+    """
+    name = "standard input" if word == STDIN else word
+    try:
+        data = (stdin or _stdin)() if word == STDIN else Path(word).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CommandFailed(f"can't read {name}: {reason}") from None
+    if not data:
+        raise CommandFailed(f"{name} is empty")
+    medium = Medium(name, kind_of(word, data), data)
+    try:
+        if medium.is_video:
+            video_header.read(data, name)
+        else:
+            image_header.read(data, name, limits.max_image_pixels)
+    except (InvalidImage, InvalidVideo) as error:
+        raise CommandFailed(f"{name}: {error.message}") from None
+    return medium
+
+
+def kind_of(name: str, data: bytes) -> str:
+    """MIME type by the first bytes of `data`, else by `name`."""
+    guess = mimetypes.guess_type(name)[0] or _UNKNOWN
+    if brand := heif_header.brand(data):
+        return f"image/{brand.lower()}"
+    if data[4:8] == b"ftyp" and data[8:12] not in _STILL_BRANDS:
+        return guess if guess.startswith("video/") else "video/mp4"
+    return next((kind for start, kind in _SIGNATURES if data.startswith(start)), guess)
+
+
+def _stdin() -> bytes:
+    if sys.stdin.isatty():
+        raise CommandFailed("standard input is a terminal: pipe a picture into it")
+    return sys.stdin.buffer.read()

@@ -1,0 +1,128 @@
+"""Output of `ask`: the answer's text as it arrives, or one JSON object; and the marked picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from vlm_server.cli.ask import regions
+from vlm_server.cli.ask.conversation import ChatReply
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.progress import ProgressLine
+from vlm_server.cli.text import printable
+
+_LEAST_PIECES = 8
+_WAITING = "waiting for the answer"
+
+
+class Screen:
+    """Answer on stdout; until its text comes, a spinner on a terminal's stderr."""
+
+    def __init__(self) -> None:
+        self._waiting = ProgressLine(sys.stderr)
+        self._is_terminal = sys.stdout.isatty()
+        self._ends_line = True
+
+    def wait(self) -> None:
+        """Show the spinner."""
+        if sys.stderr.isatty():
+            self._waiting.show(_WAITING, None)
+
+    def write(self, text: str) -> None:
+        """Print a piece of the answer, without control characters if it goes to a terminal."""
+        self._waiting.clear()
+        print(printable(text) if self._is_terminal else text, end="", flush=True)
+        self._ends_line = text.endswith("\n")
+
+    def clear(self, _: str = "") -> None:
+        """Remove the spinner, and print nothing of the piece."""
+        self._waiting.clear()
+
+    def end(self) -> None:
+        """End the line of an answer, complete or not."""
+        self._waiting.clear()
+        if not self._ends_line:
+            print(flush=True)
+        self._ends_line = True
+
+
+def after(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) -> None:
+    """Print what follows an answer: that it was cut off, and its picture with boxes and points.
+
+    `is_quiet`: only write `save_boxes`. Raises CommandFailed if there is nothing to write.
+    """
+    if reply.finish_reason == "length" and not is_quiet:
+        print("(cut off at the longest answer allowed: --max-tokens)", file=sys.stderr)
+    can_show = sys.stdout.isatty() and not is_quiet
+    protocol = regions.protocol_of(os.environ) if can_show else None
+    if reply.regions and reply.picture is not None and (protocol or save_boxes):
+        image = regions.drawn(reply.picture.data, reply.regions)
+        _show(image, protocol)
+        if save_boxes is not None:
+            regions.save(image, save_boxes)
+    elif save_boxes is not None:
+        raise CommandFailed(f"{save_boxes} was not written: the answer has no boxes or points")
+
+
+def as_json(reply: ChatReply) -> str:
+    """Answer as one JSON object; `regions` in pixels of the last picture."""
+    usage, seconds = reply.usage, reply.total_seconds
+    said: dict[str, Any] = {
+        "model": reply.model,
+        "answer": reply.text,
+        **({"reasoning": reply.reasoning} if reply.reasoning else {}),
+        "finish_reason": reply.finish_reason,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+        },
+        "timings": {
+            "first_text_seconds": _rounded(reply.first_text_seconds),
+            "total_seconds": _rounded(seconds),
+            "tokens_per_second": _rounded(_rate(reply)),
+        },
+        "regions": _regions(reply),
+    }
+    return json.dumps(said, ensure_ascii=False)
+
+
+def _rate(reply: ChatReply) -> float | None:
+    """Tokens per second after the first; None for an answer in too few pieces to measure."""
+    if reply.first_text_seconds is None or reply.num_pieces < _LEAST_PIECES:
+        return None
+    tokens, seconds = reply.usage.completion_tokens, reply.total_seconds - reply.first_text_seconds
+    return (tokens - 1) / seconds if tokens and seconds > 0 else None
+
+
+def _regions(reply: ChatReply) -> list[dict[str, Any]]:
+    if not reply.regions or reply.picture is None:
+        return []
+    width, height = regions.upright_size(reply.picture.data)
+    return [
+        {
+            "kind": region.kind,
+            "x": round(region.x * width, 1),
+            "y": round(region.y * height, 1),
+            "width": round(region.width * width, 1),
+            "height": round(region.height * height, 1),
+            "label": region.label,
+        }
+        for region in reply.regions
+    ]
+
+
+def _show(image: Image.Image, protocol: regions.Protocol | None) -> None:
+    if protocol is not None:
+        columns = shutil.get_terminal_size().columns
+        print(regions.sequence(image, protocol, columns), end="", flush=True)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

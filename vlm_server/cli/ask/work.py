@@ -1,0 +1,161 @@
+"""Steps of `vlm-server ask`: check the arguments, find or start a daemon, ask, print."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from vlm_server.cli import options
+from vlm_server.cli.ask import chat, media, regions, shown
+from vlm_server.cli.ask.conversation import ChatSession
+from vlm_server.cli.ask.media import Medium
+from vlm_server.cli.client.daemon import Daemon, address_of, is_local, running_daemon
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.progress import ProgressLine
+from vlm_server.cli.text import did_you_mean
+from vlm_server.errors import ConfigError
+from vlm_server.hub import find
+from vlm_server.hub.names import HubName
+from vlm_server.settings import Settings
+from vlm_server.settings.paths import expanded
+
+ServedModel = dict[str, Any]
+"""One entry of `/v1/models`."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer one question, or hold a conversation. Wrong arguments raise before anything starts."""
+    settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
+    given = media.split(arguments.words)
+    if arguments.max_tokens is not None and arguments.max_tokens < 1:
+        raise ConfigError("--max-tokens must be at least 1")
+    if arguments.save_boxes is not None:
+        regions.check_target(arguments.save_boxes)
+    is_chat = given.question is None and sys.stdin.isatty()
+    if is_chat and (arguments.json or arguments.save_boxes):
+        raise ConfigError("--json and --save-boxes need a question on the command line")
+    attached = [media.read(word, settings.limits) for word in given.files]
+    question = None if is_chat else question_of(given)
+    with ready_daemon(arguments, settings) as (daemon, model):
+        conversation = ChatSession(daemon, model, arguments.max_tokens, arguments.system)
+        if question is None:
+            return chat.run(conversation, attached, settings.limits)
+        return answer(arguments, conversation, attached, question)
+
+
+def question_of(given: media.Words) -> str:
+    """Question of the command line, or of standard input. Raises CommandFailed and ConfigError."""
+    if given.question not in (None, media.STDIN):
+        return str(given.question)
+    if media.STDIN in given.files:
+        raise ConfigError("no question: give it after the pictures")
+    try:
+        text = sys.stdin.read().strip()
+    except (OSError, UnicodeDecodeError):
+        raise CommandFailed("can't read the question from standard input: is it text?") from None
+    if not text:
+        raise ConfigError("no question: give it after the pictures, or in standard input")
+    return text
+
+
+def answer(
+    arguments: argparse.Namespace,
+    conversation: ChatSession,
+    attached: Sequence[Medium],
+    question: str,
+) -> int:
+    """Print one answer as `arguments` say."""
+    screen = shown.Screen()
+    screen.wait()
+    try:
+        show = screen.clear if arguments.json else screen.write
+        reply = asyncio.run(conversation.ask(attached, question, show))
+    finally:
+        screen.end()
+    if arguments.json:
+        print(shown.as_json(reply), flush=True)
+    shown.after(reply, arguments.save_boxes, is_quiet=arguments.json)
+    return 0
+
+
+@contextmanager
+def ready_daemon(
+    arguments: argparse.Namespace, settings: Settings
+) -> Iterator[tuple[Daemon, ServedModel]]:
+    """Daemon whose model is loaded, and that model: a running daemon, or one started here.
+
+    Raises CommandFailed if there is none, or not with this model; ConfigError for an unknown model.
+    """
+    url, api_key = address_of(arguments, settings)
+    with Daemon(url, api_key) as daemon:
+        listed = daemon.listed() if daemon.is_there() else None
+        if listed is not None and _chosen(listed, arguments.model, settings) is not None:
+            yield daemon, _wait_for(daemon, arguments, settings)
+            return
+    _check_may_start(arguments, settings, url, listed)
+    print(f"No daemon at {url} can answer this: starting one.", file=sys.stderr)
+    own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 10)
+    with own as own_url, Daemon(own_url, api_key) as daemon:
+        try:
+            daemon.wait_ready(settings.engine.start_timeout_seconds)  # it shows its progress
+            model = daemon.listed()[0]
+        except CommandFailed as error:
+            raise CommandFailed(f"the daemon started for this question: {error}") from None
+        yield daemon, model
+
+
+def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings) -> ServedModel:
+    """Model of a running daemon, once it is loaded: `/v1/models` then says more of it."""
+    progress = ProgressLine(sys.stderr)
+    try:
+        daemon.wait_ready(settings.engine.start_timeout_seconds, progress.show)
+    finally:
+        progress.clear()
+    listed = daemon.listed()
+    return _chosen(listed, arguments.model, settings) or listed[0]
+
+
+def _chosen(
+    listed: Sequence[ServedModel], wanted: str | None, settings: Settings
+) -> ServedModel | None:
+    """Model that is `wanted`, else that of the settings, else the first."""
+    names = _names_of(wanted, settings) if wanted else [settings.model.name]
+    if not any(names):
+        return listed[0] if listed else None
+    return next((model for model in listed if model["id"] in names), None)
+
+
+def _names_of(wanted: str, settings: Settings) -> list[str]:
+    """Names by which the API may know a model that the command line calls `wanted`."""
+    found = find.find(wanted, settings.model.search_paths)
+    hub = HubName.parse(wanted)
+    return [wanted, *([found.name] if found else []), *([hub.repo] if hub else [])]
+
+
+def _check_may_start(
+    arguments: argparse.Namespace,
+    settings: Settings,
+    url: str,
+    listed: Sequence[ServedModel] | None,
+) -> None:
+    """Raises CommandFailed or ConfigError where a daemon of its own would not help."""
+    served = [str(model["id"]) for model in listed or ()]
+    wanted = arguments.model
+    if arguments.url or not is_local(url):
+        if listed is None:
+            raise CommandFailed(f"no daemon answers at {url}: is it running, is the URL right?")
+        close = did_you_mean(str(wanted), served)
+        has = f" (it has {', '.join(served)})"
+        raise CommandFailed(f"{url} has no model {wanted!r}{close or has}")
+    if not wanted or HubName.parse(wanted) or expanded(wanted).is_dir():
+        return
+    if find.find(wanted, settings.model.search_paths) is None:
+        local = [one.name for one in find.every(settings.model.search_paths)]
+        close = did_you_mean(wanted, [*served, *local])
+        raise ConfigError(
+            f"--model {wanted} is neither a folder nor a model on this machine{close}"
+        )

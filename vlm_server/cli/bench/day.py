@@ -1,0 +1,233 @@
+"""The scenario `day`: a day of mixed requests, compressed, and the server's drift over it.
+
+The day consists of rounds. Each has the same requests with new pictures and words, in an order
+drawn from the seed: an agent, a burst of several users, a user with questions, texts; then a pause.
+Whole rounds are compared, so that all have requests of the same kinds and sizes. Drift is the end
+of the day against its beginning, by kind of request; the machine's own drift is measured by fixed
+work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+from PIL import Image
+
+from vlm_server.cli.bench.figures import (
+    Figure,
+    Unit,
+    known,
+    median,
+    milliseconds,
+    percent,
+    quotient,
+)
+from vlm_server.cli.bench.material import (
+    DESCRIBE,
+    QUESTIONS,
+    ChatMessage,
+    Material,
+    assistant,
+    user,
+)
+from vlm_server.cli.bench.servers import Client
+
+NAME = "day"
+FIXED_WORK = "fixed work"
+"""Work of this process alone: the machine's own speed."""
+_FIXED_WORKS = 3
+_AGENT_TURNS = 6
+_BURST_USERS = 4
+_QUESTIONS = 4
+_STORIES = 2
+_THINK_SECONDS = (0.02, 0.2)
+"""Pause between an answer and the same user's next request."""
+_IDLE_SECONDS = (1.5, 4.0)
+"""Pause after a round, for hours without requests."""
+MOST_DRIFT = 0.03
+_PARTS = 10
+
+
+class DaySample(msgspec.Struct, frozen=True):
+    """One request of a day. `seconds` is when it was sent, since the day began; `round` counts from
+    0. Requests of one `kind` have the same size. `ttft` is None if it failed.
+
+    Of `FIXED_WORK`, `ttft` is how long the work took.
+    """
+
+    kind: str
+    round: int
+    seconds: float
+    ttft: float | None
+
+
+async def spend_day(client: Client, material: Material, seconds: float) -> list[DaySample]:
+    """Samples of whole rounds that take `seconds` or a little longer, in the order of their
+    answers' ends."""
+    day = Day(client, material)
+    while day.elapsed_seconds < seconds:
+        await day.spend_round()
+    return day.samples
+
+
+class Day:
+    """Rounds of a day with one server; `samples` are those of the rounds so far."""
+
+    def __init__(self, client: Client, material: Material) -> None:
+        self._client = client
+        self._material = material
+        self._round = 0
+        self._picture = Image.new("RGB", (2000, 1500))
+        self._start = time.perf_counter()
+        self.samples: list[DaySample] = []
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+    async def spend_round(self) -> None:
+        """All requests once, then the pause."""
+        await self._ask("text after idle", self._material.story(), 24)
+        works: list[Callable[[], Awaitable[None]]]
+        works = [self._agent, self._burst, self._questions, self._stories]
+        for work in self._material.shuffled(works):
+            await work()
+        for _ in range(_FIXED_WORKS):
+            self._work()
+        self._round += 1
+        gc.collect()  # it is off while requests are timed
+        await asyncio.sleep(self._material.seconds(*_IDLE_SECONDS))
+
+    async def _agent(self) -> None:
+        """A conversation with a new picture in every turn."""
+        messages: list[ChatMessage] = [self._material.system()]
+        for turn in range(1, _AGENT_TURNS + 1):
+            messages.append(user(f"Step {turn}: what changed?", self._material.image()))
+            answer = await self._ask(f"agent, turn {turn}", messages, 12)
+            messages.append(assistant(answer))
+            await self._think()
+
+    async def _burst(self) -> None:
+        """Several users at once, each with a new picture."""
+        asked = [[user(DESCRIBE, self._material.image())] for _ in range(_BURST_USERS)]
+        await asyncio.gather(*(self._ask("burst", messages, 24) for messages in asked))
+
+    async def _questions(self) -> None:
+        """One user, who asks several things about one picture."""
+        image = self._material.image()
+        for number, question in enumerate(QUESTIONS[:_QUESTIONS]):
+            kind = "known picture" if number else "new picture"
+            await self._ask(kind, [user(question, image)], 16)
+            await self._think()
+
+    async def _stories(self) -> None:
+        for _ in range(_STORIES):
+            await self._ask("text", self._material.story(), 48)
+            await self._think()
+
+    async def _ask(self, kind: str, messages: list[ChatMessage], max_tokens: int) -> str:
+        round_, sent = self._round, self.elapsed_seconds
+        answer = await self._client.ask(messages, max_tokens)
+        self.samples.append(DaySample(kind, round_, sent, answer.ttft))
+        return answer.text
+
+    def _work(self) -> None:
+        """Fixed work: make the same picture smaller, while no request is under way."""
+        sent, start = self.elapsed_seconds, time.perf_counter()
+        self._picture.resize((500, 375), Image.Resampling.LANCZOS)
+        seconds = time.perf_counter() - start
+        self.samples.append(DaySample(FIXED_WORK, self._round, sent, seconds))
+
+    async def _think(self) -> None:
+        await asyncio.sleep(self._material.seconds(*_THINK_SECONDS))
+
+
+def figures(samples: Sequence[DaySample]) -> list[Figure]:
+    """Drift and whether it is within `MOST_DRIFT`, then each kind's median and drift."""
+    by_part = parts(samples)
+    found = levels(samples)
+    drift = quotient(found[-1], found[0]) if len(found) > 1 else None
+    machine = fixed_work_levels(samples)
+    return [
+        percent("TTFT, last tenth against the first", drift),
+        Figure(f"within {MOST_DRIFT:.0%}", _is_within(drift), Unit.MET),
+        percent("slowest tenth against the fastest", _spread(found)),
+        milliseconds(FIXED_WORK, _of(FIXED_WORK, samples)),
+        percent(f"{FIXED_WORK}: last tenth", _drift_of(FIXED_WORK, by_part)),
+        percent(f"{FIXED_WORK}: slowest tenth against the fastest", _spread(machine)),
+        *(
+            figure
+            for kind in _kinds(samples)
+            for figure in (
+                milliseconds(f"{kind}: TTFT", _of(kind, samples)),
+                percent(f"{kind}: last tenth", _drift_of(kind, by_part)),
+            )
+        ),
+    ]
+
+
+def parts(samples: Sequence[DaySample]) -> list[list[DaySample]]:
+    """Ten parts of the day, of as many whole rounds each as possible; fewer for a day of fewer
+    rounds."""
+    num_rounds = max((sample.round for sample in samples), default=-1) + 1
+    num_parts = min(_PARTS, num_rounds)
+    found: list[list[DaySample]] = [[] for _ in range(num_parts)]
+    for sample in samples:
+        found[sample.round * num_parts // num_rounds].append(sample)
+    return found
+
+
+def levels(samples: Sequence[DaySample]) -> list[float | None]:
+    """Slowness of each part of the day, 1.0 being usual: median over the kinds of request of the
+    kind's median TTFT in this part, divided by that of the whole day."""
+    return _levels(samples, _kinds(samples))
+
+
+def fixed_work_levels(samples: Sequence[DaySample]) -> list[float | None]:
+    """Slowness of the machine itself in each part of the day."""
+    return _levels(samples, [FIXED_WORK])
+
+
+def relative(samples: Sequence[DaySample]) -> list[tuple[DaySample, float]]:
+    """Samples with a TTFT, and that TTFT divided by the median of the sample's kind."""
+    usual = {kind: _of(kind, samples) for kind in _kinds(samples)}
+    asked = (sample for sample in samples if sample.kind in usual)
+    found = [(sample, quotient(sample.ttft, usual[sample.kind])) for sample in asked]
+    return [(sample, value) for sample, value in found if value is not None]
+
+
+def _kinds(samples: Sequence[DaySample]) -> list[str]:
+    """Kinds of request, without the fixed work."""
+    return sorted({sample.kind for sample in samples} - {FIXED_WORK})
+
+
+def _levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | None]:
+    usual = {kind: _of(kind, samples) for kind in kinds}
+    return [
+        median(quotient(_of(kind, part), usual[kind]) for kind in kinds) for part in parts(samples)
+    ]
+
+
+def _of(kind: str, samples: Sequence[DaySample]) -> float | None:
+    """Median TTFT of one kind."""
+    return median(sample.ttft for sample in samples if sample.kind == kind)
+
+
+def _drift_of(kind: str, by_part: Sequence[Sequence[DaySample]]) -> float | None:
+    if len(by_part) < 2:
+        return None
+    return quotient(_of(kind, by_part[-1]), _of(kind, by_part[0]))
+
+
+def _spread(values: Sequence[float | None]) -> float | None:
+    """Largest value divided by the smallest."""
+    seen = known(values)
+    return quotient(max(seen), min(seen)) if len(seen) > 1 else None
+
+
+def _is_within(drift: float | None) -> float | None:
+    return None if drift is None else float(abs(drift - 1) <= MOST_DRIFT)

@@ -1,0 +1,278 @@
+"""The scenarios, each a coroutine that sends one round's requests and returns its figures.
+
+Time to first token (TTFT) is from sending a request to its first text. In `agent_window` and
+`agent_drops`, old screenshots are taken out of the conversation and their words stay: everything
+after such a picture is another prompt, which is prefilled again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from itertools import chain
+
+from vlm_server.cli.bench.figures import (
+    Figure,
+    count,
+    equality,
+    largest,
+    mean,
+    median,
+    milliseconds,
+    percentile,
+    ratio,
+    throughput,
+    token_count,
+)
+from vlm_server.cli.bench.material import (
+    DESCRIBE,
+    QUESTIONS,
+    ChatMessage,
+    Material,
+    assistant,
+    user,
+)
+from vlm_server.cli.bench.servers import Client
+from vlm_server.cli.client.answer import TimedAnswer
+from vlm_server.cli.client.chat import routing_key
+
+Scenario = Callable[[Client, Material], Awaitable[list[Figure]]]
+
+_REPEATS = 24
+_REPEAT_PAUSE_SECONDS = 0.02
+_TURNS = 8
+_MANY_TURNS = 25
+_STALL_SECONDS = 0.4
+_STALL_IMAGES = 6
+_USERS = 8
+_STORY_TOKENS = 300
+_MANY_STREAMS = (16, 32)
+TURNS = 12
+_KEPT = 3
+_MOST = 6
+_SETTLED = 5
+"""From this turn on, `TURNS` ends after whole periods of either agent."""
+
+
+async def warm_up(client: Client, material: Material) -> None:
+    """Once per server: a text and an image that are not used again."""
+    await client.ask(material.story(), 16)
+    await client.ask([user(DESCRIBE, material.image())], 16)
+
+
+async def repeat(client: Client, material: Material) -> list[Figure]:
+    """The same image and question repeated, with a short pause between."""
+    messages = [user(DESCRIBE, material.image())]
+    answers = []
+    for _ in range(_REPEATS):
+        answers.append(await client.ask(messages, 16))
+        await asyncio.sleep(_REPEAT_PAUSE_SECONDS)
+    again = [answer.ttft for answer in answers[2:]]
+    return [
+        milliseconds("TTFT, first", answers[0].ttft),
+        milliseconds("TTFT, from the third on", median(again)),
+        ratio("slowest / median", largest(again), median(again)),
+    ]
+
+
+async def question(client: Client, material: Material) -> list[Figure]:
+    """Eight different questions about one image, one after another."""
+    image = material.image()
+    answers = [await client.ask([user(text, image)], 16) for text in QUESTIONS]
+    later = [answer.ttft for answer in answers[1:]]
+    return [milliseconds("TTFT, from the second on", median(later))]
+
+
+async def agent(client: Client, material: Material) -> list[Figure]:
+    """A conversation with a new image in every turn."""
+    ttfts = await _turns(client, material, _TURNS)
+    return [
+        milliseconds("TTFT, turn 1", ttfts[0]),
+        milliseconds(f"TTFT, turn {_TURNS}", ttfts[-1]),
+        ratio(f"turn {_TURNS} / turn 1", ttfts[-1], ttfts[0]),
+    ]
+
+
+async def long_agent(client: Client, material: Material) -> list[Figure]:
+    """Twice a conversation of 25 turns: the second finds what the first has warmed up."""
+    figures = []
+    for name in ("first", "second"):
+        ttfts = await _turns(client, material, _MANY_TURNS)
+        figures += [
+            milliseconds(f"TTFT, {name}, turn 1", ttfts[0]),
+            milliseconds(f"TTFT, {name}, turns 2 to {_MANY_TURNS}, median", median(ttfts[1:])),
+            milliseconds(f"TTFT, {name}, turn {_MANY_TURNS}", ttfts[-1]),
+        ]
+    return figures
+
+
+async def four_agents(client: Client, material: Material) -> list[Figure]:
+    """Four agents side by side."""
+    several = await asyncio.gather(*(_turns(client, material, _TURNS, 24) for _ in range(4)))
+    ttfts = list(chain.from_iterable(several))
+    return [
+        milliseconds("TTFT, median", median(ttfts)),
+        milliseconds("TTFT, slowest", largest(ttfts)),
+    ]
+
+
+async def _turns(
+    client: Client, material: Material, count: int, max_tokens: int = 12
+) -> list[float | None]:
+    """TTFT of each turn of a conversation that keeps all its images."""
+    messages: list[ChatMessage] = [material.system()]
+    ttfts = []
+    for turn in range(1, count + 1):
+        messages.append(user(f"Step {turn}: what changed?", material.image()))
+        answer = await client.ask(messages, max_tokens)
+        messages.append(assistant(answer.text))
+        ttfts.append(answer.ttft)
+    return ttfts
+
+
+async def stall(client: Client, material: Material) -> list[Figure]:
+    """A text stream; while it runs, six requests with new images at once."""
+    requests = [[user(DESCRIBE, material.image())] for _ in range(_STALL_IMAGES)]
+    story = asyncio.create_task(client.ask(material.story(), _STORY_TOKENS))
+    await asyncio.sleep(_STALL_SECONDS)
+    was_running = not story.done()
+    answers = await asyncio.gather(*(client.ask(messages, 4) for messages in requests))
+    text = await story
+    silence = largest(text.gaps) if was_running and text.error is None else None
+    return [
+        milliseconds("longest silence of the text", silence),
+        milliseconds("TTFT of the pictures", median(answer.ttft for answer in answers)),
+    ]
+
+
+async def conc(client: Client, material: Material) -> list[Figure]:
+    """Eight users at once, each with two requests one after another, every image new."""
+    users = [[[user(DESCRIBE, material.image())] for _ in range(2)] for _ in range(_USERS)]
+
+    async def one(requests: list[list[ChatMessage]]) -> list[TimedAnswer]:
+        return [await client.ask(messages, 48) for messages in requests]
+
+    clears = await client.num_clears()
+    start = time.perf_counter()
+    answers = list(chain.from_iterable(await asyncio.gather(*map(one, users))))
+    seconds = time.perf_counter() - start
+    gaps = [gap for answer in answers for gap in answer.gaps]
+    most = percentile(gaps, 99)
+    return [
+        throughput("all users", [answer.completion_tokens for answer in answers], seconds),
+        milliseconds("TTFT, median", median(answer.ttft for answer in answers)),
+        milliseconds("between tokens, median", median(gaps)),
+        milliseconds("between tokens, p99", most),
+        ratio("between tokens, p99 / median", most, median(gaps)),
+        count("clears of freed memory", clears, await client.num_clears()),
+    ]
+
+
+async def text(client: Client, material: Material) -> list[Figure]:
+    """One text stream, then eight at once."""
+    return [
+        await _stories(client, [material.story()], "one stream"),
+        await _stories(client, [material.story() for _ in range(_USERS)], f"{_USERS} streams"),
+    ]
+
+
+async def streams(client: Client, material: Material) -> list[Figure]:
+    """16 text streams at once, then 32."""
+    return [
+        await _stories(client, [material.story() for _ in range(count)], f"{count} streams")
+        for count in _MANY_STREAMS
+    ]
+
+
+async def _stories(client: Client, stories: list[list[ChatMessage]], name: str) -> Figure:
+    start = time.perf_counter()
+    answers = await asyncio.gather(*(client.ask(story, _STORY_TOKENS) for story in stories))
+    seconds = time.perf_counter() - start
+    return throughput(name, [answer.completion_tokens for answer in answers], seconds)
+
+
+async def right(client: Client, material: Material) -> list[Figure]:
+    """Two images, one request at a time and at once, and both in one message in either order."""
+    a, b = material.image(), material.image()
+    requests = [[user(DESCRIBE, *images)] for images in ((a,), (b,), (a, b), (b, a))]
+    alone = [_words(await client.ask(messages, 16)) for messages in requests]
+    order = [0, 1, 0, 1, 2, 3]
+    several = await asyncio.gather(*(client.ask(requests[i], 16) for i in order[:4]))
+    several += await asyncio.gather(*(client.ask(requests[i], 16) for i in order[4:]))
+    together = map(_words, several)
+    return [
+        equality(
+            "at once and alone (should be equal)",
+            zip((alone[i] for i in order), together, strict=True),
+        ),
+        equality("A and B (should differ)", [(alone[0], alone[1])]),
+        equality("A+B and B+A (should differ)", [(alone[2], alone[3])]),
+    ]
+
+
+def _words(answer: TimedAnswer) -> str | None:
+    return answer.text if answer.error is None else None
+
+
+async def agent_window(client: Client, material: Material) -> list[Figure]:
+    """Only the latest three pictures stay: from the fourth turn on, each turn drops one."""
+    return await _agent(client, material, most=_KEPT)
+
+
+async def agent_drops(client: Client, material: Material) -> list[Figure]:
+    """Up to six pictures stay; then all but the latest three are dropped at once."""
+    return await _agent(client, material, most=_MOST)
+
+
+async def _agent(client: Client, material: Material, most: int) -> list[Figure]:
+    messages: list[ChatMessage] = [material.system()]
+    answers: list[TimedAnswer] = []
+    key = ""
+    shown: dict[int, str] = {}
+    """The words of the messages that still have their picture, by their place."""
+    for turn in range(1, TURNS + 1):
+        words = f"Step {turn}: what changed?"
+        shown[len(messages)] = words
+        messages.append(user(words, material.image()))
+        if len(shown) > most:
+            for place in sorted(shown)[:-_KEPT]:
+                messages[place] = user(shown.pop(place))
+        key = key or routing_key(messages)
+        answers.append(await client.ask(messages, 12, key))
+        messages.append(assistant(answers[-1].text))
+    return _figures(answers)
+
+
+def _figures(answers: list[TimedAnswer]) -> list[Figure]:
+    settled = answers[_SETTLED - 1 :]
+    again = [
+        answer.prompt_tokens - answer.cached_tokens
+        if answer.prompt_tokens is not None and answer.cached_tokens is not None
+        else None
+        for answer in settled
+    ]
+    by_turn = [
+        milliseconds(f"TTFT, turn {turn}", answer.ttft) for turn, answer in enumerate(answers, 1)
+    ]
+    return [
+        *by_turn,
+        milliseconds(f"TTFT, mean from turn {_SETTLED} on", mean([a.ttft for a in settled])),
+        token_count(f"not cached, mean from turn {_SETTLED} on", mean(again)),
+    ]
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "repeat": repeat,
+    "question": question,
+    "agent": agent,
+    "agent-window": agent_window,
+    "agent-drops": agent_drops,
+    "stall": stall,
+    "conc": conc,
+    "text": text,
+    "right": right,
+    "streams": streams,
+    "longagent": long_agent,
+    "agents4": four_agents,
+}

@@ -1,1 +1,0 @@
-"""What servers are asked: scenarios, and the images and words in them."""

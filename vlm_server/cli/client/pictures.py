@@ -1,0 +1,84 @@
+"""Test questions about drawn pictures, and the answers of a daemon to them.
+
+`models check` asks all, the doctor and a service that was just installed the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from PIL import Image, ImageDraw, ImageFont
+
+from vlm_server.cli.client.chat import stream_chunks
+from vlm_server.cli.client.daemon import Daemon
+
+_SIDE = 448
+_MAX_TOKENS = 64
+_RED, _BLUE, _DARK = (214, 39, 40), (31, 80, 200), (20, 20, 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A question about a drawn picture: what it `shows`, and the data URL of its PNG."""
+
+    shows: str
+    question: str
+    url: str
+
+
+def drawn() -> Iterator[Drawn]:
+    """Test questions: a shape, several shapes, a word."""
+    image, draw = _canvas()
+    draw.ellipse((100, 100, 348, 348), _RED)
+    yield Drawn("A red circle", "What shape is this?", _url(image))
+    image, draw = _canvas()
+    for left in (40, 170, 300):
+        draw.rectangle((left, 170, left + 108, 278), _BLUE)
+    yield Drawn("Three blue squares", "How many squares are there?", _url(image))
+    image, draw = _canvas()
+    font = ImageFont.load_default(96)
+    draw.text((_SIDE / 2, _SIDE / 2), "HELLO", _DARK, font, anchor="mm")
+    yield Drawn("The word HELLO", "Which word is written here?", _url(image))
+
+
+def answer_about(picture: Drawn, daemon: Daemon, seconds: float | None = None) -> str:
+    """Answer of the daemon's default model. Raises CommandFailed, and TimeoutError after `seconds`
+    unless they are None."""
+    image = {"type": "image_url", "image_url": {"url": picture.url}}
+    content = [image, {"type": "text", "text": picture.question}]
+    body = {
+        "model": "default",
+        "stream": True,
+        "max_tokens": _MAX_TOKENS,
+        "messages": [{"role": "user", "content": content}],
+    }
+
+    async def answer() -> str:
+        chunks = stream_chunks(daemon, json.dumps(body).encode())
+        return "".join([chunk.content async for chunk in chunks]).strip()
+
+    return asyncio.run(asyncio.wait_for(answer(), seconds))
+
+
+def red_circle_url() -> str:
+    """A PNG of 96 by 96 pixels, two colours and under 300 bytes, as a data URL."""
+    image = Image.new("P", (96, 96), 0)
+    image.putpalette([255, 255, 255, 220, 30, 30])
+    ImageDraw.Draw(image).ellipse((18, 18, 78, 78), fill=1)
+    return _url(image, optimize=True, bits=1)
+
+
+def _canvas() -> tuple[Image.Image, ImageDraw.ImageDraw]:
+    image = Image.new("RGB", (_SIDE, _SIDE), "white")
+    return image, ImageDraw.Draw(image)
+
+
+def _url(image: Image.Image, **options: int) -> str:
+    png = io.BytesIO()
+    image.save(png, "PNG", **options)
+    return "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()

@@ -1,0 +1,76 @@
+"""`vlm-server completions`: a script that completes the command line in a shell.
+
+shtab makes it from the parser, so it knows every command and option.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlm_server.cli import usage
+from vlm_server.cli.usage import Manual, commands_of, every
+
+if TYPE_CHECKING:
+    from vlm_server.cli.options import Commands
+
+SHELLS = ("bash", "zsh", "fish")
+_LIST_MODELS = "vlm-server models list --names 2>/dev/null"
+_FOLDERS = (
+    ("bash", "~/.local/share/bash-completion/completions/vlm-server"),
+    ("zsh", "~/.zfunc/_vlm-server  (with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc)"),
+    ("fish", "~/.config/fish/completions/vlm-server.fish"),
+)
+_MANUAL = Manual(
+    examples=(
+        ("In this bash alone", 'eval "$(vlm-server completions bash)"'),
+        (
+            "In bash, from now on",
+            "vlm-server completions bash > ~/.local/share/bash-completion/completions/vlm-server",
+        ),
+        (
+            "In fish, from now on",
+            "vlm-server completions fish > ~/.config/fish/completions/vlm-server.fish",
+        ),
+    ),
+    files=_FOLDERS,
+)
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "completions",
+        help="print the completions for a shell",
+        description="Prints a script that completes commands, options, files, and the names of "
+        "models on this machine.",
+    )
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
+    parser.set_defaults(run=run)
+    usage.add(parser, _MANUAL)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the script for one shell."""
+    print(script(arguments.shell))
+    return 0
+
+
+def script(shell: str) -> str:
+    """Script for `shell`."""
+    import shtab
+
+    from vlm_server.cli.main import build_parser
+
+    parser = build_parser()
+    models = shtab.cmd(_LIST_MODELS)
+    for each in every(parser):
+        for summary, command in commands_of(each):
+            command.description = summary  # what is shown beside its name
+        for action in each._actions:
+            if action.dest == "model":
+                vars(action)["complete"] = models  # where shtab looks for it
+            elif action.type is Path or action.dest == "words":
+                vars(action)["complete"] = shtab.FILE
+    return shtab.complete(parser, shell)

@@ -1,1 +1,0 @@
-"""`vlm-server completions`: what shells need to complete the command line."""

@@ -1,0 +1,254 @@
+"""Checks of the port, of the daemon that listens there, and of the service that starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from vlm_server import __version__
+from vlm_server.api.http.access import key_file
+from vlm_server.cli.client.daemon import authorization, url_of
+from vlm_server.cli.doctor.findings import Finding, ok, output_of, problem, warning
+from vlm_server.cli.doctor.situation import Situation
+from vlm_server.cli.serve.listener import bind
+from vlm_server.cli.service.manager import ServiceManager
+from vlm_server.errors import ConfigError
+from vlm_server.settings import Server, is_loopback
+from vlm_server.settings.paths import expanded
+
+_ANSWER_SECONDS = 5.0
+_LISTENS = "0A"
+"""State of a listening socket in Linux's tables."""
+_AGAIN = "install it again: vlm-server service install"
+
+
+def port(server: Server) -> Finding:
+    """Whether the daemon can listen where `server` says, or does so already."""
+    if server.port == 0:
+        return ok("port", "any that is free")
+    where = f"{server.host}:{server.port}"
+    state = listener(server)
+    if state == "ours":
+        return ok("port", f"{where}, a daemon answers there")
+    if state == "free":
+        return _bindable(server, where)
+    who = owner(server.port)
+    if state == "silent":
+        advice = "it may be a daemon that hangs: see its log, then restart it (`service restart`)"
+        return problem("port", f"{where} is taken by {who}, which does not answer", advice)
+    advice = "end that program, or choose another port: server.port, or `serve --port`"
+    return problem("port", f"{where} is taken by {who}", advice)
+
+
+def listener(server: Server) -> str:
+    """State of the address: `ours`, `foreign` or `silent` by who listens there, else `free`."""
+    root = url_of(server.host, server.port).removesuffix("/v1")
+    headers = host_header(server)
+    try:
+        response = httpx.get(
+            f"{root}/health/live", headers=headers, timeout=_ANSWER_SECONDS, trust_env=False
+        )
+        is_ours = response.is_success and response.json() == {"status": "live"}
+    except httpx.ConnectError:
+        return "free"
+    except httpx.TimeoutException:
+        return "silent"
+    except (httpx.HTTPError, ValueError):
+        return "foreign"
+    return "ours" if is_ours else "foreign"
+
+
+def host_header(server: Server) -> dict[str, str]:
+    """`Host` header for a daemon that does not take its loopback address for its name."""
+    if not server.allowed_hosts or any(map(is_loopback, server.allowed_hosts)):
+        return {}
+    return {"Host": server.allowed_hosts[0]}
+
+
+def owner(port: int) -> str:
+    """Program that listens on `port`, as far as the system tells."""
+    if sys.platform == "darwin":
+        said = output_of(("lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc")) or ""
+        return owner_in_lsof(said)
+    sockets = dict(listening(port))
+    for pid, inode in _open_sockets(set(sockets)):
+        return f"{_name_of(pid)} (process {pid}, user {_user(sockets[inode])})"
+    return f"a program of user {_user(next(iter(sockets.values())))}" if sockets else "a program"
+
+
+def owner_in_lsof(said: str) -> str:
+    """Program in the output of `lsof -Fpc`: `p` is the process's id, `c` its command."""
+    fields = {line[0]: line[1:] for line in reversed(said.splitlines()) if line}
+    if "p" not in fields:
+        return "a program of another user"
+    return f"{fields.get('c', 'a program')} (process {fields['p']})"
+
+
+def listening(port: int, root: Path = Path("/")) -> Iterator[tuple[str, int]]:
+    """Inode and user of each socket that listens on `port` (Linux)."""
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (root / "proc/net" / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            if words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
+                yield words[9], int(words[7])
+
+
+def _bindable(server: Server, where: str) -> Finding:
+    try:
+        bind(server).close()
+    except ConfigError as error:
+        return problem("port", str(error), "set server.host and server.port to what this user may")
+    return ok("port", f"{where} is free")
+
+
+def _open_sockets(inodes: set[str]) -> Iterator[tuple[int, str]]:
+    """Id and inode of each visible process that holds one of the sockets."""
+    for process in Path("/proc").glob("[0-9]*"):
+        for link in _links(process / "fd"):
+            if (inode := link.removeprefix("socket:[").removesuffix("]")) in inodes:
+                yield int(process.name), inode
+
+
+def _links(folder: Path) -> Iterator[str]:
+    """Targets of the links in `folder` that this user may see."""
+    with contextlib.suppress(OSError):
+        for link in folder.iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                yield os.readlink(link)
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "a program"
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def look_at_daemon(situation: Situation) -> list[Finding]:
+    """Whether a daemon runs; if it answers, its version and its health."""
+    server = situation.settings.server
+    state = listener(server) if server.port else "free"
+    if state == "silent":
+        return [problem("daemon", "something listens and does not answer", "see `port`")]
+    if state != "ours":
+        return [ok("daemon", "none runs with these settings")]
+    with client(server) as http:
+        return [version(http), health(http)]
+
+
+def client(server: Server) -> httpx.Client:
+    """HTTP client of the daemon of `server`, with an API key if this user may read one."""
+    headers = httpx.Headers(host_header(server))
+    headers.update(authorization(admin_key(server)))
+    return httpx.Client(
+        base_url=url_of(server.host, server.port).removesuffix("/v1"),
+        headers=headers,
+        timeout=_ANSWER_SECONDS,
+        trust_env=False,
+    )
+
+
+def admin_key(server: Server) -> str | None:
+    """API key that may see the status, else any; None without one that this user may read."""
+    if server.api_keys or not server.api_key_file:
+        return next(iter(server.api_keys), None)
+    try:
+        entries = key_file.read(expanded(server.api_key_file)).values()
+    except ConfigError:
+        return None
+    return max(entries, key=lambda entry: entry.admin).key
+
+
+def version(http: httpx.Client) -> Finding:
+    """Whether the daemon is of this program's version."""
+    running = _json(http, "/api/version").get("vlm_server")
+    if running is None:
+        return warning("daemon version", "unknown", "it needs an API key: pass its --config")
+    if running != __version__:
+        text = f"{running} runs; this is {__version__}"
+        return warning("daemon version", text, "restart the daemon: vlm-server service restart")
+    return ok("daemon version", str(running))
+
+
+def health(http: httpx.Client) -> Finding:
+    """Whether the daemon is ready, and how often its engine has ended."""
+    ready = _json(http, "/health/ready")
+    state = str(ready.get("status", "unknown"))
+    engine = _json(http, "/v1/status").get("engine") or {}
+    restarts = int(engine.get("restarts") or 0)
+    text = f"{state}, {restarts} engine restarts" if engine else state
+    if state == "failed":
+        return problem("daemon", text, "its log says why it can't load its model")
+    if state != "ready":
+        progress = ready.get("progress") or {}
+        stage = f": {progress['stage']} ({progress['fraction']:.0%})" if progress else ""
+        return warning("daemon", f"{text}{stage}", "wait; if it stays so, see its log")
+    if restarts:
+        reasons = ", ".join(_reasons(engine))
+        advice = "see its log for the time of each, and send a report with an issue"
+        return warning("daemon", f"{text} ({reasons})" if reasons else text, advice)
+    if told := ready.get("warnings"):
+        return warning("daemon", f"ready, and warns: {'; '.join(map(str, told))}", "see its log")
+    return ok("daemon", text)
+
+
+def _reasons(engine: Mapping[str, Any]) -> list[str]:
+    ends = engine.get("ends") or []
+    return [str(end.get("reason", "?")) for end in ends if isinstance(end, dict)][-3:]
+
+
+def _json(http: httpx.Client, path: str) -> dict[str, Any]:
+    """JSON object at `path`; empty if this user may see none."""
+    try:
+        found = http.get(path).json()
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def service(manager: ServiceManager) -> Finding:
+    """Whether the installed service starts this version, and runs."""
+    check = "service"
+    try:
+        words = manager.read_words()
+    except FileNotFoundError:
+        return ok(check, "not installed (`vlm-server service install` does that)")
+    except (OSError, ValueError, KeyError) as error:
+        return problem(check, f"{manager.path} can't be read: {error}", _AGAIN)
+    if not words:
+        return problem(check, f"{manager.path} starts nothing", _AGAIN)
+    program = Path(words[0])
+    if not os.access(program, os.X_OK):
+        return problem(check, f"it starts {program}, which is not there", _AGAIN)
+    version = version_of(program)
+    if version != __version__:
+        text = f"it starts {program}, version {version or 'unknown'}; this is {__version__}"
+        return warning(check, text, _AGAIN)
+    if not manager.is_running():
+        advice = "see its log (docs/service.md), then `vlm-server service install` starts it anew"
+        return problem(check, f"installed, and not running: {manager.path}", advice)
+    return ok(check, f"installed and running, version {version}")
+
+
+def version_of(program: Path) -> str | None:
+    """Version that `program --version` prints; None if it fails."""
+    words = (output_of((str(program), "--version"), 20.0) or "").split()
+    return words[-1] if words else None

@@ -1,0 +1,149 @@
+"""Checks of the device that models run on: MLX, its drivers, its BLAS, the memory it may wire."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from vlm_server import __version__
+from vlm_server.cli.doctor.findings import Finding, ok, output_of, problem, warning
+from vlm_server.cli.doctor.situation import Situation
+from vlm_server.cli.text import binary_size
+from vlm_server.platform.private_folder import PrivateFolder
+from vlm_server.settings import Engine, Memory
+from vlm_server.supervisor import environment
+from vlm_server.supervisor.device_probe import DeviceReport, probe
+
+PROBE_SECONDS = 60.0
+_DISTRIBUTION = "vlm-server"
+_SHOWN = ("mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-vlm")
+
+
+def look(situation: Situation) -> list[Finding]:
+    """Checks of versions, device, BLAS, and on macOS of the wired limit."""
+    wants_openblas = situation.settings.engine.openblas == "auto"
+    found = tried(situation.settings.engine)
+    system = platform.system()
+    findings = [versions(), device(found, has_nvidia_gpu=nvidia_driver() is not None)]
+    if found.kind == "cpu" and system == "Linux":
+        findings.append(blas(found, wants_openblas=wants_openblas))
+    if system == "Darwin":
+        limit = output_of(("sysctl", "-n", "iogpu.wired_limit_mb"))
+        findings.append(wired_limit(limit, situation.settings.memory, found))
+    return findings
+
+
+def tried(settings: Engine) -> DeviceReport:
+    """Device as an engine would find it, in an engine's environment."""
+    private = PrivateFolder()
+    try:
+        added = environment.for_models(private, settings)
+        return probe(added, PROBE_SECONDS)
+    except OSError as error:
+        return DeviceReport(step="make a private folder", fault=str(error))
+    finally:
+        private.close()
+
+
+def versions() -> Finding:
+    """Whether the installed packages are those that this version was made for."""
+    shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := _version(name)))
+    text = f"vlm-server {__version__}, {shown or 'no mlx'}"
+    if wrong := wrong_versions():
+        advice = "install again: pip install --force-reinstall vlm-server, or scripts/setup"
+        return problem("versions", f"{text}; {', '.join(wrong)}", advice)
+    return ok("versions", text)
+
+
+def wrong_versions(distribution: str = _DISTRIBUTION) -> list[str]:
+    """Packages that are missing, or of another version than `distribution` requires."""
+    try:
+        needed = metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        return []  # run from a folder, without installing
+    wrong = []
+    for text in needed:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = _version(requirement.name)
+        if version is None:
+            wrong.append(f"{requirement.name} is missing")
+        elif not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} is {version}, and {requirement.specifier} is needed")
+    return wrong
+
+
+def device(found: DeviceReport, *, has_nvidia_gpu: bool) -> Finding:
+    """Whether there is a device, and the best of this machine."""
+    if found.fault:
+        return problem("device", f"could not {found.step}: {found.fault}", _advice(found.step))
+    size = f"{binary_size(found.memory_bytes)}, of which {binary_size(found.suitable_bytes)} suit"
+    text = f"{found.kind} ({found.name}), {size}; {found.gflops:.0f} GFLOP/s in float32"
+    if has_nvidia_gpu and found.kind == "cpu":
+        advice = "install MLX for it: scripts/setup cuda, or pip install 'vlm-server[cuda]'"
+        return warning("device", f"{text}; an NVIDIA GPU is here and not used", advice)
+    if found.kind == "cuda":
+        text += f"; driver {nvidia_driver() or 'unknown'}"
+    return ok("device", text)
+
+
+def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
+    """Whether OpenBLAS does the work of a Linux CPU."""
+    if not found.gflops:
+        return warning("blas", "not tried, as the device does not work", "see `device`")
+    preloaded = [file for file in found.blas if "openblas" in file.lower()]
+    speed = f"{found.gflops:.0f} GFLOP/s"
+    if preloaded:
+        return ok("blas", f"OpenBLAS, {preloaded[0]}, {speed}")
+    slow = f"MLX's reference BLAS, {speed}: models run many times slower than with OpenBLAS"
+    if not wants_openblas:
+        return warning("blas", slow, "engine.openblas is off: set it to auto")
+    return warning("blas", slow, "pip install cmeel-openblas, or apt install libopenblas0-pthread")
+
+
+def wired_limit(said: str | None, memory: Memory, found: DeviceReport) -> Finding:
+    """Memory that a Mac's GPU may use: `said` is `iogpu.wired_limit_mb`, None if there is no such
+    limit."""
+    limit_mb = int(said) if said and said.strip().isdecimal() else 0
+    allowed = limit_mb << 20 if limit_mb else found.suitable_bytes
+    chosen = f"iogpu.wired_limit_mb is {limit_mb}" if limit_mb else "the system's own choice"
+    text = f"the GPU may use {binary_size(allowed)} ({chosen})"
+    if limit_mb and found.memory_bytes and allowed > found.memory_bytes * 9 // 10:
+        advice = "leave the system a tenth: sudo sysctl iogpu.wired_limit_mb=0 is its own choice"
+        return warning("wired limit", text, advice)
+    limit_bytes = memory.limit_on(found.memory_bytes)
+    if allowed and limit_bytes > allowed:
+        needed = limit_bytes >> 20
+        advice = f"lower memory.limit_bytes, or: sudo sysctl iogpu.wired_limit_mb={needed}"
+        return warning("wired limit", f"{text}, less than memory.limit_bytes", advice)
+    return ok("wired limit", text)
+
+
+def nvidia_driver() -> str | None:
+    """Version of NVIDIA's driver; None without a GPU of theirs."""
+    words = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    said = (output_of(words) or "").strip()
+    return said.splitlines()[0] if said else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _advice(step: str) -> str:
+    if step.startswith("import"):
+        if platform.system() == "Linux":
+            return "install a backend: scripts/setup, or pip install 'vlm-server[cpu]' or [cuda]"
+        return "install again: scripts/setup, or pip install --force-reinstall vlm-server"
+    if step.startswith("multiply"):
+        return "update the driver; on a CPU, set engine.openblas to off and try again"
+    return "see that programs can be started here: memory, processes, a temporary folder"

@@ -1,0 +1,99 @@
+"""Findings of the doctor's checks. A check has a time limit and can't stop the others."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import msgspec
+
+from vlm_server.cli.doctor.situation import Situation
+
+Level = Literal["ok", "warning", "problem"]
+
+
+T = TypeVar("T")
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Result of a check. `text` and `advice` are one line each; without advice all is well.
+
+    A `problem` keeps the daemon from working as the settings say; a `warning` does not.
+    """
+
+    check: str
+    level: Level
+    text: str
+    advice: str = ""
+
+
+def ok(check: str, text: str) -> Finding:
+    """A finding with nothing to do."""
+    return Finding(check, "ok", text)
+
+
+def warning(check: str, text: str, advice: str) -> Finding:
+    """A finding of what works, but not as well or as safely as it could."""
+    return Finding(check, "warning", text, advice)
+
+
+def problem(check: str, text: str, advice: str) -> Finding:
+    """A finding of what does not work."""
+    return Finding(check, "problem", text, advice)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check: a function that looks at one thing, and the seconds that it may take."""
+
+    name: str
+    look: Callable[[Situation], Finding | Sequence[Finding]]
+    seconds: float = 20.0
+
+    def run(self, situation: Situation) -> Sequence[Finding]:
+        """Findings; one that is a problem if the check fails or takes too long."""
+        found = within(self.seconds, lambda: self._look(situation))
+        if found is None:
+            advice = "something that it asks does not answer: a disk, the daemon, a system service"
+            found = problem(self.name, f"no result within {self.seconds:.0f} s", advice)
+        return [found] if isinstance(found, Finding) else found
+
+    def _look(self, situation: Situation) -> Finding | Sequence[Finding]:
+        try:
+            return self.look(situation)
+        except Exception as error:  # noqa: BLE001  what is broken must not hide the rest
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            return problem(self.name, f"could not be checked: {text}", "please report this")
+
+
+def within(seconds: float, function: Callable[[], T]) -> T | None:
+    """Result of `function`; None if it takes longer.
+
+    A function that hangs, as on a network disk, is left behind in its thread.
+    """
+    returned: list[T] = []
+    thread = threading.Thread(target=lambda: returned.append(function()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return returned[0] if returned else None
+
+
+def output_of(
+    words: Sequence[str], seconds: float = 10.0, environment: Mapping[str, str] | None = None
+) -> str | None:
+    """Output of a program; None if it is missing, fails, or takes longer."""
+    try:
+        done = subprocess.run(
+            words,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None

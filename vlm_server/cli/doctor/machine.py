@@ -1,0 +1,198 @@
+"""Checks of the machine: chip, memory, system, Python, and room on its disks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from vlm_server.cli.doctor.findings import Finding, ok, output_of, problem, warning
+from vlm_server.cli.doctor.situation import Situation
+from vlm_server.cli.text import binary_size
+from vlm_server.platform import machine
+from vlm_server.platform.private_folder import caches_folder
+from vlm_server.settings import MIB
+from vlm_server.settings.paths import expanded
+
+_LEAST_BYTES = 1 << 30
+_LITTLE_BYTES = 2 << 30
+_OLDEST_MACOS = 14
+_OLDEST_PYTHON = (3, 11)
+_SUPPORTED = {("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64")}
+_MODEL_BYTES = 5 << 30
+_STATE_BYTES = 64 * MIB
+
+
+def look_at_machine(_: Situation) -> list[Finding]:
+    """Checks of chip, memory, system and Python."""
+    available = available_bytes(Path("/"))
+    return [
+        chip(platform.system(), platform.machine()),
+        memory(_physical_bytes(), machine.memory_bytes(), available),
+        system(platform.system(), macos_version()),
+        python(sys.version_info[:3], sys.maxsize),
+    ]
+
+
+def chip(name: str, architecture: str) -> Finding:
+    """Whether MLX supports the chip. `name` and `architecture` are those of `platform`."""
+    model = _chip_name(name) or architecture
+    cpus, used = os.cpu_count() or 1, machine.num_cpus()
+    text = f"{model} ({architecture}), {cpus} processors" + (
+        f", of which {used} may be used" if used < cpus else ""
+    )
+    if name == "Darwin" and architecture != "arm64":
+        is_translated = (output_of(("sysctl", "-n", "sysctl.proc_translated")) or "").strip() == "1"
+        advice = (
+            "this Python is for Intel and runs translated: install one for arm64"
+            if is_translated
+            else "MLX needs Apple silicon: use a Mac with it, or Linux"
+        )
+        return problem("chip", text, advice)
+    if (name, architecture) not in _SUPPORTED:
+        return problem("chip", text, "MLX has packages for Apple silicon, Linux x86_64 and aarch64")
+    return ok("chip", text)
+
+
+def memory(physical: int, allowed: int, available: int | None) -> Finding:
+    """Whether memory suffices: bytes of the machine, bytes left by control groups, bytes free now
+    (None if unknown)."""
+    text = binary_size(physical)
+    if allowed < physical:
+        text += f", of which a control group allows {binary_size(allowed)}"
+    if available is not None:
+        text += f"; {binary_size(available)} free now"
+    if allowed < _LEAST_BYTES:
+        return problem("memory", text, "give it 1 GiB or more: the program itself needs half of it")
+    if available is not None and available < _LITTLE_BYTES:
+        return warning("memory", text, "end other programs before a model is loaded")
+    return ok("memory", text)
+
+
+def system(name: str, macos: str) -> Finding:
+    """Whether MLX supports the system. `macos` is its version, empty elsewhere."""
+    text = f"{_system_name(name)}, kernel {platform.release()}"
+    if name == "Darwin" and macos and int(macos.partition(".")[0]) < _OLDEST_MACOS:
+        return problem("system", text, f"MLX needs macOS {_OLDEST_MACOS} or newer: update it")
+    return ok("system", text)
+
+
+def python(version: tuple[int, ...], largest: int) -> Finding:
+    """Whether this Python is new enough, and has 64 bits. `largest` is `sys.maxsize`."""
+    text = f"{'.'.join(map(str, version))}, {sys.executable}"
+    if version[:2] < _OLDEST_PYTHON or largest < 1 << 32:
+        return problem("python", text, "install a 64-bit Python 3.11 or newer")
+    return ok("python", text)
+
+
+def available_bytes(root: Path) -> int | None:
+    """Memory that can be had without swapping, in bytes, where the system says so (Linux)."""
+    try:
+        text = (root / "proc/meminfo").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _chip_name(name: str) -> str:
+    if name == "Darwin":
+        return (output_of(("sysctl", "-n", "machdep.cpu.brand_string")) or "").strip()
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def macos_version() -> str:
+    """Version of macOS, empty elsewhere. `sw_vers` is asked, since macOS 26 calls itself 16 to a
+    Python that was built for an older one."""
+    if platform.system() != "Darwin":
+        return ""
+    told = (output_of(("sw_vers", "-productVersion")) or "").strip()
+    return told or platform.mac_ver()[0]
+
+
+def _system_name(name: str) -> str:
+    if name == "Darwin":
+        return f"macOS {macos_version()}"
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return name
+
+
+def look_at_disks(situation: Situation) -> list[Finding]:
+    """Checks of room for models, state, temporary files, and the disk cache if there is one."""
+    caches = caches_folder(situation.home)
+    cache = situation.settings.cache
+    findings = [
+        models(expanded(constants.HF_HUB_CACHE)),
+        room("disk for state", caches, _STATE_BYTES, "make room, or set XDG_CACHE_HOME"),
+        room("disk for temporary files", temporary_folder(), _STATE_BYTES, "set TMPDIR to another"),
+    ]
+    if cache.disk_bytes:
+        folder = expanded(cache.disk_path) if cache.disk_path else caches / "vlm-server"
+        wanted = max(0, cache.disk_bytes - _size(folder))
+        advice = "free some, or set cache.disk_bytes or cache.disk_path: less is stored until then"
+        findings.append(room("disk for caches", folder, wanted, advice))
+    return findings
+
+
+def models(folder: Path) -> Finding:
+    """Whether there is room where downloads go."""
+    advice = "a 4-bit model takes 3 GB and more: free some, or set HF_HOME to another disk"
+    return room("disk for models", folder, _MODEL_BYTES, advice)
+
+
+def room(check: str, folder: Path, wanted: int, advice: str) -> Finding:
+    """Whether `folder`, which need not exist yet, can be written to and has `wanted` bytes free."""
+    there = nearest(folder)
+    free, inodes = free_in(there)
+    text = f"{folder}, {binary_size(free)} free"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return warning(check, f"{text}; it can't be written to", advice)
+    if inodes == 0:
+        return problem(check, f"{text}, but no file more fits (inodes)", "delete files there")
+    if free < min(wanted, _STATE_BYTES):
+        return problem(check, f"{text}: it is full", advice)
+    if free < wanted:
+        return warning(check, f"{text}, less than {binary_size(wanted)}", advice)
+    return ok(check, text)
+
+
+def temporary_folder() -> Path:
+    """Folder of temporary files; the root if there is none."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return Path("/")
+
+
+def nearest(folder: Path) -> Path:
+    """`folder` if it exists, else the innermost folder around it that does."""
+    for each in (folder, *folder.parents):
+        if os.path.isdir(each):
+            return each
+    return Path("/")
+
+
+def free_in(folder: Path) -> tuple[int, int | None]:
+    """Bytes and files that may be written; None where a file system does not count files."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

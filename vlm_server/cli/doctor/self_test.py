@@ -1,0 +1,94 @@
+"""The self-test: one question about a drawn picture, to the running daemon or one of its own."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+from vlm_server.cli import options
+from vlm_server.cli.client.daemon import Daemon, running_daemon, url_of
+from vlm_server.cli.client.pictures import answer_about, drawn
+from vlm_server.cli.doctor.daemon import admin_key, host_header, listener
+from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
+from vlm_server.cli.doctor.situation import Situation
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.errors import VlmServerError
+
+CHECK = "self-test"
+ANSWER_SECONDS = 120.0
+_STOP_SECONDS = 20.0
+_MAX_SHOWN_CHARS = 80
+_EXPECTED = "circle"
+
+
+def look(situation: Situation) -> Finding:
+    """Answer of the running daemon, else of the settings' model if it is on this machine."""
+    server = situation.settings.server
+    if server.port and listener(server) == "ours":
+        if host_header(server):
+            advice = "add 127.0.0.1 to server.allowed_hosts: `ask` needs it, too"
+            return warning(CHECK, "not done: the daemon refuses 127.0.0.1 as its name", advice)
+        return _of_running(url_of(server.host, server.port), admin_key(server))
+    if situation.fault:
+        return look_embedded(situation)
+    path = situation.model.path
+    if situation.model_fault or (path and not Path(path).is_dir()):
+        return warning(CHECK, "not done: the model is not here", "see `model`, or try --embedded")
+    return of_own(situation.arguments, situation.settings.engine.start_timeout_seconds)
+
+
+def look_embedded(_: Situation) -> Finding:
+    """Answer of the embedded model with the default settings, whatever runs here."""
+    return of_own(options.parse_settings([]), ANSWER_SECONDS)
+
+
+def of_own(arguments: argparse.Namespace, start_seconds: float) -> Finding:
+    """Answer of a daemon with the settings of `arguments`, started here and ended afterwards."""
+    began = time.monotonic()
+    with tempfile.TemporaryFile() as log:
+        try:
+            key = admin_key(options.load_settings(arguments).server)
+            own = running_daemon(options.settings_arguments(arguments), _STOP_SECONDS, log)
+            with own as url, Daemon(url, key) as daemon:
+                daemon.wait_ready(start_seconds)
+                return _asked(daemon, f"loaded in {time.monotonic() - began:.1f} s, ")
+        except VlmServerError as error:
+            said = _last_line(log)
+            text = f"{error}: {said}" if said else str(error)
+            return problem(CHECK, text, "see the findings above; --report has more")
+
+
+def _of_running(url: str, key: str | None) -> Finding:
+    try:
+        with Daemon(url, key) as daemon:
+            if not daemon.is_ready():
+                return warning(CHECK, "not done: the daemon is not ready", "see `daemon`")
+            return _asked(daemon, "the running daemon ")
+    except VlmServerError as error:
+        return problem(CHECK, str(error), "see `daemon`, and its log")
+
+
+def _asked(daemon: Daemon, before: str) -> Finding:
+    """Whether the answer is right. Raises CommandFailed if there is none."""
+    began = time.monotonic()
+    try:
+        answer = answer_about(next(drawn()), daemon, ANSWER_SECONDS)
+    except TimeoutError:
+        raise CommandFailed(f"no answer within {ANSWER_SECONDS:.0f} s") from None
+    seconds = time.monotonic() - began
+    shown = " ".join(answer.split())[:_MAX_SHOWN_CHARS]
+    text = f"{before}answered {shown!r} about a red circle in {seconds:.1f} s"
+    if _EXPECTED in answer.lower():
+        return ok(CHECK, text)
+    advice = "try others: `vlm-server models check`; small models may be wrong, broken ones always"
+    return warning(CHECK, text, advice)
+
+
+def _last_line(log: IO[bytes]) -> str:
+    """Message with which the daemon ended."""
+    log.seek(0)
+    lines = log.read()[-8192:].decode(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("vlm-server: ")[:300] if lines else ""

@@ -1,0 +1,198 @@
+"""Checks of the settings, of the model that they name, and of who may read their files."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import os
+import stat
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from huggingface_hub import constants
+
+from vlm_server.api.http.access import keys
+from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
+from vlm_server.cli.doctor.situation import Situation
+from vlm_server.cli.text import binary_size
+from vlm_server.errors import ConfigError, ModelLoadError
+from vlm_server.hub.names import to_download
+from vlm_server.hub.survey import Survey, SurveyRequest, survey
+from vlm_server.platform.private_folder import of_this_user
+from vlm_server.settings import Server, Settings
+from vlm_server.settings.paths import allow_or_move, expanded, guarded_folder
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def settings(situation: Situation) -> Finding:
+    """Whether the settings are valid; of a file, every unknown name is listed, not only the
+    first."""
+    changed = len(situation.sources)
+    if not situation.fault:
+        where = f"{changed} set, from {situation.origin}" if changed else "all are defaults"
+        return ok("settings", f"valid; {where}")
+    unknown = list(unknown_names(situation.arguments.config))
+    return problem(
+        "settings",
+        "; ".join(unknown) or situation.fault,
+        "mend them; `vlm-server check-config` checks them, docs/configuration.md lists them. "
+        "The rest of this report uses the defaults",
+    )
+
+
+def unknown_names(path: Path | None) -> Iterator[str]:
+    """Names in a settings file for which there is no setting, each with the nearest that there
+    is."""
+    sections = {field.name: field for field in msgspec.structs.fields(Settings)}
+    for section, told in _table(path).items():
+        if section not in sections:
+            yield f"there is no section [{section}]{_nearest(section, sections)}"
+            continue
+        kind = type(sections[section].default)
+        if not (isinstance(told, dict) and issubclass(kind, msgspec.Struct)):
+            continue
+        known = [field.name for field in msgspec.structs.fields(kind)]
+        for key in told:
+            if key not in known:
+                yield f"there is no setting {section}.{key}{_nearest(key, known)}"
+
+
+def model(situation: Situation) -> Finding:
+    """Whether the model is here and fits, by the rules of loading; no weights are read."""
+    if situation.fault:
+        return warning("model", "not looked for, as the settings are not valid", "see `settings`")
+    if situation.model_fault:
+        advice = "mend model.path; `vlm-server models list` shows what is on this machine"
+        return problem("model", situation.model_fault, advice)
+    named = situation.model
+    if not named.path:
+        return ok("model", "the embedded one")
+    if to_download(named.path) is not None and not Path(named.path).is_dir():
+        advice = f"`vlm-server pull {named.path}` fetches it; `serve` does so by itself"
+        return warning("model", f"{named.path} is not on this machine", advice)
+    try:
+        found = asyncio.run(survey(SurveyRequest(named, situation.settings.memory)))
+    except ModelLoadError as error:
+        return problem("model", f"{named.name}: {error}", "see `device`")
+    return _judged(named.name, found)
+
+
+def _judged(name: str, found: Survey) -> Finding:
+    if found.refusal:
+        return problem("model", f"{name}: {found.refusal}", "`vlm-server models check` says more")
+    text = (
+        f"{name} ({found.family}, {found.quantization or 'unquantized'}): "
+        f"{binary_size(found.weight_bytes)} of {binary_size(found.limit_bytes)}, "
+        f"{found.fitting_tokens} of {found.context_tokens} tokens fit"
+    )
+    if not found.is_checked:
+        advice = "its answers may be wrong: compare them; docs/families.md lists what is checked"
+        return warning("model", f"{text}; no test covers this family", advice)
+    return ok("model", text)
+
+
+def _table(path: Path | None) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _nearest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def look_at_permissions(situation: Situation) -> list[Finding]:
+    """Checks of the files that exist."""
+    findings = [state_folder()]
+    if (path := situation.arguments.config) is not None:
+        has_keys = bool(situation.settings.server.api_keys)
+        findings.append(settings_file(path, has_keys=has_keys))
+    findings += guarded(situation)
+    if situation.settings.server.api_key_file:
+        findings.append(key_file(situation.settings.server))
+    token = expanded(constants.HF_TOKEN_PATH)
+    if os.path.lexists(token):
+        findings.append(secret_file("hub token", token))
+    return findings
+
+
+def guarded(situation: Situation) -> list[Finding]:
+    """Warnings for what the installed service reads from folders for which macOS asks its user
+    first.
+
+    It asks for each program: the doctor's own permission says nothing about the service.
+    """
+    if not situation.service.path.exists():
+        return []
+    named = [situation.arguments.config, *map(expanded, paths_of_models(situation.settings))]
+    paths = [path for path in named if path is not None and guarded_folder(path)]
+    text = "macOS may not let the service read what is in {}"
+    return [
+        warning("guarded folder", text.format(guarded_folder(path)), f"{path}: {allow_or_move()}")
+        for path in paths
+    ]
+
+
+def paths_of_models(settings: Settings) -> list[str]:
+    """Folders of models, and folders in which models are looked for."""
+    models = [settings.model, *settings.models.values()]
+    return [*(model.path for model in models if model.path), *settings.model.search_paths]
+
+
+def state_folder() -> Finding:
+    """Whether the folder of compiled kernels, from which they are executed, is this user's
+    alone."""
+    check = "state folder"
+    try:
+        return ok(check, f"{of_this_user()}, yours alone")
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    except RuntimeError as error:
+        text = str(error)
+    advice = "mend it, or set HOME or XDG_CACHE_HOME: each start compiles anew until then"
+    return warning(check, text, advice)
+
+
+def settings_file(path: Path, *, has_keys: bool) -> Finding:
+    """Whether this user can read the file, and no other user if it has keys."""
+    check = "settings file"
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+    except FileNotFoundError:
+        return problem(check, f"{path} is not there", "name the right file: --config FILE")
+    except OSError as error:
+        advice = f"let this user read it: chmod u+r {path}, or chown it"
+        return problem(check, f"can't read {path}: {error.strerror}", advice)
+    if not stat.S_ISREG(mode):
+        return problem(check, f"{path} is not a regular file", "name the right file: --config FILE")
+    if has_keys and mode & _OTHERS:
+        text = f"{path} has API keys, and others may read it"
+        return warning(check, text, f"chmod 600 {path}")
+    return ok(check, f"{path} can be read")
+
+
+def key_file(server: Server) -> Finding:
+    """Whether the daemon accepts the key file."""
+    try:
+        keys.check_settings(server)
+    except ConfigError as error:
+        return problem("key file", str(error), "mend it: the daemon does not start without it")
+    return ok("key file", f"{server.api_key_file}, yours alone")
+
+
+def secret_file(check: str, path: Path) -> Finding:
+    """Whether another program's file with a secret is this user's alone."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return warning(check, f"can't see {path}: {error.strerror}", "let this user read it")
+    if mode & _OTHERS:
+        return warning(check, f"{path} can be read by others", f"chmod 600 {path}")
+    return ok(check, f"{path}, yours alone")

@@ -1,0 +1,163 @@
+"""The daemon's log: its lines on a terminal and in a file, and bounds on both."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from vlm_server.errors import ConfigError
+from vlm_server.platform import log_lines
+from vlm_server.settings import Log, Settings, Sources
+
+MAX_BYTES = 10 << 20
+NUM_OLDER = 3
+_CLEAR_LINE = "\r\x1b[K"
+_ACCESS_LOGGER = "vlm_server.api"
+_LOADING_LOGGER = "vlm_server.supervisor.supervisor"
+_EASILY_REPEATED = (
+    "asyncio",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.sdk._shared_internal",
+    "uvicorn.error",
+    "vlm_server.api.http.connection.exchange",
+    "vlm_server.api.http.connection.protocol",
+    "vlm_server.api.parsing.body_parser",
+)
+"""Loggers of which any client could get any number of lines."""
+_MOST_KINDS = 256
+
+
+def for_a_person(settings: Settings, sources: Sources) -> Settings:
+    """`settings` with a quieter log if it goes to a terminal and its level was not chosen. Requests
+    are logged all the same."""
+    if not sys.stderr.isatty() or "log.level" in sources:
+        return settings
+    logging.getLogger(_ACCESS_LOGGER).setLevel(logging.INFO)
+    logging.getLogger(_LOADING_LOGGER).addFilter(_is_no_error)
+    return msgspec.structs.replace(
+        settings, log=msgspec.structs.replace(settings.log, level="warning")
+    )
+
+
+def has_started() -> None:
+    """Log errors of loading from now on: until here, they are the last line that `serve` prints."""
+    logging.getLogger(_LOADING_LOGGER).removeFilter(_is_no_error)
+
+
+def _is_no_error(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR
+
+
+def set_up_logging(log: Log) -> None:
+    """Send log lines to stderr; on a terminal they replace the progress line."""
+    handler = logging.StreamHandler(sys.stderr)
+    start = _CLEAR_LINE if sys.stderr.isatty() else ""
+    handler.setFormatter(log_lines.formatter(log.format, "front", start))
+    logging.basicConfig(level=log.level.upper(), handlers=[handler])
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))
+    rate = LogRate()
+    for name in _EASILY_REPEATED:
+        logging.getLogger(name).addFilter(rate)
+
+
+@dataclass(slots=True)
+class _Recent:
+    since: float
+    lines: int = 0
+    left_out: int = 0
+
+
+class LogRate(logging.Filter):
+    """Filter that passes `lines` lines of a kind within `seconds`, and counts the others in the
+    next one.
+
+    A kind is a logger, a level and the beginning of the text before its values are filled in.
+    """
+
+    def __init__(
+        self, lines: int = 5, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._lines = lines
+        self._seconds = seconds
+        self._clock = clock
+        self._kinds: dict[tuple[str, int, str], _Recent] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether `record` is written."""
+        kind, now = (record.name, record.levelno, str(record.msg)[:40]), self._clock()
+        recent = self._kinds.get(kind)
+        if recent is None:
+            if len(self._kinds) >= _MOST_KINDS:
+                self._kinds.clear()
+            recent = self._kinds[kind] = _Recent(now)
+        if now - recent.since >= self._seconds:
+            if recent.left_out:
+                record.msg = f"{record.msg} (and {recent.left_out} more like it)"
+            recent.since, recent.lines, recent.left_out = now, 0, 0
+        recent.lines += 1
+        if recent.lines > self._lines:
+            recent.left_out += 1
+            return False
+        return True
+
+
+class LogFile:
+    """Standard output and standard error, of this process and its children, in a file of bounded
+    size.
+
+    It is emptied once it is larger than `max_bytes`; its contents are then in `path.1`, and before
+    that in `path.2` and so on: launchd does not rotate logs, and newsyslog needs root. The file is
+    not replaced: children hold it open, at its end, wherever that is. A line that is written while
+    it is copied may be lost.
+    """
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES, num_older: int = NUM_OLDER) -> None:
+        """Raises ConfigError if the file can't be written."""
+        self._path = path
+        self._max_bytes = max_bytes
+        self._num_older = num_older
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise ConfigError(f"can't write {path}: {error.strerror}") from None
+        sys.stdout.flush()
+        for descriptor in (1, 2):
+            os.dup2(file, descriptor)
+        os.close(file)
+
+    def rotate_if_large(self) -> None:
+        """Start the file anew if it is large. What fails is tried again the next time."""
+        with contextlib.suppress(OSError):
+            if os.path.getsize(self._path) > self._max_bytes:
+                self._rotate()
+
+    def _rotate(self) -> None:
+        draft = self._path.with_name(f".{self._path.name}.draft")
+        with self._path.open("rb") as old, _private(draft) as new:
+            shutil.copyfileobj(old, new)
+        for number in range(self._num_older, 1, -1):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(self._older(number - 1), self._older(number))
+        draft.replace(self._older(1))
+        os.truncate(self._path, 0)
+
+    def _older(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+
+def _private(path: Path) -> BinaryIO:
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    return path.open("wb")

@@ -1,0 +1,242 @@
+"""Actions of `vlm-server models` and `pull`: list, check, download and remove checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vlm_server.cli import options
+from vlm_server.cli.client.daemon import Daemon, address_of, own_key, running_daemon
+from vlm_server.cli.client.pictures import answer_about, drawn
+from vlm_server.cli.exit_codes import CommandFailed
+from vlm_server.cli.log import set_up_logging
+from vlm_server.cli.progress import ProgressLine
+from vlm_server.cli.text import binary_size, did_you_mean, table
+from vlm_server.errors import ConfigError, ModelLoadError
+from vlm_server.hub import find, layout
+from vlm_server.hub.download import download, look_up
+from vlm_server.hub.messages import Plan, Progress, size_text
+from vlm_server.hub.names import HubName, to_download
+from vlm_server.hub.survey import Survey, SurveyRequest, check_plan, survey
+from vlm_server.settings import Settings
+
+
+def pull(arguments: argparse.Namespace) -> int:
+    """Download a model to the hub's cache, or its newest version. Raises VlmServerError."""
+    name = _hub_name(arguments.model)
+    settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
+    set_up_logging(settings.log)
+    progress = ProgressLine(sys.stderr)
+
+    async def approve(plan: Plan) -> None:
+        progress.clear()
+        size, missing = size_text(plan.total_bytes), size_text(plan.missing_bytes)
+        print(f"{plan.repo} at {plan.commit}: {len(plan.files)} files, {size}, {missing} to come")
+        await check_plan(settings.model, settings.memory, plan)
+
+    def show(seen: Progress) -> None:
+        progress.show(str(seen), seen.fraction)
+
+    try:
+        folder = asyncio.run(download(name, show, approve))
+    except KeyboardInterrupt:
+        print("Interrupted: what is here is kept, and pull goes on from there.", file=sys.stderr)
+        raise
+    finally:
+        progress.clear()
+    print(f"{name} is in {folder}\nServe it: vlm-server serve --model {name}")
+    return 0
+
+
+def list_models(arguments: argparse.Namespace) -> int:
+    """Print a table of the models that `serve --model` finds by name or a daemon serves, or their
+    names.
+
+    Raises CommandFailed if the daemon of `--url` does not answer.
+    """
+    settings = options.load_settings(arguments)
+    found = find.every(settings.model.search_paths)
+    if arguments.names:
+        print("\n".join(sorted({one.name for one in found})))
+        return 0
+    shown = [_listed(one) for one in found if _sees(one)]
+    names = {one["name"] for one in shown}
+    shown += [_begun(one) for one in find.unfinished() if one.name not in names]
+    states = _served(arguments, settings)
+    names = {one["name"] for one in shown}
+    shown += [_unknown(name) for name in states or () if name not in names]
+    for one in shown:
+        one["state"] = (states or {}).get(one["name"])
+    if arguments.json:
+        print(json.dumps(shown, indent=2))
+        return 0
+    if not shown:
+        print("No models are here. Get one: vlm-server pull ORG/NAME")
+        return 0
+    served = ("SERVED",) if states else ()
+    head = ("NAME", "SIZE", "FAMILY", "WEIGHTS", *served, "WHERE")
+    print(table([head, *(_row(one, with_state=bool(states)) for one in shown)]))
+    return 0
+
+
+def _served(arguments: argparse.Namespace, settings: Settings) -> dict[str, str] | None:
+    """State of each model that the daemon serves; None if none runs, or it does not say."""
+    with Daemon(*address_of(arguments, settings)) as daemon:
+        try:
+            if arguments.url or daemon.is_there():
+                return {str(one["name"]): str(one["state"]) for one in daemon.status()["models"]}
+        except CommandFailed:
+            if arguments.url:
+                raise
+    return None
+
+
+def _sees(found: find.Found) -> bool:
+    return layout.sees(layout.read_object(found.folder / layout.CONFIG))
+
+
+def _listed(found: find.Found) -> dict[str, Any]:
+    config = layout.read_object(found.folder / layout.CONFIG)
+    return {
+        "name": found.name,
+        "bytes": sum(path.stat().st_size for path in layout.weight_files(found.folder)),
+        "family": layout.family(config) or None,
+        "weights": layout.quantization(config) or None,
+        "place": found.place,
+        "folder": str(found.folder),
+        "complete": found.is_complete,
+    }
+
+
+def _begun(found: find.Found) -> dict[str, Any]:
+    """Entry of a download that was not finished."""
+    size = sum(path.stat().st_size for path in (found.folder / "blobs").iterdir())
+    about = {"family": None, "weights": None, "place": found.place, "folder": str(found.folder)}
+    return {"name": found.name, "bytes": size, **about, "complete": False}
+
+
+def _unknown(name: str) -> dict[str, Any]:
+    """Entry of a model that a daemon serves, and that is not found here by its name."""
+    about = dict.fromkeys(("bytes", "family", "weights", "place", "folder"))
+    return {"name": name, **about, "complete": True}
+
+
+def _row(one: dict[str, Any], *, with_state: bool) -> tuple[str, ...]:
+    where = (one["place"] if one["place"] == "hub cache" else one["folder"]) or "the daemon"
+    if not one["complete"]:
+        where = f"{one['place']} (not complete: vlm-server pull {one['name']})"
+    size = "?" if one["bytes"] is None else size_text(one["bytes"])
+    state = (one["state"] or "",) if with_state else ()
+    return (one["name"], size, one["family"] or "?", one["weights"] or "?", *state, where)
+
+
+def remove(arguments: argparse.Namespace) -> int:
+    """Remove a model from the hub's cache, as the cache's own tools would, once the user agrees."""
+    from vlm_server.hub import cached
+
+    name = _hub_name(arguments.model)
+    settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
+    plan = cached.removal(name)
+    if plan is None:
+        raise CommandFailed(_not_cached(name, settings))
+    print(f"{name}: {size_text(plan.size_bytes)} in {find.hub_cache()}")
+    for path in plan.paths:
+        print(f"  {path}")
+    if not arguments.yes and not _is_granted("Remove this? [y/N] "):
+        print("Nothing was removed.")
+        return 1
+    plan.execute()
+    if left := [str(path) for path in plan.paths if path.exists()]:
+        raise CommandFailed(f"could not remove {', '.join(left)}")
+    print(f"Removed {name}.")
+    return 0
+
+
+def _not_cached(name: HubName, settings: Settings) -> str:
+    found = find.find(str(name), settings.model.search_paths)
+    where = f"it is in {found.folder}, which you may remove yourself" if found else "it is not here"
+    return f"{name} is not in the hub's cache ({find.hub_cache()}): {where}"
+
+
+def _is_granted(question: str) -> bool:
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _hub_name(text: str) -> HubName:
+    if (name := HubName.parse(text)) is None:
+        close = did_you_mean(text, [one.name for one in find.every()])
+        raise ConfigError(
+            f"{text!r} is not a name of the hub (ORG/NAME or ORG/NAME@REVISION){close}"
+        )
+    return name
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Print facts about a model, and its answers. Raises ModelLoadError if it can't be served."""
+    settings = options.load_settings(arguments)
+    is_here = Path(settings.model.path).is_dir()
+    missing = None if is_here else to_download(settings.model.path)
+    found, plan = asyncio.run(examine(settings, missing))
+    for name, text in facts(settings, found, plan):
+        print(f"{name:<13} {text}")
+    if found.refusal:
+        raise ModelLoadError(found.refusal)
+    if plan is not None:
+        print(f"\nIt is not on this machine: vlm-server pull {arguments.model}")
+        return 0
+    if not arguments.no_load:
+        _load_and_ask(arguments, settings)
+    return 0
+
+
+async def examine(settings: Settings, missing: HubName | None) -> tuple[Survey, Plan | None]:
+    """Survey of the model of `settings`, with the download plan of the one that is `missing`."""
+    plan = await look_up(missing) if missing is not None else None
+    return await survey(SurveyRequest(settings.model, settings.memory, plan)), plan
+
+
+def facts(settings: Settings, found: Survey, plan: Plan | None) -> Iterator[tuple[str, str]]:
+    """Name and text of each line."""
+    yield "model", settings.model.name
+    if plan is not None:
+        size, missing = size_text(plan.total_bytes), size_text(plan.missing_bytes)
+        yield "on the hub", f"commit {plan.commit}, {size}, {missing} to download"
+    else:
+        yield "folder", settings.model.path
+    support = "checked" if found.is_checked else "not checked: answers may be wrong"
+    yield "family", f"{found.family or 'unknown'} ({support}: docs/families.md)"
+    yield "weights", found.quantization or "unknown"
+    allowed = f"{binary_size(found.limit_bytes)} may be used (memory.limit_bytes)"
+    yield "memory", f"{binary_size(found.memory_bytes)} on {found.device}, of which {allowed}"
+    if found.weight_bytes:
+        left = binary_size(max(0, found.limit_bytes - found.weight_bytes))
+        yield "needs", f"{binary_size(found.weight_bytes)} for its weights, which leaves {left}"
+    tokens = f"{found.context_tokens} tokens"
+    if found.fitting_tokens is None or found.kv_bytes is None:
+        yield "context", f"{tokens}; how many fit is known when the weights are here"
+    else:
+        room = binary_size(found.kv_bytes)
+        yield "context", f"{found.fitting_tokens} of {tokens} fit, which take {room}"
+
+
+def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Print a daemon's answers to all test questions. Raises CommandFailed."""
+    started = time.monotonic()
+    own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 10)
+    with own as url, Daemon(url, own_key(settings.server)) as daemon:
+        daemon.wait_ready(settings.engine.start_timeout_seconds)
+        print(f"\nLoaded in {time.monotonic() - started:.1f} s.")
+        for each in drawn():
+            asked = time.monotonic()
+            answer = answer_about(each, daemon)
+            seconds = time.monotonic() - asked
+            print(f"\n{each.shows}: {each.question}\n  {answer}  ({seconds:.1f} s)")

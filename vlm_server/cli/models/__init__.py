@@ -1,1 +1,0 @@
-"""`vlm-server models` and `vlm-server pull`: the checkpoints of this machine."""

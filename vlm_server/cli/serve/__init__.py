@@ -1,0 +1,1 @@
+"""`vlm-server serve`: the front process, its sockets, signals and new settings."""

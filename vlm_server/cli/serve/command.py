@@ -1,0 +1,84 @@
+"""`vlm-server serve`: its options."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlm_server.cli import options, usage
+from vlm_server.cli.usage import Manual
+
+if TYPE_CHECKING:
+    from vlm_server.cli.options import Commands
+
+_MANUAL = Manual(
+    examples=(
+        ("The small model that comes with the program", "vlm-server serve"),
+        (
+            "A model by its name, which is downloaded if it is not here",
+            "vlm-server serve --model mlx-community/Qwen3-VL-4B-Instruct-4bit",
+        ),
+        (
+            "Another port, and four answers at once",
+            "vlm-server serve --port 9000 --set scheduler.max_num_seqs=4",
+        ),
+    ),
+    environment=(*usage.HUB, *usage.TERMINAL),
+    files=(*usage.CONFIG_FILES, *usage.HUB_FILES),
+)
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "serve",
+        help="start the daemon",
+        description="Serves a model over HTTP until it is told to stop with Ctrl-C or SIGTERM: a "
+        "page for browsers at /, and the APIs of OpenAI, Anthropic and Ollama. Without --model it "
+        "is a small one that comes with the program. A model that is named and not on this "
+        "machine is downloaded.",
+    )
+    options.add_model_option(parser)
+    options.add_config_options(parser)
+    address = parser.add_argument_group("address")
+    address.add_argument("--host", help="address to listen on (server.host)")
+    address.add_argument("--port", type=int, help="TCP port, 0 for a free one (server.port)")
+    address.add_argument(
+        "--hosts",
+        metavar="FILE",
+        type=Path,
+        help="split the model over the machines in this hostfile (distributed.hosts)",
+    )
+    managed = parser.add_argument_group("for programs that start it")
+    managed.add_argument(
+        "--stop-at-eof", action="store_true", help="stop when standard input is closed"
+    )
+    managed.add_argument(
+        "--give-up-status",
+        metavar="STATUS",
+        type=int,
+        help="exit status if a restart would not help, instead of 2 or 3 (for launchd)",
+    )
+    managed.add_argument(
+        "--reload",
+        action="store_true",
+        help="start again, once answers are finished, at SIGHUP and when --config has changed",
+    )
+    managed.add_argument(
+        "--log-file", metavar="FILE", type=Path, help="write the log to FILE, and rotate it"
+    )
+    managed.add_argument(
+        "--launchd-socket",
+        metavar="NAME",
+        help="take over the sockets of this name in the LaunchAgent's file",
+    )
+    parser.set_defaults(run=run, keeps_log=True)
+    usage.add(parser, _MANUAL)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
+    from vlm_server.cli.serve import front  # takes a moment
+
+    return front.run(arguments)

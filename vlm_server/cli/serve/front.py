@@ -1,0 +1,195 @@
+"""The front process of `vlm-server serve`, which serves HTTP and keeps engines running.
+
+The order of starting and stopping is here; requests are handled in `api`, engine processes in
+`supervisor`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from vlm_server.api.app import create_app
+from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
+from vlm_server.api.http.errors import encode_openai as encode
+from vlm_server.api.http.tracing import start_tracer
+from vlm_server.api.parsing import body_parser
+from vlm_server.api.routes import OPERATIONS
+from vlm_server.cli import log, options
+from vlm_server.cli.client.daemon import url_of
+from vlm_server.cli.entry import discard_output
+from vlm_server.cli.progress import ProgressLine
+from vlm_server.cli.serve import greeting
+from vlm_server.cli.serve.listener import Listener, check_exposure, listen, where_it_listens
+from vlm_server.cli.serve.reload import (
+    Reloader,
+    Shutdown,
+    start_again,
+    stop_on_signals,
+    stop_when_input_ends,
+)
+from vlm_server.platform import backend, heap
+from vlm_server.platform.child.pool import ChildFailed
+from vlm_server.settings import Settings, Sources
+from vlm_server.supervisor.models.model_pool import ModelPool
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 10.0
+"""Time between two looks at the heap, the limit on open files, the log file and the settings
+file."""
+_MOST_FREE_BYTES = 4 << 20
+"""Free heap beyond which it is returned to the system."""
+_HOLD_SECONDS = 30.0
+"""Longest time that clients of an inherited socket wait for the model, rather than be told so."""
+_HOLD_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """Settings, sockets and files of this process."""
+
+    settings: Settings
+    sources: Sources
+    listener: Listener
+    reloader: Reloader | None
+    log_file: log.LogFile | None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
+    log_file = log.LogFile(arguments.log_file) if arguments.log_file else None
+    reloader = Reloader(arguments.config) if arguments.reload else None
+    settings, sources = options.load_settings_with_sources(arguments)
+    options.check_memory_limit(settings)
+    settings = log.for_a_person(settings, sources)
+    backend.check()
+    log.set_up_logging(settings.log)
+    heap.keep_bodies()
+    listener = listen(settings.server, os.environ, arguments.launchd_socket)
+    if reloader is not None:
+        reloader.check_with(settings, lambda: _load_for(listener, arguments))
+    server = where_it_listens(settings.server, listener)
+    settings = msgspec.structs.replace(settings, server=server)
+    process = _Process(settings, sources, listener, reloader, log_file)
+    if asyncio.run(serve(process, stop_at_eof=arguments.stop_at_eof)):
+        start_again(listener)
+    return 0
+
+
+def _load_for(listener: Listener, arguments: argparse.Namespace) -> Settings:
+    """New settings. Raises ConfigError if they can't be served on `listener`, and ModelLoadError if
+    their memory can't hold the model."""
+    settings = options.load_settings(arguments)
+    options.check_memory_limit(settings)
+    check_exposure(settings.server, listener)
+    return settings
+
+
+async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
+    """Serve HTTP until told to stop, then drain. Returns whether to start again.
+
+    Raises ModelLoadError.
+    """
+    settings, listener = process.settings, process.listener
+    tracer = start_tracer(settings.tracing, OPERATIONS)
+    stop = asyncio.Event()
+    end = Shutdown(stop.set)
+    stop_on_signals(end.stop)
+    if stop_at_eof:
+        stop_when_input_ends(end.stop)
+    if process.reloader is not None:
+        process.reloader.listen(end.start_again)
+    models = ModelPool(settings, on_progress=ProgressLine(sys.stderr).show)
+    parsing_pool = body_parser.start_pool(settings.limits)
+    with contextlib.suppress(ChildFailed):  # it is started when it is needed
+        await asyncio.to_thread(parsing_pool.warm_up)
+    app = create_app(settings, models, parsing_pool, tracer, process.sources)
+    server = HttpServer(http_config(app, settings, encode))
+    url = url_of(settings.server.host, listener.addresses[0][1])
+    _say(greeting.first_words(url, models.names[0], sys.stdout))
+    await models.start()
+    announcement = asyncio.create_task(announce(models, url, settings))
+    announcement.add_done_callback(lambda task: stop.set() if _has_failed(task) else None)
+    looking = asyncio.create_task(look_after(process, server))
+    http = asyncio.create_task(serve_http(server, listener, models, stop))
+    http.add_done_callback(lambda _: stop.set())
+    await stop.wait()
+    looking.cancel()
+    announcement.cancel()
+    if listener.is_inherited:  # who comes now is the next process's
+        await server.last_call(lambda: models.num_in_flight)
+        server.should_exit = True
+    else:
+        server.drain()
+    await models.stop()  # running requests finish or fail
+    server.should_exit = True
+    server.end_within(SLOW_READER_SECONDS)
+    await http
+    parsing_pool.close()
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)
+    with contextlib.suppress(asyncio.CancelledError):
+        await announcement
+    return end.is_restart
+
+
+async def serve_http(
+    server: HttpServer, listener: Listener, models: ModelPool, stop: asyncio.Event
+) -> None:
+    """Answer clients: on an inherited socket, where they wait in any case, once the model is
+    loaded, so that a restart fails none of them; but for at most `_HOLD_SECONDS`, and not for a
+    download."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_HOLD_SECONDS if listener.is_inherited else 0):
+            while models.is_starting and not stop.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(_HOLD_LOOK_SECONDS)
+    if not stop.is_set():
+        await server.serve(sockets=list(listener.sockets))
+
+
+async def look_after(process: _Process, server: HttpServer) -> None:
+    """Every `_LOOK_SECONDS`: return free heap to the system, rotate the log, apply new limits and
+    settings."""
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        server.look()
+        if heap.free_bytes() > _MOST_FREE_BYTES:
+            await asyncio.to_thread(heap.trim)
+        if process.log_file is not None:
+            await asyncio.to_thread(process.log_file.rotate_if_large)
+        if process.reloader is not None:
+            await process.reloader.look()
+
+
+async def announce(models: ModelPool, url: str, settings: Settings) -> None:
+    """Print the address once models are ready. Raises ModelLoadError if one can't be loaded."""
+    started = time.monotonic()
+    await models.wait_ready()
+    log.has_started()
+    if sys.stdout.isatty():
+        seconds = time.monotonic() - started
+        _say(greeting.invitation(url, seconds, settings, sys.stdout))
+    else:
+        _say(greeting.greeting(url, models.names[0], settings))
+
+
+def _say(text: str) -> None:
+    """Print `text`; an output that is closed or full keeps no client from being served."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        logger.warning("can't write the output: %s", error.strerror)
+        discard_output()
+
+
+def _has_failed(task: asyncio.Task[None]) -> bool:
+    return not task.cancelled() and task.exception() is not None

@@ -1,0 +1,81 @@
+"""The greeting of `vlm-server serve`: where the daemon listens, and how to ask it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from vlm_server import __version__
+from vlm_server.cli.client.pictures import red_circle_url
+from vlm_server.settings import Settings
+
+_DEFAULT_URL = "http://127.0.0.1:8000/v1"
+
+
+def first_words(url: str, model_name: str, stream: TextIO) -> str:
+    """Text while the model loads; for a program, the address in one line."""
+    if not stream.isatty():
+        return f"Listening on {url}"
+    bold = _style(stream, "1")
+    page = url.removesuffix("/v1")
+    rows = (("model", model_name), ("address", url), ("page", page))
+    lines = [f"  {name:<8} {bold(text)}" for name, text in rows]
+    return "\n".join([f"vlm-server {__version__}", "", *lines, ""])
+
+
+def invitation(url: str, seconds: float, settings: Settings, stream: TextIO) -> str:
+    """Text for a person at a terminal when the model is ready."""
+    words = [_program(), "ask"]
+    if url != _DEFAULT_URL:
+        words += ["--url", url]
+    if settings.server.needs_key:
+        words += ["--api-key-file", "FILE"]
+    command = shlex.join([*words, "picture.png"]) + ' "What is in this picture?"'
+    bold = _style(stream, "1")
+    return (
+        f"Ready after {seconds:.1f} s. Open the page, or ask from another terminal:\n\n"
+        f"  {bold(command)}\n\nCtrl-C stops the daemon."
+    )
+
+
+def _program() -> str:
+    """Name by which a shell finds the program."""
+    return "vlm-server" if shutil.which("vlm-server") else str(Path(sys.prefix, "bin/vlm-server"))
+
+
+def _style(stream: TextIO, code: str) -> Callable[[str], str]:
+    """Function that styles text, if `stream` is a terminal with styles."""
+    has_styles = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if not has_styles or os.environ.get("NO_COLOR"):
+        return str
+    return lambda text: f"\x1b[{code}m{text}\x1b[0m"
+
+
+def greeting(url: str, model_name: str, settings: Settings) -> str:
+    """Text for a program when the model is ready: the address, and an example request."""
+    return (
+        f"Ready: {model_name} is served at {url}\n\n"
+        f"Try it with a small image of a red circle:\n\n"
+        f"{example_request(url, model_name, with_key=settings.server.needs_key)}\n"
+    )
+
+
+def example_request(url: str, model_name: str, *, with_key: bool) -> str:
+    """`curl` command with an image, and a placeholder for an API key."""
+    image = {"type": "image_url", "image_url": {"url": red_circle_url()}}
+    text = {"type": "text", "text": "What shape is this?"}
+    messages = [{"role": "user", "content": [image, text]}]
+    body = {"model": model_name, "max_tokens": 64, "messages": messages}
+    headers = ["Content-Type: application/json"]
+    if with_key:
+        headers.append("Authorization: Bearer YOUR_KEY")
+    words = ["curl", f"{url}/chat/completions"]
+    for header in headers:
+        words += ["-H", header]
+    return shlex.join([*words, "-d", json.dumps(body)])

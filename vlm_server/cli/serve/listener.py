@@ -1,0 +1,254 @@
+"""The sockets that `serve` listens on: bound here, or inherited from a service manager.
+
+systemd, and `serve` itself when it starts again, hand sockets over by sd_listen_fds(3): they are
+the descriptors from 3 on, `LISTEN_FDS` says how many, and `LISTEN_PID` for which process.
+Connections wait in the kernel while nobody accepts, and are not refused. launchd has a call of its
+own, launch_activate_socket(3), which was not run on a Mac yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from vlm_server.errors import ConfigError, NotAvailable
+from vlm_server.settings import Server, is_loopback
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+_SEND_BUFFER_BYTES = 256 * 1024
+"""The system's send buffer of a connection. Data that a client leaves unread is bounded beyond
+it."""
+_PROBE_SECONDS = 1.0
+_FIRST = 3
+"""First descriptor that is handed over."""
+_MOST = 16
+_ABOVE = 64
+"""First of the descriptors that are in nobody's way."""
+
+_PASSING = frozenset(
+    {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH, socket.EAI_AGAIN}
+)
+"""Errors of an address that another program has, or that is not up yet."""
+_NONE = frozenset({errno.ENOENT, errno.ESRCH})
+"""Errors of a job without such sockets, or of a process that launchd did not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Listening sockets. Inherited ones stay open in `kept` for the next program."""
+
+    sockets: tuple[socket.socket, ...]
+    kept: tuple[socket.socket, ...] = ()
+
+    @property
+    def is_inherited(self) -> bool:
+        return bool(self.kept)
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Host and port of each socket."""
+        return [_address(each) for each in self.sockets]
+
+    def hand_over(self, environment: MutableMapping[str, str]) -> None:
+        """Give `kept` to the program that this process becomes by `exec`."""
+        high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for each in self.kept]
+        for number, descriptor in enumerate(high, start=_FIRST):
+            os.dup2(descriptor, number, inheritable=True)
+        if high:
+            environment["LISTEN_FDS"] = str(len(high))
+            environment["LISTEN_PID"] = str(os.getpid())
+
+
+def listen(server: Server, environment: MutableMapping[str, str], launchd: str | None) -> Listener:
+    """Sockets that were handed over, else one that is bound to `server.host` and `server.port`.
+
+    `launchd` is the name of the sockets in a LaunchAgent's file. Raises ConfigError for an address
+    that can't be used, for descriptors that are no listening TCP sockets, and for inherited sockets
+    that other machines can reach while no key is needed; NotAvailable if the address may be usable
+    later.
+    """
+    descriptors = _descriptors(environment) or (activate(launchd) if launchd else [])
+    if not descriptors:
+        return Listener((bind(server),))
+    kept = tuple(_adopt(each) for each in descriptors)
+    listener = Listener(tuple(each.dup() for each in kept), kept)
+    check_exposure(server, listener)
+    return listener
+
+
+def check_exposure(server: Server, listener: Listener) -> None:
+    """Raises ConfigError if other machines can reach an inherited socket, and need no key."""
+    for host, port in listener.addresses if listener.is_inherited else ():
+        if not is_loopback(host) and not server.needs_key:
+            raise ConfigError(
+                f"the inherited socket {host}:{port} can be reached from other machines: "
+                "set server.api_key_file or server.api_keys, or listen on 127.0.0.1"
+            )
+
+
+def where_it_listens(server: Server, listener: Listener) -> Server:
+    """`server` with the address of `listener`, and a warning, if it inherited another address."""
+    if not listener.is_inherited or is_at(server, listener.addresses):
+        return server
+    host, port = listener.addresses[0]
+    logger.warning(
+        "listening on %s:%d, the socket that the service manager keeps open, and not on %s:%d as "
+        "the settings say: 'vlm-server service install' moves it",
+        *(host, port, server.host, server.port),
+    )
+    return msgspec.structs.replace(server, host=host, port=port)
+
+
+def is_at(server: Server, addresses: Sequence[tuple[str, int]]) -> bool:
+    """Whether the address in the settings is one of `addresses`."""
+    try:
+        return (numeric(server.host), server.port) in addresses
+    except OSError:
+        return False
+
+
+def numeric(host: str) -> str:
+    """IP address of `host`; a name is looked up, IPv4 first. Raises OSError if it is unknown."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return _looked_up(host)
+
+
+def _looked_up(host: str) -> str:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError:  # it has a part that is empty, or too long
+        raise socket.gaierror(socket.EAI_NONAME, "it is no host's name") from None
+    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
+
+
+def bind(server: Server) -> socket.socket:
+    """Listening socket. Raises ConfigError if the address can't be used, NotAvailable if it may be
+    usable later.
+
+    The protocol is set to TCP explicitly, unlike in `socket.create_server`: only then does asyncio
+    set TCP_NODELAY. Without it the deltas of a stream are delayed by up to 40 ms.
+    """
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        _check_nobody_answers(family, server)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _set_for_connections(listener)
+        listener.bind((server.host, server.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        reason = str(error.strerror).partition(" (")[0]
+        kind = NotAvailable if error.errno in _PASSING else ConfigError
+        raise kind(
+            f"can't listen on {server.host}:{server.port}: {reason}; choose with --host and --port"
+        ) from None
+    return listener
+
+
+def _check_nobody_answers(family: socket.AddressFamily, server: Server) -> None:
+    """Raises OSError, EADDRINUSE, if another program answers at the address.
+
+    With SO_REUSEADDR, macOS binds 127.0.0.1:8000 beside another program's *:8000 without a word.
+    """
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_SECONDS)
+        is_open = server.port and probe.connect_ex((server.host, server.port)) == 0
+        if is_open and probe.getsockname() != probe.getpeername():  # else it has met itself
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _set_for_connections(listener: socket.socket) -> None:
+    """Set options that connections inherit on every system."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+
+
+def _descriptors(environment: MutableMapping[str, str]) -> list[int]:
+    """Descriptors handed to this process; their variables are removed, so that no child reads
+    them."""
+    count, pid = environment.pop("LISTEN_FDS", ""), environment.pop("LISTEN_PID", "")
+    environment.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()):
+        return []
+    if not (count.isdecimal() and int(count) <= _MOST):
+        raise ConfigError(f"LISTEN_FDS is {count!r}, not a number of at most {_MOST}")
+    return list(range(_FIRST, _FIRST + int(count)))
+
+
+def _adopt(descriptor: int) -> socket.socket:
+    try:
+        os.set_inheritable(descriptor, False)
+        with socket.socket(fileno=os.dup(descriptor)) as probe:
+            family, kind = probe.family, probe.type
+            is_listening = _is_listening(probe)
+    except OSError:
+        is_listening, family, kind = False, socket.AF_UNSPEC, socket.SOCK_STREAM
+    is_tcp = family in (socket.AF_INET, socket.AF_INET6) and kind == socket.SOCK_STREAM
+    if not (is_tcp and is_listening):
+        raise ConfigError(f"the inherited descriptor {descriptor} is no listening TCP socket")
+    adopted = socket.socket(family, kind, socket.IPPROTO_TCP, fileno=descriptor)
+    _set_for_connections(adopted)
+    return adopted
+
+
+def _is_listening(probe: socket.socket) -> bool:
+    """Whether a TCP socket accepts connections. Raises OSError for what is no socket.
+
+    macOS does not answer that question (XNU knows no SO_ACCEPTCONN), and an accept would take a
+    client's connection: there, a socket with an address and without a peer is taken for one.
+    """
+    try:
+        return bool(probe.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+    try:
+        probe.getpeername()
+    except OSError as error:
+        return error.errno == errno.ENOTCONN and _address(probe)[1] != 0
+    return False
+
+
+def _address(listener: socket.socket) -> tuple[str, int]:
+    host, port = listener.getsockname()[:2]
+    return str(host), int(port)
+
+
+def activate(name: str, library: Any = None) -> list[int]:
+    """Descriptors of the sockets `name` in launchd's file of this job; none if it has no such
+    sockets.
+
+    They can be had once in a process's life. `library` has launch_activate_socket, libSystem by
+    default. Raises ConfigError.
+    """
+    library = library or ctypes.CDLL(None)
+    descriptors = ctypes.POINTER(ctypes.c_int)()
+    count = ctypes.c_size_t()
+    try:
+        call = library.launch_activate_socket
+    except AttributeError:
+        raise ConfigError("--launchd-socket: only macOS has launchd") from None
+    code = call(name.encode(), ctypes.byref(descriptors), ctypes.byref(count))
+    if code in _NONE:
+        return []
+    if code:
+        raise ConfigError(f"launchd does not hand over the socket {name!r}: {os.strerror(code)}")
+    found = [descriptors[index] for index in range(count.value)]
+    free = library.free
+    free.argtypes = [ctypes.c_void_p]
+    free(ctypes.cast(descriptors, ctypes.c_void_p))
+    return found
