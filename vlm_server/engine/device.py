@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from vlm_server.platform.process_memory import be_killed_first
+from vlm_server.platform.footprint import be_killed_first
 from vlm_server.supervisor.device_probe import DeviceReport
 
 

@@ -11,7 +11,7 @@ import msgspec
 from vlm_server.engine.memory.governor import MIB
 from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.platform import backend
-from vlm_server.platform.process_memory import be_killed_first
+from vlm_server.platform.footprint import be_killed_first
 
 
 def main() -> None:

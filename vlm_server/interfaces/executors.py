@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.interfaces.plan import EncodeWork, LoadWork, PrepareWork, SchedulerOutput
 from vlm_server.interfaces.prompts import Prepared, PreparedPrompt
-from vlm_server.interfaces.result import StepResult
+from vlm_server.interfaces.step import (
+    EncodeWork,
+    LoadWork,
+    PrepareWork,
+    SchedulerOutput,
+    StepResult,
+)
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.protocol import Submit
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from vlm_server.cache.disk.files import default_folder
 from vlm_server.errors import ModelLoadError
-from vlm_server.protocol.ranks import Rank
+from vlm_server.protocol.commands import Rank
 from vlm_server.runner.fingerprint import Checkpoint, KeptHashes
 from vlm_server.runner.sharding import shard
 

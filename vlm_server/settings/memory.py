@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlm_server.settings.bounds import MIB
-from vlm_server.settings.quantities import Share
+from vlm_server.settings.quantities import MIB, Share
 
 
 class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
