@@ -59,7 +59,7 @@ class MultimodalPreparer:
         self._caches = caches
         self._prompts = PromptTokenizer(spec)
         self._snapshot_points = SnapshotPoints(self._prompts)
-        self._media = MediaProcessor(spec, self._prompts, decoders, caches)
+        self._media = MediaProcessor(spec, self._prompts.template, decoders, caches)
 
     def prepare(
         self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
@@ -155,7 +155,7 @@ class MultimodalPreparer:
         answer_format = AnswerFormat(
             tools=chat.tools, is_forced=is_forced, parallel=tools is None or tools.parallel
         )
-        return self._prompts.arrange(chat, must_call=is_forced), answer_format
+        return self._prompts.template.arrange(chat, must_call=is_forced), answer_format
 
     def _starts_in_reasoning(self, chat: Chat, token_ids: Sequence[int]) -> bool:
         """Whether the prompt ends inside reasoning, of the template or of a continued message."""
@@ -213,7 +213,7 @@ class MultimodalPreparer:
                     yield part, None
                 case ImagePart(index):
                     yield part, self._media.image(submit.images[index], salt, budget)
-                case VideoPart(index) if self._prompts.video_placeholder:
+                case VideoPart(index) if self._prompts.template.video_placeholder:
                     yield part, self._media.video(submit.videos[index], salt, cancellation)
                 case VideoPart(index):
                     video = submit.videos[index]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from datetime import datetime
 from functools import wraps
@@ -105,26 +105,6 @@ class _Budget:
 _budget: ContextVar[_Budget] = ContextVar("budget")
 
 
-class _Metered:
-    """The iterable of a loop, which counts each iteration."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __iter__(self) -> Iterator[Any]:
-        budget = _budget.get()
-        for item in self._inner:
-            budget.take()
-            yield item
-
-
-class _MeteredSized(_Metered):
-    """An iterable with a length."""
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-
 class _Environment(ImmutableSandboxedEnvironment):
     """The environment that templates of the hub expect, as transformers has it."""
 
@@ -145,7 +125,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters |= {name: _measuring(self.filters[name]) for name in _TEXT_FILTERS}
         self.filters |= {_METER: _metered, _CONCATENATE: _concatenated}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _now}
-        self.globals |= {"dict": _Dict(), "namespace": _Namespace}
+        self.globals |= {"namespace": _Namespace}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """The template with a meter at every loop, and texts joined by a function of ours."""
@@ -226,20 +206,19 @@ class _Namespace(utils.Namespace):
         super().__setitem__(name, value)
 
 
-class _Dict:
-    """`dict`, with nothing to reach into."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-
 # ---- what templates call -----------------------------------------------------------------
 
 
 def _metered(value: Any) -> Any:
-    if isinstance(value, jinja2.Undefined):
-        return value
-    return _MeteredSized(value) if isinstance(value, Sized) else _Metered(value)
+    """The iterable of a loop, with each iteration counted."""
+    return value if isinstance(value, jinja2.Undefined) else _counted(value)
+
+
+def _counted(values: Iterable[Any]) -> Iterator[Any]:
+    budget = _budget.get()
+    for value in values:
+        budget.take()
+        yield value
 
 
 def _concatenated(values: Sequence[Any]) -> str:

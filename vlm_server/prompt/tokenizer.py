@@ -44,14 +44,14 @@ class PromptTokenizer:
             for token_id in spec.media_token_ids
         }
         video_token = None if spec.video_token_id is None else self._tokens[spec.video_token_id]
-        self._template = ChatTemplate(
+        self.template = ChatTemplate(
             template_of(spec), spec.image_placeholders, video_token, tuple(spec.template_variables)
         )
-        self._template.check()
+        self.template.check()
         self._reasoning_start = spec.reasoning_format.start if spec.reasoning_format else ""
-        placeholders = {self.placeholder, *self._tokens.values()}
+        placeholders = {self.template.placeholder, *self._tokens.values()}
         self._special = SpecialTokens(spec.tokenizer, placeholders)
-        either = filter(None, (self.video_placeholder, self.placeholder))
+        either = filter(None, (self.template.video_placeholder, self.template.placeholder))
         self._placeholders = re.compile("|".join(map(re.escape, either)))
         self._bos: str | None = spec.tokenizer.bos_token
         self._adds_special = spec.adds_special_tokens
@@ -60,24 +60,10 @@ class PromptTokenizer:
         self._vocabulary_size = spec.vocabulary_size
         self._max_characters = spec.context_tokens * longest
 
-    @property
-    def placeholder(self) -> str:
-        """The text of one image in a rendered prompt."""
-        return self._template.placeholder
-
-    @property
-    def video_placeholder(self) -> str | None:
-        """The text of one video; None if the template knows no videos."""
-        return self._template.video_placeholder
-
     def generation_suffix(self, variables: Mapping[str, Any]) -> list[int]:
         """Ids of the generation prompt: what the template writes after the last message."""
-        text = self._template.generation_suffix(variables)
+        text = self.template.generation_suffix(variables)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def arrange(self, chat: Chat, *, must_call: bool = False) -> Chat:
-        """See `ChatTemplate.arrange`."""
-        return self._template.arrange(chat, must_call=must_call)
 
     def ends_in_reasoning(self, token_ids: Sequence[int]) -> bool:
         """Whether a prompt ends with the start mark of reasoning."""
@@ -102,7 +88,7 @@ class PromptTokenizer:
             mark = self._special.choose_mark(user_text)
             rendered = self._render(chat, mark) if mark else self._render_unmarked(chat)
         else:
-            rendered = self._template.render(chat, str)
+            rendered = self.template.render(chat, str)
         text = self._place_media(rendered, placeholders, param)
         has_bos = self._bos is not None and text.startswith(self._bos)
         token_ids = self._ids(text, param, adds_special=self._adds_special and not has_bos)
@@ -154,7 +140,7 @@ class PromptTokenizer:
 
     def _render(self, chat: Chat, mark: str) -> str:
         """The prompt, with marks that keep control tokens in user text from being any."""
-        special, render = self._special, self._template.render
+        special, render = self._special, self.template.render
         rendered = render(chat, lambda text: special.disarm(text, mark))
         strict = render(chat, lambda text: special.disarm_beginnings(text, mark))
         # Where a template took out what stood within one, it is whole again.
@@ -165,8 +151,8 @@ class PromptTokenizer:
 
         Raises InvalidRequest if it has more control tokens than the template writes.
         """
-        rendered = self._template.render(chat, str)
-        harmless = self._template.render(chat, self._special.without_beginnings)
+        rendered = self.template.render(chat, str)
+        harmless = self.template.render(chat, self._special.without_beginnings)
         if self._special.count(rendered) > self._special.count(harmless):
             message = "the text mixes control tokens and private-use marks"
             raise InvalidRequest(message, field_of(chat.messages))

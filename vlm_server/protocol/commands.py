@@ -71,7 +71,7 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 
 
 class SetMemoryLimit(msgspec.Struct, frozen=True, tag="set_memory_limit"):
-    """From now on device memory has this limit: other models need, or left, the rest.
+    """A new limit on device memory: other models need, or left, the rest.
 
     What runs is let finish; `MemoryStats` tell when all of it is under the limit.
     """
@@ -86,7 +86,7 @@ class ClearCaches(msgspec.Struct, frozen=True, tag="clear_caches"):
 STACKS_SIGNAL = signal.SIGUSR1
 """At this one, an engine writes the stacks of its threads to standard error, even if they hang."""
 LAST_WRITES_SECONDS = 5.0
-"""The most that an engine writes to the disk once all it ran is finished."""
+"""The most time for an engine's last writes to the disk, when its requests have ended."""
 
 
 Command = Start | Submit | Abort | Drain | SetMemoryLimit | ClearCaches

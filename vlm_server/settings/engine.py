@@ -1,4 +1,4 @@
-"""Settings of the engine process, and of how requests share it."""
+"""Settings of the engine process, of sharing it between requests, and of splitting a model."""
 
 from __future__ import annotations
 

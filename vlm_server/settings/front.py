@@ -1,4 +1,4 @@
-"""Settings of the front process: connections, what a request may have, and how long it may take."""
+"""Settings of the front process: connections, limits on requests, URLs and deadlines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of how pictures and videos are read."""
+"""Settings of reading pictures and videos."""
 
 from __future__ import annotations
 

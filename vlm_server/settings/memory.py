@@ -1,4 +1,4 @@
-"""Settings of what memory holds, and of what outlives the process on disk."""
+"""Settings of caches, in memory and on disk, and of device memory."""
 
 from __future__ import annotations
 

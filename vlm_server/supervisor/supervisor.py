@@ -254,20 +254,22 @@ class Supervisor:
                 await self._run_once(await asyncio.to_thread(find))
             except Exception:  # a process that can't be started, an event that can't be read
                 logger.exception("running the engine failed")
-            self._give_up_if_it_never_starts()
+            was_late = self._hung == _STARTING
+            reason = self._failed_starts.note_end(self._exit_status, was_late=was_late)
+            if reason is not None:
+                self._take_unloadable(reason)
             if self._status.state in ("failed", "stopping"):
                 return
             if self._was_ready:
                 pause = engine.restart_backoff_seconds
-            self._note_end()
-            restarts = self._status.restarts + 1
-            self._set(restarts=restarts, retry_after_seconds=pause + self._start_seconds)
+            end = EngineEnd(time.time(), reason_of_end(self._exit_status, self._hung))
+            self._set(
+                ends=(*self._status.ends, end)[-MAX_ENDS:],
+                restarts=self._status.restarts + 1,
+                retry_after_seconds=pause + self._start_seconds,
+            )
             await asyncio.sleep(pause)
             pause = min(2 * pause, engine.restart_backoff_max_seconds)
-
-    def _note_end(self) -> None:
-        end = EngineEnd(time.time(), reason_of_end(self._exit_status, self._hung))
-        self._set(ends=(*self._status.ends, end)[-MAX_ENDS:])
 
     async def _run_once(self, environment: dict[str, str]) -> None:
         """Run one engine from start to end; afterwards no request is in flight."""
@@ -370,12 +372,6 @@ class Supervisor:
         if self._status.state != "stopping":
             self._set(state="ready", progress=None, retry_after_seconds=1.0)
         self._settled.set()
-
-    def _give_up_if_it_never_starts(self) -> None:
-        was_late = self._hung == _STARTING
-        reason = self._failed_starts.note_end(self._exit_status, was_late=was_late)
-        if reason is not None:
-            self._take_unloadable(reason)
 
     def _take_unloadable(self, reason: str) -> None:
         """The model can't be loaded: final for one that never was, retried for one that was."""

@@ -30,7 +30,7 @@ from vlm_server.prompt.media.processing import (
     process_image,
     process_video,
 )
-from vlm_server.prompt.tokenizer import PromptTokenizer
+from vlm_server.prompt.templates import ChatTemplate
 from vlm_server.protocol import Image, Submit, Video
 from vlm_server.settings import Video as VideoLimits
 
@@ -75,10 +75,10 @@ class MediaProcessor:
     """
 
     def __init__(
-        self, spec: ModelSpec, prompts: PromptTokenizer, decoders: Decoders, caches: Caches
+        self, spec: ModelSpec, template: ChatTemplate, decoders: Decoders, caches: Caches
     ) -> None:
         self._spec = spec
-        self._prompts = prompts
+        self._template = template
         self._decoders = decoders
         self._caches = caches
         self._processor = threading.Lock()
@@ -154,10 +154,10 @@ class MediaProcessor:
     ) -> Processed:
         with self._processor:
             cancellation.check()
-            return process_image(self._spec, self._prompts.placeholder, pixels, param)
+            return process_image(self._spec, self._template.placeholder, pixels, param)
 
     def _video(self, decoded: Clip, param: str, cancellation: Cancellation) -> Processed:
-        token_id, placeholder = self._spec.video_token_id, self._prompts.video_placeholder
+        token_id, placeholder = self._spec.video_token_id, self._template.video_placeholder
         assert token_id is not None
         assert placeholder is not None
         with self._processor:
