@@ -21,7 +21,7 @@ import mlx.core as mx
 
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.start import Engine, build_engine
-from vlm_server.platform.process_memory import SystemProcessMemory
+from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.protocol import Event, Failed, SamplingParams, Start, Submit, Tokens
 from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import current_device

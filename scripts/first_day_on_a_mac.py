@@ -30,7 +30,7 @@ import mlx.core as mx
 from PIL import Image
 
 from vlm_server.platform import machine
-from vlm_server.platform.child.footprint import footprint_bytes
+from vlm_server.platform.footprint import footprint_bytes
 from vlm_server.runner.backends.metal import MetalAttention
 from vlm_server.runner.device.device import Device, current_device
 

@@ -33,8 +33,8 @@ from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.start import build_engine
 from vlm_server.platform import heap
+from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.platform.private_folder import PrivateFolder
-from vlm_server.platform.process_memory import SystemProcessMemory
 from vlm_server.protocol import (
     Event,
     Failed,
@@ -54,7 +54,7 @@ from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
-from vlm_server.supervisor.environment import for_models
+from vlm_server.supervisor.start import for_models
 
 matplotlib.use("agg")
 from matplotlib import pyplot

@@ -22,9 +22,9 @@ from vlm_server.errors import InternalError
 from vlm_server.platform.child import passing
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.passing import PassedSocket
-from vlm_server.prompt.grammar.constraint import Schema
+from vlm_server.prompt.grammar.constraints import Schema
 from vlm_server.prompt.grammar.grammars import Grammars
-from vlm_server.prompt.grammar.server import Grammar, GrammarLimits
+from vlm_server.prompt.grammar.server import CompiledGrammar, GrammarLimits
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="asks what was received; macOS itself does"),
@@ -48,7 +48,7 @@ def grammars() -> Iterator[Grammars]:
     made.close()
 
 
-def compiled(grammars: Grammars, constant: int) -> Grammar:
+def compiled(grammars: Grammars, constant: int) -> CompiledGrammar:
     return grammars.compile(Schema(json.dumps({"const": constant})), "", Cancellation())
 
 

@@ -103,7 +103,7 @@ def test_bad_videos_are_refused(daemon: Daemon, data: bytes, words: str) -> None
 
 
 def decoders_of(engine_pid: int) -> list[int]:
-    command = ["pgrep", "-P", str(engine_pid), "-f", "vlm_server.prompt.video.process"]
+    command = ["pgrep", "-P", str(engine_pid), "-f", "vlm_server.prompt.media.process video"]
     found = subprocess.run(command, capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
 

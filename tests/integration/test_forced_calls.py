@@ -19,7 +19,7 @@ from vlm_server.interfaces.model_spec import ReasoningFormat, ToolParser
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.lark import arguments_schema
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.prompt.thinking import thinking
+from vlm_server.prompt.reasoning import with_reasoning
 from vlm_server.protocol import (
     Failed,
     Finished,
@@ -213,7 +213,7 @@ def add_in_thought(engine: Engine, submit: Submit) -> None:
     made = prepare(engine.preparer, submit)
     marks = engine.preparer._marks
     grammar = engine.preparer._grammar(submit, Cancellation())
-    guided = thinking(marks, grammar, submit, starts=True)
+    guided = with_reasoning(marks, grammar, submit, starts=True)
     assert made.prompt.answer_format is not None
     answer_format = replace(made.prompt.answer_format, starts_in_thought=True)
     prompt = replace(made.prompt, grammar=guided, answer_format=answer_format)

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.harness import GREEDY, Engine, NewEngine, ask
 from tests.tiny_models.pictures import picture
 from vlm_server.interfaces import SeqId
-from vlm_server.prompt.grammar.constraint import SCHEMA_PARAM
+from vlm_server.prompt.grammar.constraints import SCHEMA_PARAM
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.loaded import LoadedModel

@@ -16,7 +16,7 @@ from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, Grammar
-from vlm_server.prompt.grammar.constraint import SCHEMA_PARAM
+from vlm_server.prompt.grammar.constraints import SCHEMA_PARAM
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Submit
 from vlm_server.runner.loaded import LoadedModel

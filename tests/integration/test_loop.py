@@ -16,7 +16,7 @@ from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.start import build_engine
 from vlm_server.interfaces import SchedulerOutput, StepResult
-from vlm_server.platform.process_memory import SystemProcessMemory
+from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Abort, Event, Failed, Finished, Start, Stats, Tokens
 from vlm_server.runner.caches import build_caches

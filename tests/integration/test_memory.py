@@ -14,7 +14,7 @@ from tests.integration.harness import Engine, ask
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import OutOfMemory
 from vlm_server.platform import heap
-from vlm_server.platform.process_memory import SystemProcessMemory
+from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished
 from vlm_server.runner import model_runner

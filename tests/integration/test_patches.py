@@ -50,7 +50,7 @@ def test_several_pictures_are_the_same():
 def test_later_pictures_get_what_the_processor_gives(load_tiny: LoadTiny, family: str):
     """Whose tokens are not tokenized."""
     loaded, preparer = load_tiny(family)
-    placeholder = preparer._prompts.placeholder
+    placeholder = preparer._prompts.template.placeholder
     ours = HostProcessor(loaded.processor, loaded.host.image_token_id)
     ours.image(np.asarray(picture(1, 64, 64)), placeholder)
     assert ours._around[placeholder] is not None

@@ -18,10 +18,9 @@ from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo
 from vlm_server.interfaces.model_spec import ProcessedMedia
-from vlm_server.prompt.media.decoders import Decoders
+from vlm_server.prompt.media.decoders import Clip, Decoders
 from vlm_server.prompt.media.processing import process_image, process_video
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.prompt.video.clip import Clip
 from vlm_server.protocol import Finished, Image, ImageUse, Submit
 from vlm_server.runner.loaded import LoadedModel
 

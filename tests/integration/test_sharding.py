@@ -12,9 +12,9 @@ import pytest
 from tests.ports import free_ports
 from tests.tiny_models import build
 from vlm_server import settings
-from vlm_server.protocol.ranks import Rank
+from vlm_server.protocol.commands import Rank
 from vlm_server.runner.ranks import PLAIN_FAMILIES
-from vlm_server.supervisor.ranks.hostfile import Host, Hostfile, ranks_of
+from vlm_server.supervisor.ranks import Host, Hostfile, ranks_of
 
 OF_MLX_VLM = ("qwen3_vl_moe", "internvl")
 """Families that mlx-vlm splits itself, by the model's own or its language model's `shard`."""

@@ -34,8 +34,8 @@ from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media import processing
+from vlm_server.prompt.media.decoders import Clip
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.prompt.video import clip
 from vlm_server.protocol import Failed, SamplingParams, Video
 from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
@@ -84,7 +84,7 @@ def asked(name: str, sampling: SamplingParams = LONGER) -> Any:
     return ask(name, *PROMPTS[name], sampling=sampling)
 
 
-def shown(video: Video, **limits: Any) -> clip.Clip:
+def shown(video: Video, **limits: Any) -> Clip:
     return DECODERS.video(video, Limits(**limits), Cancellation())
 
 

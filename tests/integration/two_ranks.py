@@ -13,7 +13,7 @@ import mlx.core as mx
 import msgspec
 from mlx_vlm.models.cache import make_prompt_cache
 
-from vlm_server.protocol.ranks import Rank
+from vlm_server.protocol.commands import Rank
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load

@@ -21,7 +21,7 @@ from vlm_server.api.parsing.parsed_request import (
 )
 from vlm_server.errors import InternalError, RequestError, RequestTooCostly
 from vlm_server.platform import heap
-from vlm_server.platform.child.serve import Limits, serve
+from vlm_server.platform.child.serve import ChildLimits, serve
 from vlm_server.settings import MIB
 
 _RETIRE_BYTES = 256 * MIB
@@ -65,7 +65,7 @@ def _read(body: bytearray) -> Outcome:
 
 def main(memory_bytes: str, job_seconds: str) -> None:
     heap.keep_bodies()
-    serve(answer, Limits(int(memory_bytes), float(job_seconds), _RETIRE_BYTES))
+    serve(answer, ChildLimits(int(memory_bytes), float(job_seconds), _RETIRE_BYTES))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import NoReturn
 from vlm_server.engine.channel import Channel
 from vlm_server.errors import ModelLoadError
 from vlm_server.platform import backend, heap, log_lines
-from vlm_server.platform.process_memory import be_killed_first
+from vlm_server.platform.footprint import be_killed_first
 from vlm_server.protocol import LAST_WRITES_SECONDS, STACKS_SIGNAL, Unloadable
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import msgspec
 
 from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.platform import backend
-from vlm_server.platform.process_memory import be_killed_first
+from vlm_server.platform.footprint import be_killed_first
 from vlm_server.supervisor.device_probe import DeviceReport
 
 

@@ -16,9 +16,9 @@ import msgspec
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.platform import backend, heap, log_lines
-from vlm_server.platform.process_memory import be_killed_first
+from vlm_server.platform.footprint import be_killed_first
 from vlm_server.protocol import STACKS_SIGNAL
-from vlm_server.protocol.ranks import Rank
+from vlm_server.protocol.commands import Rank
 
 logger = logging.getLogger(__name__)
 

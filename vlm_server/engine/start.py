@@ -26,7 +26,7 @@ from vlm_server.engine.threads import DiskReaderThread, EncoderThread, PreparerT
 from vlm_server.engine.warm_up import stages, warm_up
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces import EncodeExecutor, Runner
-from vlm_server.platform.process_memory import SystemProcessMemory
+from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.prompt.media.decoders import Decoders

@@ -18,7 +18,9 @@ from vlm_server.interfaces.executors import (
 )
 from vlm_server.interfaces.grammar import AnswerMatcher, Grammar
 from vlm_server.interfaces.memory import DeviceMemory, MemoryReading, ProcessMemory
-from vlm_server.interfaces.plan import (
+from vlm_server.interfaces.prompts import AnswerFormat, MediaInputs, Prepared, PreparedPrompt
+from vlm_server.interfaces.step import (
+    DraftCounts,
     EncodeWork,
     LoadWork,
     NewRequest,
@@ -27,9 +29,9 @@ from vlm_server.interfaces.plan import (
     PrepareWork,
     SchedulerOutput,
     SeqId,
+    StepResult,
+    TokenLogprobs,
 )
-from vlm_server.interfaces.prompts import AnswerFormat, MediaInputs, Prepared, PreparedPrompt
-from vlm_server.interfaces.result import DraftCounts, StepResult, TokenLogprobs
 
 __all__ = [
     "AnswerFormat",

@@ -1,4 +1,4 @@
-"""Who does what a plan says: on the inference thread, and on the threads beside it."""
+"""The executors of a plan: on the inference thread, and on the threads beside it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.interfaces.plan import EncodeWork, LoadWork, PrepareWork, SchedulerOutput
 from vlm_server.interfaces.prompts import Prepared, PreparedPrompt
-from vlm_server.interfaces.result import StepResult
+from vlm_server.interfaces.step import (
+    EncodeWork,
+    LoadWork,
+    PrepareWork,
+    SchedulerOutput,
+    StepResult,
+)
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.protocol import Submit
 
 
 class Step(Protocol):
-    """A step that was launched."""
+    """A launched step."""
 
     def result(self) -> StepResult:
-        """Wait for what it brings. To be called once, before the next launch."""
+        """Wait for the step's result. To be called once, before the next launch."""
         ...
 
 
 class PrepareExecutor(Protocol):
-    """Runs a `Preparer` on threads, and posts what it makes into the engine's inbox."""
+    """Runs a `Preparer` on threads, and posts prepared requests into the engine's inbox."""
 
     @property
     def num_tracked(self) -> int: ...
@@ -31,7 +36,7 @@ class PrepareExecutor(Protocol):
 
 
 class LoadExecutor(Protocol):
-    """Reads from disk on a thread, and posts what it read into the engine's inbox."""
+    """Reads from disk on a thread, and posts loaded entries into the engine's inbox."""
 
     def start(self, work: LoadWork) -> None: ...
 
@@ -40,25 +45,25 @@ class EncodeExecutor(Protocol):
     """Runs the vision encoder, and posts its features into the engine's inbox."""
 
     def start(self, works: Sequence[EncodeWork]) -> None:
-        """Media of one size, to be encoded in one call."""
+        """Encode media of one size in one call."""
         ...
 
     @property
     def needs_turns(self) -> bool:
-        """Whether it goes on with its work only in `take_turn`."""
+        """Whether encoding advances only in `take_turn`."""
         ...
 
     def take_turn(self, *, is_alone: bool, is_long: bool) -> None:
-        """Launch a part of the work, if there is any.
+        """Launch the next part of an encode, if there is any.
 
-        is_alone: whether there was no step. is_long: whether a prompt was read beside sequences
-        that decode; it may be better to wait for the next step then.
+        is_alone: whether there was no step. is_long: whether the step was a mixed one; it may be
+        better to wait for the next step then.
         """
         ...
 
 
 class Runner(Protocol):
-    """Does what a plan says with the model. All calls come from one thread."""
+    """The model's part of a plan. All calls come from one thread."""
 
     @property
     def num_tracked(self) -> int:
@@ -66,29 +71,29 @@ class Runner(Protocol):
         ...
 
     def launch(self, plan: SchedulerOutput) -> Step:
-        """Begin the runner's part of `plan`; returns as soon as the device has its work."""
+        """Begin the runner's part of `plan`; returns as soon as the device has the work."""
         ...
 
     def settle(self) -> None:
-        """Wait for all that sequences compute, where a device tells errors late.
+        """Wait for all work of sequences, on devices that report errors late.
 
-        So that what comes next is not blamed for them, or they for it.
+        Later work is then not blamed for their errors, nor they for its.
         """
         ...
 
     def kv_bytes(self, num_tokens: int) -> int:
-        """Device memory of the KV of one sequence of `num_tokens`; 0 before the first prompt."""
+        """Device memory in bytes of one sequence's KV; 0 before the first prompt."""
         ...
 
     def tokens_beside(self, prompt: PreparedPrompt, num_seqs: int) -> int:
-        """How many tokens of `prompt` a step reads in the pass in which `num_seqs` decode.
+        """The size of a piggybacked chunk of `prompt` in a mixed step with `num_seqs` sequences.
 
-        0 if it reads them by themselves, after that pass.
+        0 if the chunk must run alone, after the decode pass.
         """
         ...
 
     def plan_ahead(self) -> bool:
-        """Do some work now, briefly, that prompts would wait for later. False if none is left."""
+        """Do a short piece of the work that later prompts would wait for; False if none is left."""
         ...
 
 
@@ -108,7 +113,7 @@ class Encoding(Protocol):
 
 
 class Encoder(Protocol):
-    """Turns media into features. All calls come from one thread."""
+    """The vision encoder: media to features. All calls come from one thread."""
 
     def begin(self, works: Sequence[EncodeWork]) -> Encoding:
         """The same as `encode`, part by part. Raises RequestError."""
@@ -123,7 +128,7 @@ class Encoder(Protocol):
 
 
 class Preparer(Protocol):
-    """Turns a request into token ids and pixel arrays. Called from several threads."""
+    """The preparation of requests: token ids and pixel arrays. Called from several threads."""
 
     def prepare(
         self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
@@ -133,5 +138,5 @@ class Preparer(Protocol):
 
     @property
     def num_tracked(self) -> int:
-        """Media items that a thread works on, or waits for."""
+        """Media items in work by a thread, or waited for."""
         ...

@@ -1,4 +1,4 @@
-"""What an answer must follow, and how the runner follows it token by token."""
+"""Grammars of answers, and their matchers, which the runner advances token by token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlm_server.errors import RequestError
 
 
 class AnswerMatcher(Protocol):
-    """Follows one answer, token by token; another process works out what may come next."""
+    """A matcher of one answer's tokens; another process computes the masks."""
 
     @property
     def fault(self) -> RequestError | None:
@@ -21,49 +21,50 @@ class AnswerMatcher(Protocol):
 
     @property
     def can_look_ahead(self) -> bool:
-        """Whether `look_ahead` may tell anything where the answer is now."""
+        """Whether `look_ahead` has an effect at the present point of the answer."""
         ...
 
     @property
     def forced(self) -> Sequence[int]:
-        """Tokens that the grammar leaves no choice but to spell, as far as it knows by now."""
+        """Tokens that the grammar forces next, as far as known."""
         ...
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """These were drawn, one after another. Returns at once."""
+        """Append sampled tokens. Returns at once."""
         ...
 
     def look_ahead(self, token_ids: Sequence[int]) -> None:
-        """Ask what may follow each of these, if they were drawn next. Returns at once."""
+        """Request the masks after each of these draft tokens. Returns at once."""
         ...
 
     def ahead(self) -> Sequence[NDArray[np.bool_]]:
-        """The answer to `look_ahead`, once `wait` says so: (vocabulary,) after each token.
+        """The masks that `look_ahead` requested, valid once `wait` returned true.
 
-        Shorter if a token may not come, or nobody can tell. Empty once more was drawn.
+        (vocabulary,) bool after each draft token; shorter if one is not allowed or unknown. Empty
+        after the next `advance`.
         """
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Whether `allowed` and `ahead` are known, waiting for them no longer than this."""
+        """Whether `allowed` and `ahead` are known, within `seconds`."""
         ...
 
     def allowed(self) -> NDArray[np.bool_]:
-        """(vocabulary,): which tokens may come next; none if the answer can't go on."""
+        """(vocabulary,) bool: allowed next tokens; none if the answer can't go on."""
         ...
 
     def yield_to_others(self) -> None:
-        """It was waited for: let its work not slow down what others do."""
+        """Compute masks at a lower priority from now on: the last one was late."""
         ...
 
     def close(self) -> None:
-        """The answer has ended. Closing twice is no error."""
+        """Stop following the answer. Closing twice is no error."""
         ...
 
 
 class Grammar(Protocol):
-    """What an answer must follow. It never changes: answers begin on any thread."""
+    """A constraint on answers. Immutable: answers begin on any thread."""
 
     def begin(self, count: int) -> Sequence[AnswerMatcher]:
-        """Matchers at the beginning of so many answers of one request. Returns at once."""
+        """Matchers at the beginning of `count` answers of one request. Returns at once."""
         ...

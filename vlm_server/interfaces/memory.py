@@ -20,40 +20,40 @@ class DeviceMemory(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is the machine's own, which all programs need, even while this one idles."""
+        """Whether device memory is the machine's own, which all programs share."""
         ...
 
     @property
     def trims_own_pool(self) -> bool:
-        """Whether it frees what it keeps for reuse by itself before it exceeds its limit."""
+        """Whether it frees its pool by itself before it exceeds the limit."""
         ...
 
     def read(self) -> MemoryReading: ...
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Let arrays take at most so many bytes from now on; frees nothing."""
+        """Bound the bytes of arrays from now on; frees nothing."""
         ...
 
     def take_peak(self) -> int:
-        """The most bytes that arrays held since the last call."""
+        """The peak of active bytes since the last call."""
         ...
 
     def settle(self) -> None:
-        """Wait until what is under way is done: it may hold memory that was released."""
+        """Wait for running work: it may hold memory that was released."""
         ...
 
     def clear(self) -> None:
-        """Give what is kept for reuse back to the system, once what is under way is done."""
+        """Give the pool back to the system, once running work is done."""
         ...
 
     def is_short(self) -> bool:
-        """Whether other programs need some of it. Asks the driver or the system: takes time."""
+        """Whether other programs need memory. Asks the driver or the system: takes time."""
         ...
 
     def device_used_bytes(self) -> int:
-        """What all programs use, as the driver says; 0 if device memory is the machine's.
+        """Bytes in use by all programs, as the driver says; 0 if device memory is the machine's.
 
-        Asks the driver, which takes time.
+        Takes time.
         """
         ...
 
@@ -62,7 +62,7 @@ class ProcessMemory(Protocol):
     """The process as the system sees it."""
 
     def footprint_bytes(self) -> int:
-        """What the system counts for the process."""
+        """The process's memory as the system counts it."""
         ...
 
     def trim(self) -> None:

@@ -1,7 +1,4 @@
-"""What preparing prompts needs of a loaded model: `runner` makes it, `prompt` works with it.
-
-No device array crosses here.
-"""
+"""The specification of a loaded model for preparing prompts: made by `runner`, used by `prompt`."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class ChunkPolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MRope:
-    """How a family with M-RoPE gives its tokens three positions each.
+    """The parameters of a family's M-RoPE positions, three for each token.
 
     merge_size: patches on a side of what becomes one token.
     splits_videos: whether text, such as a timestamp, stands between a video's frame groups. Each
@@ -45,7 +42,7 @@ For families that are not checked: their model computes them."""
 
 @dataclass(frozen=True, slots=True)
 class ProcessedMedia:
-    """What a model's processor makes of the placeholder of one image or video.
+    """The processor's output for the placeholder of one image or video.
 
     token_ids: (tokens,) int32, with the text around the media tokens. `inputs` are arrays for the
     vision tower, by name. size: width and height to which an image was resized; None of a video.
@@ -58,7 +55,7 @@ class ProcessedMedia:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """For a model that reads one id below 0 for a whole image: what prompts have in its place.
+    """The tokens in a prompt that stand in for a model's one id below 0 for a whole image.
 
     token_id: a token of its own that the tokenizer was given. num_tokens: of them for each image,
     as many as it has features. model_id: what the model reads.
@@ -71,11 +68,11 @@ class StandIn:
 
 @dataclass(frozen=True, slots=True)
 class PixelRule:
-    """How a family of dynamic resolution sizes its pictures.
+    """The picture sizes of a family of dynamic resolution.
 
     A side is a multiple of `factor`, and a square of that side one token; a picture has
-    `min_pixels` to `max_pixels`. grounding_tokens: what it takes to point at things in a
-    screenshot; 0 if nobody knows.
+    `min_pixels` to `max_pixels`. grounding_tokens: enough to point at things in a
+    screenshot; 0 if unknown.
     """
 
     factor: int
@@ -106,9 +103,9 @@ class ToolParser:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """What stands before and after a model's thought, such as `<think>` and `</think>`.
+    """The marks around a model's reasoning, such as `<think>` and `</think>`.
 
-    headers: what stands around messages of other kinds, and is not shown.
+    headers: marks around messages of other kinds, which are not shown.
     """
 
     start: str
@@ -118,7 +115,7 @@ class ReasoningFormat:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What preparing prompts needs of a loaded model. Holds no device array.
+    """A loaded model for preparing prompts. Holds no device array.
 
     tokenizer: the Hugging Face tokenizer around the fast `backend`.
     video_token_id: None for a family whose videos are shown as images, frame by frame.
@@ -132,7 +129,7 @@ class ModelSpec:
     processor does. stand_in: None for models that read a token for each feature of an image.
     pixel_rule: None where pictures have a fixed size, or the rule is not known.
     tool_parser and reasoning_format: None for models that call no tools, or whose
-    thoughts have no marks. warnings: what people should know of its prompts.
+    reasoning has no marks. warnings: sentences about its prompts, for people.
     """
 
     tokenizer: Any

@@ -1,4 +1,4 @@
-"""A request as a preparer hands it over: token ids, media, and what it holds in caches."""
+"""A prepared request: token ids, media, and its cache references."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from vlm_server.interfaces.grammar import Grammar
 from vlm_server.protocol import ImageUse, VideoUse
 
 MediaInputs = Mapping[str, NDArray[Any]]
-"""What the vision tower takes for one span: `pixel_values`, grids and the like."""
+"""The vision tower's inputs of one span: `pixel_values`, grids and the like."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """What the text of an answer is made of.
+    """The format of an answer's text.
 
-    tools: those that may be called, as chat templates have them; without any, no call is looked
-    for. is_forced: the answer, after a thought perhaps, is nothing but JSON that a grammar ensures:
+    tools: the tools that may be called, as chat templates have them; without any, no call is looked
+    for. is_forced: the answer, perhaps after reasoning, is only JSON that a grammar ensures:
     `[{"name": ..., "arguments": {...}}, ...]`. parallel: whether there may be more than one call.
-    starts_in_thought: whether the prompt ends inside a thought.
+    starts_in_thought: whether the prompt ends inside reasoning.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -83,10 +83,10 @@ class PreparedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a `Preparer` made of a request. Its receiver owns `holds`, and releases them once.
+    """A request after preparation. Its receiver owns `holds`, and releases them once.
 
-    inputs: what the processor made of each span that no cache had, by its place in `prompt.spans`.
-    load: what the disk has, if anything; what it `covers` has no inputs.
+    inputs: the processor's output for each uncached span, by index in `prompt.spans`. load: the
+    disk's entries of the prompt, if any; spans that it `covers` have no inputs.
     """
 
     prompt: PreparedPrompt

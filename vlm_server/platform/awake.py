@@ -24,7 +24,7 @@ class Awake:
         self._release: asyncio.TimerHandle | None = None
 
     def hold(self) -> None:
-        """A request is in flight."""
+        """Keep the Mac awake: a request is in flight."""
         if self._release is not None:
             self._release.cancel()
             self._release = None
@@ -39,7 +39,7 @@ class Awake:
                 )
 
     def release(self) -> None:
-        """None is, any more: it may fall asleep, a little later."""
+        """No request is in flight: let the Mac fall asleep, a little later."""
         if self._holder is not None:
             loop = asyncio.get_running_loop()
             self._release = loop.call_later(_LINGER_SECONDS, self._end, self._holder)

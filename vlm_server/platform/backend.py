@@ -1,4 +1,4 @@
-"""Whether MLX can be loaded in this installation. The front may not import it, and asks here.
+"""Whether MLX can be loaded in this installation, without importing it.
 
 On Linux, the package `mlx` comes without its library, which one of this project's extras `cpu`
 and `cuda` brings. On macOS it has all that it needs.
@@ -34,7 +34,7 @@ def check() -> None:
 
 
 def not_loaded(error: ImportError) -> str:
-    """What the engine says if its libraries can't be loaded, such as for want of a driver."""
+    """The message of an engine whose libraries can't be loaded, such as for want of a driver."""
     said = str(error)
     if "libcuda.so" in said:
         return (

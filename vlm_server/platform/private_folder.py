@@ -1,4 +1,4 @@
-"""A folder that nobody else can write to, for what is compiled, kept and executed later.
+"""A folder that only its user can write to, for compiled code that is executed later.
 
 MLX keeps the kernels that it compiles in `$TMPDIR/mlx`, and loads what it finds there: in a
 folder that all users share, another one's library would run in the engine.
@@ -33,16 +33,16 @@ _NOEXEC = getattr(os, "ST_NOEXEC", 0)
 
 
 class PrivateFolder:
-    """One for each user, in their cache folder; where that is not safe, a fresh one until the end.
+    """The user's private folder, in their cache folder, or a temporary one if that is not safe.
 
-    To be asked for again before each use: it may have been removed since, or replaced.
+    `path` is to be called again before each use: the folder may have been removed, or replaced.
     """
 
     def __init__(self) -> None:
         self._fresh: tempfile.TemporaryDirectory[str] | None = None
         self._owns: list[tempfile.TemporaryDirectory[str]] = []
-        """For the kernels of this daemon, once those that all share are not to be trusted; the last
-        one is for engines that start now."""
+        """This daemon's own folders of kernels, once the shared one is not to be trusted; the
+        last is in use."""
         self._lock: int | None = None
         """Keeps `systemd-tmpfiles` from cleaning it up while it is used."""
 
@@ -72,9 +72,9 @@ class PrivateFolder:
         return {"TMPDIR": str(temporary)}
 
     def forget_kernels(self) -> None:
-        """Let the next engine compile its own: one of these may be cut short.
+        """Let the next engine compile its own kernels: a shared one may be cut short.
 
-        Those of before stay, as other engines and other daemons of this user may be using them.
+        The shared ones stay: other engines and daemons of this user may be using them.
         """
         own = tempfile.TemporaryDirectory(
             prefix="tmp-", dir=self.path(), ignore_cleanup_errors=True
@@ -82,7 +82,7 @@ class PrivateFolder:
         self._owns.append(own)
 
     def close(self) -> None:
-        """Remove what is this daemon's alone."""
+        """Remove the folders that are this daemon's alone."""
         for own in self._owns:
             own.cleanup()
         self._owns.clear()
@@ -104,7 +104,7 @@ def _sweep(folder: Path) -> None:
 
 
 def of_this_user() -> Path:
-    """The one that is kept between runs; it exists.
+    """The private folder that is kept between runs; it exists.
 
     Raises OSError if it can't be made or used, RuntimeError if there is no home.
     """

@@ -1,4 +1,4 @@
-"""What a chat template is given: a conversation, tools, and variables of the template's own."""
+"""The input of a chat template: a conversation, tools, and variables of the template's own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, Message, Submit, TemplateOptions, TextPart
@@ -39,7 +40,7 @@ class Chat:
     continue_final: bool = False
 
     def texts(self) -> Iterator[str]:
-        """All that comes from the user, wherever the template writes it."""
+        """All texts that come from the user, wherever the template writes them."""
         for message in self.messages:
             yield from (part.text for part in message.content if isinstance(part, TextPart))
             yield from (message.reasoning, message.name, message.tool_call_id)
@@ -51,7 +52,7 @@ class Chat:
 
 
 def read_chat(submit: Submit) -> Chat:
-    """Raises InvalidRequest for variables that would replace what the request says elsewhere."""
+    """The chat of a request. Raises InvalidRequest for variables that the request itself sets."""
     tools = () if submit.tools is None else tuple(json.loads(submit.tools.definitions))
     return Chat(
         messages=submit.messages,
@@ -62,7 +63,8 @@ def read_chat(submit: Submit) -> Chat:
 
 
 def _variables(options: TemplateOptions) -> Mapping[str, Any]:
-    """Templates know thinking by two names. What the variables say is more exact, and wins."""
+    """Template variables of a request, which win over `enable_thinking`; templates know that by two
+    names."""
     param = "chat_template_kwargs"
     try:
         own = json.loads(options.variables)
@@ -78,7 +80,7 @@ def _variables(options: TemplateOptions) -> Mapping[str, Any]:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """The arguments of a call in the conversation. Raises InvalidRequest for what is no object."""
+    """The arguments of a call in the conversation. Raises InvalidRequest if they are no object."""
     try:
         arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -163,7 +165,7 @@ def strings_in(value: Any) -> Iterator[str]:
 
 
 def cleaned(value: Any, clean: Callable[[str], str]) -> Any:
-    """A JSON value with all its strings, but for those that templates look for, made `clean`."""
+    """A JSON value whose strings went through `clean`, except those that templates look for."""
     if isinstance(value, str):
         return value if value in _STRUCTURE else clean(value)
     if isinstance(value, Mapping):
@@ -171,3 +173,19 @@ def cleaned(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return [cleaned(inner, clean) for inner in value]
     return value
+
+
+def fold_system(
+    messages: Sequence[Message], *, takes_first: bool, takes_later: bool
+) -> tuple[Message, ...]:
+    """`messages` without system messages that the template refuses; their texts stay in place.
+
+    Those that follow the first at once are part of it. Each of the others becomes a part of the
+    user's turn beside it, or a turn of the user's own.
+    """
+    return join_turns(
+        replace(message, role="user")
+        if message.role == "system" and not (takes_later if index else takes_first)
+        else message
+        for index, message in enumerate(join_turns(messages))
+    )

@@ -47,10 +47,9 @@ def media_positions(
 def prompt_positions(
     num_tokens: int, media: Sequence[tuple[int, NDArray[np.int32]]]
 ) -> tuple[NDArray[np.int32], int]:
-    """Positions of a prompt, (3, tokens), and what the count of tokens lacks to those after it.
+    """Positions of a prompt, (3, tokens), and the offset from token count to the next position.
 
-    `media` are the first token and the positions of each media item, see `media_positions`, in
-    order.
+    media: the first token and the positions (`media_positions`) of each media item, in order.
     """
     positions = np.empty((3, num_tokens), dtype=np.int32)
     cursor = position = 0
@@ -63,7 +62,7 @@ def prompt_positions(
 
 
 def _token_grids(mrope: MRope, grids: Mapping[str, NDArray[Any]]) -> list[tuple[int, int, int]]:
-    """(frame groups, rows, columns) of tokens of each grid."""
+    """The shape of each grid in tokens: (frame groups, rows, columns)."""
     merged = mrope.merge_size
     found: list[tuple[int, int, int]] = []
     for name in GRIDS:

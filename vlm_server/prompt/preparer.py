@@ -1,4 +1,4 @@
-"""Prepares a request: token ids, M-RoPE positions, and pixel arrays where no cache has features.
+"""The preparation of a request: token ids, M-RoPE positions, and pixel arrays of uncached media.
 
 The whole prompt is tokenized with one token for each image and video, then those are expanded. The
 caches are asked before any pixel is needed. A family that takes no videos is shown the frames as
@@ -21,18 +21,17 @@ from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.errors import ContextLengthExceeded, InternalError, InvalidRequest
 from vlm_server.interfaces import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
-from vlm_server.interfaces.model_spec import ModelSpec
+from vlm_server.interfaces.model_spec import ChunkPolicy, ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
 from vlm_server.prompt.chat import Chat, field_of, read_chat
 from vlm_server.prompt.grammar.constraints import Constraints
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
 from vlm_server.prompt.media.processor import MediaItem, MediaProcessor
 from vlm_server.prompt.positions import prompt_positions
+from vlm_server.prompt.reasoning import with_reasoning
+from vlm_server.prompt.reasoning_marks import ReasoningMarks
 from vlm_server.prompt.snapshot_points import SnapshotPoints
-from vlm_server.prompt.thinking import thinking
-from vlm_server.prompt.thought_marks import ThoughtMarks
 from vlm_server.prompt.tokenizer import Placeholder, PromptTokenizer
 from vlm_server.protocol import (
     ContentPart,
@@ -50,17 +49,17 @@ class MultimodalPreparer:
     """The `Preparer` of one model. Thread-safe."""
 
     def __init__(
-        self, host: ModelSpec, decoders: Decoders, grammars: Grammars, caches: Caches
+        self, spec: ModelSpec, decoders: Decoders, grammars: Grammars, caches: Caches
     ) -> None:
-        self._host = host
-        self._constraints = Constraints(host)
+        self._spec = spec
+        self._constraints = Constraints(spec)
         self._grammars = grammars
-        marks = host.reasoning_format
-        self._marks = None if marks is None else ThoughtMarks(host, marks)
+        marks = spec.reasoning_format
+        self._marks = None if marks is None else ReasoningMarks(spec, marks)
         self._caches = caches
-        self._prompts = PromptTokenizer(host)
+        self._prompts = PromptTokenizer(spec)
         self._snapshot_points = SnapshotPoints(self._prompts)
-        self._media = MediaProcessor(host, self._prompts, decoders, caches)
+        self._media = MediaProcessor(spec, self._prompts.template, decoders, caches)
 
     def prepare(
         self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
@@ -82,7 +81,7 @@ class MultimodalPreparer:
         layouts = [item.layout for item in media]
         placeholders = [Placeholder(each.token_id, each.prefix, each.suffix) for each in layouts]
         token_ids = self._prompts.tokenize(chat, placeholders)
-        if self._starts_in_thought(chat, token_ids):
+        if self._starts_in_reasoning(chat, token_ids):
             answer_format = replace(answer_format, starts_in_thought=True)
         prompt = self._build(_expand(token_ids, media), chat, submit.cache_salt)
         prompt = replace(
@@ -94,7 +93,9 @@ class MultimodalPreparer:
         )
         if submit.count_only:
             return self._count(prompt)
-        grammar = thinking(self._marks, grammar, submit, starts=answer_format.starts_in_thought)
+        grammar = with_reasoning(
+            self._marks, grammar, submit, starts=answer_format.starts_in_thought
+        )
         prediction = self._prompts.tokenize_prediction(submit.prediction)
         prompt = replace(prompt, grammar=grammar, prediction=prediction)
         return self._look_up(prompt, media, use_disk=use_disk)
@@ -107,7 +108,7 @@ class MultimodalPreparer:
         *,
         use_disk: bool,
     ) -> Prepared:
-        """A prompt that is text or token ids already."""
+        """The preparation of a prompt that is text or token ids already."""
         if isinstance(given, str):
             token_ids = self._prompts.tokenize_text(given)
         else:
@@ -125,14 +126,14 @@ class MultimodalPreparer:
         return self._look_up(prompt, [], use_disk=use_disk)
 
     def _count(self, prompt: PreparedPrompt) -> Prepared:
-        """`prompt`, with what the prefix cache has of it and nothing to work with."""
+        """`prompt` to be counted only: with its prefix cache hits, and without inputs."""
         holds = CacheHolds(
             self._caches, prompt.key, prompt.cache_salt, prompt.atomic_prefill_tokens
         )
         return Prepared(prompt, holds)
 
     def pixels_to_decode(self, submit: Submit) -> int:
-        """About how many pixels the images of a request have that no cache knows."""
+        """The approximate number of pixels of a request's images that are not cached."""
         return self._media.pixels_to_decode(submit)
 
     def _grammar(self, submit: Submit, cancellation: Cancellation) -> Grammar | None:
@@ -142,10 +143,10 @@ class MultimodalPreparer:
         return self._grammars.compile(constraint, submit.cache_salt, cancellation)
 
     def _arrange(self, submit: Submit) -> tuple[Chat, AnswerFormat]:
-        """The conversation as the chat template takes it, and what the answer is made of."""
+        """The conversation as the chat template takes it, and the format of the answer."""
         chat, tools = read_chat(submit), submit.tools
         is_forced = tools is not None and tools.choice == "required"
-        if chat.tools and not is_forced and self._host.tool_parser is None:
+        if chat.tools and not is_forced and self._spec.tool_parser is None:
             raise InvalidRequest(
                 "this server can't read the calls that this model writes; it can only be made to "
                 "call a tool (`tool_choice`)",
@@ -154,11 +155,11 @@ class MultimodalPreparer:
         answer_format = AnswerFormat(
             tools=chat.tools, is_forced=is_forced, parallel=tools is None or tools.parallel
         )
-        return self._prompts.arrange(chat, must_call=is_forced), answer_format
+        return self._prompts.template.arrange(chat, must_call=is_forced), answer_format
 
-    def _starts_in_thought(self, chat: Chat, token_ids: Sequence[int]) -> bool:
-        """Whether the prompt ends inside a thought: the template's, or one that is continued."""
-        marks = self._host.reasoning_format
+    def _starts_in_reasoning(self, chat: Chat, token_ids: Sequence[int]) -> bool:
+        """Whether the prompt ends inside reasoning, of the template or of a continued message."""
+        marks = self._spec.reasoning_format
         if marks is None:
             return False
         if chat.continue_final:
@@ -166,7 +167,7 @@ class MultimodalPreparer:
             text = "".join(part.text for part in parts if isinstance(part, TextPart))
             if text.rfind(marks.start) > text.rfind(marks.end):
                 return True
-        return self._prompts.ends_in_thought(token_ids)
+        return self._prompts.ends_in_reasoning(token_ids)
 
     @property
     def num_tracked(self) -> int:
@@ -176,13 +177,13 @@ class MultimodalPreparer:
     def _lay_out(
         self, submit: Submit, chat: Chat, budget: DecodeBudget
     ) -> tuple[Chat, list[MediaItem]]:
-        """What the chat template is given, and its media items in order.
+        """The conversation for the chat template, and its media items in order.
 
-        One item after the other, so that no two are in memory decoded.
+        Media are processed one after another: only one is in memory decoded.
         """
         messages: list[Message] = []
         media: list[MediaItem] = []
-        num_tokens, limit = 0, self._host.context_tokens
+        num_tokens, limit = 0, self._spec.context_tokens
         for message in chat.messages:
             parts: list[ContentPart] = []
             for part, item in self._lay_out_parts(submit, message, budget):
@@ -212,7 +213,7 @@ class MultimodalPreparer:
                     yield part, None
                 case ImagePart(index):
                     yield part, self._media.image(submit.images[index], salt, budget)
-                case VideoPart(index) if self._prompts.video_placeholder:
+                case VideoPart(index) if self._prompts.template.video_placeholder:
                     yield part, self._media.video(submit.videos[index], salt, cancellation)
                 case VideoPart(index):
                     video = submit.videos[index]
@@ -223,10 +224,10 @@ class MultimodalPreparer:
     def _build(self, expanded: _Expanded, chat: Chat, salt: str) -> PreparedPrompt:
         token_ids, spans = expanded.token_ids, expanded.spans
         positions, rope_delta = None, 0
-        if self._host.mrope is not None:
+        if self._spec.mrope is not None:
             positions, rope_delta = prompt_positions(len(token_ids), expanded.positions)
-        token_types = np.isin(token_ids, self._host.media_token_ids).astype(np.int32)
-        num_atomic = atomic_prefill_tokens(self._host.chunk_policy, token_types)
+        token_types = np.isin(token_ids, self._spec.media_token_ids).astype(np.int32)
+        num_atomic = atomic_prefill_tokens(self._spec.chunk_policy, token_types)
         snapshot_points: tuple[int, ...] = ()
         if self._caches.prefixes.needs_snapshots:
             points = self._snapshot_points.of(chat, token_ids, spans, salt)
@@ -245,7 +246,7 @@ class MultimodalPreparer:
     def _look_up(
         self, prompt: PreparedPrompt, media: list[MediaItem], *, use_disk: bool
     ) -> Prepared:
-        """Hold what the caches have of `prompt`, and process the media that none has.
+        """Reference the cache entries of `prompt`, and process the media that no cache has.
 
         Nothing is read from disk here: memory is reserved for that first.
         """
@@ -267,7 +268,7 @@ class MultimodalPreparer:
 
 
 def _images(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:
-    """How the model sees the images among `media`."""
+    """Size and tokens of each image among `media`, as the model sees it."""
     return tuple(
         ImageUse(*item.layout.size, len(item.layout.token_ids))
         for item in media
@@ -276,7 +277,7 @@ def _images(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:
 
 
 def _videos(media: Sequence[MediaItem]) -> tuple[VideoUse, ...]:
-    """How the model sees the videos among `media`, each of which may be several items."""
+    """Frames and tokens of each video among `media`; a video may be several items."""
     uses = []
     for (_, sampled), items in groupby(media, lambda item: (item.param, item.layout.sampled)):
         if sampled is not None:
@@ -290,7 +291,7 @@ def _videos(media: Sequence[MediaItem]) -> tuple[VideoUse, ...]:
 class _Expanded:
     """A prompt with all tokens of its media.
 
-    token_ids: (tokens,) int32. spans: what is encoded at once, in order. positions: the first token
+    token_ids: (tokens,) int32. spans: media encoded at once, in order. positions: the first token
     and the M-RoPE positions, (3, tokens), of each media item, for families that have any.
     """
 
@@ -316,3 +317,20 @@ def _expand(token_ids: list[int], media: list[MediaItem]) -> _Expanded:
         for (first, last), mm_hash in zip(layout.units, item.mm_hashes, strict=True):
             spans.append(MediaSpan(start + first, start + last, mm_hash))
     return _Expanded(np.concatenate([*parts, ids[cursor:]]), tuple(spans), tuple(placed))
+
+
+def atomic_prefill_tokens(policy: ChunkPolicy, token_types: NDArray[np.int32]) -> int:
+    """The number of first tokens that must be prefilled in one chunk; 0 in most families.
+
+    In some families the tokens of an image attend to each other, or all tokens of a prompt do, and
+    mlx-vlm masks them correctly only in one call that starts at the first token.
+    token_types: (tokens,), see `PreparedPrompt`.
+    """
+    match policy:
+        case ChunkPolicy.ANYWHERE:
+            return 0
+        case ChunkPolicy.AFTER_MEDIA:
+            media = np.flatnonzero(token_types)
+            return int(media[-1]) + 1 if len(media) else 0
+        case ChunkPolicy.NOWHERE:
+            return len(token_types)

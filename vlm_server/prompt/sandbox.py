@@ -1,8 +1,8 @@
-"""Renders chat templates, which are programs of the checkpoint's, in a sandbox with a budget.
+"""Chat templates, which are programs of the checkpoint's, rendered in a sandbox with a budget.
 
-Nothing that a template is given can be changed or reached into (jinja2's immutable sandbox). Beside
-that, a rendering may take only so many steps and so much time, and what a single call makes is
-bounded by the size of what it is given.
+jinja2's immutable sandbox keeps templates from changing or reaching into their variables, but
+bounds neither time nor memory. Here a rendering has a budget of steps and seconds, and the result
+of a single call is bounded by the size of its arguments.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from datetime import datetime
 from functools import wraps
@@ -27,9 +27,9 @@ from jinja2.visitor import NodeTransformer
 _MAX_STEPS = 2_000_000
 _MAX_SECONDS = 10.0
 _MAX_CHARACTERS = 64 << 20
-"""Of a text, or items of a list. A request's text has less, by default."""
+"""The longest text or list. A request's text has less, by default."""
 _MAX_PARTS = 1_000_000
-"""Of what becomes a text at once."""
+"""The most values that become one text."""
 _MAX_BITS = 64
 _MAX_WIDTH = 1000
 _WIDE = re.compile(r"\d{4,}|\*|\{[^}]*\{")
@@ -39,13 +39,13 @@ _UNKNOWN_FILTERS = frozenset(
     {"batch", "center", "filesizeformat", "format", "pprint", "round", "slice", "urlize"}
     | {"wordwrap", "xmlattr"}
 )
-"""Those that take a number of any size; templates of chats need none."""
+"""Filters that take a number of any size; chat templates need none."""
 _TEXT_FILTERS = frozenset(
     {"capitalize", "e", "escape", "forceescape", "indent", "join", "lower", "replace", "safe"}
     | {"string", "striptags", "title", "tojson", "trim", "truncate", "upper", "urlencode"}
     | {"wordcount"}
 )
-"""Those that make a text of anything."""
+"""Filters that make a text of any value."""
 _UNKNOWN_GLOBALS = ("cycler", "joiner", "lipsum")
 _METER, _CONCATENATE = "metered", "concatenated"
 
@@ -77,7 +77,7 @@ class SandboxedTemplate:
                 pieces.append(piece)
                 size += len(piece)
                 _check_size(size)
-        except _Refused as error:
+        except _RaisedByTemplate as error:
             raise TemplateRefusal(str(error)) from None
         except Exception as error:  # noqa: BLE001 - templates are programs of their own
             raise TemplateError(str(error) or type(error).__name__) from None
@@ -87,14 +87,14 @@ class SandboxedTemplate:
 
 
 class _Budget:
-    """What is left of a rendering's steps and time."""
+    """The steps and time left to a rendering."""
 
     def __init__(self) -> None:
         self._steps = 0
         self._deadline = time.monotonic() + _MAX_SECONDS
 
     def take(self) -> None:
-        """One step: of a loop, or a call."""
+        """Take one step: an iteration of a loop, or a call. Raises TemplateRuntimeError."""
         self._steps += 1
         if self._steps > _MAX_STEPS:
             raise jinja2.TemplateRuntimeError("it takes too many steps")
@@ -105,28 +105,8 @@ class _Budget:
 _budget: ContextVar[_Budget] = ContextVar("budget")
 
 
-class _Metered:
-    """What a loop goes through; each step is counted."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __iter__(self) -> Iterator[Any]:
-        budget = _budget.get()
-        for item in self._inner:
-            budget.take()
-            yield item
-
-
-class _MeteredSized(_Metered):
-    """One that knows its length."""
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-
 class _Environment(ImmutableSandboxedEnvironment):
-    """What templates of Hugging Face's hub expect, as transformers has it."""
+    """The environment that templates of the hub expect, as transformers has it."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -144,8 +124,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters |= {"tojson": _to_json, "indent": _indented, "replace": _replaced}
         self.filters |= {name: _measuring(self.filters[name]) for name in _TEXT_FILTERS}
         self.filters |= {_METER: _metered, _CONCATENATE: _concatenated}
-        self.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-        self.globals |= {"dict": _Dict(), "namespace": _Namespace}
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _now}
+        self.globals |= {"namespace": _Namespace}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """The template with a meter at every loop, and texts joined by a function of ours."""
@@ -226,20 +206,19 @@ class _Namespace(utils.Namespace):
         super().__setitem__(name, value)
 
 
-class _Dict:
-    """`dict`, with nothing to reach into."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-
 # ---- what templates call -----------------------------------------------------------------
 
 
 def _metered(value: Any) -> Any:
-    if isinstance(value, jinja2.Undefined):
-        return value
-    return _MeteredSized(value) if isinstance(value, Sized) else _Metered(value)
+    """The iterable of a loop, with each iteration counted."""
+    return value if isinstance(value, jinja2.Undefined) else _counted(value)
+
+
+def _counted(values: Iterable[Any]) -> Iterator[Any]:
+    budget = _budget.get()
+    for value in values:
+        budget.take()
+        yield value
 
 
 def _concatenated(values: Sequence[Any]) -> str:
@@ -270,12 +249,12 @@ def _replaced(text: str, old: str, new: str, count: int | None = None) -> str:
     return str(text).replace(old, new, -1 if count is None else count)
 
 
-class _Refused(jinja2.TemplateError):
+class _RaisedByTemplate(jinja2.TemplateError):
     """By `raise_exception`."""
 
 
-def _refuse(message: str) -> None:
-    raise _Refused(message)
+def _raise_exception(message: str) -> None:
+    raise _RaisedByTemplate(message)
 
 
 def _now(form: str) -> str:

@@ -1,4 +1,4 @@
-"""Chooses where in a prompt to snapshot a state that can't be trimmed."""
+"""The points of a prompt at which a state that can't be trimmed is stored."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Message, TextPart
 
 _HEAD_BYTES = 4 << 20
-"""Of the tokens of all system prompts, with their tools, that are remembered."""
+"""Memory for the tokens of system prompts, with their tools."""
 _ENTRY_BYTES = 500
 
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """head: the tokens of all prompts with the same system message, tools and variables, before
-    what the user says. suffix: what begins the answer. Both (tokens,) int32."""
+    """The tokens that prompts with the same system message, tools and variables share.
+
+    head: before the user's text. suffix: the generation prompt. Both (tokens,) int32.
+    """
 
     head: NDArray[np.int32]
     suffix: NDArray[np.int32]
 
 
 class SnapshotPoints:
-    """Those of one model's prompts.
+    """The snapshot points of one model's prompts.
 
     Other prompts are likely to differ from this one after the system prompt, after each image,
     and after the last message, before the template's own words begin the answer. An agent that
@@ -65,7 +67,7 @@ class SnapshotPoints:
         return tuple(sorted(point for point in points - inside if 0 < point < num_tokens))
 
     def _first_image(self, chat: Chat, token_ids: NDArray[np.int32]) -> int:
-        """How many tokens stay if the first image, which comes late, is replaced by words.
+        """The number of tokens that stay if the first image, if it comes late, becomes words.
 
         0 if only the system message is before it.
         """

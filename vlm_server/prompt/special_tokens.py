@@ -1,4 +1,4 @@
-"""Makes a model's control tokens in users' text plain text.
+"""Control tokens in users' text, made plain text.
 
 A user who writes `<|im_end|>` must have those characters read, not end a message. Every such string
 in user text, also one that overlaps another or holds it, is split by a mark, a private-use

@@ -1,4 +1,4 @@
-"""Finds out what a chat template takes, by rendering short conversations with it.
+"""What a chat template takes, found out by rendering short conversations with it.
 
 Templates differ in the roles for which they take a list of parts, in what they write for an image,
 and in how they write tools, calls and their results, if they do.

@@ -1,6 +1,6 @@
-"""Renders a conversation to one prompt string with the checkpoint's chat template.
+"""A conversation rendered to one prompt string with the checkpoint's chat template.
 
-Content parts keep the order in which the user gave them. What a template takes is found out once
+Content parts keep the user's order. The traits of a template are found out once
 (`template_traits.py`), and conversations are arranged accordingly (`tool_turns.py`).
 """
 
@@ -17,9 +17,16 @@ import msgspec
 
 from vlm_server.errors import InvalidRequest, ModelLoadError
 from vlm_server.interfaces.model_spec import ModelSpec
-from vlm_server.prompt.chat import Chat, arguments_of, cleaned, field_of, join_texts, join_turns
+from vlm_server.prompt.chat import (
+    Chat,
+    arguments_of,
+    cleaned,
+    field_of,
+    fold_system,
+    join_texts,
+    join_turns,
+)
 from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError, TemplateRefusal
-from vlm_server.prompt.system_turns import fold_system
 from vlm_server.prompt.template_traits import PROBE, PROBE_PARTS, Apply, CallStyle, probe
 from vlm_server.prompt.tool_turns import (
     add_to_results,
@@ -33,8 +40,8 @@ from vlm_server.prompt.tool_turns import (
 from vlm_server.protocol import Message, TextPart, ToolCall, VideoPart
 
 _DEFAULTS = {"tools": None, "documents": None, "enable_thinking": False, "thinking": False}
-"""What templates ask for. A model that may think or not thinks for those who ask for it: others
-would wait for a thought, and pay for it, that many clients never show."""
+"""Variables that templates read. Reasoning is off unless a request asks for it: others would wait
+and pay for text that many clients never show."""
 _END = "\ue0fc"
 """Marks, in as many as the text does not hold, where the answer goes on."""
 _ENDS = re.compile(f"{_END}+")
@@ -43,20 +50,20 @@ _TAIL_CHARACTERS = 20
 Clean = Callable[[str], str]
 
 
-def template_of(host: ModelSpec) -> Apply:
-    """What renders a model's prompts: its template in a sandbox, if it has one.
+def template_of(spec: ModelSpec) -> Apply:
+    """The renderer of a model's prompts: its template in a sandbox, or the family's own.
 
     Raises ModelLoadError for a template that can't be read.
     """
-    if host.chat_template is not None:
-        return sandboxed(host.chat_template, host.template_variables)
-    return lambda messages, add_generation_prompt, _: host.write_prompt(
+    if spec.chat_template is not None:
+        return sandboxed(spec.chat_template, spec.template_variables)
+    return lambda messages, add_generation_prompt, _: spec.write_prompt(
         messages, add_generation_prompt
     )
 
 
 def sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
-    """Renders a template as transformers does. Raises ModelLoadError if it can't be read."""
+    """The renderer of a template, as in transformers. Raises ModelLoadError if it can't be read."""
     try:
         template = SandboxedTemplate(source)
     except TemplateError as error:
@@ -76,7 +83,7 @@ def sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
 
 
 class ChatTemplate:
-    """Renders chats the way a checkpoint's chat template wants them."""
+    """Renders chats with a checkpoint's chat template."""
 
     def __init__(
         self,
@@ -94,9 +101,9 @@ class ChatTemplate:
         self._names = frozenset(names)
         self._traits = probe(apply, image_placeholders, video_token)
         self.placeholder = self._traits.placeholder
-        """What stands for one image in a rendered prompt."""
+        """The text of one image in a rendered prompt."""
         self.video_placeholder = self._traits.video_placeholder
-        """What stands for one video in a rendered prompt; None if nothing does."""
+        """The text of one video in a rendered prompt; None if the template knows none."""
 
     def arrange(self, chat: Chat, *, must_call: bool = False) -> Chat:
         """`chat` as the template takes it; to be rendered, its media in this order.
@@ -148,7 +155,7 @@ class ChatTemplate:
             raise ModelLoadError(f"the chat template can't render a message: {error}") from None
 
     def generation_suffix(self, variables: Mapping[str, Any]) -> str:
-        """What the template writes after the last message to begin the answer; may be empty."""
+        """The generation prompt, which the template writes after the last message; may be empty."""
         messages = [self._question()]
         try:
             with_suffix = self._apply(messages, variables)
@@ -166,8 +173,8 @@ class ChatTemplate:
     def _message(self, message: Message, clean: Clean) -> dict[str, Any]:
         made: dict[str, Any] = {"role": message.role, "content": self._content(message, clean)}
         if message.reasoning:
-            thought = clean(message.reasoning)
-            made |= {"reasoning_content": thought, "reasoning": thought, "thinking": thought}
+            names = ("reasoning_content", "reasoning", "thinking")
+            made |= dict.fromkeys(names, clean(message.reasoning))
         if message.tool_calls and self._traits.calls is not None:
             style = self._traits.calls
             made["tool_calls"] = [_call(call, style, clean) for call in message.tool_calls]
@@ -227,7 +234,7 @@ class ChatTemplate:
     def _num_taken(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], reason: str
     ) -> int:
-        """How many messages the template takes before it refuses one for `reason`."""
+        """The number of messages that the template takes before it refuses one for `reason`."""
 
         def is_refused(num_messages: int) -> bool:
             try:

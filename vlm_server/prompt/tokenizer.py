@@ -1,6 +1,6 @@
-"""Turns a conversation into token ids.
+"""The token ids of a conversation.
 
-Needs no lock: the tokenizer is a copy that nobody changes, while processors set padding and
+There is no lock: the tokenizer is a copy that nobody changes, while processors set padding and
 truncation on theirs. Encoding releases the interpreter lock.
 """
 
@@ -20,12 +20,12 @@ from vlm_server.prompt.special_tokens import SpecialTokens
 from vlm_server.prompt.templates import ChatTemplate, template_of
 
 _TAIL_TOKENS = 32
-"""Enough for what begins a thought."""
+"""Enough for the start mark of reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """What is written for one image or video: the token that stands for it, and text around."""
+    """The text of one image or video in a prompt: its token, and the text around it."""
 
     token_id: int
     prefix: str
@@ -35,56 +35,42 @@ class Placeholder:
 class PromptTokenizer:
     """Renders and tokenizes prompts of one model, with one token for each image and video."""
 
-    def __init__(self, host: ModelSpec) -> None:
-        self._tokenizer = tokenizers.Tokenizer.from_str(host.backend.to_str())
+    def __init__(self, spec: ModelSpec) -> None:
+        self._tokenizer = tokenizers.Tokenizer.from_str(spec.backend.to_str())
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokens = {
-            token_id: str(host.tokenizer.convert_ids_to_tokens(token_id))
-            for token_id in host.media_token_ids
+            token_id: str(spec.tokenizer.convert_ids_to_tokens(token_id))
+            for token_id in spec.media_token_ids
         }
-        video_token = None if host.video_token_id is None else self._tokens[host.video_token_id]
-        self._template = ChatTemplate(
-            template_of(host), host.image_placeholders, video_token, tuple(host.template_variables)
+        video_token = None if spec.video_token_id is None else self._tokens[spec.video_token_id]
+        self.template = ChatTemplate(
+            template_of(spec), spec.image_placeholders, video_token, tuple(spec.template_variables)
         )
-        self._template.check()
-        self._thought_start = host.reasoning_format.start if host.reasoning_format else ""
-        placeholders = {self.placeholder, *self._tokens.values()}
-        self._special = SpecialTokens(host.tokenizer, placeholders)
-        either = filter(None, (self.video_placeholder, self.placeholder))
+        self.template.check()
+        self._reasoning_start = spec.reasoning_format.start if spec.reasoning_format else ""
+        placeholders = {self.template.placeholder, *self._tokens.values()}
+        self._special = SpecialTokens(spec.tokenizer, placeholders)
+        either = filter(None, (self.template.video_placeholder, self.template.placeholder))
         self._placeholders = re.compile("|".join(map(re.escape, either)))
-        self._bos: str | None = host.tokenizer.bos_token
-        self._adds_special = host.adds_special_tokens
+        self._bos: str | None = spec.tokenizer.bos_token
+        self._adds_special = spec.adds_special_tokens
         longest = max(map(len, self._tokenizer.get_vocab()))
-        self._context_tokens = host.context_tokens
-        self._vocabulary_size = host.vocabulary_size
-        self._max_characters = host.context_tokens * longest
-
-    @property
-    def placeholder(self) -> str:
-        """What stands for one image in a rendered prompt."""
-        return self._template.placeholder
-
-    @property
-    def video_placeholder(self) -> str | None:
-        """What stands for one video; None if the template knows no videos."""
-        return self._template.video_placeholder
+        self._context_tokens = spec.context_tokens
+        self._vocabulary_size = spec.vocabulary_size
+        self._max_characters = spec.context_tokens * longest
 
     def generation_suffix(self, variables: Mapping[str, Any]) -> list[int]:
-        """Ids of what the template writes after the last message to begin the answer."""
-        text = self._template.generation_suffix(variables)
+        """Ids of the generation prompt: what the template writes after the last message."""
+        text = self.template.generation_suffix(variables)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def arrange(self, chat: Chat, *, must_call: bool = False) -> Chat:
-        """See `ChatTemplate.arrange`."""
-        return self._template.arrange(chat, must_call=must_call)
-
-    def ends_in_thought(self, token_ids: Sequence[int]) -> bool:
-        """Whether a prompt's last words begin a thought."""
-        if not self._thought_start:
+    def ends_in_reasoning(self, token_ids: Sequence[int]) -> bool:
+        """Whether a prompt ends with the start mark of reasoning."""
+        if not self._reasoning_start:
             return False
         tail = self._tokenizer.decode(list(token_ids[-_TAIL_TOKENS:]), skip_special_tokens=False)
-        return tail.rstrip().endswith(self._thought_start)
+        return tail.rstrip().endswith(self._reasoning_start)
 
     def tokenize(self, chat: Chat, placeholders: Sequence[Placeholder]) -> list[int]:
         """Ids of the prompt of an arranged chat, up to where the answer begins.
@@ -102,7 +88,7 @@ class PromptTokenizer:
             mark = self._special.choose_mark(user_text)
             rendered = self._render(chat, mark) if mark else self._render_unmarked(chat)
         else:
-            rendered = self._template.render(chat, str)
+            rendered = self.template.render(chat, str)
         text = self._place_media(rendered, placeholders, param)
         has_bos = self._bos is not None and text.startswith(self._bos)
         token_ids = self._ids(text, param, adds_special=self._adds_special and not has_bos)
@@ -120,7 +106,7 @@ class PromptTokenizer:
         return token_ids
 
     def tokenize_prediction(self, text: str) -> tuple[int, ...]:
-        """Ids of what an answer is expected to be like."""
+        """Ids of the text that the answer is expected to be like."""
         self._check_length(text, "prediction")
         return tuple(self._ids(text, "prediction", adds_special=False))
 
@@ -133,7 +119,7 @@ class PromptTokenizer:
         return list(token_ids)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """What `token_ids` read as, control tokens included."""
+        """The text of `token_ids`, control tokens included."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def _is_known(self, token_id: int) -> bool:
@@ -154,7 +140,7 @@ class PromptTokenizer:
 
     def _render(self, chat: Chat, mark: str) -> str:
         """The prompt, with marks that keep control tokens in user text from being any."""
-        special, render = self._special, self._template.render
+        special, render = self._special, self.template.render
         rendered = render(chat, lambda text: special.disarm(text, mark))
         strict = render(chat, lambda text: special.disarm_beginnings(text, mark))
         # Where a template took out what stood within one, it is whole again.
@@ -165,8 +151,8 @@ class PromptTokenizer:
 
         Raises InvalidRequest if it has more control tokens than the template writes.
         """
-        rendered = self._template.render(chat, str)
-        harmless = self._template.render(chat, self._special.without_beginnings)
+        rendered = self.template.render(chat, str)
+        harmless = self.template.render(chat, self._special.without_beginnings)
         if self._special.count(rendered) > self._special.count(harmless):
             message = "the text mixes control tokens and private-use marks"
             raise InvalidRequest(message, field_of(chat.messages))

@@ -1,4 +1,4 @@
-"""Arranges calls of tools and their results the way a chat template has a place for them.
+"""Tool calls and results, arranged for what a chat template has a place for.
 
 Templates differ: some show pictures in a tool's result, some text alone; some know no calls at all.
 Pictures keep their order, whichever turn they end up in.
@@ -219,7 +219,7 @@ def _calls_text(calls: Sequence[ToolCall]) -> str:
 
 
 def instruction(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What a model is told that must call tools, and whose template has no place for them."""
+    """The prompt of a model that must call tools, and whose template has no place for them."""
     return (
         "You can call these tools:\n"
         + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

@@ -1,14 +1,51 @@
-"""What the front tells an engine."""
+"""What the front tells an engine, and each of several processes that run one model."""
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 
 from vlm_server import settings
-from vlm_server.protocol.ranks import Rank
 from vlm_server.protocol.request import Submit
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """One of `size` processes, and how it meets the others.
+
+    backend: MLX's, `ring`, `jaccl` or `nccl`.
+    environment, and files, whose paths become the values of the variables that name them: what
+    MLX reads. Rank 0 listens for the others at `host` and `port`; all show each other `secret`.
+    """
+
+    number: int
+    size: int
+    backend: str
+    environment: Mapping[str, str]
+    files: Mapping[str, str]
+    host: str
+    port: int
+    secret: str
+    log: settings.Log
+
+    def enter(self) -> None:
+        """Set this process's environment; to be called before MLX is imported."""
+        os.environ.update(self.environment)
+
+    @contextmanager
+    def with_files(self) -> Iterator[None]:
+        """The files that the environment names, for as long as MLX reads them."""
+        with tempfile.TemporaryDirectory(prefix="vlm-server-") as folder:
+            paths = {name: Path(folder) / name for name in self.files}
+            for name, path in paths.items():
+                path.write_text(self.files[name])
+                os.environ[name] = str(path)
+            yield
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -34,7 +71,7 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 
 
 class SetMemoryLimit(msgspec.Struct, frozen=True, tag="set_memory_limit"):
-    """From now on device memory has this limit: other models need, or left, the rest.
+    """A new limit on device memory: other models need, or left, the rest.
 
     What runs is let finish; `MemoryStats` tell when all of it is under the limit.
     """
@@ -49,7 +86,7 @@ class ClearCaches(msgspec.Struct, frozen=True, tag="clear_caches"):
 STACKS_SIGNAL = signal.SIGUSR1
 """At this one, an engine writes the stacks of its threads to standard error, even if they hang."""
 LAST_WRITES_SECONDS = 5.0
-"""The most that an engine writes to the disk once all it ran is finished."""
+"""The most time for an engine's last writes to the disk, when its requests have ended."""
 
 
 Command = Start | Submit | Abort | Drain | SetMemoryLimit | ClearCaches

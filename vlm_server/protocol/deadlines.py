@@ -1,4 +1,4 @@
-"""When one request's time is up: in the front from its arrival, in the engine from its submission.
+"""The deadlines of one request: in the front from its arrival, in the engine from its submission.
 
 Knows durations on a monotonic clock, and no time of day: a clock that is set changes nothing.
 """
@@ -33,11 +33,11 @@ class RequestDeadlines:
 
     @property
     def next_at(self) -> float:
-        """When the next of them passes; infinity if there is none."""
+        """The time of the next deadline; infinity if there is none."""
         return min(self._queue_at, self._first_token_at, self._token_at, self._total_at)
 
     def left(self, now: float) -> Deadlines:
-        """What is left of them `now`, for who goes on with the request."""
+        """The remaining deadlines, in seconds from `now`."""
         return Deadlines(
             _left(now, self._queue_at),
             _left(now, self._first_token_at),
@@ -46,11 +46,11 @@ class RequestDeadlines:
         )
 
     def begin(self) -> None:
-        """The device begins with the request: it has left the queue."""
+        """End the queue deadline: the device begins with the request."""
         self._queue_at = math.inf
 
     def take_token(self, now: float) -> None:
-        """A token of it came; from the first one on, the time to the next counts."""
+        """Record a token; from the first one on, the time to the next counts."""
         self._queue_at = self._first_token_at = math.inf
         self._token_at = _at(now, self._token_seconds)
 

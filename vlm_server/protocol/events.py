@@ -1,4 +1,4 @@
-"""What an engine tells the front: of its start, of answers and their ends."""
+"""The engine's events for the front: its start, answers and their ends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request, of all its choices together.
 
-    `prompt_tokens` counts those of the pictures too, `completion_tokens` those of thoughts:
-    `reasoning_tokens`, with those of the marks around them. Draft tokens that were verified are
+    `prompt_tokens` counts those of the pictures too, `completion_tokens` those of reasoning:
+    `reasoning_tokens`, with those of its marks. Draft tokens that were verified are
     part of the completion (`accepted_prediction_tokens`) or were wrong (`rejected_...`).
     """
 
@@ -35,7 +35,7 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What a client may want to know of the model that was loaded.
+    """Facts about the loaded model, for clients.
 
     `size_bytes` is that of its weights on the device, `modified_at` the newest change of its files
     in seconds since 1970, `digest` a SHA-256 in hex: see `Checkpoint.digest`.
@@ -83,11 +83,10 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
 
 
 class Working(msgspec.Struct, frozen=True, tag="working"):
-    """Whose pictures and prompts the device is about to encode and prefill.
+    """The requests that the device is about to encode or prefill.
 
-    It is on its way before the work starts, in case the process dies of it, and stands in the
-    place of what was said before. The media of those `encoding` are encoded; the prompts of the
-    others are prefilled.
+    It is sent before the work starts, in case the process dies of it, and replaces the last one.
+    The media of those in `encoding` are encoded; the prompts of the others are prefilled.
     """
 
     request_ids: tuple[str, ...]
@@ -111,7 +110,7 @@ class TokenText(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A drawn token and the likeliest ones in its place, the likeliest first."""
+    """A sampled token and the likeliest ones in its place, the likeliest first."""
 
     token: TokenText
     top: tuple[TokenText, ...]
@@ -127,7 +126,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """News of one choice: text of its answer, or of a thought, or more of a tool call.
+    """A delta of one choice: text of its answer, or of its reasoning, or more of a tool call.
 
     `text` may be empty, which is no news, while bytes, what may become a stop or a mark, or a call
     that is not complete are held back. A token may bring several
@@ -148,7 +147,7 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
-    """One step's news for all requests."""
+    """One step's deltas for all requests."""
 
     deltas: tuple[Delta, ...]
 
@@ -180,7 +179,7 @@ PhaseName = Literal["queue", "prepare", "load", "encode", "prefill", "decode"]
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """For how long a request was in a phase of its life in the engine."""
+    """The seconds that a request was in a phase of its life in the engine."""
 
     name: PhaseName
     seconds: float

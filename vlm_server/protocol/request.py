@@ -41,7 +41,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 class Message(msgspec.Struct, frozen=True):
     """One turn. The result of a tool call has the role `tool` and may hold images, too.
 
-    `reasoning` is what the assistant thought before `content`, and `tool_calls` what it called
+    `reasoning` is the assistant's before `content`, and `tool_calls` are its calls
     after it. `tool_call_id` names the call that a result is of, and `name` its tool. `param` names
     the field that it came from, for errors.
     """
@@ -75,8 +75,7 @@ class Tools(msgspec.Struct, frozen=True):
 class TemplateOptions(msgspec.Struct, frozen=True):
     """How the chat template writes the prompt.
 
-    A model that may think or not does so if `enable_thinking`; None is the same as False, for it
-    and for its template.
+    A model with optional reasoning reasons if `enable_thinking`; None is the same as False.
     `variables` is the JSON of an object with more of the template's own; it wins if it sets
     `enable_thinking`, too. With `continue_final` the answer goes on where the last message, which
     is the assistant's, ends.
@@ -123,17 +122,16 @@ class Video(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """How one request draws its tokens. `temperature` 0 is greedy; `top_k` 0 is off.
+    """How one request samples its tokens. `temperature` 0 is greedy; `top_k` 0 is off.
 
-    `n` answers, its choices, are drawn side by side from one prompt; the limits are each one's.
+    `n` answers, its choices, are sampled side by side from one prompt; the limits are each one's.
     Presence and frequency penalties count the answer's tokens, the repetition penalty those of
     the prompt too. `logprobs` is how many alternatives to report for each token; None reports
-    nothing. `min_tokens` keeps end tokens from being drawn, `ignore_eos` from ending anything.
+    nothing. `min_tokens` keeps end tokens from being sampled, `ignore_eos` from ending anything.
     `max_tokens` None means as many as the context leaves room for; `temperature` and `top_p`
-    None are the checkpoint's own (`generation_config.json`); `seed` None draws one.
-    `json_schema` is the text of one, which the answer conforms to. `max_reasoning_tokens` ends a
-    thought that gets longer; None is no bound. With `reports_usage` each delta counts what was used
-    so far.
+    None are the checkpoint's own (`generation_config.json`); `seed` None is random.
+    `json_schema` is the text of one, which the answer conforms to. `max_reasoning_tokens` ends
+    longer reasoning; None is no bound. With `reports_usage` each delta has the usage so far.
     """
 
     max_tokens: int | None = None
@@ -157,7 +155,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """What a request may still take, in seconds from when it is submitted; None is no deadline.
+    """The deadlines of a request, in seconds from its submission; None is no deadline.
 
     `queue_seconds` until the device begins with it, `first_token_seconds` until its first token,
     `token_seconds` from one of its tokens to the next, `total_seconds` until it ends.
@@ -190,10 +188,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Whether the prompt is only made and counted: it ends without an answer."""
 
     def texts(self) -> Iterator[str]:
-        """All that is read of the request besides media and token ids, in no order of the prompt.
-
-        What is JSON in it stays so.
-        """
+        """All texts of the request, JSON as it is, in no order of the prompt."""
         for message in self.messages:
             yield from (part.text for part in message.content if isinstance(part, TextPart))
             yield from (message.reasoning, message.name, message.tool_call_id)
@@ -227,7 +222,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
 
 class EncodedSubmit(msgspec.Struct, frozen=True, tag="submit"):
-    """A `Submit` whose large parts are encoded already: for who passes it on and reads no more."""
+    """A `Submit` whose large parts stay encoded, to be passed on."""
 
     request_id: str
     messages: msgspec.Raw

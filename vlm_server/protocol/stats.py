@@ -1,4 +1,4 @@
-"""What an engine reports of itself, about once a second while that changes."""
+"""An engine's report of itself, sent about once a second while it changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MemoryStats(msgspec.Struct, frozen=True):
 
 
 class RequestProgress(msgspec.Struct, frozen=True):
-    """Where one request is: `state` is the name of an `engine.request.states.State`.
+    """The progress of one request: `state` is the name of an `engine.request.states.State`.
 
     Tokens, of the prompt in `prefill` and of all answers together in `decode`: how many are `done`,
     and how many there may be at most (`total`). Both are 0 in other states.
@@ -70,7 +70,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     tracked: int
     """Requests that are known."""
     tracked_by: dict[str, int]
-    """What is remembered of requests, by who remembers it; all 0 when idle."""
+    """Remembered items of requests, by component; all 0 when idle."""
     memory: MemoryStats
     generated_tokens: int
     prompt_tokens: int = 0

@@ -19,7 +19,7 @@ from mlx.nn.layers.distributed import shard_linear
 
 from vlm_server.cache.disk.files import default_folder
 from vlm_server.errors import ModelLoadError
-from vlm_server.protocol.ranks import Rank
+from vlm_server.protocol.commands import Rank
 from vlm_server.runner.fingerprint import Checkpoint, KeptHashes
 
 _JOIN_SECONDS = 60.0

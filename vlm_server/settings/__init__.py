@@ -7,13 +7,12 @@ overrides. Unknown names are errors.
 
 from __future__ import annotations
 
-from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIB, MIN_KEY_CHARS
-from vlm_server.settings.distributed import Distributed
-from vlm_server.settings.engine import Engine, Scheduler
+from vlm_server.settings.engine import Distributed, Engine, Scheduler
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
 from vlm_server.settings.media import Image, Video
 from vlm_server.settings.memory import Cache, Memory
 from vlm_server.settings.model import Checkpoint, ListedModel, Model
+from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIB, MIN_KEY_CHARS
 from vlm_server.settings.sources import Sources, described
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 from vlm_server.settings.tree import (

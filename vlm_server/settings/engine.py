@@ -1,4 +1,4 @@
-"""Settings of the engine process, and of how requests share it."""
+"""Settings of the engine process, of sharing it between requests, and of splitting a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlm_server.settings.bounds import MIB
+from vlm_server.settings.quantities import MIB
 
 
 class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,3 +140,25 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "follow it; each has a process of its own.",
         ),
     ] = 256 * MIB
+
+
+class Distributed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The machines that one model is split over, if it is too large for one."""
+
+    hosts: Annotated[
+        str,
+        Meta(
+            description="Absolute path of a hostfile in the format of `mlx.launch`, whose first "
+            "host is this machine: the model is split over all hosts (docs/distributed.md). Empty "
+            "means that this machine has all of it."
+        ),
+    ] = ""
+    port: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=65000,
+            description="TCP port of this machine at which the other hosts' processes are told "
+            "what to do; MLX's own connections take those that follow.",
+        ),
+    ] = 32322

@@ -1,4 +1,4 @@
-"""What is wrong with a setting, in words that say where it stands and what it could be."""
+"""Error messages about settings, with the line of the file and the possible values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the front process: connections, what a request may have, and how long it may take."""
+"""Settings of the front process: connections, limits on requests, URLs and deadlines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlm_server.settings.bounds import MIB
+from vlm_server.settings.quantities import MIB
 
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

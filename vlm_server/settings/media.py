@@ -1,4 +1,4 @@
-"""Settings of how pictures and videos are read."""
+"""Settings of reading pictures and videos."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from vlm_server.settings.bounds import MIB
+from vlm_server.settings.quantities import MIB
 
 
 class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Settings of what memory holds, and of what outlives the process on disk."""
+"""Settings of caches, in memory and on disk, and of device memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlm_server.settings.bounds import MIB
-from vlm_server.settings.quantities import Share
+from vlm_server.settings.quantities import MIB, Share
 
 
 class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Settings of what is served: the checkpoints, and how they are loaded."""
+"""Settings of the served checkpoints, and of loading them."""
 
 from __future__ import annotations
 

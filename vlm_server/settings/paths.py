@@ -1,4 +1,4 @@
-"""Paths as people write them, and why one can't be read."""
+"""Paths in settings, and the reasons why one can't be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes, times and shares as people write them: `30GiB`, `512MB`, `5m`, `1h30m`, `75%`."""
+"""Bounds of settings; sizes, times and shares as people write them: `30GiB`, `1h30m`, `75%`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import re
 from typing import Any, get_args
 
 import msgspec
+
+MIB = 1 << 20
+MIN_KEY_CHARS = 8
+MAX_FLOAT = 1e9
+MAX_INT = 1 << 53
+"""Of any setting: far above what makes sense, and below what overflows."""
+
 
 _NUMBER = r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})"
 _SIZE = re.compile(rf"{_NUMBER} ?([kmgt]?i?b)", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""All settings as they are in force, and where each comes from; never a key."""
+"""All settings in force, and the source of each; without secrets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlm_server.settings.tree import Settings
 
 DEFAULT = "default"
 Sources = Mapping[str, str]
-"""By `section.key`, where a setting was given: a file, or the command line."""
+"""The source of each given setting, a file or the command line, by `section.key`."""
 
 _SECRET = frozenset({"server.api_keys"})
 

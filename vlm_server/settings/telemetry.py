@@ -1,4 +1,4 @@
-"""Settings of what the daemon says of itself: log, metrics, traces."""
+"""Settings of log, metrics and traces."""
 
 from __future__ import annotations
 

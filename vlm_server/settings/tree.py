@@ -13,16 +13,14 @@ from typing import Any, get_type_hints
 import msgspec
 
 from vlm_server.errors import ConfigError
-from vlm_server.settings.bounds import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS
-from vlm_server.settings.distributed import Distributed
-from vlm_server.settings.engine import Engine, Scheduler
+from vlm_server.settings.engine import Distributed, Engine, Scheduler
 from vlm_server.settings.faults import explained, where
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
 from vlm_server.settings.media import Image, Video
 from vlm_server.settings.memory import Cache, Memory
 from vlm_server.settings.model import ListedModel, Model
 from vlm_server.settings.paths import expanded, missing, why_unreadable
-from vlm_server.settings.quantities import value_of
+from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS, value_of
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)

@@ -23,8 +23,8 @@ from vlm_server.protocol import (
     Working,
     encode_submit,
 )
-from vlm_server.supervisor.crashes.shape import Shape, shape_of
 from vlm_server.supervisor.history import EngineEnd, MemorySample
+from vlm_server.supervisor.shape import RequestShape, shape_of
 
 RequestEvent = Accepted | Working | Tokens | Finished | Failed
 
@@ -33,11 +33,11 @@ _UNKNOWN = ModelFacts()
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
-    """A request for the engine as the front has it: nothing in it has to be decoded again."""
+    """A request on its way to the engine, encoded once."""
 
     submit: EncodedSubmit
-    shape: Shape
-    """What the quarantine knows it by."""
+    shape: RequestShape
+    """The size by which the quarantine knows the request."""
 
     def with_deadlines(self, deadlines: Deadlines) -> EngineRequest:
         """The same request with these deadlines."""

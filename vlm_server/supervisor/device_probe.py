@@ -1,7 +1,7 @@
-"""Tries the device in a process of its own, as an engine would use it.
+"""A probe of the device in a process of its own, as an engine would use it.
 
-Whoever asks needs no mlx, and survives what ends the process: a missing library, an instruction
-that the processor lacks, a driver that hangs.
+The caller needs no mlx, and survives a missing library, an instruction that the processor lacks, or
+a driver that hangs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from vlm_server.platform import machine
 from vlm_server.platform.child import launch
-from vlm_server.supervisor.failed_starts import signal_name
+from vlm_server.supervisor.history import signal_name
 
 _MODULE = "vlm_server.engine.examine"
 

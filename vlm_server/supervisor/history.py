@@ -1,10 +1,11 @@
-"""What is remembered of engines: their memory over the last hour, and how they ended.
+"""The history of engines: memory over the last hour, ends, failed starts.
 
 Needs no timer: an engine that does nothing says nothing, and its memory stays as it was last told.
 """
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from vlm_server.protocol import MemoryStats
-from vlm_server.supervisor.failed_starts import signal_name
 
 SAMPLE_SECONDS = 10
 HISTORY_SECONDS = 3600
@@ -46,7 +46,7 @@ class MemoryHistory:
         self._samples: deque[MemorySample] = deque(maxlen=HISTORY_SECONDS // SAMPLE_SECONDS)
 
     def add(self, memory: MemoryStats) -> None:
-        """Note a reading of now."""
+        """Add a reading of now."""
         at = int(self._clock()) // SAMPLE_SECONDS * SAMPLE_SECONDS
         sample = MemorySample(at, memory.active_bytes, memory.pool_bytes, memory.footprint_bytes)
         if self._samples and self._samples[-1].at == at:
@@ -83,3 +83,61 @@ def _larger(one: MemorySample, other: MemorySample) -> MemorySample:
         max(one.pool_bytes, other.pool_bytes),
         max(one.footprint_bytes, other.footprint_bytes),
     )
+
+
+_GIB = 1 << 30
+MAX_FAILED_STARTS = 3
+"""In a row. Something passing may end one; what ends three will end the next."""
+
+
+class FailedStarts:
+    """Counts one model's engines that end before the first was ready, to give up at some point.
+
+    Once one was ready, a restart is always tried.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        """`memory_bytes`: what a process may use here, for the message."""
+        self._memory_bytes = memory_bytes
+        self._count = 0
+        self._has_been_ready = False
+
+    def note_ready(self) -> None:
+        self._has_been_ready = True
+
+    def note_end(self, status: int | None, *, was_late: bool) -> str | None:
+        """An engine has ended with `status`, negative for a signal, None if it never began.
+
+        Returns why no other should be started, if that is so. `was_late`: it was ended because it
+        did not get ready in time.
+        """
+        if self._has_been_ready:
+            return None
+        self._count += 1
+        if self._count < MAX_FAILED_STARTS:
+            return None
+        cause = self._cause(status, was_late)
+        return f"{self._count} engines in a row ended before they were ready; {cause}"
+
+    def _cause(self, status: int | None, was_late: bool) -> str:
+        if was_late:
+            return "the last was not ready within engine.start_timeout_seconds"
+        if status == -signal.SIGKILL:
+            return (
+                "the last was killed (SIGKILL), as the system does when memory runs out: this "
+                f"process may use {self._memory_bytes / _GIB:.2f} GiB. Serve a smaller or a "
+                "quantized checkpoint, or free memory"
+            )
+        if status is None:
+            return "the last could not be started: the log says why"
+        if status < 0:
+            return f"the last was ended by {signal_name(-status)}: the log says more"
+        return f"the last ended with status {status}: the log says more"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9, and so on."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

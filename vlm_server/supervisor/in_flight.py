@@ -1,23 +1,23 @@
-"""The requests that an engine has: who waits for their events, and what they may be blamed for."""
+"""The requests that an engine has: their event streams, blame for a crash, and trials alone."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 
-from vlm_server.errors import EngineDied, RequestCancelled, RequestError
+from vlm_server.errors import EngineDied, EngineUnavailable, RequestCancelled, RequestError
 from vlm_server.protocol import Accepted, Failed, Finished, Tokens, Working
 from vlm_server.supervisor.client import RequestEvent
-from vlm_server.supervisor.crashes.quarantine import Quarantine
-from vlm_server.supervisor.crashes.shape import Shape
-from vlm_server.supervisor.crashes.trials import Trials
+from vlm_server.supervisor.quarantine import Quarantine
+from vlm_server.supervisor.shape import RequestShape
 
 logger = logging.getLogger(__name__)
 
 
 class EngineStreams:
-    """Hands each stream the events of its request; has `Quarantine` and `Trials` learn from all.
+    """One stream of events per request, which `Quarantine` and `Trials` learn from.
 
     Its length is the number of streams. Knows nothing of the process. Use from one event loop.
     """
@@ -30,20 +30,20 @@ class EngineStreams:
     def __len__(self) -> int:
         return len(self._queues)
 
-    async def turn(self, request_id: str, shape: Shape) -> bool:
-        """Wait until a request may be sent; whether it is then tried alone.
+    async def turn(self, request_id: str, shape: RequestShape) -> bool:
+        """Wait until a request may be sent; returns whether it is tried alone.
 
         Raises RequestTooCostly if it is refused, and EngineUnavailable: see `Trials.turn`.
         """
         return await self._trials.turn(request_id, partial(self._is_suspect, shape))
 
     def open(self, request_id: str) -> asyncio.Queue[RequestEvent]:
-        """Where the events of a request will come, until `close`."""
+        """The queue of a request's events, until `close`."""
         queue = self._queues[request_id] = asyncio.Queue[RequestEvent]()
         return queue
 
     def close(self, request_id: str) -> bool:
-        """Nobody waits for its events any more. Whether somebody did."""
+        """Stop tracking a request; returns whether it was tracked."""
         return self._queues.pop(request_id, None) is not None
 
     def cancel(self, request_id: str) -> bool:
@@ -55,12 +55,12 @@ class EngineStreams:
         queue.put_nowait(_failed(request_id, error))
         return True
 
-    def admit(self, request_id: str, shape: Shape, *, alone: bool) -> None:
-        """The engine gets a request; `alone`: until its first token, nothing else to do."""
+    def admit(self, request_id: str, shape: RequestShape, *, alone: bool) -> None:
+        """Record a request that is sent to the engine; alone: as a trial."""
         self._quarantine.admit(request_id, shape, alone=alone)
 
     def take(self, event: RequestEvent) -> None:
-        """The engine said this: of one request, or of several at once."""
+        """Deliver an event of the engine, of one request or of several."""
         match event:
             case Tokens(deltas):
                 for delta in deltas:
@@ -83,7 +83,7 @@ class EngineStreams:
                     self._deliver(request_id, event)
 
     def ended(self, request_id: str) -> None:
-        """The engine has nothing more to do for a request."""
+        """Record that the engine is done with a request."""
         self._trials.ended(request_id)
         self._quarantine.finish(request_id)
 
@@ -96,7 +96,7 @@ class EngineStreams:
             queue.put_nowait(_failed(request_id, error))
         self._queues.clear()
 
-    def _is_suspect(self, shape: Shape) -> bool:
+    def _is_suspect(self, shape: RequestShape) -> bool:
         self._quarantine.check(shape)
         return self._quarantine.is_suspect(shape)
 
@@ -107,3 +107,89 @@ class EngineStreams:
 
 def _failed(request_id: str, error: RequestError) -> Failed:
     return Failed(request_id, error.code, error.message)
+
+
+_PATIENCE_SECONDS = 10.0
+"""The time that a trial, and requests after it, wait for running answers. Then it runs beside them:
+the device has done for them what it is suspected to die of."""
+
+
+_MOST_SECONDS = 30.0
+"""The further time that it waits for requests without a token."""
+
+
+class Trials:
+    """Turns at the engine: a suspect request runs alone, later ones wait. Of one event loop."""
+
+    def __init__(self) -> None:
+        self._alone: str | None = None
+        self._starting: set[str] = set()
+        """Requests that the engine has and that have no token yet."""
+        self._answering: set[str] = set()
+        self._changed = asyncio.Event()
+
+    async def turn(self, request_id: str, is_suspect: Callable[[], bool]) -> bool:
+        """Wait until a request may be sent; returns whether it is tried alone.
+
+        Raises what `is_suspect` does, which is called once no other trial is under way.
+        """
+        while self._alone is not None:
+            await self._changed.wait()
+        is_alone = is_suspect()
+        if is_alone:
+            self._alone = request_id
+            try:
+                await self._wait_for_others()
+            except BaseException:
+                self.ended(request_id)
+                raise
+        self._starting.add(request_id)
+        return is_alone
+
+    def answering(self, request_id: str) -> None:
+        """Record a request's first token, which ends its trial."""
+        if request_id in self._starting:
+            self._answering.add(request_id)
+            self._leave(request_id)
+
+    def ended(self, request_id: str) -> None:
+        """Record that the engine is done with a request."""
+        self._answering.discard(request_id)
+        self._leave(request_id)
+
+    def engine_ended(self) -> None:
+        """Forget all requests, and let waiting ones go on."""
+        self._starting.clear()
+        self._answering.clear()
+        self._alone = None
+        self._tell()
+
+    async def _wait_for_others(self) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while self._starting or self._answering:
+                    await self._changed.wait()
+        except TimeoutError:
+            await self._wait_for_starting()
+
+    async def _wait_for_starting(self) -> None:
+        """Raises EngineUnavailable if that takes long: everybody else waits, too."""
+        try:
+            async with asyncio.timeout(_MOST_SECONDS):
+                while self._starting:
+                    await self._changed.wait()
+        except TimeoutError:
+            raise EngineUnavailable(
+                "Requests of this size have crashed the engine, and the server has no time to try "
+                "one alone; try again later."
+            ) from None
+
+    def _leave(self, request_id: str) -> None:
+        self._starting.discard(request_id)
+        if self._alone == request_id:
+            self._alone = None
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 _END_SECONDS = 2.0
 _SOCKET_BYTES = 4 << 20
-"""What may lie between the processes: with less, a request with an image is sent in many pieces,
-each of which waits until both have had a core."""
+"""The sockets' buffers: with less, a request with an image is sent in many pieces, each of which
+waits until both processes have had a core."""
 _STACKS_SECONDS = 0.5
 """Time for an engine to write what its threads do."""
 _DEFAULTS = {"OPENBLAS_THREAD_TIMEOUT": "14"}
@@ -50,7 +50,7 @@ class EngineProcess:
         self._reader = reader
         self._writer = writer
         self._outbox: deque[Command | EncodedSubmit] = deque()
-        """What was not begun to be written: the engine may take its time to read."""
+        """Commands not yet written: the engine may take its time to read."""
         self._sending: asyncio.Task[None] | None = None
 
     @classmethod
@@ -100,7 +100,7 @@ class EngineProcess:
             self._sending = asyncio.create_task(self._send_rest())
 
     def withdraw(self, request_id: str) -> bool:
-        """Don't send a `Submit` after all; whether it could still be kept back."""
+        """Remove a `Submit` that was not sent yet; returns whether there was one."""
         kept = next((c for c in self._outbox if _submits(c, request_id)), None)
         if kept is not None:
             self._outbox.remove(kept)

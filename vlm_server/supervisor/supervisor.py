@@ -42,17 +42,21 @@ from vlm_server.protocol import (
     Unloadable,
     Working,
 )
-from vlm_server.protocol.ranks import Rank
+from vlm_server.protocol.commands import Rank
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineRequest, EngineStatus, RequestEvent
-from vlm_server.supervisor.crashes.quarantine import Quarantine
-from vlm_server.supervisor.environment import for_models
-from vlm_server.supervisor.failed_starts import FailedStarts
-from vlm_server.supervisor.history import MAX_ENDS, EngineEnd, MemoryHistory, reason_of_end
+from vlm_server.supervisor.history import (
+    MAX_ENDS,
+    EngineEnd,
+    FailedStarts,
+    MemoryHistory,
+    reason_of_end,
+)
 from vlm_server.supervisor.in_flight import EngineStreams
 from vlm_server.supervisor.process import EngineProcess
-from vlm_server.supervisor.ranks.processes import RankProcesses
-from vlm_server.supervisor.start_command import start_of
+from vlm_server.supervisor.quarantine import Quarantine
+from vlm_server.supervisor.ranks import RankProcesses
+from vlm_server.supervisor.start import for_models, start_of
 from vlm_server.supervisor.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -95,7 +99,7 @@ class Supervisor:
         self._tick_seconds = min(1.0, settings.engine.silence_timeout_seconds / 4)
         self._watchdog = Watchdog(self._tick_seconds, time.monotonic)
         self._hung: str | None = None
-        """What kind of threads the last engine was ended for; `_STOPPED` if it was all of them."""
+        """The kind of threads for which the last engine was ended; `_STOPPED` if it was stopped."""
         self._private = private or PrivateFolder()
         self._closes_private = private is None
         self._failed_starts = FailedStarts(machine.memory_bytes())
@@ -104,7 +108,7 @@ class Supervisor:
         self._was_ready = False
         self._started_at = 0.0
         self._start_seconds = 0.0
-        """How long the last engine took to start."""
+        """Seconds that the last engine took to start."""
 
     @property
     def status(self) -> EngineStatus:
@@ -199,7 +203,7 @@ class Supervisor:
         self._tell_limit()
 
     def _tell_limit(self) -> None:
-        """One that starts is told when it is ready, if its `Start` said something else."""
+        """Send the limit to an engine that is ready and has another one."""
         limit_bytes = self._start.memory.known_limit_bytes
         if self._process is not None and self._was_ready and limit_bytes != self._told_limit_bytes:
             self._told_limit_bytes = limit_bytes
@@ -217,7 +221,7 @@ class Supervisor:
         return self._process
 
     def _leave(self, process: EngineProcess, request_id: str) -> None:
-        """Nobody waits for a request any more. The engine has to end it, if it has it."""
+        """Abort a request whose client has left, if the engine has it."""
         if request_id in self._watchdog.owed and not process.withdraw(request_id):
             process.send(Abort(request_id))
         else:
@@ -250,20 +254,22 @@ class Supervisor:
                 await self._run_once(await asyncio.to_thread(find))
             except Exception:  # a process that can't be started, an event that can't be read
                 logger.exception("running the engine failed")
-            self._give_up_if_it_never_starts()
+            was_late = self._hung == _STARTING
+            reason = self._failed_starts.note_end(self._exit_status, was_late=was_late)
+            if reason is not None:
+                self._take_unloadable(reason)
             if self._status.state in ("failed", "stopping"):
                 return
             if self._was_ready:
                 pause = engine.restart_backoff_seconds
-            self._note_end()
-            restarts = self._status.restarts + 1
-            self._set(restarts=restarts, retry_after_seconds=pause + self._start_seconds)
+            end = EngineEnd(time.time(), reason_of_end(self._exit_status, self._hung))
+            self._set(
+                ends=(*self._status.ends, end)[-MAX_ENDS:],
+                restarts=self._status.restarts + 1,
+                retry_after_seconds=pause + self._start_seconds,
+            )
             await asyncio.sleep(pause)
             pause = min(2 * pause, engine.restart_backoff_max_seconds)
-
-    def _note_end(self) -> None:
-        end = EngineEnd(time.time(), reason_of_end(self._exit_status, self._hung))
-        self._set(ends=(*self._status.ends, end)[-MAX_ENDS:])
 
     async def _run_once(self, environment: dict[str, str]) -> None:
         """Run one engine from start to end; afterwards no request is in flight."""
@@ -366,12 +372,6 @@ class Supervisor:
         if self._status.state != "stopping":
             self._set(state="ready", progress=None, retry_after_seconds=1.0)
         self._settled.set()
-
-    def _give_up_if_it_never_starts(self) -> None:
-        was_late = self._hung == _STARTING
-        reason = self._failed_starts.note_end(self._exit_status, was_late=was_late)
-        if reason is not None:
-            self._take_unloadable(reason)
 
     def _take_unloadable(self, reason: str) -> None:
         """The model can't be loaded: final for one that never was, retried for one that was."""

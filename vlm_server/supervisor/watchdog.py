@@ -1,7 +1,7 @@
-"""Notices that an engine, or one kind of its threads, does not get on.
+"""A watchdog for an engine, or one kind of its threads, that makes no progress.
 
 Its clock stands while nothing is due from the engine, and while the front itself is stopped
-(`docker pause`, a debugger): then nobody could have heard anything.
+(`docker pause`, a debugger): it could not have heard anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INFERENCE = "inference"
 
 
 class Watchdog:
-    """Keeps the time since each kind of thread last got on with what is due.
+    """The time since each kind of thread last made progress with what is due.
 
     `tick` is to be called every `tick_seconds`; all that passes beyond twice that does not count.
     """
@@ -25,27 +25,27 @@ class Watchdog:
         self._clock = clock
         self._ticked_at = clock()
         self._owed: set[str] = set()
-        """Requests that the engine was sent and has not ended."""
+        """Requests that were sent to the engine and have not ended."""
         self._silence = 0.0
         self._ages: dict[tuple[str, int], float] = {}
-        """For how long a kind of thread has had its oldest piece of work, by kind and number."""
+        """Seconds since a kind of thread began its oldest piece of work, by kind and number."""
 
     @property
     def owed(self) -> frozenset[str]:
-        """Requests that the engine has to end, whether or not anybody still waits for them."""
+        """Requests that the engine has to end, even if their clients have left."""
         return frozenset(self._owed)
 
     def sent(self, request_id: str) -> None:
-        """The engine is to answer this. More work does not excuse silence about older work."""
+        """Record a request sent to the engine. It does not excuse silence about older work."""
         self._owed.add(request_id)
 
     def ended(self, request_id: str) -> None:
-        """The engine owes nothing more for this."""
+        """Record that the engine is done with a request."""
         self._owed.discard(request_id)
         self._rest_if_nothing_is_due()
 
     def heard(self, event: Event) -> None:
-        """The inference thread has sent something."""
+        """Record an event of the inference thread."""
         self._silence = 0.0
         if isinstance(event, Stats):
             ages = {work: age for work, age in self._ages.items() if work in event.at_work.items()}
@@ -63,7 +63,7 @@ class Watchdog:
 
     @property
     def overdue_seconds(self) -> tuple[float, str]:
-        """For how long something has been due, at the most, and from which kind of thread."""
+        """The longest time that something has been due, and the kind of thread that owes it."""
         ages = [(age, kind) for (kind, _), age in self._ages.items()]
         return max([(self._silence, INFERENCE), *ages])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.platform import mimalloc, preload
+from vlm_server.platform import preload
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the preload is for Linux")
 
@@ -26,18 +26,18 @@ def install(monkeypatch: pytest.MonkeyPatch, *packages: str, root: Path | None =
             raise PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr(mimalloc, "distribution", look)
+    monkeypatch.setattr(preload, "distribution", look)
 
 
 @pytest.mark.parametrize("mlx", ["mlx-cuda-13", "mlx-cuda-12"])
 def test_it_is_found_beside_mlx_for_cuda(monkeypatch: pytest.MonkeyPatch, mlx: str):
     install(monkeypatch, mlx, "cmeel-mimalloc")
-    assert mimalloc.find_preload() == LIBRARY
+    assert preload.find_mimalloc() == LIBRARY
 
 
 def test_it_is_not_for_cpus(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     install(monkeypatch, "mlx-cpu", "cmeel-mimalloc")
-    assert mimalloc.find_preload() is None
+    assert preload.find_mimalloc() is None
     assert not caplog.text
 
 
@@ -46,7 +46,7 @@ def test_without_the_package_it_is_said_what_to_install(
 ):
     install(monkeypatch, "mlx-cuda-13")
     with caplog.at_level(logging.WARNING):
-        assert mimalloc.find_preload() is None
+        assert preload.find_mimalloc() is None
     assert "pip install cmeel-mimalloc" in caplog.text
 
 
@@ -59,11 +59,11 @@ def test_a_library_that_cannot_be_loaded_is_not_preloaded(
     if content is not None:
         library.write_bytes(content)
     install(monkeypatch, "mlx-cuda-13", "cmeel-mimalloc", root=tmp_path)
-    assert mimalloc.find_preload() is None
+    assert preload.find_mimalloc() is None
 
 
 def test_one_that_hangs_is_not_preloaded(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, "mlx-cuda-13", "cmeel-mimalloc")
-    monkeypatch.setattr(mimalloc, "_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(preload, "_MIMALLOC_PROBE", "import time; time.sleep(60)")
     monkeypatch.setattr(preload, "_SECONDS", 0.3)
-    assert mimalloc.find_preload() is None
+    assert preload.find_mimalloc() is None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.platform import openblas, preload
+from vlm_server.platform import preload
 
 pytestmark = [
     pytest.mark.skipif(platform.system() != "Linux", reason="the preload is for Linux"),
@@ -66,7 +66,7 @@ def compile_c(source: str, library: Path, *arguments: str) -> None:
 
 
 def test_a_library_that_multiplies_right_is_taken(tmp_path: Path):
-    assert openblas._works(build(tmp_path, "right"))
+    assert preload.runs(preload._BLAS_PROBE, build(tmp_path, "right"))
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_a_library_that_multiplies_right_is_taken(tmp_path: Path):
     ],
 )
 def test_a_candidate_that_does_not_work_is_refused(tmp_path: Path, kind: str):
-    assert not openblas._works(build(tmp_path, kind))
+    assert not preload.runs(preload._BLAS_PROBE, build(tmp_path, kind))
 
 
 def test_a_candidate_that_hangs_is_refused_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(preload, "_SECONDS", 0.5)
-    assert not openblas._works(build(tmp_path, "hangs"))
+    assert not preload.runs(preload._BLAS_PROBE, build(tmp_path, "hangs"))
 
 
 def test_the_first_that_works_is_found(
@@ -95,23 +95,23 @@ def test_the_first_that_works_is_found(
 ):
     kinds = ("missing", "illegal instruction", "wrong", "right")
     candidates = [build(tmp_path, kind) for kind in kinds]
-    monkeypatch.setattr(openblas, "_candidates", lambda _: iter(candidates))
+    monkeypatch.setattr(preload, "_candidates", lambda _: iter(candidates))
     with caplog.at_level(logging.INFO):
-        assert openblas.find_preload(tmp_path / "links") == candidates[-1]
+        assert preload.find_openblas(tmp_path / "links") == candidates[-1]
     assert "libright" in caplog.text
 
 
 def test_without_any_it_says_so_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(openblas, "_candidates", lambda _: iter([build(tmp_path, "wrong")]))
+    monkeypatch.setattr(preload, "_candidates", lambda _: iter([build(tmp_path, "wrong")]))
     with caplog.at_level(logging.WARNING):
-        assert openblas.find_preload(tmp_path / "links") == {}
+        assert preload.find_openblas(tmp_path / "links") == {}
     assert "slower" in caplog.text
 
 
 def test_what_is_found_here_starts_a_process(tmp_path: Path):
-    environment = openblas.find_preload(tmp_path / "links")
+    environment = preload.find_openblas(tmp_path / "links")
     done = subprocess.run(
         [sys.executable, "-c", "print(2)"], env={**os.environ, **environment}, capture_output=True
     )
@@ -124,7 +124,7 @@ def test_links_that_were_removed_are_made_anew(tmp_path: Path):
     bundled.mkdir(parents=True)
     (bundled / "libgfortran-1.so.5.0.0").touch()
     for _ in range(2):
-        assert openblas._link_fortran(packages, links) == links
+        assert preload._link_fortran(packages, links) == links
         assert (links / "libgfortran.so.5").readlink() == bundled / "libgfortran-1.so.5.0.0"
         shutil.rmtree(links)
 
@@ -134,5 +134,5 @@ def test_the_trial_imports_nothing_from_the_working_folder(
 ):
     (tmp_path / "ctypes.py").write_text("open('mark', 'w'); raise SystemExit(0)")
     monkeypatch.chdir(tmp_path)
-    assert not openblas._works({"LD_PRELOAD": str(tmp_path / "missing.so")})
+    assert not preload.runs(preload._BLAS_PROBE, {"LD_PRELOAD": str(tmp_path / "missing.so")})
     assert not (tmp_path / "mark").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.platform.process_memory import be_killed_first
+from vlm_server.platform.footprint import be_killed_first
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
 

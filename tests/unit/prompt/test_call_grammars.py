@@ -18,8 +18,13 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces import Grammar
 from vlm_server.interfaces.model_spec import ToolParser
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.prompt.grammar.constraint import Constraint, ForcedCalls, FreeCalls, Schema
-from vlm_server.prompt.grammar.constraints import Constraints
+from vlm_server.prompt.grammar.constraints import (
+    AutoCalls,
+    Constraint,
+    Constraints,
+    RequiredCalls,
+    Schema,
+)
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.lark import MAX_CALLS, arguments_schema
 from vlm_server.protocol import SamplingParams, Submit, Tools
@@ -330,7 +335,7 @@ def test_marks_may_be_control_tokens(new: New, is_special: bool):
     host.vocabulary_size, host.tool_parser = 259, replace(HERMES, start="<call>", end="</call>")
     offered = tools("auto", strict=("now",), now={})
     made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
-    assert isinstance(made, FreeCalls)
+    assert isinstance(made, AutoCalls)
     assert (made.syntax.start, made.syntax.end) == ((257,), (258,))
     grammars = new(host=host)
     grammar = compiled(grammars, made)
@@ -381,7 +386,7 @@ def test_what_a_request_is_held_to():
     free, forced = tools("auto", now={}), tools(now={})
     assert constraint(None) is None
     assert constraint(free) is None
-    assert constraint(forced, None) == ForcedCalls(forced)
+    assert constraint(forced, None) == RequiredCalls(forced)
     assert constraint(None, HERMES, {}) == Schema("{}")
     assert constraint(free, None, {}) == Schema("{}"), "this model calls nothing"
     assert constraint(tools("auto", strict=("now",), now={}), None) is None

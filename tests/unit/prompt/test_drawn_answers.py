@@ -20,7 +20,7 @@ from tests.whole import examples
 from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces import AnswerMatcher, Grammar
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.prompt.grammar.constraint import Schema
+from vlm_server.prompt.grammar.constraints import Schema
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.settings import Engine

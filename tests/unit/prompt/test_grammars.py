@@ -21,9 +21,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from tests.daemons import is_alive
 from vlm_server.errors import InternalError, InvalidRequest
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.prompt.grammar.constraint import SCHEMA_PARAM, Schema
+from vlm_server.prompt.grammar.constraints import SCHEMA_PARAM, Schema
 from vlm_server.prompt.grammar.grammars import Grammars
-from vlm_server.prompt.grammar.server import Grammar, GrammarLimits
+from vlm_server.prompt.grammar.server import CompiledGrammar, GrammarLimits
 
 HUGE = {"allOf": [{"type": "string", "pattern": f"a{{{i}}}b"} for i in range(1, 200)]}
 """Would take minutes and 20 GB."""
@@ -76,7 +76,7 @@ def grammars() -> Iterator[Grammars]:
     made.close()
 
 
-def compiled(grammars: Grammars, schema: Any, salt: str = "") -> Grammar:
+def compiled(grammars: Grammars, schema: Any, salt: str = "") -> CompiledGrammar:
     return grammars.compile(Schema(json.dumps(schema)), salt, Cancellation())
 
 
@@ -89,7 +89,7 @@ def refusal(grammars: Grammars, schema: Any, salt: str = "") -> str:
     return caught.value.message
 
 
-def pid_of(grammar: Grammar) -> int:
+def pid_of(grammar: CompiledGrammar) -> int:
     return grammar._process._pid
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from vlm_server.settings import MIB
-from vlm_server.supervisor.models import budget
+from vlm_server.supervisor.models.memory_shares import divide, needed_bytes
 
 
 def test_a_model_needs_its_weights_and_room() -> None:
-    assert budget.needed_bytes(800 * MIB, 0) == (800 + 256) * MIB
-    assert budget.needed_bytes(8000 * MIB, 0) == 9000 * MIB
-    assert budget.needed_bytes(8000 * MIB, 5) == 8000 * MIB + 5
+    assert needed_bytes(800 * MIB, 0) == (800 + 256) * MIB
+    assert needed_bytes(8000 * MIB, 0) == 9000 * MIB
+    assert needed_bytes(8000 * MIB, 5) == 8000 * MIB + 5
 
 
 def test_what_is_left_is_shared_equally() -> None:
-    assert budget.shares({"a": 10, "b": 20}, 40) == {"a": 15, "b": 25}
+    assert divide({"a": 10, "b": 20}, 40) == {"a": 15, "b": 25}
 
 
 def test_shares_are_never_more_than_there_is() -> None:
     """Engines may find that they hold more than was surveyed."""
-    shares = budget.shares({"a": 10, "b": 20, "c": 20}, 40)
+    shares = divide({"a": 10, "b": 20, "c": 20}, 40)
     assert sum(shares.values()) <= 40
     assert min(shares.values()) > 0

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.platform import mimalloc, openblas
+from vlm_server.platform import preload
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import Engine
-from vlm_server.supervisor.environment import for_any_server, for_models
+from vlm_server.supervisor.start import for_any_server, for_models
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def test_a_heap_is_preloaded_after_all_else(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setenv("LD_PRELOAD", ours)
-    monkeypatch.setattr(mimalloc, "find_preload", lambda: heap)
-    preload = {} if blas is None else {"LD_PRELOAD": openblas._prepended("LD_PRELOAD", blas)}
-    monkeypatch.setattr(openblas, "find_preload", lambda _: preload)
+    monkeypatch.setattr(preload, "find_mimalloc", lambda: heap)
+    found = {} if blas is None else {"LD_PRELOAD": preload._prepended("LD_PRELOAD", blas)}
+    monkeypatch.setattr(preload, "find_openblas", lambda _: found)
     assert for_models(private, Engine()).get("LD_PRELOAD") == expected
     without = for_models(private, Engine(openblas="off", mimalloc="off"))
     assert "LD_PRELOAD" not in without

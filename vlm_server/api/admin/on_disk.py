@@ -15,7 +15,7 @@ from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings
 from vlm_server.settings.paths import expanded
 from vlm_server.supervisor.client import ModelClient
-from vlm_server.supervisor.models import budget
+from vlm_server.supervisor.models.memory_shares import needed_bytes
 
 
 def free_for_more(models: ModelClient, settings: Settings) -> int | None:
@@ -33,7 +33,7 @@ def free_for_more(models: ModelClient, settings: Settings) -> int | None:
     if not limit or not memories.keys() >= set(pinned):
         return None
     room = settings.memory.model_room_bytes
-    return limit - sum(budget.needed_bytes(memories[one].baseline_bytes, room) for one in pinned)
+    return limit - sum(needed_bytes(memories[one].baseline_bytes, room) for one in pinned)
 
 
 def checkpoints(
@@ -52,7 +52,7 @@ def _shown(
     one: Found, settings: Settings, free_bytes: int | None, *, is_served: bool
 ) -> dict[str, Any]:
     size = _size(one.folder)
-    needed = budget.needed_bytes(size, settings.memory.model_room_bytes)
+    needed = needed_bytes(size, settings.memory.model_room_bytes)
     return {
         "name": one.name,
         "place": one.place,

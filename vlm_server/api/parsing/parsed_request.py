@@ -14,7 +14,7 @@ from vlm_server.platform.child.messages import Parts
 from vlm_server.protocol import Submit, decode_encoded_submit, encode_submit
 from vlm_server.settings import Limits
 from vlm_server.supervisor.client import EngineRequest
-from vlm_server.supervisor.crashes.shape import Shape, shape_of
+from vlm_server.supervisor.shape import RequestShape, shape_of
 
 Body = bytes | bytearray
 
@@ -147,7 +147,7 @@ class RequestSummary(msgspec.Struct, frozen=True, tag=True):
     num_images: int
     num_videos: int
     num_choices: int
-    shape: Shape
+    shape: RequestShape
     generates: bool
     keep_alive_seconds: float | None
     routing_key: str

@@ -25,7 +25,7 @@ from vlm_server.errors import ConfigError
 from vlm_server.hub import find
 from vlm_server.hub.names import to_download
 from vlm_server.platform.private_folder import PrivateFolder
-from vlm_server.supervisor.environment import for_any_server
+from vlm_server.supervisor.start import for_any_server
 
 
 async def until_told_to_stop(args: argparse.Namespace) -> int:

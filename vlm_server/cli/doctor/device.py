@@ -13,8 +13,8 @@ from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.text import binary_size
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import Engine, Memory
-from vlm_server.supervisor import environment
 from vlm_server.supervisor.device_probe import DeviceReport, probe
+from vlm_server.supervisor.start import for_models
 
 PROBE_SECONDS = 60.0
 _DISTRIBUTION = "vlm-server"
@@ -39,7 +39,7 @@ def tried(settings: Engine) -> DeviceReport:
     """Device as an engine would find it, in an engine's environment."""
     private = PrivateFolder()
     try:
-        added = environment.for_models(private, settings)
+        added = for_models(private, settings)
         return probe(added, PROBE_SECONDS)
     except OSError as error:
         return DeviceReport(step="make a private folder", fault=str(error))

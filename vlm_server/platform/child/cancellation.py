@@ -1,4 +1,4 @@
-"""Stops work on another thread, or in another process, that nobody waits for any more."""
+"""The cancellation of work on another thread, or in another process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 
 class Cancelled(Exception):
-    """Nobody waits for the work any more."""
+    """The work was cancelled."""
 
 
 class Cancellation:
-    """Tells work on another thread that nobody waits for it any more. Thread-safe."""
+    """A flag that cancels work on another thread. Thread-safe."""
 
     def __init__(self) -> None:
         self._num_checks = 0
@@ -27,12 +27,12 @@ class Cancellation:
         return self._is_cancelled
 
     def num_checks(self) -> int:
-        """How often the work has looked; it grows while the work gets on, or is `bounded`."""
+        """A heartbeat: it grows while the work makes progress, or is `bounded`."""
         return self._num_checks + (int(time.monotonic()) if self._is_bounded else 0)
 
     @contextmanager
     def bounded(self) -> Iterator[None]:
-        """Work that ends by itself, at a deadline of its own."""
+        """Within: work that has a deadline of its own."""
         self._is_bounded = True
         try:
             yield
@@ -41,7 +41,7 @@ class Cancellation:
             self._num_checks += 1
 
     def check(self) -> None:
-        """Raises Cancelled if nobody waits any more. To be called between two parts of the work."""
+        """Raises Cancelled if the work was cancelled. To be called between two parts of it."""
         self._num_checks += 1
         if self._is_cancelled:
             raise Cancelled

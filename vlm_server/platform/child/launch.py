@@ -1,4 +1,4 @@
-"""How a Python process of ours is started: nothing in the working folder is ever imported."""
+"""Command and environment of a Python process of ours, which imports nothing from its folder."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 import vlm_server
 
 FOLDER = "/"
-"""The working folder of a process that has no use for one: nobody plants files there."""
+"""The working folder of processes that need none: nobody plants files there."""
 _ROOT = str(Path(vlm_server.__file__).parents[1])
-"""What `vlm_server` was imported from."""
+"""The folder that `vlm_server` was imported from."""
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Runs `module` as a program.
+    """The command that runs `module` as a program.
 
     `-m` alone would put the working folder first on `sys.path`: a checkpoint's folder with a
     `queue.py` in it, say. `-P` leaves it out.

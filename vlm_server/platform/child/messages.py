@@ -37,7 +37,7 @@ def write(pipe: BinaryIO, body: Body, *, flag: bool = False) -> None:
 
 
 def packed(body: bytes, *, flag: bool = False) -> bytes:
-    """One message, for who sends it otherwise than by `write`."""
+    """One message as bytes."""
     return _HEADER.pack(len(body), flag) + body
 
 

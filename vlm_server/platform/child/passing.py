@@ -12,12 +12,12 @@ import socket
 from collections.abc import Iterator
 
 ACKNOWLEDGEMENT = b"\0"
-"""What the receiver sends first through the socket that it got."""
+"""The first byte that the receiver sends over the socket that it got."""
 _HELD_BYTES = 256 << 10
 
 
 def socket_pair(held_bytes: int) -> tuple[socket.socket, socket.socket]:
-    """Two ends, with room for what is on its way to each: at most what the system allows.
+    """Two ends with buffers of `held_bytes` each, as far as the system allows.
 
     macOS's default is 8 KiB, less than a mask of a large vocabulary.
     """
@@ -35,7 +35,7 @@ class PassedSocket:
     def __init__(self) -> None:
         self.connection, self._passed = socket_pair(_HELD_BYTES)
         self._channel: socket.socket | None = None
-        """Where it is on its way, as long as it is."""
+        """The channel that it was sent over, until the receiver acknowledges it."""
 
     def send(self, channel: socket.socket, message: bytes) -> None:
         """Pass the other end with `message` over `channel`. Raises OSError: it is closed then."""
@@ -57,19 +57,19 @@ class PassedSocket:
             try:
                 poll.register(self._channel, select.POLLIN)  # it says nothing: this is its end
             except ValueError:  # closed here
-                self.settle()
+                self.acknowledge()
         ready = poll.poll(1000 * seconds)
         if any(descriptor != self.connection.fileno() for descriptor, _ in ready):
-            self.settle()
+            self.acknowledge()
         return bool(ready)
 
-    def settle(self) -> None:
-        """It was acknowledged, or will never be."""
+    def acknowledge(self) -> None:
+        """Close our copy of the passed end: it was received, or never will be."""
         self._channel = None
         self._passed.close()
 
     def close(self) -> None:
-        self.settle()
+        self.acknowledge()
         self.connection.close()
 
 

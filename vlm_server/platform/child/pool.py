@@ -1,7 +1,7 @@
-"""Processes that answer one job at a time, and are killed when one takes too long or is cancelled.
+"""A pool of processes for work on untrusted bytes: one job at a time, with a deadline.
 
-For work on bytes that nobody vouches for. It may hang, crash, or take all the memory it is given:
-then that job fails, and a new process takes the next one.
+A job may hang, crash, or take all memory: then that job fails, its process is killed, and a new
+process takes the next one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from vlm_server.platform.child import launch, messages
 from vlm_server.platform.child.cancellation import Cancellation, Cancelled
-from vlm_server.platform.child.footprint import POLL_SECONDS, MemoryBound
+from vlm_server.platform.footprint import POLL_SECONDS, MemoryBound
 
 _IDLE_SECONDS = 30.0
 _PIPE_BYTES = 1 << 20
@@ -28,7 +28,7 @@ class ChildFailed(Exception):
 
 
 class ChildNotStarted(ChildFailed):
-    """There is no process for the job: the system is short of something."""
+    """No process could be started for the job: the system lacks a resource."""
 
 
 class ChildTimeout(Exception):
@@ -36,7 +36,7 @@ class ChildTimeout(Exception):
 
 
 class ChildCancelled(Cancelled):
-    """Nobody waits for the job any more."""
+    """The job was cancelled."""
 
 
 class ChildPool:
@@ -48,7 +48,7 @@ class ChildPool:
     def __init__(
         self, module: str, size: int, *arguments: str, memory_bytes: int | None = None
     ) -> None:
-        """memory_bytes: what each may take; it limits itself where the system obeys that."""
+        """memory_bytes: the most for each process; on Linux, the process limits itself."""
         self._command = launch.command(module, *arguments)
         self._memory_bytes = memory_bytes
         self._size = size
@@ -58,7 +58,7 @@ class ChildPool:
         self._waiting: deque[object] = deque()
         self._is_closed = False
         self._reaper: threading.Timer | None = None
-        """Ends what has been idle for long."""
+        """Ends processes that were idle for long."""
 
     @property
     def num_tracked(self) -> int:

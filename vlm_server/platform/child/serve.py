@@ -25,11 +25,9 @@ _OOM_SCORE = 900
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one process may take: bytes of address space (elsewhere its pool sees to them) and CPU
-    seconds for a job.
-
-    One that ever held more than `retire_bytes` is replaced after its answer.
+class ChildLimits:
+    """Limits of one process: bytes of address space (on macOS its pool checks them), CPU seconds of
+    a job, and the most memory with which it is kept for another job.
     """
 
     memory_bytes: int
@@ -37,8 +35,8 @@ class Limits:
     retire_bytes: int
 
 
-def serve(answer: Callable[[bytearray], messages.Body], limits: Limits) -> None:
-    """Answer jobs with `answer`, which must not raise, until nobody sends any more."""
+def serve(answer: Callable[[bytearray], messages.Body], limits: ChildLimits) -> None:
+    """Answer jobs with `answer`, which must not raise, until the input ends."""
     jobs = os.fdopen(os.dup(0), "rb", buffering=0)  # a lock of its own would outlive its thread
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not be taken for an answer
@@ -59,7 +57,7 @@ def serve(answer: Callable[[bytearray], messages.Body], limits: Limits) -> None:
 
 
 def _receive(jobs: BinaryIO, received: SimpleQueue[bytearray]) -> None:
-    """Read jobs also while one is answered, to end the process when nobody sends any more."""
+    """Read jobs also while one is answered, to end the process when the input ends."""
     try:
         while True:
             received.put(messages.read(jobs)[0])
@@ -67,7 +65,7 @@ def _receive(jobs: BinaryIO, received: SimpleQueue[bytearray]) -> None:
         os._exit(1)
 
 
-def _limit_memory(limits: Limits) -> None:
+def _limit_memory(limits: ChildLimits) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
@@ -76,14 +74,14 @@ def _limit_memory(limits: Limits) -> None:
             score.write(str(_OOM_SCORE))
 
 
-def _limit_job(limits: Limits) -> None:
+def _limit_job(limits: ChildLimits) -> None:
     """A limit that holds even if nobody is left to kill this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = math.ceil(used.ru_utime + used.ru_stime + limits.job_seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
 
 
-def _must_retire(limits: Limits) -> bool:
+def _must_retire(limits: ChildLimits) -> bool:
     return _most_held_bytes() > limits.retire_bytes
 
 

@@ -1,1 +1,1 @@
-"""Holds answers to JSON schemas and tool calls, in processes that end with them: see `process`."""
+"""Grammars of JSON schemas and tool calls, compiled and followed in child processes: `process`."""

@@ -1,4 +1,4 @@
-"""Follows the answers of a request: tells another process the tokens, and takes its masks."""
+"""The engine's side of the process that follows a request's answers: tokens out, masks in."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import RequestError
-from vlm_server.prompt.grammar.constraint import Constraint
-from vlm_server.prompt.grammar.peer import Peer
-from vlm_server.prompt.grammar.wire import MASK, TOKENS
+from vlm_server.prompt.grammar.constraints import Constraint
+from vlm_server.prompt.grammar.peer import MASK, TOKENS, Peer
 
 _LATE_NICENESS = 15
 _FREE_SECONDS = 0.005
@@ -23,15 +22,18 @@ _TOO_SLOW = "it is too slow to follow"
 _TOO_LARGE = "it is too slow to follow, or takes too much memory"
 
 
-class Reply(NamedTuple):
-    """mask: empty if the answer can't go on so. forced: what must come next, if that is known."""
+class MaskReply(NamedTuple):
+    """A mask of allowed tokens, as bits, and the tokens that the grammar forces next, if known.
+
+    An empty mask: the answer can't go on.
+    """
 
     mask: bytes
     forced: tuple[int, ...]
 
 
-class Answers:
-    """The process that follows the answers of one request, and what it said."""
+class AnswerProcess:
+    """The process that follows the answers of one request, and its replies."""
 
     def __init__(
         self, process: Peer, mask_bytes: int, follow_seconds: float, num_open: int
@@ -41,18 +43,18 @@ class Answers:
         self._seconds_left = follow_seconds
         self._num_open = num_open
         self._asked: list[int] = []
-        """The choices whose masks are to come, in this order."""
-        self.replies = dict[int, list[Reply]]()
-        """What has come for each choice, in the order in which it was asked for."""
+        """Choices that wait for a mask, in order of request."""
+        self.replies = dict[int, list[MaskReply]]()
+        """Replies that no matcher has taken, by choice, in order of request."""
         self.fault: str | None = None
-        """Why no answer can go on any more; all of them end with it."""
+        """Why the process ended; all answers of the request fail with it."""
 
-    def ask(self, choice: int, drawn: Sequence[int], ahead: Sequence[int]) -> None:
-        """A mask after the tokens that were `drawn`, if any, and after each of those `ahead`."""
-        self._asked += [choice] * (bool(drawn) + len(ahead))
-        token_ids = struct.pack(f"<{len(drawn) + len(ahead)}I", *drawn, *ahead)
+    def ask(self, choice: int, sampled: Sequence[int], ahead: Sequence[int]) -> None:
+        """Request a mask after the `sampled` tokens, if any, and one after each one `ahead`."""
+        self._asked += [choice] * (bool(sampled) + len(ahead))
+        token_ids = struct.pack(f"<{len(sampled) + len(ahead)}I", *sampled, *ahead)
         try:
-            self._process.send(TOKENS.pack(choice, len(drawn), len(ahead)) + token_ids)
+            self._process.send(TOKENS.pack(choice, len(sampled), len(ahead)) + token_ids)
         except OSError:
             self._fail(_TOO_LARGE)
 
@@ -60,7 +62,7 @@ class Answers:
         return choice in self._asked
 
     def read(self, seconds: float) -> bool:
-        """Take what has come, waiting for the first of it; whether anything came."""
+        """Receive replies, waiting up to `seconds` for the first; returns whether any came."""
         if not self._asked:
             return False
         try:
@@ -71,19 +73,19 @@ class Answers:
         for reply in replies:
             can_go_on, spent, num_forced, *forced = MASK.unpack_from(reply)
             mask = reply[MASK.size :] if can_go_on else b""
-            told = self.replies.setdefault(self._asked.pop(0), [])
-            told.append(Reply(mask, tuple(forced[:num_forced])))
+            replies_of_choice = self.replies.setdefault(self._asked.pop(0), [])
+            replies_of_choice.append(MaskReply(mask, tuple(forced[:num_forced])))
             self._seconds_left -= max(spent - _FREE_SECONDS, 0.0)
         if self._seconds_left < 0:
             self._fail(_TOO_SLOW)
         return bool(replies)
 
     def yield_to_others(self) -> None:
-        """Go on at a low priority."""
+        """Lower the process's priority."""
         self._process.be_nice(_LATE_NICENESS)
 
     def close_one(self) -> None:
-        """One answer less; after the last one the process is gone."""
+        """Close one answer; the last one ends the process."""
         self._num_open -= 1
         if self._num_open == 0:
             if self._asked:
@@ -97,14 +99,14 @@ class Answers:
         self._asked.clear()
 
 
-class AnswerMatcher:
-    """Follows one answer, token by token. End tokens are allowed where it may end."""
+class RemoteMatcher:
+    """The `AnswerMatcher` of one answer. End tokens are allowed where the grammar may end."""
 
     can_look_ahead = True
 
     def __init__(
         self,
-        answers: Answers,
+        answers: AnswerProcess,
         choice: int,
         constraint: Constraint,
         first: NDArray[np.bool_],
@@ -117,20 +119,20 @@ class AnswerMatcher:
         self._vocabulary_size = vocabulary_size
         self._is_closed = False
         self._is_ahead: list[bool] = []
-        """Of each reply that is to come, whether it answers `look_ahead`."""
+        """For each pending reply, whether it answers `look_ahead`."""
         self._ahead: list[NDArray[np.bool_]] = []
         self.forced: tuple[int, ...] = ()
         self.fault: RequestError | None = None
         """Why the answer can't go on, if it can't."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """They were drawn; `allowed` is to be asked for when `wait` says so."""
+        """Append sampled tokens; `allowed` is valid once `wait` returns true."""
         if self.fault is None and token_ids:
             self._is_ahead.append(False)
             self._answers.ask(self._choice, token_ids, ())
 
     def look_ahead(self, token_ids: Sequence[int]) -> None:
-        """Ask what may follow each of these; see `ahead`."""
+        """Request the masks after each of these draft tokens: see `ahead`."""
         self._take_replies()
         self._ahead = []
         if self.fault is None and token_ids:
@@ -138,7 +140,7 @@ class AnswerMatcher:
             self._answers.ask(self._choice, (), token_ids)
 
     def wait(self, seconds: float) -> bool:
-        """Whether `allowed` and `ahead` are known, waiting for them no longer than this."""
+        """Whether `allowed` and `ahead` are known, within `seconds`."""
         answers, deadline = self._answers, time.monotonic() + seconds
         while answers.waits_for(self._choice):
             left = deadline - time.monotonic()
@@ -148,7 +150,7 @@ class AnswerMatcher:
         return True
 
     def allowed(self) -> NDArray[np.bool_]:
-        """(vocabulary,): which tokens may come next; none if the answer can't go on."""
+        """(vocabulary,) bool: allowed next tokens; none if the answer can't go on."""
         self._take_replies()
         if self._answers.fault:
             self.fault = self._constraint.refusal(self._answers.fault)
@@ -156,7 +158,7 @@ class AnswerMatcher:
         return self._allowed
 
     def ahead(self) -> Sequence[NDArray[np.bool_]]:
-        """(vocabulary,) after each token of `look_ahead`, as far as they may come."""
+        """(vocabulary,) bool after each token of `look_ahead`, while those are allowed."""
         self._take_replies()
         return self._ahead
 
@@ -173,18 +175,18 @@ class AnswerMatcher:
                 self.fault = self._constraint.refusal(_TOO_COMPLEX)
 
     def yield_to_others(self) -> None:
-        """Its masks come late: compute them at a low priority."""
+        """Lower the priority of the process, whose masks come late."""
         self._answers.yield_to_others()
 
     def close(self) -> None:
-        """Nobody follows the answer any more. Closing twice is no error."""
+        """Stop following the answer. Closing twice is no error."""
         if not self._is_closed:
             self._is_closed = True
             self._answers.close_one()
 
 
 def unpacked(mask: bytes, vocabulary_size: int) -> NDArray[np.bool_]:
-    """(vocabulary,): the bits of `mask`; none of an empty one."""
+    """(vocabulary,) bool: the bits of `mask`; all False for an empty one."""
     if not mask:
         return np.zeros(vocabulary_size, dtype=np.bool_)
     bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")

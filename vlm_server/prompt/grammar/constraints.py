@@ -1,33 +1,107 @@
-"""What the answer of a request is held to."""
+"""Constraints on an answer: a JSON schema, required tool calls, or `auto` calls with strict tools.
+
+A constraint is also the key of its grammar. The process that compiles it reads the schemas, and
+finds what is wrong with them.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
 from vlm_server.errors import InvalidRequest
-from vlm_server.interfaces.model_spec import ModelSpec, ToolParser
-from vlm_server.prompt.grammar.constraint import (
-    TOOLS_PARAM,
-    CallSyntax,
-    Constraint,
-    ForcedCalls,
-    FreeCalls,
-    Mark,
-    Schema,
-)
-from vlm_server.protocol import SamplingParams, Submit
+from vlm_server.protocol import SamplingParams, Submit, Tools
+
+if TYPE_CHECKING:  # the process that compiles needs no numpy
+    from vlm_server.interfaces.model_spec import ModelSpec, ToolParser
+
+SCHEMA_PARAM, TOOLS_PARAM = "response_format.json_schema.schema", "tools"
+"""The fields of a request that constraints come from."""
+Mark = tuple[int | str, ...]
+"""The text before or after a call: control tokens by their id, and what is between them."""
+
+
+class CallSyntax(msgspec.Struct, frozen=True):
+    """The marks around a call that a model writes by itself; see `ToolParser`.
+
+    start_text: `start` as it reads.
+    is_json: whether `{"name": ..., "arguments": {...}}` stands between the marks.
+    """
+
+    start: Mark
+    end: Mark
+    start_text: str
+    is_json: bool
+
+
+class _Constraint(msgspec.Struct, frozen=True):
+    param: ClassVar[str] = TOOLS_PARAM
+    """The field of the request that it comes from."""
+    subject: ClassVar[str] = "the schema of these tools"
+
+    def refusal(self, reason: str) -> InvalidRequest:
+        """Why it can't be obeyed, as the client is told."""
+        return InvalidRequest(f"{self.subject} can't be obeyed: {reason}", self.param)
+
+
+class Schema(_Constraint, frozen=True, tag="schema"):
+    """JSON that conforms to `schema`, the text of one."""
+
+    param: ClassVar[str] = SCHEMA_PARAM
+    subject: ClassVar[str] = "this schema"
+    schema: str
+
+
+class RequiredCalls(_Constraint, frozen=True, tag="required"):
+    """`required` calls: an answer that is `[{"name": ..., "arguments": {...}}, ...]`."""
+
+    tools: Tools
+
+
+class AutoCalls(_Constraint, frozen=True, tag="auto"):
+    """`auto` calls: text with calls; the arguments of strict tools conform to their schemas.
+
+    With a `schema`, the answer is either JSON that conforms to it, or calls and nothing else.
+    """
+
+    tools: Tools
+    syntax: CallSyntax
+    schema: str | None = None
+
+
+Constraint = Schema | RequiredCalls | AutoCalls
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Constraint] = msgspec.json.Decoder(Constraint)
+
+
+def encode(constraint: Constraint) -> bytes:
+    """The bytes of a constraint; the same for equal ones."""
+    return _encoder.encode(constraint)
+
+
+def decode(body: bytes | bytearray) -> Constraint:
+    """The constraint that `encode` was given."""
+    return _decoder.decode(body)
+
 
 _JSON_FORMATS = frozenset({"json_tools"})
 """Tool formats whose body is `{"name": ..., "arguments": {...}}`."""
 
 
 class Constraints:
-    """What the answers of one model are held to, request by request."""
+    """The constraints on one model's answers."""
 
-    def __init__(self, host: ModelSpec) -> None:
-        self._format = host.tool_parser
-        self._syntax = None if self._format is None else _syntax(host, self._format)
+    def __init__(self, spec: ModelSpec) -> None:
+        self._format = spec.tool_parser
+        self._syntax = None if self._format is None else _syntax(spec, self._format)
 
     def of(self, submit: Submit) -> Constraint | None:
-        """None for an answer that is free. Raises InvalidRequest for what can't be ensured."""
+        """The constraint on a request's answer, if any.
+
+        Raises InvalidRequest for one that can't be ensured.
+        """
         found = self._find(submit)
         if found is not None:
             _check_end(submit.sampling)
@@ -39,7 +113,7 @@ class Constraints:
             if schema is not None:
                 message = "an answer that must call a tool can't follow a schema of its own"
                 raise InvalidRequest(message, "response_format")
-            return ForcedCalls(tools)
+            return RequiredCalls(tools)
         if tools is None or self._syntax is None:  # no call is possible
             return None if schema is None else Schema(schema)
         if tools.strict and not self._syntax.is_json:
@@ -50,7 +124,7 @@ class Constraints:
             )
         if schema is None and not tools.strict:
             return None
-        return FreeCalls(tools, self._syntax, schema)
+        return AutoCalls(tools, self._syntax, schema)
 
 
 def _check_end(sampling: SamplingParams) -> None:
@@ -62,22 +136,22 @@ def _check_end(sampling: SamplingParams) -> None:
             )
 
 
-def _syntax(host: ModelSpec, parser: ToolParser) -> CallSyntax:
+def _syntax(spec: ModelSpec, parser: ToolParser) -> CallSyntax:
     return CallSyntax(
-        _mark(host, parser.start),
-        _mark(host, parser.end),
+        _mark(spec, parser.start),
+        _mark(spec, parser.end),
         parser.start,
         parser.name in _JSON_FORMATS,
     )
 
 
-def _mark(host: ModelSpec, text: str) -> Mark:
+def _mark(spec: ModelSpec, text: str) -> Mark:
     """`text` with the ids of its control tokens, which no text of a grammar stands for.
 
     llguidance takes for one whatever was added to a vocabulary and stands in angle brackets, such
     as Qwen's `<tool_call>`, which its tokenizer calls none.
     """
-    added = host.backend.get_added_tokens_decoder()
+    added = spec.backend.get_added_tokens_decoder()
     special = {
         token.content: token_id
         for token_id, token in added.items()

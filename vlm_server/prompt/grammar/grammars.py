@@ -1,31 +1,36 @@
-"""Grammars that answers must follow: one for each constraint, kept for requests that come after.
+"""A cache of compiled grammars, by API key and constraint.
 
-Those that can't be compiled are remembered too: trying one takes seconds. API keys share neither,
-or timing would tell one client what another asked.
+Refusals are remembered too: compiling takes seconds until it fails. API keys share neither, or
+timing would tell one client what another asked.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from collections import OrderedDict
 from functools import partial
+from typing import Any
+
+import tokenizers
 
 from vlm_server.cache.lru import LruCache
 from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.prompt.grammar import vocabulary
-from vlm_server.prompt.grammar.constraint import Constraint, encode
+from vlm_server.prompt.grammar.constraints import Constraint, encode
+from vlm_server.prompt.grammar.peer import SchemaError
 from vlm_server.prompt.grammar.server import (
-    Grammar,
+    CompiledGrammar,
     GrammarLimits,
     GrammarServer,
     GrammarsUnavailable,
 )
-from vlm_server.prompt.grammar.wire import SchemaError
 
+_CONTROL = "\ufdd0"
+"""Begins the names of control tokens; no character, so that no schema has it by chance."""
 _MAX_REFUSALS = 4096
 _REFUSAL_SECONDS = 600.0
 """Then it is tried again: the machine may have been too busy."""
@@ -34,19 +39,19 @@ _REFUSAL_SECONDS = 600.0
 class Grammars:
     """Compiles constraints for one model, and keeps the grammars used last. Thread-safe."""
 
-    def __init__(self, host: ModelSpec, limits: GrammarLimits, cache_bytes: int) -> None:
-        """`cache_bytes`: what the processes of kept grammars may take for themselves."""
-        self._server = GrammarServer(
-            partial(vocabulary.describe, host), host.vocabulary_size, limits
-        )
-        self._kept = LruCache[Grammar]("grammar", cache_bytes)
+    def __init__(self, spec: ModelSpec, limits: GrammarLimits, cache_bytes: int) -> None:
+        """cache_bytes: memory of the processes of kept grammars, beyond what they share."""
+        self._server = GrammarServer(partial(_describe, spec), spec.vocabulary_size, limits)
+        self._kept = LruCache[CompiledGrammar]("grammar", cache_bytes)
         self._refusals = _Refusals()
 
     def warm_up(self) -> None:
-        """Let the first schema find all ready; returns at once."""
+        """Start the server process in the background."""
         self._server.warm_up()
 
-    def compile(self, constraint: Constraint, salt: str, cancellation: Cancellation) -> Grammar:
+    def compile(
+        self, constraint: Constraint, salt: str, cancellation: Cancellation
+    ) -> CompiledGrammar:
         """The grammar of `constraint`. Raises InvalidRequest if it can't be obeyed.
 
         InternalError is for what is no fault of its own, such as being cancelled.
@@ -77,7 +82,7 @@ class Grammars:
 
 
 class _Refusals:
-    """Why schemas were refused, for a while. Thread-safe."""
+    """Reasons of refused schemas, each for `_REFUSAL_SECONDS`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,3 +101,45 @@ class _Refusals:
             self._reasons[key] = time.monotonic(), reason
             while len(self._reasons) > _MAX_REFUSALS:
                 self._reasons.popitem(last=False)
+
+
+def _describe(spec: ModelSpec) -> dict[str, Any]:
+    """The start message of `process`: tokenizer, width of vocabulary or logits, end tokens."""
+    num_tokens = max(spec.backend.get_vocab().values()) + 1
+    drawable = range(min(num_tokens, spec.vocabulary_size))
+    return {
+        "tokenizer": _literal(spec.backend),
+        "size": max(num_tokens, spec.vocabulary_size),
+        "ends": [token_id for token_id in drawable if token_id in spec.eos_token_ids],
+    }
+
+
+def _literal(tokenizer: tokenizers.Tokenizer) -> str:
+    """`tokenizer` as JSON, changed so that it takes every text as it stands.
+
+    llguidance tokenizes what a schema leaves no choice about. Control tokens are renamed, as such
+    text might hold their names, and normal forms are dropped, as they would write other bytes.
+    """
+    described = json.loads(tokenizer.to_str())
+    described |= {"padding": None, "truncation": None, "post_processor": None}
+    described["normalizer"] = _spelling(described["normalizer"])
+    added, model = described["added_tokens"], described["model"]
+    names = {each["content"]: f"{_CONTROL}{each['id']}" for each in added if each["special"]}
+    for each in added:
+        each["content"] = names.get(each["content"], each["content"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(text, text): i for text, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(text, text), score] for text, score in model["vocab"]]
+    if unknown := model.get("unk_token"):
+        model["unk_token"] = names.get(unknown, unknown)
+    return json.dumps(described)
+
+
+def _spelling(normalizer: dict[str, Any] | None) -> dict[str, Any]:
+    """The steps of `normalizer` that spell blanks as the vocabulary does."""
+    steps = [normalizer] if normalizer else []
+    if normalizer and normalizer["type"] == "Sequence":
+        steps = normalizer["normalizers"]
+    kept = [step for step in steps if step["type"] in ("Prepend", "Replace")]
+    return {"type": "Sequence", "normalizers": kept}

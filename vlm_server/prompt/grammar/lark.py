@@ -1,4 +1,4 @@
-"""Writes grammars of tool calls in llguidance's dialect of Lark.
+"""Grammars of tool calls in llguidance's dialect of Lark.
 
 Each tool's schema is a JSON grammar of its own there, so that references in it point into itself.
 """
@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from vlm_server.prompt.grammar.constraint import CallSyntax, ForcedCalls, FreeCalls, Mark
-from vlm_server.prompt.grammar.wire import SchemaError
+from vlm_server.prompt.grammar.constraints import AutoCalls, CallSyntax, Mark, RequiredCalls
+from vlm_server.prompt.grammar.peer import SchemaError
 from vlm_server.protocol import Tools
 
 MAX_CALLS = 16
@@ -34,15 +34,14 @@ _OPEN_ENDED = frozenset(
         "$dynamicRef",
     ]
 )
-"""What says, or may say, which arguments there are beside a schema's `properties`."""
+"""Keywords that may allow arguments beyond a schema's `properties`."""
 _BLANK = r"/[ \n]{0,2}/"
 
 
 def arguments_schema(parameters: Any) -> dict[str, Any]:
-    """The schema of a tool's arguments, which are an object always.
+    """The schema of a tool's arguments, always of an object. Raises SchemaError.
 
-    A tool gets no argument but those that it names, unless its schema says more about others.
-    Raises SchemaError.
+    Arguments that the schema does not name are not allowed, unless it has a keyword about them.
     """
     if parameters is None or parameters == {}:
         parameters = _NO_ARGUMENTS
@@ -67,14 +66,14 @@ def callable_tools(tools: Tools) -> Iterator[tuple[str, Any]]:
             yield function["name"], function.get("parameters")
 
 
-def forced_calls(constraint: ForcedCalls, options: dict[str, Any]) -> str:
-    """Calls and nothing else. `options` are those of JSON grammars."""
+def required_calls(constraint: RequiredCalls, options: dict[str, Any]) -> str:
+    """The grammar of an answer that is calls alone. options: of JSON grammars."""
     more = f' (", " object){{0,{MAX_CALLS - 1}}}' if constraint.tools.parallel else ""
     return "\n".join([f'start: "[" object{more} "]"', *_objects(constraint.tools, None, options)])
 
 
-def free_calls(constraint: FreeCalls, options: dict[str, Any]) -> str:
-    """Text and calls in the model's own syntax; or JSON of a schema, or calls."""
+def auto_calls(constraint: AutoCalls, options: dict[str, Any]) -> str:
+    """The grammar of text with calls in the model's own syntax; or of a schema's JSON, or calls."""
     syntax, tools = constraint.syntax, constraint.tools
     if constraint.schema is None:
         rules = [f"start: called{'*' if tools.parallel else '?'} TEXT", *_text_before(syntax)]
@@ -103,7 +102,7 @@ def _text_before(syntax: CallSyntax) -> list[str]:
 
 
 def _any_body(end: Mark) -> list[str]:
-    """Whatever a model writes in a call up to the mark after it."""
+    """The rule of `body`: any text of a call, up to the mark after it."""
     if not end:
         return ["body: (<[*]>)*"]
     if isinstance(end[0], int):
@@ -112,7 +111,7 @@ def _any_body(end: Mark) -> list[str]:
 
 
 def _objects(tools: Tools, strict: frozenset[str] | None, options: dict[str, Any]) -> list[str]:
-    """Rules of `object`: a call of one of `tools`. Without `strict` all are."""
+    """The rules of `object`: a call of one of `tools`. strict: whose schemas hold; None for all."""
     listed = list(callable_tools(tools))
     rules = ["object: " + " | ".join(f"tool_{i}" for i in range(len(listed)))]
     for i, (name, parameters) in enumerate(listed):
@@ -127,7 +126,7 @@ def _objects(tools: Tools, strict: frozenset[str] | None, options: dict[str, Any
 
 
 def _json(schema: Any, options: dict[str, Any]) -> str:
-    """`options` take the place of those that the schema brings along."""
+    """A JSON grammar of `schema`, whose own options are replaced by `options`."""
     if isinstance(schema, dict):
         schema = schema | {"x-guidance": options}
     return f"%json {json.dumps(schema, ensure_ascii=False)}"

@@ -1,4 +1,4 @@
-"""The engine's end of a socket whose other end a forked process has: see `process`."""
+"""The engine's end of a socket to a forked process (`process`), and the messages over it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,33 @@ import contextlib
 import os
 import select
 import signal
+import struct
 import time
 import weakref
 
 from vlm_server.platform.child import messages
-from vlm_server.platform.child.footprint import POLL_SECONDS, MemoryBound
 from vlm_server.platform.child.passing import ACKNOWLEDGEMENT, PassedSocket
-from vlm_server.prompt.grammar.wire import BEGIN, PID
+from vlm_server.platform.footprint import POLL_SECONDS, MemoryBound
+
+COMPILED = struct.Struct("<QI")
+"""Memory of a grammar in bytes, and the size of its first mask, which follows."""
+BEGIN = struct.Struct("<I")
+"""The number of answers of a request; sent with their socket."""
+PID = struct.Struct("<I")
+TOKENS = struct.Struct("<IHH")
+"""An answer's number, and the numbers of its sampled and of its draft tokens, whose ids follow.
+
+The reply is a mask after the sampled tokens, if there are any, and one after each draft token.
+"""
+MAX_FORCED = 16
+MASK = struct.Struct(f"<?fB{MAX_FORCED}i")
+"""Whether the answer can go on, CPU seconds, the number of forced tokens and their ids; the mask
+follows."""
+
+
+class SchemaError(Exception):
+    """A schema that can't be obeyed; the message says why, in one line."""
+
 
 _GREETING_BYTES = len(ACKNOWLEDGEMENT) + PID.size
 _HUNG_UP = select.POLLHUP | select.POLLERR | select.POLLNVAL
@@ -25,11 +45,13 @@ _LONG_NICENESS = 5
 
 
 class Peer:
-    """A forked process at the other end of a socket. After the acknowledgement of whoever forked
-    it, it begins by sending its number."""
+    """A forked process at the other end of a socket.
+
+    It sends its process id first, after the acknowledgement of the process that forked it.
+    """
 
     def __init__(self, passed: PassedSocket, memory_bytes: int) -> None:
-        """memory_bytes: what it may take beside what it begins with."""
+        """memory_bytes: the most that it may take beyond what it starts with."""
         self._passed = passed
         self._memory_bytes = memory_bytes
         self._bound: MemoryBound | None = None
@@ -50,14 +72,14 @@ class Peer:
         return any(event & _HUNG_UP for _, event in poll.poll(0))
 
     def greet(self) -> None:
-        """Wait for its number. Raises TimeoutError, OSError or EOFError."""
+        """Wait for its process id. Raises TimeoutError, OSError or EOFError."""
         deadline = time.monotonic() + _START_SECONDS
         while not self._pid:
             if not self._read(deadline - time.monotonic()):
                 raise TimeoutError
 
     def send(self, message: bytes) -> None:
-        """Raises OSError if nobody reads it for long."""
+        """Send `message`. Raises OSError if it is not read for long."""
         rest = memoryview(message)
         while rest:
             try:
@@ -67,10 +89,7 @@ class Peer:
                     raise TimeoutError from None
 
     def begin(self, count: int, passed: PassedSocket) -> None:
-        """Let a process of its own follow so many answers at the other end of `passed`.
-
-        Raises OSError.
-        """
+        """Have it fork a process that follows `count` answers over `passed`. Raises OSError."""
         passed.send(self._socket, BEGIN.pack(count))
 
     def receive(self, seconds: float) -> tuple[bytes, bool]:
@@ -90,7 +109,7 @@ class Peer:
         return body, flag
 
     def take(self, size: int, seconds: float) -> list[bytes]:
-        """What is there of messages of this size, waiting for the first.
+        """All whole messages of `size` bytes, waiting up to `seconds` for the first.
 
         Raises OSError or EOFError.
         """
@@ -112,7 +131,7 @@ class Peer:
                 self._niceness = niceness
 
     def kill(self) -> None:
-        """Its number is still its own: it holds its end of the socket for as long as it lives."""
+        """End it. While its end of the socket is open, its process id is still its own."""
         if self._pid and not self.has_hung_up:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)
@@ -121,9 +140,9 @@ class Peer:
         self._passed.close()
 
     def _read(self, seconds: float) -> bool:
-        """Take what is there, or comes within this time. Raises OSError or EOFError.
+        """Receive what comes within `seconds`; returns whether anything may have come.
 
-        To be called often: it kills a process that has outgrown its bound.
+        Also kills a process that has outgrown its bound. Raises OSError or EOFError.
         """
         if self._bound is not None and self._bound.is_exceeded():
             self.kill()
@@ -136,7 +155,7 @@ class Peer:
             if len(self._received) == size:  # else the end is met by the next call
                 raise EOFError
         if self._received and not self._pid:
-            self._passed.settle()
+            self._passed.acknowledge()
         if not self._pid and len(self._received) >= _GREETING_BYTES:
             (self._pid,) = PID.unpack_from(self._received, len(ACKNOWLEDGEMENT))
             del self._received[:_GREETING_BYTES]

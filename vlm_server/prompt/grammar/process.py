@@ -28,10 +28,9 @@ from typing import BinaryIO, NoReturn
 from llguidance import LLMatcher, LLTokenizer
 
 from vlm_server.platform.child import messages, passing
-from vlm_server.platform.child.footprint import footprint_bytes
-from vlm_server.prompt.grammar import constraint
-from vlm_server.prompt.grammar.schema import compile_constraint
-from vlm_server.prompt.grammar.wire import (
+from vlm_server.platform.footprint import footprint_bytes
+from vlm_server.prompt.grammar.constraints import decode
+from vlm_server.prompt.grammar.peer import (
     BEGIN,
     COMPILED,
     MASK,
@@ -40,6 +39,7 @@ from vlm_server.prompt.grammar.wire import (
     TOKENS,
     SchemaError,
 )
+from vlm_server.prompt.grammar.schema import compile_constraint
 
 _UNKNOWN_BYTES = 4 << 20
 """Taken for the size of a grammar where the system does not tell."""
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 class _Grammar:
-    """A constraint, compiled; forks a process for the answers of each request."""
+    """A compiled constraint, and the forks that follow the answers of each request."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Grammar:
         _limit_memory(memory_bytes)
         try:
             with _alarm(seconds):
-                self._matcher = compile_constraint(tokenizer, constraint.decode(described))
+                self._matcher = compile_constraint(tokenizer, decode(described))
                 mask = self._matcher.compute_bitmask()
         except SchemaError as error:
             _answer(connection, str(error).encode(), flag=False)
@@ -109,12 +109,12 @@ class _Grammar:
         reader = _reader(connection)
         while True:
             choice, *counts = TOKENS.unpack(_exactly(reader, TOKENS.size))
-            drawn, ahead = ([_token_id(reader) for _ in range(count)] for count in counts)
+            sampled, ahead = ([_token_id(reader) for _ in range(count)] for count in counts)
             started = time.process_time()
             with _alarm(self._seconds):
                 matcher = matchers[choice] or self._matcher.deep_copy()
                 matchers[choice] = matcher
-                replies = list(_replies(matcher, drawn, ahead))
+                replies = list(_replies(matcher, sampled, ahead))
             seconds = (time.process_time() - started) / max(len(replies), 1)
             empty = bytes(self._mask_bytes)
             connection.sendall(
@@ -126,11 +126,11 @@ class _Grammar:
 
 
 def _replies(
-    matcher: LLMatcher, drawn: list[int], ahead: list[int]
+    matcher: LLMatcher, sampled: list[int], ahead: list[int]
 ) -> Iterator[tuple[bool, list[int], bytes]]:
-    """Whether the answer can go on, forced tokens, and the mask, for each that is asked for."""
-    if drawn:
-        for token_id in drawn:
+    """Whether the answer can go on, its forced tokens, and the mask: for each requested mask."""
+    if sampled:
+        for token_id in sampled:
             matcher.consume_token(token_id)
         mask = matcher.compute_bitmask()
         is_alive = not matcher.is_error()
@@ -183,7 +183,7 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Allow the process so much more than it has. Elsewhere the engine sees to that (`Peer`)."""
+    """Bound the memory that the process may add, on Linux; on macOS the engine does (`Peer`)."""
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * mmap.PAGESIZE + more_bytes
@@ -191,7 +191,7 @@ def _limit_memory(more_bytes: int) -> None:
 
 
 def _private_bytes() -> int:
-    """What this process holds that it does not share with the one that forked it."""
+    """Memory that this process does not share with the one that forked it."""
     if sys.platform == "darwin":  # a page that it has only read may count as its own
         return footprint_bytes() or _UNKNOWN_BYTES
     try:
@@ -202,7 +202,7 @@ def _private_bytes() -> int:
 
 
 def _drop_standard_files() -> None:
-    """What libraries print on their way out says nothing that the engine does not log."""
+    """Discard output of libraries: the engine logs why a process ended."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)
@@ -214,7 +214,7 @@ def _reader(connection: socket.socket) -> BinaryIO:
 
 
 def _exactly(reader: BinaryIO, size: int) -> bytes:
-    """Ends the process if nobody sends any more."""
+    """`size` bytes; ends the process at the end of the stream."""
     data = b""
     while len(data) < size:
         data += reader.read(size - len(data)) or _end()

@@ -1,4 +1,4 @@
-"""Compiles what answers are held to, JSON schemas and those of tools, with llguidance.
+"""The compilation of constraints, JSON schemas and those of tools, with llguidance.
 
 Most compile in a millisecond, but some of 10 kB take minutes and 20 GB, or overflow the stack, and
 a compilation can't be stopped. So this runs in a process that may die or be killed: `process`.
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from vlm_server.prompt.grammar import lark
-from vlm_server.prompt.grammar.constraint import Constraint, ForcedCalls, FreeCalls, Schema
-from vlm_server.prompt.grammar.wire import SchemaError
+from vlm_server.prompt.grammar.constraints import AutoCalls, Constraint, RequiredCalls, Schema
+from vlm_server.prompt.grammar.peer import SchemaError
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -43,12 +43,12 @@ def compile_constraint(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatc
     match constraint:
         case Schema(schema):
             return _compile_schema(tokenizer, schema)
-        case ForcedCalls():
+        case RequiredCalls():
             _check_each(tokenizer, constraint)
-            grammar = lark.forced_calls(constraint, dict(_OPTIONS))
-        case FreeCalls():
+            grammar = lark.required_calls(constraint, dict(_OPTIONS))
+        case AutoCalls():
             _check_each(tokenizer, constraint)
-            grammar = lark.free_calls(constraint, dict(_OPTIONS))
+            grammar = lark.auto_calls(constraint, dict(_OPTIONS))
     return _matcher(tokenizer, LLMatcher.grammar_from_lark(grammar))
 
 
@@ -69,7 +69,7 @@ def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     return matcher
 
 
-def _check_each(tokenizer: LLTokenizer, constraint: ForcedCalls | FreeCalls) -> None:
+def _check_each(tokenizer: LLTokenizer, constraint: RequiredCalls | AutoCalls) -> None:
     """Compile each schema alone. Raises SchemaError, naming the tool at fault.
 
     In a grammar of several tools, only an answer that begins its call would find what is too
@@ -78,14 +78,14 @@ def _check_each(tokenizer: LLTokenizer, constraint: ForcedCalls | FreeCalls) -> 
     for name, parameters in _held_tools(constraint):
         with _naming(name):
             _compile_schema(tokenizer, json.dumps(lark.arguments_schema(parameters)))
-    if isinstance(constraint, FreeCalls) and constraint.schema is not None:
+    if isinstance(constraint, AutoCalls) and constraint.schema is not None:
         _compile_schema(tokenizer, constraint.schema)
 
 
-def _held_tools(constraint: ForcedCalls | FreeCalls) -> Iterator[tuple[str, Any]]:
-    """Those whose arguments conform to their schemas."""
+def _held_tools(constraint: RequiredCalls | AutoCalls) -> Iterator[tuple[str, Any]]:
+    """Name and parameters of each tool whose arguments must conform to its schema."""
     for name, parameters in lark.callable_tools(constraint.tools):
-        if isinstance(constraint, ForcedCalls) or name in constraint.tools.strict:
+        if isinstance(constraint, RequiredCalls) or name in constraint.tools.strict:
             yield name, parameters
 
 

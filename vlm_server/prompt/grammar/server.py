@@ -1,4 +1,4 @@
-"""The engine's side of `process`: starts it, and asks it for grammars.
+"""The engine's side of `process`: the server process, and compiled grammars.
 
 A process that dies or takes too long fails its own schema or request alone.
 """
@@ -21,10 +21,9 @@ from vlm_server.errors import InternalError
 from vlm_server.platform.child import launch, messages
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.passing import PassedSocket
-from vlm_server.prompt.grammar.answers import AnswerMatcher, Answers, unpacked
-from vlm_server.prompt.grammar.constraint import Constraint, encode
-from vlm_server.prompt.grammar.peer import Peer
-from vlm_server.prompt.grammar.wire import COMPILED, SchemaError
+from vlm_server.prompt.grammar.answers import AnswerProcess, RemoteMatcher, unpacked
+from vlm_server.prompt.grammar.constraints import Constraint, encode
+from vlm_server.prompt.grammar.peer import COMPILED, Peer, SchemaError
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +36,10 @@ class GrammarsUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """What a schema may take.
+    """Limits on one schema.
 
     compile_seconds: to compile it, or to compute one mask. memory_bytes: of a schema's process, and
-    of each request's. follow_seconds: CPU time for the masks of one request, beside 5
-    ms for each.
+    of each request's. follow_seconds: CPU time for the masks of one request, beyond 5 ms each.
     """
 
     compile_seconds: float
@@ -50,7 +48,7 @@ class GrammarLimits:
 
 
 class GrammarServer:
-    """The process that knows the vocabulary; started when it is needed, and again if it ended.
+    """The process that knows the vocabulary; started on demand, and again if it ended.
 
     Thread-safe.
     """
@@ -58,7 +56,8 @@ class GrammarServer:
     def __init__(
         self, describe: Callable[[], dict[str, Any]], vocabulary_size: int, limits: GrammarLimits
     ) -> None:
-        """`describe` gives the tokenizer, its size and its ends; masks have `vocabulary_size`."""
+        """describe: makes the start message: tokenizer, its size, end tokens. Masks have
+        `vocabulary_size` bits."""
         self._describe = describe
         self._vocabulary_size = vocabulary_size
         self._limits = limits
@@ -68,21 +67,24 @@ class GrammarServer:
         self._end: Callable[[], object] = lambda: None
 
     def warm_up(self) -> None:
-        """Begin to start it, so that the first schema need not wait for that."""
+        """Start it in the background: the first schema then does not wait for that."""
         threading.Thread(target=self._start_early, name="grammar-server", daemon=True).start()
 
-    def compile(self, constraint: Constraint, cancellation: Cancellation) -> Grammar:
-        """Raises SchemaError, GrammarsUnavailable, and InternalError, also when cancelled."""
+    def compile(self, constraint: Constraint, cancellation: Cancellation) -> CompiledGrammar:
+        """The grammar of `constraint`. Raises SchemaError, GrammarsUnavailable, and InternalError,
+        also when cancelled."""
         process = Peer(self._connect(), self._limits.memory_bytes)
         try:
             size_bytes, mask = self._compile(process, encode(constraint), cancellation)
         except BaseException:
             process.close()
             raise
-        return Grammar(process, constraint, mask, size_bytes, self._vocabulary_size, self._limits)
+        return CompiledGrammar(
+            process, constraint, mask, size_bytes, self._vocabulary_size, self._limits
+        )
 
     def close(self) -> None:
-        """End it. Grammars that were compiled live on."""
+        """End the server process. Compiled grammars live on."""
         with self._lock:
             self._end()
             self._control = None
@@ -90,7 +92,7 @@ class GrammarServer:
     def _compile(
         self, process: Peer, described: bytes, cancellation: Cancellation
     ) -> tuple[int, bytes]:
-        """The bytes that a grammar takes, and its first mask."""
+        """The memory of a grammar in bytes, and its first mask."""
         seconds = self._limits.compile_seconds
         started = time.monotonic()
         try:
@@ -116,7 +118,7 @@ class GrammarServer:
         return size_bytes, answer[COMPILED.size : COMPILED.size + mask_bytes]
 
     def _connect(self) -> PassedSocket:
-        """A socket whose other end the server has, or will have."""
+        """A socket whose other end was passed to the server."""
         for _ in range(2):  # it may have been killed since it was asked last
             control = self._running()
             passed = PassedSocket()
@@ -179,8 +181,8 @@ class GrammarServer:
             self._running()
 
 
-class Grammar:
-    """The `Grammar` of a constraint: what an answer may be."""
+class CompiledGrammar:
+    """The `Grammar` of a constraint: a process that has compiled it, and forks for each request."""
 
     def __init__(
         self,
@@ -191,7 +193,7 @@ class Grammar:
         vocabulary_size: int,
         limits: GrammarLimits,
     ) -> None:
-        """`mask` says what an answer may begin with."""
+        """mask: the bits of the tokens that an answer may begin with."""
         self._process = process
         self._constraint = constraint
         self._first = unpacked(mask, vocabulary_size)
@@ -204,15 +206,15 @@ class Grammar:
     def is_alive(self) -> bool:
         return not self._process.has_hung_up
 
-    def begin(self, count: int) -> list[AnswerMatcher]:
-        """Matchers at the beginning of so many answers, which one process follows."""
+    def begin(self, count: int) -> list[RemoteMatcher]:
+        """Matchers at the beginning of `count` answers of a request, which one process follows."""
         passed = PassedSocket()
         with contextlib.suppress(OSError):  # the first token meets a closed socket
             self._process.begin(count, passed)
         process = Peer(passed, self._limits.memory_bytes)
-        answers = Answers(process, self._mask_bytes, self._limits.follow_seconds, count)
+        answers = AnswerProcess(process, self._mask_bytes, self._limits.follow_seconds, count)
         return [
-            AnswerMatcher(answers, choice, self._constraint, self._first, self._vocabulary_size)
+            RemoteMatcher(answers, choice, self._constraint, self._first, self._vocabulary_size)
             for choice in range(count)
         ]
 

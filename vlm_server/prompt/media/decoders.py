@@ -1,39 +1,60 @@
-"""Decodes images and videos in processes that can be killed, within what a request may cost."""
+"""The decoding of images and videos, in processes that can be killed, within a request's budget."""
 
 from __future__ import annotations
 
 import logging
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.errors import DecodeBudgetExceeded, InvalidImage
+from vlm_server.errors import DecodeBudgetExceeded, InvalidImage, InvalidVideo
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
-from vlm_server.prompt.media.image_messages import Refused, pack_job, unpack
-from vlm_server.prompt.video import clip
+from vlm_server.prompt.media.messages import Frames, Undecodable, VideoJob, pack_job, unpack
 from vlm_server.protocol import Image, Video
 from vlm_server.settings import Image as ImageLimits
 from vlm_server.settings import Video as VideoLimits
 
 logger = logging.getLogger(__name__)
 
-_IMAGE_MODULE = "vlm_server.prompt.media.image_process"
+_MODULE = "vlm_server.prompt.media.process"
 _WHOLE_PIXELS = 100_000_000
-"""So many pixels may take all of `image.decode_seconds`, and fewer their share of it."""
+"""Images of so many pixels may take all of `image.decode_seconds`, smaller ones their share."""
 _LEAST_SHARE = 0.05
 _TRIES = 2
 """A process may also die because others took all memory."""
 
 
-class DecodeBudget:
-    """What decoding the images of one request may still take, and whether anybody waits for it.
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """The frames of a video that the model sees.
 
-    Of one thread.
+    frames: (count, height, width, 3) uint8 RGB, upright. seconds: the time of each of them,
+    counted from the first. is_cut: the video has more, which is not whole.
     """
+
+    frames: NDArray[np.uint8]
+    seconds: tuple[float, ...]
+    is_cut: bool = False
+
+    @property
+    def sampled(self) -> Sampled:
+        return Sampled(self.seconds, self.is_cut)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a `Clip` says of its frames, without their pixels."""
+
+    seconds: tuple[float, ...]
+    is_cut: bool
+
+
+class DecodeBudget:
+    """The pixels and seconds left for decoding one request's images. Of one thread."""
 
     def __init__(self, limits: ImageLimits, cancellation: Cancellation) -> None:
         self.cancellation = cancellation
@@ -59,7 +80,7 @@ class DecodeBudget:
         return max(self._allowed_seconds - self._seconds, 0.0)
 
     def is_late(self, param: str) -> DecodeBudgetExceeded:
-        """What to raise when no seconds are left."""
+        """The error when no seconds are left."""
         return DecodeBudgetExceeded(
             f"Decoding the images up to this one takes over {self._allowed_seconds:g} seconds "
             "(image.decode_seconds).",
@@ -81,15 +102,13 @@ class Decoders:
         """`num_processes` of each at most."""
         self.image_limits = image_limits
         self.video_limits = video_limits
-        memory, seconds = image_limits.decode_memory_bytes, image_limits.decode_seconds
-        self._images = ChildPool(
-            _IMAGE_MODULE, num_processes, str(memory), str(seconds), memory_bytes=memory
-        )
-        self._videos = clip.decoder_pool(video_limits, num_processes)
+        memory_bytes, seconds = image_limits.decode_memory_bytes, image_limits.decode_seconds
+        self._images = _pool("image", num_processes, memory_bytes, seconds)
+        self._videos = video_pool(video_limits, num_processes)
 
     @property
     def num_tracked(self) -> int:
-        """Images and videos that are being decoded, or wait for it."""
+        """Images and videos that are being decoded, or wait for a process."""
         return self._images.num_tracked + self._videos.num_tracked
 
     def image(self, image: Image, budget: DecodeBudget) -> NDArray[np.uint8]:
@@ -104,24 +123,24 @@ class Decoders:
             if not budget.seconds_left:
                 raise budget.is_late(image.param)
             try:
-                decoded = unpack(self._images.run(job, budget.seconds_left, budget.cancellation))
+                answer = self._images.run(job, budget.seconds_left, budget.cancellation)
+                frames, pixels = unpack(answer)
             except ChildTimeout:
                 raise budget.is_late(image.param) from None
-            except (ChildFailed, ValueError, msgspec.DecodeError) as error:
+            except (ChildFailed, ValueError) as error:
                 logger.warning("the process that decodes a %s image died: %s", image.format, error)
                 continue
             finally:
                 budget.take_seconds(time.monotonic() - started)
                 self._keep_one_warm()
-            if isinstance(decoded, Refused):
-                raise InvalidImage(decoded.reason, image.param)
-            told, pixels = decoded
-            return np.frombuffer(pixels, dtype=np.uint8).reshape(told.height, told.width, 3)
+            if isinstance(frames, Undecodable):
+                raise InvalidImage(frames.reason, image.param)
+            return np.frombuffer(pixels, dtype=np.uint8).reshape(frames.height, frames.width, 3)
         raise InvalidImage(f"the {image.format} picture can't be decoded", image.param)
 
-    def video(self, video: Video, limits: VideoLimits, cancellation: Cancellation) -> clip.Clip:
-        """See `clip.decode`."""
-        return clip.decode(self._videos, video, limits, cancellation)
+    def video(self, video: Video, limits: VideoLimits, cancellation: Cancellation) -> Clip:
+        """See `decode_video`."""
+        return decode_video(self._videos, video, limits, cancellation)
 
     def close(self) -> None:
         """End all processes that are idle."""
@@ -129,6 +148,56 @@ class Decoders:
         self._videos.close()
 
     def _keep_one_warm(self) -> None:
-        """The next image must not wait for a process to start, if this one's has ended."""
+        """Start a process if none is idle: the next image must not wait for that."""
         with suppress(ChildFailed):
             self._images.warm_up()
+
+
+def video_pool(limits: VideoLimits, size: int) -> ChildPool:
+    """At most `size` processes, each of which decodes one video.
+
+    A decoder that is given hostile bytes may hang, crash or allocate all memory: it is killed at a
+    deadline, and only its request fails.
+    """
+    seconds = 2 * limits.decode_timeout_seconds + 2  # several threads decode
+    return _pool("video", size, limits.decode_memory_bytes, seconds)
+
+
+def _pool(kind: str, size: int, memory_bytes: int, seconds: float) -> ChildPool:
+    limits = str(memory_bytes), str(seconds)
+    return ChildPool(_MODULE, size, kind, *limits, memory_bytes=memory_bytes)
+
+
+def decode_video(
+    pool: ChildPool, video: Video, limits: VideoLimits, cancellation: Cancellation
+) -> Clip:
+    """The frames of `video` at the rate and size of `limits`, of those that are whole.
+
+    Raises InvalidVideo if it can't be decoded, is over a limit or takes too long, and Cancelled.
+    """
+    job = pack_job(VideoJob(video.data, video.format, limits, video.is_cut))
+    try:
+        frames, pixels = unpack(pool.run(job, limits.decode_timeout_seconds, cancellation))
+    except ChildTimeout:
+        seconds = limits.decode_timeout_seconds
+        reason = f"Decoding the video takes over {seconds:g} seconds."
+        raise InvalidVideo(reason, video.param) from None
+    except (ChildFailed, ValueError) as error:
+        logger.warning("the process that decodes a %s video died: %s", video.format, error)
+        raise InvalidVideo("The video can't be decoded.", video.param) from None
+    if isinstance(frames, Undecodable):
+        raise InvalidVideo(frames.reason, video.param)
+    try:
+        return Clip(_upright(frames, pixels), frames.seconds, frames.is_cut)
+    except ValueError:
+        raise InvalidVideo("The video's frames differ in size.", video.param) from None
+
+
+def _upright(frames: Frames, pixels: memoryview) -> NDArray[np.uint8]:
+    """Raises ValueError if some frames are to be turned to another shape than others."""
+    shape = (len(frames.seconds), frames.height, frames.width, 3)
+    stored = np.frombuffer(pixels, np.uint8).reshape(shape)
+    if not any(frames.quarter_turns):
+        return stored
+    turned = zip(stored, frames.quarter_turns, strict=True)
+    return np.stack([np.rot90(frame, turns) for frame, turns in turned])

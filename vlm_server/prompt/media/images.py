@@ -1,10 +1,11 @@
-"""Decodes images to upright, opaque RGB."""
+"""The decoding of images to upright, opaque RGB, in a process that can be killed."""
 
 from __future__ import annotations
 
 import io
 import struct
 import zlib
+from collections.abc import Iterator
 
 from PIL import AvifImagePlugin, ExifTags, ImageMath
 from PIL import Image as PillowImage
@@ -13,7 +14,9 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 
 from vlm_server.errors import InvalidImage
+from vlm_server.platform.child.messages import Parts
 from vlm_server.prompt.media.jpeg import has_all_blocks
+from vlm_server.prompt.media.messages import Frames, pack, unpack_image
 from vlm_server.prompt.media.png import has_all_rows, is_covered, match_depth
 from vlm_server.protocol import Image
 
@@ -30,6 +33,7 @@ _UNREADABLE = (
 
 PillowImage.MAX_IMAGE_PIXELS = None  # the header was held against limits.max_image_pixels
 
+_BAND_PIXELS = 1 << 18
 _UPRIGHT = {
     2: PillowImage.Transpose.FLIP_LEFT_RIGHT,
     3: PillowImage.Transpose.ROTATE_180,
@@ -40,6 +44,23 @@ _UPRIGHT = {
     8: PillowImage.Transpose.ROTATE_90,
 }
 """What undoes each EXIF orientation."""
+
+
+def decode_job(job: bytearray) -> Parts:
+    """The answer to a job of the process that decodes images. Raises InvalidImage."""
+    try:
+        decoded = decode_rgb(unpack_image(job))
+    except MemoryError:
+        raise InvalidImage("decoding the picture takes too much memory") from None
+    return pack(Frames(decoded.width, decoded.height), _bands(decoded))
+
+
+def _bands(image: PillowImage.Image) -> Iterator[bytes]:
+    """The pixels of `image`, some rows at a time: they are never copied as a whole."""
+    rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        yield image.crop((0, top, image.width, bottom)).tobytes()
 
 
 def decode_rgb(image: Image) -> PillowImage.Image:

@@ -1,4 +1,4 @@
-"""Checks that a JPEG has all its pixels.
+"""Whether a JPEG has all its pixels.
 
 Where the compressed data of a scan end early, but properly, libjpeg goes on with blocks of middle
 grey, or with what coarser scans said of them, and where a scan is missing it does without: Pillow

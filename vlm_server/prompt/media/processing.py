@@ -1,7 +1,7 @@
-"""Runs the model's processor on one image or one video.
+"""The model's processor, run on one image or one video.
 
-The processor is given a placeholder and one media item, so its result depends on nothing else. It
-says which tokens stand for the item, and which text goes around them.
+Its input is a placeholder and one media item, so its result depends on nothing else. Its output has
+the tokens of the item, and the text around them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from vlm_server.errors import InvalidImage, InvalidVideo
 from vlm_server.interfaces.model_spec import ModelSpec, ProcessedMedia
+from vlm_server.prompt.media.decoders import Clip, Sampled
 from vlm_server.prompt.positions import GRIDS, media_positions
-from vlm_server.prompt.video.clip import Clip
 
 _UNIT_TOKENS = 1024
 """Most tokens of a video that are encoded at once, unless two frames have more."""
@@ -28,23 +28,12 @@ logger = logging.getLogger(__name__)
 
 
 Inputs = Mapping[str, NDArray[Any]]
-"""What the vision tower takes of one unit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The frames of a video that the model sees: the time of each, and whether there was more.
-
-    See `Clip`.
-    """
-
-    seconds: tuple[float, ...]
-    is_cut: bool
+"""The vision tower's inputs of one unit, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """How a media item stands in a prompt: all but its pixels.
+    """The tokens and positions of a media item in a prompt: all but its pixels.
 
     Its `token_ids` run from the first of `token_id` to the last; `prefix` and `suffix` are the
     text around them. `positions`, (3, tokens), are those of M-RoPE, counted from the first token.
@@ -63,7 +52,7 @@ class TokenLayout:
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory it takes."""
+        """Its approximate memory."""
         arrays = (self.token_ids, self.positions)
         return sum(a.nbytes for a in arrays if a is not None) + 100 * len(self.units) + 1000
 
@@ -81,7 +70,7 @@ class Processed:
 
 
 def process_image(
-    host: ModelSpec, placeholder: str, pixels: NDArray[np.uint8], param: str
+    spec: ModelSpec, placeholder: str, pixels: NDArray[np.uint8], param: str
 ) -> Processed:
     """An image of (height, width, 3) RGB.
 
@@ -89,7 +78,7 @@ def process_image(
     """
     size = f"{pixels.shape[1]}x{pixels.shape[0]}"
     try:
-        whole = _whole(host, host.process_image(pixels, placeholder), host.image_token_id)
+        whole = _whole(spec, spec.process_image(pixels, placeholder), spec.image_token_id)
     except Exception as error:
         _note_failure("a picture", error)
         raise InvalidImage(
@@ -103,12 +92,12 @@ def process_image(
 
 
 def process_video(
-    host: ModelSpec, token_id: int, placeholder: str, clip: Clip, param: str
+    spec: ModelSpec, token_id: int, placeholder: str, clip: Clip, param: str
 ) -> Processed:
     """Raises InvalidVideo, naming `param`, for frames that the processor can't take."""
     try:
-        made = host.process_video(clip.frames, clip.seconds, placeholder)
-        whole = _whole(host, made, token_id)
+        made = spec.process_video(clip.frames, clip.seconds, placeholder)
+        whole = _whole(spec, made, token_id)
     except Exception as error:
         _note_failure("a video", error)
         height, width = clip.frames.shape[1:3]
@@ -119,15 +108,11 @@ def process_video(
     if whole is None:
         raise InvalidVideo("the model's processor returned nothing for this video", param)
     video = _in_units(whole)
-    return replace(video, layout=replace(video.layout, sampled=sampled_of(clip)))
-
-
-def sampled_of(clip: Clip) -> Sampled:
-    return Sampled(clip.seconds, clip.is_cut)
+    return replace(video, layout=replace(video.layout, sampled=clip.sampled))
 
 
 def _note_failure(what: str, error: Exception) -> None:
-    """In one line: it may be the picture's fault, and anybody can send more of them."""
+    """Log one line: the picture may be at fault, and clients can send many."""
     logger.info("the processor failed on %s: %s", what, _in_one_line(error))
     logger.debug("the processor failed", exc_info=error)
 
@@ -145,8 +130,8 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:_MAX_REASON_CHARS]
 
 
-def _whole(host: ModelSpec, made: ProcessedMedia, token_id: int) -> Processed | None:
-    """What the processor made, as one unit; None if no token stands for the media item."""
+def _whole(spec: ModelSpec, made: ProcessedMedia, token_id: int) -> Processed | None:
+    """The processor's output as one unit; None if it has no token of the media item."""
     media = np.flatnonzero(made.token_ids == token_id)
     if not len(media):
         return None
@@ -156,20 +141,20 @@ def _whole(host: ModelSpec, made: ProcessedMedia, token_id: int) -> Processed | 
     layout = TokenLayout(
         token_id=token_id,
         token_ids=token_ids,
-        prefix=_text_of(host, made.token_ids[:first]),
-        suffix=_text_of(host, made.token_ids[last:]),
+        prefix=_text_of(spec, made.token_ids[:first]),
+        suffix=_text_of(spec, made.token_ids[last:]),
         positions=None
-        if host.mrope is None
-        else media_positions(host.mrope, token_ids, token_id, grids),
+        if spec.mrope is None
+        else media_positions(spec.mrope, token_ids, token_id, grids),
         units=((0, last - first),),
         size=made.size,
     )
     return Processed(layout, (made.inputs,))
 
 
-def _text_of(host: ModelSpec, token_ids: NDArray[np.int32]) -> str:
-    ids = [int(i) for i in token_ids if int(i) != host.tokenizer.bos_token_id]
-    return str(host.backend.decode(ids, skip_special_tokens=False))
+def _text_of(spec: ModelSpec, token_ids: NDArray[np.int32]) -> str:
+    ids = [int(i) for i in token_ids if int(i) != spec.tokenizer.bos_token_id]
+    return str(spec.backend.decode(ids, skip_special_tokens=False))
 
 
 def _in_units(video: Processed) -> Processed:

@@ -1,8 +1,8 @@
-"""Decodes and processes images and videos, unless a cache has the result.
+"""Images and videos, decoded and processed unless a cache has the result.
 
 Each is processed alone, so that the result depends on nothing else in a request. Thread-safe: the
-processor is locked, and of several threads that want the same item one works and the others wait.
-Between two steps of a request whose client has left, `Cancelled` is raised.
+processor is locked, and of several threads that need the same item one works and the others wait.
+Between two steps of a cancelled request, `Cancelled` is raised.
 """
 
 from __future__ import annotations
@@ -21,19 +21,16 @@ from numpy.typing import NDArray
 from vlm_server.cache.caches import Caches
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
+from vlm_server.prompt.media.decoders import Clip, DecodeBudget, Decoders, Sampled
 from vlm_server.prompt.media.picture_sizes import PictureSizes
 from vlm_server.prompt.media.processing import (
     Inputs,
     Processed,
-    Sampled,
     TokenLayout,
     process_image,
     process_video,
-    sampled_of,
 )
-from vlm_server.prompt.tokenizer import PromptTokenizer
-from vlm_server.prompt.video.clip import Clip
+from vlm_server.prompt.templates import ChatTemplate
 from vlm_server.protocol import Image, Submit, Video
 from vlm_server.settings import Video as VideoLimits
 
@@ -64,7 +61,7 @@ class MediaItem:
         self._load = load
 
     def inputs(self, unit: int) -> Inputs:
-        """What the tower takes of a unit. Decodes and processes the item if no cache has it.
+        """The vision tower's inputs of a unit. Decodes and processes the item if no cache has it.
 
         Raises InvalidImage or InvalidVideo if that fails.
         """
@@ -78,18 +75,18 @@ class MediaProcessor:
     """
 
     def __init__(
-        self, host: ModelSpec, prompts: PromptTokenizer, decoders: Decoders, caches: Caches
+        self, spec: ModelSpec, template: ChatTemplate, decoders: Decoders, caches: Caches
     ) -> None:
-        self._host = host
-        self._prompts = prompts
+        self._spec = spec
+        self._template = template
         self._decoders = decoders
         self._caches = caches
         self._processor = threading.Lock()
         self._flights = _Flights()
-        self._sizes = PictureSizes(host.pixel_rule, decoders.image_limits)
+        self._sizes = PictureSizes(spec.pixel_rule, decoders.image_limits)
 
     def begin(self, cancellation: Cancellation) -> DecodeBudget:
-        """What all the items of one request may cost together."""
+        """The decode budget of one request."""
         return DecodeBudget(self._decoders.image_limits, cancellation)
 
     def image(self, image: Image, salt: str, budget: DecodeBudget) -> MediaItem:
@@ -128,7 +125,7 @@ class MediaProcessor:
         decoded = cache(lambda: self._decoders.video(video, limits, cancellation))
         sampled: Sampled | None = self._caches.token_layouts.get(key)
         if sampled is None:
-            sampled = sampled_of(decoded())
+            sampled = decoded().sampled
             self._caches.token_layouts.put(key, sampled, 100 * len(sampled.seconds)).release()
 
         def frame(number: int) -> Processed:
@@ -140,7 +137,7 @@ class MediaProcessor:
             yield time, self._item(f"{key}/{number}", video.param, load, cancellation)
 
     def pixels_to_decode(self, submit: Submit) -> int:
-        """About how many pixels the images of a request have that no cache knows."""
+        """The approximate number of pixels of a request's images that are not cached."""
         return sum(
             image.width * image.height
             for image in submit.images
@@ -149,7 +146,7 @@ class MediaProcessor:
 
     @property
     def num_in_flight(self) -> int:
-        """Media items that a thread works on, or waits for."""
+        """Media items in work by a thread, or waited for."""
         return len(self._flights) + self._decoders.num_tracked
 
     def _image(
@@ -157,15 +154,15 @@ class MediaProcessor:
     ) -> Processed:
         with self._processor:
             cancellation.check()
-            return process_image(self._host, self._prompts.placeholder, pixels, param)
+            return process_image(self._spec, self._template.placeholder, pixels, param)
 
     def _video(self, decoded: Clip, param: str, cancellation: Cancellation) -> Processed:
-        token_id, placeholder = self._host.video_token_id, self._prompts.video_placeholder
+        token_id, placeholder = self._spec.video_token_id, self._template.video_placeholder
         assert token_id is not None
         assert placeholder is not None
         with self._processor:
             cancellation.check()
-            return process_video(self._host, token_id, placeholder, decoded, param)
+            return process_video(self._spec, token_id, placeholder, decoded, param)
 
     def _item(
         self,

@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from vlm_server.errors import EngineBroken, ModelLoadError
-from vlm_server.protocol.ranks import Rank
+from vlm_server.protocol.commands import Rank
 from vlm_server.runner.distributed import messages
 from vlm_server.runner.distributed.messages import Answer, Hello, Message
 

@@ -6,7 +6,7 @@ import logging
 from typing import NoReturn
 
 from vlm_server.errors import EngineBroken, ModelLoadError
-from vlm_server.protocol.ranks import Rank
+from vlm_server.protocol.commands import Rank
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.distributed.connection import Leader

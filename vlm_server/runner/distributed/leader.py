@@ -11,7 +11,7 @@ from vlm_server.cache.caches import Caches
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.interfaces import Runner, SchedulerOutput, StepResult
 from vlm_server.protocol import Start
-from vlm_server.protocol.ranks import Rank
+from vlm_server.protocol.commands import Rank
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.distributed.connection import Followers

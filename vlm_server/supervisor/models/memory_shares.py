@@ -1,4 +1,4 @@
-"""What each loaded model may take of the device's memory, and how it is told. Sizes in bytes."""
+"""Each loaded model's share of the device's memory. Sizes in bytes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from vlm_server.errors import ModelLoadError
+from vlm_server.errors import ModelDoesNotFit, ModelLoadError
 from vlm_server.hub.survey import Survey, SurveyRequest
-from vlm_server.settings import Memory
-from vlm_server.supervisor.models import budget
+from vlm_server.settings import MIB, Memory
 from vlm_server.supervisor.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -20,19 +19,19 @@ Look = Callable[[SurveyRequest], Awaitable[Survey]]
 _ALIVE = ("ready", "unresponsive")
 """States of engines that hold what they held: others have ended, or begin anew."""
 _LOOK_SECONDS = 0.05
-"""Between two looks at whether others have given back memory."""
+"""The interval of checks whether others have given back memory."""
 _GIVE_BACK_SECONDS = 60.0
 """The longest that a load waits for engines that are told to shrink, beside running answers."""
 
 
 class MemoryShares:
-    """One limit for all of `models`, which may become more. A single one has all there is."""
+    """One memory limit for all of `models`, which may become more. A single one has all of it."""
 
     def __init__(self, memory: Memory, models: Mapping[str, ServedModel], look: Look) -> None:
-        """`look`: see `checkpoints.survey`."""
+        """`look`: see `hub.survey`."""
         self._room_bytes = memory.model_room_bytes
         self._limit_bytes = memory.known_limit_bytes
-        """0 as long as nobody knows."""
+        """0 while unknown."""
         self._models = models
         self._look = look
 
@@ -41,20 +40,20 @@ class MemoryShares:
         return [model for model in self._models.values() if model.is_loaded]
 
     async def check(self, model: ServedModel) -> None:
-        """Find out what a model needs, and whether it can ever be loaded beside what stays.
+        """Find out a model's memory, and whether it can ever be loaded beside the pinned ones.
 
         Raises ModelLoadError and ModelDoesNotFit.
         """
         await self._survey(model)
         staying = {one.name: self._needed(one) for one in self.loaded if one.is_pinned}
-        budget.check(model.name, self._needed(model), staying, self._limit_bytes)
+        check_fit(model.name, self._needed(model), staying, self._limit_bytes)
 
     def is_short(self, model: ServedModel) -> bool:
-        """Whether others have to go before a model that was checked can be loaded."""
+        """Whether others have to be unloaded before a checked model can be loaded."""
         return sum(map(self._needed, (model, *self.loaded))) > self._limit_bytes
 
     async def claim(self, model: ServedModel) -> int:
-        """Take from those that are loaded what a model gets, which is returned.
+        """Shrink the loaded models to make room for one more, and return its limit.
 
         Running answers keep what was reserved for them. An engine that does not tell
         that it got small enough is waited for only so long: it may be restarting.
@@ -72,14 +71,14 @@ class MemoryShares:
         return shares[model.name]
 
     def share_out(self) -> None:
-        """Let those that are loaded have all there is."""
+        """Share all memory between the loaded models."""
         if len(self._models) > 1 and self._limit_bytes:
             models = [one for one in self._models.values() if one.engine is not None]
             self._tell(models, self._shares(models))
 
     def _shares(self, models: Sequence[ServedModel]) -> dict[str, int]:
         needed = {model.name: self._needed(model) for model in models}
-        return budget.shares(needed, self._limit_bytes)
+        return divide(needed, self._limit_bytes)
 
     @staticmethod
     def _tell(models: Sequence[ServedModel], shares: Mapping[str, int]) -> None:
@@ -88,7 +87,7 @@ class MemoryShares:
                 model.engine.set_memory_limit(shares[model.name])
 
     def _needed(self, model: ServedModel) -> int:
-        return budget.needed_bytes(model.weight_bytes, self._room_bytes, model.least_kv_bytes)
+        return needed_bytes(model.weight_bytes, self._room_bytes, model.least_kv_bytes)
 
     async def _survey(self, model: ServedModel) -> None:
         """Find the weights' sizes and the memory limit where they are still unknown."""
@@ -118,3 +117,40 @@ def _is_within(model: ServedModel, limit_bytes: int) -> bool:
     memory = stats.memory
     held = memory.active_bytes + memory.reserved_bytes
     return memory.limit_bytes == limit_bytes and held <= limit_bytes
+
+
+_LEAST_ROOM_BYTES = 256 * MIB
+_ROOM_FRACTION = 1 / 8
+_GIB = 1 << 30
+
+
+def needed_bytes(weight_bytes: int, room_bytes: int, least_kv_bytes: int = 0) -> int:
+    """The least that a model may have: its weights, and room for requests.
+
+    `room_bytes` is `memory.model_room_bytes`; `least_kv_bytes` takes the shortest request for which
+    its engine must have room, or it ends: twice that, for what computing it takes.
+    """
+    room = room_bytes or max(_LEAST_ROOM_BYTES, int(weight_bytes * _ROOM_FRACTION))
+    return weight_bytes + max(room, 2 * least_kv_bytes)
+
+
+def divide(needed: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
+    """What each model may have: as much as it needs, and an equal part of what is left.
+
+    If less is there than they need, as they have come to know, each has that much less room.
+    """
+    rest = limit_bytes - sum(needed.values())
+    return {name: num_bytes + rest // len(needed) for name, num_bytes in needed.items()}
+
+
+def check_fit(name: str, needed: int, staying: Mapping[str, int], limit_bytes: int) -> None:
+    """Raises ModelDoesNotFit if there is no memory for `name` even with all others unloaded that
+    may be: those `staying` may not."""
+    held = sum(staying.values())
+    if needed + held <= limit_bytes:
+        return
+    others = f", and {', '.join(staying)} keep {held / _GIB:.2f} GiB of it" if staying else ""
+    raise ModelDoesNotFit(
+        f"The model `{name}` needs {needed / _GIB:.2f} GiB of device memory, with room for "
+        f"requests; the limit is {limit_bytes / _GIB:.2f} GiB{others}."
+    )

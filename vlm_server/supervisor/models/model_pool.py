@@ -1,4 +1,4 @@
-"""All models that are served, within one limit on device memory: who is loaded, who makes room.
+"""All served models within one limit on device memory: loading them, and making room.
 
 Models are loaded one after the other, in the order in which they were first asked for. One that
 does not fit beside the others makes those go that may: idle ones first, the least recently used
@@ -347,7 +347,7 @@ class ModelPool:
     # ---- unused models -----------------------------------------------------------------
 
     def _note_idle(self, model: ServedModel) -> None:
-        """Unload it after its time, if nobody uses it now or asks for it until then.
+        """Start the timer that unloads an idle model.
 
         One that is shared does not go sooner than its load took, whoever wants it gone: others
         would wait for loads alone.

@@ -1,4 +1,4 @@
-"""One model that is served: what it is loaded from, its engine while it is, and who uses it."""
+"""One served model: its checkpoint, its engine while loaded, and its users."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class ServedModel:
         self.aliases: tuple[str, ...] = () if listed is None else listed.aliases
         self._keep_alive_seconds = -1.0 if listed is None else listed.keep_alive_seconds
         self.wanted_seconds: float | None = None
-        """For how long it is to stay unused, as a request has said last; until it is unloaded."""
+        """The keep-alive that a request has set last; until it is unloaded."""
         self.settings = settings
         self._on_progress = on_progress
         self._make_engine = make_engine
         self._status = EngineStatus("unloaded", self.name)
         self.engine: Supervisor | None = None
-        """As long as its process may hold memory."""
+        """Set while its process may hold memory."""
         self.loading: asyncio.Task[None] | None = None
         self.is_closing = False
         """Whether it is unloaded once those that use it are done: others wait for the next load."""
@@ -133,14 +133,14 @@ class ServedModel:
         return self.is_pinned or bool(self._waiters)
 
     def note(self, state: str, stage: str = "", fraction: float = 0.0) -> None:
-        """What it is at before it has an engine."""
+        """Set the status of a model without an engine."""
         progress = (stage, fraction) if stage else None
         self._status = dataclasses.replace(
             self._status, state=state, progress=progress, download=None, error=""
         )
 
     def note_wait(self, stage: str = "") -> None:
-        """It is to be loaded, and waits for others: `stage` says for whom."""
+        """Set the status of a model that waits to be loaded; stage: what for."""
         self.note("starting" if self.is_pinned else "waiting", stage or "waiting for its turn")
 
     # ---- loading -----------------------------------------------------------------------
@@ -207,13 +207,13 @@ class ServedModel:
     # ---- who uses it -------------------------------------------------------------------
 
     def wait(self, request_id: str) -> asyncio.Future[Supervisor]:
-        """Wait until it is loaded, and then use it: `leave` gives it back."""
+        """A future engine, used by the request once the model is loaded, until `leave`."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[request_id] = waiter
         return waiter
 
     def use(self) -> Supervisor:
-        """Use it from now on, until `leave`."""
+        """The engine, used by one more request until `leave`."""
         assert self.engine is not None
         self.num_users += 1
         self._num_uses += 1
@@ -221,22 +221,22 @@ class ServedModel:
         return self.engine
 
     def leave(self) -> None:
-        """Who used it does not any more."""
+        """Count one user less."""
         self.num_users -= 1
         self.last_used = time.monotonic()
         self._left.set()
 
     def give_up(self, request_id: str) -> None:
-        """A request does not wait any more."""
+        """Remove a waiting request."""
         self._waiters.pop(request_id, None)
 
     def cancel(self, request_id: str) -> bool:
-        """End a request that waits. Returns whether there is such a one."""
+        """Cancel a waiting request; returns whether there was one."""
         message = "The request was cancelled by who operates this server."
         return self.refuse(request_id, RequestCancelled(message))
 
     def refuse(self, request_id: str, error: RequestError) -> bool:
-        """End a request that waits with `error`. Returns whether there is such a one."""
+        """Fail a waiting request with `error`; returns whether there was one."""
         waiter = self._waiters.pop(request_id, None)
         if waiter is None or waiter.done():
             return False
@@ -269,7 +269,7 @@ class ServedModel:
         self.refuse(request_id, QueueTimeout(message, "model"))
 
     def admit_waiters(self) -> None:
-        """It is loaded: all that wait use it."""
+        """Give the engine to all waiting requests."""
         for waiter in self._take_waiters():
             waiter.set_result(self.use())
 
@@ -283,7 +283,7 @@ class ServedModel:
         return waiters
 
     async def until_unused(self) -> None:
-        """Wait until nobody uses it."""
+        """Wait until it has no user."""
         while self.num_users:
             self._left.clear()
             await self._left.wait()
@@ -291,7 +291,7 @@ class ServedModel:
     # ---- failed loads ------------------------------------------------------------------
 
     def note_failure(self, error: VlmServerError) -> None:
-        """A load has failed: the next one is not tried at once, unless nothing was tried."""
+        """Record a failed load: the next one is tried later, unless nothing was tried."""
         if not isinstance(error, ModelDoesNotFit):
             seconds = min(_FIRST_PAUSE_SECONDS * 2**self._num_failures, _LONGEST_PAUSE_SECONDS)
             self._num_failures += 1
@@ -311,7 +311,7 @@ class ServedModel:
         return max(0.0, self._failed_until - time.monotonic())
 
     def unloadable(self) -> EngineUnavailable:
-        """For requests that come before another load may be tried."""
+        """The error of requests that come before another load may be tried."""
         return EngineUnavailable(
             f"The model `{self.name}` can't be loaded at present; the server's log says why.",
             "model",
@@ -319,5 +319,5 @@ class ServedModel:
         )
 
     def forget_failure(self) -> None:
-        """Somebody who may have mended it wants it to be tried again."""
+        """Allow another load at once: an operator asks for it."""
         self._failed_until = 0.0

@@ -1,4 +1,4 @@
-"""Who may load or unload a model now: one after the other, and who waits says for what."""
+"""Turns at loading and unloading models, one after another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Turns:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._at_turn = ""
-        """What is done now."""
+        """The turn under way, as the end of a sentence."""
         self._waiting: list[ServedModel] = []
         """Models that are to be loaded."""
 

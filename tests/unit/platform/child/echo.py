@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from vlm_server.platform.child.serve import Limits, serve
+from vlm_server.platform.child.serve import ChildLimits, serve
 
 
 def answer(job: bytearray) -> bytes:
@@ -31,4 +31,4 @@ def answer(job: bytearray) -> bytes:
 
 
 if __name__ == "__main__":
-    serve(answer, Limits(memory_bytes=1 << 30, job_seconds=5, retire_bytes=200 << 20))
+    serve(answer, ChildLimits(memory_bytes=1 << 30, job_seconds=5, retire_bytes=200 << 20))

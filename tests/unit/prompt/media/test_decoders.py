@@ -187,7 +187,7 @@ def test_a_picture_whose_process_was_killed_by_others_is_decoded_by_another_one(
 def test_the_process_needs_pillow_alone():
     """It starts fast, and takes little memory."""
     program = (
-        "import vlm_server.prompt.media.image_process, sys\n"
+        "import vlm_server.prompt.media.images, vlm_server.prompt.media.process, sys\n"
         "print([name for name in ('numpy', 'mlx', 'av', 'asyncio') if name in sys.modules])"
     )
     ended = subprocess.run(

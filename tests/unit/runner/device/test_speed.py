@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from vlm_server.platform import openblas
+from vlm_server.platform.preload import find_openblas
 
 PROGRAM = "from vlm_server.runner.device.speed import has_openblas; print(has_openblas())"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the preload is for Linux")
 def test_a_preloaded_openblas_is_seen_however_busy_the_cores_are(tmp_path: Path):
-    preload = openblas.find_preload(tmp_path)
+    preload = find_openblas(tmp_path)
     if not preload:
         pytest.skip("there is no OpenBLAS here")
     for environment, seen in ((preload, "True"), ({}, "False")):

@@ -16,7 +16,7 @@ import pytest
 from tests.ports import free_ports
 from vlm_server import settings
 from vlm_server.errors import EngineBroken, ModelLoadError
-from vlm_server.protocol.ranks import Rank
+from vlm_server.protocol.commands import Rank
 from vlm_server.runner.distributed import connection
 from vlm_server.runner.distributed.connection import Followers, Leader
 from vlm_server.runner.distributed.messages import Clear, Hello, Loaded, SetLimit

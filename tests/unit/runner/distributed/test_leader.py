@@ -16,7 +16,7 @@ from tests.ports import free_ports
 from tests.tiny_models import build
 from vlm_server import settings
 from vlm_server.errors import ModelLoadError
-from vlm_server.protocol.ranks import Rank
+from vlm_server.protocol.commands import Rank
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.distributed import messages
 from vlm_server.runner.distributed.connection import Followers, Leader

@@ -16,7 +16,7 @@ from vlm_server.api.http.urls import fetch, file_url
 from vlm_server.api.http.urls.fetch import Fetcher, FetchError
 from vlm_server.api.parsing.media.external import Contents, ExternalUrl, UrlError, UrlJob
 from vlm_server.errors import PayloadTooLarge, RequestError
-from vlm_server.platform.child.serve import Limits, serve
+from vlm_server.platform.child.serve import ChildLimits, serve
 from vlm_server.settings.paths import expanded
 
 MAX_CONNECTIONS = 8
@@ -94,7 +94,7 @@ def main(memory_bytes: int, fetcher_of: Callable[[UrlJob], Fetcher]) -> None:
             made = UrlError(error.code, error.message, error.param)
         return msgspec.msgpack.encode(made)
 
-    serve(answer, Limits(memory_bytes, _CPU_SECONDS, memory_bytes // 4))
+    serve(answer, ChildLimits(memory_bytes, _CPU_SECONDS, memory_bytes // 4))
 
 
 if __name__ == "__main__":

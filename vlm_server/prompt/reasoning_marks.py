@@ -1,4 +1,4 @@
-"""The marks around a model's thoughts as tokens, and masks of what may be drawn near them."""
+"""The marks around a model's reasoning as tokens, and masks of the tokens allowed near them."""
 
 from __future__ import annotations
 
@@ -15,50 +15,49 @@ from vlm_server.interfaces.model_spec import ModelSpec, ReasoningFormat
 Mask = NDArray[np.bool_]
 
 
-class ThoughtMarks:
-    """Those of one model. Its masks are read-only and shared by all answers. Thread-safe.
+class ReasoningMarks:
+    """The marks of one model. Masks are read-only and shared by all answers. Thread-safe.
 
-    start_ids, closing_ids and blank_ids: the mark before a thought, the one behind it with the
-    blanks that the chat template writes there, and those blanks alone. window: how many tokens a
-    mark can be spread over.
+    start_ids, closing_ids and blank_ids: the start mark, the end mark with the blanks that the chat
+    template writes after it, and those blanks alone. window: the most tokens of a mark.
     """
 
-    def __init__(self, host: ModelSpec, marks: ReasoningFormat) -> None:
-        self._backend = tokenizers.Tokenizer.from_str(host.backend.to_str())
-        self._size = host.vocabulary_size
+    def __init__(self, spec: ModelSpec, marks: ReasoningFormat) -> None:
+        self._backend = tokenizers.Tokenizer.from_str(spec.backend.to_str())
+        self._size = spec.vocabulary_size
         self._start, self._end = marks.start, marks.end
-        blanks = _blanks_behind(marks.end, host.chat_template or "")
+        blanks = _blanks_behind(marks.end, spec.chat_template or "")
         self.start_ids = self._ids(marks.start)
         self.closing_ids = self._ids(marks.end + blanks)
         self.blank_ids = self._ids(blanks)
         self.window = max(len(marks.start), len(marks.end)) + 1
         self.everything = self._without(())
-        self._no_ends = self._without(host.eos_token_ids)
+        self._no_ends = self._without(spec.eos_token_ids)
         self.only = lru_cache(64)(self._only)
         self._not_beyond = self._masks_within_the_mark()
 
     def may_start_in(self, token_ids: Sequence[int]) -> bool | None:
-        """Whether the answer `token_ids` has begun a thought; None if it may yet do so."""
+        """Whether the answer `token_ids` has begun reasoning; None if it may yet do so."""
         text = self._text(token_ids).lstrip()
         if text.startswith(self._start):
             return bool(self._start)
         return None if self._start.startswith(text) else False
 
     def after_end(self, token_ids: Sequence[int]) -> str | None:
-        """What follows the mark behind a thought in the text of `token_ids`; None without it."""
+        """The text of `token_ids` after the end mark; None without one."""
         _, mark, rest = self._text(token_ids).partition(self._end)
         return rest if mark else None
 
     def with_start(self, allowed: Mask) -> Mask:
-        """`allowed`, or the first token of a thought."""
+        """`allowed`, and the first token of the start mark."""
         allowed = allowed.copy()
         allowed[self.start_ids[0]] = True
         return allowed
 
     def inside(self, token_ids: Sequence[int]) -> Mask:
-        """What may follow `token_ids` inside a thought, if a grammar comes after it.
+        """The mask after `token_ids` inside reasoning that a grammar follows.
 
-        Not the end of the answer, nor a token that ends the thought and is more than that.
+        It has no end token, and no token that goes on beyond the end mark.
         """
         text = self._text(token_ids)
         for rest, mask in self._not_beyond.items():
@@ -83,7 +82,7 @@ class ThoughtMarks:
         return _read_only(mask)
 
     def _masks_within_the_mark(self) -> dict[str, Mask]:
-        """For what is left of the mark behind a thought, the shortest first: see `inside`."""
+        """Masks by the missing rest of the end mark, the shortest first: see `inside`."""
         rests = [self._end[i:] for i in range(len(self._end) - 1, 0, -1)]
         beyond: dict[str, list[int]] = {rest: [] for rest in rests}
         spelled, is_spelled_in_bytes = tuple(rests), not self._end.isascii()

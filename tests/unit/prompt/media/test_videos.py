@@ -23,8 +23,7 @@ from vlm_server.api.parsing.media import video_header
 from vlm_server.errors import InvalidVideo
 from vlm_server.platform.child.cancellation import Cancellation, Cancelled
 from vlm_server.platform.child.pool import ChildPool
-from vlm_server.prompt.video import clip
-from vlm_server.prompt.video.clip import Clip
+from vlm_server.prompt.media.decoders import Clip, decode_video, video_pool
 from vlm_server.protocol import Video
 from vlm_server.settings import Video as Limits
 
@@ -32,12 +31,12 @@ PARAM = "messages[0].content[1]"
 FORMATS = {"mp4": "MP4", "mov": "MP4", "webm": "WEBM", "matroska": "WEBM", "gif": "GIF"}
 
 
-POOL = clip.decoder_pool(Limits(), 1)
+POOL = video_pool(Limits(), 1)
 
 
 def decode(data: bytes, name: str = "MP4", **limits: object) -> Clip:
     video = Video(data, "key", name, PARAM, is_cut=video_header.read(data, PARAM).is_cut)
-    return clip.decode(POOL, video, replace(Limits(), **limits), Cancellation())
+    return decode_video(POOL, video, replace(Limits(), **limits), Cancellation())
 
 
 def refusal(data: bytes, name: str = "MP4", **limits: object) -> str:
@@ -197,7 +196,7 @@ def test_bytes_of_another_kind_are_refused() -> None:
     playlist = b"#EXTM3U\nfile:///etc/passwd\n" * 9
     for data, name in ((playlist, "MP4"), (b"concat:/etc/passwd|/etc/hosts", "WEBM")):
         with pytest.raises(InvalidVideo, match="can't be decoded"):
-            clip.decode(POOL, Video(data, "key", name, PARAM), Limits(), Cancellation())
+            decode_video(POOL, Video(data, "key", name, PARAM), Limits(), Cancellation())
 
 
 def test_sound_alone_is_no_video() -> None:
@@ -259,7 +258,7 @@ VIDEO = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
 def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ChildPool:
     """Processes that do what the parameter says, instead of decoding."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    return ChildPool("tests.unit.prompt.video.program", 1, request.param)
+    return ChildPool("tests.unit.prompt.media.program", 1, request.param)
 
 
 HANGS = "import time; time.sleep(60)"
@@ -269,7 +268,7 @@ HANGS = "import time; time.sleep(60)"
 def test_a_decoder_that_hangs_is_killed_at_its_deadline(program: ChildPool) -> None:
     started = time.monotonic()
     with pytest.raises(InvalidVideo, match=r"over 0\.5 seconds"):
-        clip.decode(program, VIDEO, Limits(decode_timeout_seconds=0.5), Cancellation())
+        decode_video(program, VIDEO, Limits(decode_timeout_seconds=0.5), Cancellation())
     assert time.monotonic() - started < 10
 
 
@@ -285,7 +284,7 @@ def test_a_decoder_is_killed_when_nobody_waits(
         cancellation.cancel()
     started = time.monotonic()
     with pytest.raises(Cancelled):
-        clip.decode(program, VIDEO, Limits(), cancellation)
+        decode_video(program, VIDEO, Limits(), cancellation)
     assert time.monotonic() - started < 10
     assert not caplog.records, "nothing is wrong with the video"
 
@@ -304,7 +303,7 @@ def test_a_decoder_that_dies_fails_the_request(
     program: ChildPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(InvalidVideo, match="can't be decoded"):
-        clip.decode(program, VIDEO, Limits(decode_timeout_seconds=10), Cancellation())
+        decode_video(program, VIDEO, Limits(decode_timeout_seconds=10), Cancellation())
     assert "died" in caplog.text
 
 
@@ -319,9 +318,9 @@ def test_a_decoder_gets_so_much_memory_and_no_more() -> None:
     """Of frames that take 300 MB, with so much more for the program itself."""
     data = clips.encode(clips.greys([9] * 4, (4000, 2200)))
     assert decode(data).frames.shape[0] == 4
-    little = clip.decoder_pool(replace(Limits(), decode_memory_bytes=200 << 20), 1)
+    little = video_pool(replace(Limits(), decode_memory_bytes=200 << 20), 1)
     with pytest.raises(InvalidVideo):
-        clip.decode(little, Video(data, "key", "MP4", PARAM), Limits(), Cancellation())
+        decode_video(little, Video(data, "key", "MP4", PARAM), Limits(), Cancellation())
 
 
 @pytest.mark.parametrize("container", ["mp4", "webm"])

@@ -9,6 +9,7 @@ is the video.
 from __future__ import annotations
 
 import io
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from vlm_server.prompt.video.messages import Job
-from vlm_server.prompt.video.sampling import Sample, sample
+from vlm_server.errors import InvalidVideo
+from vlm_server.platform.child.messages import Parts
+from vlm_server.prompt.media.messages import Frames, VideoJob, pack, unpack_video
 from vlm_server.settings import Video as Limits
 
 _DEMUXERS = {"MP4": "mov", "WEBM": "matroska", "GIF": "gif"}
@@ -30,10 +32,9 @@ _OPTIONS = {"protocol_whitelist": "none", "enable_drefs": "0"}
 _UNSIZED = "GIF"
 """Its frames don't say how long they are: the last one of a file that is cut may be cut, too."""
 _THREADS = 2
-
-
-class Unreadable(Exception):
-    """The video can't be decoded; the message is for the client."""
+MIN_FRAMES = 4
+"""Fewer would not show motion. Applies to videos that have as many."""
+_SAME_TIME_SECONDS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +52,19 @@ class Frame:
     rgb: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """The sampled frames of a video in order of time. `is_cut`: there was more, not whole."""
+def decode_job(job: bytearray) -> Parts:
+    """The answer to a job of the process that decodes videos: see `decode`."""
+    shown, is_cut = decode(unpack_video(job))
+    seconds = tuple(frame.seconds for frame in shown)
+    turns = tuple(frame.quarter_turns for frame in shown)
+    frames = Frames(shown[0].width, shown[0].height, seconds, turns, is_cut)
+    return pack(frames, [frame.rgb for frame in shown])
 
-    frames: tuple[Frame, ...]
-    is_cut: bool
 
+def decode(job: VideoJob) -> tuple[tuple[Frame, ...], bool]:
+    """The sampled frames of `job` that are whole, in order of time, and whether there was more.
 
-def decode(job: Job) -> Decoded:
-    """The sampled frames of `job`, of those that are whole.
-
-    Raises Unreadable, and what PyAV raises for broken data.
+    Raises InvalidVideo, and what PyAV raises for broken data.
     """
     with av.open(
         io.BytesIO(job.data), "r", format=_DEMUXERS[job.format], options=_OPTIONS
@@ -77,17 +79,16 @@ def decode(job: Job) -> Decoded:
             packets.pop()
         timeline = _timeline(packets, stream)
         if timeline.duration > job.limits.max_seconds:
-            raise Unreadable(
+            raise InvalidVideo(
                 f"The video is longer than {job.limits.max_seconds:g} seconds (video.max_seconds)."
             )
         try:
-            return Decoded(_sampled(stream, timeline, job.limits), is_cut or job.is_cut)
-        except (Unreadable, av.FFmpegError):
+            return _sampled(stream, timeline, job.limits), is_cut or job.is_cut
+        except (InvalidVideo, av.FFmpegError):
             if len(packets) < 2:
                 raise
             stream.codec_context.flush_buffers()
-            shorter = _timeline(packets[:-1], stream)
-            return Decoded(_sampled(stream, shorter, job.limits), is_cut=True)
+            return _sampled(stream, _timeline(packets[:-1], stream), job.limits), True
 
 
 def _read_packets(
@@ -95,7 +96,7 @@ def _read_packets(
 ) -> tuple[list[Packet[VideoStream]], bool]:
     """All packets in decoding order but the last, if it is cut, and whether it is.
 
-    Raises Unreadable if others follow one that is.
+    Raises InvalidVideo if others follow one that is.
     """
     packets: list[Packet[VideoStream]] = []
     is_cut = False
@@ -104,10 +105,10 @@ def _read_packets(
             is_cut = True
         elif packet.size:
             if is_cut:
-                raise Unreadable("The video is damaged.")
+                raise InvalidVideo("The video is damaged.")
             packets.append(packet)
     if not packets:
-        raise Unreadable("The video has no frames.")
+        raise InvalidVideo("The video has no frames.")
     return packets, is_cut
 
 
@@ -142,27 +143,27 @@ class _Timeline:
 def _video_stream(container: InputContainer) -> VideoStream:
     streams = [s for s in container.streams.video if s.codec_context is not None]
     if not streams:
-        raise Unreadable("The file has no video stream.")
+        raise InvalidVideo("The file has no video stream.")
     stream = streams[0]
     if stream.codec_context.codec.canonical_name not in CODECS:
-        raise Unreadable(f"The video's codec is not one of {', '.join(sorted(CODECS))}.")
+        raise InvalidVideo(f"The video's codec is not one of {', '.join(sorted(CODECS))}.")
     return stream
 
 
 def _check_size(width: int, height: int, limits: Limits) -> None:
     if width * height > limits.max_pixels:
-        raise Unreadable(
+        raise InvalidVideo(
             f"The video's frames have more than {limits.max_pixels} pixels (video.max_pixels)."
         )
     if width * height <= 0:
-        raise Unreadable("The video's frames have no pixels.")
+        raise InvalidVideo("The video's frames have no pixels.")
 
 
 def _timeline(packets: list[Packet[VideoStream]], stream: VideoStream) -> _Timeline:
     seen = [packet for packet in packets if packet.pts is not None and not packet.is_discard]
     unit = stream.time_base
     if not seen or unit is None:
-        raise Unreadable("The video has no frames.")
+        raise InvalidVideo("The video has no frames.")
     last = max(seen, key=_pts)
     shown = sorted({_pts(packet) for packet in seen})
     return _Timeline(
@@ -184,7 +185,7 @@ def _pts(packet: Packet[VideoStream]) -> int:
 
 
 def _frames(
-    stream: VideoStream, timeline: _Timeline, samples: Sequence[Sample], limits: Limits
+    stream: VideoStream, timeline: _Timeline, samples: Sequence[FrameSample], limits: Limits
 ) -> Iterator[Frame]:
     decoder = _Decoder(stream, timeline)
     previous: Frame | None = None
@@ -210,7 +211,7 @@ class _Decoder:
         self._newest: VideoFrame | None = None
 
     def frame_at(self, time: int) -> VideoFrame:
-        """The frame shown at `time` (in the stream's time base). Raises Unreadable."""
+        """The frame shown at `time` (in the stream's time base). Raises InvalidVideo."""
         start = self._timeline.start_for(time)
         if start > self._next_packet:
             self._context.flush_buffers()
@@ -220,7 +221,7 @@ class _Decoder:
             self._newest = self._following()
         assert self._newest is not None
         if self._newest.is_corrupt:
-            raise Unreadable("The video is damaged.")
+            raise InvalidVideo("The video is damaged.")
         return self._newest
 
     def _following(self) -> VideoFrame:
@@ -228,7 +229,7 @@ class _Decoder:
         packets = self._timeline.packets
         while not self._pending:
             if self._next_packet > len(packets):
-                raise Unreadable("Not all frames of the video can be decoded.")
+                raise InvalidVideo("Not all frames of the video can be decoded.")
             at_end = self._next_packet == len(packets)
             packet = None if at_end else packets[self._next_packet]
             self._pending += self._context.decode(packet)
@@ -258,4 +259,37 @@ def _render(frame: VideoFrame, seconds: float, width: int, height: int) -> Frame
         rgb=b"".join(
             rows[start : start + width * 3] for start in range(0, height * row_bytes, row_bytes)
         ),
+    )
+
+
+# ---- which frames are seen ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSample:
+    """The frame `index` is shown at `seconds`."""
+
+    seconds: float
+    index: int
+
+
+def sample(
+    times: Sequence[float], duration: float, fps: float, max_frames: int
+) -> tuple[FrameSample, ...]:
+    """Samples at equal intervals from the first frame on, `fps` per second.
+
+    `times` are the frames' own, in seconds, ascending from 0; `duration` includes the last
+    frame's. A frame that is shown for a long time is sampled more than once. There are at most
+    `max_frames` samples, an even number since models take frames in pairs, or one for a still.
+    """
+    wanted = max(round(duration * fps), min(MIN_FRAMES, len(times)))
+    count = min(wanted, max_frames)
+    count -= count % 2
+    if count < 2 or len(times) == 1:
+        return (FrameSample(0.0, 0),)
+    step = max(times[-1], duration - 1 / fps) / (count - 1)
+    moments = [number * step for number in range(count)]
+    return tuple(
+        FrameSample(moment, max(bisect_right(times, moment + _SAME_TIME_SECONDS) - 1, 0))
+        for moment in moments
     )

@@ -12,33 +12,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from vlm_server.errors import RequestTooCostly
-from vlm_server.supervisor.crashes.shape import Encoding, Load, Shape
+from vlm_server.protocol import Working
+from vlm_server.supervisor.shape import Encoding, Load, RequestShape
 
 logger = logging.getLogger(__name__)
 
 _SUSPECT_CRASHES = 2
 _MAX_LOADS = 64
-_NOTHING = Shape()
-
-
-class Working(Protocol):
-    """What the device works on: `protocol.Working`."""
-
-    @property
-    def request_ids(self) -> Iterable[str]: ...
-
-    @property
-    def encoding(self) -> Container[str]: ...
+_NOTHING = RequestShape()
 
 
 @dataclass(slots=True)
 class _Record:
-    """What is held against a load: times of crashes, and until when it is refused."""
+    """The crashes of a load, by time, and until when it is refused."""
 
     crashes: list[float]
     refused_until: float = -math.inf
@@ -51,14 +41,14 @@ class Quarantine:
         self.num_refused = 0
         self._seconds = seconds
         self._clock = clock
-        self._shapes: dict[str, Shape] = {}
+        self._shapes: dict[str, RequestShape] = {}
         """Of requests that have neither a token nor ended, by id."""
-        self._working: dict[str, tuple[Shape, Load | None]] = {}
-        """What the device has of whom; some may have been aborted since."""
+        self._working: dict[str, tuple[RequestShape, Load | None]] = {}
+        """The shape, and the load on the device, by request; some may have been aborted since."""
         self._done: dict[str, set[Load]] = {}
-        """What the device has had of requests without a token."""
+        """Loads that the device had, of requests without a token."""
         self._alone: str | None = None
-        """The request that is tried alone."""
+        """The request on trial."""
         self._records: dict[Load, _Record] = {}
 
     @property
@@ -70,7 +60,7 @@ class Quarantine:
     def num_tracked(self) -> int:
         return len(self._shapes)
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: RequestShape) -> None:
         """Raises RequestTooCostly for a shape with a load that is refused."""
         for load in shape.loads:
             if (seconds := self._seconds_left(load)) > 0:
@@ -82,19 +72,19 @@ class Quarantine:
                     retry_after_seconds=seconds,
                 )
 
-    def is_suspect(self, shape: Shape) -> bool:
+    def is_suspect(self, shape: RequestShape) -> bool:
         """Whether a request of this shape is to be tried alone."""
         return any(len(self._crashes(load)) >= _SUSPECT_CRASHES for load in shape.loads)
 
-    def admit(self, request_id: str, shape: Shape, *, alone: bool) -> None:
-        """The engine gets a request; `alone`: until its first token, nothing else to do."""
+    def admit(self, request_id: str, shape: RequestShape, *, alone: bool) -> None:
+        """Record a request that is sent to the engine; alone: as a trial."""
         if shape.loads:
             self._shapes[request_id] = shape
         if alone:
             self._alone = request_id
 
     def working(self, event: Working) -> None:
-        """The device works on this now, and on nothing else."""
+        """Record the work that the device has now; it replaces the last record."""
         known = {i: shape for i, (shape, _) in self._working.items()} | self._shapes
         self._working = {}
         for request_id in event.request_ids:
@@ -105,26 +95,26 @@ class Quarantine:
                 self._done.setdefault(request_id, set()).add(load)
 
     def succeeded(self, request_id: str) -> None:
-        """The request has a token: what the device did for it does not crash an engine."""
+        """Clear the loads of a request that has a token: they do not crash an engine."""
         for load in self._done.get(request_id, ()):
             if self._records.pop(load, None) is not None:
                 logger.info("a request with %s was answered: it is not suspect any more", load)
         self.acquit(request_id)
 
     def acquit(self, request_id: str) -> None:
-        """The request has a token or has failed: it can't be blamed for a crash any more."""
+        """Take the blame from a request that has a token or has failed."""
         self.finish(request_id)
         self._working.pop(request_id, None)
 
     def finish(self, request_id: str) -> None:
-        """The request is over. If it was aborted, the device may still work on its images."""
+        """Forget a request that ended. If aborted, the device may still work on its images."""
         self._shapes.pop(request_id, None)
         self._done.pop(request_id, None)
         if request_id == self._alone:
             self._alone = None
 
     def engine_ended(self, *, is_crash: bool, only_encoder: bool = False) -> None:
-        """Forget all requests; after a crash, note what was on the device, or in the encoder."""
+        """Forget all requests; after a crash, record the loads on the device, or in the encoder."""
         blamed = {
             load: request_id == self._alone
             for request_id, (_, load) in self._working.items()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vlm_server.platform.child import footprint
+from vlm_server.platform import footprint
 
 
 @pytest.fixture

@@ -1,12 +1,15 @@
-"""What the system says that a process takes, each by its own figure, and a bound on that."""
+"""Memory of a process as the system counts it, and a bound on that of another process."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
 import time
 from pathlib import Path
+
+from vlm_server.platform import heap
 
 POLL_SECONDS = 0.1
 """How often a process is looked at that is bounded from outside."""
@@ -33,14 +36,13 @@ class _RusageInfoV0(ctypes.Structure):
 
 
 class MemoryBound:
-    """Looks whether another process takes more than it may, where no limit of its own holds it.
+    """A bound on the memory of another process on macOS, which does not obey RLIMIT_AS.
 
-    That is macOS, which takes RLIMIT_AS and does not obey it. The process may have grown beyond the
-    bound for POLL_SECONDS.
+    The process may exceed the bound for POLL_SECONDS.
     """
 
     def __init__(self, pid: int, most_bytes: int, *, beyond_now: bool = False) -> None:
-        """`most_bytes` in all, or `beyond_now`: what it takes already is free."""
+        """most_bytes: in all, or `beyond_now`, in addition to its present memory."""
         self._pid = pid
         self.is_needed = sys.platform != "linux"
         held = footprint_bytes(pid) if beyond_now and self.is_needed else 0
@@ -79,3 +81,34 @@ def _on_macos(pid: int) -> int:
     if libproc.proc_pid_rusage(pid, _PROC_PID_RUSAGE_V0, ctypes.byref(info)):
         raise OSError(ctypes.get_errno(), "proc_pid_rusage")
     return int(info.ri_phys_footprint)
+
+
+logger = logging.getLogger(__name__)
+
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
+_OOM_SCORE_ADJ = 500
+"""Of 1,000: half of the machine's memory more than the process takes."""
+
+
+def be_killed_first(path: Path = _OOM_SCORE) -> None:
+    """Have Linux kill this process, and those it starts, before others when memory runs out.
+
+    The front then starts another engine. Killed itself, it would take everything with it.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        if int(path.read_text()) < _OOM_SCORE_ADJ:
+            path.write_text(str(_OOM_SCORE_ADJ))
+    except (OSError, ValueError) as error:
+        logger.debug("can't raise oom_score_adj: %s", error)
+
+
+class SystemProcessMemory:
+    """The `ProcessMemory` of this process."""
+
+    def footprint_bytes(self) -> int:
+        return footprint_bytes()
+
+    def trim(self) -> None:
+        heap.trim()

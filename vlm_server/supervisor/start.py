@@ -1,12 +1,40 @@
-"""What the environment of a process that runs models adds to ours."""
+"""What an engine process starts with: its `Start` command, and its environment beside ours."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from vlm_server.platform import mimalloc, openblas
+import msgspec
+
+from vlm_server.models import EMBEDDED
+from vlm_server.platform import preload
 from vlm_server.platform.private_folder import LIBRARIES, PrivateFolder
-from vlm_server.settings import Engine
+from vlm_server.protocol import Start
+from vlm_server.settings import Engine, Settings
+from vlm_server.settings.paths import expanded
+
+
+def start_of(settings: Settings) -> Start:
+    """The first command of an engine, with absolute paths; the embedded model if none is named."""
+    path = Path(settings.model.path) if settings.model.path else EMBEDDED
+    template = settings.model.chat_template
+    model = msgspec.structs.replace(
+        settings.model,
+        path=str(path.absolute()),
+        chat_template=str(expanded(template).absolute()) if template else "",
+    )
+    return Start(
+        model=model,
+        scheduler=settings.scheduler,
+        engine=settings.engine,
+        memory=settings.memory,
+        log=settings.log,
+        image=settings.image,
+        video=settings.video,
+        cache=settings.cache,
+    )
+
 
 _FOR_MLX = {
     "MLX_CUDA_SDPA_CACHE_SIZE": "1024",
@@ -24,8 +52,9 @@ def for_any_server(private: PrivateFolder, *, with_openblas: bool) -> dict[str, 
 
     Takes a while. Raises OSError if there is no room for a private folder.
     """
-    preload = openblas.find_preload(private.path() / LIBRARIES) if with_openblas else {}
-    return {**private.environment(), **preload}
+    libraries = private.path() / LIBRARIES
+    openblas = preload.find_openblas(libraries) if with_openblas else {}
+    return {**private.environment(), **openblas}
 
 
 def for_models(private: PrivateFolder, settings: Engine) -> dict[str, str]:
@@ -35,7 +64,7 @@ def for_models(private: PrivateFolder, settings: Engine) -> dict[str, str]:
     """
     added = for_any_server(private, with_openblas=settings.openblas == "auto")
     added |= {name: os.environ.get(name, value) for name, value in _FOR_MLX.items()}
-    if settings.mimalloc == "auto" and (library := mimalloc.find_preload()):
+    if settings.mimalloc == "auto" and (library := preload.find_mimalloc()):
         # Last, so that another heap that somebody preloads comes first.
         others = added.get("LD_PRELOAD") or os.environ.get("LD_PRELOAD")
         added["LD_PRELOAD"] = f"{others}:{library}" if others else library

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vlm_server.interfaces.model_spec import ChunkPolicy
-from vlm_server.prompt.atomic_prefill import atomic_prefill_tokens
+from vlm_server.prompt.preparer import atomic_prefill_tokens
 
 TEXT, MEDIA_LAST, TEXT_AFTER = [0, 0, 0], [0, 1, 1], [0, 1, 0, 1, 0, 0]
 

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.supervisor.requests import LONG, SCREENSHOT, Clock, ask
 from vlm_server.errors import RequestTooCostly
 from vlm_server.protocol import Submit, Working
-from vlm_server.supervisor.crashes.quarantine import Quarantine
-from vlm_server.supervisor.crashes.shape import shape_of
+from vlm_server.supervisor.quarantine import Quarantine
+from vlm_server.supervisor.shape import shape_of
 
 SECONDS = 600.0
 LARGE = ask("large", "", SCREENSHOT)

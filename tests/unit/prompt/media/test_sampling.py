@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from vlm_server.prompt.video.sampling import Sample, sample
+from vlm_server.prompt.media.videos import FrameSample, sample
 
 
 def moments(count: int, fps: float) -> list[float]:
@@ -12,7 +12,7 @@ def moments(count: int, fps: float) -> list[float]:
 def test_so_many_a_second_from_the_first_frame_to_the_last() -> None:
     chosen = sample(moments(101, 10), 10.1, fps=2, max_frames=64)
     assert len(chosen) == 20
-    assert chosen[0] == Sample(0.0, 0)
+    assert chosen[0] == FrameSample(0.0, 0)
     assert chosen[-1].index == 100
     gaps = [b.seconds - a.seconds for a, b in itertools.pairwise(chosen)]
     assert max(gaps) - min(gaps) < 1e-9
@@ -36,7 +36,7 @@ def test_a_last_frame_that_stays_is_shown_as_long_as_it_is_seen() -> None:
 
 
 def test_a_still_is_shown_once() -> None:
-    assert sample([0.0], 10.0, fps=2, max_frames=64) == (Sample(0.0, 0),)
+    assert sample([0.0], 10.0, fps=2, max_frames=64) == (FrameSample(0.0, 0),)
 
 
 def test_an_odd_cap_is_kept_below() -> None:

@@ -14,8 +14,8 @@ from tests.unit.prompt.test_grammars import byte_host
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher
 from vlm_server.interfaces.model_spec import ReasoningFormat
-from vlm_server.prompt.thinking import ThinkingGrammar, thinking
-from vlm_server.prompt.thought_marks import ThoughtMarks
+from vlm_server.prompt.reasoning import ReasoningGrammar, with_reasoning
+from vlm_server.prompt.reasoning_marks import ReasoningMarks
 from vlm_server.protocol import SamplingParams, Submit, TemplateOptions
 
 END = 256
@@ -23,12 +23,12 @@ TEMPLATE = r"{{ '<think>\n' + thought + '\n</think>\n\n' + content }}"
 SPELLED = ReasoningFormat("<think>", "</think>")
 
 
-def new_marks(*tokens: str, special: bool = True, template: str = "") -> ThoughtMarks:
+def new_marks(*tokens: str, special: bool = True, template: str = "") -> ReasoningMarks:
     """Marks of a model of bytes and `tokens`."""
     host = byte_host()
     host.backend.add_special_tokens([*tokens]) if special else host.backend.add_tokens([*tokens])
     host.vocabulary_size, host.chat_template = host.backend.get_vocab_size(), template
-    return ThoughtMarks(host, SPELLED)
+    return ReasoningMarks(host, SPELLED)
 
 
 @dataclass
@@ -84,18 +84,18 @@ def id_of(text: str) -> int:
     return int(found)
 
 
-def ids(marks: ThoughtMarks, text: str) -> list[int]:
+def ids(marks: ReasoningMarks, text: str) -> list[int]:
     return list(marks._backend.encode(text, add_special_tokens=False).ids)
 
 
 def begin(
-    marks: ThoughtMarks,
+    marks: ReasoningMarks,
     inner: Json | None = None,
     budget: int | None = None,
     starts: bool = True,
     may_begin: bool = True,
 ) -> AnswerMatcher:
-    grammar = ThinkingGrammar(marks, inner, budget, starts=starts, may_begin=may_begin)
+    grammar = ReasoningGrammar(marks, inner, budget, starts=starts, may_begin=may_begin)
     (matcher,) = grammar.begin(1)
     return matcher
 
@@ -118,7 +118,7 @@ def forced(matcher: AnswerMatcher) -> list[int]:
 
 
 @pytest.fixture(params=["spelled", "control", "added"])
-def marks(request: pytest.FixtureRequest) -> ThoughtMarks:
+def marks(request: pytest.FixtureRequest) -> ReasoningMarks:
     tokens = () if request.param == "spelled" else ("<think>", "</think>")
     return new_marks(*tokens, special=request.param == "control", template=TEMPLATE)
 
@@ -126,7 +126,7 @@ def marks(request: pytest.FixtureRequest) -> ThoughtMarks:
 # ---- grammars after thoughts ---------------------------------------------------------
 
 
-def test_a_grammar_begins_after_the_thought(marks: ThoughtMarks):
+def test_a_grammar_begins_after_the_thought(marks: ReasoningMarks):
     inner = Json(marks.everything.size)
     matcher = begin(marks, inner)
     inner.is_late = True  # nobody asks it
@@ -138,7 +138,7 @@ def test_a_grammar_begins_after_the_thought(marks: ThoughtMarks):
     assert inner.told == [[id_of("["), END]]
 
 
-def test_a_grammar_waits_only_for_its_own_work(marks: ThoughtMarks):
+def test_a_grammar_waits_only_for_its_own_work(marks: ReasoningMarks):
     inner = Json(marks.everything.size, is_late=True)
     matcher = begin(marks, inner, budget=0)
     for token_id in ids(marks, "</think>\n\n"):
@@ -147,7 +147,7 @@ def test_a_grammar_waits_only_for_its_own_work(marks: ThoughtMarks):
     assert not matcher.wait(0.0)
 
 
-def test_an_answer_may_begin_a_thought_or_what_its_grammar_wants(marks: ThoughtMarks):
+def test_an_answer_may_begin_a_thought_or_what_its_grammar_wants(marks: ReasoningMarks):
     inner = Json(marks.everything.size)
     matcher = begin(marks, inner, starts=False)
     first = marks.start_ids[0]
@@ -162,7 +162,7 @@ def test_an_answer_may_begin_a_thought_or_what_its_grammar_wants(marks: ThoughtM
     assert forced(matcher) == [*ids(marks, "\n\n"), id_of("["), END]
 
 
-def test_a_thought_may_be_ruled_out(marks: ThoughtMarks):
+def test_a_thought_may_be_ruled_out(marks: ReasoningMarks):
     matcher = begin(marks, Json(marks.everything.size), starts=False, may_begin=False)
     assert forced(matcher) == [id_of("["), END]
 
@@ -188,9 +188,9 @@ def test_a_mark_in_pieces_is_one_and_takes_nothing_of_the_answer_along():
     assert forced(matcher) == [id_of("["), END]
 
 
-def test_n_answers_are_apart_and_closed(marks: ThoughtMarks):
+def test_n_answers_are_apart_and_closed(marks: ReasoningMarks):
     inner = Json(marks.everything.size)
-    first, second = ThinkingGrammar(marks, inner, 2, starts=True, may_begin=True).begin(2)
+    first, second = ReasoningGrammar(marks, inner, 2, starts=True, may_begin=True).begin(2)
     write(first, ids(marks, "ab"))
     assert forced(first) == [*marks.closing_ids, id_of("["), END]
     write(second, ids(marks, "a"))
@@ -205,25 +205,25 @@ def test_n_answers_are_apart_and_closed(marks: ThoughtMarks):
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5])
-def test_a_budget_closes_the_thought(marks: ThoughtMarks, budget: int):
+def test_a_budget_closes_the_thought(marks: ReasoningMarks, budget: int):
     matcher = begin(marks, budget=budget)
     write(matcher, ids(marks, "abcdefg")[:budget])
     assert forced(matcher) == ids(marks, "</think>\n\n")
     write(matcher, [*ids(marks, "free again"), END])
 
 
-def test_a_thought_within_its_budget_ends_by_itself(marks: ThoughtMarks):
+def test_a_thought_within_its_budget_ends_by_itself(marks: ReasoningMarks):
     matcher = begin(marks, budget=30)
     write(matcher, ids(marks, "Hm</think>Text that is longer than the budget of thoughts."))
     assert matcher.allowed() is marks.everything
 
 
-def test_an_end_may_be_drawn_inside_a_thought_that_nothing_follows(marks: ThoughtMarks):
+def test_an_end_may_be_drawn_inside_a_thought_that_nothing_follows(marks: ReasoningMarks):
     matcher = begin(marks, budget=30)
     write(matcher, [*ids(marks, "Hm"), END])
 
 
-def test_a_budget_holds_for_thoughts_that_the_answer_begins(marks: ThoughtMarks):
+def test_a_budget_holds_for_thoughts_that_the_answer_begins(marks: ReasoningMarks):
     matcher = begin(marks, budget=3, starts=False)
     write(matcher, ids(marks, "\n<think>abc"))
     assert forced(matcher) == marks.closing_ids
@@ -232,7 +232,7 @@ def test_a_budget_holds_for_thoughts_that_the_answer_begins(marks: ThoughtMarks)
     write(matcher, ids(marks, "Now I speak of <think> and of more than three letters."))
 
 
-def test_all_masks_inside_a_thought_are_one_array(marks: ThoughtMarks):
+def test_all_masks_inside_a_thought_are_one_array(marks: ReasoningMarks):
     free, held = begin(marks, budget=100), begin(marks, Json(marks.everything.size), 100)
     masks = []
     for token_id in ids(marks, "a thought"):
@@ -275,8 +275,8 @@ def test_what_a_request_gets(
     marks = new_marks("<think>", "</think>")
     inner = Json(marks.everything.size) if has_grammar else None
     asked = submit(budget, enable_thinking)
-    made = thinking(marks, inner, asked, starts=starts)
-    assert thinking(None, inner, asked, starts=starts) is inner
+    made = with_reasoning(marks, inner, asked, starts=starts)
+    assert with_reasoning(None, inner, asked, starts=starts) is inner
     may_begin = enable_thinking is True and budget != 0
     if budget is None and not (has_grammar and (starts or may_begin)):
         assert made is inner

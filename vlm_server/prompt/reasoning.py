@@ -1,7 +1,7 @@
-"""Thoughts before an answer: a grammar begins after them, and a budget ends them.
+"""Reasoning before an answer: a grammar begins after it, and a budget ends it.
 
-A thought ends where its text says so, however that is split into tokens, as whoever reads the
-answer sees it. No other process has a part in it: nearly everything may be drawn inside a thought.
+Reasoning ends where its text has the end mark, however that is split into tokens, since the answer
+is read as text. The grammar's process has no part in it: nearly every token is allowed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, Grammar
-from vlm_server.prompt.thought_marks import ThoughtMarks
+from vlm_server.prompt.reasoning_marks import ReasoningMarks
 from vlm_server.protocol import Submit
 
 
-class ThinkingGrammar:
-    """The `Grammar` of an answer that may begin with a thought, and then follows `inner`, if any.
+class ReasoningGrammar:
+    """The `Grammar` of an answer that may begin with reasoning, and then follows `inner`, if any.
 
-    budget: the most tokens of thoughts; None is no bound. starts: whether the prompt ends inside a
-    thought. may_begin: whether the answer may begin one.
+    budget: the most tokens of reasoning; None is no bound. starts: whether the prompt ends inside
+    reasoning. may_begin: whether the answer may begin with it.
     """
 
     def __init__(
         self,
-        marks: ThoughtMarks,
+        marks: ReasoningMarks,
         inner: Grammar | None,
         budget: int | None,
         *,
@@ -41,51 +41,51 @@ class ThinkingGrammar:
         self._may_begin = may_begin
 
     def begin(self, count: int) -> Sequence[AnswerMatcher]:
-        """Matchers at the beginning of so many answers of one request. Returns at once."""
+        """Matchers at the beginning of `count` answers of one request. Returns at once."""
         inner: Sequence[AnswerMatcher | None] = [None] * count
         if self._inner is not None:
             inner = self._inner.begin(count)
         return [
-            ThinkingMatcher(
+            ReasoningMatcher(
                 self._marks, each, self._budget, starts=self._starts, may_begin=self._may_begin
             )
             for each in inner
         ]
 
 
-def thinking(
-    marks: ThoughtMarks | None, grammar: Grammar | None, submit: Submit, *, starts: bool
+def with_reasoning(
+    marks: ReasoningMarks | None, grammar: Grammar | None, submit: Submit, *, starts: bool
 ) -> Grammar | None:
-    """`grammar` for a model with these `marks`, after a thought that keeps to its budget.
+    """`grammar` after reasoning within its budget, for a model with these `marks`.
 
-    starts: whether the prompt ends inside a thought.
+    starts: whether the prompt ends inside reasoning.
     """
     budget = submit.sampling.max_reasoning_tokens
     is_asked = submit.template.enable_thinking is True and budget != 0
     may_begin = grammar is None or is_asked
     if marks is None or (budget is None and (grammar is None or not (starts or may_begin))):
         return grammar
-    return ThinkingGrammar(marks, grammar, budget, starts=starts, may_begin=may_begin)
+    return ReasoningGrammar(marks, grammar, budget, starts=starts, may_begin=may_begin)
 
 
 class _State(enum.Enum):
     BEFORE = enum.auto()
-    """Nothing was drawn yet, or nothing that could not begin a thought."""
+    """All tokens so far may begin a start mark."""
     STARTING = enum.auto()
-    """The rest of the mark before a thought is drawn."""
+    """The rest of the start mark is forced."""
     INSIDE = enum.auto()
     CLOSING = enum.auto()
-    """The mark after a thought is drawn, or blanks behind it."""
+    """The end mark is forced, or the blanks after it."""
     AFTER = enum.auto()
-    """What is drawn is the answer, which the grammar follows if there is one."""
+    """Tokens belong to the answer, and to its grammar if there is one."""
 
 
-class ThinkingMatcher:
-    """Follows one answer: see `ThinkingGrammar`."""
+class ReasoningMatcher:
+    """Follows one answer: see `ReasoningGrammar`."""
 
     def __init__(
         self,
-        marks: ThoughtMarks,
+        marks: ReasoningMarks,
         inner: AnswerMatcher | None,
         budget: int | None,
         *,
@@ -96,9 +96,9 @@ class ThinkingMatcher:
         self._inner = inner
         self._budget = budget
         self._forced: list[int] = []
-        """The tokens to come, if there is no choice."""
-        self._drawn: list[int] = []
-        """The last tokens that may be part of a mark."""
+        """The next tokens, where there is no choice."""
+        self._recent: list[int] = []
+        """The last sampled tokens, which may be part of a mark."""
         self._num_inside = 0
         self._state = _State.BEFORE
         self._first: NDArray[np.bool_] | None = None
@@ -120,27 +120,27 @@ class ThinkingMatcher:
 
     @property
     def forced(self) -> Sequence[int]:
-        """Tokens that the grammar leaves no choice but to spell; none are told of thoughts."""
+        """Tokens that the grammar forces next; none inside reasoning."""
         return self._inner.forced if self._inner is not None and self.can_look_ahead else ()
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """They were drawn. Returns at once."""
+        """Append sampled tokens. Returns at once."""
         for i, token_id in enumerate(token_ids):
             match self._state:
                 case _State.AFTER:
-                    self._tell(token_ids[i:])
+                    self._advance_inner(token_ids[i:])
                     return
                 case _State.BEFORE if self._inner is not None:
                     self._choose(self._inner, token_id)
                 case _State.BEFORE:
                     self._look_for_start(token_id)
                 case _State.INSIDE:
-                    self._think(token_id)
+                    self._record_inside(token_id)
                 case _State.STARTING | _State.CLOSING:
                     self._go_on()
 
     def look_ahead(self, token_ids: Sequence[int]) -> None:
-        """Ask what may follow each of these; of thoughts nothing is told."""
+        """Request the masks after draft tokens; ignored inside reasoning."""
         if self._inner is not None and self.can_look_ahead:
             self._inner.look_ahead(token_ids)
 
@@ -149,11 +149,11 @@ class ThinkingMatcher:
         return self._inner.ahead() if self._inner is not None and self.can_look_ahead else ()
 
     def wait(self, seconds: float) -> bool:
-        """Whether `allowed` is known: inside a thought it always is."""
+        """Whether `allowed` is known within `seconds`; inside reasoning it always is."""
         return self._inner is None or self._state is not _State.AFTER or self._inner.wait(seconds)
 
     def allowed(self) -> NDArray[np.bool_]:
-        """(vocabulary,): which tokens may come next. Equal ones are the same array, mostly."""
+        """(vocabulary,) bool: allowed next tokens. Equal masks are mostly the same array."""
         if self._forced:
             return self._marks.only(self._forced[0])
         if self._state is _State.AFTER and self._inner is not None:
@@ -161,22 +161,22 @@ class ThinkingMatcher:
         if self._inner is None:
             return self._marks.everything
         if self._state is _State.INSIDE:
-            return self._marks.inside(self._drawn)
+            return self._marks.inside(self._recent)
         assert self._first is not None
         return self._first
 
     def yield_to_others(self) -> None:
-        """Its grammar was late: let its work not slow down what others do."""
+        """See `AnswerMatcher`."""
         if self._inner is not None:
             self._inner.yield_to_others()
 
     def close(self) -> None:
-        """The answer has ended. Closing twice is no error."""
+        """Stop following the answer. Closing twice is no error."""
         if self._inner is not None:
             self._inner.close()
 
     def _choose(self, inner: AnswerMatcher, token_id: int) -> None:
-        """The first token of an answer with a grammar: is it a thought's, or the grammar's?"""
+        """Assign the first token of an answer with a grammar to reasoning, or to the grammar."""
         start, *rest = self._marks.start_ids
         if token_id == start and (not rest or not inner.allowed()[start]):
             self._forced = rest
@@ -188,23 +188,23 @@ class ThinkingMatcher:
             inner.advance([token_id])
 
     def _look_for_start(self, token_id: int) -> None:
-        """A thought stands at the beginning of an answer, or right after another one."""
-        self._drawn = [*self._drawn, token_id][-self._marks.window :]
-        has_started = self._marks.may_start_in(self._drawn)
+        """Look for a start mark at the beginning of an answer, or right after reasoning."""
+        self._recent = [*self._recent, token_id][-self._marks.window :]
+        has_started = self._marks.may_start_in(self._recent)
         if has_started:
             self._enter()
         elif has_started is False:
             self._state = _State.AFTER
 
     def _enter(self) -> None:
-        """A thought begins."""
-        self._state, self._drawn = _State.INSIDE, []
+        """Begin reasoning."""
+        self._state, self._recent = _State.INSIDE, []
         self._close_if_spent()
 
-    def _think(self, token_id: int) -> None:
+    def _record_inside(self, token_id: int) -> None:
         self._num_inside += 1
-        self._drawn = [*self._drawn, token_id][-self._marks.window :]
-        if (rest := self._marks.after_end(self._drawn)) is not None:
+        self._recent = [*self._recent, token_id][-self._marks.window :]
+        if (rest := self._marks.after_end(self._recent)) is not None:
             self._force_blanks(has_some=bool(rest))
         else:
             self._close_if_spent()
@@ -214,7 +214,7 @@ class ThinkingMatcher:
             self._state, self._forced = _State.CLOSING, list(self._marks.closing_ids)
 
     def _force_blanks(self, *, has_some: bool) -> None:
-        """The thought has ended: what templates write behind it comes before a grammar's text."""
+        """End reasoning; blanks that the template writes after it come before a grammar's text."""
         needs_blanks = self._inner is not None and not has_some
         self._state = _State.CLOSING
         self._forced = list(self._marks.blank_ids) if needs_blanks else []
@@ -222,7 +222,7 @@ class ThinkingMatcher:
             self._leave()
 
     def _go_on(self) -> None:
-        """A token that was forced is drawn."""
+        """Go on after a forced token was sampled."""
         del self._forced[:1]
         if self._forced:
             return
@@ -232,10 +232,10 @@ class ThinkingMatcher:
             self._leave()
 
     def _leave(self) -> None:
-        self._drawn = []
+        self._recent = []
         is_free = self._inner is None and bool(self._marks.start_ids)
         self._state = _State.BEFORE if is_free else _State.AFTER
 
-    def _tell(self, token_ids: Sequence[int]) -> None:
+    def _advance_inner(self, token_ids: Sequence[int]) -> None:
         if self._inner is not None:
             self._inner.advance(token_ids)

@@ -1,4 +1,4 @@
-"""What about a request decides how much the device has to bear, in each phase."""
+"""The size of a request's load on the device, in each phase."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ engine, and ordinary chat must not be refused because it was running during a cr
 
 
 class Encoding(NamedTuple):
-    """What the vision encoder gets at once: the largest image by its sides, or a video.
+    """The load on the vision encoder: the largest image by its sides, or a video.
 
     Each is rounded to a power of two, so that a screenshot that is one pixel wider has the same
     shape, and a panorama another than a square of as many pixels; 0 means none.
@@ -29,12 +29,12 @@ class Encoding(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What a client can reduce."""
+        """The parts that a client can reduce."""
         return _and("smaller images" * bool(self.width), "a shorter video" * bool(self.video_bytes))
 
 
 class Prefilling(NamedTuple):
-    """What the language model gets in all, each rounded to a power of two; 0 means none.
+    """The load on the language model, each part rounded to a power of two; 0 means none.
 
     Small text counts as none.
     """
@@ -54,7 +54,7 @@ class Prefilling(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What a client can reduce."""
+        """The parts that a client can reduce."""
         return _and(
             "smaller or fewer images" * bool(self.image_pixels),
             "a shorter video" * bool(self.video_bytes),
@@ -66,8 +66,8 @@ class Prefilling(NamedTuple):
 Load = Encoding | Prefilling
 
 
-class Shape(NamedTuple):
-    """A request's loads. One without media is not encoded, a small text is no load at all."""
+class RequestShape(NamedTuple):
+    """A request's loads: none for the encoder without media, none at all for small text."""
 
     encoding: Encoding | None = None
     prefilling: Prefilling | None = None
@@ -77,10 +77,10 @@ class Shape(NamedTuple):
         return tuple(load for load in self if load is not None)
 
 
-def shape_of(submit: Submit) -> Shape:
+def shape_of(submit: Submit) -> RequestShape:
     """The shape of a request; one that is counted only is no load."""
     if submit.count_only:
-        return Shape()
+        return RequestShape()
     num_characters = submit.num_characters
     is_small = num_characters * submit.sampling.n <= _SMALL_TEXT_CHARACTERS
     sides = [_sides(image) for image in submit.images]
@@ -93,9 +93,9 @@ def shape_of(submit: Submit) -> Shape:
         choices=_rounded(submit.sampling.n),
     )
     if not (sides or video_bytes):
-        return Shape(None, None if is_small else prefilling)
+        return RequestShape(None, None if is_small else prefilling)
     encoding = Encoding(_rounded(width), _rounded(height), prefilling.video_bytes)
-    return Shape(encoding, prefilling)
+    return RequestShape(encoding, prefilling)
 
 
 def _sides(image: Image) -> tuple[int, int]:

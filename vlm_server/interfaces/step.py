@@ -1,4 +1,4 @@
-"""What one step does, as the scheduler plans it."""
+"""What one step does, as the scheduler plans it, and what it brought, as the runner tells it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PrepareWork:
 
 @dataclass(frozen=True, slots=True)
 class LoadWork:
-    """Read what the disk has of a request's prompt, unless it is cancelled."""
+    """Read the disk's entries of a request's prompt, unless it is cancelled."""
 
     request_id: str
     load: DiskLoad
@@ -59,9 +59,9 @@ class EncodeWork:
 
     @property
     def size(self) -> tuple[object, ...]:
-        """What media that are encoded in one call have in common.
+        """The key of media that may be encoded in one call.
 
-        How many tokens, the shape of every input, and the numbers of those that are no pixels.
+        The number of tokens, the shape of every input, and the values of inputs that are no pixels.
         """
         inputs = (
             (name, array.shape, array.tobytes() if array.dtype.kind == "i" else None)
@@ -71,14 +71,14 @@ class EncodeWork:
 
 
 class PrefixState(Protocol):
-    """What a prefill starts after: the KV of a prompt's first `length` tokens."""
+    """The cached prefix of a prefill: the KV of a prompt's first `length` tokens."""
 
     @property
     def length(self) -> int: ...
 
     @property
     def segments(self) -> Sequence[tuple[Any, int]]:
-        """KV segments, one after another, each with how many of its first tokens match."""
+        """KV segments in order, each with the number of its first tokens that match."""
         ...
 
     @property
@@ -121,7 +121,7 @@ class PrefillWork:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """All that one step does.
+    """The plan of one step.
 
     For the other threads: `prepare` these requests, `load` what the disk has of one, `encode` these
     media now, in one call, and `encode_next` once the step is launched. For the runner: drop
@@ -162,6 +162,45 @@ class SchedulerOutput:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Of all chunks, padded to the longest."""
+        """The tokens of all chunks, padded to the longest."""
         works = self.prefills
         return len(works) * max((work.num_tokens for work in works), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log probability of a token, and the likeliest tokens, (token id, log probability) each.
+
+    Probabilities are the model's own, before temperature, penalties and bias.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class DraftCounts(NamedTuple):
+    """The numbers of draft tokens that a step verified for a sequence, and accepted."""
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The result of a step: tokens known by now, and requests that failed alone.
+
+    A request that is among the failures fails with all its sequences. `logprobs` holds an entry for
+    each token whose request asked for them. A runner may run one step ahead: a token may belong to
+    the step before, and a sequence's token may be missing in the step that launched it; its first
+    comes with its prompt's last chunk, or later. A step that verified draft tokens of a sequence
+    (`drafts`) may bring it several: those that were right, and one more at the end.
+    `prefill_seconds`: what the chunk took; None if the decode step read it. `error` is what
+    the model or the device raised, if they did.
+    """
+
+    tokens: Mapping[SeqId, Sequence[int]] = field(default_factory=dict)
+    failures: Mapping[str, RequestError] = field(default_factory=dict)
+    logprobs: Mapping[SeqId, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    drafts: Mapping[SeqId, DraftCounts] = field(default_factory=dict)
+    prefill_seconds: float | None = 0.0
+    error: str | None = None

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.supervisor.requests import LONG, SCREENSHOT, ask
 from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions, ToolCall, Tools
-from vlm_server.supervisor.crashes.shape import Encoding, Prefilling, Shape, shape_of
+from vlm_server.supervisor.shape import Encoding, Prefilling, RequestShape, shape_of
 
 
 def with_pixels(request: Submit, **limits: int) -> Submit:
@@ -25,7 +25,7 @@ def test_pictures_count_at_the_size_that_was_asked_for() -> None:
 
 
 def test_what_is_counted_only_is_no_load() -> None:
-    assert shape_of(replace(ask("a", LONG, SCREENSHOT), count_only=True)) == Shape()
+    assert shape_of(replace(ask("a", LONG, SCREENSHOT), count_only=True)) == RequestShape()
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_is_counted_only_is_no_load() -> None:
 )
 def test_text_is_as_heavy_wherever_it_stands(more: dict[str, Any]) -> None:
     request = Submit("a", (), (), SamplingParams())
-    assert shape_of(replace(request, **more)) == shape_of(ask("b", LONG)) != Shape()
+    assert shape_of(replace(request, **more)) == shape_of(ask("b", LONG)) != RequestShape()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_text_is_as_heavy_wherever_it_stands(more: dict[str, Any]) -> None:
     ],
 )
 def test_what_costs_about_the_same_has_the_same_shape(one: Submit, other: Submit) -> None:
-    assert shape_of(one) == shape_of(other) != Shape()
+    assert shape_of(one) == shape_of(other) != RequestShape()
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_the_encoder_sees_one_image_at_a_time_the_prompt_all() -> None:
 
 
 def test_small_text_has_no_load_and_a_small_picture_has_two() -> None:
-    assert shape_of(ask("a", "x" * 16_000)) == Shape()
-    assert shape_of(ask("a", "x" * 2_000, n=8)) == Shape()
-    assert shape_of(ask("a", "x" * 3_000, n=8)) != Shape()
-    assert shape_of(ask("a", LONG)) == Shape(None, Prefilling(0, 0, 65536, 1))
-    assert shape_of(ask("a", "", (1, 1))) == Shape(Encoding(1, 1, 0), Prefilling(1, 0, 0, 1))
+    assert shape_of(ask("a", "x" * 16_000)) == RequestShape()
+    assert shape_of(ask("a", "x" * 2_000, n=8)) == RequestShape()
+    assert shape_of(ask("a", "x" * 3_000, n=8)) != RequestShape()
+    assert shape_of(ask("a", LONG)) == RequestShape(None, Prefilling(0, 0, 65536, 1))
+    assert shape_of(ask("a", "", (1, 1))) == RequestShape(Encoding(1, 1, 0), Prefilling(1, 0, 0, 1))
 
 
 @pytest.mark.parametrize(

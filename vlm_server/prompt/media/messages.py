@@ -1,0 +1,92 @@
+"""The messages between a preparer thread and a process that decodes an image or a video.
+
+A job is a `protocol.Image` or a `VideoJob` as msgpack. The answer is the pixels of all frames, one
+after the other, described by `Frames`; or none, described by `Undecodable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from vlm_server import settings
+from vlm_server.platform.child import messages
+from vlm_server.protocol import Image
+
+
+class VideoJob(msgspec.Struct, frozen=True, tag="job"):
+    """A video to decode, in container `format`: MP4, WEBM or GIF.
+
+    is_cut: whether the file is shorter than it says.
+    """
+
+    data: bytes
+    format: str
+    limits: settings.Video
+    is_cut: bool = False
+
+
+class Frames(msgspec.Struct, frozen=True, tag="frames"):
+    """The shape of the pixels: (frames, height, width, 3) bytes of RGB. An image is one frame.
+
+    A frame is shown `seconds` after the first one, and has to be rotated counterclockwise by
+    `quarter_turns` times 90 degrees. is_cut: whether the video has more, which is not whole.
+    """
+
+    width: int
+    height: int
+    seconds: tuple[float, ...] = (0.0,)
+    quarter_turns: tuple[int, ...] = (0,)
+    is_cut: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.seconds) * self.height * self.width * 3
+
+
+class Undecodable(msgspec.Struct, frozen=True, tag="undecodable"):
+    """The image or video can't be decoded; `reason` is for the client."""
+
+    reason: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Frames | Undecodable] = msgspec.msgpack.Decoder(
+    Frames | Undecodable
+)
+
+
+def pack_job(job: Image | VideoJob) -> bytes:
+    return _encoder.encode(job)
+
+
+def unpack_image(job: bytearray) -> Image:
+    return msgspec.msgpack.decode(job, type=Image)
+
+
+def unpack_video(job: bytearray) -> VideoJob:
+    return msgspec.msgpack.decode(job, type=VideoJob)
+
+
+def pack(frames: Frames, pixels: Iterable[bytes]) -> messages.Parts:
+    return messages.described(frames.num_bytes, pixels, _encoder.encode(frames))
+
+
+def pack_refusal(reason: str) -> messages.Parts:
+    return messages.described(0, (), _encoder.encode(Undecodable(reason)))
+
+
+def unpack(answer: bytearray) -> tuple[Frames | Undecodable, memoryview]:
+    """The description of the pixels, and the pixels, which are a part of `answer`.
+
+    Raises ValueError, of which msgspec.DecodeError is one, for what is no answer.
+    """
+    pixels, description = messages.split(answer)
+    frames = _decoder.decode(description)
+    if isinstance(frames, Frames):
+        if not frames.seconds or len(frames.quarter_turns) != len(frames.seconds):
+            raise ValueError("frames without times")
+        if frames.width < 1 or len(pixels) != frames.num_bytes:
+            raise ValueError("frames of another size")
+    return frames, pixels

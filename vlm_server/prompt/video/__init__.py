@@ -1,1 +1,0 @@
-"""Decodes videos to sampled frames, in a process that can be killed."""

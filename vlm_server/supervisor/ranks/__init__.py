@@ -1,1 +1,0 @@
-"""The processes of a model that several machines compute together."""
