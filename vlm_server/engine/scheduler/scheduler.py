@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.disk.tier import Loaded
@@ -156,15 +157,14 @@ class Scheduler:
     ) -> list[Event]:
         """The encoder is done with `works`; see `EncodeDone`."""
         self._planner.finish_encode(works, seconds)
-        made = list(zip(works, outcomes, strict=True))
-        failed = {work.request_id: outcome for work, outcome in made if _is_too_much(outcome)}
-        retried = {name for name, error in failed.items() if self._may_retry(name, error)}
-        return [
-            event
-            for work, outcome in made
-            if not (_is_too_much(outcome) and work.request_id in retried)
-            for event in self._add_features(work, outcome)
-        ]
+        events, retried = list[Event](), set[str]()
+        for work, outcome in zip(works, outcomes, strict=True):
+            name = work.request_id
+            if _is_too_much(outcome) and (name in retried or self._may_retry(name, outcome)):
+                retried.add(name)  # once for all its media
+            else:
+                events += self._add_features(work, outcome)
+        return events
 
     def _add_features(self, work: EncodeWork, outcome: EncodedImage | RequestError) -> list[Event]:
         """Store features, for a request that may have been aborted meanwhile."""
@@ -278,10 +278,9 @@ class Scheduler:
         request.restart()
         return []
 
-    def _may_retry(self, request_id: str, error: object) -> bool:
+    def _may_retry(self, request_id: str, error: RequestError) -> bool:
         """Whether to try again, and count it: memory may have been freed since."""
         request = self._requests.get(request_id)
-        assert isinstance(error, RequestError)
         if request is None or request.num_retries[error.code] >= _MOST_RETRIES[error.code]:
             return False
         request.num_retries[error.code] += 1
@@ -316,7 +315,7 @@ class Scheduler:
             self._finished_seqs += request.seqs  # even if only its prompt was begun
 
 
-def _is_too_much(outcome: object) -> bool:
+def _is_too_much(outcome: object) -> TypeGuard[OutOfMemory | StepTooLong]:
     """Whether an outcome is an error of the device's limits, which another try may not meet."""
     return isinstance(outcome, OutOfMemory | StepTooLong)
 
