@@ -99,7 +99,7 @@ class Endpoint:
             data = await body.read(receive, shared.limits, shared.arriving)
         request_id = self._request_id(scope)
         with (
-            shared.queue_slots.take(client, len(data)) as slot,
+            shared.queue_slots.hold(client, len(data)) as slot,
             shared.in_flight.track(request_id, scope),
         ):
             answering = self._answer(data, clock, slot, scope, receive, send)

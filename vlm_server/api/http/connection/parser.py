@@ -33,7 +33,7 @@ class HeadReader:
         self.buffer = bytearray()
         self._searched = 0
 
-    def take(self) -> bytes | None:
+    def take_head(self) -> bytes | None:
         """The head, if it is complete: removed from the buffer. Raises HeadersTooLarge.
 
         Empty lines before a request are skipped: some clients send one after a body.
