@@ -14,9 +14,9 @@ from vlm_server.platform.awake import Awake
 from vlm_server.settings import Limits
 
 _FREE_BYTES = 64 << 10
-"""Of each body, not counted: a short text is never refused for others' pictures."""
+"""Bytes of each body that are not counted: a short text is never refused for others' pictures."""
 _RETRY_SECONDS = 5.0
-"""How long after its `Retry-After` a client still finds its share kept free."""
+"""Time after its `Retry-After` for which a client's share is kept free."""
 _MIN_BODIES = 4
 _MEMORY_FRACTION = 1 / 16
 _WINDOW_SECONDS = 60.0
@@ -214,7 +214,7 @@ class ServiceRate:
         self._ends.append(now)
 
     def seconds_for(self, num_requests: int, now: float) -> float:
-        """How long `num_requests` take at this rate, within 1 to 60 seconds.
+        """Seconds that `num_requests` take at this rate, from 1 to 60.
 
         If too few have ended for a rate: as long again as the requests have taken until now.
         """
