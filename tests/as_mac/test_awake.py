@@ -38,16 +38,16 @@ async def comes_true(condition: Callable[[], bool]) -> None:
 
 async def test_it_is_held_while_any_request_is_in_flight(held: Callable[[], list[int]]):
     slots = QueueSlots(Limits())
-    with slots.take("me", 1):
-        with slots.take("me", 1):
+    with slots.hold("me", 1):
+        with slots.hold("me", 1):
             await comes_true(lambda: len(held()) == 1)
         await asyncio.sleep(0.5)
         assert is_alive(held()[0])
-    with slots.take("me", 1):  # the next one comes soon
+    with slots.hold("me", 1):  # the next one comes soon
         await asyncio.sleep(0.5)
         assert is_alive(held()[0])
     await comes_true(lambda: not is_alive(held()[0]))
-    with slots.take("me", 1):
+    with slots.hold("me", 1):
         await comes_true(lambda: len(held()) == 2)
     await comes_true(lambda: not is_alive(held()[1]))
 
@@ -68,6 +68,6 @@ async def test_without_the_program_requests_are_served(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(awake, "_CAFFEINATE", "/nowhere/caffeinate")
     slots = QueueSlots(Limits())
-    with slots.take("me", 1):
+    with slots.hold("me", 1):
         assert slots.taken == 1
     assert slots.taken == 0

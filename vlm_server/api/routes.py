@@ -1,4 +1,4 @@
-"""All routes, by dialect, and what they take."""
+"""All routes, by dialect, and their bodies."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ BODIES = {
     "/v1/models/pull/cancel": _NAMED,
     "/v1/caches/clear": Body((CachesOf,)),
 }
-"""What routes take, for `/openapi.json`."""
+"""The bodies of routes, for `/openapi.json`."""
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/api/v0/chat/completions": "chat",
@@ -85,7 +85,7 @@ OPERATIONS = {
     "/api/chat": "chat",
     "/api/generate": "text_completion",
 }
-"""What routes that generate are called in traces."""
+"""The names of generating routes' operations in traces."""
 _ANY_METHOD = ["GET", "POST", "DELETE"]
 _NO_OLLAMA = {
     "/api/copy": ["POST"],

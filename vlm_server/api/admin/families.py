@@ -39,12 +39,12 @@ class Families:
         self.counter_family(name, help_text, *labels).add_metric(list(labels.values()), value)
 
     def gauges(self, samples: Iterable[Sample], **labels: str) -> None:
-        for sample in samples:
-            self.gauge(*sample, **labels)
+        for name, help_text, value in samples:
+            self.gauge(name, help_text, value, **labels)
 
     def counters(self, samples: Iterable[Sample], **labels: str) -> None:
-        for sample in samples:
-            self.counter(*sample, **labels)
+        for name, help_text, value in samples:
+            self.counter(name, help_text, value, **labels)
 
     def counter_family(self, name: str, help_text: str, *labels: str) -> CounterMetricFamily:
         """The family of a counter, which is told of even if nothing was counted."""

@@ -52,9 +52,9 @@ class Health:
         return JSONResponse(body, 503, headers={"Retry-After": str(retry_after)})
 
     async def loads(self, _: Request) -> Response:
-        """How many requests run and wait, of all models, in the form of SGLang's `/v1/loads`.
+        """Numbers of running and waiting requests, in the form of SGLang's `/v1/loads`.
 
-        The Shepherd Model Gateway leaves out who has too many that wait (docs/scale.md).
+        The Shepherd Model Gateway leaves out workers with too many waiting (docs/scale.md).
         """
         num_running = sum(each.num_running for each in self._metrics.values())
         num_waiting = sum(each.num_waiting for each in self._metrics.values())
@@ -137,7 +137,7 @@ def _latencies(metrics: ModelMetrics) -> dict[str, Any]:
 
 
 def _histogram(histogram: Histogram) -> dict[str, Any]:
-    """With the count of each bucket by itself."""
+    """The JSON of a histogram, with separate instead of cumulated counts."""
     bounds, totals = zip(*histogram.buckets(), strict=True)
     counts = [total - before for total, before in zip(totals, (0, *totals), strict=False)]
     return {

@@ -86,7 +86,7 @@ class Models:
         return PlainTextResponse(_PAGE.format(models=lines, url=url))
 
     def _shown(self, status: EngineStatus, request: Request) -> dict[str, Any]:
-        """With Anthropic's fields for its clients."""
+        """The JSON of a model, with Anthropic's fields for its clients."""
         model = self._model(status)
         if not _is_anthropics(request):
             return model

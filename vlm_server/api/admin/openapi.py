@@ -99,7 +99,7 @@ def _allow(schema: Json, body: Body) -> None:
 
 
 def _name(ref: Json) -> str:
-    """Of the component that `ref` refers to."""
+    """The name of the component that `ref` refers to."""
     return str(ref["$ref"]).rpartition("/")[2]
 
 

@@ -1,1 +1,1 @@
-"""What every dialect needs of HTTP; knows none of them."""
+"""The HTTP layer that all dialects share; knows no dialect."""

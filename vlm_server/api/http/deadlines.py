@@ -31,7 +31,7 @@ HEADERS = {
 
 _MAX_DIGITS = 12
 _GRACE_SECONDS = 1.0
-"""How long the engine has to end a request that missed a deadline."""
+"""Time for the engine to end a request that missed a deadline."""
 _STOPPED_SECONDS = 1.0
 """A timer that fires later than this does so in a process that was stopped."""
 

@@ -80,7 +80,7 @@ class Endpoint:
         *,
         any_type: bool = False,
     ) -> None:
-        """With `any_type` a body need not be called JSON: see `body.check_headers`."""
+        """`any_type`: take bodies with any Content-Type, see `body.check_headers`."""
         self._shared = shared
         self._dialect = dialect
         self._history = history
@@ -99,7 +99,7 @@ class Endpoint:
             data = await body.read(receive, shared.limits, shared.arriving)
         request_id = self._request_id(scope)
         with (
-            shared.queue_slots.take(client, len(data)) as slot,
+            shared.queue_slots.hold(client, len(data)) as slot,
             shared.in_flight.track(request_id, scope),
         ):
             answering = self._answer(data, clock, slot, scope, receive, send)
@@ -143,7 +143,7 @@ class Endpoint:
         return f"{self._dialect.id_prefix}{access_log.of(scope).request_id}"
 
     def _context(self, scope: Scope) -> Context:
-        """What parsing a request needs to know besides its body."""
+        """The input of request parsing besides the body."""
         shared = self._shared
         return Context(
             models=served_models.known_models(shared.models, shared.server),

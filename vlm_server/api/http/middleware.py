@@ -124,7 +124,7 @@ class Gate:
         key = gate.check_key(headers, self.ring)
         keys.attach(scope, key, separate_caches=self.cache.separate_api_keys)
         access_log.of(scope).key_name = None if key is None else key.name
-        with self.slots.take(key):
+        with self.slots.hold(key):
             await self.app(scope, receive, send)
 
 

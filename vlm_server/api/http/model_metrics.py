@@ -49,7 +49,7 @@ class Histogram:
 
 
 REASONS = ("stop", "length", "tool_calls", "abort", "error")
-"""How requests end: with a finish reason, because the client left, or with an error."""
+"""The ends of requests: a finish reason, the client's leaving, or an error."""
 
 
 class ModelMetrics:

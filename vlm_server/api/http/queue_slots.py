@@ -14,9 +14,9 @@ from vlm_server.platform.awake import Awake
 from vlm_server.settings import Limits
 
 _FREE_BYTES = 64 << 10
-"""Of each body, not counted: a short text is never refused for others' pictures."""
+"""Bytes of each body that are not counted: a short text is never refused for others' pictures."""
 _RETRY_SECONDS = 5.0
-"""How long after its `Retry-After` a client still finds its share kept free."""
+"""Time after its `Retry-After` for which a client's share is kept free."""
 _MIN_BODIES = 4
 _MEMORY_FRACTION = 1 / 16
 _WINDOW_SECONDS = 60.0
@@ -71,7 +71,7 @@ class QueueSlots:
             raise self._full(self._bytes, client, more)
 
     @contextmanager
-    def take(self, client: str, num_bytes: int) -> Iterator[QueueSlot]:
+    def hold(self, client: str, num_bytes: int) -> Iterator[QueueSlot]:
         """Hold a slot for the `with` block, with room for a body of `num_bytes` that is here.
 
         Raises QueueFull if there is none left for `client`.
@@ -88,7 +88,7 @@ class QueueSlots:
             yield slot
         finally:
             slot.release_body()
-            self._slots.give_back(client, 1)
+            self._slots.release(client, 1)
             self._rate.end(self._clock())
             if not self.taken:
                 self._awake.release()
@@ -145,7 +145,7 @@ class QueueSlot:
 
     def release_body(self) -> None:
         """Give back the body's bytes; later calls do nothing."""
-        self._share.give_back(self._client, self._num_reserved)
+        self._share.release(self._client, self._num_reserved)
         self._num_reserved = 0
 
 
@@ -191,7 +191,7 @@ class FairShare:
         self.taken += amount
         self._held[client] += amount
 
-    def give_back(self, client: str, amount: int) -> None:
+    def release(self, client: str, amount: int) -> None:
         self.taken -= amount
         self._held[client] -= amount
         if not self._held[client]:
@@ -214,7 +214,7 @@ class ServiceRate:
         self._ends.append(now)
 
     def seconds_for(self, num_requests: int, now: float) -> float:
-        """How long `num_requests` take at this rate, within 1 to 60 seconds.
+        """Seconds that `num_requests` take at this rate, from 1 to 60.
 
         If too few have ended for a rate: as long again as the requests have taken until now.
         """

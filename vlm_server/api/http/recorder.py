@@ -39,7 +39,7 @@ class AnswerRecorder:
         self.received_at = received_at
         self.submitted_at = clock()
         self.first_at: float | None = None
-        """When the first delta was given."""
+        """Time of the first delta given to the client."""
         self.ended_at = 0.0
         self.usage = Usage(0, 0)
         self.timeline = _NOTHING

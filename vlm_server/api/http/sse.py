@@ -25,7 +25,7 @@ KEEPALIVE_HEADER = "X-VLM-Keepalive"
 
 
 def keepalive_of(headers: Headers, server: Server) -> Keepalive:
-    """What a silent stream sends: the request's header says so, else the setting.
+    """The keep-alive of silent streams: the request's header if it has one, else the setting.
 
     Raises InvalidRequest for a header that is none of the three.
     """

@@ -1,1 +1,1 @@
-"""From a body to a request for the engine, in processes that can be killed."""
+"""Request parsing: bodies to requests for the engine, in processes that can be killed."""

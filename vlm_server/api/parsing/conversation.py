@@ -59,7 +59,7 @@ class Conversation:
     videos: list[Video] = field(default_factory=list)
     min_pixels: int | None = None
     max_pixels: int | None = None
-    """Of every image, as the model sees it."""
+    """Bounds on every image's pixels, as the model sees it."""
     _needed: dict[str, ExternalUrl] = field(default_factory=dict)
     _num_text_bytes: int = 0
 

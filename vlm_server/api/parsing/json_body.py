@@ -79,7 +79,8 @@ def _num_quotes(value: Any) -> int:
 
     Raises InvalidRequest for too much nesting or a name that is too long.
     """
-    num, level = 0, [[value]]
+    num = 0
+    level: list[dict[str, Any] | list[Any]] = [[value]]
     for _ in range(MAX_DEPTH + 1):
         inner = [each for container in level for each in _content(container)]
         strings = [each for each in inner if isinstance(each, str)]

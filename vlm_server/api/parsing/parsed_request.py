@@ -115,7 +115,7 @@ Raises RequestError, and HistoryNeeded."""
 
 
 class ParsingJob(msgspec.Struct, frozen=True):
-    """What a parsing process has to do with a body."""
+    """The job of a parsing process for one body."""
 
     dialect: str
     context: Context

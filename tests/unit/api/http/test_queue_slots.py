@@ -43,7 +43,7 @@ class Queue:
     def take(self, client: str, num_bytes: int = 0) -> bool:
         stack = ExitStack()
         try:
-            stack.enter_context(self.slots.take(client, num_bytes))
+            stack.enter_context(self.slots.hold(client, num_bytes))
         except QueueFull:
             return False
         self.held.append((client, stack))
@@ -120,7 +120,7 @@ def test_nothing_is_remembered_of_clients_that_are_gone() -> None:
         client = f"client {number}"
         assert share.has_room(client, 1, float(number))
         share.take(client, 1)
-        share.give_back(client, 1)
+        share.release(client, 1)
     assert share.taken == 0
     assert not share._held
     assert not share._wants

@@ -1,1 +1,1 @@
-"""Who may ask: the checks of a request's headers, API keys, and what follows from a key."""
+"""Access checks: a request's Host and Origin, its API key, and the key's rights."""

@@ -1,4 +1,4 @@
-"""Who may send requests: checks of the Host and Origin headers, and of those with API keys.
+"""Checks of a request's headers: Host, Origin and API key.
 
 The Host check stops DNS rebinding: a web page whose name resolves to this machine still sends
 its own name. The checks of Origin and Sec-Fetch-Site stop requests from other web pages in a

@@ -126,7 +126,7 @@ def _entry(name: str, fields: object, where: str) -> KeyEntry:
 
 
 def _position(error: Exception) -> str:
-    """Where tomllib says it is wrong; the rest of its message may quote the file."""
+    """The position in tomllib's message, whose rest may quote the file."""
     found = re.search(r" \(at (line \d+, column \d+|end of document)\)$", str(error))
     return f", {found[1]}" if found else ""
 

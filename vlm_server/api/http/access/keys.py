@@ -92,7 +92,7 @@ class KeySlots:
         self.taken: Counter[str] = Counter()
 
     @contextmanager
-    def take(self, key: ApiKey | None) -> Iterator[None]:
+    def hold(self, key: ApiKey | None) -> Iterator[None]:
         """Hold a slot of `key` for the `with` block. Raises KeyLimitReached if all are taken."""
         if key is None:
             yield

@@ -15,8 +15,8 @@ from vlm_server.errors import HeadersTooLarge, InvalidRequest, RequestError
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEAD_LINES = 128
 MAX_FRAMING_BYTES = 128 * 1024
-"""Of a chunked body: sizes of chunks, their extensions and line ends. A body of 26,000 single
-bytes has as many."""
+"""Framing of a chunked body: sizes of chunks, their extensions and line ends. 26,000 chunks of one
+byte have as many."""
 FREE_FRAMING = 64
 """Chunks of this many times their framing may go on for ever, that is, from about 500 bytes."""
 
@@ -33,7 +33,7 @@ class HeadReader:
         self.buffer = bytearray()
         self._searched = 0
 
-    def take(self) -> bytes | None:
+    def take_head(self) -> bytes | None:
         """The head, if it is complete: removed from the buffer. Raises HeadersTooLarge.
 
         Empty lines before a request are skipped: some clients send one after a body.
@@ -147,8 +147,10 @@ def _explain(error: h11.RemoteProtocolError) -> RequestError:
 
 
 def _declared_bytes(request: h11.Request) -> int | None:
-    """How long the body is; None if it is chunked. Raises InvalidRequest for two lengths, and for
-    chunks in HTTP/1.0: a proxy in front may see another request in such bytes (RFC 9112, 6.1).
+    """Length of the body in bytes; None if it is chunked.
+
+    Raises InvalidRequest for two lengths, and for chunks in HTTP/1.0: a proxy in front may see
+    another request in such bytes (RFC 9112, 6.1).
     """
     headers = dict(request.headers)
     if b"transfer-encoding" not in headers:

@@ -161,7 +161,7 @@ class HttpConnection(asyncio.Protocol):
         if self._exchange is not None and not self._exchange.has_begun:
             self._exchange.keep_alive = False
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         """Close at once, for another connection (`ConnectionTable`)."""
         self._drop("gave way to another connection")
 
@@ -170,7 +170,7 @@ class HttpConnection(asyncio.Protocol):
     def _begin(self) -> None:
         """Start on a request if its head is complete."""
         try:
-            head = self._head.take()
+            head = self._head.take_head()
             if head is None:
                 self._wait_for_head()
                 return

@@ -33,7 +33,7 @@ class Tabled(Protocol):
     stage: Stage
     since: float
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         """Close at once."""
         ...
 
@@ -67,7 +67,7 @@ class ConnectionTable:
             if victim.stage is Stage.ANSWER:
                 return False
             self._open.discard(victim)
-            victim.give_way()
+            victim.evict()
         return True
 
     def discard(self, connection: Tabled) -> None:

@@ -86,7 +86,7 @@ def _errors_of(param: str, max_bytes: int, kind: MediaKind) -> Iterator[None]:
 
 
 class _NotDecodable(Exception):
-    """What is wrong with the URL."""
+    """The URL can't be decoded; the message says why."""
 
 
 class _TooLarge(Exception):

@@ -16,30 +16,30 @@ import zlib
 from collections import Counter
 
 MAX_CHUNKS = 20_000
-"""Of PNG and WebP. The pixels of a PNG of 20 MiB lie in about 2,500 chunks, if libpng wrote it."""
+"""In a PNG or WebP. The pixels of a PNG of 20 MiB lie in about 2,500 chunks, if libpng wrote it."""
 MAX_EXTRA_CHUNKS = 256
-"""Of a PNG: all that hold no pixels."""
+"""In a PNG: all chunks without pixels."""
 MAX_INFLATED_CHUNKS = 16
-"""Of a PNG: texts and color profiles, each of which may inflate to 1 MiB."""
+"""In a PNG: texts and color profiles, each of which may inflate to 1 MiB."""
 MAX_SEGMENTS = 1_000
-"""Of a JPEG, before its pixels. 20 MiB of them fill 320."""
+"""In a JPEG, before its pixels. 20 MiB of them fill 320."""
 MAX_LISTED_SEGMENTS = 16
-"""Of a JPEG: EXIF and Photoshop's, which are lists of their own."""
+"""In a JPEG: EXIF and Photoshop's, which are lists of their own."""
 MAX_SCANS = 100
-"""Of a JPEG. Each passes over all its pixels; encoders write up to about 15."""
+"""In a JPEG. Each passes over all its pixels; encoders write up to about 15."""
 MAX_STRAY_BYTES = 4096
 """Fill bytes, and bytes that belong to nothing."""
 MAX_FILL_RUN_BYTES = 64 << 10
 """Between the pixels of a JPEG."""
 MAX_BLOCKS = 20_000
-"""Of a GIF, before its first frame."""
+"""In a GIF, before its first frame."""
 MAX_NUMBERS = 200_000
 """In an entry of a TIFF: a strip of its pixels has one each for its place and its length."""
 MAX_EXIF_BYTES = 1 << 20
 MAX_EXIF_ENTRIES = 6_000
 """More than the 64 KiB of a JPEG's segment hold, which are read in 50 ms."""
 MAX_EXIF_VALUE_BYTES = 16 << 20
-"""Of all entries together: they may share bytes, which are then copied for each."""
+"""For all entries together: they may share bytes, which are then copied for each."""
 
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _SCAN_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
@@ -132,7 +132,7 @@ def _check_jpeg(data: bytes) -> None:
 
 
 def _check_scans(data: bytes, position: int) -> None:
-    """From behind the first marker of a scan to the end of the image; what follows is not read."""
+    """Check from behind the first scan's marker to the end of the image; the rest is not read."""
     run = data.find(_FILL_RUN, position)
     limit = len(data) if run < 0 else run + 2
     counts = Counter(scans=1)
@@ -160,7 +160,7 @@ def _check_webp(data: bytes) -> None:
 
 
 def _check_gif(data: bytes) -> None:
-    """Up to the first frame: the only one that is read."""
+    """Check up to the first frame, the only one that is read."""
     position, stray, counts = 13, 0, Counter[str]()
     if len(data) > 10 and data[10] & 0x80:
         position += 3 << (data[10] & 7) + 1
@@ -180,14 +180,17 @@ def _check_gif(data: bytes) -> None:
 
 
 def _check_exif(exif: memoryview) -> None:
-    """Its first directory: the only one that is read."""
+    """Check the first directory of EXIF, the only one that is read."""
     if len(exif) > MAX_EXIF_BYTES:
         raise TooMuch("bytes or entries of EXIF")
     _check_directory(bytes(exif).removeprefix(b"Exif\0\0"), MAX_EXIF_VALUE_BYTES)
 
 
 def _check_directory(tiff: bytes, most_bytes: int, most_numbers: float = math.inf) -> None:
-    """The first one of a TIFF: values of so many bytes together, of so many numbers each."""
+    """Check the first directory of a TIFF.
+
+    Raises TooMuch for values of more than `most_bytes` together, or `most_numbers` in one.
+    """
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None or len(tiff) < 8:
         return

@@ -20,7 +20,7 @@ class Connection:
     since: float = 0.0
     is_gone: bool = False
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         self.is_gone = True
 
 
