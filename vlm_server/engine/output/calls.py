@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 
-from vlm_server.engine.output.tool_formats import ToolFormat
+from vlm_server.engine.output.formats import ToolFormat
 from vlm_server.interfaces import AnswerFormat
 from vlm_server.protocol import ToolCallDelta
 

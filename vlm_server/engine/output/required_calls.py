@@ -1,4 +1,4 @@
-"""Calls that the model is made to write: JSON that a grammar ensures, sent on as it comes."""
+"""Tool calls under `tool_choice: required`: JSON that a grammar ensures, streamed as it comes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
+from vlm_server.engine.output.auto_calls import JsonBody
 from vlm_server.engine.output.calls import Calls
 from vlm_server.engine.output.pieces import BLANKS, Piece, add_piece
 
@@ -20,7 +21,7 @@ class _Unexpected(Exception):
     """The text is no list of calls."""
 
 
-class ForcedCalls:
+class RequiredCallParser:
     """Reads `[{"name": ..., "arguments": {...}}, ...]`, with any blanks between JSON's tokens.
 
     A name goes on as soon as it is complete, arguments as they come. Should the text be anything
@@ -135,13 +136,13 @@ class ForcedCalls:
         if self._held[0] != "{":
             raise _Unexpected
         self._unsent.clear()
-        scanner = _ObjectScanner()
+        body = JsonBody(ends_with_value=True)
         while True:
-            arguments = self._held[: scanner.scan(self._held)]
+            arguments = self._held[: body.push(self._held)]
             self._held = self._held[len(arguments) :]
             if arguments:
                 self._pieces.append(self._calls.go_on(arguments))
-            if scanner.is_done:
+            if body.is_closed:
                 return
             yield
 
@@ -161,39 +162,3 @@ class ForcedCalls:
     def _longest_name(self) -> int:
         """Characters of a name as JSON: more are no name of ours."""
         return 2 + _LONGEST_ESCAPE * self._calls.longest_name
-
-
-class _ObjectScanner:
-    """Finds where an object of JSON ends, in text that comes in pieces."""
-
-    def __init__(self) -> None:
-        self.is_done = False
-        self._depth = 0
-        self._is_in_string = False
-        self._is_escaped = False
-
-    def scan(self, text: str) -> int:
-        """How many characters of `text` belong to the object."""
-        at = 0
-        if self._is_escaped and text:
-            at, self._is_escaped = 1, False
-        while found := (_IN_STRING if self._is_in_string else _OUTSIDE).search(text, at):
-            at = found.end()
-            match found[0]:
-                case '"':
-                    self._is_in_string = not self._is_in_string
-                case "\\":
-                    self._is_escaped = at == len(text)
-                    at += 1
-                case "{" | "[":
-                    self._depth += 1
-                case _:
-                    self._depth -= 1
-                    if not self._depth:
-                        self.is_done = True
-                        return at
-        return len(text)
-
-
-_IN_STRING = re.compile(r'["\\]')
-_OUTSIDE = re.compile(r'["{}\[\]]')
