@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from vlm_server.api.http import sse
 from vlm_server.api.parsing.calls import ReadText
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.protocol import Delta, Finished
@@ -64,27 +65,17 @@ class CountRenderer:
         return b""
 
 
-class Dialect(Protocol):
-    """One way of writing requests and answers."""
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One kind of requests, and how they are answered.
 
-    @property
-    def name(self) -> str:
-        """By which the intake process finds its reader."""
-        ...
+    name: by which the parsing process finds its reader. id_prefix: what ids begin with. renderer:
+    makes the renderer of an answer from (request id, model, `ParsedRequest.options`).
+    content_type: that of its streams.
+    """
 
-    @property
-    def id_prefix(self) -> str:
-        """What a request's id begins with."""
-        ...
-
-    @property
-    def content_type(self) -> bytes:
-        """The content type of its streams."""
-        ...
-
-    @property
-    def read_text(self) -> ReadText: ...
-
-    def renderer(self, request_id: str, model: str, options: bytes) -> Renderer:
-        """What renders the answer to one request. `options`: see `ParsedRequest`."""
-        ...
+    name: str
+    id_prefix: str
+    read_text: ReadText
+    renderer: Callable[[str, str, bytes], Renderer]
+    content_type: bytes = sse.CONTENT_TYPE

@@ -13,16 +13,16 @@ from tests.unit.api import requests as openai
 from tests.unit.api.dialects.anthropic import steps as anthropic
 from tests.unit.api.dialects.responses import requests as responses
 from vlm_server.api.dialects.anthropic import errors as anthropic_errors
-from vlm_server.api.dialects.anthropic.intake import read_message
-from vlm_server.api.dialects.anthropic.intake import read_text as read_message_text
+from vlm_server.api.dialects.anthropic.parse import read_message
+from vlm_server.api.dialects.anthropic.parse import read_text as read_message_text
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
-from vlm_server.api.dialects.ollama import errors as ollama_errors
-from vlm_server.api.dialects.ollama.intake import (
+from vlm_server.api.dialects.ollama.parse import (
     read_chat,
     read_chat_text,
     read_generate,
     read_generate_text,
 )
+from vlm_server.api.dialects.ollama.render import encode_error as encode_ollama_error
 from vlm_server.api.dialects.ollama.schema import (
     ChatMessage,
     ModelOptions,
@@ -30,14 +30,14 @@ from vlm_server.api.dialects.ollama.schema import (
     OllamaGenerateRequest,
 )
 from vlm_server.api.dialects.openai import schema as openai_schema
-from vlm_server.api.dialects.openai.completions.intake import CompletionRequest
-from vlm_server.api.dialects.openai.completions.intake import read as read_completion
-from vlm_server.api.dialects.openai.intake import read_chat as read_openai
-from vlm_server.api.dialects.openai.intake import read_text as read_openai_text
+from vlm_server.api.dialects.openai.completions import CompletionRequest
+from vlm_server.api.dialects.openai.completions import read as read_completion
+from vlm_server.api.dialects.openai.parse import read_chat as read_openai
+from vlm_server.api.dialects.openai.parse import read_text as read_openai_text
 from vlm_server.api.dialects.responses import items
 from vlm_server.api.dialects.responses import schema as responses_schema
-from vlm_server.api.dialects.responses.intake import read_response
-from vlm_server.api.dialects.responses.intake import read_text as read_response_text
+from vlm_server.api.dialects.responses.parse import read_response
+from vlm_server.api.dialects.responses.parse import read_text as read_response_text
 from vlm_server.api.http import openai_errors
 from vlm_server.api.parsing.calls import Body, Context, ParsedRequest, Read
 from vlm_server.errors import RequestError
@@ -400,7 +400,7 @@ def _ollama(*, is_chat: bool) -> Hostile:
         "/api/chat" if is_chat else "/api/generate",
         read_chat if is_chat else read_generate,
         read_chat_text if is_chat else read_generate_text,
-        ollama_errors.encode,
+        encode_ollama_error,
         whole={
             "model": "demo",
             **asked,

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.unit.api.dialects.responses.requests import asking, user
 from tests.unit.api.hostile.dialects import DIALECTS, Hostile, Json
 from tests.whole import examples
-from vlm_server.api.dialects.responses.options import decode_options
+from vlm_server.api.dialects.responses.echo import Options
 from vlm_server.api.parsing.calls import (
     Context,
     KnownModel,
@@ -79,7 +79,7 @@ def taken(dialect: Hostile, parsed: ParsedRequest) -> ParsedRequest:
 
 def check_what_may_be_stored(dialect: Hostile, parsed: ParsedRequest) -> None:
     """It is JSON, and a later turn can go on from it."""
-    options = decode_options(parsed.options)
+    options = msgspec.msgpack.decode(parsed.options, type=Options)
     json.loads(options.echo)
     if options.items:
         more = asking([user("U")], previous_response_id="r", instructions=None)

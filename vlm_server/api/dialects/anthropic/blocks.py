@@ -1,4 +1,4 @@
-"""The content blocks of an answer, as Anthropic writes them, and their events in a stream."""
+"""An answer's content blocks, as Anthropic writes them, and their events in a stream."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ Kind = Literal["text", "thinking", "tool_use"]
 
 @dataclass(slots=True)
 class OpenBlock:
-    """A block that may get more pieces. `call` is the number of its tool call; -1 for others."""
+    """The block under way. `call`: the number of its tool call; -1 for other blocks."""
 
     kind: Kind
     call: int = -1
@@ -79,12 +79,12 @@ class OpenBlock:
     pieces: list[str] = field(default_factory=list)
 
     def takes(self, delta: Delta) -> bool:
-        """Whether `delta` is more of it."""
+        """Whether `delta` continues the block."""
         call = -1 if delta.tool_call is None else delta.tool_call.index
         return self.kind == _kind_of(delta) and self.call == call
 
     def start(self) -> Block:
-        """The empty block, with which a stream begins it."""
+        """The empty block, which begins it in a stream."""
         match self.kind:
             case "text":
                 return TextBlock("")
@@ -94,7 +94,7 @@ class OpenBlock:
                 return ToolUseBlock(self.id, self.name, {})
 
     def whole(self) -> Block:
-        """The block with all its pieces. Arguments that were cut off are left out."""
+        """The block with all its pieces; without arguments that were cut off."""
         text = "".join(self.pieces)
         match self.kind:
             case "text":
@@ -105,7 +105,7 @@ class OpenBlock:
                 return ToolUseBlock(self.id, self.name, _arguments(text))
 
     def more(self, piece: str) -> BlockDelta:
-        """What the stream says of its next piece."""
+        """The delta of its next piece in a stream."""
         match self.kind:
             case "text":
                 return TextDelta(piece)
@@ -115,7 +115,7 @@ class OpenBlock:
                 return InputDelta(piece)
 
 
-def blocks_of(deltas: Sequence[Delta], *, shows_thoughts: bool) -> tuple[Block, ...]:
+def blocks_of(deltas: Sequence[Delta], *, shows_reasoning: bool) -> tuple[Block, ...]:
     """The blocks of a whole answer."""
     blocks: list[OpenBlock] = []
     for delta in deltas:
@@ -123,7 +123,7 @@ def blocks_of(deltas: Sequence[Delta], *, shows_thoughts: bool) -> tuple[Block, 
             continue
         if not blocks or not blocks[-1].takes(delta):
             blocks.append(open_block(delta))
-        blocks[-1].pieces.append(piece_of(delta, shows_thoughts=shows_thoughts))
+        blocks[-1].pieces.append(piece_of(delta, shows_reasoning=shows_reasoning))
     return tuple(block.whole() for block in blocks)
 
 
@@ -131,7 +131,7 @@ def blocks_of(deltas: Sequence[Delta], *, shows_thoughts: bool) -> tuple[Block, 
 class BlockStream:
     """An answer's blocks as events. Keeps no text."""
 
-    shows_thoughts: bool
+    shows_reasoning: bool
     _index: int = -1
     _open: OpenBlock | None = None
 
@@ -144,7 +144,7 @@ class BlockStream:
             self._index += 1
             self._open = open_block(delta)
             yield BlockStart(self._index, self._open.start())
-        if piece := piece_of(delta, shows_thoughts=self.shows_thoughts):
+        if piece := piece_of(delta, shows_reasoning=self.shows_reasoning):
             yield BlockNews(self._index, self._open.more(piece))
 
     def close(self) -> Iterator[BlockEvent]:
@@ -158,7 +158,7 @@ class BlockStream:
 
 
 def is_news(delta: Delta) -> bool:
-    """Whether it belongs to a block."""
+    """Whether `delta` belongs to a block."""
     return bool(delta.text) or delta.tool_call is not None
 
 
@@ -170,11 +170,11 @@ def open_block(delta: Delta) -> OpenBlock:
     return OpenBlock("tool_use", call.index, call.id, call.name)
 
 
-def piece_of(delta: Delta, *, shows_thoughts: bool) -> str:
-    """What `delta` adds to its block."""
+def piece_of(delta: Delta, *, shows_reasoning: bool) -> str:
+    """The text or arguments that `delta` adds to its block."""
     if delta.tool_call is not None:
         return delta.tool_call.arguments
-    return "" if delta.is_reasoning and not shows_thoughts else delta.text
+    return "" if delta.is_reasoning and not shows_reasoning else delta.text
 
 
 def _kind_of(delta: Delta) -> Kind:

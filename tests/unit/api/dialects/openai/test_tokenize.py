@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.api.requests import PNG_URL, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.api.dialects.openai.tokenize import intake
+from vlm_server.api.dialects.openai import tokenize
 from vlm_server.api.parsing.calls import Context, KnownModel, ParsedRequest
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Finished, ImageUse, ModelFacts, TextPart, Usage
@@ -136,10 +136,10 @@ async def test_another_model_is_404(
 @pytest.mark.parametrize(
     ("read", "body"),
     [
-        (intake.read_prompt, {"prompt": "a"}),
-        (intake.read_prompt, {"messages": [user("a")]}),
-        (intake.read_prompt_text, {"messages": [user("a")]}),
-        (intake.read_tokens, {"tokens": [1]}),
+        (tokenize.read_prompt, {"prompt": "a"}),
+        (tokenize.read_prompt, {"messages": [user("a")]}),
+        (tokenize.read_prompt_text, {"messages": [user("a")]}),
+        (tokenize.read_tokens, {"tokens": [1]}),
     ],
 )
 def test_of_several_models_one_must_be_named(

@@ -1,0 +1,104 @@
+"""From the body of a legacy text completion to a `Submit` with a prompt in place of messages.
+
+Runs on a thread or in a parsing process: see `api.parsing`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from msgspec.json import Decoder
+
+from vlm_server.api.dialects.fields import Count, checked_prompt
+from vlm_server.api.dialects.openai.parse import (
+    ignore_labels,
+    read_sampling,
+    read_schema,
+    read_stream_options,
+)
+from vlm_server.api.dialects.openai.schema import HARMLESS, AnswerFields
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.calls import Body, Context, ParsedRequest
+from vlm_server.api.parsing.common_fields import model_wanted
+from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, known_fields
+from vlm_server.errors import InvalidRequest, UnsupportedField
+from vlm_server.protocol import Submit
+
+DIALECT = "openai-completions"
+DEFAULT_MAX_TOKENS = 16
+"""As OpenAI documents for this endpoint; `min_tokens` may ask for more."""
+MAX_LOGPROBS = 5
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "suffix": (None, ""),
+}
+"""OpenAI's fields that are not supported, and the values of them that have no effect."""
+
+TokenIds = Annotated[list[Count], Meta(min_length=1)]
+
+
+class CompletionRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
+    """`prompt` is one: a text, token ids, or a list with one of either."""
+
+    prompt: str | list[Any]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+Decoder(CompletionRequest)
+"""See `schema`."""
+
+
+def read(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`. Raises RequestError."""
+    ignored = IgnoredFields()
+    request = _request(json_body.parse_object(body), context, ignored)
+    model = model_wanted(request.model, context)
+    options = read_stream_options(request, ignored)
+    schema = read_schema(request.response_format, context.limits)
+    ignore_labels(request.response_format, ignored)
+    sampling = read_sampling(
+        request,
+        context.limits,
+        max_tokens=request.max_tokens or max(DEFAULT_MAX_TOKENS, request.min_tokens or 0),
+        logprobs=request.logprobs,
+        json_schema=schema,
+    )
+    submit = Submit(
+        request_id=context.request_id,
+        messages=(),
+        images=(),
+        sampling=sampling,
+        cache_salt=context.cache_salt,
+        client=context.client,
+        prompt=_prompt(request.prompt, context),
+    )
+    return ParsedRequest(model.name, submit, bool(request.stream), options, ignored.names)
+
+
+def _request(fields: dict[str, Any], context: Context, ignored: IgnoredFields) -> CompletionRequest:
+    for name, values in NEUTRAL.items():
+        check_neutral(name, fields.pop(name, None), values)
+    for name in sorted(HARMLESS & fields.keys()):
+        ignored.add(name, fields.pop(name))
+    refuses = context.unknown_fields == "refuse"
+    fields = known_fields(fields, CompletionRequest, ignored, refuses=refuses)
+    return json_body.convert(fields, CompletionRequest, {})
+
+
+def _prompt(given: str | list[Any], context: Context) -> str | tuple[int, ...]:
+    """The one prompt in `given`. Raises InvalidRequest."""
+    if isinstance(given, list) and given and isinstance(given[0], str | list):
+        if len(given) > 1:
+            raise UnsupportedField("Only one prompt is supported; send a request each.", "prompt")
+        given = given[0]
+    if isinstance(given, str):
+        return checked_prompt(given, context)
+    try:
+        return tuple(msgspec.convert(given, TokenIds))
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter at a lone surrogate
+        message = "`prompt` must be a text, a list of token ids, or a list with one of either."
+        raise InvalidRequest(message, "prompt") from None
