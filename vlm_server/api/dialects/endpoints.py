@@ -24,7 +24,7 @@ _decode = msgspec.msgpack.decode
 CHAT_COMPLETIONS = Dialect(
     openai.DIALECT,
     "chatcmpl-",
-    openai.read_text,
+    openai.read_chat,
     lambda id, model, options: ChatRenderer(id, model, _decode(options, type=openai.Options)),
 )
 COMPLETIONS = Dialect(
@@ -42,25 +42,25 @@ DETOKENIZE = Dialect(
 MESSAGES = Dialect(
     anthropic.DIALECT,
     "msg_",
-    anthropic.read_text,
+    anthropic.read_message,
     lambda id, model, options: MessageRenderer(id, model, _decode(options, type=anthropic.Options)),
 )
 COUNT_TOKENS = Dialect(
     anthropic.COUNT_DIALECT,
     "count_",
-    anthropic.read_count_text,
+    anthropic.read_count,
     lambda id, model, options: CountRenderer(encode_count),
 )
 INPUT_TOKENS = Dialect(
     responses.COUNT_DIALECT,
     "count_",
-    responses.read_count_text,
+    responses.read_count,
     lambda id, model, options: CountRenderer(encode_input_tokens),
 )
 OLLAMA_CHAT = Dialect(
     ollama.CHAT,
     "chat-",
-    ollama.read_chat_text,
+    ollama.read_chat,
     lambda id, model, options: ollama_render.LineRenderer(
         _decode(options, type=ollama.AnswerOptions), ollama_render.as_message
     ),
@@ -69,7 +69,7 @@ OLLAMA_CHAT = Dialect(
 OLLAMA_GENERATE = Dialect(
     ollama.GENERATE,
     "gen-",
-    ollama.read_generate_text,
+    ollama.read_generate,
     lambda id, model, options: ollama_render.LineRenderer(
         _decode(options, type=ollama.AnswerOptions), ollama_render.as_response
     ),
@@ -84,7 +84,7 @@ def responses_of(store: ResponseStore) -> Dialect:
         wishes = _decode(options, type=echo.Options)
         return ResponsesRenderer(request_id, model, wishes, store)
 
-    return Dialect(responses.DIALECT, responses.ID_PREFIX, responses.read_text, renderer)
+    return Dialect(responses.DIALECT, responses.ID_PREFIX, responses.read_response, renderer)
 
 
 def tokenize_for(models: ModelClient) -> Dialect:
@@ -97,4 +97,4 @@ def tokenize_for(models: ModelClient) -> Dialect:
 
         return CountRenderer(encode)
 
-    return Dialect(tokenize.TOKENIZE, "tokenize-", tokenize.read_prompt_text, renderer)
+    return Dialect(tokenize.TOKENIZE, "tokenize-", tokenize.read_prompt, renderer)

@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import structs
+
 from vlm_server.api.http import sse
-from vlm_server.api.parsing.calls import ReadText
+from vlm_server.api.parsing.calls import Body, Context, ParsedRequest, Read
+from vlm_server.api.parsing.conversation import NeedsProcess
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.protocol import Delta, Finished
 
@@ -76,6 +79,13 @@ class Dialect:
 
     name: str
     id_prefix: str
-    read_text: ReadText
+    read: Read
     renderer: Callable[[str, str, bytes], Renderer]
     content_type: bytes = sse.CONTENT_TYPE
+
+    def read_text(self, body: Body, context: Context) -> ParsedRequest | None:
+        """The request in `body`; None if it must be read in a process. See `ReadText`."""
+        try:
+            return self.read(body, structs.replace(context, on_thread=True))
+        except NeedsProcess:
+            return None

@@ -51,11 +51,6 @@ def read_messages(
     conversation.check_complete()
 
 
-def has_images(request: MessagesRequest) -> bool:
-    """Whether a message has an image."""
-    return any(isinstance(block, ImageBlock) for block in _blocks(request))
-
-
 def has_billing_header(request: MessagesRequest) -> bool:
     """Whether the system prompt has a block that is left out."""
     return not isinstance(request.system, str | None) and any(map(_is_billing, request.system))

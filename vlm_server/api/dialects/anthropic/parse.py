@@ -18,7 +18,6 @@ from vlm_server.api.dialects.anthropic.builtin_tools import (
 from vlm_server.api.dialects.anthropic.messages import (
     BILLING_HEADER,
     has_billing_header,
-    has_images,
     read_messages,
 )
 from vlm_server.api.dialects.anthropic.schema import (
@@ -78,28 +77,16 @@ def read_message(body: Body, context: Context) -> ParsedRequest:
     return _parsed_request(*schema.parse(body), context)
 
 
-def read_text(body: Body, context: Context) -> ParsedRequest | None:
-    """The request in `body`; None if it has images. Raises RequestError."""
-    request, ignored = schema.parse(body)
-    return None if has_images(request) else _parsed_request(request, ignored, context)
-
-
 def read_count(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`, as one whose tokens are counted; otherwise as `read_message`."""
     return only_counted(_parsed_request(*schema.parse(body, _NOT_IN_PROMPT), context))
-
-
-def read_count_text(body: Body, context: Context) -> ParsedRequest | None:
-    """As `read_text`, for `read_count`."""
-    request, ignored = schema.parse(body, _NOT_IN_PROMPT)
-    return None if has_images(request) else only_counted(_parsed_request(request, ignored, context))
 
 
 def _parsed_request(
     request: MessagesRequest, ignored: IgnoredFields, context: Context
 ) -> ParsedRequest:
     model = model_wanted(request.model, context)
-    conversation = Conversation(context.limits, context.given)
+    conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
     definitions = [
         _definition(tool, f"tools[{i}]", ignored) for i, tool in enumerate(request.tools or ())
     ]

@@ -72,25 +72,35 @@ class AnswerOptions(Struct, frozen=True):
 
 def read_chat(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError, and BytesNeeded for URLs in `images`."""
-    return _chat(*_read(body, OllamaChatRequest, context), context)
-
-
-def read_chat_text(body: Body, context: Context) -> ParsedRequest | None:
-    """The request in `body`; None if it has images. Raises RequestError."""
     request, model, ignored = _read(body, OllamaChatRequest, context)
-    has_images = any(message.images for message in request.messages or ())
-    return None if has_images else _chat(request, model, ignored, context)
+    messages = request.messages or []
+    if not messages:
+        return _nothing_asked(request, model, ignored, context)
+    conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
+    tools = _tools(request.tools or [], conversation)
+    read_messages(messages, conversation)
+    return _parsed_request(request, model, ignored, conversation, tools, context)
 
 
 def read_generate(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError, and BytesNeeded for URLs in `images`."""
-    return _generate(*_read(body, OllamaGenerateRequest, context), context)
-
-
-def read_generate_text(body: Body, context: Context) -> ParsedRequest | None:
-    """The request in `body`; None if it has images. Raises RequestError."""
     request, model, ignored = _read(body, OllamaGenerateRequest, context)
-    return None if request.images else _generate(request, model, ignored, context)
+    for name in ("suffix", "template", "raw"):
+        if getattr(request, name):
+            raise UnsupportedField(f"`{name}` is not supported; leave it out.", name)
+    images = request.images or []
+    if not (request.prompt or images):
+        return _nothing_asked(request, model, ignored, context)
+    Counts(1, 2 + len(images), len(images), 0).check(context.limits, "images")
+    conversation = Conversation(context.limits, context.given, "prompt", context.on_thread)
+    if request.system:
+        told = conversation.text(request.system, "system")
+        conversation.add(Message("system", (told,)), "system")
+    text = conversation.text(request.prompt or "", "prompt")
+    asked = Message("user", pictures_and_text(images, "images", text, conversation))
+    conversation.add(asked, "prompt")
+    conversation.check_complete()
+    return _parsed_request(request, model, ignored, conversation, None, context)
 
 
 def _read(
@@ -100,39 +110,6 @@ def _read(
     request = schema.convert(fields, kind)
     model = model_wanted(request.model, context.models)
     return request, model, _ignored_fields(fields, request, model, context)
-
-
-def _chat(
-    request: OllamaChatRequest, model: KnownModel, ignored: IgnoredFields, context: Context
-) -> ParsedRequest:
-    messages = request.messages or []
-    if not messages:
-        return _nothing_asked(request, model, ignored, context)
-    conversation = Conversation(context.limits, context.given)
-    tools = _tools(request.tools or [], conversation)
-    read_messages(messages, conversation)
-    return _parsed_request(request, model, ignored, conversation, tools, context)
-
-
-def _generate(
-    request: OllamaGenerateRequest, model: KnownModel, ignored: IgnoredFields, context: Context
-) -> ParsedRequest:
-    for name in ("suffix", "template", "raw"):
-        if getattr(request, name):
-            raise UnsupportedField(f"`{name}` is not supported; leave it out.", name)
-    images = request.images or []
-    if not (request.prompt or images):
-        return _nothing_asked(request, model, ignored, context)
-    Counts(1, 2 + len(images), len(images), 0).check(context.limits, "images")
-    conversation = Conversation(context.limits, context.given, text_param="prompt")
-    if request.system:
-        told = conversation.text(request.system, "system")
-        conversation.add(Message("system", (told,)), "system")
-    text = conversation.text(request.prompt or "", "prompt")
-    asked = Message("user", pictures_and_text(images, "images", text, conversation))
-    conversation.add(asked, "prompt")
-    conversation.check_complete()
-    return _parsed_request(request, model, ignored, conversation, None, context)
 
 
 def _parsed_request(

@@ -11,20 +11,18 @@ from typing import Any
 from msgspec import Struct, msgpack
 
 from vlm_server.api.dialects.openai import schema
-from vlm_server.api.dialects.openai.messages import parts_of, read_messages
+from vlm_server.api.dialects.openai.messages import read_messages
 from vlm_server.api.dialects.openai.schema import (
     AllowedToolsChoice,
     AnswerFields,
     ChatRequest,
     FunctionTool,
-    ImageUrlPart,
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedTool,
     PixelLimits,
     ResponseFormat,
     StreamOptions,
-    VideoUrlPart,
     WantedChoice,
 )
 from vlm_server.api.dialects.reasoning import MODES, ReasoningOptions, asks_effort
@@ -72,28 +70,11 @@ def read_chat(body: Body, context: Context) -> ParsedRequest:
     return read_fields(json_body.parse_object(body), context)
 
 
-def read_text(body: Body, context: Context) -> ParsedRequest | None:
-    """The request in `body`; None if it has media. Raises RequestError."""
-    return read_text_fields(json_body.parse_object(body), context)
-
-
 def read_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
     """The request of a body's fields: see `read_chat`."""
     ignored = IgnoredFields()
-    return _parsed_request(_read(fields, context, ignored), fields, context, ignored)
-
-
-def read_text_fields(fields: dict[str, Any], context: Context) -> ParsedRequest | None:
-    """The request of a body's fields: see `read_text`."""
-    ignored = IgnoredFields()
-    request = _read(fields, context, ignored)
-    parts = parts_of(request.messages)
-    has_media = any(isinstance(part, ImageUrlPart | VideoUrlPart) for part in parts)
-    return None if has_media else _parsed_request(request, fields, context, ignored)
-
-
-def _read(fields: dict[str, Any], context: Context, ignored: IgnoredFields) -> ChatRequest:
-    return schema.read(fields, ignored, refuses=context.unknown_fields == "refuse")
+    request = schema.read(fields, ignored, refuses=context.unknown_fields == "refuse")
+    return _parsed_request(request, fields, context, ignored)
 
 
 def _parsed_request(
@@ -101,7 +82,7 @@ def _parsed_request(
 ) -> ParsedRequest:
     model = model_wanted(request.model, context)
     options = read_stream_options(request, ignored)
-    conversation = Conversation(context.limits, context.given)
+    conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
     _read_pixel_limits(request.mm_processor_kwargs, conversation)
     choice = _choice(request.tool_choice, parallel=request.parallel_tool_calls is not False)
     tools = read_tools(_definitions(request.tools or []), choice, conversation)

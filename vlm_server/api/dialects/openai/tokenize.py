@@ -58,15 +58,6 @@ def read_prompt(body: Body, context: Context) -> ParsedRequest:
     return _counted(parse.read_fields(fields, context), fields)
 
 
-def read_prompt_text(body: Body, context: Context) -> ParsedRequest | None:
-    """The same; None if it has media."""
-    fields = _fields(body)
-    if "messages" not in fields:
-        return _read_text(fields, context)
-    parsed = parse.read_text_fields(fields, context)
-    return None if parsed is None else _counted(parsed, fields)
-
-
 def read_tokens(body: Body, context: Context) -> ParsedRequest:
     """The request in a body of `/v1/detokenize`. Raises RequestError."""
     ignored = IgnoredFields()

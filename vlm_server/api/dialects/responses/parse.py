@@ -41,7 +41,7 @@ from vlm_server.api.parsing.constraints import (
     check_constraints,
     must_call,
 )
-from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.parsing.conversation import Conversation, Counts, NeedsProcess
 from vlm_server.api.parsing.history import HistoryNeeded
 from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.parsing.leniency import IgnoredFields
@@ -63,35 +63,20 @@ def read_response(body: Body, context: Context) -> ParsedRequest:
     Raises HistoryNeeded for turns before it that `context` has not, and BytesNeeded for `https:` or
     `file:` URLs whose bytes are not given: to be called again with them.
     """
+    turns = (*(context.previous or ()), *context.others)
+    if context.on_thread and not _are_small(turns):
+        raise NeedsProcess
     parsed = schema.read(body, refuses=context.unknown_fields == "refuse")
     return _parsed_request(*_with_history(parsed, context), context)
 
 
-def read_text(body: Body, context: Context) -> ParsedRequest | None:
-    """The request in `body`; None if it has media, or large turns before it.
-
-    Raises RequestError and HistoryNeeded.
-    """
-    parsed = schema.read(body, refuses=context.unknown_fields == "refuse")
-    turns = (*(context.previous or ()), *context.others)
-    if sum(map(len, turns)) > json_body.SMALL_BYTES or not json_body.is_small(b"".join(turns)):
-        return None
-    parsed, previous = _with_history(parsed, context)
-    parts = parts_of([*previous, *parsed.request.items])
-    if any(isinstance(part, InputImage | InputVideo) for part in parts):
-        return None
-    return _parsed_request(parsed, previous, context)
+def _are_small(turns: tuple[bytes, ...]) -> bool:
+    return sum(map(len, turns)) <= json_body.SMALL_BYTES and json_body.is_small(b"".join(turns))
 
 
 def read_count(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`, as one whose tokens are counted; otherwise as `read_response`."""
     return only_counted(read_response(body, context))
-
-
-def read_count_text(body: Body, context: Context) -> ParsedRequest | None:
-    """As `read_text`, for `read_count`."""
-    parsed = read_text(body, context)
-    return None if parsed is None else only_counted(parsed)
 
 
 def _with_history(parsed: ReadRequest, context: Context) -> tuple[ReadRequest, list[Item]]:
@@ -121,7 +106,7 @@ def _parsed_request(parsed: ReadRequest, previous: list[Item], context: Context)
     model = model_wanted(request.model, context)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
-    conversation = Conversation(context.limits, context.given, "input")
+    conversation = Conversation(context.limits, context.given, "input", context.on_thread)
     tools = _tools(request, conversation)
     reasoning = _reasoning(request)
     template = reasoning.template_options(continue_final=is_unfinished(request.items[-1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from tests.unit.api.requests import PNG_URL, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.dialects.openai import tokenize
-from vlm_server.api.parsing.calls import Context, KnownModel, ParsedRequest
+from vlm_server.api.parsing.calls import Context, KnownModel, Read
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Finished, ImageUse, ModelFacts, TextPart, Usage
 from vlm_server.settings import Limits
@@ -138,19 +137,17 @@ async def test_another_model_is_404(
     [
         (tokenize.read_prompt, {"prompt": "a"}),
         (tokenize.read_prompt, {"messages": [user("a")]}),
-        (tokenize.read_prompt_text, {"messages": [user("a")]}),
         (tokenize.read_tokens, {"tokens": [1]}),
     ],
 )
 def test_of_several_models_one_must_be_named(
-    read: Callable[[bytes, Context], ParsedRequest | None],
+    read: Read,
     body: dict[str, Any],
     model: dict[str, Any],
 ) -> None:
     asked = json.dumps(body | model).encode()
     one, two = KnownModel("one"), KnownModel("two")
     alone = read(asked, Context((one,), "r", "", "", Limits()))
-    assert alone is not None
     assert alone.model == "one"
     with pytest.raises(InvalidRequest, match=r"`model` is missing.*`one`, `two`") as caught:
         read(asked, Context((one, two), "r", "", "", Limits()))
