@@ -68,12 +68,13 @@ def _without_line_breaks(value: str) -> str:
 
 
 def _arguments(name: str, items: Iterator[tuple[str, str]], tools: Tools) -> dict[str, Any]:
-    schemas = properties_of(name, tools)
+    root = _schema_of(name, tools)
+    schemas = _resolved(root, root).get("properties") or {}
     arguments: dict[str, Any] = {}
     for key, value in items:
         if key in arguments:
             raise ValueError(f"two arguments are called {key}")
-        arguments[key] = typed(value, schemas.get(key))
+        arguments[key] = typed(value, schemas.get(key), root)
     return arguments
 
 
@@ -158,20 +159,21 @@ _MAX_DEPTH = 16
 _PYTHON = {"True": True, "False": False, "None": None}
 
 
-def properties_of(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The schemas of the arguments of the tool called `name`; empty if they are not known."""
+def _schema_of(name: str, tools: Tools) -> Mapping[str, Any]:
+    """The schema of the arguments of the tool called `name`; empty if there is none."""
     for tool in tools:
         function = tool.get("function") or {}
         if function.get("name") == name:
-            root = function.get("parameters") or {}
-            found = _resolved(root, root).get("properties") or {}
-            return {key: _Schema(value, root) for key, value in found.items()}
+            return function.get("parameters") or {}
     return {}
 
 
-def typed(text: str, schema: Any) -> Json:
-    """`text` as `schema`, one of `properties_of`, has it; as JSON if it reads so, for None."""
-    kinds = schema.kinds() if isinstance(schema, _Schema) else frozenset[str]()
+def typed(text: str, schema: Any, root: Any) -> Json:
+    """`text` as `schema` has it, whose references start at `root`.
+
+    A schema that does not say, or None, leaves JSON as it reads; other text stays a text.
+    """
+    kinds = _kinds(schema, root, 0)
     try:
         value = _read(text.strip(), allow_python=bool(kinds))
     except ValueError:
@@ -220,19 +222,8 @@ def _read(text: str, *, allow_python: bool) -> Json:
         raise ValueError("no value") from None
 
 
-class _Schema:
-    """A schema, and the root that its references start at."""
-
-    def __init__(self, schema: Any, root: Any) -> None:
-        self._schema = schema
-        self._root = root
-
-    def kinds(self) -> frozenset[str]:
-        """The types of the values that it allows; empty if it does not say."""
-        return frozenset(_kinds(self._schema, self._root, 0))
-
-
 def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
+    """The JSON types of the values that `schema` allows; empty if it does not say."""
     schema = _resolved(schema, root)
     if depth > _MAX_DEPTH:
         return set()

@@ -31,7 +31,7 @@ from vlm_server.api.dialects.anthropic.schema import (
     ThinkingEnabled,
     Tool,
 )
-from vlm_server.api.dialects.fields import only_counted
+from vlm_server.api.dialects.fields import only_counted, submit_of
 from vlm_server.api.dialects.reasoning import ReasoningOptions, asks_effort
 from vlm_server.api.parsing.calls import Body, Context, KnownModel, ParsedRequest
 from vlm_server.api.parsing.common_fields import (
@@ -45,7 +45,7 @@ from vlm_server.api.parsing.json_schema import schema_text
 from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.api.parsing.tool_definitions import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import Message, SamplingParams, Submit
+from vlm_server.protocol import Message, SamplingParams
 from vlm_server.settings import Limits
 
 DIALECT = "anthropic"
@@ -97,16 +97,9 @@ def _parsed_request(
     json_schema = check_constraints(tools, schema_wanted, _FIELDS, ignored, continues=continues)
     reasoning = _reasoning(request)
     _ignore_reasoning(request, model, ignored)
-    submit = Submit(
-        request_id=context.request_id,
-        messages=tuple(conversation.messages),
-        images=tuple(conversation.images),
-        sampling=_sampling(request, json_schema, reasoning.max_tokens, context.limits),
-        cache_salt=context.cache_salt,
-        client=context.client,
-        tools=tools,
-        template=reasoning.template_options(continue_final=continues),
-    )
+    sampling = _sampling(request, json_schema, reasoning.max_tokens, context.limits)
+    template = reasoning.template_options(continue_final=continues)
+    submit = submit_of(conversation, context, sampling, tools, template)
     if has_billing_header(request):
         ignored.add(BILLING_HEADER)
     options = msgspec.msgpack.encode(Options(_shows_reasoning(request)))

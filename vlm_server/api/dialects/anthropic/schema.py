@@ -10,9 +10,16 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
-from msgspec.json import Decoder
 
-from vlm_server.api.dialects.fields import EFFORT_RULE, Count, Effort, Size, Temperature, TopP
+from vlm_server.api.dialects.fields import (
+    EFFORT_RULE,
+    Count,
+    Effort,
+    Size,
+    Temperature,
+    TopP,
+    prepare,
+)
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import StopString
 from vlm_server.api.parsing.leniency import IgnoredFields
@@ -170,9 +177,7 @@ class MessagesRequest(Struct):
     output_config: OutputConfig | None = None
 
 
-Decoder(MessagesRequest)
-"""Made for its side effect, msgspec's notes on these types: two threads that make them at the same
-time, for the first two requests, crash the process."""
+prepare(MessagesRequest)
 
 
 def parse(

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct, msgpack
 
-from vlm_server.api.dialects.fields import INT32_MAX
+from vlm_server.api.dialects.fields import INT32_MAX, submit_of
 from vlm_server.api.dialects.ollama import schema
 from vlm_server.api.dialects.ollama.messages import pictures_and_text, read_messages
 from vlm_server.api.dialects.ollama.model_fields import keep_alive_seconds, model_wanted
@@ -125,16 +125,9 @@ def _parsed_request(
     json_schema = check_constraints(
         tools, _schema(request, context.limits), _FIELDS, ignored, continues=continues
     )
-    submit = Submit(
-        request_id=context.request_id,
-        messages=tuple(conversation.messages),
-        images=tuple(conversation.images),
-        sampling=_sampling(request, json_schema, reasoning.max_tokens, context.limits),
-        cache_salt=context.cache_salt,
-        client=context.client,
-        tools=tools,
-        template=reasoning.template_options(continue_final=continues),
-    )
+    sampling = _sampling(request, json_schema, reasoning.max_tokens, context.limits)
+    template = reasoning.template_options(continue_final=continues)
+    submit = submit_of(conversation, context, sampling, tools, template)
     options = msgpack.encode(AnswerOptions(request.model or model.name))
     return ParsedRequest(
         model.name,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
-from msgspec.json import Decoder
 
 from vlm_server.api.dialects.fields import (
     INT32_MAX,
@@ -19,6 +18,7 @@ from vlm_server.api.dialects.fields import (
     Temperature,
     TopK,
     TopLogprobs,
+    prepare,
 )
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import StopString
@@ -112,10 +112,7 @@ class OllamaGenerateRequest(Request):
     raw: bool | None = None
 
 
-Decoder(OllamaChatRequest)
-Decoder(OllamaGenerateRequest)
-"""Made for their side effect, msgspec's notes on these types: two threads that make them at the
-same time, for the first two requests, crash the process."""
+prepare(OllamaChatRequest, OllamaGenerateRequest)
 
 R = TypeVar("R", bound=Request)
 

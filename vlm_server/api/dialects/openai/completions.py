@@ -9,9 +9,14 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from msgspec.json import Decoder
 
-from vlm_server.api.dialects.fields import Count, checked_prompt
+from vlm_server.api.dialects.fields import (
+    Count,
+    checked_prompt,
+    obeyed_fields,
+    prepare,
+    submit_prompt,
+)
 from vlm_server.api.dialects.openai.parse import (
     ignore_labels,
     read_sampling,
@@ -22,9 +27,8 @@ from vlm_server.api.dialects.openai.schema import HARMLESS, AnswerFields
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.calls import Body, Context, ParsedRequest
 from vlm_server.api.parsing.common_fields import model_wanted
-from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, known_fields
+from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.errors import InvalidRequest, UnsupportedField
-from vlm_server.protocol import Submit
 
 DIALECT = "openai-completions"
 DEFAULT_MAX_TOKENS = 16
@@ -48,14 +52,21 @@ class CompletionRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
-Decoder(CompletionRequest)
-"""See `schema`."""
+prepare(CompletionRequest)
 
 
 def read(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError."""
     ignored = IgnoredFields()
-    request = _request(json_body.parse_object(body), context, ignored)
+    fields = obeyed_fields(
+        json_body.parse_object(body),
+        CompletionRequest,
+        ignored,
+        context,
+        harmless=HARMLESS,
+        neutral=NEUTRAL,
+    )
+    request = json_body.convert(fields, CompletionRequest, {})
     model = model_wanted(request.model, context)
     options = read_stream_options(request, ignored)
     schema = read_schema(request.response_format, context.limits)
@@ -67,26 +78,8 @@ def read(body: Body, context: Context) -> ParsedRequest:
         logprobs=request.logprobs,
         json_schema=schema,
     )
-    submit = Submit(
-        request_id=context.request_id,
-        messages=(),
-        images=(),
-        sampling=sampling,
-        cache_salt=context.cache_salt,
-        client=context.client,
-        prompt=_prompt(request.prompt, context),
-    )
+    submit = submit_prompt(_prompt(request.prompt, context), context, sampling)
     return ParsedRequest(model.name, submit, bool(request.stream), options, ignored.names)
-
-
-def _request(fields: dict[str, Any], context: Context, ignored: IgnoredFields) -> CompletionRequest:
-    for name, values in NEUTRAL.items():
-        check_neutral(name, fields.pop(name, None), values)
-    for name in sorted(HARMLESS & fields.keys()):
-        ignored.add(name, fields.pop(name))
-    refuses = context.unknown_fields == "refuse"
-    fields = known_fields(fields, CompletionRequest, ignored, refuses=refuses)
-    return json_body.convert(fields, CompletionRequest, {})
 
 
 def _prompt(given: str | list[Any], context: Context) -> str | tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct, msgpack
 
+from vlm_server.api.dialects.fields import submit_of
 from vlm_server.api.dialects.openai import schema
 from vlm_server.api.dialects.openai.messages import read_messages
 from vlm_server.api.dialects.openai.schema import (
@@ -43,7 +44,7 @@ from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.api.parsing.tool_definitions import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest, UnsupportedField
-from vlm_server.protocol import SamplingParams, Submit
+from vlm_server.protocol import SamplingParams
 from vlm_server.settings import Limits
 
 DIALECT = "openai"
@@ -73,7 +74,7 @@ def read_chat(body: Body, context: Context) -> ParsedRequest:
 def read_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
     """The request of a body's fields: see `read_chat`."""
     ignored = IgnoredFields()
-    request = schema.read(fields, ignored, refuses=context.unknown_fields == "refuse")
+    request = schema.read(fields, ignored, context)
     return _parsed_request(request, fields, context, ignored)
 
 
@@ -107,18 +108,8 @@ def _parsed_request(
     template = reasoning.template_options(continue_final=continues)
     read_messages(request.messages, conversation, ignored)
     prediction = "" if request.prediction is None else request.prediction.text
-    submit = Submit(
-        request_id=context.request_id,
-        messages=tuple(conversation.messages),
-        images=tuple(conversation.images),
-        sampling=sampling,
-        videos=tuple(conversation.videos),
-        cache_salt=context.cache_salt,
-        client=context.client,
-        tools=tools,
-        template=template,
-        prediction=conversation.count_text(prediction, "prediction.content"),
-    )
+    conversation.count_text(prediction, "prediction.content")
+    submit = submit_of(conversation, context, sampling, tools, template, prediction)
     name = fields.get("prompt_cache_key")
     return ParsedRequest(
         model.name,

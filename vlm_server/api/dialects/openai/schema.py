@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
-from msgspec.json import Decoder
 
 from vlm_server.api.dialects.fields import (
     EFFORT_RULE,
@@ -25,10 +24,13 @@ from vlm_server.api.dialects.fields import (
     TopK,
     TopLogprobs,
     TopP,
+    obeyed_fields,
+    prepare,
 )
 from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.calls import Context
 from vlm_server.api.parsing.common_fields import StopString
-from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, is_same, known_fields
+from vlm_server.api.parsing.leniency import IgnoredFields, is_same
 
 MAX_BIASES = 1024
 MAX_CHOICES = 8
@@ -286,20 +288,17 @@ class ChatRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
     prediction: Prediction | None = None
 
 
-Decoder(ChatRequest)
-"""Made for its side effect, msgspec's notes on these types: two threads that make them at the same
-time, for the first two requests, crash the process."""
+prepare(ChatRequest)
 
 
-def read(fields: dict[str, Any], ignored: IgnoredFields, *, refuses: bool = True) -> ChatRequest:
+def read(fields: dict[str, Any], ignored: IgnoredFields, context: Context) -> ChatRequest:
     """The request of a body's `fields`; fields without effect go to `ignored`.
 
-    Raises InvalidRequest, naming the field at fault: an unknown one, if the server `refuses` those.
+    Raises InvalidRequest, naming the field at fault.
     """
-    obeyed = {name: value for name, value in fields.items() if not _is_neutral(name, value)}
-    for name in sorted(HARMLESS & obeyed.keys()):
-        ignored.add(name, obeyed.pop(name))
-    obeyed = known_fields(obeyed, ChatRequest, ignored, refuses=refuses)
+    obeyed = obeyed_fields(
+        fields, ChatRequest, ignored, context, harmless=HARMLESS, neutral=NEUTRAL
+    )
     for name in ("max_tokens", "max_completion_tokens"):
         if is_same(obeyed.get(name), _NO_LIMIT):
             del obeyed[name]
@@ -310,10 +309,3 @@ def read(fields: dict[str, Any], ignored: IgnoredFields, *, refuses: bool = True
 
 _NO_LIMIT = -1
 """LM Studio's `max_tokens` for the default."""
-
-
-def _is_neutral(name: str, value: Any) -> bool:
-    if name not in NEUTRAL:
-        return False
-    check_neutral(name, value, NEUTRAL[name])
-    return True

@@ -9,9 +9,14 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.json import Decoder
 
-from vlm_server.api.dialects.fields import Count, checked_prompt, only_counted
+from vlm_server.api.dialects.fields import (
+    Count,
+    checked_prompt,
+    only_counted,
+    prepare,
+    submit_prompt,
+)
 from vlm_server.api.dialects.openai import parse
 from vlm_server.api.dialects.openai.schema import ChatRequest
 from vlm_server.api.parsing import json_body
@@ -19,7 +24,7 @@ from vlm_server.api.parsing.calls import Body, Context, ParsedRequest
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, known_fields
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import Finished, ImageUse, SamplingParams, Submit
+from vlm_server.protocol import Finished, ImageUse, SamplingParams
 
 TOKENIZE, DETOKENIZE = "openai-tokenize", "openai-detokenize"
 
@@ -46,8 +51,7 @@ class TokensRequest(Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-Decoder(PromptRequest | None), Decoder(TokensRequest)
-"""See `schema`."""
+prepare(PromptRequest, TokensRequest)
 
 
 def read_prompt(body: Body, context: Context) -> ParsedRequest:
@@ -94,16 +98,7 @@ def _raw(
     prompt: str | tuple[int, ...], model: str | None, context: Context, ignored: IgnoredFields
 ) -> ParsedRequest:
     wanted = model_wanted(model, context)
-    submit = Submit(
-        request_id=context.request_id,
-        messages=(),
-        images=(),
-        sampling=SamplingParams(),
-        cache_salt=context.cache_salt,
-        client=context.client,
-        prompt=prompt,
-        count_only=True,
-    )
+    submit = submit_prompt(prompt, context, SamplingParams(), count_only=True)
     return ParsedRequest(wanted.name, submit, stream=False, ignored=ignored.names)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vlm_server.api.dialects.fields import only_counted
+from vlm_server.api.dialects.fields import only_counted, submit_of
 from vlm_server.api.dialects.reasoning import MODES, ReasoningOptions, asks_effort
 from vlm_server.api.dialects.responses import schema
 from vlm_server.api.dialects.responses.echo import Options, encode, encode_echo
@@ -47,7 +47,7 @@ from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.api.parsing.tool_definitions import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import Message, SamplingParams, Submit, Tools
+from vlm_server.protocol import SamplingParams, Tools
 from vlm_server.settings import Limits
 
 DIALECT, COUNT_DIALECT = "responses", "responses-count"
@@ -66,7 +66,7 @@ def read_response(body: Body, context: Context) -> ParsedRequest:
     turns = (*(context.previous or ()), *context.others)
     if context.on_thread and not _are_small(turns):
         raise NeedsProcess
-    parsed = schema.read(body, refuses=context.unknown_fields == "refuse")
+    parsed = schema.read(body, context)
     return _parsed_request(*_with_history(parsed, context), context)
 
 
@@ -129,18 +129,8 @@ def _parsed_request(parsed: ReadRequest, previous: list[Item], context: Context)
     if json_schema is not None:
         _ignore_labels(request, parsed.ignored)
     sampling = _sampling(request, json_schema, reasoning.max_tokens, context.limits)
-    messages = _messages(request, previous, conversation)
-    submit = Submit(
-        request_id=context.request_id,
-        messages=messages,
-        images=tuple(conversation.images),
-        sampling=sampling,
-        videos=tuple(conversation.videos),
-        cache_salt=context.cache_salt,
-        client=context.client,
-        tools=tools,
-        template=template,
-    )
+    _read_messages(request, previous, conversation)
+    submit = submit_of(conversation, context, sampling, tools, template)
     return ParsedRequest(
         model.name,
         submit,
@@ -165,9 +155,9 @@ def _options(parsed: ReadRequest, context: Context) -> bytes:
 # ---- the conversation ------------------------------------------------------------------
 
 
-def _messages(
+def _read_messages(
     request: ResponsesRequest, previous: list[Item], conversation: Conversation
-) -> tuple[Message, ...]:
+) -> None:
     items = request.items
     _counts([*previous, *items]).check(conversation.limits, "input")
     builder = MessageBuilder(conversation)
@@ -181,7 +171,6 @@ def _messages(
         raise InvalidRequest("At least one item must be a message of role 'user'.", "input")
     if messages[-1].role == "assistant" and not is_unfinished(items[-1]):
         raise InvalidRequest("The last item of `input` is the assistant's own.", "input")
-    return tuple(messages)
 
 
 def _counts(items: list[Item]) -> Counts:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
-from msgspec.json import Decoder
 
 from vlm_server.api.dialects.fields import (
     EFFORT_RULE,
@@ -20,6 +19,8 @@ from vlm_server.api.dialects.fields import (
     Temperature,
     TopLogprobs,
     TopP,
+    obeyed_fields,
+    prepare,
 )
 from vlm_server.api.dialects.responses import items
 from vlm_server.api.dialects.responses.items import (
@@ -31,7 +32,8 @@ from vlm_server.api.dialects.responses.items import (
     Reasoning,
 )
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, known_fields
+from vlm_server.api.parsing.calls import Body, Context
+from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.errors import InvalidRequest, UnsupportedField
 
 LOGPROBS = "message.output_text.logprobs"
@@ -201,9 +203,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
         return [item.id for item in given if isinstance(item, ItemReference)]
 
 
-Decoder(ResponsesRequest)
-"""Made for its side effect, msgspec's notes on these types: two threads that make them at the same
-time, for the first two requests, crash the process."""
+prepare(ResponsesRequest)
 
 
 # ---- reading -----------------------------------------------------------------------------
@@ -217,17 +217,13 @@ class ReadRequest(NamedTuple):
     ignored: IgnoredFields
 
 
-def read(body: bytes | bytearray, *, refuses: bool = True) -> ReadRequest:
-    """The request in `body`.
-
-    Raises InvalidRequest, naming the field at fault: an unknown one, if the server `refuses` those.
-    """
+def read(body: Body, context: Context) -> ReadRequest:
+    """The request in `body`. Raises InvalidRequest, naming the field at fault."""
     fields = json_body.parse_object(body)
     ignored = IgnoredFields()
-    obeyed = {name: value for name, value in fields.items() if not _is_ignored(name, value)}
-    for name in sorted(HARMLESS & fields.keys()):
-        ignored.add(name, fields[name])
-    obeyed = known_fields(obeyed, ResponsesRequest, ignored, refuses=refuses)
+    obeyed = obeyed_fields(
+        fields, ResponsesRequest, ignored, context, harmless=HARMLESS, neutral=NEUTRAL
+    )
     items.prepare(obeyed.get("input"))
     _read_tools(obeyed, ignored)
     request = json_body.convert(obeyed, ResponsesRequest, RULES)
@@ -304,15 +300,6 @@ def _look_into_items(given: list[Item], ignored: IgnoredFields) -> None:
     for part in items.parts_of(given):
         if isinstance(part, OutputText):
             ignored.add("input[].content[].annotations", part.annotations)
-
-
-def _is_ignored(name: str, value: Any) -> bool:
-    if name in HARMLESS:
-        return True
-    if name not in NEUTRAL:
-        return False
-    check_neutral(name, value, NEUTRAL[name])
-    return True
 
 
 def _read_tools(fields: dict[str, Any], ignored: IgnoredFields) -> None:
