@@ -19,7 +19,7 @@ MODES: Mapping[str | None, bool | None] = {
     "adaptive": None,
     None: None,
 }
-"""What `thinking.type` asks for; None leaves it to the model's template."""
+"""Meaning of `thinking.type`: whether to reason; None leaves it to the model's template."""
 
 MAX_VARIABLES_BYTES = 16 << 10
 RESERVED = frozenset(
@@ -38,7 +38,7 @@ def asks_effort(effort: str | None) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningOptions:
-    """What a request says about reasoning.
+    """A request's fields about reasoning.
 
     wishes: whether to reason, by each field that may say so; None where it says nothing.
     budgets: the longest reasoning, in tokens. variables: template variables of the client's.

@@ -127,7 +127,7 @@ class JsonBody:
         self._is_escaped = False
 
     def push(self, text: str) -> int:
-        """How many characters of `text` belong to the body."""
+        """The number of characters of `text` that belong to the body."""
         if self.is_broken:
             return len(text)
         at = 0

@@ -29,7 +29,7 @@ def glm47(text: str, tools: Tools) -> ParsedCalls:
 
 
 def longcat(text: str, tools: Tools) -> ParsedCalls:
-    """As `glm47`, under other names."""
+    """`glm47` with other tags."""
     return glm47(re.sub(r"(</?)longcat_(arg_(?:key|value)>)", r"\1\2", text), tools)
 
 

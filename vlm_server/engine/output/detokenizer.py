@@ -59,7 +59,7 @@ class Detokenizer:
         return self._emit(end, self._decode(self._ids[:end]))
 
     def flush(self) -> str:
-        """What is still held back, unreadable bytes as U+FFFD."""
+        """The text that was held back, unreadable bytes as U+FFFD."""
         self.num_control = 0
         return self._emit(len(self._ids), self._decode(self._ids))
 
@@ -78,14 +78,14 @@ class Detokenizer:
         return after[len(before) :]
 
     def _last_border(self, text: str) -> int:
-        """Where the ids of `text` can be parted so that an incomplete character stays whole."""
+        """The last index at which the ids of `text` can be split without splitting a character."""
         for end in range(len(self._ids) - 1, self._num_emitted, -1):
             if self._decode(self._ids[:end]) + self._decode(self._ids[end:]) == text:
                 return end
         return len(self._ids)
 
     def _num_control_in(self, text: str, token_id: int) -> int:
-        """How many characters of `text`, which `token_id` has completed, are a control token's."""
+        """Characters of a control token at the end of `text`, which `token_id` completed."""
         if not self._is_control(token_id):
             return 0
         control = self._decoder.decode([token_id], skip_special_tokens=False)
@@ -102,7 +102,7 @@ class Detokenizer:
 def logprobs(
     decoder: Decoder, token_id: int, found: TokenLogprobs | None
 ) -> tuple[TokenLogprob, ...]:
-    """Of `token_id` and of the most likely ones in its place; empty if nobody asked for them."""
+    """Those of `token_id` and of the likeliest tokens in its place; empty if not requested."""
     if found is None:
         return ()
     token = _text(decoder, token_id, found.logprob)
@@ -116,7 +116,7 @@ def _text(decoder: Decoder, token_id: int, logprob: float) -> TokenText:
 
 
 def _bytes(token: str | None) -> bytes:
-    """Those of a token as a vocabulary writes it, byte by byte; empty if it does not.
+    """The bytes of a token that a vocabulary writes byte by byte; empty for other tokens.
 
     Vocabularies have a character for each byte (GPT-2's), or tokens of one byte (SentencePiece's).
     """

@@ -1,4 +1,4 @@
-"""What an answer's text is split at (marks such as `<tool_call>`), and the pieces that it gives."""
+"""Pieces of an answer's text, and the marks between them, such as `<tool_call>`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LONGEST_ESCAPE = len(r"\ud83d\ude00")
 
 _NeedsText = Iterator[None]
-"""Reads a part of the JSON; stops wherever more text is needed."""
+"""A reader of a part of the JSON, which yields where it needs more text."""
 
 
 class _Unexpected(Exception):
@@ -31,17 +31,17 @@ class RequiredCallParser:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._held = ""
-        """What is not understood yet."""
+        """Text that is not read yet."""
         self._unsent: list[str] = []
-        """What was understood since the last delta."""
+        """Text that was read since the last delta."""
         self._is_incomplete = True
-        """Whether what was read so far ends before a call does."""
+        """Whether the text so far ends within a call."""
         self._is_text = False
         self._pieces: list[Piece] = []
         self._reader = self._read_calls()
 
     def push(self, text: str) -> list[Piece]:
-        """What `text` brings."""
+        """The pieces that `text` completes."""
         self._pieces = []
         self._held += text
         if not self._is_text:
@@ -55,7 +55,7 @@ class RequiredCallParser:
         return self._pieces
 
     def flush(self) -> list[Piece]:
-        """What is left, now that no more text comes: half a call is text, unless one was begun."""
+        """The pieces left at the end of the text: half a call is text, unless one was begun."""
         self._pieces = []
         if self._calls.num_begun:
             self._unsent, self._held = [], ""
@@ -147,7 +147,7 @@ class RequiredCallParser:
             yield
 
     def _skip_blanks(self) -> _NeedsText:
-        """Up to something else."""
+        """Skip blanks up to other text."""
         while not (bare := self._held.lstrip(BLANKS)):
             self._take(len(self._held))
             yield
@@ -160,5 +160,5 @@ class RequiredCallParser:
 
     @property
     def _longest_name(self) -> int:
-        """Characters of a name as JSON: more are no name of ours."""
+        """The most characters that a tool's name takes in JSON."""
         return 2 + _LONGEST_ESCAPE * self._calls.longest_name

@@ -22,7 +22,7 @@ _BLANKS = re.compile(r"\s*")
 
 
 def skip_blanks(text: str, at: int) -> int:
-    """Where something else begins."""
+    """The index of the first character from `at` on that is no blank."""
     found = _BLANKS.match(text, at)
     return found.end() if found else at
 
@@ -133,7 +133,7 @@ _atem = _TaggedParser(
 
 
 def atem(text: str, tools: Tools) -> ParsedCalls:
-    """A thought, perhaps, and calls behind a tag of their own."""
+    """Optional reasoning, and calls behind a tag of their own."""
     _, tag, calls = text.partition("<atem:function_calls>")
     return _atem(calls if tag else text[max(text.find("<atem:invoke "), 0) :], tools)
 
@@ -189,7 +189,7 @@ def typed(text: str, schema: Any, root: Any) -> Json:
 
 
 def kind_of(value: Json) -> str:
-    """The type that JSON schemas call it."""
+    """The name of a value's type in JSON schemas."""
     match value:
         case None:
             return "null"
@@ -252,7 +252,7 @@ def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
 
 
 def _resolved(schema: Any, root: Any) -> Mapping[str, Any]:
-    """What a reference within `root` leads to; empty if there is nothing."""
+    """`schema`, or the target of its reference within `root`; empty if there is none."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(schema, Mapping):
             return {}

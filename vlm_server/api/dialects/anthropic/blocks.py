@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from msgspec import Raw, Struct
 
@@ -78,6 +78,14 @@ class OpenBlock:
     name: str = ""
     pieces: list[str] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, delta: Delta) -> Self:
+        """The block that `delta` begins."""
+        call = delta.tool_call
+        if call is None:
+            return cls(_kind_of(delta))
+        return cls("tool_use", call.index, call.id, call.name)
+
     def takes(self, delta: Delta) -> bool:
         """Whether `delta` continues the block."""
         call = -1 if delta.tool_call is None else delta.tool_call.index
@@ -119,11 +127,11 @@ def blocks_of(deltas: Sequence[Delta], *, shows_reasoning: bool) -> tuple[Block,
     """The blocks of a whole answer."""
     blocks: list[OpenBlock] = []
     for delta in deltas:
-        if not is_news(delta):
+        if not _is_news(delta):
             continue
         if not blocks or not blocks[-1].takes(delta):
-            blocks.append(open_block(delta))
-        blocks[-1].pieces.append(piece_of(delta, shows_reasoning=shows_reasoning))
+            blocks.append(OpenBlock.of(delta))
+        blocks[-1].pieces.append(_piece_of(delta, shows_reasoning=shows_reasoning))
     return tuple(block.whole() for block in blocks)
 
 
@@ -137,14 +145,14 @@ class BlockStream:
 
     def take(self, delta: Delta) -> Iterator[BlockEvent]:
         """The events of `delta`."""
-        if not is_news(delta):
+        if not _is_news(delta):
             return
         if self._open is None or not self._open.takes(delta):
             yield from self.close()
             self._index += 1
-            self._open = open_block(delta)
+            self._open = OpenBlock.of(delta)
             yield BlockStart(self._index, self._open.start())
-        if piece := piece_of(delta, shows_reasoning=self.shows_reasoning):
+        if piece := _piece_of(delta, shows_reasoning=self.shows_reasoning):
             yield BlockNews(self._index, self._open.more(piece))
 
     def close(self) -> Iterator[BlockEvent]:
@@ -157,20 +165,12 @@ class BlockStream:
         yield BlockStop(self._index)
 
 
-def is_news(delta: Delta) -> bool:
+def _is_news(delta: Delta) -> bool:
     """Whether `delta` belongs to a block."""
     return bool(delta.text) or delta.tool_call is not None
 
 
-def open_block(delta: Delta) -> OpenBlock:
-    """The block that `delta` begins."""
-    call = delta.tool_call
-    if call is None:
-        return OpenBlock(_kind_of(delta))
-    return OpenBlock("tool_use", call.index, call.id, call.name)
-
-
-def piece_of(delta: Delta, *, shows_reasoning: bool) -> str:
+def _piece_of(delta: Delta, *, shows_reasoning: bool) -> str:
     """The text or arguments that `delta` adds to its block."""
     if delta.tool_call is not None:
         return delta.tool_call.arguments

@@ -27,7 +27,7 @@ _TOO_LONG = "prompt is too long"
 
 
 class MoreDetails(msgspec.Struct, frozen=True):
-    """Where Anthropic's clients look for the error's code."""
+    """The error's code, where Anthropic's clients look for it."""
 
     error_code: str
 

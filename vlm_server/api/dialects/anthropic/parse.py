@@ -107,7 +107,7 @@ def _parsed_request(
 
 
 def _continues(messages: Sequence[Message]) -> bool:
-    """Whether the answer goes on where the assistant's last message ends."""
+    """Whether the answer continues the assistant's last message. Raises InvalidRequest."""
     last = messages[-1]
     if last.role != "assistant":
         return False

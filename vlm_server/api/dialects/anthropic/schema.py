@@ -44,7 +44,7 @@ RULES = {
     "output_config.format.type": "must be 'json_schema'",
     "output_config.effort": EFFORT_RULE,
 }
-"""What a field must be, by its path or name; completes the message of an error."""
+"""Ends of error messages, by a field's path or name."""
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
@@ -124,7 +124,7 @@ class AnyChoice(Struct, tag_field="type", tag="any"):
 
 
 class NamedChoice(Struct, tag_field="type", tag="tool"):
-    """It is called once, so `disable_parallel_tool_use` says nothing new."""
+    """A tool that is called once: `disable_parallel_tool_use` changes nothing."""
 
     name: str
     disable_parallel_tool_use: bool | None = None

@@ -80,7 +80,7 @@ class ShownModel(msgspec.Struct, frozen=True):
 
 
 class ModelRequest(msgspec.Struct):
-    """Which model is meant: `name` is the older word."""
+    """A request about a model: `name` is the older field."""
 
     model: str | None = None
     name: str | None = None

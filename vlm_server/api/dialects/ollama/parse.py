@@ -56,7 +56,7 @@ _OF_ROLE = {
 """Fields that messages of one role have."""
 _FILL = -2
 _LEAST_TOP_P = 1e-6
-"""For 0, which in Ollama leaves the likeliest token."""
+"""Replaces 0, which in Ollama leaves the likeliest token."""
 
 
 class AnswerOptions(Struct, frozen=True):
@@ -165,7 +165,7 @@ def _nothing_asked(
 
 
 def _keep_alive(request: Request, context: Context, *, unloads: bool = False) -> float | None:
-    """How long the model stays loaded for all its users, which only an admin key may say.
+    """Seconds that the model stays loaded for all its users, which only an admin key may set.
 
     For other keys None, or Forbidden if the request only `unloads` the model.
     """
@@ -198,7 +198,7 @@ def _reasoning(request: Request) -> ReasoningOptions:
 
 
 def _continues(last: Message) -> bool:
-    """Whether the answer goes on: where the assistant's last words end."""
+    """Whether the answer continues the assistant's last message."""
     has_text = any(isinstance(part, TextPart) and part.text for part in last.content)
     return last.role == "assistant" and has_text and not last.tool_calls
 

@@ -96,11 +96,11 @@ class Piece:
 
 
 Show = Callable[[Line, Piece], Line]
-"""How a route writes a piece into a line."""
+"""A route's way to write a piece into a line."""
 
 
 def as_message(line: Line, piece: Piece) -> Line:
-    """As `/api/chat` does."""
+    """`line` with `piece` as `/api/chat` has it."""
     message = AnswerMessage(
         "assistant", piece.text, piece.thinking or UNSET, tuple(piece.calls) or UNSET
     )
@@ -108,7 +108,7 @@ def as_message(line: Line, piece: Piece) -> Line:
 
 
 def as_response(line: Line, piece: Piece) -> Line:
-    """As `/api/generate` does."""
+    """`line` with `piece` as `/api/generate` has it."""
     return msgspec.structs.replace(line, response=piece.text, thinking=piece.thinking or UNSET)
 
 
@@ -193,7 +193,7 @@ class LineRenderer:
         return self._line(Piece(), done=False) + b"\n"
 
     def _pieces(self, delta: protocol.Delta) -> list[Piece]:
-        """What `delta` shows, in order: first a call that it completes."""
+        """The pieces of `delta`, in order: first a call that it completes."""
         pieces = []
         if self._calls.is_ended_by(delta):
             pieces.append(self._calls.take())
@@ -263,5 +263,5 @@ def _usage_of(finished: protocol.Finished) -> Usage | UnsetType:
 
 
 def _nanoseconds(seconds: float) -> int:
-    """At least 1: clients divide by it."""
+    """Nanoseconds, at least 1: clients divide by them."""
     return max(1, round(seconds * 1e9))

@@ -29,7 +29,7 @@ RULES = {
     "format": "must be 'json' or a JSON schema",
     "type": "must be 'function'",
 }
-"""What a field must be, by its path or name; completes the message of an error."""
+"""Ends of error messages, by a field's path or name."""
 
 
 class FunctionCall(Struct):

@@ -145,7 +145,7 @@ def _read_pixel_limits(wanted: PixelLimits | None, conversation: Conversation) -
 
 
 def _continues(request: ChatRequest) -> bool:
-    """Whether the answer goes on where the last message ends. Raises InvalidRequest."""
+    """Whether the answer continues the last message. Raises InvalidRequest."""
     param = "continue_final_message"
     is_assistants = request.messages[-1].role == "assistant"
     if not request.continue_final_message:

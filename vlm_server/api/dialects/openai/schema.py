@@ -75,7 +75,7 @@ RULES = {
     "prediction.type": "must be 'content'",
     "response_format.type": "must be 'text', 'json_object' or 'json_schema'",
 }
-"""What a field must be, by its path or name; completes the message of an error."""
+"""Ends of error messages, by a field's path or name."""
 
 
 # ---- messages ----------------------------------------------------------------------------

@@ -117,7 +117,7 @@ _NOT_IN_PROMPT = (
     *("reasoning.max_tokens", "thinking.budget_tokens"),
     *("tool_choice.function.name", "tools[].function.strict"),
 )
-"""What is ignored of the fields of a chat request, besides what its reader ignores itself."""
+"""Fields of a chat request without effect on its prompt."""
 
 
 def _counted(parsed: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
@@ -131,7 +131,7 @@ def _counted(parsed: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
 
 
 class Tokenized(Struct, frozen=True):
-    """As vLLM has it; `images` and `cached_tokens` are ours."""
+    """vLLM's answer; `images` and `cached_tokens` are ours."""
 
     count: int
     max_model_len: int

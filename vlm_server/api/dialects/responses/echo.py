@@ -1,4 +1,4 @@
-"""What the renderer gets of a request, most of which the response repeats."""
+"""The renderer's options, and the fields of a request that its response repeats."""
 
 from __future__ import annotations
 

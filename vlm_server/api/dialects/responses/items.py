@@ -111,7 +111,7 @@ PART_TYPES = (
     "'input_text', 'input_image' or 'input_video'; the assistant's 'output_text' or 'refusal'"
 )
 UNSUPPORTED_PARTS = frozenset({"input_audio", "input_file"})
-"""The same for parts of content."""
+"""OpenAI's parts of content that are refused by name."""
 
 
 _ID = re.compile(r"(?:msg|fc|fco|rs)_(?P<request_hex>[0-9a-f]{32})i?[0-9a-f]{4,}")
@@ -153,7 +153,7 @@ def parts_of(items: Iterable[Item]) -> Iterator[MessagePart]:
 
 
 def is_unfinished(item: Item) -> bool:
-    """Whether the answer goes on where `item`, the last one, ends."""
+    """Whether the answer continues `item`, the last one."""
     is_answer = isinstance(item, MessageItem) and item.role == "assistant"
     return is_answer and item.status in ("in_progress", "incomplete")
 

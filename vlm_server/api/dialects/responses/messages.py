@@ -58,7 +58,7 @@ class MessageBuilder:
             self._add(item, f"{param}[{i}]")
 
     def messages(self) -> list[Message]:
-        """All of them."""
+        """All messages so far."""
         self._end_turn()
         return self._conversation.messages
 

@@ -78,7 +78,7 @@ RULES = {
     "input[].output[].type": "must be 'input_text' or 'input_image'",
     "type": "is a type that this server does not know",
 }
-"""What a field must be, by its path or name; completes the message of an error."""
+"""Ends of error messages, by a field's path or name."""
 
 Include = Literal[
     "message.output_text.logprobs",
@@ -90,7 +90,7 @@ Include = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-"""All but the first have no effect: there is nothing of the kind in an answer."""
+"""Values of `include`. All but the first have no effect: answers have nothing of the kind."""
 
 
 class FunctionTool(Struct, tag_field="type", tag="function"):
