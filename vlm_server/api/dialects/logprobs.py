@@ -21,6 +21,8 @@ class TopLogprob(Struct, frozen=True):
 
 
 class TokenLogprob(TopLogprob, frozen=True):
+    """The sampled token, and the likeliest tokens in its place."""
+
     top_logprobs: tuple[TopLogprob, ...] | UnsetType
 
 
