@@ -22,7 +22,7 @@ from vlm_server.engine.inbox import LoadDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
-from vlm_server.engine.output.build import Formats
+from vlm_server.engine.output.formats import Formats
 from vlm_server.engine.scheduler.limits import SchedulerConfig
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.errors import RequestError

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.errors import encode as encode_anthropic
-from vlm_server.api.dialects.anthropic.messages import PATH as MESSAGES
-from vlm_server.api.dialects.ollama.errors import encode as encode_ollama
+from vlm_server.api.dialects.ollama.render import encode_error as encode_ollama
 from vlm_server.api.http import access_log, errors
 from vlm_server.api.http.access.cors import Cors
 from vlm_server.api.http.access.keys import KeyRing

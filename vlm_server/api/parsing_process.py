@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 
-from vlm_server.api.dialects.anthropic import intake as anthropic
-from vlm_server.api.dialects.ollama import intake as ollama
-from vlm_server.api.dialects.openai import intake as openai
-from vlm_server.api.dialects.openai.completions import intake as completions
-from vlm_server.api.dialects.openai.tokenize import intake as tokenize
-from vlm_server.api.dialects.responses import intake as responses
+from vlm_server.api.dialects.anthropic import parse as anthropic
+from vlm_server.api.dialects.ollama import parse as ollama
+from vlm_server.api.dialects.openai import completions, tokenize
+from vlm_server.api.dialects.openai import parse as openai
+from vlm_server.api.dialects.responses import parse as responses
 from vlm_server.api.parsing.media.external import BytesNeeded
 from vlm_server.api.parsing.parsed_request import (
     HistoryNeeded,

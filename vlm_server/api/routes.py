@@ -14,31 +14,23 @@ from vlm_server.api.admin.health import Health
 from vlm_server.api.admin.metrics import Metrics
 from vlm_server.api.admin.models import LmStudioModels, Models
 from vlm_server.api.admin.openapi import Body, OpenApi
-from vlm_server.api.dialects.anthropic.messages import PATH as MESSAGES
-from vlm_server.api.dialects.anthropic.messages import CountTokens, Messages
+from vlm_server.api.dialects import endpoints
+from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
-from vlm_server.api.dialects.ollama.chat import Chat as OllamaChat
-from vlm_server.api.dialects.ollama.generate import Generate as OllamaGenerate
-from vlm_server.api.dialects.ollama.models.catalog import Catalog, ModelRequest
+from vlm_server.api.dialects.ollama.models import Catalog, ModelRequest
 from vlm_server.api.dialects.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
-from vlm_server.api.dialects.openai import schema
-from vlm_server.api.dialects.openai.chat import ChatCompletions
-from vlm_server.api.dialects.openai.completions import intake as completions_intake
-from vlm_server.api.dialects.openai.completions.endpoint import Completions
-from vlm_server.api.dialects.openai.completions.intake import CompletionRequest
+from vlm_server.api.dialects.openai import completions, schema, tokenize
+from vlm_server.api.dialects.openai.completions import CompletionRequest
 from vlm_server.api.dialects.openai.schema import ChatRequest
-from vlm_server.api.dialects.openai.tokenize import intake as tokenize_intake
-from vlm_server.api.dialects.openai.tokenize.endpoint import Detokenize, Tokenize
-from vlm_server.api.dialects.openai.tokenize.intake import PromptRequest, TokensRequest
+from vlm_server.api.dialects.openai.tokenize import PromptRequest, TokensRequest
 from vlm_server.api.dialects.responses import schema as responses_schema
-from vlm_server.api.dialects.responses.responses import (
-    InputTokens,
+from vlm_server.api.dialects.responses.schema import ResponsesRequest
+from vlm_server.api.dialects.responses.store import ResponseStore
+from vlm_server.api.dialects.responses.stored import (
     ResponsesEndpoint,
     StoredResponses,
     refuse_conversation,
 )
-from vlm_server.api.dialects.responses.schema import ResponsesRequest
-from vlm_server.api.dialects.responses.store import ResponseStore
 from vlm_server.api.http.access import gate
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.errors import ErrorBody
@@ -47,16 +39,14 @@ from vlm_server.api.page import page
 from vlm_server.settings import Settings, Sources
 
 _CHAT = Body((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
-_TOKENIZE = Body(
-    (PromptRequest, ChatRequest), (tokenize_intake.ADDS_SPECIAL,), tokenize_intake.NEUTRAL
-)
+_TOKENIZE = Body((PromptRequest, ChatRequest), (tokenize.ADDS_SPECIAL,), tokenize.NEUTRAL)
 _RESPONSE = Body((ResponsesRequest,), responses_schema.HARMLESS, responses_schema.NEUTRAL)
 _MODEL = Body((ModelRequest,))
 _NAMED = Body((ModelNamed,))
 BODIES = {
     "/v1/chat/completions": _CHAT,
     "/api/v0/chat/completions": _CHAT,
-    "/v1/completions": Body((CompletionRequest,), schema.HARMLESS, completions_intake.NEUTRAL),
+    "/v1/completions": Body((CompletionRequest,), schema.HARMLESS, completions.NEUTRAL),
     "/v1/tokenize": _TOKENIZE,
     "/tokenize": _TOKENIZE,
     "/v1/detokenize": Body((TokensRequest,)),
@@ -119,25 +109,28 @@ def all_routes(
 
 
 def _openai(generation: Generation) -> list[Route]:
-    chat = Endpoint(generation, ChatCompletions())
-    tokenize = Endpoint(generation, Tokenize(generation.models))
-    detokenize = Endpoint(generation, Detokenize())
+    chat = Endpoint(generation, endpoints.CHAT_COMPLETIONS)
+    completion = Endpoint(generation, endpoints.COMPLETIONS)
+    tokens = Endpoint(generation, endpoints.tokenize_for(generation.models))
+    text = Endpoint(generation, endpoints.DETOKENIZE)
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/api/v0/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", Endpoint(generation, Completions()), methods=["POST"]),
-        Route("/v1/tokenize", tokenize, methods=["POST"]),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/v1/detokenize", detokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/v1/completions", completion, methods=["POST"]),
+        Route("/v1/tokenize", tokens, methods=["POST"]),
+        Route("/tokenize", tokens, methods=["POST"]),
+        Route("/v1/detokenize", text, methods=["POST"]),
+        Route("/detokenize", text, methods=["POST"]),
     ]
 
 
 def _responses(generation: Generation, store: ResponseStore) -> list[Route]:
-    stored, count = StoredResponses(store), Endpoint(generation, InputTokens(), store)
+    stored = StoredResponses(store)
+    make = Endpoint(generation, endpoints.responses_of(store), store)
+    count = Endpoint(generation, endpoints.INPUT_TOKENS, store)
     one = "/v1/responses/{response_id}"
     return [
-        Route("/v1/responses", ResponsesEndpoint(generation, store), methods=["POST"]),
+        Route("/v1/responses", ResponsesEndpoint(make, store), methods=["POST"]),
         Route("/v1/responses/input_tokens", count, methods=["POST"]),
         Route(one, stored.retrieve, methods=["GET"]),
         Route(one, stored.delete, methods=["DELETE"]),
@@ -152,15 +145,19 @@ def _responses(generation: Generation, store: ResponseStore) -> list[Route]:
 
 def _anthropic(generation: Generation) -> list[Route]:
     return [
-        Route(MESSAGES, Endpoint(generation, Messages()), methods=["POST"]),
-        Route(f"{MESSAGES}/count_tokens", Endpoint(generation, CountTokens()), methods=["POST"]),
+        Route(MESSAGES, Endpoint(generation, endpoints.MESSAGES), methods=["POST"]),
+        Route(
+            f"{MESSAGES}/count_tokens",
+            Endpoint(generation, endpoints.COUNT_TOKENS),
+            methods=["POST"],
+        ),
     ]
 
 
 def _ollama(generation: Generation) -> list[Route]:
     # Ollama's own examples send bodies with curl, which does not call them JSON.
-    chat = Endpoint(generation, OllamaChat(), any_type=True)
-    generate = Endpoint(generation, OllamaGenerate(), any_type=True)
+    chat = Endpoint(generation, endpoints.OLLAMA_CHAT, any_type=True)
+    generate = Endpoint(generation, endpoints.OLLAMA_GENERATE, any_type=True)
     catalog = Catalog(generation)
     return [
         Route("/api/chat", chat, methods=["POST"]),

@@ -15,7 +15,7 @@ from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import MIB, Governor
-from vlm_server.engine.output.build import Formats
+from vlm_server.engine.output.formats import Formats
 from vlm_server.engine.scheduler.limits import (
     TYPICAL_TOKENS,
     SchedulerConfig,

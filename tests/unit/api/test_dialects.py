@@ -17,7 +17,7 @@ from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import assistant, called, chat, result, tool, user
 from tests.unit.api.scripted_engine import ScriptedEngine, Step, ended, failed, finished, thinks
 from tests.unit.api.scripted_engine import text as says
-from vlm_server.api.dialects.ollama.models import model_name
+from vlm_server.api.dialects.ollama import model_fields
 from vlm_server.api.http import access_log
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.middleware import RequestLog
@@ -137,7 +137,7 @@ def test_of_several_models_one_must_be_named(name: str | None) -> None:
     known = (KnownModel("one"), KnownModel("two"))
     for wanted in (
         lambda: model_wanted(name, Context(known, "r", "", "", Limits())),
-        lambda: model_name.model_wanted(name, known),
+        lambda: model_fields.model_wanted(name, known),
     ):
         with pytest.raises(InvalidRequest, match=r"`model` is missing.*`one`, `two`") as caught:
             wanted()

@@ -1,1 +1,1 @@
-"""What clients speak, a folder for each dialect: its schema, parsing, rendering and errors."""
+"""The HTTP APIs, a folder for each: schema, parsing, rendering, errors; and what they share."""

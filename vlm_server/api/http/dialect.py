@@ -6,7 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from vlm_server.api.parsing.parsed_request import ReadText
+from msgspec import structs
+
+from vlm_server.api.http import sse
+from vlm_server.api.parsing.conversation import NeedsProcess
+from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest, Read
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.protocol import Delta, Finished
 
@@ -64,27 +68,24 @@ class CountRenderer:
         return b""
 
 
-class Dialect(Protocol):
-    """One way of writing requests and answers."""
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One kind of requests, and how they are answered.
 
-    @property
-    def name(self) -> str:
-        """The name by which a parsing process finds its reader."""
-        ...
+    name: by which the parsing process finds its reader. id_prefix: what ids begin with. renderer:
+    makes the renderer of an answer from (request id, model, `ParsedRequest.options`).
+    content_type: that of its streams.
+    """
 
-    @property
-    def id_prefix(self) -> str:
-        """The prefix of request ids."""
-        ...
+    name: str
+    id_prefix: str
+    read: Read
+    renderer: Callable[[str, str, bytes], Renderer]
+    content_type: bytes = sse.CONTENT_TYPE
 
-    @property
-    def content_type(self) -> bytes:
-        """The content type of its streams."""
-        ...
-
-    @property
-    def read_text(self) -> ReadText: ...
-
-    def renderer(self, request_id: str, model: str, options: bytes) -> Renderer:
-        """The renderer of the answer to one request. `options`: see `ParsedRequest`."""
-        ...
+    def read_text(self, body: Body, context: Context) -> ParsedRequest | None:
+        """The request in `body`; None if it must be read in a process. See `ReadText`."""
+        try:
+            return self.read(body, structs.replace(context, on_thread=True))
+        except NeedsProcess:
+            return None

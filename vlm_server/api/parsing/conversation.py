@@ -20,6 +20,10 @@ _LOW_DETAIL_SIDE_PIXELS = 512
 _DETAILS_FOR_GROUNDING = ("high", "original")
 
 
+class NeedsProcess(Exception):
+    """A request that is not read on a thread: it has media, or large turns before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Numbers of a request's items, known before the first data URL is decoded."""
@@ -47,13 +51,14 @@ class Counts:
 class Conversation:
     """A request's messages, images and videos. Its methods raise RequestError.
 
-    `param` names the field of the request, for errors. All texts, tools and calls included, have
-    at most `limits.max_text_bytes`.
+    `param` names the field of the request, for errors. Its texts have `limits.max_text_bytes` in
+    all, tools and calls included. `on_thread` media raise NeedsProcess.
     """
 
     limits: Limits
     given: Given
     text_param: str = "messages"
+    on_thread: bool = False
     messages: list[Message] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
     videos: list[Video] = field(default_factory=list)
@@ -125,6 +130,7 @@ class Conversation:
 
     def base64_image(self, base64: str, param: str) -> ImagePart:
         """A part with the image in `base64`."""
+        self._check_process()
         self.images.append(parse_base64_image(base64, param, self.limits))
         return ImagePart(len(self.images) - 1)
 
@@ -135,8 +141,13 @@ class Conversation:
         self.videos.append(parse_video(url, param, self.limits, self.given))
         return VideoPart(len(self.videos) - 1)
 
+    def _check_process(self) -> None:
+        if self.on_thread:
+            raise NeedsProcess
+
     def _has_bytes(self, url: ExternalUrl) -> bool:
         """Whether the bytes of `url` are in it or given; if not, notes that they are needed."""
+        self._check_process()
         if not is_external(url.url):
             return True
         json_body.utf8_length(url.url, url.param)

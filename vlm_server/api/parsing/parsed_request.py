@@ -66,7 +66,7 @@ class Context(msgspec.Struct, frozen=True):
     stored turns it may go on from, see `keys.owner_of`. is_admin: see `keys.is_admin`. given: the
     bytes of the `https:` and `file:` URLs that were read for it. unknown_fields: the setting of the
     server. previous: the earlier turns that it goes on from, see `History`; None until they are
-    asked for. others: turns that it refers to items of.
+    asked for. others: turns that it refers to items of. on_thread: see `conversation.NeedsProcess`.
     """
 
     models: tuple[KnownModel, ...]
@@ -80,6 +80,7 @@ class Context(msgspec.Struct, frozen=True):
     others: tuple[bytes, ...] = ()
     owner: str = ""
     is_admin: bool = True
+    on_thread: bool = False
 
     @property
     def num_bytes(self) -> int:

@@ -1,1 +1,1 @@
-"""What an answer's text is made of: content, thoughts and tool calls."""
+"""An answer's text: detokenized, and split into content, reasoning and tool calls."""

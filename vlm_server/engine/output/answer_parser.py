@@ -1,130 +1,163 @@
-"""Splits the text of one choice into content, thoughts and tool calls, as it comes."""
+"""The text of one choice, split into content, reasoning and tool calls as it comes."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from enum import Enum, auto
 
+from vlm_server.engine.output.auto_calls import AutoCallParser
 from vlm_server.engine.output.calls import Calls
-from vlm_server.engine.output.control_spans import ControlSpans
-from vlm_server.engine.output.forced_calls import ForcedCalls
-from vlm_server.engine.output.free_calls import FreeCalls
-from vlm_server.engine.output.marks import Marks, marks
-from vlm_server.engine.output.pieces import BLANKS, Piece, Thought, add_piece
+from vlm_server.engine.output.formats import Formats
+from vlm_server.engine.output.pieces import (
+    BLANKS,
+    Marks,
+    Piece,
+    ReasoningPiece,
+    add_piece,
+    marks,
+)
+from vlm_server.engine.output.required_calls import RequiredCallParser
+from vlm_server.interfaces import AnswerFormat
 from vlm_server.interfaces.model_spec import ReasoningFormat
+
+
+def build_parser(
+    formats: Formats, answer: AnswerFormat | None, *, is_json: bool
+) -> AnswerParser | None:
+    """A parser for one answer; None if all of its text is content.
+
+    With `is_json` the content, if there is any, is JSON that a grammar ensures, and has no marks.
+    """
+    if answer is None:
+        return None
+    may_call = bool(answer.tools) and formats.tools is not None
+    if not (may_call or answer.is_forced or formats.reasoning):
+        return None
+    calls = Calls(answer, formats.tools)
+    auto_calls = None
+    if formats.tools is not None and may_call and not answer.is_forced:
+        auto_calls = AutoCallParser(formats.tools, answer.tools, calls)
+    return AnswerParser(
+        calls,
+        auto_calls,
+        RequiredCallParser(calls) if answer.is_forced else None,
+        formats.reasoning,
+        starts_in_thought=answer.starts_in_thought,
+        content_has_marks=not (is_json or answer.is_forced),
+    )
 
 
 class _State(Enum):
     CONTENT = auto()
-    THOUGHT = auto()
+    REASONING = auto()
     CALL = auto()
 
 
 class AnswerParser:
     """Text in, pieces out: nothing is lost or doubled, however the text was split.
 
-    A mark is never sent, not even its beginning, unless it belongs to a broken call: that is
-    content, as it was generated. A thought begins before any content, or right after a thought, a
-    call or a header, but for blanks: elsewhere its mark is content. Control tokens are not sent
-    either, but for those of a broken call. Blanks around a mark are dropped if nothing else stands
-    beside it: at the beginning of the answer, between marks, and at its end; after a thought's
-    marks, they always are. A thought that the answer ends in is one.
+    Marks and control tokens, and their beginnings, are never sent, but for those of a broken call,
+    which is content as it was generated. Reasoning begins before any content, or right after
+    reasoning, a call or a header, but for blanks; elsewhere its mark is content. Reasoning may end
+    with the answer. Blanks around a mark are dropped at the beginning and end of the answer and
+    between marks; after a mark of reasoning, always.
     """
 
     def __init__(
         self,
         calls: Calls,
-        free: FreeCalls | None,
-        forced: ForcedCalls | None,
+        auto_calls: AutoCallParser | None,
+        required_calls: RequiredCallParser | None,
         reasoning: ReasoningFormat | None,
         *,
         starts_in_thought: bool,
         content_has_marks: bool,
     ) -> None:
-        """Without `content_has_marks` none are looked for once there is content."""
+        """Without `content_has_marks` the search for marks ends where content begins."""
         self.num_reasoning_tokens = 0
-        """Tokens with text of a thought, or with a part of its marks."""
+        """Tokens with text of reasoning, or with a part of its marks."""
         self.calls = calls
-        self._free = free
-        self._forced = forced
+        self._auto = auto_calls
+        self._required = required_calls
         self._reasoning = reasoning
         self._content_has_marks = content_has_marks
-        self._control_spans = ControlSpans()
+        self._control_spans = _ControlSpans()
         self._num_announced = 0
-        """Characters of raw text that were announced."""
+        """Characters of announced raw text."""
         self._position = 0
-        """Characters of raw text that were read: those before `_held`."""
+        """Characters of raw text before `_held`."""
         self._held = ""
-        """What may become a mark."""
+        """Text that may become a mark."""
         self._num_undecided_tokens = 0
         """Tokens that `_held` came with."""
-        self._has_thought = False
-        """Whether the newest text has something of a thought."""
+        self._has_reasoning = False
+        """Whether the newest token belongs to reasoning."""
         self._has_marks = False
-        """Whether there was a thought or a valid call."""
+        """Whether there was reasoning or a valid call."""
         self._blanks: list[str] = []
-        """Those that nothing but a mark stands before, and nothing yet after them."""
+        """Blanks behind a mark, with nothing behind them yet."""
         self._is_after_mark = True
         self._drops_blanks = False
-        """Whether those right after the last mark are dropped, whatever follows."""
+        """Whether blanks right after the last mark are dropped, whatever follows."""
         self._pieces: list[Piece] = []
         self._enter(_State.CONTENT)
         if reasoning is not None and starts_in_thought:
             self._drops_blanks = True
-            self._enter(_State.THOUGHT)
+            self._enter(_State.REASONING)
 
     # ---- what comes in ---------------------------------------------------------------
 
     def announce(self, text: str, num_control: int) -> None:
-        """`text` will be pushed, later perhaps, unless a stop string ends the answer before.
+        """Tell of `text`, which will be pushed unless a stop string ends the answer before.
 
-        It ends with a control token of `num_control` characters, if that is not 0.
+        Its last `num_control` characters are a control token.
         """
         self._num_announced += len(text)
         if num_control:
             self._control_spans.add(self._num_announced - num_control, self._num_announced)
 
     def push(self, text: str) -> Sequence[Piece]:
-        """What the text that one token brings, which may be none, brings."""
+        """The pieces that the text of one token, perhaps empty, completes."""
         self._pieces = []
         self._num_undecided_tokens += 1
-        self._has_thought = self.is_in_thought
+        self._has_reasoning = self.is_in_thought
         self._held += text
         self._read(is_last=False)
         self._count_token(text)
         return self._pieces
 
     def flush(self, end_mark: str = "") -> Sequence[Piece]:
-        """What was held back, now that the answer has ended.
+        """The pieces that were held back until the end of the answer.
 
-        `end_mark` is the text of the token that ended it, which may end a call or a thought, too.
+        `end_mark`: text of the token that ended the answer; it may end a call or reasoning, too.
         """
         self._pieces = []
         if self._waits_for(end_mark):
             self._held += end_mark
         self._read(is_last=True)
-        if self._free is not None and self._state is _State.CALL:
-            self._end_call("", is_cut_off=self._free.has_end_mark)
+        if self._auto is not None and self._state is _State.CALL:
+            self._end_call("", is_cut_off=self._auto.has_end_mark)
         if self._blanks and not self._has_marks:
             self._add_content("".join(self._blanks))
         self._blanks = []
-        if self._forced is not None and not self.is_ended:
-            self._add_all(self._forced.flush())
+        if self._required is not None and not self.is_ended:
+            self._add_all(self._required.flush())
         return self._pieces
 
     # ---- what it knows ---------------------------------------------------------------
 
     @property
     def is_in_thought(self) -> bool:
-        return self._state is _State.THOUGHT
+        return self._state is _State.REASONING
 
     @property
     def is_ended(self) -> bool:
-        """Whether the answer ends here, since no more calls may follow."""
+        """Whether the answer ends here: no more calls may follow."""
         return self.calls.is_full
 
     def _waits_for(self, mark: str) -> bool:
-        """Whether `mark` is what ends a thought or a call that is under way."""
+        """Whether `mark` ends the call or reasoning under way."""
         if self._state is _State.CONTENT or not mark:
             return False
         return self._marks.find(mark) == (0, mark)
@@ -136,18 +169,18 @@ class AnswerParser:
         self._marks = self._marks_in(state)
 
     def _marks_in(self, state: _State) -> Marks:
-        """What ends `state`."""
-        if state is _State.CALL and self._free is not None:
-            return self._free.ends
+        """Marks that end `state`."""
+        if state is _State.CALL and self._auto is not None:
+            return self._auto.ends
         reasoning = self._reasoning
-        if state is _State.THOUGHT:
+        if state is _State.REASONING:
             return marks(reasoning.end if reasoning else "")
-        thought = reasoning.start if reasoning and self._is_after_mark else ""
+        start = reasoning.start if reasoning and self._is_after_mark else ""
         headers = reasoning.headers if reasoning else ()
-        return marks(thought, self._free.start if self._free else "", *headers)
+        return marks(start, self._auto.start if self._auto else "", *headers)
 
     def _read(self, *, is_last: bool) -> None:
-        """Read what is held up to what may become a mark; all, if it `is_last`."""
+        """Read the held text up to what may become a mark; all of it, if it `is_last`."""
         while not self.is_ended:
             looked_for = self._marks
             length, mark = looked_for.find(self._held, is_last=is_last)
@@ -160,35 +193,35 @@ class AnswerParser:
 
     def _pass_mark(self, mark: str) -> None:
         if self._state is _State.CALL:
-            assert self._free is not None
-            self._pass_mark_in_call(self._free, mark)
+            assert self._auto is not None
+            self._pass_mark_in_call(self._auto, mark)
             return
         self._skip(len(mark))
-        if self._free is not None and mark == self._free.start:
+        if self._auto is not None and mark == self._auto.start:
             self._enter(_State.CALL)
             return
         if self._reasoning is not None and mark in self._reasoning.headers:
             self._has_marks = self._is_after_mark = True
             self._enter(_State.CONTENT)
             return
-        self._has_thought = self._has_marks = self._is_after_mark = self._drops_blanks = True
+        self._has_reasoning = self._has_marks = self._is_after_mark = self._drops_blanks = True
         self._blanks = []
-        self._enter(_State.CONTENT if self.is_in_thought else _State.THOUGHT)
+        self._enter(_State.CONTENT if self.is_in_thought else _State.REASONING)
 
-    def _pass_mark_in_call(self, free: FreeCalls, mark: str) -> None:
-        if free.is_text(mark):
-            free.push(self._skip(len(mark)))
+    def _pass_mark_in_call(self, auto_calls: AutoCallParser, mark: str) -> None:
+        if auto_calls.is_text(mark):
+            auto_calls.push(self._skip(len(mark)))
             self._enter(_State.CALL)
-        elif not free.has_end_mark:
+        elif not auto_calls.has_end_mark:
             self._end_call("")
-        elif mark == free.start:
+        elif mark == auto_calls.start:
             self._end_call("", is_cut_off=True)
         else:
             self._end_call(self._skip(len(mark)))
 
     def _end_call(self, end_mark: str, *, is_cut_off: bool = False) -> None:
-        assert self._free is not None
-        read = self._free.end(end_mark, is_cut_off=is_cut_off)
+        assert self._auto is not None
+        read = self._auto.end(end_mark, is_cut_off=is_cut_off)
         self._is_after_mark = not isinstance(read, str)
         self._enter(_State.CONTENT)
         if isinstance(read, str):
@@ -207,7 +240,7 @@ class AnswerParser:
         return skipped
 
     def _unskip(self, text: str) -> None:
-        """Read `text`, which was skipped last, again."""
+        """Put back `text`, which was skipped last."""
         self._held = text + self._held
         self._position -= len(text)
 
@@ -217,21 +250,21 @@ class AnswerParser:
         start = self._position
         text = self._skip(length)
         if self._state is _State.CALL:
-            assert self._free is not None
-            self._unskip(text[self._free.push(text) :])
-            if self._free.is_closed:
+            assert self._auto is not None
+            self._unskip(text[self._auto.push(text) :])
+            if self._auto.is_closed:
                 self._end_call("")
             return
         text = self._control_spans.strip(text, start)
         if text and self._is_after_mark:
             text = self._without_blanks(text)
         if text and self.is_in_thought:
-            add_piece(self._pieces, Thought(text))
+            add_piece(self._pieces, ReasoningPiece(text))
         elif text:
             self._add_content(text)
 
     def _without_blanks(self, text: str) -> str:
-        """`text` without the blanks it begins with, unless they are shown."""
+        """`text` without leading blanks, unless they are shown."""
         bare = text.lstrip(BLANKS)
         if len(bare) < len(text) and not self._drops_blanks:
             self._blanks.append(text[: len(text) - len(bare)])
@@ -245,22 +278,45 @@ class AnswerParser:
     def _add_content(self, text: str) -> None:
         if not self._content_has_marks:
             self._marks = marks()
-        if self._forced is None:
+        if self._required is None:
             add_piece(self._pieces, text)
         else:
-            self._add_all(self._forced.push(text))
+            self._add_all(self._required.push(text))
 
     def _add_all(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             add_piece(self._pieces, piece)
 
     def _count_token(self, text: str) -> None:
-        """Count the newest token, which brought `text`, if it is of a thought.
+        """Count the newest token, whose text is `text`, if it belongs to reasoning.
 
-        So are those before it that were undecided.
+        Undecided tokens before it then do, too.
         """
-        if self._has_thought:
+        if self._has_reasoning:
             self.num_reasoning_tokens += self._num_undecided_tokens
             self._num_undecided_tokens = 0
         elif len(self._held) <= len(text):
             self._num_undecided_tokens = 1 if self._held else 0
+
+
+class _ControlSpans:
+    """Places of control tokens, in characters of the answer's raw text: they are never shown."""
+
+    def __init__(self) -> None:
+        self._spans: deque[tuple[int, int]] = deque()
+
+    def add(self, start: int, end: int) -> None:
+        """Append a span, which comes after all others."""
+        self._spans.append((start, end))
+
+    def strip(self, text: str, start: int) -> str:
+        """`text`, from the place `start` on, without control tokens. `start` never decreases."""
+        while self._spans and self._spans[0][1] <= start:
+            self._spans.popleft()
+        end, kept, at = start + len(text), [], start
+        for first, last in self._spans:
+            if first >= end:
+                break
+            kept.append(text[at - start : max(first, at) - start])
+            at = min(last, end)
+        return "".join(kept) + text[at - start :] if kept else text

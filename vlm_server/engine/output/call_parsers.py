@@ -1,7 +1,7 @@
-"""Parsers of tool calls for formats that mlx-vlm reads wrongly, or reads where there is no call.
+"""Parsers of tool calls, for formats that mlx-vlm reads wrongly or where there is no call.
 
-Each takes the text between the format's marks and the tools, and returns (name, arguments) for each
-call, or raises any error. Nothing is guessed: text that is left over makes it no call.
+Each maps (text between the format's marks, tools) to (name, arguments) of each call, or raises any
+error. Text that is left over makes it no call.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlm_server.engine.output.tagged_calls import NAME, Calls, Tools, glm, skip_blanks
+from vlm_server.engine.output.tagged_calls import NAME, ParsedCalls, Tools, glm, skip_blanks
 
 MAX_SYNTAX_CHARACTERS = 64 << 10
-"""Of texts for parsers of others, whose time nobody bounds."""
+"""Length limit of texts for parsers whose time has no bound."""
 
 
 # ---- arguments between tags --------------------------------------------------------------
 
 
-def glm47(text: str, tools: Tools) -> Calls:
+def glm47(text: str, tools: Tools) -> ParsedCalls:
     """`name`, then pairs of keys and values; some checkpoints write JSON."""
     if text.lstrip().startswith("{"):
         return from_json(json.loads(text))
     return glm(text, tools)
 
 
-def longcat(text: str, tools: Tools) -> Calls:
-    """As `glm47`, under other names."""
+def longcat(text: str, tools: Tools) -> ParsedCalls:
+    """`glm47` with other tags."""
     return glm47(re.sub(r"(</?)longcat_(arg_(?:key|value)>)", r"\1\2", text), tools)
 
 
 # ---- JSON ----------------------------------------------------------------------------------
 
 
-def from_json(value: Any) -> Calls:
-    """Calls as most formats with JSON have them: an object, or a list of them."""
+def from_json(value: Any) -> ParsedCalls:
+    """ParsedCalls as most formats with JSON have them: an object, or a list of them."""
     return [_from_object(each) for each in (value if isinstance(value, list) else [value])]
 
 
@@ -49,13 +49,13 @@ def _from_object(call: Any) -> tuple[str, Any]:
     return name, call[keys[0]] if keys else {}
 
 
-def json_tools(text: str, tools: Tools) -> Calls:
+def json_tools(text: str, tools: Tools) -> ParsedCalls:
     """`{"name": ..., "arguments": {...}}`, or several on lines of their own."""
     del tools
     return _json_values(text)
 
 
-def cohere2_moe(text: str, tools: Tools) -> Calls:
+def cohere2_moe(text: str, tools: Tools) -> ParsedCalls:
     """A JSON list, in which regular expressions may have escapes that JSON does not know."""
     del tools
     try:
@@ -64,8 +64,8 @@ def cohere2_moe(text: str, tools: Tools) -> Calls:
         return from_json(json.loads(text.replace("\\|", "|")))
 
 
-def _json_values(text: str) -> Calls:
-    decoder, calls, at = json.JSONDecoder(), Calls(), skip_blanks(text, 0)
+def _json_values(text: str) -> ParsedCalls:
+    decoder, calls, at = json.JSONDecoder(), ParsedCalls(), skip_blanks(text, 0)
     while at < len(text):
         value, end = decoder.raw_decode(text, at)
         calls += from_json(value)
@@ -76,10 +76,10 @@ def _json_values(text: str) -> Calls:
 _MISTRAL = re.compile(rf"(?P<name>{NAME})(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\]\s*)?(?=\{{)")
 
 
-def mistral(text: str, tools: Tools) -> Calls:
+def mistral(text: str, tools: Tools) -> ParsedCalls:
     """`name[ARGS]{...}`, with an id between perhaps, or a JSON list; each call has its mark."""
     del tools
-    decoder, calls, at = json.JSONDecoder(), Calls(), skip_blanks(text, 0)
+    decoder, calls, at = json.JSONDecoder(), ParsedCalls(), skip_blanks(text, 0)
     if text[at : at + 1] in ("[", "{"):
         return _json_values(text)
     while at < len(text):
@@ -100,9 +100,9 @@ _KIMI = re.compile(rf"\s*(?P<name>{NAME}):\d+\s*<\|tool_call_argument_begin\|>\s
 _HARMONY = re.compile(r"\s*(?P<name>[^\s<|]+)")
 
 
-def kimi_k2(text: str, tools: Tools) -> Calls:
+def kimi_k2(text: str, tools: Tools) -> ParsedCalls:
     """`functions.name:0`, a mark and JSON, each call between marks of its own."""
-    calls, at = Calls(), skip_blanks(text, 0)
+    calls, at = ParsedCalls(), skip_blanks(text, 0)
     while at < len(text):
         if not text.startswith(_KIMI_BEGIN, at):
             raise ValueError("no call")
@@ -121,7 +121,7 @@ def kimi_k2(text: str, tools: Tools) -> Calls:
     return calls
 
 
-def harmony(text: str, tools: Tools) -> Calls:
+def harmony(text: str, tools: Tools) -> ParsedCalls:
     """`functions.name`, perhaps what kind of text comes, a mark and JSON."""
     header, _, arguments = text.partition("<|message|>")
     found = _HARMONY.match(header)
@@ -148,7 +148,7 @@ class _JsonNames(ast.NodeTransformer):
         return ast.Constant(constants[node.id]) if node.id in constants else node
 
 
-def pythonic(text: str, tools: Tools) -> Calls:
+def pythonic(text: str, tools: Tools) -> ParsedCalls:
     """`[name(key=value, ...), ...]`. Names of tools need not be Python's."""
     if len(text) > MAX_SYNTAX_CHARACTERS:
         raise ValueError("it is too long")
@@ -173,3 +173,102 @@ def _python_call(call: ast.expr, aliases: Mapping[str, str]) -> tuple[str, Any]:
         arguments[keyword.arg] = ast.literal_eval(_JsonNames().visit(keyword.value))
     name = ast.unparse(call.func)
     return aliases.get(name, name), arguments
+
+
+# ---- Gemma 4 --------------------------------------------------------------------------------
+
+_GEMMA_QUOTE = '<|"|>'
+_GEMMA_CALL = re.compile(r"(?:call)?:?\s*(?P<name>[\w.:-]+?)\s*(?=\{)")
+_GEMMA_KEY = re.compile(r'\s*(?:"(?P<quoted>[^"]*)"|(?P<bare>[^\s:{}\[\],"]+))\s*:')
+_GEMMA_LITERAL = re.compile(r"[^,{}\[\]]+")
+_MAX_DEPTH = 64
+
+
+def gemma4(text: str, tools: Tools) -> ParsedCalls:
+    """`call:name{key:<|"|>text<|"|>,other:[1,2]}`, repeated.
+
+    Texts stand between marks of their own, and may hold whatever JSON's syntax is made of.
+    """
+    del tools
+    reader, calls = _GemmaReader(text), ParsedCalls()
+    while not reader.is_at_end:
+        reader.skip_space()
+        name = reader.match(_GEMMA_CALL)["name"]
+        calls.append((name, reader.value(0)))
+    return calls
+
+
+class _GemmaReader:
+    """A position in a text of Gemma's calls, and what can be read there."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text.rstrip()
+        self._at = 0
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._at >= len(self._text)
+
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            raise ValueError(f"unreadable at character {self._at}")
+        self._at = found.end()
+        return found
+
+    def value(self, depth: int) -> Any:
+        self.skip_space()
+        if depth > _MAX_DEPTH:
+            raise ValueError("too deep")
+        if self._takes("{"):
+            return dict(self._items("}", depth, with_keys=True))
+        if self._takes("["):
+            return [value for _, value in self._items("]", depth, with_keys=False)]
+        if self._takes(_GEMMA_QUOTE):
+            return self._quoted()
+        if self._text.startswith('"', self._at):
+            value, self._at = json.JSONDecoder().raw_decode(self._text, self._at)
+            return value
+        literal = self.match(_GEMMA_LITERAL)[0].strip()
+        try:
+            return json.loads(literal)
+        except ValueError:
+            return literal
+
+    def _items(self, close: str, depth: int, *, with_keys: bool) -> list[tuple[str, Any]]:
+        items: list[tuple[str, Any]] = []
+        self.skip_space()
+        while not self._takes(close):
+            if items and not self._takes(","):
+                raise ValueError(f"unreadable at character {self._at}")
+            key = self._key() if with_keys else ""
+            items.append((key, self.value(depth + 1)))
+            self.skip_space()
+        return items
+
+    def _key(self) -> str:
+        self.skip_space()
+        if self._takes(_GEMMA_QUOTE):
+            key = self._quoted()
+            self.skip_space()
+            if not self._takes(":"):
+                raise ValueError("a key without a value")
+            return key
+        found = self.match(_GEMMA_KEY)
+        return found["bare"] if found["quoted"] is None else found["quoted"]
+
+    def _quoted(self) -> str:
+        end = self._text.find(_GEMMA_QUOTE, self._at)
+        if end < 0:
+            raise ValueError("a text without an end")
+        text, self._at = self._text[self._at : end], end + len(_GEMMA_QUOTE)
+        return text
+
+    def _takes(self, mark: str) -> bool:
+        if not self._text.startswith(mark, self._at):
+            return False
+        self._at += len(mark)
+        return True
+
+    def skip_space(self) -> None:
+        self._at = skip_blanks(self._text, self._at)

@@ -1,11 +1,11 @@
-"""The tool calls of one choice: which may be made, how many were, and what they are called."""
+"""The tool calls of one choice: allowed names, counts and ids."""
 
 from __future__ import annotations
 
 import secrets
 import string
 
-from vlm_server.engine.output.tool_formats import ToolFormat
+from vlm_server.engine.output.formats import ToolFormat
 from vlm_server.interfaces import AnswerFormat
 from vlm_server.protocol import ToolCallDelta
 
@@ -18,9 +18,9 @@ class Calls:
     def __init__(self, answer: AnswerFormat, tools: ToolFormat | None) -> None:
         self.num_begun = 0
         self.num_valid = 0
-        """Those that are complete."""
+        """Complete calls."""
         self.num_broken = 0
-        """Those that are text instead, or were cut off."""
+        """Calls that became text, or were cut off."""
         self._names = frozenset(_name_of(dict(tool)) for tool in answer.tools)
         self._parallel = answer.parallel
         # The chat templates of Mistral refuse other ids.
@@ -28,7 +28,7 @@ class Calls:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more may follow."""
+        """Whether no more calls may follow."""
         return not self._parallel and self.num_valid > 0
 
     @property

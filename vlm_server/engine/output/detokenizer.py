@@ -1,8 +1,12 @@
-"""Token ids to text, token by token."""
+"""Token ids to text, token by token, and the text of their log probabilities."""
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
+
+from vlm_server.interfaces import TokenLogprobs
+from vlm_server.protocol import TokenLogprob, TokenText
 
 _REPLACEMENT = "\ufffd"
 _MAX_HELD_TOKENS = 8
@@ -55,7 +59,7 @@ class Detokenizer:
         return self._emit(end, self._decode(self._ids[:end]))
 
     def flush(self) -> str:
-        """What is still held back, unreadable bytes as U+FFFD."""
+        """The text that was held back, unreadable bytes as U+FFFD."""
         self.num_control = 0
         return self._emit(len(self._ids), self._decode(self._ids))
 
@@ -74,14 +78,14 @@ class Detokenizer:
         return after[len(before) :]
 
     def _last_border(self, text: str) -> int:
-        """Where the ids of `text` can be parted so that an incomplete character stays whole."""
+        """The last index at which the ids of `text` can be split without splitting a character."""
         for end in range(len(self._ids) - 1, self._num_emitted, -1):
             if self._decode(self._ids[:end]) + self._decode(self._ids[end:]) == text:
                 return end
         return len(self._ids)
 
     def _num_control_in(self, text: str, token_id: int) -> int:
-        """How many characters of `text`, which `token_id` has completed, are a control token's."""
+        """Characters of a control token at the end of `text`, which `token_id` completed."""
         if not self._is_control(token_id):
             return 0
         control = self._decoder.decode([token_id], skip_special_tokens=False)
@@ -93,3 +97,39 @@ class Detokenizer:
 
     def _decode(self, ids: list[int]) -> str:
         return self._decoder.decode(ids, skip_special_tokens=not self._with_control)
+
+
+def logprobs(
+    decoder: Decoder, token_id: int, found: TokenLogprobs | None
+) -> tuple[TokenLogprob, ...]:
+    """Those of `token_id` and of the likeliest tokens in its place; empty if not requested."""
+    if found is None:
+        return ()
+    token = _text(decoder, token_id, found.logprob)
+    return (TokenLogprob(token, tuple(_text(decoder, *top) for top in found.top)),)
+
+
+def _text(decoder: Decoder, token_id: int, logprob: float) -> TokenText:
+    text = decoder.decode([token_id], skip_special_tokens=False)
+    is_whole = _REPLACEMENT not in text
+    return TokenText(text, logprob, b"" if is_whole else _bytes(decoder.id_to_token(token_id)))
+
+
+def _bytes(token: str | None) -> bytes:
+    """The bytes of a token that a vocabulary writes byte by byte; empty for other tokens.
+
+    Vocabularies have a character for each byte (GPT-2's), or tokens of one byte (SentencePiece's).
+    """
+    if token is None:
+        return b""
+    if found := _ONE_BYTE.fullmatch(token):
+        return bytes.fromhex(found[1])
+    return bytes(_BYTE_OF[each] for each in token) if _BYTE_OF.keys() >= set(token) else b""
+
+
+_ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = sorted({*range(0x100)} - {*_PRINTABLE})
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)
+}

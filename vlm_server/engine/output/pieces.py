@@ -1,7 +1,9 @@
-"""What the text of an answer is split into."""
+"""Pieces of an answer's text, and the marks between them, such as `<tool_call>`."""
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from vlm_server.protocol import ToolCallDelta
@@ -9,22 +11,59 @@ from vlm_server.protocol import ToolCallDelta
 BLANKS = " \t\r\n"
 
 
-class Thought(NamedTuple):
-    """Text of a thought."""
-
+class ReasoningPiece(NamedTuple):
     text: str
 
 
-Piece = str | Thought | ToolCallDelta
-"""More of an answer: of its content, of a thought, or of a tool call."""
+Piece = str | ReasoningPiece | ToolCallDelta
+"""More of an answer: of its content, its reasoning or a tool call."""
 
 
 def add_piece(pieces: list[Piece], piece: Piece) -> None:
-    """Append `piece`; text is joined to text of its kind that it follows."""
+    """Append `piece`; text is joined to preceding text of the same kind."""
     last = pieces[-1] if pieces else None
     if isinstance(piece, str) and isinstance(last, str):
         pieces[-1] = last + piece
-    elif isinstance(piece, Thought) and isinstance(last, Thought):
-        pieces[-1] = Thought(last.text + piece.text)
+    elif isinstance(piece, ReasoningPiece) and isinstance(last, ReasoningPiece):
+        pieces[-1] = ReasoningPiece(last.text + piece.text)
     else:
         pieces.append(piece)
+
+
+class Marks:
+    """Marks that are searched for together: the leftmost wins; of two at one place, the longer.
+
+    The result does not depend on how the text was split.
+    """
+
+    def __init__(self, *marks: str) -> None:
+        longest_first = sorted(filter(None, marks), key=len, reverse=True)
+        whole = "|".join(map(re.escape, longest_first)) or "(?!)"
+        begun = "|".join(filter(None, map(_begun, longest_first))) or "(?!)"
+        self._whole = re.compile(whole)
+        self._whole_or_begun = re.compile(f"{begun}|(?P<whole>{whole})")
+
+    def find(self, text: str, *, is_last: bool = False) -> tuple[int, str]:
+        """(length of the text before the mark, the mark).
+
+        Without a mark: (length of the text that can belong to none, whatever follows, ""). If
+        `is_last`, no text follows.
+        """
+        found = (self._whole if is_last else self._whole_or_begun).search(text)
+        if found is None:
+            return len(text), ""
+        return found.start(), found[0] if is_last else found["whole"] or ""
+
+
+def _begun(mark: str) -> str:
+    """A pattern for the end of a text that `mark` begins with, but not for all of `mark`."""
+    pattern = ""
+    for character in reversed(mark[:-1]):
+        pattern = re.escape(character) + (rf"(?:\Z|{pattern})" if pattern else r"\Z")
+    return pattern
+
+
+@lru_cache(maxsize=64)
+def marks(*texts: str) -> Marks:
+    """Cached `Marks`: a model has few, and its requests share them."""
+    return Marks(*texts)

@@ -18,7 +18,7 @@ class StopChecker:
 
     @property
     def are_any(self) -> bool:
-        """Whether there is anything to look for."""
+        """Whether there are stop strings."""
         return bool(self._stops)
 
     def push(self, text: str) -> tuple[str, bool]:
@@ -37,7 +37,7 @@ class StopChecker:
         return text[: len(text) - keep], False
 
     def flush(self) -> str:
-        """What was held back, now that no more text comes."""
+        """The text that was held back, at the end of the answer."""
         held, self._held = self._held, ""
         return held
 

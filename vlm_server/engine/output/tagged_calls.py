@@ -1,25 +1,28 @@
-"""Parsers of tool calls whose arguments stand between tags, their values as plain text.
+"""Parsers of tool calls whose arguments stand between tags, as plain text.
 
-They read from left to right and never go back, so that time is in proportion to the text.
+They read from left to right and never go back: their time is proportional to the text. Whether `5`
+is a number or a text is up to the tool's schema; a value that does not fit it stays a text, for the
+client to validate.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_server.engine.output.typed_arguments import properties_of, typed
-
+Json = Any
 Tools = Sequence[Mapping[str, Any]]
-Calls = list[tuple[str, Any]]
+ParsedCalls = list[tuple[str, Any]]
 NAME = r"[\w.:-]+"
 _BLANKS = re.compile(r"\s*")
 
 
 def skip_blanks(text: str, at: int) -> int:
-    """Where something else begins."""
+    """The index of the first character from `at` on that is no blank."""
     found = _BLANKS.match(text, at)
     return found.end() if found else at
 
@@ -65,18 +68,19 @@ def _without_line_breaks(value: str) -> str:
 
 
 def _arguments(name: str, items: Iterator[tuple[str, str]], tools: Tools) -> dict[str, Any]:
-    schemas = properties_of(name, tools)
+    root = _schema_of(name, tools)
+    schemas = _resolved(root, root).get("properties") or {}
     arguments: dict[str, Any] = {}
     for key, value in items:
         if key in arguments:
             raise ValueError(f"two arguments are called {key}")
-        arguments[key] = typed(value, schemas.get(key))
+        arguments[key] = typed(value, schemas.get(key), root)
     return arguments
 
 
 @dataclass(frozen=True, slots=True)
 class _TaggedParser:
-    """Calls that are elements, with arguments that are elements in them.
+    """ParsedCalls that are elements, with arguments that are elements in them.
 
     The opening tags have the groups `name` and `key`.
     """
@@ -84,7 +88,7 @@ class _TaggedParser:
     call: _Elements
     argument: _Elements
 
-    def __call__(self, text: str, tools: Tools) -> Calls:
+    def __call__(self, text: str, tools: Tools) -> ParsedCalls:
         calls = []
         for opening, body in self.call.read(text):
             items = (
@@ -128,8 +132,8 @@ _atem = _TaggedParser(
 )
 
 
-def atem(text: str, tools: Tools) -> Calls:
-    """A thought, perhaps, and calls behind a tag of their own."""
+def atem(text: str, tools: Tools) -> ParsedCalls:
+    """Optional reasoning, and calls behind a tag of their own."""
     _, tag, calls = text.partition("<atem:function_calls>")
     return _atem(calls if tag else text[max(text.find("<atem:invoke "), 0) :], tools)
 
@@ -139,7 +143,7 @@ _GLM_KEY = re.compile(r"<arg_key>(?P<key>[^<]*)</arg_key>(?:\\n|\s)*<arg_value>"
 _glm_arguments = _Elements("<arg_key>", _GLM_KEY, "</arg_value>")
 
 
-def glm(text: str, tools: Tools) -> Calls:
+def glm(text: str, tools: Tools) -> ParsedCalls:
     """`name`, then pairs of keys and values."""
     found = _GLM_NAME.match(text)
     if found is None:
@@ -147,3 +151,115 @@ def glm(text: str, tools: Tools) -> Calls:
     pairs = _glm_arguments.read(text[found.end() :])
     items = ((opening["key"].strip(), value) for opening, value in pairs)
     return [(found["name"], _arguments(found["name"], items, tools))]
+
+
+# ---- the types of values -----------------------------------------------------------------------
+
+_MAX_DEPTH = 16
+_PYTHON = {"True": True, "False": False, "None": None}
+
+
+def _schema_of(name: str, tools: Tools) -> Mapping[str, Any]:
+    """The schema of the arguments of the tool called `name`; empty if there is none."""
+    for tool in tools:
+        function = tool.get("function") or {}
+        if function.get("name") == name:
+            return function.get("parameters") or {}
+    return {}
+
+
+def typed(text: str, schema: Any, root: Any) -> Json:
+    """`text` as `schema` has it, whose references start at `root`.
+
+    A schema that does not say, or None, leaves JSON as it reads; other text stays a text.
+    """
+    kinds = _kinds(schema, root, 0)
+    try:
+        value = _read(text.strip(), allow_python=bool(kinds))
+    except ValueError:
+        return text
+    kind = kind_of(value)
+    if kind == "string" or (kinds and kinds <= {"string"}):
+        return text
+    if not kinds or kind in kinds or (kind == "integer" and "number" in kinds):
+        return value
+    if "integer" in kinds and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return text
+
+
+def kind_of(value: Json) -> str:
+    """The name of a value's type in JSON schemas."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list() | tuple():
+            return "array"
+        case _:
+            return "object"
+
+
+def _read(text: str, *, allow_python: bool) -> Json:
+    """The value that `text` spells in JSON, or Python. Raises ValueError if it does not."""
+    if allow_python and text in _PYTHON:
+        return _PYTHON[text]
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        if not allow_python or text[:1] not in ("{", "["):
+            raise ValueError("no value") from None
+    try:
+        return ast.literal_eval(text)
+    except Exception:  # noqa: BLE001 - it raises five kinds for what is no literal
+        raise ValueError("no value") from None
+
+
+def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
+    """The JSON types of the values that `schema` allows; empty if it does not say."""
+    schema = _resolved(schema, root)
+    if depth > _MAX_DEPTH:
+        return set()
+    named = schema.get("type")
+    if isinstance(named, str):
+        return {named.lower()}
+    if isinstance(named, list):
+        return {each.lower() for each in named if isinstance(each, str)}
+    if "const" in schema:
+        return {kind_of(schema["const"])}
+    if isinstance(schema.get("enum"), list):
+        return {kind_of(each) for each in schema["enum"]}
+    found: set[str] = set()
+    for key in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(key)
+        if isinstance(options, list):
+            each_kinds = [_kinds(option, root, depth + 1) for option in options]
+            if key != "allOf" and not all(each_kinds):
+                return set()
+            found = found.union(*each_kinds)
+    if not found and "properties" in schema:
+        return {"object"}
+    if not found and "items" in schema:
+        return {"array"}
+    return found
+
+
+def _resolved(schema: Any, root: Any) -> Mapping[str, Any]:
+    """`schema`, or the target of its reference within `root`; empty if there is none."""
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(schema, Mapping):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        schema = root
+        for name in reference.removeprefix("#").strip("/").split("/"):
+            schema = schema.get(name) if isinstance(schema, Mapping) and name else schema
+    return {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vlm_server.engine.output.answer_parser import AnswerParser
 from vlm_server.engine.output.detokenizer import Decoder, Detokenizer
-from vlm_server.engine.output.pieces import Piece, Thought, add_piece
+from vlm_server.engine.output.pieces import Piece, ReasoningPiece, add_piece
 from vlm_server.engine.output.stops import StopChecker
 from vlm_server.protocol import FinishReason, SamplingParams, ToolCallDelta
 
@@ -87,7 +87,7 @@ class Choice:
         has_ended_in_call = parser.is_ended and self.stop is None
         if has_ended_in_call or (self.finish_reason == "stop" and parser.calls.num_valid):
             self.finish_reason = "tool_calls"
-        return emitted or (Thought("") if was_in_thought else "",)
+        return emitted or (ReasoningPiece("") if was_in_thought else "",)
 
     def _stop_in(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """The part of `pieces` before a stop string, which ends the answer."""
@@ -116,7 +116,7 @@ class Choice:
 
     def _emit(self, emitted: list[Piece], text: str) -> None:
         if text:
-            add_piece(emitted, Thought(text) if self._kind is Thought else text)
+            add_piece(emitted, ReasoningPiece(text) if self._kind is ReasoningPiece else text)
 
     def _detokenize(self, token_id: int) -> str:
         text = self._detokenizer.push(token_id)

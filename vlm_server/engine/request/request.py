@@ -12,8 +12,9 @@ from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk.tier import DiskLoad, Loaded
 from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.lru import Lease
-from vlm_server.engine.output.build import NO_FORMATS, Formats, build_parser
+from vlm_server.engine.output.answer_parser import build_parser
 from vlm_server.engine.output.detokenizer import Decoder
+from vlm_server.engine.output.formats import NO_FORMATS, Formats
 from vlm_server.engine.output.pieces import Piece
 from vlm_server.engine.request.choice import Choice
 from vlm_server.engine.request.states import State, Stopwatch, check_transition

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from vlm_server.engine.output.build import NO_FORMATS, Formats
+from vlm_server.engine.output.formats import NO_FORMATS, Formats
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from vlm_server.interfaces import PreparedPrompt
 from vlm_server.protocol import SamplingParams

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from vlm_server.engine.output.detokenizer import Decoder
-from vlm_server.engine.output.logprobs import logprobs
-from vlm_server.engine.output.pieces import Piece, Thought
+from vlm_server.engine.output.detokenizer import Decoder, logprobs
+from vlm_server.engine.output.pieces import Piece, ReasoningPiece
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.scheduler.stats import Counts
 from vlm_server.interfaces import SeqId, StepResult, TokenLogprobs
@@ -67,7 +66,7 @@ def _delta(seq: SeqId, piece: Piece) -> Delta:
     match piece:
         case str():
             return Delta(request_id, piece, choice=choice)
-        case Thought(text):
+        case ReasoningPiece(text):
             return Delta(request_id, text, choice=choice, is_reasoning=True)
         case _:
             return Delta(request_id, "", choice=choice, tool_call=piece)

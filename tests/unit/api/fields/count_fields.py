@@ -10,7 +10,7 @@ from tests.unit.api.fields.field import Dialect, Field, Reading, ignored, refuse
 from tests.unit.api.fields.openai_fields import CHAT, UNKNOWN_AT_THE_TOP
 from tests.unit.api.scripted_engine import Step
 from vlm_server.api.dialects.openai.schema import ChatRequest
-from vlm_server.api.dialects.openai.tokenize.intake import (
+from vlm_server.api.dialects.openai.tokenize import (
     ADDS_SPECIAL,
     NEUTRAL,
     PromptRequest,

@@ -12,7 +12,7 @@ from tests.unit.api.fields.openai_fields import (
     formats,
     streams,
 )
-from vlm_server.api.dialects.openai.completions.intake import NEUTRAL, CompletionRequest
+from vlm_server.api.dialects.openai.completions import NEUTRAL, CompletionRequest
 from vlm_server.api.dialects.openai.schema import HARMLESS
 
 USUAL: dict[str, Any] = {"model": "demo", "prompt": "hi"}

@@ -13,16 +13,13 @@ from tests.unit.api import requests as openai
 from tests.unit.api.dialects.anthropic import steps as anthropic
 from tests.unit.api.dialects.responses import requests as responses
 from vlm_server.api.dialects.anthropic import errors as anthropic_errors
-from vlm_server.api.dialects.anthropic.intake import read_message
-from vlm_server.api.dialects.anthropic.intake import read_text as read_message_text
+from vlm_server.api.dialects.anthropic.parse import read_message
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
-from vlm_server.api.dialects.ollama import errors as ollama_errors
-from vlm_server.api.dialects.ollama.intake import (
+from vlm_server.api.dialects.ollama.parse import (
     read_chat,
-    read_chat_text,
     read_generate,
-    read_generate_text,
 )
+from vlm_server.api.dialects.ollama.render import encode_error as encode_ollama_error
 from vlm_server.api.dialects.ollama.schema import (
     ChatMessage,
     ModelOptions,
@@ -30,16 +27,14 @@ from vlm_server.api.dialects.ollama.schema import (
     OllamaGenerateRequest,
 )
 from vlm_server.api.dialects.openai import schema as openai_schema
-from vlm_server.api.dialects.openai.completions.intake import CompletionRequest
-from vlm_server.api.dialects.openai.completions.intake import read as read_completion
-from vlm_server.api.dialects.openai.intake import read_chat as read_openai
-from vlm_server.api.dialects.openai.intake import read_text as read_openai_text
+from vlm_server.api.dialects.openai.completions import CompletionRequest
+from vlm_server.api.dialects.openai.completions import read as read_completion
+from vlm_server.api.dialects.openai.parse import read_chat as read_openai
 from vlm_server.api.dialects.responses import items
 from vlm_server.api.dialects.responses import schema as responses_schema
-from vlm_server.api.dialects.responses.intake import read_response
-from vlm_server.api.dialects.responses.intake import read_text as read_response_text
+from vlm_server.api.dialects.responses.parse import read_response
 from vlm_server.api.http import errors
-from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest, Read
+from vlm_server.api.parsing.parsed_request import Read
 from vlm_server.errors import RequestError
 
 Json = dict[str, Any]
@@ -61,7 +56,6 @@ class Hostile:
     name: str
     route: str
     read: Read
-    read_text: Callable[[Body, Context], ParsedRequest | None] | None
     encode_error: Callable[[RequestError], bytes]
     whole: Json
     plain: Json
@@ -141,7 +135,6 @@ def _chat() -> Hostile:
         "chat",
         openai.ROUTE,
         read_openai,
-        read_openai_text,
         errors.encode_openai,
         whole=openai.chat(
             {"role": "system", "content": "Be brief."},
@@ -183,7 +176,6 @@ def _completions() -> Hostile:
         "completions",
         "/v1/completions",
         read_completion,
-        None,
         errors.encode_openai,
         whole={
             "model": "demo",
@@ -255,7 +247,6 @@ def _responses() -> Hostile:
         "responses",
         responses.ROUTE,
         read_response,
-        read_response_text,
         errors.encode_openai,
         whole=responses.asking(
             [
@@ -317,7 +308,6 @@ def _messages() -> Hostile:
         "messages",
         anthropic.ROUTE,
         read_message,
-        read_message_text,
         anthropic_errors.encode,
         whole=anthropic.request(
             anthropic.user(anthropic.text(), anthropic.PICTURE),
@@ -399,8 +389,7 @@ def _ollama(*, is_chat: bool) -> Hostile:
         "ollama chat" if is_chat else "ollama generate",
         "/api/chat" if is_chat else "/api/generate",
         read_chat if is_chat else read_generate,
-        read_chat_text if is_chat else read_generate_text,
-        ollama_errors.encode,
+        encode_ollama_error,
         whole={
             "model": "demo",
             **asked,

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from tests.unit.api.dialects.responses.requests import asking, user
 from tests.unit.api.hostile.dialects import DIALECTS, Hostile, Json
 from tests.whole import examples
-from vlm_server.api.dialects.responses.options import decode_options
+from vlm_server.api.dialects.responses.echo import Options
+from vlm_server.api.parsing.conversation import NeedsProcess
 from vlm_server.api.parsing.media.external import BytesNeeded
 from vlm_server.api.parsing.parsed_request import (
     Context,
@@ -79,7 +80,7 @@ def taken(dialect: Hostile, parsed: ParsedRequest) -> ParsedRequest:
 
 def check_what_may_be_stored(dialect: Hostile, parsed: ParsedRequest) -> None:
     """It is JSON, and a later turn can go on from it."""
-    options = decode_options(parsed.options)
+    options = msgspec.msgpack.decode(parsed.options, type=Options)
     json.loads(options.echo)
     if options.items:
         more = asking([user("U")], previous_response_id="r", instructions=None)
@@ -199,12 +200,14 @@ def test_a_request_with_bytes_changed_is_taken_or_refused(
 # ---- where it is read ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dialect", [each for each in DIALECTS if each.read_text], ids=str)
-def test_text_is_told_from_pictures(dialect: Hostile) -> None:
-    assert dialect.read_text is not None
+@pytest.mark.parametrize("dialect", [each for each in DIALECTS if each.pictured], ids=str)
+def test_on_a_thread_texts_are_read_and_pictures_are_not(dialect: Hostile) -> None:
     text, pictured = (json.dumps(each).encode() for each in (dialect.plain, dialect.pictured))
-    assert dialect.read_text(text, CONTEXT) == dialect.read(text, CONTEXT)
-    assert dialect.read_text(pictured, CONTEXT) is None
+    on_thread = msgspec.structs.replace(CONTEXT, on_thread=True)
+    assert dialect.read(text, on_thread) == dialect.read(text, CONTEXT)
+    assert dialect.read(pictured, CONTEXT).submit.images
+    with pytest.raises(NeedsProcess):
+        dialect.read(pictured, on_thread)
 
 
 PROGRAM = """

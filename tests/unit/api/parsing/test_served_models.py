@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_server.api.dialects.ollama.models.model_name import model_wanted
+from vlm_server.api.dialects.ollama.model_fields import model_wanted
 from vlm_server.api.parsing.parsed_request import KnownModel
 from vlm_server.api.parsing.served_models import model_of
 from vlm_server.errors import ModelNotFound

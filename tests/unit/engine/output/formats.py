@@ -9,10 +9,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from vlm_server.engine.output.answer_parser import AnswerParser
-from vlm_server.engine.output.build import Formats, build_parser
-from vlm_server.engine.output.pieces import Piece, Thought
-from vlm_server.engine.output.tool_formats import ToolFormat
+from vlm_server.engine.output.answer_parser import AnswerParser, build_parser
+from vlm_server.engine.output.formats import Formats, ToolFormat
+from vlm_server.engine.output.pieces import Piece, ReasoningPiece
 from vlm_server.interfaces import AnswerFormat
 from vlm_server.interfaces.model_spec import ReasoningFormat
 from vlm_server.protocol import ToolCallDelta
@@ -99,7 +98,9 @@ def merged(pieces: Iterable[Piece]) -> list[Event]:
                     events[-1] = (kind, begun, sent + arguments)
             case _:
                 kind, text = (
-                    ("thought", piece.text) if isinstance(piece, Thought) else ("text", piece)
+                    ("thought", piece.text)
+                    if isinstance(piece, ReasoningPiece)
+                    else ("text", piece)
                 )
                 assert text, "nothing is no news"
                 if events and events[-1][0] == kind:

@@ -22,9 +22,9 @@ from tests.unit.engine.output.formats import (
     read,
     split_at,
 )
-from vlm_server.engine.output.build import Formats, build_parser
-from vlm_server.engine.output.pieces import Piece, Thought
-from vlm_server.engine.output.tool_formats import ToolFormat
+from vlm_server.engine.output.answer_parser import build_parser
+from vlm_server.engine.output.formats import Formats, ToolFormat
+from vlm_server.engine.output.pieces import Piece, ReasoningPiece
 from vlm_server.interfaces import AnswerFormat
 from vlm_server.interfaces.model_spec import ReasoningFormat
 from vlm_server.protocol import ToolCallDelta
@@ -361,8 +361,8 @@ def test_text_that_is_held_back_is_no_longer_than_a_mark():
     assert merged(made.push("g <tool_c")) == [("text", "g ")]
     assert merged(made.push("lass>")) == [("text", "<tool_class>")]
     made = parser()
-    assert made.push("<think>hm</thi") == [Thought("hm")]
-    assert made.push("s") == [Thought("</this")]
+    assert made.push("<think>hm</thi") == [ReasoningPiece("hm")]
+    assert made.push("s") == [ReasoningPiece("</this")]
 
 
 HARMONY = ReasoningFormat(

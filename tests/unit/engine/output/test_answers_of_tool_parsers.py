@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.engine.output.formats import Event, merged, parser, read, split_at
-from vlm_server.engine.output.tool_formats import ToolFormat, tool_format
+from vlm_server.engine.output.formats import ToolFormat, tool_format
 
 registered = pytest.importorskip("vlm_server.runner.loading.chat_templates")
 

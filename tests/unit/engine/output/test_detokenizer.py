@@ -7,7 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from vlm_server.engine.output.detokenizer import Detokenizer
+from vlm_server.engine.output.detokenizer import Detokenizer, logprobs
+from vlm_server.interfaces import TokenLogprobs
 
 SPECIALS = ("<|end|>", "<|box|>")
 CORPUS = [
@@ -157,3 +158,34 @@ def test_ids_beyond_the_tokenizer_have_no_text_and_keep_a_short_window(stranger:
 @pytest.mark.parametrize("text", ["\ufffd", "a\ufffdb", "\ufffd\ufffd"])
 def test_the_replacement_character_itself_is_text(text: str):
     assert "".join(pieces_of([byte_id(b) for b in text.encode()])) == text
+
+
+# ---- log probabilities -------------------------------------------------------------------
+
+TEXT = "a 日本 é😀"
+
+
+def bytes_of(decoder: Tokenizer, ids: list[int]) -> list[bytes]:
+    found = TokenLogprobs(-1.0, tuple((token_id, -2.0) for token_id in ids))
+    (entry,) = logprobs(decoder, ids[0], found)
+    assert entry.token.utf8 == entry.top[0].utf8
+    return [top.utf8 for top in entry.top]
+
+
+def test_the_bytes_of_byte_level_tokens() -> None:
+    encoded = TEXT.encode()
+    assert bytes_of(tokenizer(), [byte_id(b) for b in encoded]) == [bytes([b]) for b in encoded]
+    merged = tokenizer().encode(TEXT).ids
+    assert any(0 < len(part) != 1 for part in bytes_of(tokenizer(), merged))
+    assert b"".join(bytes_of(tokenizer(), merged)) == encoded
+
+
+def test_the_bytes_of_tokens_of_one_byte() -> None:
+    words = {"▁é": 0, "\ufffd": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}}
+    made = Tokenizer(models.BPE(words, [], byte_fallback=True))
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    encoded = "日".encode()
+    assert b"".join(bytes_of(made, [2 + byte for byte in encoded])) == encoded
+    assert bytes_of(made, [0, 1]) == [" é".encode(), "\ufffd".encode()]

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from vlm_server.engine.output.tool_formats import tool_format
+from vlm_server.engine.output.formats import tool_format
 from vlm_server.runner.loading.chat_templates import tool_parser
 
 LENGTH = 200_000

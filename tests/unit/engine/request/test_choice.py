@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.unit.engine.fakes import EOS, SPECIAL, ByteDecoder, MarkDecoder
 from tests.unit.engine.output.formats import FORCED, Event, merged, parser
 from vlm_server.engine.output.answer_parser import AnswerParser
-from vlm_server.engine.output.pieces import Piece, Thought
+from vlm_server.engine.output.pieces import Piece, ReasoningPiece
 from vlm_server.engine.request.choice import Choice
 from vlm_server.protocol import SamplingParams
 
@@ -109,7 +109,7 @@ def read_answer(
         found += choice.append_token(token_id, frozenset({EOS}), 1000)
         if choice.finish_reason:
             break
-    return merged(piece for piece in found if piece not in ("", Thought(""))), choice
+    return merged(piece for piece in found if piece not in ("", ReasoningPiece(""))), choice
 
 
 @given(MARKED_TEXT, st.lists(st.sampled_from(["a<", "b", "</tool_call>", "ba"]), max_size=2))

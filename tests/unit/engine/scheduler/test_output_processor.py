@@ -9,8 +9,8 @@ import pytest
 from tests.unit.engine.driver import Engine
 from tests.unit.engine.fakes import EOS, SPECIAL, MarkDecoder, deltas, outcome_of, prompt
 from tests.unit.engine.output.formats import ANSWER, FORCED, HERMES, MISTRAL, THINK, merged
-from vlm_server.engine.output.build import Formats
-from vlm_server.engine.output.pieces import Piece, Thought
+from vlm_server.engine.output.formats import Formats
+from vlm_server.engine.output.pieces import Piece, ReasoningPiece
 from vlm_server.interfaces import AnswerFormat, Prepared, StepResult, TokenLogprobs
 from vlm_server.protocol import Delta, Finished, Stats, Submit
 
@@ -44,7 +44,7 @@ def pieces_in(found: list[Delta]) -> list[Piece]:
             assert not delta.text
             pieces.append(delta.tool_call)
         elif delta.text:
-            pieces.append(Thought(delta.text) if delta.is_reasoning else delta.text)
+            pieces.append(ReasoningPiece(delta.text) if delta.is_reasoning else delta.text)
     return pieces
 
 

@@ -1,1 +1,1 @@
-"""Anthropic's messages: schema, intake (to our request), render (from our events), errors."""
+"""Anthropic's messages: schema, parse (to our request), render (from our events), errors."""

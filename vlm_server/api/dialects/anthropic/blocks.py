@@ -1,11 +1,11 @@
-"""The content blocks of an answer, as Anthropic writes them, and their events in a stream."""
+"""An answer's content blocks, as Anthropic writes them, and their events in a stream."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from msgspec import Raw, Struct
 
@@ -70,7 +70,7 @@ Kind = Literal["text", "thinking", "tool_use"]
 
 @dataclass(slots=True)
 class OpenBlock:
-    """A block that may get more pieces. `call` is the number of its tool call; -1 for others."""
+    """The block under way. `call`: the number of its tool call; -1 for other blocks."""
 
     kind: Kind
     call: int = -1
@@ -78,13 +78,21 @@ class OpenBlock:
     name: str = ""
     pieces: list[str] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, delta: Delta) -> Self:
+        """The block that `delta` begins."""
+        call = delta.tool_call
+        if call is None:
+            return cls(_kind_of(delta))
+        return cls("tool_use", call.index, call.id, call.name)
+
     def takes(self, delta: Delta) -> bool:
-        """Whether `delta` is more of it."""
+        """Whether `delta` continues the block."""
         call = -1 if delta.tool_call is None else delta.tool_call.index
         return self.kind == _kind_of(delta) and self.call == call
 
     def start(self) -> Block:
-        """The empty block, with which a stream begins it."""
+        """The empty block, which begins it in a stream."""
         match self.kind:
             case "text":
                 return TextBlock("")
@@ -94,7 +102,7 @@ class OpenBlock:
                 return ToolUseBlock(self.id, self.name, {})
 
     def whole(self) -> Block:
-        """The block with all its pieces. Arguments that were cut off are left out."""
+        """The block with all its pieces; without arguments that were cut off."""
         text = "".join(self.pieces)
         match self.kind:
             case "text":
@@ -105,7 +113,7 @@ class OpenBlock:
                 return ToolUseBlock(self.id, self.name, _arguments(text))
 
     def more(self, piece: str) -> BlockDelta:
-        """What the stream says of its next piece."""
+        """The delta of its next piece in a stream."""
         match self.kind:
             case "text":
                 return TextDelta(piece)
@@ -115,15 +123,15 @@ class OpenBlock:
                 return InputDelta(piece)
 
 
-def blocks_of(deltas: Sequence[Delta], *, shows_thoughts: bool) -> tuple[Block, ...]:
+def blocks_of(deltas: Sequence[Delta], *, shows_reasoning: bool) -> tuple[Block, ...]:
     """The blocks of a whole answer."""
     blocks: list[OpenBlock] = []
     for delta in deltas:
-        if not is_news(delta):
+        if not _is_news(delta):
             continue
         if not blocks or not blocks[-1].takes(delta):
-            blocks.append(open_block(delta))
-        blocks[-1].pieces.append(piece_of(delta, shows_thoughts=shows_thoughts))
+            blocks.append(OpenBlock.of(delta))
+        blocks[-1].pieces.append(_piece_of(delta, shows_reasoning=shows_reasoning))
     return tuple(block.whole() for block in blocks)
 
 
@@ -131,20 +139,20 @@ def blocks_of(deltas: Sequence[Delta], *, shows_thoughts: bool) -> tuple[Block, 
 class BlockStream:
     """An answer's blocks as events. Keeps no text."""
 
-    shows_thoughts: bool
+    shows_reasoning: bool
     _index: int = -1
     _open: OpenBlock | None = None
 
     def take(self, delta: Delta) -> Iterator[BlockEvent]:
         """The events of `delta`."""
-        if not is_news(delta):
+        if not _is_news(delta):
             return
         if self._open is None or not self._open.takes(delta):
             yield from self.close()
             self._index += 1
-            self._open = open_block(delta)
+            self._open = OpenBlock.of(delta)
             yield BlockStart(self._index, self._open.start())
-        if piece := piece_of(delta, shows_thoughts=self.shows_thoughts):
+        if piece := _piece_of(delta, shows_reasoning=self.shows_reasoning):
             yield BlockNews(self._index, self._open.more(piece))
 
     def close(self) -> Iterator[BlockEvent]:
@@ -157,24 +165,16 @@ class BlockStream:
         yield BlockStop(self._index)
 
 
-def is_news(delta: Delta) -> bool:
-    """Whether it belongs to a block."""
+def _is_news(delta: Delta) -> bool:
+    """Whether `delta` belongs to a block."""
     return bool(delta.text) or delta.tool_call is not None
 
 
-def open_block(delta: Delta) -> OpenBlock:
-    """The block that `delta` begins."""
-    call = delta.tool_call
-    if call is None:
-        return OpenBlock(_kind_of(delta))
-    return OpenBlock("tool_use", call.index, call.id, call.name)
-
-
-def piece_of(delta: Delta, *, shows_thoughts: bool) -> str:
-    """What `delta` adds to its block."""
+def _piece_of(delta: Delta, *, shows_reasoning: bool) -> str:
+    """The text or arguments that `delta` adds to its block."""
     if delta.tool_call is not None:
         return delta.tool_call.arguments
-    return "" if delta.is_reasoning and not shows_thoughts else delta.text
+    return "" if delta.is_reasoning and not shows_reasoning else delta.text
 
 
 def _kind_of(delta: Delta) -> Kind:

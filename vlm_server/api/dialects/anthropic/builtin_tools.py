@@ -31,11 +31,11 @@ _OF_KIND = {
     "text_editor": ("max_characters",),
 }
 FIELDS_OF_BUILTIN = tuple(name for names in _OF_KIND.values() for name in names)
-"""What only tools of these types have."""
+"""Fields that only tools of these types have."""
 
 
 def fields_without_effect(tool: Tool) -> tuple[str, ...]:
-    """The fields that a tool of this type makes nothing of; the type says the rest."""
+    """The fields without effect in a tool of this type."""
     match = _TYPE.fullmatch(tool.type or "")
     own = _OF_KIND[match[1]] if match else ()
     others = tuple(name for name in FIELDS_OF_BUILTIN if name not in own)
@@ -43,7 +43,7 @@ def fields_without_effect(tool: Tool) -> tuple[str, ...]:
 
 
 def builtin_tool(tool: Tool, param: str) -> ToolDefinition:
-    """What `tool`, which has a type of Anthropic's, is to a model. Raises InvalidRequest."""
+    """A tool of one of Anthropic's types as an ordinary one. Raises InvalidRequest."""
     match = _TYPE.fullmatch(tool.type or "")
     if match is None:
         raise UnsupportedField(

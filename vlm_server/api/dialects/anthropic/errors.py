@@ -8,6 +8,9 @@ import msgspec
 
 from vlm_server.errors import ContextLengthExceeded, RequestError
 
+PATH = "/v1/messages"
+"""The routes whose errors have this shape begin so."""
+
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -24,7 +27,7 @@ _TOO_LONG = "prompt is too long"
 
 
 class MoreDetails(msgspec.Struct, frozen=True):
-    """Where Anthropic's clients look for the code."""
+    """The error's code, where Anthropic's clients look for it."""
 
     error_code: str
 
@@ -54,6 +57,6 @@ def encode(error: RequestError) -> bytes:
 
 
 def _message(error: RequestError) -> str:
-    """With the words by which clients recognise it."""
+    """The message, with the words by which clients recognise a prompt that is too long."""
     is_known = not isinstance(error, ContextLengthExceeded) or _TOO_LONG in error.message
     return error.message if is_known else f"{_TOO_LONG}: {error.message}"

@@ -1,42 +1,197 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+"""A request's messages, from Anthropic's blocks to turns as chat templates know them.
+
+Tool results, which Anthropic has in the user's messages, become turns of their own.
+"""
 
 from __future__ import annotations
 
-from vlm_server.api.dialects.anthropic.intake import (
-    COUNT_DIALECT,
-    DIALECT,
-    read_count_text,
-    read_text,
+import re
+from collections.abc import Iterator, Sequence
+
+from vlm_server.api.dialects.anthropic.schema import (
+    SIGNATURE,
+    Base64Source,
+    ContentBlock,
+    ImageBlock,
+    InputMessage,
+    MessagesRequest,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
 )
-from vlm_server.api.dialects.anthropic.options import decode_options
-from vlm_server.api.dialects.anthropic.render import MessageRenderer, encode_count
-from vlm_server.api.http import sse
-from vlm_server.api.http.dialect import CountRenderer
+from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.tools import object_text
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import ContentPart, ImagePart, Message, TextPart, ToolCall
 
-PATH = "/v1/messages"
+BILLING_HEADER = "x-anthropic-billing-header"
+"""Beginning of a block that differs in each request and is left out of the system prompt."""
 
-
-class Messages:
-    """Anthropic's messages, as a `Dialect`."""
-
-    name = DIALECT
-    id_prefix = "msg_"
-    content_type = sse.CONTENT_TYPE
-    read_text = staticmethod(read_text)
-
-    def renderer(self, request_id: str, model: str, options: bytes) -> MessageRenderer:
-        """See `Dialect.renderer`."""
-        return MessageRenderer(request_id, model, decode_options(options))
+ERROR_MARK = "Error: "
+"""Stands before the result of a tool that failed."""
+_INDEX = re.compile(r"\[[0-9]+\]")
 
 
-class CountTokens:
-    """The tokens of a message's prompt, as a `Dialect`: it generates nothing."""
+def read_messages(
+    request: MessagesRequest, conversation: Conversation, ignored: IgnoredFields
+) -> None:
+    """Add all messages of `request`, its system prompt first. Raises RequestError."""
+    if not any(message.role == "user" for message in request.messages):
+        raise InvalidRequest("At least one message must have the role 'user'.", "messages")
+    _counts(request).check(conversation.limits)
+    if system := _system(request, conversation):
+        conversation.add(Message("system", system), "system")
+    history = _History(conversation, ignored)
+    for i, message in enumerate(request.messages):
+        for turn in history.turns(message, f"messages[{i}].content"):
+            conversation.add(turn, f"messages[{i}]")
+    conversation.check_complete()
 
-    name = COUNT_DIALECT
-    id_prefix = "count_"
-    content_type = sse.CONTENT_TYPE
-    read_text = staticmethod(read_count_text)
 
-    def renderer(self, request_id: str, model: str, options: bytes) -> CountRenderer:
-        """See `Dialect.renderer`."""
-        return CountRenderer(encode_count)
+def has_billing_header(request: MessagesRequest) -> bool:
+    """Whether the system prompt has a block that is left out."""
+    return not isinstance(request.system, str | None) and any(map(_is_billing, request.system))
+
+
+class _History:
+    """Converts messages in their order; results refer to the calls before them."""
+
+    def __init__(self, conversation: Conversation, ignored: IgnoredFields) -> None:
+        self._conversation = conversation
+        self._ignored = ignored
+        self._tools: dict[str, str] = {}
+
+    def turns(self, message: InputMessage, param: str) -> Iterator[Message]:
+        """The turns of `message`, whose blocks are the field `param`."""
+        content = message.content
+        if isinstance(content, str):
+            yield Message(message.role, (self._conversation.text(content, param),))
+            return
+        self._conversation.check_content(message.role, content, param)
+        named = [(block, f"{param}[{i}]") for i, block in enumerate(content)]
+        match message.role:
+            case "assistant":
+                yield self._assistant(named)
+            case "user":
+                yield from self._user(named)
+            case "system":
+                yield Message("system", tuple(self._part(*each) for each in named))
+
+    def _assistant(self, blocks: Sequence[tuple[ContentBlock, str]]) -> Message:
+        content: list[ContentPart] = []
+        reasoning: list[str] = []
+        calls: list[ToolCall] = []
+        for block, param in blocks:
+            match block:
+                case ThinkingBlock(thinking=text, signature=signature):
+                    if signature != SIGNATURE:
+                        self._ignore(f"{param}.signature", signature)
+                    reasoning.append(self._conversation.count_text(text, param))
+                case RedactedThinkingBlock():
+                    self._ignored.add("messages[].content[].redacted_thinking")
+                case ToolUseBlock():
+                    calls.append(self._call(block, param))
+                case TextBlock(text=text):
+                    content.append(self._conversation.text(text, param))
+                case _:
+                    raise _misplaced(block, "assistant", param)
+        return Message("assistant", tuple(content), "\n\n".join(filter(None, reasoning)), (*calls,))
+
+    def _call(self, block: ToolUseBlock, param: str) -> ToolCall:
+        arguments = object_text(block.input, f"{param}.input")
+        for text in (block.id, block.name, arguments):
+            self._conversation.count_text(text, param)
+        self._tools[block.id] = block.name
+        return ToolCall(block.id, block.name, arguments)
+
+    def _user(self, blocks: Sequence[tuple[ContentBlock, str]]) -> Iterator[Message]:
+        parts: list[ContentPart] = []
+        for block, param in blocks:
+            if not isinstance(block, ToolResultBlock):
+                parts.append(self._part(block, param, "user"))
+                continue
+            if parts:
+                yield Message("user", tuple(parts))
+                parts = []
+            yield self._result(block, param)
+        if parts:
+            yield Message("user", tuple(parts))
+
+    def _result(self, block: ToolResultBlock, param: str) -> Message:
+        content = block.content or ""
+        parts: list[ContentPart] = []
+        if block.is_error:
+            parts.append(TextPart(ERROR_MARK))
+        if isinstance(content, str):
+            parts.append(self._conversation.text(content, f"{param}.content"))
+        else:
+            parts += (
+                self._part(inner, f"{param}.content[{i}]", "user")
+                for i, inner in enumerate(content)
+            )
+        call_id = self._conversation.count_text(block.tool_use_id, param)
+        name = self._tools.get(call_id, "")
+        return Message("tool", tuple(parts), tool_call_id=call_id, name=name)
+
+    def _part(self, block: ContentBlock, param: str, role: str = "system") -> ContentPart:
+        match block:
+            case TextBlock(text=text):
+                return self._conversation.text(text, param)
+            case ImageBlock() if role == "user":
+                return self._image(block, param)
+        raise _misplaced(block, role, param)
+
+    def _image(self, block: ImageBlock, param: str) -> ImagePart:
+        if not isinstance(block.source, Base64Source):
+            return self._conversation.image(block.source.url, param)
+        part = self._conversation.base64_image(block.source.data, param)
+        media_type = f"image/{self._conversation.images[part.index].format.lower()}"
+        if block.source.media_type != media_type:
+            self._ignore(f"{param}.source.media_type", block.source.media_type)
+        return part
+
+    def _ignore(self, param: str, value: str | None) -> None:
+        self._ignored.add(_INDEX.sub("[]", param), value)
+
+
+def _system(request: MessagesRequest, conversation: Conversation) -> tuple[ContentPart, ...]:
+    system = request.system or ""
+    if isinstance(system, str):
+        return (conversation.text(system, "system"),) if system else ()
+    return conversation.texts(
+        (block.text, f"system[{i}]") for i, block in enumerate(system) if not _is_billing(block)
+    )
+
+
+def _is_billing(block: TextBlock) -> bool:
+    return block.text.startswith(BILLING_HEADER)
+
+
+def _counts(request: MessagesRequest) -> Counts:
+    blocks = list(_blocks(request))
+    num_texts = sum(isinstance(message.content, str) for message in request.messages)
+    return Counts(
+        messages=len(request.messages),
+        parts=len(blocks) + num_texts,
+        images=sum(isinstance(block, ImageBlock) for block in blocks),
+        videos=0,
+    )
+
+
+def _blocks(request: MessagesRequest) -> Iterator[ContentBlock]:
+    """All blocks, with those in tool results."""
+    for message in request.messages:
+        if isinstance(message.content, str):
+            continue
+        for block in message.content:
+            yield block
+            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+                yield from block.content
+
+
+def _misplaced(block: ContentBlock, role: str, param: str) -> InvalidRequest:
+    kind = block.__struct_config__.tag
+    return InvalidRequest(f"Blocks of type `{kind}` are not allowed in `{role}` messages.", param)

@@ -1,4 +1,4 @@
-"""Renders the engine's events as Anthropic's messages and their events."""
+"""Anthropic's messages and their events, made of the engine's events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from vlm_server import protocol
 from vlm_server.api.dialects.anthropic import errors
 from vlm_server.api.dialects.anthropic.blocks import Block, BlockEvent, BlockStream, blocks_of
-from vlm_server.api.dialects.anthropic.options import Options
+from vlm_server.api.dialects.anthropic.parse import Options
 from vlm_server.api.http import sse
 from vlm_server.errors import RequestError
 
@@ -87,14 +87,13 @@ class MessageRenderer:
     _ending: Ending | None = None
 
     def __post_init__(self) -> None:
-        self._blocks = BlockStream(self.options.shows_thoughts)
+        self._blocks = BlockStream(self.options.shows_reasoning)
 
     def whole(
         self, choices: Sequence[Sequence[protocol.Delta]], finished: protocol.Finished
     ) -> bytes:
-        """The whole message."""
         (deltas,) = choices
-        content = blocks_of(deltas, shows_thoughts=self.options.shows_thoughts)
+        content = blocks_of(deltas, shows_reasoning=self.options.shows_reasoning)
         ending = _ending(deltas[-1])
         return _encode(
             Message(
@@ -108,7 +107,7 @@ class MessageRenderer:
         )
 
     def delta(self, delta: protocol.Delta) -> bytes:
-        """The events of what it adds to the message, and of the blocks that begin and end."""
+        """The events of `delta`, and of the blocks that begin and end with it."""
         events: list[Event] = [*self._begin(), *self._blocks.take(delta)]
         if delta.finish_reason:
             events += self._blocks.close()
@@ -116,7 +115,7 @@ class MessageRenderer:
         return b"".join(map(_event, events))
 
     def end(self, finished: protocol.Finished) -> bytes:
-        """Why the message ended, its true usage, and the last event."""
+        """The stop reason, the usage, and the last event."""
         assert self._ending is not None
         return _event(MessageDelta(self._ending, _usage(finished))) + _event(MessageStop())
 
@@ -125,14 +124,13 @@ class MessageRenderer:
         return sse.event(errors.encode(error), "error")
 
     def keep_alive(self) -> bytes:
-        """A `ping`."""
         return _PING
 
     def empty_chunk(self) -> bytes:
         return _PING
 
     def _begin(self) -> Sequence[Event]:
-        """Nothing is counted yet when the message begins, so its usage is all 0."""
+        """The first event. Its usage is all 0: nothing is counted yet."""
         if self._is_begun:
             return ()
         self._is_begun = True
@@ -140,7 +138,7 @@ class MessageRenderer:
 
 
 def encode_count(finished: protocol.Finished) -> bytes:
-    """The JSON of a prompt's token count, of tokens that are cached too."""
+    """The JSON of a prompt's token count, cached tokens included."""
     return _encode(Count(finished.usage.prompt_tokens))
 
 
@@ -155,7 +153,7 @@ def _event(event: Event) -> bytes:
 
 
 def _ending(delta: protocol.Delta) -> Ending:
-    """Why the message ended, by its last delta."""
+    """The stop reason in the last delta of a message."""
     assert delta.finish_reason is not None
     if delta.finish_reason == "stop" and delta.stop is not None:
         return Ending("stop_sequence", delta.stop)

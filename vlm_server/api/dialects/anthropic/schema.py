@@ -10,16 +10,23 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
-from msgspec.json import Decoder
 
+from vlm_server.api.dialects.fields import (
+    EFFORT_RULE,
+    Count,
+    Effort,
+    Size,
+    Temperature,
+    TopP,
+    prepare,
+)
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import StopString
 from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.errors import ThreadUnsupported
 
-INT32_MAX = 2**31 - 1
 SIGNATURE = "dmxtX3NlcnZlcg=="
-"""Of every thought in answers: clients send it back."""
+"""Signature of all reasoning in answers; clients send it back."""
 
 _SOURCES = "must be 'base64' or 'url'"
 RULES = {
@@ -35,9 +42,9 @@ RULES = {
     "thinking.type": "must be 'enabled', 'disabled' or 'adaptive'",
     "display": "must be 'summarized' or 'omitted'",
     "output_config.format.type": "must be 'json_schema'",
-    "output_config.effort": "must be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
+    "output_config.effort": EFFORT_RULE,
 }
-"""What a field must be, by its path or name; completes the message of an error."""
+"""Ends of error messages, by a field's path or name."""
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
@@ -72,14 +79,14 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
-    """`signature` is not checked: thoughts may come from any model. Another one is ignored."""
+    """`signature` is not checked: reasoning may come from any model. Another one is ignored."""
 
     thinking: str
     signature: str | None = None
 
 
 class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
-    """Nobody here can read it, so it is left out of the prompt."""
+    """Encrypted reasoning, which is left out of the prompt."""
 
     data: str
 
@@ -102,10 +109,10 @@ class Tool(Struct):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
-    display_width_px: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
-    display_height_px: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    display_width_px: Size | None = None
+    display_height_px: Size | None = None
     enable_zoom: bool | None = None
-    max_characters: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    max_characters: Size | None = None
 
 
 class AutoChoice(Struct, tag_field="type", tag="auto"):
@@ -117,7 +124,7 @@ class AnyChoice(Struct, tag_field="type", tag="any"):
 
 
 class NamedChoice(Struct, tag_field="type", tag="tool"):
-    """It is called once, so `disable_parallel_tool_use` says nothing new."""
+    """A tool that is called once: `disable_parallel_tool_use` changes nothing."""
 
     name: str
     disable_parallel_tool_use: bool | None = None
@@ -127,18 +134,15 @@ class NoChoice(Struct, tag_field="type", tag="none"):
     pass
 
 
-Budget = Annotated[int, Meta(ge=0, le=INT32_MAX)]
-
-
 class ThinkingEnabled(Struct, tag_field="type", tag="enabled"):
-    budget_tokens: Budget | None = None
+    budget_tokens: Count | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
 class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
     """Leaves it to the model's template."""
 
-    budget_tokens: Budget | None = None
+    budget_tokens: Count | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -151,31 +155,29 @@ class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
 
 
 class OutputConfig(Struct):
-    """`effort` asks for thoughts, as OpenAI's `reasoning_effort` does."""
+    """`effort` asks for reasoning, as OpenAI's `reasoning_effort` does."""
 
     format: JsonSchemaFormat | None = None
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
 
 
 class MessagesRequest(Struct):
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
     model: str | None = None
     system: str | list[TextBlock] | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    max_tokens: Size | None = None
     stream: bool | None = None
     stop_sequences: list[StopString] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Count | None = None
     tools: list[Tool] | None = None
     tool_choice: AutoChoice | AnyChoice | NamedChoice | NoChoice | None = None
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
 
 
-Decoder(MessagesRequest)
-"""Made for what it leaves behind: msgspec's notes on these types. Two threads that make them at
-the same time, for the first two requests, crash the process."""
+prepare(MessagesRequest)
 
 
 def parse(

@@ -1,4 +1,4 @@
-"""The messages of a chat: Ollama's, with pictures beside the text and calls without ids."""
+"""A chat's messages: Ollama's have pictures beside the text, and calls without ids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_messages(messages: Sequence[ChatMessage], conversation: Conversation) -
 def pictures_and_text(
     images: Sequence[str], images_param: str, text: TextPart, conversation: Conversation
 ) -> tuple[ContentPart, ...]:
-    """Parts with `images`, each base64 or a URL, and what is said about them."""
+    """Parts with `images`, each base64 or a URL, and the text about them."""
     parts = [
         _picture(image, f"{images_param}[{i}]", conversation) for i, image in enumerate(images)
     ]
@@ -46,7 +46,7 @@ def _picture(image: str, param: str, conversation: Conversation) -> ContentPart:
 
 @dataclass(slots=True)
 class _Reader:
-    """Makes our messages of Ollama's. The calls of a turn get ids, which its results refer to."""
+    """Converts messages in their order. Calls get ids, which their results refer to."""
 
     conversation: Conversation
     _num_calls: int = 0

@@ -1,31 +1,85 @@
-"""Renders the engine's events as Ollama's answers: one JSON object, or one on each line."""
+"""Ollama's answers, made of the engine's events: one JSON object, or one on each line."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from vlm_server import protocol
-from vlm_server.api.dialects.ollama import errors
-from vlm_server.api.dialects.ollama.answers import (
-    AnswerMessage,
-    FunctionCall,
-    Line,
-    ToolCall,
-    measures,
-    scored,
-    time_text,
-    usage_of,
-)
-from vlm_server.api.dialects.ollama.options import AnswerOptions
+from vlm_server.api.dialects.logprobs import TokenLogprob, token_logprob
+from vlm_server.api.dialects.ollama.parse import AnswerOptions
 from vlm_server.errors import RequestError
 
 CONTENT_TYPE = b"application/x-ndjson"
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """`arguments` is an object, not its text."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: FunctionCall
+
+
+class AnswerMessage(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Ours: the size at which the model saw each picture, and its tokens."""
+
+    images: tuple[protocol.ImageUse, ...]
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """`message` is `/api/chat`'s, `response` and `thinking` `/api/generate`'s. What follows `done`
+    is the last line's; durations are in nanoseconds."""
+
+    model: str
+    created_at: str
+    message: AnswerMessage | UnsetType = UNSET
+    response: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
+    done: bool
+    done_reason: str | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_cached_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    usage: Usage | UnsetType = UNSET
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: str
+
+
+def encode_error(error: RequestError) -> bytes:
+    """`error` as JSON, for the body of a response or a line of a stream.
+
+    The field at fault is named in the text, since Ollama's errors have no other place for it.
+    """
+    text = error.message
+    if error.param and error.param not in text:
+        text = f"{text} (`{error.param}`)"
+    return msgspec.json.encode(ErrorBody(text))
 
 
 @dataclass(slots=True)
@@ -42,11 +96,11 @@ class Piece:
 
 
 Show = Callable[[Line, Piece], Line]
-"""How a route writes a piece into a line."""
+"""A route's way to write a piece into a line."""
 
 
 def as_message(line: Line, piece: Piece) -> Line:
-    """As `/api/chat` does."""
+    """`line` with `piece` as `/api/chat` has it."""
     message = AnswerMessage(
         "assistant", piece.text, piece.thinking or UNSET, tuple(piece.calls) or UNSET
     )
@@ -54,7 +108,7 @@ def as_message(line: Line, piece: Piece) -> Line:
 
 
 def as_response(line: Line, piece: Piece) -> Line:
-    """As `/api/generate` does."""
+    """`line` with `piece` as `/api/generate` has it."""
     return msgspec.structs.replace(line, response=piece.text, thinking=piece.thinking or UNSET)
 
 
@@ -109,7 +163,6 @@ class LineRenderer:
     def whole(
         self, choices: Sequence[Sequence[protocol.Delta]], finished: protocol.Finished
     ) -> bytes:
-        """The whole answer."""
         answer = Piece()
         for delta in choices[0]:
             for piece in self._pieces(delta):
@@ -120,7 +173,7 @@ class LineRenderer:
         return self._last(answer, finished)
 
     def delta(self, delta: protocol.Delta) -> bytes:
-        """A line for what became complete."""
+        """Lines of what `delta` completes."""
         lines = (self._line(piece, done=False) for piece in self._pieces(delta) if piece)
         return b"".join(line + b"\n" for line in lines)
 
@@ -130,17 +183,17 @@ class LineRenderer:
 
     def error(self, error: RequestError) -> bytes:
         """A line with the error, which is the last."""
-        return errors.encode(error) + b"\n"
+        return encode_error(error) + b"\n"
 
     def keep_alive(self) -> bytes:
-        """A line that says nothing: readers of lines have no comments, but add up texts."""
+        """An empty line of the answer: JSON lines have no comments, and clients add up texts."""
         return self.empty_chunk()
 
     def empty_chunk(self) -> bytes:
         return self._line(Piece(), done=False) + b"\n"
 
     def _pieces(self, delta: protocol.Delta) -> list[Piece]:
-        """What is to be shown at a delta, in order: first a call that it completes."""
+        """The pieces of `delta`, in order: first a call that it completes."""
         pieces = []
         if self._calls.is_ended_by(delta):
             pieces.append(self._calls.take())
@@ -163,15 +216,16 @@ class LineRenderer:
             piece,
             done=True,
             done_reason=self._done_reason,
-            usage=usage_of(finished),
-            **measures(finished),
+            usage=_usage_of(finished),
+            **_measures(finished),
         )
 
     def _line(self, piece: Piece, **fields: Any) -> bytes:
+        scores = tuple(token_logprob(each, empty_top=False) for each in piece.logprobs)
         line = Line(
             model=self.options.model,
             created_at=time_text(time.time()),
-            logprobs=scored(piece.logprobs),
+            logprobs=scores or UNSET,
             **fields,
         )
         return _encode(self.show(line, piece))
@@ -179,3 +233,35 @@ class LineRenderer:
 
 _encode = msgspec.json.Encoder().encode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def time_text(seconds: float) -> str:
+    """Seconds since 1970 as Ollama writes times."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _measures(finished: protocol.Finished) -> dict[str, int]:
+    """Counts, and durations in nanoseconds. A load is not told apart.
+
+    The prompt's duration is the time to the first text, its wait for the device included.
+    """
+    usage, times = finished.usage, finished.times
+    return {
+        "total_duration": _nanoseconds(times.total_seconds),
+        "load_duration": 0,
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_cached_count": usage.cached_tokens,
+        "prompt_eval_duration": _nanoseconds(times.first_text_seconds),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": _nanoseconds(times.total_seconds - times.first_text_seconds),
+    }
+
+
+def _usage_of(finished: protocol.Finished) -> Usage | UnsetType:
+    """Left out without pictures."""
+    return Usage(finished.images) if finished.images else UNSET
+
+
+def _nanoseconds(seconds: float) -> int:
+    """Nanoseconds, at least 1: clients divide by them."""
+    return max(1, round(seconds * 1e9))

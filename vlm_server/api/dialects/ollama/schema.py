@@ -1,6 +1,6 @@
 """The JSON of requests to `/api/chat` and `/api/generate`: their fields and their bounds.
 
-A field that is not here is ignored, and reported: see `ignored`.
+Other fields are ignored, and reported.
 """
 
 from __future__ import annotations
@@ -8,14 +8,20 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
-from msgspec.json import Decoder
 
+from vlm_server.api.dialects.fields import (
+    INT32_MAX,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopLogprobs,
+    prepare,
+)
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import StopString
-
-MAX_TOP_LOGPROBS = 20
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
 
 RULES = {
     "role": "must be 'system', 'developer', 'user', 'assistant' or 'tool'",
@@ -23,11 +29,11 @@ RULES = {
     "format": "must be 'json' or a JSON schema",
     "type": "must be 'function'",
 }
-"""What a field must be, by its path or name; completes the message of an error."""
+"""Ends of error messages, by a field's path or name."""
 
 
 class FunctionCall(Struct):
-    """`arguments` are an object; its text is taken, too."""
+    """`arguments` is an object, or its JSON."""
 
     name: str
     arguments: dict[str, Any] | str | None = None
@@ -39,7 +45,7 @@ class ToolCall(Struct):
 
 
 class ChatMessage(Struct):
-    """`tool_name`, or `name`, is the tool that a message of the role `tool` is the result of."""
+    """`tool_name`, or `name`: in messages of the role `tool`, the tool that gave the result."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
@@ -62,26 +68,23 @@ class Tool(Struct):
     type: Literal["function"] | None = None
 
 
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-
-
 class ModelOptions(Struct):
-    """Those of Ollama's `options` that have an effect here."""
+    """The `options` that have an effect."""
 
     num_predict: Annotated[int, Meta(ge=-2, le=INT32_MAX)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
+    temperature: Temperature | None = None
+    top_p: MinP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
     stop: StopString | list[StopString] | None = None
-    repeat_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
 
 
 class Request(Struct, kw_only=True):
-    """What both routes have in common. `keep_alive`: see the module of that name."""
+    """The fields that both routes have. `keep_alive`: see `model_fields`."""
 
     model: str | None = None
     stream: bool | None = None
@@ -90,7 +93,7 @@ class Request(Struct, kw_only=True):
     think: bool | Literal["low", "medium", "high"] | None = None
     keep_alive: float | str | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 class OllamaChatRequest(Request):
@@ -109,10 +112,7 @@ class OllamaGenerateRequest(Request):
     raw: bool | None = None
 
 
-Decoder(OllamaChatRequest)
-Decoder(OllamaGenerateRequest)
-"""Made for what they leave behind: msgspec's notes on these types. Two threads that make them at
-the same time, for the first two requests, crash the process."""
+prepare(OllamaChatRequest, OllamaGenerateRequest)
 
 R = TypeVar("R", bound=Request)
 

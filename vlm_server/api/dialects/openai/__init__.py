@@ -1,1 +1,1 @@
-"""OpenAI's chat completions: schema, intake (to our request), render (from our events), errors."""
+"""OpenAI's chat and text completions: schema, parse (to our request), render (from our events)."""

@@ -1,73 +1,159 @@
-"""The JSON of a chat's messages and their parts.
-
-What else clients put into them, such as what they got in an answer, is ignored: see
-`http.intake.leniency`.
-"""
+"""A chat's messages as the conversation that the engine gets."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from msgspec import Meta, Struct
+from vlm_server.api.dialects.openai.schema import (
+    ChatMessage,
+    ContentPart,
+    FunctionCall,
+    ImageUrlPart,
+    RefusalPart,
+    VideoUrlPart,
+)
+from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.tools import object_text
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import ContentPart as ProtocolPart
+from vlm_server.protocol import Message, ToolCall
 
-
-class TextPart(Struct, tag_field="type", tag="text"):
-    text: str
-
-
-class RefusalPart(Struct, tag_field="type", tag="refusal"):
-    """What an assistant said in place of an answer."""
-
-    refusal: str
-
-
-class ImageUrl(Struct):
-    """With `detail` low the image is scaled down; with `high` and `original`, a small one up."""
-
-    url: str
-    detail: Literal["auto", "low", "high", "original"] | None = None
-
-
-class ImageUrlPart(Struct, tag_field="type", tag="image_url"):
-    image_url: ImageUrl | str
+_IMAGE_ROLES = ("user", "tool")
 
 
-class VideoUrl(Struct):
-    url: str
+def read_messages(
+    messages: list[ChatMessage], conversation: Conversation, ignored: IgnoredFields
+) -> None:
+    """Fill `conversation`. Raises RequestError and BytesNeeded."""
+    if not any(message.role == "user" for message in messages):
+        raise InvalidRequest("At least one message must have the role 'user'.", "messages")
+    _counts(messages).check(conversation.limits)
+    reader = _Reader(conversation, ignored)
+    for i, message in enumerate(messages):
+        param = f"messages[{i}]"
+        conversation.add(reader.message(message, param), param)
+    conversation.check_complete()
 
 
-class VideoUrlPart(Struct, tag_field="type", tag="video_url"):
-    video_url: VideoUrl | str
+def parts_of(messages: list[ChatMessage]) -> Iterator[ContentPart]:
+    """The parts of all messages whose content is a list."""
+    for message in messages:
+        if isinstance(message.content, list):
+            yield from message.content
 
 
-ContentPart = TextPart | RefusalPart | ImageUrlPart | VideoUrlPart
+def _counts(messages: list[ChatMessage]) -> Counts:
+    parts = list(parts_of(messages))
+    num_texts = sum(isinstance(message.content, str) for message in messages)
+    return Counts(
+        messages=len(messages),
+        parts=len(parts) + num_texts,
+        images=sum(isinstance(part, ImageUrlPart) for part in parts),
+        videos=sum(isinstance(part, VideoUrlPart) for part in parts),
+    )
 
 
-class CalledFunction(Struct):
-    """`arguments` is the JSON of an object, or the object, as some clients send it."""
+@dataclass(slots=True)
+class _Reader:
+    """Converts messages in their order; results refer to the calls before them."""
 
-    name: str
-    arguments: str | dict[str, Any] | None = None
+    conversation: Conversation
+    ignored: IgnoredFields
+    called: dict[str, str] = field(default_factory=dict)
+    """The names of tools by the ids of their calls."""
+
+    def message(self, message: ChatMessage, param: str) -> Message:
+        match message.role:
+            case "assistant":
+                return self._assistant(message, param)
+            case "tool":
+                return self._result(message, param)
+            case "developer":
+                role = "system"
+            case role:
+                pass
+        self._ignore(message, "name", "refusal", *_OF_ASSISTANTS, "tool_call_id")
+        if message.content is None:
+            raise InvalidRequest(f"`{param}.content` is missing.", f"{param}.content")
+        content = self._content(message, param)
+        self.conversation.check_content(role, content, f"{param}.content")
+        return Message("user" if role == "user" else "system", content)
+
+    def _assistant(self, message: ChatMessage, param: str) -> Message:
+        self._ignore(message, "name", "tool_call_id")
+        count_text = self.conversation.count_text
+        content = self._content(message, param)
+        if message.refusal:
+            content += (self.conversation.text(message.refusal, f"{param}.refusal"),)
+        reasoning = message.reasoning_content or message.reasoning or ""
+        if message.reasoning != reasoning:
+            self._ignore(message, "reasoning")
+        calls = (
+            self._call(call, f"{param}.tool_calls[{i}]")
+            for i, call in enumerate(message.tool_calls or ())
+        )
+        return Message(
+            "assistant",
+            content,
+            reasoning=count_text(reasoning, f"{param}.reasoning_content"),
+            tool_calls=tuple(calls),
+        )
+
+    def _call(self, call: FunctionCall, param: str) -> ToolCall:
+        count_text, function = self.conversation.count_text, call.function
+        arguments = object_text(function.arguments or "", f"{param}.function.arguments")
+        self.called[count_text(call.id, f"{param}.id")] = function.name
+        return ToolCall(
+            id=call.id,
+            name=count_text(function.name, f"{param}.function.name"),
+            arguments=count_text(arguments, f"{param}.function.arguments"),
+        )
+
+    def _result(self, message: ChatMessage, param: str) -> Message:
+        self._ignore(message, "refusal", *_OF_ASSISTANTS)
+        call_id, param_of_id = message.tool_call_id, f"{param}.tool_call_id"
+        if call_id is None:
+            raise InvalidRequest(f"`{param_of_id}` is missing.", param_of_id)
+        name = message.name or self.called.get(call_id, "")  # agents cut off old turns
+        return Message(
+            "tool",
+            self._content(message, param),
+            tool_call_id=self.conversation.count_text(call_id, param_of_id),
+            name=self.conversation.count_text(name, f"{param}.name"),
+        )
+
+    def _content(self, message: ChatMessage, param: str) -> tuple[ProtocolPart, ...]:
+        if message.content is None:
+            return ()
+        if isinstance(message.content, str):
+            return (self.conversation.text(message.content, f"{param}.content"),)
+        return tuple(
+            self._part(part, message.role, f"{param}.content[{i}]")
+            for i, part in enumerate(message.content)
+        )
+
+    def _part(self, part: ContentPart, role: str, param: str) -> ProtocolPart:
+        match part:
+            case ImageUrlPart(image_url=url) if role in _IMAGE_ROLES:
+                given, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
+                return self.conversation.image(given, param, detail)
+            case VideoUrlPart(video_url=url) if role == "user":
+                return self.conversation.video(url if isinstance(url, str) else url.url, param)
+            case ImageUrlPart():
+                raise InvalidRequest(f"Images are not allowed in messages of role '{role}'.", param)
+            case VideoUrlPart():
+                raise InvalidRequest(f"Videos are not allowed in messages of role '{role}'.", param)
+            case RefusalPart():
+                return self.conversation.text(part.refusal, param)
+            case _:
+                return self.conversation.text(part.text, param)
+
+    def _ignore(self, message: ChatMessage, *names: str) -> None:
+        """Report fields without meaning in messages of this role."""
+        for name in names:
+            self.ignored.add(f"messages[].{name}", getattr(message, name))
 
 
-class FunctionCall(Struct, tag_field="type", tag="function"):
-    id: Annotated[str, Meta(min_length=1)]
-    function: CalledFunction
-
-
-class ChatMessage(Struct):
-    """One message. `reasoning` is another name of `reasoning_content`.
-
-    `audio` and `function_call` would be the message's contents in forms that are not supported.
-    """
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[FunctionCall] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-    audio: None = None
-    function_call: None = None
+_OF_ASSISTANTS = ("reasoning_content", "reasoning", "tool_calls")

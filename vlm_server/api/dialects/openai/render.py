@@ -1,9 +1,9 @@
-"""Renders the engine's events as OpenAI's chat completions and chunks."""
+"""OpenAI's chat and text completions and their chunks, made of the engine's events."""
 
 from __future__ import annotations
 
-import math
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vlm_server import protocol
-from vlm_server.api.dialects.openai.options import Options
+from vlm_server.api.dialects.logprobs import TokenLogprob, finite, token_logprob
+from vlm_server.api.dialects.openai.parse import Options
 from vlm_server.api.http import errors, sse
 from vlm_server.errors import RequestError
 
@@ -40,18 +41,6 @@ class Usage(msgspec.Struct, frozen=True):
     videos: tuple[protocol.VideoUse, ...] | UnsetType = UNSET
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
-    """`bytes` is `token` in UTF-8, or the part of a character that it is."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...]
-
-
-class TokenLogprob(TopLogprob, frozen=True):
-    top_logprobs: tuple[TopLogprob, ...]
-
-
 class Logprobs(msgspec.Struct, frozen=True):
     content: tuple[TokenLogprob, ...]
     refusal: None = None
@@ -63,7 +52,7 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """The first one of a call has all but its arguments."""
+    """The first delta of a call has all but its arguments."""
 
     index: int
     function: Function
@@ -125,26 +114,44 @@ class Completion(msgspec.Struct, frozen=True, tag_field="object", tag="chat.comp
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRenderer:
-    """The JSON of one answer: a whole completion, or its chunks."""
+class ChunkRenderer:
+    """The common part of chat and text completions."""
 
     id: str
     model: str
     options: Options
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=lambda: int(time.time()), kw_only=True)
+
+    def usage_so_far(self, usage: protocol.Usage | None) -> Usage | UnsetType | None:
+        """The field `usage` of a chunk that is not the last."""
+        if self.options.continuous_usage and usage is not None:
+            return usage_of(usage)
+        return None if self.options.include_usage else UNSET
+
+    def error(self, error: RequestError) -> bytes:
+        """An event with the error, and no `[DONE]`."""
+        return sse.event(errors.encode_openai(error))
+
+    def keep_alive(self) -> bytes:
+        return sse.KEEP_ALIVE
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRenderer(ChunkRenderer):
+    """The JSON of one answer: a whole completion, or its chunks."""
+
     _begun: set[int] = field(default_factory=set)
     """Choices of which a chunk was sent."""
 
     def whole(
         self, choices: Sequence[Sequence[protocol.Delta]], finished: protocol.Finished
     ) -> bytes:
-        """The whole answer."""
         answers = tuple(_choice(index, deltas) for index, deltas in enumerate(choices))
         usage = usage_of(finished.usage, finished.images, finished.videos)
         return _encode(Completion(self.id, self.created, self.model, answers, usage))
 
     def delta(self, delta: protocol.Delta) -> bytes:
-        """Its chunks: the role, the text or the call, the finish reason."""
+        """Chunks with the role, the text or the call, and the finish reason."""
         news = []
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
@@ -165,14 +172,6 @@ class ChatRenderer:
         chunk = Chunk(self.id, self.created, self.model, (), usage)
         return sse.event(_encode(chunk)) + sse.DONE
 
-    def error(self, error: RequestError) -> bytes:
-        """An event with the error, and no `[DONE]`."""
-        return sse.event(errors.encode_openai(error))
-
-    def keep_alive(self) -> bytes:
-        """A comment: every reader of events skips it."""
-        return sse.KEEP_ALIVE
-
     def empty_chunk(self) -> bytes:
         """The role, if nothing else was sent, or a chunk with an empty delta."""
         is_first = 0 not in self._begun
@@ -181,16 +180,11 @@ class ChatRenderer:
         return sse.event(self._chunk(ChunkChoice(news), None))
 
     def _chunk(self, choice: ChunkChoice, so_far: protocol.Usage | None) -> bytes:
-        usage: Usage | UnsetType | None = None if self.options.include_usage else UNSET
-        if self.options.continuous_usage and so_far is not None:
-            usage = usage_of(so_far)
+        usage = self.usage_so_far(so_far)
         return _encode(Chunk(self.id, self.created, self.model, (choice,), usage))
 
 
 _encode = msgspec.json.Encoder().encode
-
-_IMPOSSIBLE = -9999.0
-"""OpenAI's value for minus infinity, which JSON does not have."""
 
 
 def _choice(index: int, deltas: Sequence[protocol.Delta]) -> Choice:
@@ -210,7 +204,7 @@ def _choice(index: int, deltas: Sequence[protocol.Delta]) -> Choice:
 
 
 def _calls(deltas: Sequence[protocol.Delta]) -> tuple[ToolCall, ...]:
-    """The whole calls that the deltas of a choice make."""
+    """The whole calls in the deltas of a choice."""
     news: dict[int, list[protocol.ToolCallDelta]] = {}
     for delta in deltas:
         if delta.tool_call is not None:
@@ -222,7 +216,7 @@ def _calls(deltas: Sequence[protocol.Delta]) -> tuple[ToolCall, ...]:
 
 
 def _news(delta: protocol.Delta) -> list[Delta]:
-    """What a stream says of `delta` besides its end; something, if it has log probabilities."""
+    """Chunks of `delta` but for its end; at least one, if it has log probabilities."""
     news = [] if delta.tool_call is None else _call_news(delta.tool_call)
     if news or not (delta.text or delta.logprobs):
         return news
@@ -232,7 +226,7 @@ def _news(delta: protocol.Delta) -> list[Delta]:
 
 
 def _call_news(call: protocol.ToolCallDelta) -> list[Delta]:
-    """What a stream says of more of a call: first what is called, apart from the arguments."""
+    """Chunks of more of a call: first the name, apart from the arguments."""
     news = []
     if call.name:
         head = ToolCallDelta(call.index, Function("", call.name), call.id, "function")
@@ -244,20 +238,10 @@ def _call_news(call: protocol.ToolCallDelta) -> list[Delta]:
 
 
 def _logprobs(entries: Sequence[protocol.TokenLogprob]) -> Logprobs | None:
-    """None without entries, that is, if they were not requested."""
+    """None without entries: they were not requested."""
     if not entries:
         return None
-    return Logprobs(
-        tuple(
-            TokenLogprob(*_shown(entry.token), tuple(TopLogprob(*_shown(top)) for top in entry.top))
-            for entry in entries
-        )
-    )
-
-
-def _shown(token: protocol.TokenText) -> tuple[str, float, tuple[int, ...]]:
-    logprob = token.logprob if math.isfinite(token.logprob) else _IMPOSSIBLE
-    return token.text, logprob, tuple(token.utf8)
+    return Logprobs(tuple(map(token_logprob, entries)))
 
 
 def usage_of(
@@ -265,7 +249,7 @@ def usage_of(
     images: tuple[protocol.ImageUse, ...] = (),
     videos: tuple[protocol.VideoUse, ...] = (),
 ) -> Usage:
-    """What an answer cost, or has cost so far."""
+    """`usage` as JSON."""
     return Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -279,3 +263,91 @@ def usage_of(
         images=images or UNSET,
         videos=videos or UNSET,
     )
+
+
+# ---- text completions --------------------------------------------------------------------
+
+
+class TextLogprobs(msgspec.Struct, frozen=True):
+    """One entry for each token; `text_offset` counts characters of the tokens before it."""
+
+    tokens: tuple[str, ...]
+    token_logprobs: tuple[float, ...]
+    top_logprobs: tuple[dict[str, float], ...]
+    text_offset: tuple[int, ...]
+
+
+class TextChoice(msgspec.Struct, frozen=True):
+    text: str
+    index: int
+    logprobs: TextLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class TextCompletion(msgspec.Struct, frozen=True, tag_field="object", tag="text_completion"):
+    """A whole answer, or a chunk of one."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[TextChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRenderer(ChunkRenderer):
+    """The JSON of one answer: a whole completion, or its chunks."""
+
+    _offsets: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Characters of the tokens of each choice so far."""
+
+    def whole(
+        self, choices: Sequence[Sequence[protocol.Delta]], finished: protocol.Finished
+    ) -> bytes:
+        answers = tuple(self._choice(deltas) for deltas in choices)
+        return self._completion(answers, usage_of(finished.usage))
+
+    def delta(self, delta: protocol.Delta) -> bytes:
+        """One chunk."""
+        usage = self.usage_so_far(delta.usage)
+        return sse.event(self._completion((self._choice((delta,)),), usage))
+
+    def end(self, finished: protocol.Finished) -> bytes:
+        """The usage, if the client wants it, and `[DONE]`."""
+        if not self.options.include_usage:
+            return sse.DONE
+        return sse.event(self._completion((), usage_of(finished.usage))) + sse.DONE
+
+    def empty_chunk(self) -> bytes:
+        return self.delta(protocol.Delta(self.id, ""))
+
+    def _completion(
+        self, choices: tuple[TextChoice, ...], usage: Usage | UnsetType | None
+    ) -> bytes:
+        completion = TextCompletion(self.id, self.created, self.model, choices, usage)
+        return _encode(completion)
+
+    def _choice(self, deltas: Sequence[protocol.Delta]) -> TextChoice:
+        """`deltas` of one choice, joined."""
+        last = deltas[-1]
+        entries = [entry for delta in deltas for entry in delta.logprobs]
+        return TextChoice(
+            text="".join(delta.text for delta in deltas),
+            index=last.choice,
+            logprobs=self._logprobs(last.choice, entries) if entries else None,
+            finish_reason=last.finish_reason,
+        )
+
+    def _logprobs(self, choice: int, entries: Sequence[protocol.TokenLogprob]) -> TextLogprobs:
+        offsets = []
+        for entry in entries:
+            offsets.append(self._offsets[choice])
+            self._offsets[choice] += len(entry.token.text)
+        return TextLogprobs(
+            tokens=tuple(entry.token.text for entry in entries),
+            token_logprobs=tuple(finite(entry.token.logprob) for entry in entries),
+            top_logprobs=tuple(
+                {top.text: finite(top.logprob) for top in reversed(entry.top)} for entry in entries
+            ),
+            text_offset=tuple(offsets),
+        )

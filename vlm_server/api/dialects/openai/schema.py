@@ -1,6 +1,7 @@
 """The JSON of a chat request: its fields and their bounds.
 
-A field either takes effect, or is on one of the two lists below, or is refused by name.
+A field takes effect, or is on one of the two lists below, or is refused by name. Unknown fields in
+messages and parts are ignored: see `api.parsing.leniency`.
 """
 
 from __future__ import annotations
@@ -8,20 +9,30 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
-from msgspec.json import Decoder
 
-from vlm_server.api.dialects.openai.messages import ChatMessage, TextPart
-from vlm_server.api.dialects.openai.response_format import ResponseFormat
-from vlm_server.api.dialects.openai.thinking import Effort, Reasoning, Thinking
-from vlm_server.api.dialects.openai.tools import FunctionTool, WantedChoice
+from vlm_server.api.dialects.fields import (
+    EFFORT_RULE,
+    Count,
+    Effort,
+    ImageDetail,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Size,
+    Temperature,
+    TopK,
+    TopLogprobs,
+    TopP,
+    obeyed_fields,
+    prepare,
+)
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import StopString
-from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, is_same, known_fields
+from vlm_server.api.parsing.leniency import IgnoredFields, is_same
+from vlm_server.api.parsing.parsed_request import Context
 
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
 MAX_BIASES = 1024
-MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 8
 
 HARMLESS = frozenset(
@@ -50,8 +61,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields that are not supported, and the values of them that have no effect."""
 
-_EFFORTS = "must be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'"
-
 RULES = {
     "role": "must be 'system', 'developer', 'user', 'assistant' or 'tool'",
     "type": "must be 'text', 'image_url' or 'video_url'; send documents as images of their pages",
@@ -60,37 +69,170 @@ RULES = {
     "tool_choice": "must be 'none', 'auto', 'required', or an object that names tools",
     "tool_choice.type": "must be 'function' or 'allowed_tools'",
     "thinking.type": "must be 'enabled', 'disabled', 'auto' or 'adaptive'",
-    "reasoning_effort": _EFFORTS,
-    "reasoning.effort": _EFFORTS,
+    "reasoning_effort": EFFORT_RULE,
+    "reasoning.effort": EFFORT_RULE,
     "detail": "must be 'auto', 'low', 'high' or 'original'",
     "prediction.type": "must be 'content'",
     "response_format.type": "must be 'text', 'json_object' or 'json_schema'",
 }
-"""What a field must be, by its path or name; completes the message of an error."""
+"""Ends of error messages, by a field's path or name."""
+
+
+# ---- messages ----------------------------------------------------------------------------
+
+
+class TextPart(Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class RefusalPart(Struct, tag_field="type", tag="refusal"):
+    """An assistant's refusal in place of an answer."""
+
+    refusal: str
+
+
+class ImageUrl(Struct):
+    url: str
+    detail: ImageDetail | None = None
+
+
+class ImageUrlPart(Struct, tag_field="type", tag="image_url"):
+    image_url: ImageUrl | str
+
+
+class VideoUrl(Struct):
+    url: str
+
+
+class VideoUrlPart(Struct, tag_field="type", tag="video_url"):
+    video_url: VideoUrl | str
+
+
+ContentPart = TextPart | RefusalPart | ImageUrlPart | VideoUrlPart
+
+
+class CalledFunction(Struct):
+    """`arguments` is the JSON of an object, or the object, as some clients send it."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class FunctionCall(Struct, tag_field="type", tag="function"):
+    id: Annotated[str, Meta(min_length=1)]
+    function: CalledFunction
+
+
+class ChatMessage(Struct):
+    """`reasoning` means `reasoning_content`; `audio` and `function_call` are refused."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[FunctionCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    audio: None = None
+    function_call: None = None
+
+
+# ---- tools -------------------------------------------------------------------------------
+
+
+class Function(Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Struct, tag_field="type", tag="function"):
+    function: Function
+
+
+class FunctionName(Struct):
+    name: str
+
+
+class NamedTool(Struct, tag_field="type", tag="function"):
+    """The tool that has to be called, in `tool_choice`."""
+
+    function: FunctionName
+
+
+class AllowedTools(Struct):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1)]
+
+
+class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: AllowedTools
+
+
+WantedChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
+
+
+# ---- the answer --------------------------------------------------------------------------
+
+
+class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    json_schema: None = None
+
+
+class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    json_schema: None = None
+
+
+class NamedSchema(Struct, forbid_unknown_fields=True):
+    """`name` and `description` have no effect; the schema is enforced, `strict` or not."""
+
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    json_schema: NamedSchema
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class Thinking(Struct, forbid_unknown_fields=True):
+    """Anthropic's field. `auto` and `adaptive` leave it to the template."""
+
+    type: Literal["enabled", "disabled", "auto", "adaptive"]
+    budget_tokens: Count | None = None
+
+
+class Reasoning(Struct, forbid_unknown_fields=True):
+    """OpenRouter's field."""
+
+    effort: Effort | None = None
+    max_tokens: Count | None = None
+    enabled: bool | None = None
 
 
 class PixelLimits(Struct, forbid_unknown_fields=True):
-    """Width times height of every image, as the model sees it."""
+    """Bounds of width times height of every image, in pixels that the model sees."""
 
-    min_pixels: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
-    max_pixels: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    min_pixels: Size | None = None
+    max_pixels: Size | None = None
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """`include_obfuscation` would add nothing to streams on the own machine: it is ignored."""
+    """`include_obfuscation` has no effect: streams are never padded."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
-MaxTokens = Annotated[int, Meta(ge=1, le=INT32_MAX)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
-
-
 class Prediction(Struct, forbid_unknown_fields=True):
-    """What the answer is expected to be like."""
+    """The expected text of the answer."""
 
     type: Literal["content"]
     content: str | list[TextPart]
@@ -102,29 +244,37 @@ class Prediction(Struct, forbid_unknown_fields=True):
         return "".join(part.text for part in self.content)
 
 
-class ChatRequest(Struct, forbid_unknown_fields=True):
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+class AnswerFields(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields that chat and text completions share."""
+
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: MaxTokens | None = None
-    max_completion_tokens: MaxTokens | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
+    max_tokens: Size | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    seed: Seed | None = None
     stop: StopString | list[StopString] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)]
+        | None
+    ) = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: Count | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     response_format: ResponseFormat | None = None
+
+
+class ChatRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: Size | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: WantedChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -138,25 +288,17 @@ class ChatRequest(Struct, forbid_unknown_fields=True):
     prediction: Prediction | None = None
 
 
-Decoder(ChatRequest)
-"""Made for what it leaves behind: msgspec's notes on these types. Two threads that make them at
-the same time, for the first two requests, crash the process."""
+prepare(ChatRequest)
 
 
-def parse(body: bytes | bytearray, ignored: IgnoredFields, *, refuses: bool = True) -> ChatRequest:
-    """The request in `body`: see `read`."""
-    return read(json_body.parse_object(body), ignored, refuses=refuses)
+def read(fields: dict[str, Any], ignored: IgnoredFields, context: Context) -> ChatRequest:
+    """The request of a body's `fields`; fields without effect go to `ignored`.
 
-
-def read(fields: dict[str, Any], ignored: IgnoredFields, *, refuses: bool = True) -> ChatRequest:
-    """The request of a body's `fields`; what has no effect goes to `ignored`.
-
-    Raises InvalidRequest, naming the field at fault: one that is unknown, if it `refuses` those.
+    Raises InvalidRequest, naming the field at fault.
     """
-    obeyed = {name: value for name, value in fields.items() if not _is_neutral(name, value)}
-    for name in sorted(HARMLESS & obeyed.keys()):
-        ignored.add(name, obeyed.pop(name))
-    obeyed = known_fields(obeyed, ChatRequest, ignored, refuses=refuses)
+    obeyed = obeyed_fields(
+        fields, ChatRequest, ignored, context, harmless=HARMLESS, neutral=NEUTRAL
+    )
     for name in ("max_tokens", "max_completion_tokens"):
         if is_same(obeyed.get(name), _NO_LIMIT):
             del obeyed[name]
@@ -166,11 +308,4 @@ def read(fields: dict[str, Any], ignored: IgnoredFields, *, refuses: bool = True
 
 
 _NO_LIMIT = -1
-"""What LM Studio's documents send as `max_tokens`: the default is meant."""
-
-
-def _is_neutral(name: str, value: Any) -> bool:
-    if name not in NEUTRAL:
-        return False
-    check_neutral(name, value, NEUTRAL[name])
-    return True
+"""LM Studio's `max_tokens` for the default."""

@@ -1,1 +1,1 @@
-"""OpenAI's Responses: schema, intake (to our request), render (from our events), store."""
+"""OpenAI's Responses: schema, parse (to our request), render (from our events), store."""

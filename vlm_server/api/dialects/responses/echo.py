@@ -1,4 +1,4 @@
-"""What a response repeats of its request."""
+"""The renderer's options, and the fields of a request that its response repeats."""
 
 from __future__ import annotations
 
@@ -6,31 +6,49 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.api.dialects.responses.parse import Parsed
-from vlm_server.api.dialects.responses.schema import JsonSchemaFormat, ResponsesRequest
+from vlm_server.api.dialects.responses.schema import (
+    JsonSchemaFormat,
+    ReadRequest,
+    ResponsesRequest,
+)
 from vlm_server.errors import InvalidRequest
 
 
-def encode_echo(parsed: Parsed) -> bytes:
-    """The JSON of an object. Raises InvalidRequest if it can't be written as UTF-8.
+class Options(msgspec.Struct, frozen=True):
+    """A client's wishes for the response.
 
-    A sampling parameter that was left out is the checkpoint's own, which the front does not know:
-    it is shown as OpenAI's default.
+    owner: whose response it is. echo: a JSON object, the fields that the response repeats. items: a
+    JSON list of the request's own items; empty if the response is not stored. namespaces: those of
+    tools, by the tools' names.
     """
-    request = parsed.request
+
+    owner: str
+    echo: bytes
+    items: bytes = b""
+    previous_response_id: str | None = None
+    namespaces: dict[str, str] = {}
+
+
+def encode_echo(given: ReadRequest) -> bytes:
+    """`Options.echo`. Raises InvalidRequest if it can't be written as UTF-8.
+
+    An omitted sampling parameter is the checkpoint's own, which the front does not know: the echo
+    has OpenAI's default.
+    """
+    request = given.request
     echo: dict[str, Any] = {
         "background": False,
         "frequency_penalty": request.frequency_penalty or 0.0,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
-        "max_tool_calls": parsed.echoed["max_tool_calls"],
+        "max_tool_calls": given.echoed["max_tool_calls"],
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "presence_penalty": request.presence_penalty or 0.0,
         "previous_response_id": request.previous_response_id,
-        "prompt_cache_key": parsed.echoed["prompt_cache_key"],
+        "prompt_cache_key": given.echoed["prompt_cache_key"],
         "reasoning": _reasoning(request),
-        "safety_identifier": parsed.echoed["safety_identifier"],
+        "safety_identifier": given.echoed["safety_identifier"],
         "service_tier": "default",
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": _text(request),
@@ -39,7 +57,7 @@ def encode_echo(parsed: Parsed) -> bytes:
         "top_logprobs": request.top_logprobs or 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": "disabled",
-        "user": parsed.echoed["user"],
+        "user": given.echoed["user"],
     }
     return encode(echo)
 
@@ -53,8 +71,8 @@ def encode(value: Any) -> bytes:
 
 
 def _reasoning(request: ResponsesRequest) -> dict[str, Any]:
-    given = request.reasoning
-    return {"effort": given.effort if given else None, "summary": None}
+    wanted = request.reasoning
+    return {"effort": wanted.effort if wanted else None, "summary": None}
 
 
 def _text(request: ResponsesRequest) -> dict[str, Any]:

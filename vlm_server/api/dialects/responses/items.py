@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from vlm_server.api.dialects.fields import ImageDetail
 from vlm_server.errors import NotFound, UnsupportedField
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -31,10 +32,8 @@ class Refusal(Struct, tag_field="type", tag="refusal"):
 
 
 class InputImage(Struct, tag_field="type", tag="input_image", omit_defaults=True):
-    """With `detail` low the image is scaled down; with `high` and `original`, a small one up."""
-
     image_url: str
-    detail: Literal["auto", "low", "high", "original"] | None = None
+    detail: ImageDetail | None = None
     file_id: None = None
 
 
@@ -78,7 +77,7 @@ class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
 
 
 class Reasoning(Struct, tag_field="type", tag="reasoning", omit_defaults=True):
-    """A thought; one without `content`, as OpenAI's are, says nothing."""
+    """Reasoning; without `content`, as OpenAI's is, it has no effect."""
 
     content: list[ReasoningText] | None = None
     id: str | None = None
@@ -87,7 +86,7 @@ class Reasoning(Struct, tag_field="type", tag="reasoning", omit_defaults=True):
 
 
 class ItemReference(Struct, tag_field="type", tag="item_reference"):
-    """Stands for an item that is stored, of a response or of what it was made from."""
+    """A reference to a stored item, of a response or of its input."""
 
     id: str
 
@@ -96,7 +95,7 @@ Item = MessageItem | FunctionCall | FunctionCallOutput | Reasoning
 InputItem = Item | ItemReference
 _ID_PREFIXES = {MessageItem: "msg", FunctionCall: "fc", FunctionCallOutput: "fco", Reasoning: "rs"}
 _OF_INPUT = "i"
-"""In ids: the items of the response count from 0, too."""
+"""Part of the ids of input items: those of the response count from 0, too."""
 
 UNSUPPORTED_ITEMS = frozenset(
     {
@@ -112,14 +111,14 @@ PART_TYPES = (
     "'input_text', 'input_image' or 'input_video'; the assistant's 'output_text' or 'refusal'"
 )
 UNSUPPORTED_PARTS = frozenset({"input_audio", "input_file"})
-"""The same for parts of content."""
+"""OpenAI's parts of content that are refused by name."""
 
 
 _ID = re.compile(r"(?:msg|fc|fco|rs)_(?P<request_hex>[0-9a-f]{32})i?[0-9a-f]{4,}")
 
 
 def request_hex_of(item_id: str) -> str | None:
-    """What is in the id of the response that an item belongs to; None for a client's own id."""
+    """The hex digits of the response that an item belongs to; None for a client's own id."""
     found = _ID.fullmatch(item_id)
     return found and found["request_hex"]
 
@@ -154,7 +153,7 @@ def parts_of(items: Iterable[Item]) -> Iterator[MessagePart]:
 
 
 def is_unfinished(item: Item) -> bool:
-    """Whether the answer goes on where `item`, the last one, ends."""
+    """Whether the answer continues `item`, the last one."""
     is_answer = isinstance(item, MessageItem) and item.role == "assistant"
     return is_answer and item.status in ("in_progress", "incomplete")
 

@@ -1,4 +1,4 @@
-"""From items to the messages of a conversation."""
+"""Items as the messages of a conversation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from vlm_server.protocol import ContentPart, Message, ToolCall
 
 @dataclass(slots=True)
 class _Turn:
-    """What of the assistant's makes one message: a thought, then text, then calls."""
+    """The assistant's items that make one message: reasoning, then text, then calls."""
 
     reasoning: str = ""
     content: tuple[ContentPart, ...] | None = None
     calls: list[ToolCall] = field(default_factory=list)
     param: str = ""
-    """The first item."""
+    """The field of the first item."""
 
     @property
     def is_empty(self) -> bool:
@@ -39,7 +39,7 @@ class _Turn:
 
 
 class MessageBuilder:
-    """Makes messages of items, in their order. Its methods raise RequestError."""
+    """Converts items to messages, in their order. Its methods raise RequestError."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -53,19 +53,19 @@ class MessageBuilder:
         self._conversation.add(Message("system", (told,)), "instructions")
 
     def add(self, items: Iterable[Item], param: str) -> None:
-        """`items`, which are in the field `param`, are next."""
+        """Add `items`, which the field `param` has."""
         for i, item in enumerate(items):
             self._add(item, f"{param}[{i}]")
 
     def messages(self) -> list[Message]:
-        """All of them."""
+        """All messages so far."""
         self._end_turn()
         return self._conversation.messages
 
     def _add(self, item: Item, param: str) -> None:
         match item:
             case Reasoning():
-                self._think(item, param)
+                self._add_reasoning(item, param)
             case FunctionCall():
                 self._begin(param).calls.append(self._call(item, param))
             case MessageItem(role="assistant"):
@@ -83,7 +83,7 @@ class MessageBuilder:
                 self._end_turn()
                 self._conversation.add(self._result(item, param), param)
 
-    def _think(self, item: Reasoning, param: str) -> None:
+    def _add_reasoning(self, item: Reasoning, param: str) -> None:
         if self._turn.content is not None or self._turn.calls:
             self._end_turn()
         text = "".join(part.text for part in item.content or ())
@@ -126,7 +126,7 @@ class MessageBuilder:
                 return self._conversation.text(part.text, param)
 
     def _begin(self, param: str) -> _Turn:
-        """The assistant's turn that the item `param` belongs to."""
+        """The assistant's turn under way, to which the item `param` belongs."""
         self._turn.param = self._turn.param or param
         return self._turn
 

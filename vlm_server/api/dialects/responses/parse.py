@@ -1,143 +1,278 @@
-"""From the body of a request for a response to its fields, and what of them has no effect."""
+"""From the body of a request for a response to a `Submit`, with all limits checked.
+
+Runs on a thread or in a parsing process: see `api.parsing`.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import msgspec
 
-from vlm_server.api.dialects.responses import items
-from vlm_server.api.dialects.responses.items import Item, MessageItem, OutputText, Reasoning
+from vlm_server.api.dialects.fields import only_counted, submit_of
+from vlm_server.api.dialects.reasoning import MODES, ReasoningOptions, asks_effort
+from vlm_server.api.dialects.responses import schema
+from vlm_server.api.dialects.responses.echo import Options, encode, encode_echo
+from vlm_server.api.dialects.responses.items import (
+    FunctionCallOutput,
+    InputImage,
+    InputVideo,
+    Item,
+    MessageItem,
+    is_unfinished,
+    normalize,
+    parts_of,
+    request_hex_of,
+    resolve,
+)
+from vlm_server.api.dialects.responses.messages import MessageBuilder
 from vlm_server.api.dialects.responses.schema import (
-    ECHOED,
-    HARMLESS,
     LOGPROBS,
-    NEUTRAL,
-    RULES,
+    AllowedTools,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedFunction,
+    ReadRequest,
     ResponsesRequest,
-    StreamOptions,
 )
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, known_fields
-from vlm_server.errors import InvalidRequest, UnsupportedField
+from vlm_server.api.parsing.common_fields import (
+    ConstraintFields,
+    check_constraints,
+    max_tokens_or_default,
+    model_wanted,
+    must_call,
+)
+from vlm_server.api.parsing.conversation import Conversation, Counts, NeedsProcess
+from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.parsed_request import Body, Context, HistoryNeeded, ParsedRequest
+from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import SamplingParams, Tools
+from vlm_server.settings import Limits
+
+DIALECT, COUNT_DIALECT = "responses", "responses-count"
+ID_PREFIX = "resp_"
+_BEFORE = "previous_response_id"
+
+_items_decoder = msgspec.json.Decoder(list[Item])
 
 
-class Parsed(NamedTuple):
-    """A request, what the response repeats of it though it has no effect, and what is ignored."""
+def read_response(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`. Raises RequestError.
 
-    request: ResponsesRequest
-    echoed: dict[str, Any]
-    ignored: IgnoredFields
-
-
-def parse(body: bytes | bytearray, *, refuses: bool = True) -> Parsed:
-    """The request in `body`.
-
-    Raises InvalidRequest, naming the field at fault: one that is unknown, if it `refuses` those.
+    Raises HistoryNeeded for turns before it that `context` has not, and BytesNeeded for `https:` or
+    `file:` URLs whose bytes are not given: to be called again with them.
     """
-    fields = json_body.parse_object(body)
-    ignored = IgnoredFields()
-    obeyed = {name: value for name, value in fields.items() if not _is_ignored(name, value)}
-    for name in sorted(HARMLESS & fields.keys()):
-        ignored.add(name, fields[name])
-    obeyed = known_fields(obeyed, ResponsesRequest, ignored, refuses=refuses)
-    items.prepare(obeyed.get("input"))
-    _read_tools(obeyed, ignored)
-    request = json_body.convert(obeyed, ResponsesRequest, RULES)
-    _look_into(obeyed, request, ignored)
-    return Parsed(request, {name: fields.get(name) for name in ECHOED}, ignored)
+    turns = (*(context.previous or ()), *context.others)
+    if context.on_thread and not _are_small(turns):
+        raise NeedsProcess
+    parsed = schema.read(body, context)
+    return _parsed_request(*_with_history(parsed, context), context)
 
 
-def _functions(tool: Any, param: str, ignored: IgnoredFields) -> list[Any]:
-    kind = tool.get("type") if isinstance(tool, dict) else "function"
-    if kind is None:
-        raise InvalidRequest(f"`{param}.type` is missing.", f"{param}.type")
-    if kind == "function":
-        return [tool]
-    if kind == "namespace":
-        return _functions_of_namespace(tool, param, ignored)
-    if isinstance(kind, str) and kind.startswith("web_search"):
-        ignored.add("tools[].web_search")
-        return []
-    param += ".type"
-    raise UnsupportedField(
-        f"`{param}`: only tools of type `function`, or `namespace` with such, are supported.", param
+def _are_small(turns: tuple[bytes, ...]) -> bool:
+    return sum(map(len, turns)) <= json_body.SMALL_BYTES and json_body.is_small(b"".join(turns))
+
+
+def read_count(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`, as one whose tokens are counted; otherwise as `read_response`."""
+    return only_counted(read_response(body, context))
+
+
+def _with_history(parsed: ReadRequest, context: Context) -> tuple[ReadRequest, list[Item]]:
+    """`parsed` with the items that it refers to, and the items before it.
+
+    Raises HistoryNeeded if `context` does not have them, and NotFound.
+    """
+    request = parsed.request
+    hexes = dict.fromkeys(filter(None, map(request_hex_of, request.references)))
+    before = request.previous_response_id
+    if context.previous is None and (hexes or before is not None):
+        json_body.utf8_length(before or "", _BEFORE)
+        raise HistoryNeeded(before, tuple(f"{ID_PREFIX}{each}" for each in hexes))
+    previous, others = _items_of(context.previous or ()), _items_of(context.others)
+    if not isinstance(request.input, str):
+        resolved = resolve(request.input, [*others, *previous])
+        request = msgspec.structs.replace(request, input=resolved)
+    return parsed._replace(request=request), previous
+
+
+def _items_of(turns: tuple[bytes, ...]) -> list[Item]:
+    return [item for turn in turns for item in _items_decoder.decode(turn)]
+
+
+def _parsed_request(parsed: ReadRequest, previous: list[Item], context: Context) -> ParsedRequest:
+    request = parsed.request
+    model = model_wanted(request.model, context)
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
+    conversation = Conversation(context.limits, context.given, "input", context.on_thread)
+    tools = _tools(request, conversation)
+    reasoning = _reasoning(request)
+    template = reasoning.template_options(continue_final=is_unfinished(request.items[-1]))
+    if not model.can_think:
+        parsed.ignored.add("reasoning", request.reasoning)
+        parsed.ignored.add("thinking", request.thinking)
+    json_schema = check_constraints(
+        tools,
+        _json_schema(request, context.limits),
+        ConstraintFields("text.format", f"input[{len(request.items) - 1}].status"),
+        parsed.ignored,
+        continues=template.continue_final,
+    )
+    if request.ignore_eos and (json_schema is not None or must_call(tools)):
+        raise InvalidRequest(
+            "`ignore_eos` can't be combined with a JSON `text.format`, nor with calls that must "
+            "be made.",
+            "ignore_eos",
+        )
+    if json_schema is not None:
+        _ignore_labels(request, parsed.ignored)
+    sampling = _sampling(request, json_schema, reasoning.max_tokens, context.limits)
+    _read_messages(request, previous, conversation)
+    submit = submit_of(conversation, context, sampling, tools, template)
+    return ParsedRequest(
+        model.name,
+        submit,
+        bool(request.stream),
+        _options(parsed, context),
+        parsed.ignored.names,
+        conversation=name if isinstance(name := parsed.echoed["prompt_cache_key"], str) else "",
     )
 
 
-def _functions_of_namespace(
-    tool: dict[str, Any], param: str, ignored: IgnoredFields
-) -> list[dict[str, Any]]:
-    """The functions of a namespace, each with its name; the model is not told of that."""
-    name, inner = tool.get("name"), tool.get("tools")
-    if not isinstance(name, str):
-        raise InvalidRequest(f"`{param}.name` must be a string.", f"{param}.name")
-    if not isinstance(inner, list):
-        raise InvalidRequest(f"`{param}.tools` must be a list.", f"{param}.tools")
-    for i, each in enumerate(inner):
-        if not isinstance(each, dict) or each.get("type") != "function":
-            param = f"{param}.tools[{i}].type"
-            raise UnsupportedField(f"`{param}`: a namespace may have functions alone.", param)
-    ignored.add("tools[].namespace")
-    return [{**each, "namespace": name} for each in inner]
+def _options(parsed: ReadRequest, context: Context) -> bytes:
+    request = parsed.request
+    items = b""
+    if request.store is not False:
+        items = encode(normalize(request.items, context.request_id.removeprefix(ID_PREFIX)))
+    namespaces = {each.name: each.namespace for each in request.tools or () if each.namespace}
+    return msgspec.msgpack.encode(
+        Options(context.owner, encode_echo(parsed), items, request.previous_response_id, namespaces)
+    )
 
 
-def _look_into(fields: dict[str, Any], request: ResponsesRequest, ignored: IgnoredFields) -> None:
-    """What has no effect in the `fields` that `request` was made of."""
-    ignored.add_unread(fields, request)
-    _look_into_items(request.items, ignored)
-    if request.text is not None:
-        ignored.add("text.verbosity", request.text.verbosity)
-    if request.reasoning is not None:
-        ignored.add("reasoning.summary", request.reasoning.summary)
-    _look_into_stream_options(request.stream_options or StreamOptions(), ignored)
-    for each in request.include or ():
-        if each != LOGPROBS:
-            ignored.add(f"include.{each}")
+# ---- the conversation ------------------------------------------------------------------
 
 
-def _look_into_stream_options(options: StreamOptions, ignored: IgnoredFields) -> None:
-    """Only what asks for another stream than the one there is."""
-    if options.include_obfuscation:
-        ignored.add("stream_options.include_obfuscation")
-    if options.include_usage is False:
-        ignored.add("stream_options.include_usage")
+def _read_messages(
+    request: ResponsesRequest, previous: list[Item], conversation: Conversation
+) -> None:
+    items = request.items
+    _counts([*previous, *items]).check(conversation.limits, "input")
+    builder = MessageBuilder(conversation)
+    if request.instructions:
+        builder.instruct(request.instructions)
+    builder.add(previous, _BEFORE)
+    builder.add(items, "input")
+    conversation.check_complete()
+    messages = builder.messages()
+    if not any(message.role == "user" for message in messages):
+        raise InvalidRequest("At least one item must be a message of role 'user'.", "input")
+    if messages[-1].role == "assistant" and not is_unfinished(items[-1]):
+        raise InvalidRequest("The last item of `input` is the assistant's own.", "input")
 
 
-def _look_into_items(given: list[Item], ignored: IgnoredFields) -> None:
-    """Fields that are kept for who asks for an item, and have no effect."""
-    for item in given:
-        if item.status != "completed" and not (item is given[-1] and items.is_unfinished(item)):
-            ignored.add("input[].status", item.status)
-        match item:
-            case MessageItem(phase=phase):
-                ignored.add("input[].phase", phase)
-            case Reasoning(summary=summary):
-                ignored.add("input[].summary", summary)
-    for part in items.parts_of(given):
-        if isinstance(part, OutputText):
-            ignored.add("input[].content[].annotations", part.annotations)
+def _counts(items: list[Item]) -> Counts:
+    parts = list(parts_of(items))
+    num_texts = sum(
+        isinstance(item, MessageItem | FunctionCallOutput)
+        and isinstance(item.content if isinstance(item, MessageItem) else item.output, str)
+        for item in items
+    )
+    return Counts(
+        messages=len(items),
+        parts=len(parts) + num_texts,
+        images=sum(isinstance(part, InputImage) for part in parts),
+        videos=sum(isinstance(part, InputVideo) for part in parts),
+    )
 
 
-def _is_ignored(name: str, value: Any) -> bool:
-    if name in HARMLESS:
-        return True
-    if name not in NEUTRAL:
-        return False
-    check_neutral(name, value, NEUTRAL[name])
-    return True
+# ---- the answer ------------------------------------------------------------------------
 
 
-def _read_tools(fields: dict[str, Any], ignored: IgnoredFields) -> None:
-    """Leave the functions in `tools`, those of namespaces too.
+def _sampling(
+    request: ResponsesRequest,
+    json_schema: str | None,
+    max_reasoning_tokens: int | None,
+    limits: Limits,
+) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens_or_default(request.max_output_tokens, limits),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=_logprobs(request),
+        json_schema=json_schema,
+        max_reasoning_tokens=max_reasoning_tokens,
+    )
 
-    Raises UnsupportedField for tools that OpenAI runs itself, but for searching the web, which a
-    model does without.
-    """
-    tools = fields.get("tools")
-    if isinstance(tools, list):
-        named = [(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
-        fields["tools"] = [each for tool in named for each in _functions(*tool, ignored)]
-    choice = fields.get("tool_choice")
-    kind = choice.get("type") if isinstance(choice, dict) else "function"
-    if kind not in ("function", "allowed_tools"):
-        param = "tool_choice.type"
-        raise UnsupportedField(f"`{param}`: only `function` and `allowed_tools` are.", param)
+
+def _reasoning(request: ResponsesRequest) -> ReasoningOptions:
+    reasoning, thinking = request.reasoning, request.thinking
+    effort = reasoning.effort if reasoning else None
+    return ReasoningOptions(
+        {
+            "reasoning.effort": asks_effort(effort),
+            "thinking": MODES[thinking.type] if thinking else None,
+        },
+        effort,
+        (
+            reasoning.max_tokens if reasoning else None,
+            thinking.budget_tokens if thinking else None,
+        ),
+    )
+
+
+def _logprobs(request: ResponsesRequest) -> int | None:
+    num_top = request.top_logprobs or 0
+    if LOGPROBS in (request.include or ()):
+        return num_top
+    if num_top:
+        message = f"`top_logprobs` requires `{LOGPROBS}` in `include`."
+        raise InvalidRequest(message, "top_logprobs")
+    return None
+
+
+def _json_schema(request: ResponsesRequest, limits: Limits) -> str | None:
+    match request.text.format if request.text else None:
+        case JsonObjectFormat():
+            return ANY_OBJECT
+        case JsonSchemaFormat(schema=wanted):
+            return schema_text(wanted, limits, "text.format.schema")
+    return None
+
+
+def _ignore_labels(request: ResponsesRequest, ignored: IgnoredFields) -> None:
+    """Report a schema's labels, which the response repeats and the model does not get."""
+    wanted = request.text.format if request.text else None
+    if isinstance(wanted, JsonSchemaFormat):
+        ignored.add("text.format.name", wanted.name)
+        ignored.add("text.format.description", wanted.description)
+        if wanted.strict is False:
+            ignored.add("text.format.strict")
+
+
+def _tools(request: ResponsesRequest, conversation: Conversation) -> Tools | None:
+    definitions = [
+        ToolDefinition(
+            tool.name, f"tools[{i}]", tool.description, tool.parameters, bool(tool.strict)
+        )
+        for i, tool in enumerate(request.tools or ())
+    ]
+    return read_tools(definitions, _choice(request), conversation)
+
+
+def _choice(request: ResponsesRequest) -> ToolChoice:
+    parallel = request.parallel_tool_calls is not False
+    match request.tool_choice:
+        case NamedFunction(name=name):
+            return ToolChoice("required", (name,), parallel=False)
+        case AllowedTools(mode=mode, tools=tools):
+            return ToolChoice(mode, tuple(tool.name for tool in tools), parallel)
+        case None:
+            return ToolChoice(parallel=parallel)
+        case choice:
+            return ToolChoice(choice, (), parallel)

@@ -6,16 +6,36 @@ name. Fields of items, parts and tools that are not known are ignored and report
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
-from msgspec.json import Decoder
 
+from vlm_server.api.dialects.fields import (
+    EFFORT_RULE,
+    Count,
+    Effort,
+    Penalty,
+    Size,
+    Temperature,
+    TopLogprobs,
+    TopP,
+    obeyed_fields,
+    prepare,
+)
 from vlm_server.api.dialects.responses import items
-from vlm_server.api.dialects.responses.items import InputItem, Item, ItemReference, MessageItem
+from vlm_server.api.dialects.responses.items import (
+    InputItem,
+    Item,
+    ItemReference,
+    MessageItem,
+    OutputText,
+    Reasoning,
+)
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.parsed_request import Body, Context
+from vlm_server.errors import InvalidRequest, UnsupportedField
 
-INT32_MAX = 2**31 - 1
-MAX_TOP_LOGPROBS = 20
 LOGPROBS = "message.output_text.logprobs"
 
 ECHOED = frozenset(
@@ -48,7 +68,7 @@ that the Shepherd Model Gateway adds to every request."""
 RULES = {
     "role": "must be 'user', 'assistant', 'system' or 'developer'",
     "detail": "must be 'auto', 'low', 'high' or 'original'",
-    "effort": "must be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
+    "effort": EFFORT_RULE,
     "text.format.type": "must be 'text', 'json_object' or 'json_schema'",
     "thinking.type": "must be 'enabled', 'disabled', 'auto' or 'adaptive'",
     "include": "has something that this server does not know",
@@ -58,7 +78,7 @@ RULES = {
     "input[].output[].type": "must be 'input_text' or 'input_image'",
     "type": "is a type that this server does not know",
 }
-"""What a field must be, by its path or name; completes the message of an error."""
+"""Ends of error messages, by a field's path or name."""
 
 Include = Literal[
     "message.output_text.logprobs",
@@ -70,7 +90,7 @@ Include = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-"""All but the first have no effect: there is nothing of the kind in an answer."""
+"""Values of `include`. All but the first have no effect: answers have nothing of the kind."""
 
 
 class FunctionTool(Struct, tag_field="type", tag="function"):
@@ -117,26 +137,19 @@ class TextConfig(Struct):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-ThoughtTokens = Annotated[int, Meta(ge=0, le=INT32_MAX)]
-
-
 class ReasoningConfig(Struct):
-    """`summary` has no effect: thoughts are shown in full. `max_tokens` is not OpenAI's."""
+    """`summary` has no effect: reasoning is shown in full. `max_tokens` is not OpenAI's."""
 
     effort: Effort | None = None
-    max_tokens: ThoughtTokens | None = None
+    max_tokens: Count | None = None
     summary: str | None = None
 
 
 class Thinking(Struct):
-    """Not OpenAI's, but sent by clients of other servers.
-
-    `auto` and `adaptive` leave it to the template, as does nothing.
-    """
+    """Sent by clients of other servers. `auto`, `adaptive` and None leave it to the template."""
 
     type: Literal["enabled", "disabled", "auto", "adaptive"] | None = None
-    budget_tokens: ThoughtTokens | None = None
+    budget_tokens: Count | None = None
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -146,7 +159,6 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
 
 
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
 MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
 
@@ -168,13 +180,13 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     thinking: Thinking | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    max_output_tokens: Size | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     include: list[Include] | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: TopLogprobs | None = None
     ignore_eos: bool | None = None
 
     @property
@@ -191,6 +203,117 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
         return [item.id for item in given if isinstance(item, ItemReference)]
 
 
-Decoder(ResponsesRequest)
-"""Made for what it leaves behind: msgspec's notes on these types. Two threads that make them at
-the same time, for the first two requests, crash the process."""
+prepare(ResponsesRequest)
+
+
+# ---- reading -----------------------------------------------------------------------------
+
+
+class ReadRequest(NamedTuple):
+    """A request, with the fields that the response repeats and the fields without effect."""
+
+    request: ResponsesRequest
+    echoed: dict[str, Any]
+    ignored: IgnoredFields
+
+
+def read(body: Body, context: Context) -> ReadRequest:
+    """The request in `body`. Raises InvalidRequest, naming the field at fault."""
+    fields = json_body.parse_object(body)
+    ignored = IgnoredFields()
+    obeyed = obeyed_fields(
+        fields, ResponsesRequest, ignored, context, harmless=HARMLESS, neutral=NEUTRAL
+    )
+    items.prepare(obeyed.get("input"))
+    _read_tools(obeyed, ignored)
+    request = json_body.convert(obeyed, ResponsesRequest, RULES)
+    _look_into(obeyed, request, ignored)
+    return ReadRequest(request, {name: fields.get(name) for name in ECHOED}, ignored)
+
+
+def _functions(tool: Any, param: str, ignored: IgnoredFields) -> list[Any]:
+    kind = tool.get("type") if isinstance(tool, dict) else "function"
+    if kind is None:
+        raise InvalidRequest(f"`{param}.type` is missing.", f"{param}.type")
+    if kind == "function":
+        return [tool]
+    if kind == "namespace":
+        return _functions_of_namespace(tool, param, ignored)
+    if isinstance(kind, str) and kind.startswith("web_search"):
+        ignored.add("tools[].web_search")
+        return []
+    param += ".type"
+    raise UnsupportedField(
+        f"`{param}`: only tools of type `function`, or `namespace` with such, are supported.", param
+    )
+
+
+def _functions_of_namespace(
+    tool: dict[str, Any], param: str, ignored: IgnoredFields
+) -> list[dict[str, Any]]:
+    """The functions of a namespace, each with its name, which the model does not get."""
+    name, inner = tool.get("name"), tool.get("tools")
+    if not isinstance(name, str):
+        raise InvalidRequest(f"`{param}.name` must be a string.", f"{param}.name")
+    if not isinstance(inner, list):
+        raise InvalidRequest(f"`{param}.tools` must be a list.", f"{param}.tools")
+    for i, each in enumerate(inner):
+        if not isinstance(each, dict) or each.get("type") != "function":
+            param = f"{param}.tools[{i}].type"
+            raise UnsupportedField(f"`{param}`: a namespace may have functions alone.", param)
+    ignored.add("tools[].namespace")
+    return [{**each, "namespace": name} for each in inner]
+
+
+def _look_into(fields: dict[str, Any], request: ResponsesRequest, ignored: IgnoredFields) -> None:
+    """Report what has no effect in the `fields` that `request` was made of."""
+    ignored.add_unread(fields, request)
+    _look_into_items(request.items, ignored)
+    if request.text is not None:
+        ignored.add("text.verbosity", request.text.verbosity)
+    if request.reasoning is not None:
+        ignored.add("reasoning.summary", request.reasoning.summary)
+    _look_into_stream_options(request.stream_options or StreamOptions(), ignored)
+    for each in request.include or ():
+        if each != LOGPROBS:
+            ignored.add(f"include.{each}")
+
+
+def _look_into_stream_options(options: StreamOptions, ignored: IgnoredFields) -> None:
+    """Report options that ask for another stream."""
+    if options.include_obfuscation:
+        ignored.add("stream_options.include_obfuscation")
+    if options.include_usage is False:
+        ignored.add("stream_options.include_usage")
+
+
+def _look_into_items(given: list[Item], ignored: IgnoredFields) -> None:
+    """Report fields that are stored with an item, and have no other effect."""
+    for item in given:
+        if item.status != "completed" and not (item is given[-1] and items.is_unfinished(item)):
+            ignored.add("input[].status", item.status)
+        match item:
+            case MessageItem(phase=phase):
+                ignored.add("input[].phase", phase)
+            case Reasoning(summary=summary):
+                ignored.add("input[].summary", summary)
+    for part in items.parts_of(given):
+        if isinstance(part, OutputText):
+            ignored.add("input[].content[].annotations", part.annotations)
+
+
+def _read_tools(fields: dict[str, Any], ignored: IgnoredFields) -> None:
+    """Reduce `tools` to functions, those of namespaces included.
+
+    Raises UnsupportedField for tools that OpenAI runs itself, except for web search, which a model
+    can do without.
+    """
+    tools = fields.get("tools")
+    if isinstance(tools, list):
+        named = [(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+        fields["tools"] = [each for tool in named for each in _functions(*tool, ignored)]
+    choice = fields.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else "function"
+    if kind not in ("function", "allowed_tools"):
+        param = "tool_choice.type"
+        raise UnsupportedField(f"`{param}`: only `function` and `allowed_tools` are.", param)

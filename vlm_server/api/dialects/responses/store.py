@@ -1,6 +1,6 @@
-"""The responses that clients may go on from, look at and delete: bounded in bytes and time.
+"""Stored responses, which clients may continue, retrieve and delete: bounded in bytes and time.
 
-Each belongs to one owner; for all others it does not exist. Knows bytes, and nothing of items.
+Each belongs to one owner, and does not exist for others. Knows bytes, and nothing of items.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vlm_server.errors import NotFound, PreviousResponseNotFound
 from vlm_server.settings import Server
 
 OVERHEAD_BYTES = 1024
-"""What an entry counts beside its bytes."""
+"""Bytes that an entry counts besides its own."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class _Turn:
         return len(self.items) + len(self.output) + OVERHEAD_BYTES
 
     def upwards(self) -> Iterator[_Turn]:
-        """This one, and all before it."""
+        """This turn and all turns before it."""
         turn: _Turn | None = self
         while turn is not None:
             yield turn
@@ -49,13 +49,13 @@ class _Entry:
 
     @property
     def needed_bytes(self) -> int:
-        """Of all that it takes to go on from it."""
+        """Bytes of all that a later turn needs."""
         return len(self.response) + sum(turn.size_bytes for turn in self.turn.upwards())
 
 
 @dataclass(slots=True)
 class _Shelf:
-    """What one owner has: responses by their ids, the oldest first, and the turns behind them."""
+    """One owner's responses by their ids, the oldest first, and the turns behind them."""
 
     entries: dict[str, _Entry] = field(default_factory=dict)
     size_bytes: int = 0
@@ -77,22 +77,22 @@ class _Shelf:
 class ResponseStore:
     """Responses by their owners and ids. `clock` counts seconds.
 
-    A deleted response is forgotten, in later turns that go on from it too. One that is dropped for
-    its age, or for want of room, lives on in those. One owner may have all the room until another
-    wants some: then who has the most loses the oldest.
+    A deleted response disappears from later turns, too; one that is dropped for its age or for lack
+    of room stays in them. One owner may use all the room until another needs some; then the owner
+    with the most bytes loses the oldest response.
     """
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit_bytes = server.responses_store_bytes
         self.num_evicted = 0
-        """Responses that were dropped for want of room."""
+        """Responses that were dropped for lack of room."""
         self._seconds = server.responses_store_seconds
         self._clock = clock
         self._shelves: dict[str, _Shelf] = {}
 
     @property
     def size_bytes(self) -> int:
-        """Of everything that is kept."""
+        """Bytes of all owners' entries."""
         return sum(shelf.size_bytes for shelf in self._shelves.values())
 
     def __len__(self) -> int:
@@ -150,7 +150,7 @@ class ResponseStore:
         if entry is not None and entry.is_pending:
             self._drop(owner, response_id)
 
-    # ---- what clients ask for ----------------------------------------------------------
+    # ---- retrieval ---------------------------------------------------------------------
 
     def recall(self, owner: str, response_id: str) -> tuple[bytes, ...]:
         """The items of all turns up to that response, the oldest first, as JSON lists.
@@ -181,18 +181,18 @@ class ResponseStore:
         return tuple(filter(None, (entry.turn.items, entry.turn.output)))
 
     def response(self, owner: str, response_id: str) -> bytes:
-        """Its JSON. Raises NotFound."""
+        """A response's JSON. Raises NotFound."""
         return self._find(owner, response_id).response
 
     def input_items(self, owner: str, response_id: str) -> tuple[bytes, ...]:
-        """What it was made from, earlier turns included, as JSON lists. Raises NotFound."""
+        """A response's input, earlier turns included, as JSON lists. Raises NotFound."""
         turn = self._find(owner, response_id).turn
         before = list(turn.upwards())[:0:-1]
         earlier = (items for each in before for items in (each.items, each.output))
         return tuple(items for items in (*earlier, turn.items) if items)
 
     def delete(self, owner: str, response_id: str) -> None:
-        """Forget it and its items. Raises NotFound."""
+        """Forget a response and its items. Raises NotFound."""
         turn = self._find(owner, response_id).turn
         self._shelves[owner].size_bytes -= len(turn.items) + len(turn.output)
         turn.items = turn.output = b""
@@ -212,7 +212,7 @@ class ResponseStore:
     # ---- time --------------------------------------------------------------------------
 
     def drop_expired(self) -> None:
-        """Forget what is too old."""
+        """Forget responses that are too old."""
         now = self._clock()
         for owner, shelf in list(self._shelves.items()):
             while shelf.entries:
@@ -222,7 +222,7 @@ class ResponseStore:
                 self._drop(owner, response_id)
 
     def seconds_left(self) -> float | None:
-        """Until something is too old; None if nothing is here."""
+        """Seconds until a response is too old; None if none is stored."""
         oldest = (next(iter(shelf.entries.values())) for shelf in self._shelves.values())
         expires = min((entry.expires for entry in oldest), default=None)
         return None if expires is None else max(0.0, expires - self._clock())

@@ -9,7 +9,7 @@ import msgspec
 
 from vlm_server.api.dialects.anthropic import errors, schema
 
-DOCS = (Path(__file__).parents[4] / "docs" / "anthropic.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[5] / "docs" / "anthropic.md").read_text(encoding="utf-8")
 STRUCTS: list[Any] = [
     value
     for value in vars(schema).values()

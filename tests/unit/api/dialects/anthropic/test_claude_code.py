@@ -11,7 +11,7 @@ import httpx
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.protocol import ImagePart, TextPart, ToolCall
 
-CLIENTS = Path(__file__).parents[3] / "data" / "clients"
+CLIENTS = Path(__file__).parents[4] / "data" / "clients"
 
 
 def recorded(name: str) -> dict[str, Any]:

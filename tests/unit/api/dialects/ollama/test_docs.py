@@ -10,9 +10,9 @@ from starlette.routing import Route
 from tests.unit.api.dialects.ollama.test_fields import IGNORED_OPTIONS
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
-from vlm_server.api.dialects.ollama.answers import AnswerMessage, Line, ToolCall
-from vlm_server.api.dialects.ollama.models import catalog
-from vlm_server.api.dialects.ollama.models.model_info import Details
+from vlm_server.api.dialects.ollama import models
+from vlm_server.api.dialects.ollama.models import Details
+from vlm_server.api.dialects.ollama.render import AnswerMessage, Line, ToolCall
 from vlm_server.api.dialects.ollama.schema import (
     ChatMessage,
     Function,
@@ -22,7 +22,7 @@ from vlm_server.api.dialects.ollama.schema import (
 )
 from vlm_server.settings import Settings
 
-DOCS = (Path(__file__).parents[4] / "docs" / "ollama.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[5] / "docs" / "ollama.md").read_text(encoding="utf-8")
 STRUCTS: list[type[msgspec.Struct]] = [
     *(
         OllamaChatRequest,
@@ -33,7 +33,7 @@ STRUCTS: list[type[msgspec.Struct]] = [
         Line,
         ToolCall,
     ),
-    *(catalog.ListedModel, catalog.RunningModel, catalog.ShownModel, Details),
+    *(models.ListedModel, models.RunningModel, models.ShownModel, Details),
 ]
 UNTOLD = {"modelfile"}
 FIELDS = {name for struct in STRUCTS for name in struct.__struct_fields__} - UNTOLD
@@ -56,4 +56,4 @@ def test_every_route_is_documented() -> None:
 
 
 def test_the_version_is_documented() -> None:
-    assert f"`{catalog.API_VERSION}`" in DOCS
+    assert f"`{models.API_VERSION}`" in DOCS

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from tests.unit.api.conftest import listening
 from tests.unit.api.scripted_engine import ScriptedEngine, ended, failed, finished, scored, text
-from vlm_server.api.dialects.openai.completions.intake import NEUTRAL, CompletionRequest
+from vlm_server.api.dialects.openai.completions import NEUTRAL, CompletionRequest
 from vlm_server.protocol import Delta, SamplingParams, TokenLogprob, Tokens, TokenText, Usage
 
 ROUTE = "/v1/completions"

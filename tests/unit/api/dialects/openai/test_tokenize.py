@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 
 from tests.unit.api.requests import PNG_URL, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.api.dialects.openai.tokenize import intake
-from vlm_server.api.parsing.parsed_request import Context, KnownModel, ParsedRequest
+from vlm_server.api.dialects.openai import tokenize
+from vlm_server.api.parsing.parsed_request import Context, KnownModel, Read
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Finished, ImageUse, ModelFacts, TextPart, Usage
 from vlm_server.settings import Limits
@@ -136,21 +135,19 @@ async def test_another_model_is_404(
 @pytest.mark.parametrize(
     ("read", "body"),
     [
-        (intake.read_prompt, {"prompt": "a"}),
-        (intake.read_prompt, {"messages": [user("a")]}),
-        (intake.read_prompt_text, {"messages": [user("a")]}),
-        (intake.read_tokens, {"tokens": [1]}),
+        (tokenize.read_prompt, {"prompt": "a"}),
+        (tokenize.read_prompt, {"messages": [user("a")]}),
+        (tokenize.read_tokens, {"tokens": [1]}),
     ],
 )
 def test_of_several_models_one_must_be_named(
-    read: Callable[[bytes, Context], ParsedRequest | None],
+    read: Read,
     body: dict[str, Any],
     model: dict[str, Any],
 ) -> None:
     asked = json.dumps(body | model).encode()
     one, two = KnownModel("one"), KnownModel("two")
     alone = read(asked, Context((one,), "r", "", "", Limits()))
-    assert alone is not None
     assert alone.model == "one"
     with pytest.raises(InvalidRequest, match=r"`model` is missing.*`one`, `two`") as caught:
         read(asked, Context((one, two), "r", "", "", Limits()))

@@ -14,7 +14,7 @@ from vlm_server.api.app import create_app
 from vlm_server.api.dialects.responses import items, schema
 from vlm_server.settings import Settings
 
-DOCS = (Path(__file__).parents[4] / "docs" / "responses.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[5] / "docs" / "responses.md").read_text(encoding="utf-8")
 STRUCTS = (
     *(schema.ResponsesRequest, schema.FunctionTool, schema.AllowedTools, schema.TextConfig),
     *(schema.ReasoningConfig, schema.Thinking, schema.StreamOptions),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vlm_server.engine.output.tool_formats import tool_format
+from vlm_server.engine.output.formats import tool_format
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.loading.chat_templates import reasoning_format, tool_parser
 

@@ -1,7 +1,7 @@
-"""How a model writes tool calls: marks, and parsers that never fail otherwise than by ValueError.
+"""Formats in which models write tool calls and reasoning.
 
-mlx-vlm knows the marks and has a parser for each format. Where that is wrong, `call_parsers.py` has
-ours.
+mlx-vlm has the marks and a parser of each format; `call_parsers.py` and `tagged_calls.py` replace
+the parsers that are wrong. All fail by ValueError alone.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from vlm_server.engine.output import call_parsers, gemma_calls, tagged_calls
-from vlm_server.interfaces.model_spec import ToolParser
+from vlm_server.engine.output import call_parsers, tagged_calls
+from vlm_server.interfaces.model_spec import ModelSpec, ReasoningFormat, ToolParser
 
 ParseCalls = Callable[[str, Sequence[Mapping[str, Any]]], Sequence[tuple[str, str]]]
 """(text between the marks, tools as chat templates have them) to each call's name and arguments.
@@ -23,7 +23,7 @@ _Parse = Callable[[str, Sequence[Mapping[str, Any]]], Any]
 _OURS: dict[str, _Parse] = {
     "atem": tagged_calls.atem,
     "cohere2_moe": call_parsers.cohere2_moe,
-    "gemma4": lambda text, _: gemma_calls.parse(text),
+    "gemma4": call_parsers.gemma4,
     "glm47": call_parsers.glm47,
     "harmony": call_parsers.harmony,
     "json_tools": call_parsers.json_tools,
@@ -51,11 +51,11 @@ _INVOKE = re.compile(r"\]<\]minimax\[>\[<(?P<closes>/?)invoke\b")
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes tool calls: what stands before and after one, or a list of them.
+    """Marks before and after a call, or a list of calls, and the parser of the text between them.
 
-    `end` is empty if a call ends where its JSON does. is_json: whether arguments are JSON, in whose
-    strings no mark counts. brackets: where they are not, what begins arguments, and all that may
-    end them: an end mark counts only behind one of those, or if nothing has begun.
+    `end` is empty if a call ends with its JSON. is_json: whether arguments are JSON, in whose
+    strings no mark counts. brackets: for other arguments, the opening bracket and all closing ones:
+    an end mark counts behind a closing one, or before the opening one.
     """
 
     name: str
@@ -66,8 +66,23 @@ class ToolFormat:
     brackets: tuple[str, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """A model's formats of tool calls and reasoning; None where it has none."""
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+
+    @classmethod
+    def of(cls, model: ModelSpec) -> Self:
+        return cls(tool_format(model.tool_parser), model.reasoning_format)
+
+
+NO_FORMATS = Formats()
+
+
 def tool_format(parser: ToolParser | None) -> ToolFormat | None:
-    """The format that a parser of mlx-vlm is for; None for none."""
+    """The format of a parser of mlx-vlm; None without a parser."""
     if parser is None:
         return None
     name = parser.name
@@ -82,7 +97,7 @@ def tool_format(parser: ToolParser | None) -> ToolFormat | None:
 
 
 def _mlx_vlms(name: str, parse: Callable[..., Any]) -> _Parse:
-    """Parsers that are not ours take as long as they like: they get no long texts."""
+    """mlx-vlm's parser, whose time has no bound: long texts are refused."""
 
     def parsed(text: str, tools: Sequence[Mapping[str, Any]]) -> Any:
         if len(text) > call_parsers.MAX_SYNTAX_CHARACTERS:
@@ -97,14 +112,14 @@ def _mlx_vlms(name: str, parse: Callable[..., Any]) -> _Parse:
 
 
 def _check_invokes(text: str) -> None:
-    """Raises ValueError if one is cut short: mlx-vlm would pass over it, after a long search."""
+    """Raises ValueError for a truncated call: mlx-vlm would skip it, after a long search."""
     are_closing = [bool(found["closes"]) for found in _INVOKE.finditer(text)]
     if are_closing != [False, True] * (len(are_closing) // 2):
         raise ValueError("a call is cut short")
 
 
 def _normalised(parse: _Parse) -> ParseCalls:
-    """`parse` with arguments as the JSON of an object, and ValueError for all that goes wrong."""
+    """`parse` with arguments as the JSON of an object, and ValueError for every error."""
 
     def parsed(text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         try:

@@ -1,6 +1,6 @@
-"""From the bodies of `/v1/tokenize` and `/v1/detokenize` to a `Submit` that is counted only.
+"""`POST /v1/tokenize` and `POST /v1/detokenize`: prompts as tokens and back, without an answer.
 
-The forms are vLLM's. Runs on a thread or in an intake process: see `http.intake`.
+The forms are vLLM's.
 """
 
 from __future__ import annotations
@@ -9,18 +9,24 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.json import Decoder
 
-from vlm_server.api.dialects.openai import intake, schema
+from vlm_server.api.dialects.fields import (
+    Count,
+    checked_prompt,
+    only_counted,
+    prepare,
+    submit_prompt,
+)
+from vlm_server.api.dialects.openai import parse
+from vlm_server.api.dialects.openai.schema import ChatRequest
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, known_fields
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import SamplingParams, Submit
+from vlm_server.protocol import Finished, ImageUse, SamplingParams
 
 TOKENIZE, DETOKENIZE = "openai-tokenize", "openai-detokenize"
-INT32_MAX = 2**31 - 1
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (None, True),
@@ -41,12 +47,11 @@ class PromptRequest(Struct, forbid_unknown_fields=True):
 class TokensRequest(Struct, forbid_unknown_fields=True):
     """The body of `/v1/detokenize`."""
 
-    tokens: Annotated[list[Annotated[int, Meta(ge=0, le=INT32_MAX)]], Meta(min_length=1)]
+    tokens: Annotated[list[Count], Meta(min_length=1)]
     model: str | None = None
 
 
-Decoder(PromptRequest | None), Decoder(TokensRequest)
-"""See `schema`."""
+prepare(PromptRequest, TokensRequest)
 
 
 def read_prompt(body: Body, context: Context) -> ParsedRequest:
@@ -54,16 +59,7 @@ def read_prompt(body: Body, context: Context) -> ParsedRequest:
     fields = _fields(body)
     if "messages" not in fields:
         return _read_text(fields, context)
-    return _counted(intake.read_fields(fields, context), fields)
-
-
-def read_prompt_text(body: Body, context: Context) -> ParsedRequest | None:
-    """The same; None if it has media."""
-    fields = _fields(body)
-    if "messages" not in fields:
-        return _read_text(fields, context)
-    parsed = intake.read_text_fields(fields, context)
-    return None if parsed is None else _counted(parsed, fields)
+    return _counted(parse.read_fields(fields, context), fields)
 
 
 def read_tokens(body: Body, context: Context) -> ParsedRequest:
@@ -88,12 +84,8 @@ def _read_text(fields: dict[str, Any], context: Context) -> ParsedRequest:
     ignored = IgnoredFields()
     fields = _known(fields, PromptRequest, context, ignored)
     request = json_body.convert(fields, PromptRequest, {})
-    length = json_body.utf8_length(request.prompt, "prompt")
-    if length > context.limits.max_text_bytes:
-        limit = context.limits.max_text_bytes
-        message = f"At most {limit} bytes of text are allowed (limits.max_text_bytes)."
-        raise InvalidRequest(message, "prompt")
-    return _raw(request.prompt, request.model, context, ignored)
+    prompt = checked_prompt(request.prompt, context)
+    return _raw(prompt, request.model, context, ignored)
 
 
 def _known(
@@ -106,48 +98,65 @@ def _raw(
     prompt: str | tuple[int, ...], model: str | None, context: Context, ignored: IgnoredFields
 ) -> ParsedRequest:
     wanted = model_wanted(model, context)
-    submit = Submit(
-        request_id=context.request_id,
-        messages=(),
-        images=(),
-        sampling=SamplingParams(),
-        cache_salt=context.cache_salt,
-        client=context.client,
-        prompt=prompt,
-        count_only=True,
-    )
+    submit = submit_prompt(prompt, context, SamplingParams(), count_only=True)
     return ParsedRequest(wanted.name, submit, stream=False, ignored=ignored.names)
 
 
 IN_PROMPT = frozenset(
     {
-        "add_generation_prompt",
-        "chat_template_kwargs",
-        "continue_final_message",
-        "messages",
-        "mm_processor_kwargs",
-        "model",
-        "reasoning",
-        "reasoning_effort",
-        "thinking",
-        "tool_choice",
-        "tools",
+        *("add_generation_prompt", "chat_template_kwargs", "continue_final_message", "messages"),
+        *("mm_processor_kwargs", "model", "reasoning", "reasoning_effort", "thinking"),
+        *("tool_choice", "tools"),
     }
 )
 """The fields of a chat request that may change its prompt; the others are checked alone."""
 
 
 _NOT_IN_PROMPT = (
-    *(name for name in schema.ChatRequest.__struct_fields__ if name not in IN_PROMPT),
+    *(name for name in ChatRequest.__struct_fields__ if name not in IN_PROMPT),
     *("reasoning.max_tokens", "thinking.budget_tokens"),
     *("tool_choice.function.name", "tools[].function.strict"),
 )
-"""What is ignored of the fields of a chat request, besides what its reader ignores itself."""
+"""Fields of a chat request without effect on its prompt."""
 
 
 def _counted(parsed: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
-    submit = msgspec.structs.replace(parsed.submit, count_only=True)
     unprompted = IgnoredFields()
     unprompted.add_given(fields, *_NOT_IN_PROMPT)
     ignored = tuple(dict.fromkeys([*parsed.ignored, *unprompted.names]))
-    return ParsedRequest(parsed.model, submit, stream=False, options=b"", ignored=ignored)
+    return msgspec.structs.replace(only_counted(parsed), ignored=ignored, conversation="")
+
+
+# ---- answers -----------------------------------------------------------------------------
+
+
+class Tokenized(Struct, frozen=True):
+    """vLLM's answer; `images` and `cached_tokens` are ours."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    images: tuple[ImageUse, ...]
+    cached_tokens: int
+    token_strs: None = None
+
+
+class Detokenized(Struct, frozen=True):
+    prompt: str
+
+
+def encode_tokens(finished: Finished, max_model_len: int) -> bytes:
+    usage = finished.usage
+    return msgspec.json.encode(
+        Tokenized(
+            count=usage.prompt_tokens,
+            max_model_len=max_model_len,
+            tokens=finished.token_ids,
+            images=finished.images,
+            cached_tokens=usage.cached_tokens,
+        )
+    )
+
+
+def encode_text(finished: Finished) -> bytes:
+    return msgspec.json.encode(Detokenized(finished.text))

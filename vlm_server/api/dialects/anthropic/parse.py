@@ -1,6 +1,6 @@
 """From the body of a request for a message to a `Submit`, with all limits checked.
 
-Runs on a thread or in an intake process: see `http.intake`.
+Runs on a thread or in a parsing process: see `api.parsing`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from vlm_server.api.dialects.anthropic.builtin_tools import (
     builtin_tool,
     fields_without_effect,
 )
-from vlm_server.api.dialects.anthropic.history import (
+from vlm_server.api.dialects.anthropic.messages import (
     BILLING_HEADER,
     has_billing_header,
-    has_images,
     read_messages,
 )
-from vlm_server.api.dialects.anthropic.options import Options, encode_options
 from vlm_server.api.dialects.anthropic.schema import (
     AnyChoice,
     AutoChoice,
@@ -33,6 +31,8 @@ from vlm_server.api.dialects.anthropic.schema import (
     ThinkingEnabled,
     Tool,
 )
+from vlm_server.api.dialects.fields import only_counted, submit_of
+from vlm_server.api.dialects.reasoning import ReasoningOptions, asks_effort
 from vlm_server.api.parsing.common_fields import (
     ConstraintFields,
     check_constraints,
@@ -41,13 +41,12 @@ from vlm_server.api.parsing.common_fields import (
     stop_strings,
 )
 from vlm_server.api.parsing.conversation import Conversation
-from vlm_server.api.parsing.effort import ThinkingOptions
 from vlm_server.api.parsing.json_schema import schema_text
 from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.api.parsing.parsed_request import Body, Context, KnownModel, ParsedRequest
 from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions
+from vlm_server.protocol import Message, SamplingParams
 from vlm_server.settings import Limits
 
 DIALECT = "anthropic"
@@ -58,47 +57,37 @@ _NOT_IN_PROMPT = (
     *("thinking.budget_tokens", "thinking.display", "top_k", "top_p"),
     *("tool_choice.disable_parallel_tool_use", "tool_choice.name", "tools[].strict"),
 )
-"""Fields that are for the answer, which a request to count tokens does not get."""
+"""Fields of the answer: without effect where tokens are counted."""
+
+
+class Options(msgspec.Struct, frozen=True):
+    """A client's wishes for the message, for the renderer.
+
+    Without `shows_reasoning` it is announced, and left out.
+    """
+
+    shows_reasoning: bool = True
 
 
 def read_message(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError.
 
-    Raises BytesNeeded if it has `https:` or `file:` URLs whose bytes are not in `context.given`,
-    and no error besides: to be called again with them.
+    Raises BytesNeeded for `https:` or `file:` URLs whose bytes are not in `context.given`, and no
+    other error then: to be called again with them.
     """
     return _parsed_request(*schema.parse(body), context)
 
 
-def read_text(body: Body, context: Context) -> ParsedRequest | None:
-    """The request in `body`; None if it has images. Raises RequestError."""
-    request, ignored = schema.parse(body)
-    return None if has_images(request) else _parsed_request(request, ignored, context)
-
-
 def read_count(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`, as one whose tokens are counted; otherwise as `read_message`."""
-    return _only_counted(_parsed_request(*schema.parse(body, _NOT_IN_PROMPT), context))
-
-
-def read_count_text(body: Body, context: Context) -> ParsedRequest | None:
-    """As `read_text`, for `read_count`."""
-    request, ignored = schema.parse(body, _NOT_IN_PROMPT)
-    return (
-        None if has_images(request) else _only_counted(_parsed_request(request, ignored, context))
-    )
-
-
-def _only_counted(parsed: ParsedRequest) -> ParsedRequest:
-    submit = msgspec.structs.replace(parsed.submit, count_only=True)
-    return msgspec.structs.replace(parsed, submit=submit, stream=False)
+    return only_counted(_parsed_request(*schema.parse(body, _NOT_IN_PROMPT), context))
 
 
 def _parsed_request(
     request: MessagesRequest, ignored: IgnoredFields, context: Context
 ) -> ParsedRequest:
     model = model_wanted(request.model, context)
-    conversation = Conversation(context.limits, context.given)
+    conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
     definitions = [
         _definition(tool, f"tools[{i}]", ignored) for i, tool in enumerate(request.tools or ())
     ]
@@ -107,30 +96,19 @@ def _parsed_request(
     continues = _continues(conversation.messages)
     schema_wanted = _schema(request, context.limits)
     json_schema = check_constraints(tools, schema_wanted, _FIELDS, ignored, continues=continues)
-    thinking = _thinking(request)
-    _ignore_thinking(request, model, ignored)
-    submit = Submit(
-        request_id=context.request_id,
-        messages=tuple(conversation.messages),
-        images=tuple(conversation.images),
-        sampling=_sampling(request, json_schema, thinking.max_tokens, context.limits),
-        cache_salt=context.cache_salt,
-        client=context.client,
-        tools=tools,
-        template=TemplateOptions(
-            enable_thinking=thinking.enables, variables=thinking.variables, continue_final=continues
-        ),
-    )
+    reasoning = _reasoning(request)
+    _ignore_reasoning(request, model, ignored)
+    sampling = _sampling(request, json_schema, reasoning.max_tokens, context.limits)
+    template = reasoning.template_options(continue_final=continues)
+    submit = submit_of(conversation, context, sampling, tools, template)
     if has_billing_header(request):
         ignored.add(BILLING_HEADER)
-    options = Options(shows_thoughts=_shows_thoughts(request))
-    return ParsedRequest(
-        model.name, submit, bool(request.stream), encode_options(options), ignored.names
-    )
+    options = msgspec.msgpack.encode(Options(_shows_reasoning(request)))
+    return ParsedRequest(model.name, submit, bool(request.stream), options, ignored.names)
 
 
 def _continues(messages: Sequence[Message]) -> bool:
-    """Whether the answer goes on where the assistant's last message ends."""
+    """Whether the answer continues the assistant's last message. Raises InvalidRequest."""
     last = messages[-1]
     if last.role != "assistant":
         return False
@@ -139,20 +117,21 @@ def _continues(messages: Sequence[Message]) -> bool:
     return True
 
 
-def _thinking(request: MessagesRequest) -> ThinkingOptions:
+def _reasoning(request: MessagesRequest) -> ReasoningOptions:
+    """`thinking` wins over `output_config.effort`."""
     effort = request.output_config.effort if request.output_config else None
     match request.thinking:
-        case ThinkingEnabled(budget_tokens=budget):
-            return ThinkingOptions("enabled", effort, budget)
-        case ThinkingAdaptive(budget_tokens=budget):
-            return ThinkingOptions("adaptive", effort, budget)
         case ThinkingDisabled():
-            return ThinkingOptions("disabled")
-    return ThinkingOptions(effort=effort)
+            return ReasoningOptions({"thinking": False})
+        case ThinkingEnabled(budget_tokens=budget):
+            return ReasoningOptions({"thinking": True}, effort, (budget,))
+        case ThinkingAdaptive(budget_tokens=budget):
+            return ReasoningOptions({"thinking": asks_effort(effort)}, effort, (budget,))
+    return ReasoningOptions({"thinking": asks_effort(effort)}, effort)
 
 
-def _ignore_thinking(request: MessagesRequest, model: KnownModel, ignored: IgnoredFields) -> None:
-    """Without thoughts there is no effort; some models have none."""
+def _ignore_reasoning(request: MessagesRequest, model: KnownModel, ignored: IgnoredFields) -> None:
+    """Report fields of reasoning without effect: some models never reason."""
     config = request.output_config
     if config and (not model.can_think or isinstance(request.thinking, ThinkingDisabled)):
         ignored.add("output_config.effort", config.effort)
@@ -160,7 +139,7 @@ def _ignore_thinking(request: MessagesRequest, model: KnownModel, ignored: Ignor
         ignored.add("thinking", request.thinking)
 
 
-def _shows_thoughts(request: MessagesRequest) -> bool:
+def _shows_reasoning(request: MessagesRequest) -> bool:
     match request.thinking:
         case ThinkingEnabled(display="omitted") | ThinkingAdaptive(display="omitted"):
             return False

@@ -1,4 +1,4 @@
-"""Calls that the model is made to write: JSON that a grammar ensures, sent on as it comes."""
+"""Tool calls under `tool_choice: required`: JSON that a grammar ensures, streamed as it comes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
+from vlm_server.engine.output.auto_calls import JsonBody
 from vlm_server.engine.output.calls import Calls
 from vlm_server.engine.output.pieces import BLANKS, Piece, add_piece
 
@@ -13,14 +14,14 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LONGEST_ESCAPE = len(r"\ud83d\ude00")
 
 _NeedsText = Iterator[None]
-"""Reads a part of the JSON; stops wherever more text is needed."""
+"""A reader of a part of the JSON, which yields where it needs more text."""
 
 
 class _Unexpected(Exception):
     """The text is no list of calls."""
 
 
-class ForcedCalls:
+class RequiredCallParser:
     """Reads `[{"name": ..., "arguments": {...}}, ...]`, with any blanks between JSON's tokens.
 
     A name goes on as soon as it is complete, arguments as they come. Should the text be anything
@@ -30,17 +31,17 @@ class ForcedCalls:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._held = ""
-        """What is not understood yet."""
+        """Text that is not read yet."""
         self._unsent: list[str] = []
-        """What was understood since the last delta."""
+        """Text that was read since the last delta."""
         self._is_incomplete = True
-        """Whether what was read so far ends before a call does."""
+        """Whether the text so far ends within a call."""
         self._is_text = False
         self._pieces: list[Piece] = []
         self._reader = self._read_calls()
 
     def push(self, text: str) -> list[Piece]:
-        """What `text` brings."""
+        """The pieces that `text` completes."""
         self._pieces = []
         self._held += text
         if not self._is_text:
@@ -54,7 +55,7 @@ class ForcedCalls:
         return self._pieces
 
     def flush(self) -> list[Piece]:
-        """What is left, now that no more text comes: half a call is text, unless one was begun."""
+        """The pieces left at the end of the text: half a call is text, unless one was begun."""
         self._pieces = []
         if self._calls.num_begun:
             self._unsent, self._held = [], ""
@@ -135,18 +136,18 @@ class ForcedCalls:
         if self._held[0] != "{":
             raise _Unexpected
         self._unsent.clear()
-        scanner = _ObjectScanner()
+        body = JsonBody(ends_with_value=True)
         while True:
-            arguments = self._held[: scanner.scan(self._held)]
+            arguments = self._held[: body.push(self._held)]
             self._held = self._held[len(arguments) :]
             if arguments:
                 self._pieces.append(self._calls.go_on(arguments))
-            if scanner.is_done:
+            if body.is_closed:
                 return
             yield
 
     def _skip_blanks(self) -> _NeedsText:
-        """Up to something else."""
+        """Skip blanks up to other text."""
         while not (bare := self._held.lstrip(BLANKS)):
             self._take(len(self._held))
             yield
@@ -159,41 +160,5 @@ class ForcedCalls:
 
     @property
     def _longest_name(self) -> int:
-        """Characters of a name as JSON: more are no name of ours."""
+        """The most characters that a tool's name takes in JSON."""
         return 2 + _LONGEST_ESCAPE * self._calls.longest_name
-
-
-class _ObjectScanner:
-    """Finds where an object of JSON ends, in text that comes in pieces."""
-
-    def __init__(self) -> None:
-        self.is_done = False
-        self._depth = 0
-        self._is_in_string = False
-        self._is_escaped = False
-
-    def scan(self, text: str) -> int:
-        """How many characters of `text` belong to the object."""
-        at = 0
-        if self._is_escaped and text:
-            at, self._is_escaped = 1, False
-        while found := (_IN_STRING if self._is_in_string else _OUTSIDE).search(text, at):
-            at = found.end()
-            match found[0]:
-                case '"':
-                    self._is_in_string = not self._is_in_string
-                case "\\":
-                    self._is_escaped = at == len(text)
-                    at += 1
-                case "{" | "[":
-                    self._depth += 1
-                case _:
-                    self._depth -= 1
-                    if not self._depth:
-                        self.is_done = True
-                        return at
-        return len(text)
-
-
-_IN_STRING = re.compile(r'["\\]')
-_OUTSIDE = re.compile(r'["{}\[\]]')

@@ -13,7 +13,7 @@ from tests.unit.api.dialects.openai.test_chat_fields import refusal
 from tests.unit.api.requests import ROUTE, chat, user
 from tests.unit.api.scripted_engine import ScriptedEngine, ended, finished, thinks
 from tests.unit.api.scripted_engine import text as says
-from vlm_server.api.dialects.openai.thinking import MAX_VARIABLES_BYTES, RESERVED
+from vlm_server.api.dialects.reasoning import MAX_VARIABLES_BYTES, RESERVED
 from vlm_server.protocol import Message, TextPart, Usage
 
 

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, and the routes for those that are stored."""
+"""`POST /v1/responses`, and the routes for stored responses."""
 
 from __future__ import annotations
 
@@ -12,65 +12,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api.dialects.responses.intake import (
-    COUNT_DIALECT,
-    DIALECT,
-    ID_PREFIX,
-    read_count_text,
-    read_text,
-)
-from vlm_server.api.dialects.responses.options import decode_options
-from vlm_server.api.dialects.responses.render import ResponsesRenderer
+from vlm_server.api.dialects.responses.parse import ID_PREFIX
 from vlm_server.api.dialects.responses.store import ResponseStore
-from vlm_server.api.http import access_log, sse
+from vlm_server.api.http import access_log
 from vlm_server.api.http.access import keys
-from vlm_server.api.http.dialect import CountRenderer
-from vlm_server.api.http.generation import Endpoint, Generation
+from vlm_server.api.http.generation import Endpoint
 from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.errors import InvalidRequest, NotSupported
-from vlm_server.protocol import Finished
 
 DEFAULT_ITEMS = 20
 MAX_ITEMS = 100
 _MAX_DIGITS = 9
 
 
-class Responses:
-    """OpenAI's Responses, as a `Dialect`."""
-
-    name = DIALECT
-    id_prefix = ID_PREFIX
-    content_type = sse.CONTENT_TYPE
-    read_text = staticmethod(read_text)
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
-
-    def renderer(self, request_id: str, model: str, options: bytes) -> ResponsesRenderer:
-        """See `Dialect.renderer`."""
-        return ResponsesRenderer(request_id, model, decode_options(options), self._store)
-
-
-class InputTokens:
-    """The tokens of a response's prompt, as a `Dialect`: it generates and stores nothing."""
-
-    name = COUNT_DIALECT
-    id_prefix = "count_"
-    content_type = sse.CONTENT_TYPE
-    read_text = staticmethod(read_count_text)
-
-    def renderer(self, request_id: str, model: str, options: bytes) -> CountRenderer:
-        """See `Dialect.renderer`."""
-        return CountRenderer(_encode_count)
-
-
-def _encode_count(finished: Finished) -> bytes:
-    counted = {"object": "response.input_tokens", "input_tokens": finished.usage.prompt_tokens}
-    return msgspec.json.encode(counted)
-
-
 async def refuse_conversation(request: Request) -> Response:
-    """For OpenAI's conversations, which are kept by nobody here."""
+    """The answer of OpenAI's routes for conversations, which are not kept."""
     raise NotSupported(
         f"{request.method} /v1/conversations is not supported: go on from a response with "
         "`previous_response_id`, or send all items"
@@ -78,10 +34,10 @@ async def refuse_conversation(request: Request) -> Response:
 
 
 class ResponsesEndpoint:
-    """The endpoint that makes responses, as an ASGI application; forgets those that fail."""
+    """The endpoint that makes responses, as an ASGI application; failed ones are not stored."""
 
-    def __init__(self, shared: Generation, store: ResponseStore) -> None:
-        self._endpoint = Endpoint(shared, Responses(store), store)
+    def __init__(self, endpoint: Endpoint, store: ResponseStore) -> None:
+        self._endpoint = endpoint
         self._store = store
         self._timer: asyncio.TimerHandle | None = None
 
@@ -94,7 +50,7 @@ class ResponsesEndpoint:
             self._expire_later()
 
     def _expire_later(self) -> None:
-        """See to it that the store is emptied in time, whether or not somebody comes by."""
+        """Start a timer that empties the store in time, without any request."""
         seconds = self._store.seconds_left()
         if self._timer is None and seconds is not None:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
@@ -106,7 +62,7 @@ class ResponsesEndpoint:
 
 
 class StoredResponses:
-    """The routes for stored responses. All raise NotFound for one that is another client's."""
+    """The routes for stored responses. All raise NotFound for another client's."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
@@ -132,14 +88,14 @@ class StoredResponses:
         )
 
     async def input_items(self, request: Request) -> Response:
-        """What a response was made from, by default the last items first."""
+        """The items that a response was made from, by default the last ones first."""
         turns = self._store.input_items(*_of(request))
         _ignore_all_but(request, "after", "limit", "order")
         return _json(await to_thread.run_sync(_page, turns, request.query_params))
 
 
 def _ignore_all_but(request: Request, *obeyed: str) -> None:
-    """Note what has no effect of the parameters in the request's URL."""
+    """Report parameters without effect in the request's URL."""
     ignored = IgnoredFields()
     for name, value in request.query_params.items():
         if name not in obeyed:
@@ -148,7 +104,7 @@ def _ignore_all_but(request: Request, *obeyed: str) -> None:
 
 
 def _page(turns: tuple[bytes, ...], query: QueryParams) -> bytes:
-    """Some of the items of `turns`. On a thread: their pictures may be many."""
+    """A page of the items of `turns`. Runs on a thread: their pictures may be many."""
     items = [item for turn in turns for item in _lists.decode(turn)]
     if _order(query.get("order", "desc")) == "desc":
         items.reverse()
@@ -186,7 +142,7 @@ def _id(item: msgspec.Raw) -> str:
 
 
 def _after(items: list[msgspec.Raw], item_id: str | None) -> list[msgspec.Raw]:
-    """Those behind the last one of that id: a client may send an item again in a later turn."""
+    """Items behind the last one of that id: a client may send an item again in a later turn."""
     if item_id is None:
         return items
     for i in reversed(range(len(items))):

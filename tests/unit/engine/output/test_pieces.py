@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm_server.engine.output.marks import Marks
+from vlm_server.engine.output.pieces import Marks
 
 MARKS = st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3)
 TEXTS = st.text("ab<", max_size=12)

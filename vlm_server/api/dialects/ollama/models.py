@@ -1,10 +1,11 @@
-"""What Ollama's clients ask about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`.
+"""Models in Ollama's words: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`.
 
-Routes that add, change or delete models say that they do not.
+Routes that would add, change or delete models answer that they do not.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 
 import msgspec
@@ -12,16 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vlm_server import __version__
-from vlm_server.api.dialects.ollama.answers import time_text
-from vlm_server.api.dialects.ollama.models import model_name
-from vlm_server.api.dialects.ollama.models.model_info import (
-    Details,
-    capabilities,
-    details,
-    digest,
-    model_info,
-    template,
-)
+from vlm_server.api.dialects.ollama.model_fields import model_wanted, tagged
+from vlm_server.api.dialects.ollama.render import time_text
 from vlm_server.api.http import access_log, body
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.parsing import json_body, served_models
@@ -36,6 +29,22 @@ API_VERSION = "0.12.11"
 _FOR_EVER = "9999-12-31T23:59:59Z"
 _IN_USE = ("ready", "unresponsive", "unloading")
 """States of engines that hold a model."""
+
+
+_CAPABILITIES = ("completion", "vision", "tools", "thinking")
+"""Capabilities that Ollama's clients know."""
+_OF_ALL = ("completion", "vision")
+"""Capabilities of every served model."""
+_QUANTIZATIONS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+class Details(msgspec.Struct, frozen=True):
+    family: str
+    families: tuple[str, ...]
+    parameter_size: str
+    quantization_level: str
+    format: str = "safetensors"
+    parent_model: str = ""
 
 
 class ListedModel(msgspec.Struct, frozen=True):
@@ -70,7 +79,7 @@ class ShownModel(msgspec.Struct, frozen=True):
 
 
 class ModelRequest(msgspec.Struct):
-    """Which model is meant: `name` is the older word."""
+    """A request about a model: `name` is the older field."""
 
     model: str | None = None
     name: str | None = None
@@ -78,7 +87,7 @@ class ModelRequest(msgspec.Struct):
 
 
 class Catalog:
-    """The endpoints about models. They ask no engine anything."""
+    """The endpoints about models, which need no engine."""
 
     def __init__(self, shared: Generation) -> None:
         self._shared = shared
@@ -88,7 +97,7 @@ class Catalog:
         return _json({"models": [self._listed(status) for status in self._statuses]})
 
     def _listed(self, status: EngineStatus) -> ListedModel:
-        facts, name = status.model_facts, model_name.tagged(status.model_name)
+        facts, name = status.model_facts, tagged(status.model_name)
         return ListedModel(
             name=name,
             model=name,
@@ -107,7 +116,7 @@ class Catalog:
             raise EngineUnavailable(f"The model is not loaded yet: {status.state}.")
         return _json(
             ShownModel(
-                modelfile=f"FROM {model_name.tagged(model.name)}",
+                modelfile=f"FROM {tagged(model.name)}",
                 parameters="",
                 template=template(facts),
                 details=details(facts),
@@ -125,7 +134,7 @@ class Catalog:
         return _json({"version": API_VERSION, "vlm_server": __version__})
 
     async def pull(self, request: Request) -> Response:
-        """Nothing is downloaded; the models that are served are here, or come when asked for."""
+        """Success without a download: served models are here, or come with their first request."""
         asked, _ = await self._read(request)
         if asked.stream is False:
             return _json({"status": "success"})
@@ -133,7 +142,7 @@ class Catalog:
         return Response(lines, media_type="application/x-ndjson")
 
     async def refuse(self, request: Request) -> Response:
-        """For what would change models, or embed texts."""
+        """The answer of routes that would change models, or embed texts."""
         path = request.url.path
         raise NotSupported(
             f"{request.method} {path} is not supported: this server's models can't be changed "
@@ -161,7 +170,7 @@ class Catalog:
         if not name:
             raise InvalidRequest("`model` is missing.", "model")
         known = served_models.known_models(shared.models, shared.server)
-        model = model_name.model_wanted(name, known)
+        model = model_wanted(name, known)
         ignored = IgnoredFields()
         ignored.add_unread(fields, asked)
         ignored.add_given(fields, *without_effect)
@@ -172,7 +181,7 @@ class Catalog:
 
 
 def _running(status: EngineStatus) -> RunningModel:
-    facts, name = status.model_facts, model_name.tagged(status.model_name)
+    facts, name = status.model_facts, tagged(status.model_name)
     return RunningModel(
         name=name,
         model=name,
@@ -187,3 +196,55 @@ def _running(status: EngineStatus) -> RunningModel:
 
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def details(facts: ModelFacts) -> Details:
+    """Family, size and kind of weights; empty texts for what is not known."""
+    return Details(
+        family=facts.family,
+        families=(facts.family,) if facts.family else (),
+        parameter_size=_size(facts.num_parameters),
+        quantization_level=_QUANTIZATIONS.get(facts.quantization, facts.quantization),
+    )
+
+
+def capabilities(facts: ModelFacts) -> tuple[str, ...]:
+    """The model's capabilities, of those that Ollama's clients know."""
+    known = (*_OF_ALL, *facts.capabilities)
+    return tuple(name for name in _CAPABILITIES if name in known)
+
+
+def model_info(facts: ModelFacts) -> dict[str, str | int]:
+    """The figures whose names begin with the architecture, and the general ones."""
+    if not facts.family:
+        return {}
+    return {
+        "general.architecture": facts.family,
+        "general.parameter_count": facts.num_parameters,
+        f"{facts.family}.context_length": facts.context_tokens,
+    }
+
+
+def template(facts: ModelFacts) -> str:
+    """A template in Ollama's language, where some clients look whether a model knows tools.
+
+    Prompts are written by the checkpoint's own template.
+    """
+    known = capabilities(facts)
+    tools = "{{ .Tools }}" if "tools" in known else ""
+    thinking = "{{ .Thinking }}" if "thinking" in known else ""
+    return f"{tools}{{{{ range .Messages }}}}{thinking}{{{{ .Content }}}}{{{{ end }}}}"
+
+
+def digest(facts: ModelFacts, name: str) -> str:
+    """64 hex digits, which clients truncate blindly: the name's hash until the model's is known."""
+    return facts.digest or hashlib.sha256(name.encode()).hexdigest()
+
+
+def _size(num_parameters: int) -> str:
+    """A number of parameters as `3.8B` or `15.20M`; empty for none."""
+    if num_parameters >= 1e9:
+        return f"{num_parameters / 1e9:.1f}B"
+    if num_parameters >= 1e6:
+        return f"{num_parameters / 1e6:.2f}M"
+    return f"{num_parameters / 1e3:.2f}K" if num_parameters else ""

@@ -1,0 +1,129 @@
+"""Fields of requests that several dialects have: their types and bounds, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, structs
+from msgspec.json import Decoder
+
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.conversation import Conversation
+from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, known_fields
+from vlm_server.api.parsing.parsed_request import Context, ParsedRequest
+from vlm_server.errors import InvalidRequest
+from vlm_server.protocol import SamplingParams, Submit, TemplateOptions, Tools
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+MAX_TOP_LOGPROBS = 20
+
+Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+Size = Annotated[int, Meta(ge=1, le=INT32_MAX)]
+TopK = Annotated[int, Meta(ge=-1, le=INT32_MAX)]
+Seed = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(gt=0, le=2)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORT_RULE = "must be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'"
+ImageDetail = Literal["auto", "low", "high", "original"]
+"""`low` scales an image down; `high` and `original` scale a small one up."""
+
+
+def prepare(*schemas: type[Struct]) -> None:
+    """Make msgspec's notes on these types.
+
+    Two threads that make them at the same time, for the first two requests, crash the process.
+    """
+    for schema in schemas:
+        Decoder(schema)
+
+
+def obeyed_fields(
+    fields: dict[str, Any],
+    schema: type[Struct],
+    ignored: IgnoredFields,
+    context: Context,
+    *,
+    harmless: Set[str] = frozenset(),
+    neutral: Mapping[str, tuple[Any, ...]],
+) -> dict[str, Any]:
+    """The fields of a body that `schema` reads; those without effect go to `ignored`.
+
+    harmless: fields that any value may have. neutral: fields that are not supported, each with its
+    values without effect. Unknown fields stay, to be refused by name, if the server refuses those.
+    Raises UnsupportedField.
+    """
+    for name, values in neutral.items():
+        check_neutral(name, fields.get(name), values)
+    for name in sorted(harmless & fields.keys()):
+        ignored.add(name, fields[name])
+    others = {
+        name: value
+        for name, value in fields.items()
+        if name not in neutral and name not in harmless
+    }
+    return known_fields(others, schema, ignored, refuses=context.unknown_fields == "refuse")
+
+
+def submit_of(
+    conversation: Conversation,
+    context: Context,
+    sampling: SamplingParams,
+    tools: Tools | None,
+    template: TemplateOptions,
+    prediction: str = "",
+) -> Submit:
+    """The engine's request for the next message of a conversation."""
+    return Submit(
+        request_id=context.request_id,
+        messages=tuple(conversation.messages),
+        images=tuple(conversation.images),
+        sampling=sampling,
+        videos=tuple(conversation.videos),
+        cache_salt=context.cache_salt,
+        client=context.client,
+        tools=tools,
+        template=template,
+        prediction=prediction,
+    )
+
+
+def submit_prompt(
+    prompt: str | tuple[int, ...],
+    context: Context,
+    sampling: SamplingParams,
+    *,
+    count_only: bool = False,
+) -> Submit:
+    """The engine's request for the continuation of a prompt, which no template writes."""
+    return Submit(
+        request_id=context.request_id,
+        messages=(),
+        images=(),
+        sampling=sampling,
+        cache_salt=context.cache_salt,
+        client=context.client,
+        prompt=prompt,
+        count_only=count_only,
+    )
+
+
+def checked_prompt(text: str, context: Context) -> str:
+    """`text`, the field `prompt`. Raises InvalidRequest beyond `limits.max_text_bytes`."""
+    limit = context.limits.max_text_bytes
+    if json_body.utf8_length(text, "prompt") > limit:
+        message = f"At most {limit} bytes of text are allowed (limits.max_text_bytes)."
+        raise InvalidRequest(message, "prompt")
+    return text
+
+
+def only_counted(parsed: ParsedRequest) -> ParsedRequest:
+    """`parsed` as a request whose prompt's tokens are counted, and that generates nothing."""
+    submit = structs.replace(parsed.submit, count_only=True)
+    return structs.replace(parsed, submit=submit, stream=False, options=b"")

@@ -1,0 +1,70 @@
+"""The fields `model` and `keep_alive`: a model's name, and how long it stays loaded.
+
+`keep_alive` is a number of seconds or one of Go's durations, `5m` or `1h30m`; below 0 it means for
+ever, and 0 unloads the model at once: https://github.com/ollama/ollama/blob/main/docs/faq.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from vlm_server.api.parsing import json_body, served_models
+from vlm_server.api.parsing.parsed_request import KnownModel
+from vlm_server.errors import InvalidRequest, ModelNotFound
+from vlm_server.settings import quantities
+
+_LATEST = ":latest"
+_NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?")
+_MAX_CHARS = 64
+_FOR_EVER = -1.0
+_MAX_SECONDS = 10 * 365 * 86400.0
+
+
+def tagged(name: str) -> str:
+    """`name` with a tag, as every model has one in lists."""
+    return name if ":" in name else f"{name}{_LATEST}"
+
+
+def model_wanted(name: str | None, known: Sequence[KnownModel]) -> KnownModel:
+    """The model that `name` means, with or without a tag `latest`, or the only one.
+
+    Raises ModelNotFound if it means none, InvalidRequest for no name where there are several
+    models, and for a lone surrogate, which answers could not repeat.
+    """
+    if not name:
+        return served_models.assumed(known)
+    json_body.utf8_length(name, "model")
+    names = (name, name.removesuffix(_LATEST), tagged(name))
+    model = served_models.model_of(names, known)
+    if model is None:
+        shown, have = json_body.shown(name), "', '".join(one.name for one in known)
+        number = "one model" if len(known) == 1 else "the models"
+        raise ModelNotFound(f"model '{shown}' not found, this server has {number}: '{have}'")
+    return model
+
+
+def keep_alive_seconds(wanted: float | str | None) -> float | None:
+    """`keep_alive` in seconds, -1 for ever; None if it is not given. Raises InvalidRequest."""
+    if wanted is None or wanted == "":
+        return None
+    seconds = _duration(wanted) if isinstance(wanted, str) else float(wanted)
+    if seconds is None or math.isnan(seconds):
+        raise InvalidRequest(
+            "`keep_alive` must be a number of seconds, or a duration such as '5m'.", "keep_alive"
+        )
+    return _FOR_EVER if seconds < 0 or seconds > _MAX_SECONDS else seconds
+
+
+def _duration(text: str) -> float | None:
+    if len(text) > _MAX_CHARS:
+        return None
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    unsigned = text.removeprefix("-")
+    try:
+        seconds = quantities.seconds(unsigned)
+    except ValueError:
+        return None
+    return seconds if unsigned == text else -seconds

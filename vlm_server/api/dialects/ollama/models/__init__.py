@@ -1,1 +1,0 @@
-"""Models as Ollama's clients name, list and keep them."""

@@ -1,0 +1,277 @@
+"""From the body of a request to `/api/chat` or `/api/generate` to a `Submit`, with limits checked.
+
+Runs on a thread or in a parsing process: see `api.parsing`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, msgpack
+
+from vlm_server.api.dialects.fields import INT32_MAX, submit_of
+from vlm_server.api.dialects.ollama import schema
+from vlm_server.api.dialects.ollama.messages import pictures_and_text, read_messages
+from vlm_server.api.dialects.ollama.model_fields import keep_alive_seconds, model_wanted
+from vlm_server.api.dialects.ollama.schema import (
+    ChatMessage,
+    ModelOptions,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    Request,
+    Tool,
+)
+from vlm_server.api.dialects.reasoning import ReasoningOptions
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.common_fields import (
+    ConstraintFields,
+    check_constraints,
+    max_tokens_or_default,
+    stop_strings,
+)
+from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.parsed_request import Body, Context, KnownModel, ParsedRequest
+from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
+from vlm_server.errors import Forbidden, UnsupportedField
+from vlm_server.protocol import (
+    Message,
+    SamplingParams,
+    Submit,
+    TextPart,
+    Tools,
+)
+from vlm_server.settings import Limits
+
+CHAT = "ollama.chat"
+GENERATE = "ollama.generate"
+_FIELDS = ConstraintFields("format", continued="messages", calls="tools")
+
+_OF_QUESTIONS = frozenset({"format", "logprobs", "options", "system", "think", "tools"})
+"""Fields without effect where nothing is asked."""
+_OF_ROLE = {
+    "thinking": "assistant",
+    "tool_calls": "assistant",
+    "tool_name": "tool",
+    "name": "tool",
+    "tool_call_id": "tool",
+}
+"""Fields that messages of one role have."""
+_FILL = -2
+_LEAST_TOP_P = 1e-6
+"""Replaces 0, which in Ollama leaves the likeliest token."""
+
+
+class AnswerOptions(Struct, frozen=True):
+    """A client's wishes for the answer, for the renderer.
+
+    `model` is the name that the client used. `done_reason` is that of an answer to a request that
+    asks nothing; empty if the model is asked.
+    """
+
+    model: str
+    done_reason: str = ""
+
+
+def read_chat(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`. Raises RequestError, and BytesNeeded for URLs in `images`."""
+    request, model, ignored = _read(body, OllamaChatRequest, context)
+    messages = request.messages or []
+    if not messages:
+        return _nothing_asked(request, model, ignored, context)
+    conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
+    tools = _tools(request.tools or [], conversation)
+    read_messages(messages, conversation)
+    return _parsed_request(request, model, ignored, conversation, tools, context)
+
+
+def read_generate(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`. Raises RequestError, and BytesNeeded for URLs in `images`."""
+    request, model, ignored = _read(body, OllamaGenerateRequest, context)
+    for name in ("suffix", "template", "raw"):
+        if getattr(request, name):
+            raise UnsupportedField(f"`{name}` is not supported; leave it out.", name)
+    images = request.images or []
+    if not (request.prompt or images):
+        return _nothing_asked(request, model, ignored, context)
+    Counts(1, 2 + len(images), len(images), 0).check(context.limits, "images")
+    conversation = Conversation(context.limits, context.given, "prompt", context.on_thread)
+    if request.system:
+        told = conversation.text(request.system, "system")
+        conversation.add(Message("system", (told,)), "system")
+    text = conversation.text(request.prompt or "", "prompt")
+    asked = Message("user", pictures_and_text(images, "images", text, conversation))
+    conversation.add(asked, "prompt")
+    conversation.check_complete()
+    return _parsed_request(request, model, ignored, conversation, None, context)
+
+
+def _read(
+    body: Body, kind: type[schema.R], context: Context
+) -> tuple[schema.R, KnownModel, IgnoredFields]:
+    fields = json_body.parse_object(body)
+    request = schema.convert(fields, kind)
+    model = model_wanted(request.model, context.models)
+    return request, model, _ignored_fields(fields, request, model, context)
+
+
+def _parsed_request(
+    request: Request,
+    model: KnownModel,
+    ignored: IgnoredFields,
+    conversation: Conversation,
+    tools: Tools | None,
+    context: Context,
+) -> ParsedRequest:
+    continues = _continues(conversation.messages[-1])
+    reasoning = _reasoning(request)
+    json_schema = check_constraints(
+        tools, _schema(request, context.limits), _FIELDS, ignored, continues=continues
+    )
+    sampling = _sampling(request, json_schema, reasoning.max_tokens, context.limits)
+    template = reasoning.template_options(continue_final=continues)
+    submit = submit_of(conversation, context, sampling, tools, template)
+    options = msgpack.encode(AnswerOptions(request.model or model.name))
+    return ParsedRequest(
+        model.name,
+        submit,
+        request.stream is not False,
+        options,
+        ignored.names,
+        keep_alive_seconds=_keep_alive(request, context),
+    )
+
+
+def _nothing_asked(
+    request: Request, model: KnownModel, ignored: IgnoredFields, context: Context
+) -> ParsedRequest:
+    """A request that loads or unloads a model. A pinned model stays.
+
+    Raises Forbidden if the client may not unload it.
+    """
+    for name in sorted(_OF_QUESTIONS & set(request.__struct_fields__)):
+        ignored.add(name, getattr(request, name))
+    seconds = _keep_alive(request, context, unloads=True)
+    options = msgpack.encode(
+        AnswerOptions(request.model or model.name, "load" if seconds != 0 else "unload")
+    )
+    submit = Submit(context.request_id, (), (), SamplingParams(), client=context.client)
+    return ParsedRequest(
+        model.name,
+        submit,
+        request.stream is not False,
+        options,
+        ignored.names,
+        generates=False,
+        keep_alive_seconds=seconds,
+    )
+
+
+def _keep_alive(request: Request, context: Context, *, unloads: bool = False) -> float | None:
+    """Seconds that the model stays loaded for all its users, which only an admin key may set.
+
+    For other keys None, or Forbidden if the request only `unloads` the model.
+    """
+    seconds = keep_alive_seconds(request.keep_alive)
+    if context.is_admin:
+        return seconds
+    if unloads and seconds == 0:
+        raise Forbidden("Unloading a model needs a key with `admin = true`.", "keep_alive")
+    return None
+
+
+def _tools(tools: list[Tool], conversation: Conversation) -> Tools | None:
+    definitions = [
+        ToolDefinition(
+            name=tool.function.name,
+            param=f"tools[{i}].function",
+            description=tool.function.description,
+            parameters=tool.function.parameters,
+        )
+        for i, tool in enumerate(tools)
+    ]
+    return read_tools(definitions, ToolChoice(param="tools"), conversation)
+
+
+def _reasoning(request: Request) -> ReasoningOptions:
+    """A level of `think` is for templates that have levels."""
+    think = request.think
+    wish = None if think is None else bool(think)
+    return ReasoningOptions({"think": wish}, think if isinstance(think, str) else None)
+
+
+def _continues(last: Message) -> bool:
+    """Whether the answer continues the assistant's last message."""
+    has_text = any(isinstance(part, TextPart) and part.text for part in last.content)
+    return last.role == "assistant" and has_text and not last.tool_calls
+
+
+# ---- the answer --------------------------------------------------------------------------
+
+
+def _sampling(
+    request: Request, json_schema: str | None, max_reasoning_tokens: int | None, limits: Limits
+) -> SamplingParams:
+    options = request.options or ModelOptions()
+    return SamplingParams(
+        max_tokens=max_tokens_or_default(_max_tokens(options.num_predict), limits),
+        temperature=options.temperature,
+        top_p=None if options.top_p is None else max(options.top_p, _LEAST_TOP_P),
+        seed=None if options.seed == -1 else options.seed,
+        stop=stop_strings(options.stop, "options.stop", limits),
+        top_k=max(options.top_k or 0, 0),
+        min_p=options.min_p or 0.0,
+        presence_penalty=options.presence_penalty or 0.0,
+        frequency_penalty=options.frequency_penalty or 0.0,
+        repetition_penalty=options.repeat_penalty or 1.0,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        json_schema=json_schema,
+        max_reasoning_tokens=max_reasoning_tokens,
+    )
+
+
+def _max_tokens(num_predict: int | None) -> int | None:
+    """None for the default, as for 0 and -1; -2 fills the context."""
+    if num_predict == _FILL:
+        return INT32_MAX
+    return num_predict if num_predict is not None and num_predict > 0 else None
+
+
+def _schema(request: Request, limits: Limits) -> str | None:
+    """The JSON schema of `format`. Raises InvalidRequest."""
+    match request.format:
+        case "json":
+            return ANY_OBJECT
+        case dict() as schema:
+            return schema_text(schema, limits, "format")
+    return None
+
+
+# ---- fields without effect ---------------------------------------------------------------
+
+
+def _ignored_fields(
+    fields: dict[str, Any], request: Request, model: KnownModel, context: Context
+) -> IgnoredFields:
+    """Paths of fields without effect, such as `options.num_ctx`; `request` was made of `fields`."""
+    ignored = IgnoredFields()
+    if model.stays_loaded or not context.is_admin:
+        ignored.add("keep_alive", request.keep_alive)
+    if not request.logprobs:
+        ignored.add("top_logprobs", request.top_logprobs or None)
+    if not model.can_think:
+        ignored.add("think", request.think)
+    ignored.add_unread(fields, request)
+    if isinstance(request, OllamaChatRequest):
+        for message in request.messages or ():
+            _add_misplaced(message, ignored)
+    return ignored
+
+
+def _add_misplaced(message: ChatMessage, ignored: IgnoredFields) -> None:
+    if message.tool_name and message.name != message.tool_name:
+        ignored.add("messages[].name", message.name)
+    for name, role in _OF_ROLE.items():
+        if message.role != role:
+            ignored.add(f"messages[].{name}", getattr(message, name))

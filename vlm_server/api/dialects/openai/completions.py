@@ -1,0 +1,97 @@
+"""From the body of a legacy text completion to a `Submit` with a prompt in place of messages.
+
+Runs on a thread or in a parsing process: see `api.parsing`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from vlm_server.api.dialects.fields import (
+    Count,
+    checked_prompt,
+    obeyed_fields,
+    prepare,
+    submit_prompt,
+)
+from vlm_server.api.dialects.openai.parse import (
+    ignore_labels,
+    read_sampling,
+    read_schema,
+    read_stream_options,
+)
+from vlm_server.api.dialects.openai.schema import HARMLESS, AnswerFields
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.common_fields import model_wanted
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
+from vlm_server.errors import InvalidRequest, UnsupportedField
+
+DIALECT = "openai-completions"
+DEFAULT_MAX_TOKENS = 16
+"""As OpenAI documents for this endpoint; `min_tokens` may ask for more."""
+MAX_LOGPROBS = 5
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "suffix": (None, ""),
+}
+"""OpenAI's fields that are not supported, and the values of them that have no effect."""
+
+TokenIds = Annotated[list[Count], Meta(min_length=1)]
+
+
+class CompletionRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
+    """`prompt` is one: a text, token ids, or a list with one of either."""
+
+    prompt: str | list[Any]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+prepare(CompletionRequest)
+
+
+def read(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`. Raises RequestError."""
+    ignored = IgnoredFields()
+    fields = obeyed_fields(
+        json_body.parse_object(body),
+        CompletionRequest,
+        ignored,
+        context,
+        harmless=HARMLESS,
+        neutral=NEUTRAL,
+    )
+    request = json_body.convert(fields, CompletionRequest, {})
+    model = model_wanted(request.model, context)
+    options = read_stream_options(request, ignored)
+    schema = read_schema(request.response_format, context.limits)
+    ignore_labels(request.response_format, ignored)
+    sampling = read_sampling(
+        request,
+        context.limits,
+        max_tokens=request.max_tokens or max(DEFAULT_MAX_TOKENS, request.min_tokens or 0),
+        logprobs=request.logprobs,
+        json_schema=schema,
+    )
+    submit = submit_prompt(_prompt(request.prompt, context), context, sampling)
+    return ParsedRequest(model.name, submit, bool(request.stream), options, ignored.names)
+
+
+def _prompt(given: str | list[Any], context: Context) -> str | tuple[int, ...]:
+    """The one prompt in `given`. Raises InvalidRequest."""
+    if isinstance(given, list) and given and isinstance(given[0], str | list):
+        if len(given) > 1:
+            raise UnsupportedField("Only one prompt is supported; send a request each.", "prompt")
+        given = given[0]
+    if isinstance(given, str):
+        return checked_prompt(given, context)
+    try:
+        return tuple(msgspec.convert(given, TokenIds))
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter at a lone surrogate
+        message = "`prompt` must be a text, a list of token ids, or a list with one of either."
+        raise InvalidRequest(message, "prompt") from None

@@ -1,0 +1,315 @@
+"""From the body of a chat request to a `Submit`, with all limits checked.
+
+Runs on a thread or in a parsing process: see `api.parsing`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from msgspec import Struct, msgpack
+
+from vlm_server.api.dialects.fields import submit_of
+from vlm_server.api.dialects.openai import schema
+from vlm_server.api.dialects.openai.messages import read_messages
+from vlm_server.api.dialects.openai.schema import (
+    AllowedToolsChoice,
+    AnswerFields,
+    ChatRequest,
+    FunctionTool,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedTool,
+    PixelLimits,
+    ResponseFormat,
+    StreamOptions,
+    WantedChoice,
+)
+from vlm_server.api.dialects.reasoning import MODES, ReasoningOptions, asks_effort
+from vlm_server.api.parsing import json_body
+from vlm_server.api.parsing.common_fields import (
+    ConstraintFields,
+    check_constraints,
+    max_tokens_or_default,
+    model_wanted,
+    must_call,
+    stop_strings,
+)
+from vlm_server.api.parsing.conversation import Conversation
+from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
+from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
+from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
+from vlm_server.errors import InvalidRequest, UnsupportedField
+from vlm_server.protocol import SamplingParams
+from vlm_server.settings import Limits
+
+DIALECT = "openai"
+_FIELDS = ConstraintFields("response_format", continued="continue_final_message")
+_NAMED_SCHEMA = "response_format.json_schema"
+_ENABLE_THINKING = "enable_thinking"
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+"""One spelling for each id. The engine checks that the id exists."""
+
+
+class Options(Struct, frozen=True):
+    """A client's wishes for the stream, for the renderer: usage at its end, and in all chunks."""
+
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+def read_chat(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`. Raises RequestError.
+
+    Raises BytesNeeded for `https:` or `file:` URLs whose bytes are not in `context.given`, and no
+    other error then: to be called again with them.
+    """
+    return read_fields(json_body.parse_object(body), context)
+
+
+def read_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
+    """The request of a body's fields: see `read_chat`."""
+    ignored = IgnoredFields()
+    request = schema.read(fields, ignored, context)
+    return _parsed_request(request, fields, context, ignored)
+
+
+def _parsed_request(
+    request: ChatRequest, fields: dict[str, Any], context: Context, ignored: IgnoredFields
+) -> ParsedRequest:
+    model = model_wanted(request.model, context)
+    options = read_stream_options(request, ignored)
+    conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
+    _read_pixel_limits(request.mm_processor_kwargs, conversation)
+    choice = _choice(request.tool_choice, parallel=request.parallel_tool_calls is not False)
+    tools = read_tools(_definitions(request.tools or []), choice, conversation)
+    continues = _continues(request)
+    wanted = read_schema(request.response_format, context.limits)
+    json_schema = check_constraints(tools, wanted, _FIELDS, ignored, continues=continues)
+    if json_schema is not None:
+        ignore_labels(request.response_format, ignored)
+    if not model.can_think:
+        for field in ("reasoning_effort", "thinking", "reasoning"):
+            ignored.add(field, getattr(request, field))
+    reasoning = _reasoning(request)
+    sampling = read_sampling(
+        request,
+        context.limits,
+        max_tokens=_max_tokens(request),
+        logprobs=_logprobs(bool(request.logprobs), request.top_logprobs or 0),
+        json_schema=json_schema,
+        must_call=must_call(tools),
+        max_reasoning_tokens=reasoning.max_tokens,
+    )
+    template = reasoning.template_options(continue_final=continues)
+    read_messages(request.messages, conversation, ignored)
+    prediction = "" if request.prediction is None else request.prediction.text
+    conversation.count_text(prediction, "prediction.content")
+    submit = submit_of(conversation, context, sampling, tools, template, prediction)
+    name = fields.get("prompt_cache_key")
+    return ParsedRequest(
+        model.name,
+        submit,
+        bool(request.stream),
+        options,
+        ignored.names,
+        conversation=name if isinstance(name, str) else "",
+    )
+
+
+def read_stream_options(request: AnswerFields, ignored: IgnoredFields) -> bytes:
+    """`Options`, encoded. Raises InvalidRequest for `stream_options` without a stream."""
+    wanted = request.stream_options
+    if wanted is None:
+        wanted = StreamOptions()
+    elif not request.stream:
+        raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
+    if wanted.include_obfuscation:
+        ignored.add("stream_options.include_obfuscation")
+    return msgpack.encode(Options(bool(wanted.include_usage), bool(wanted.continuous_usage_stats)))
+
+
+def _read_pixel_limits(wanted: PixelLimits | None, conversation: Conversation) -> None:
+    if wanted is None:
+        return
+    least, most = wanted.min_pixels, wanted.max_pixels
+    if least is not None and most is not None and least > most:
+        raise InvalidRequest(
+            "`min_pixels` is above `max_pixels`.", "mm_processor_kwargs.min_pixels"
+        )
+    conversation.min_pixels, conversation.max_pixels = least, most
+
+
+def _continues(request: ChatRequest) -> bool:
+    """Whether the answer continues the last message. Raises InvalidRequest."""
+    param = "continue_final_message"
+    is_assistants = request.messages[-1].role == "assistant"
+    if not request.continue_final_message:
+        if request.add_generation_prompt is False:
+            raise UnsupportedField(
+                f"`add_generation_prompt` may be false with `{param}` only.",
+                "add_generation_prompt",
+            )
+        if is_assistants:
+            raise InvalidRequest(
+                "The last message is the assistant's; it is continued with "
+                f"`{param}: true`. Otherwise end with a message of role 'user' or 'tool'.",
+                f"messages[{len(request.messages) - 1}]",
+            )
+        return False
+    if request.add_generation_prompt:
+        raise InvalidRequest(f"`{param}` and `add_generation_prompt` exclude each other.", param)
+    if not is_assistants or request.messages[-1].tool_calls:
+        raise InvalidRequest(
+            f"`{param}` needs a last message that is the assistant's and has no calls.", param
+        )
+    return True
+
+
+# ---- tools -------------------------------------------------------------------------------
+
+
+def _definitions(tools: list[FunctionTool]) -> list[ToolDefinition]:
+    return [
+        ToolDefinition(
+            name=tool.function.name,
+            param=f"tools[{i}].function",
+            description=tool.function.description,
+            parameters=tool.function.parameters,
+            strict=bool(tool.function.strict),
+        )
+        for i, tool in enumerate(tools)
+    ]
+
+
+def _choice(wanted: WantedChoice | None, *, parallel: bool) -> ToolChoice:
+    """`tool_choice` as every dialect has it. A named tool is called once."""
+    match wanted:
+        case NamedTool(function=function):
+            return ToolChoice("required", (function.name,), parallel=False)
+        case AllowedToolsChoice(allowed_tools=allowed):
+            names = tuple(tool.function.name for tool in allowed.tools)
+            return ToolChoice(allowed.mode, names, parallel)
+        case None:
+            return ToolChoice(parallel=parallel)
+        case mode:
+            return ToolChoice(mode, parallel=parallel)
+
+
+# ---- the answer --------------------------------------------------------------------------
+
+
+def read_schema(wanted: ResponseFormat | None, limits: Limits) -> str | None:
+    """The JSON schema that the answer must match; None for free text. Raises InvalidRequest."""
+    match wanted:
+        case JsonObjectFormat():
+            return ANY_OBJECT
+        case JsonSchemaFormat(json_schema=named):
+            return schema_text(named.schema, limits, f"{_NAMED_SCHEMA}.schema")
+    return None
+
+
+def ignore_labels(wanted: ResponseFormat | None, ignored: IgnoredFields) -> None:
+    """Report a schema's name and description, which the model does not get."""
+    if isinstance(wanted, JsonSchemaFormat):
+        named = wanted.json_schema
+        ignored.add(f"{_NAMED_SCHEMA}.name", named.name)
+        ignored.add(f"{_NAMED_SCHEMA}.description", named.description)
+        if named.strict is False:
+            ignored.add(f"{_NAMED_SCHEMA}.strict")
+
+
+def _reasoning(request: ChatRequest) -> ReasoningOptions:
+    """The fields of OpenAI, Anthropic, OpenRouter and vLLM. Raises InvalidRequest."""
+    thinking = request.thinking or schema.Thinking("auto")
+    reasoning = request.reasoning or schema.Reasoning()
+    variables = dict(request.chat_template_kwargs or {})
+    enabled = variables.pop(_ENABLE_THINKING, None)
+    param = f"chat_template_kwargs.{_ENABLE_THINKING}"
+    if not isinstance(enabled, bool | None):
+        raise InvalidRequest(f"`{param}` must be `true` or `false`.", param)
+    return ReasoningOptions(
+        {
+            "reasoning_effort": asks_effort(request.reasoning_effort),
+            "thinking": MODES[thinking.type],
+            "reasoning.effort": asks_effort(reasoning.effort),
+            "reasoning.enabled": reasoning.enabled,
+            param: enabled,
+        },
+        request.reasoning_effort or reasoning.effort,
+        (thinking.budget_tokens, reasoning.max_tokens),
+        variables,
+    )
+
+
+def read_sampling(
+    request: AnswerFields,
+    limits: Limits,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    json_schema: str | None,
+    must_call: bool = False,
+    max_reasoning_tokens: int | None = None,
+) -> SamplingParams:
+    """Parameters of an answer that matches `json_schema`, or `must_call`. Raises InvalidRequest."""
+    min_tokens = request.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidRequest("`min_tokens` is above `max_tokens`.", "min_tokens")
+    if must_call or json_schema is not None:
+        _check_ends(request)
+    stream_options = request.stream_options
+    return SamplingParams(
+        max_tokens=max_tokens_or_default(max_tokens, limits, min_tokens),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        stop=stop_strings(request.stop, "stop", limits),
+        top_k=max(request.top_k or 0, 0),
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=request.repetition_penalty or 1.0,
+        logit_bias=_logit_bias(request.logit_bias or {}),
+        min_tokens=min_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=logprobs,
+        n=request.n or 1,
+        json_schema=json_schema,
+        max_reasoning_tokens=max_reasoning_tokens,
+        reports_usage=stream_options is not None and bool(stream_options.continuous_usage_stats),
+    )
+
+
+def _check_ends(request: AnswerFields) -> None:
+    """JSON ends where it is complete, so its length can't be set."""
+    for name in ("min_tokens", "ignore_eos"):
+        if getattr(request, name):
+            raise InvalidRequest(
+                f"`{name}` can't be combined with a JSON `response_format`, nor with calls that "
+                "must be made.",
+                name,
+            )
+
+
+def _max_tokens(request: ChatRequest) -> int | None:
+    given = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(given) > 1:
+        raise InvalidRequest(
+            "`max_tokens` and `max_completion_tokens` differ; send only one.", "max_tokens"
+        )
+    return given.pop() if given else None
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+    if not all(map(_TOKEN_ID.fullmatch, bias)):
+        raise InvalidRequest("`logit_bias` has a key that is not a token id.", "logit_bias")
+    return {int(token_id): value for token_id, value in bias.items()}
+
+
+def _logprobs(wanted: bool, num_top: int) -> int | None:
+    if num_top and not wanted:
+        raise InvalidRequest("`top_logprobs` requires `logprobs`.", "top_logprobs")
+    return num_top if wanted else None

@@ -1,1 +1,0 @@
-"""`POST /v1/tokenize` and `POST /v1/detokenize`."""

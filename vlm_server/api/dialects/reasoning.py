@@ -1,0 +1,77 @@
+"""Whether a model reasons before it answers, and how much: one rule for all dialects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlm_server.api.parsing.json_schema import json_text
+from vlm_server.errors import InvalidRequest, UnsupportedField
+from vlm_server.protocol import TemplateOptions
+
+EFFORT_TOKENS: Mapping[str, int] = {"minimal": 512, "low": 1024, "medium": 4096}
+"""The longest reasoning of an effort, in tokens; other efforts have no bound."""
+MODES: Mapping[str | None, bool | None] = {
+    "enabled": True,
+    "disabled": False,
+    "auto": None,
+    "adaptive": None,
+    None: None,
+}
+"""Meaning of `thinking.type`: whether to reason; None leaves it to the model's template."""
+
+MAX_VARIABLES_BYTES = 16 << 10
+RESERVED = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *("chat_template", "tokenize"),
+    }
+)
+"""Template variables that come from other fields of a request, or not at all."""
+
+
+def asks_effort(effort: str | None) -> bool | None:
+    """Whether an effort asks for reasoning; None without one."""
+    return None if effort is None else effort != "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningOptions:
+    """A request's fields about reasoning.
+
+    wishes: whether to reason, by each field that may say so; None where it says nothing.
+    budgets: the longest reasoning, in tokens. variables: template variables of the client's.
+    """
+
+    wishes: Mapping[str, bool | None]
+    effort: str | None = None
+    budgets: tuple[int | None, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The least of the budgets, else the bound of the effort; None without a bound.
+
+        With 0 reasoning ends where it begins.
+        """
+        given = [each for each in self.budgets if each is not None]
+        return min(given) if given else EFFORT_TOKENS.get(self.effort or "")
+
+    def template_options(self, *, continue_final: bool) -> TemplateOptions:
+        """Raises InvalidRequest for fields that contradict each other or may not be set."""
+        if reserved := RESERVED & self.variables.keys():
+            param = f"chat_template_kwargs.{min(reserved)}"
+            raise UnsupportedField(f"`{param}` can't be set; leave it out.", param)
+        wishes = {name: wish for name, wish in self.wishes.items() if wish is not None}
+        if len(set(wishes.values())) > 1:
+            names = " and ".join(f"`{name}`" for name in wishes)
+            raise InvalidRequest(f"{names} contradict each other.", next(iter(wishes)))
+        level = {"reasoning_effort": self.effort} if asks_effort(self.effort) else {}
+        text = json_text(
+            {**level, **self.variables},
+            "chat_template_kwargs",
+            MAX_VARIABLES_BYTES,
+            "template variables",
+        )
+        return TemplateOptions(next(iter(wishes.values()), None), text, continue_final)

@@ -1,0 +1,185 @@
+"""Tool calls under `tool_choice: auto`, which a model writes between its own format's marks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from vlm_server.engine.output.calls import Calls
+from vlm_server.engine.output.formats import ToolFormat
+from vlm_server.engine.output.pieces import BLANKS, Marks, marks
+from vlm_server.protocol import ToolCallDelta
+
+_IN_STRING = re.compile(r'[\x00-\x1f"\\]')
+_OUTSIDE = re.compile(r'["{}\[\]]')
+
+
+class AutoCallParser:
+    """Collects the text between the marks, and parses it once it is complete.
+
+    Calls of a format without an end mark end with their JSON, or before the next line or start mark
+    if they have none yet. A mark in an argument is text. An end mark taken for such text, followed
+    by a start mark before the call is complete, makes the call broken, and another one begins.
+    """
+
+    def __init__(
+        self, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]], calls: Calls
+    ) -> None:
+        self.start = tool_format.start
+        self.has_end_mark = bool(tool_format.end)
+        self._format = tool_format
+        self._tools = tools
+        self._calls = calls
+        self._begin()
+
+    def _begin(self) -> None:
+        end = self._format.end
+        self._parts: list[str] = []
+        self.ends: Marks = marks(*([end] if end else ["\n", self.start]))
+        """Marks that may end the call."""
+        self._body: JsonBody | BracketBody | None = None
+        if self._format.is_json:
+            self._body = JsonBody(ends_with_value=not end)
+        elif self._format.brackets:
+            self._body = BracketBody(*self._format.brackets)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the call is complete without an end mark."""
+        return isinstance(self._body, JsonBody) and self._body.is_closed
+
+    def push(self, text: str) -> int:
+        """Append text behind the start mark; returns how many of its characters are the call's."""
+        length = len(text)
+        match self._body:
+            case JsonBody() as body:
+                length = body.push(text)
+            case BracketBody() as body:
+                body.push(text)
+        self._parts.append(text[:length])
+        return length
+
+    def is_text(self, mark: str) -> bool:
+        """Whether `mark`, one of `ends` that follows the pushed text, is text of an argument."""
+        match self._body:
+            case JsonBody() as body if body.is_inside_string:
+                is_text = mark != "\n"
+            case JsonBody() as body:
+                is_text = mark == "\n" and body.is_begun and not body.is_broken
+            case BracketBody() as body:
+                is_text = mark == self._format.end and body.is_incomplete()
+            case _:
+                is_text = False
+        if is_text and mark == self._format.end:
+            self.ends = marks(mark, self.start)
+        return is_text
+
+    def end(self, end_mark: str, *, is_cut_off: bool = False) -> Sequence[ToolCallDelta] | str:
+        """The collected calls; if they are invalid, all that was generated, as text."""
+        body = "".join(self._parts)
+        self._begin()
+        read = [] if is_cut_off else self._read(body)
+        if not read:
+            self._calls.num_broken += 1
+            return self.start + body + end_mark
+        deltas = []
+        for name, arguments in read:
+            if not self._calls.is_full:
+                deltas += [self._calls.begin(name), self._calls.go_on(arguments)]
+                self._calls.num_valid += 1
+        return deltas
+
+    def _read(self, body: str) -> Sequence[tuple[str, str]]:
+        """Names and arguments; empty if one of the calls is invalid."""
+        try:
+            read = list(self._format.parse(body, self._tools))
+            are_valid = all(map(self._is_valid, read))
+        except Exception:  # noqa: BLE001 - parsers raise almost anything on broken calls
+            return []
+        return read if are_valid else []
+
+    def _is_valid(self, call: tuple[str, str]) -> bool:
+        """Raises if the arguments are no JSON, or the like."""
+        name, arguments = call
+        return self._calls.may_call(name) and isinstance(msgspec.json.decode(arguments), dict)
+
+
+class JsonBody:
+    """State of a JSON value, with any text before it, that comes in pieces.
+
+    A line break within a string shows that the text is no JSON (`is_broken`); from there on no
+    string is told apart. With `ends_with_value` the body ends where the value does.
+    """
+
+    def __init__(self, *, ends_with_value: bool) -> None:
+        self.is_begun = False
+        """Whether an object has begun, or a list at the very beginning."""
+        self.is_closed = False
+        """Whether the body has ended with its value."""
+        self.is_broken = False
+        self.is_inside_string = False
+        self._ends_with_value = ends_with_value
+        self._is_at_start = True
+        self._depth = 0
+        self._is_escaped = False
+
+    def push(self, text: str) -> int:
+        """The number of characters of `text` that belong to the body."""
+        if self.is_broken:
+            return len(text)
+        at = 0
+        while not (self.is_closed or self.is_broken) and at < len(text):
+            if self._is_escaped:
+                at, self._is_escaped = at + 1, False
+                continue
+            found = (_IN_STRING if self.is_inside_string else _OUTSIDE).search(text, at)
+            before = text[at : found.start()] if found else text[at:]
+            self._is_at_start = self._is_at_start and not before.strip(BLANKS)
+            at = found.end() if found else len(text)
+            if found:
+                self._take(found[0])
+        return len(text) if self.is_broken else at
+
+    def _take(self, character: str) -> None:
+        if self.is_inside_string:
+            self._is_escaped = self.is_inside_string = character == "\\"
+            self.is_broken = character not in '"\\'
+        elif character == '"':
+            self.is_inside_string = self.is_begun and self._depth > 0
+        elif character == "{" or (character == "[" and (self.is_begun or self._is_at_start)):
+            self._depth += 1
+            self.is_begun = True
+        elif character in "}]" and self.is_begun:
+            self._depth = max(self._depth - 1, 0)
+            self.is_closed = self._ends_with_value and not self._depth
+        self._is_at_start = False
+
+
+class BracketBody:
+    """State of a text that, once it has an opening bracket, is complete behind a closing one."""
+
+    def __init__(self, opening: str, *closing: str) -> None:
+        self._opening, self._closing = opening, closing
+        self._longest = max(map(len, closing))
+        self._unsearched: list[str] = []
+        self._is_open = False
+        """Whether the searched text has an opening bracket."""
+        self._tail = ""
+        """The end of the text, with one blank for many."""
+
+    def push(self, text: str) -> None:
+        if not self._is_open:
+            self._unsearched.append(text)
+        tail = self._tail + text
+        bare = tail.rstrip(BLANKS)
+        self._tail = bare[-self._longest :] + tail[len(bare) :][:1]
+
+    def is_incomplete(self) -> bool:
+        """Whether the text cannot end here: called at each mark that may end it."""
+        if not self._is_open:
+            self._is_open = self._opening in "".join(self._unsearched)
+            self._unsearched.clear()
+        return self._is_open and not self._tail.rstrip(BLANKS).endswith(self._closing)
