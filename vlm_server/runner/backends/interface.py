@@ -23,7 +23,7 @@ Mask = mx.array | str | None
 
 
 class Backend(Protocol):
-    """What one kind of device computes. No call waits for a GPU."""
+    """Computations of one kind of device. No call waits for a GPU."""
 
     def attention(self, context_tokens: int) -> Attention:
         """New attention of a language model; `context_tokens`: the most of prompt and answer."""
@@ -73,7 +73,7 @@ class Attention(Protocol):
         ...
 
     def attend_mixed(self, queries: mx.array, layer: MixedLayer, scale: float) -> mx.array:
-        """The same for all tokens of a mixed step, (tokens, heads, 1, head size)."""
+        """Attention of all tokens of a mixed step, (tokens, heads, 1, head size), to their keys."""
         ...
 
     def is_scheduled(self, num_queries: int, num_keys: int) -> bool:

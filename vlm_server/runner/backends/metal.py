@@ -13,7 +13,7 @@ from vlm_server.runner.backends.interface import (
 )
 
 _MOST_SCORE_BYTES = 128 << 20
-"""Of a block of queries: more would save no time."""
+"""Size of the scores of a block of queries: more would save no time."""
 
 
 class MetalBackend(GpuBackend):
@@ -59,6 +59,6 @@ class MetalAttention(MlxAttention):
 
 
 def _queries_at_once(queries: mx.array, keys: mx.array) -> int:
-    """How many queries' scores, in float32, take `_MOST_SCORE_BYTES`; at least 16."""
+    """The number of queries whose float32 scores take `_MOST_SCORE_BYTES`; at least 16."""
     rows, heads = queries.shape[:2]
     return max(16, _MOST_SCORE_BYTES // (4 * rows * heads * keys.shape[2]))

@@ -1,8 +1,8 @@
 """Computes a language model's logits of the last tokens alone.
 
 mlx-vlm's families compute those of every token of a prompt: 622 MB in bfloat16 for 2,048 tokens and
-a vocabulary of 152,000. Nobody here reads any but the last token's, or, where draft tokens are
-verified, the last few. Of prompts that are padded to one length, it is one each, at its own place.
+a vocabulary of 152,000. Here only the last token's logits are read, or, where draft tokens are
+verified, those of the last few. In a batched prefill it is one place of each row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _OfLastToken:
     wanted = _Wanted()
 
     def _last(self, x: mx.array) -> mx.array:
-        """Of (rows, tokens, hidden), those of the wanted tokens."""
+        """The hidden states of the wanted tokens, of (rows, tokens, hidden)."""
         wanted = self.wanted
         if wanted.places is not None:
             return x[mx.arange(len(x)), wanted.places][:, None]
