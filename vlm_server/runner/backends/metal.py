@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from vlm_server.runner.backends.interface import (
-    FUSED_HEAD_SIZES,
-    Attention,
-    GpuBackend,
-    Mask,
-    MlxAttention,
-)
+from vlm_server.runner.backends.interface import FUSED_HEAD_SIZES, Attention, Backend, Mask
 
 _MOST_SCORE_BYTES = 128 << 20
 """Size of the scores of a block of queries: more would save no time."""
 
 
-class MetalBackend(GpuBackend):
+class MetalBackend(Backend):
     """The `Backend` of Apple silicon."""
 
     def attention(self, context_tokens: int) -> Attention:
         return MetalAttention()
 
 
-class MetalAttention(MlxAttention):
+class MetalAttention(Attention):
     """MLX's attention by blocks of queries, where it would hold all scores at once.
 
     On Metal that is for more than 8 queries of other head sizes than `FUSED_HEAD_SIZES`; MLX has

@@ -90,8 +90,7 @@ class Device:
     def tokens_per_pass(self) -> int:
         """The number of tokens of a mixed step; 0 where chunks are read after the decode step.
 
-        On CUDA, launching a pass takes most of its
-        time: 256 tokens take two thirds as long as 640.
+        On CUDA, launching a pass takes most of its time: 256 tokens take two thirds as long as 640.
         """
         return 640 if self.kind is DeviceKind.CUDA else 0
 

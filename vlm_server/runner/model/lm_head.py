@@ -50,43 +50,27 @@ class _OfLastToken:
         return x[:, end - wanted.count : end]
 
 
-class _LastLinear(_OfLastToken, Linear):  # type: ignore[misc]
-    def __call__(self, x: mx.array) -> Any:
-        return super().__call__(self._last(x))
+def _of_last_token(layer: Any) -> type:
+    """A subclass of a layer that multiplies the wanted tokens alone."""
+    name = "as_linear" if hasattr(layer, "as_linear") else "__call__"
+    multiply = getattr(layer, name)
 
+    def multiply_last(self: Any, x: mx.array) -> Any:
+        return multiply(self, self._last(x))
 
-class _LastQuantizedLinear(_OfLastToken, QuantizedLinear):  # type: ignore[misc]
-    def __call__(self, x: mx.array) -> Any:
-        return super().__call__(self._last(x))
-
-
-class _LastEmbedding(_OfLastToken, Embedding):  # type: ignore[misc]
-    def as_linear(self, x: mx.array) -> Any:
-        return super().as_linear(self._last(x))
-
-
-class _LastQuantizedEmbedding(_OfLastToken, QuantizedEmbedding):  # type: ignore[misc]
-    def as_linear(self, x: mx.array) -> Any:
-        return super().as_linear(self._last(x))
-
-
-class _LastFewRowsLinear(_OfLastToken, FewRowsLinear):
-    def __call__(self, x: mx.array) -> Any:
-        return super().__call__(self._last(x))
-
-
-class _LastFewRowsEmbedding(_OfLastToken, FewRowsEmbedding):
-    def as_linear(self, x: mx.array) -> Any:
-        return super().as_linear(self._last(x))
+    return type(f"Last{layer.__name__}", (_OfLastToken, layer), {name: multiply_last})
 
 
 _LAST: dict[type, type] = {
-    Linear: _LastLinear,
-    FewRowsLinear: _LastFewRowsLinear,
-    FewRowsEmbedding: _LastFewRowsEmbedding,
-    QuantizedLinear: _LastQuantizedLinear,
-    Embedding: _LastEmbedding,
-    QuantizedEmbedding: _LastQuantizedEmbedding,
+    layer: _of_last_token(layer)
+    for layer in (
+        Linear,
+        QuantizedLinear,
+        FewRowsLinear,
+        Embedding,
+        QuantizedEmbedding,
+        FewRowsEmbedding,
+    )
 }
 
 

@@ -27,7 +27,7 @@ from vlm_server.runner.backends.cuda.attention_kernels import (
     append_and_attend,
     append_and_attend_mixed,
 )
-from vlm_server.runner.backends.interface import Attention, GpuBackend
+from vlm_server.runner.backends.interface import Attention, Backend, Mask
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS as BLOCK_TOKENS
 
@@ -112,14 +112,14 @@ class _Schedule:
         return next((b for b in blocks if b[0] <= b[1] and b not in self.blocks), None)
 
 
-class CudaBackend(GpuBackend):
+class CudaBackend(Backend):
     """The `Backend` of NVIDIA's GPUs."""
 
     def attention(self, context_tokens: int) -> Attention:
         return CudaAttention(context_tokens, num_kept_plans())
 
 
-class CudaAttention:
+class CudaAttention(Attention):
     """The `Attention` of one model; knows what is planned."""
 
     appends_in_place = True
@@ -133,7 +133,7 @@ class CudaAttention:
         """For each sort of layer that has attended."""
         self._works_ahead = True
 
-    def takes(self, queries: mx.array, keys: mx.array, mask: mx.array | str | None) -> bool:
+    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         rows, heads, count, size = queries.shape
         if queries.dtype != keys.dtype or queries.dtype not in _DTYPES:
             return False
@@ -150,7 +150,7 @@ class CudaAttention:
         keys: mx.array,
         values: mx.array,
         scale: float,
-        mask: mx.array | str | None,
+        mask: Mask,
     ) -> mx.array:
         if isinstance(mask, mx.array):
             return masked_attention(queries, keys, values, scale, mask)
