@@ -257,7 +257,7 @@ def test_other_ranks_store_what_the_first_stores_of_a_cancelled_prefill(
         assert not sent
         return step
 
-    monkeypatch.setattr(engine.runner, "_prefixes", leading)
+    monkeypatch.setattr(engine.runner._prefixes, "_store", leading)
     monkeypatch.setattr(engine.runner, "launch", launch_both)
     parts = A, "Look at the second button, and read the number. " * 2
     cancel_at(engine, with_system("late", *parts), 48)

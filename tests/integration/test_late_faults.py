@@ -20,7 +20,7 @@ from tests.whole import few_of
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.errors import OutOfMemory, StepTooLong
 from vlm_server.protocol import Failed, Finished, Submit
-from vlm_server.runner.device import faults
+from vlm_server.runner.device import arrays
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.kv import segments
 from vlm_server.runner.text import decode_batch
@@ -42,7 +42,7 @@ def served(
     monkeypatch.setattr(Device, "encodes_in_turns", True)
     monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
     monkeypatch.setattr(loaded.faults, "come_late", True)
-    monkeypatch.setattr(faults, "_LATE", WORDS)
+    monkeypatch.setattr(arrays, "_LATE", WORDS)
     return loaded, preparer
 
 
@@ -50,7 +50,7 @@ def served(
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What the error is taken for."""
     name = "_ALLOCATIONS" if request.param is OutOfMemory else "_TIME_OUTS"
-    monkeypatch.setattr(faults, name, (WORDS,))
+    monkeypatch.setattr(arrays, name, (WORDS,))
     return request.param
 
 

@@ -21,7 +21,7 @@ from vlm_server.errors import InternalError
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.cpu import attention_on_cpu
-from vlm_server.runner.backends.interface import GpuBackend
+from vlm_server.runner.backends.metal import MetalBackend
 from vlm_server.runner.backends.rope import image_rope
 from vlm_server.runner.device.device import Device, DeviceKind, current_device
 from vlm_server.runner.loaded import LoadedModel
@@ -191,7 +191,7 @@ def test_bfloat16_rows_are_as_near_to_exact_ones(load_mlx_vlms: LoadMlxVlms):
 def test_attention_is_the_same_on_either_device(patches: int, size: int):
     """900 patches are more than are worked on at once on a CPU."""
     q, k, v = (mx.random.normal((2, 3, patches, size), key=mx.random.key(n)) for n in range(3))
-    on_gpu, on_cpu = GpuBackend().attend(q, k, v, 0.3), attention_on_cpu(q, k, v, 0.3)
+    on_gpu, on_cpu = MetalBackend().attend(q, k, v, 0.3), attention_on_cpu(q, k, v, 0.3)
     assert distance([on_gpu], [on_cpu]) < 2e-5
 
 
@@ -242,7 +242,7 @@ def test_a_layer_that_is_filled_up_gives_the_same(bias: bool):
             del linear.bias
     x = mx.random.normal((5, 16))
     expected = mlp(x)
-    GpuBackend().prepare_mlp(mlp)
+    MetalBackend().prepare_mlp(mlp)
     assert mlp.gate_proj.weight.shape == (64, 16)
     assert mlp.down_proj.weight.shape == (16, 64)
     assert distance([mlp(x)], [expected]) < 1e-6
@@ -251,7 +251,7 @@ def test_a_layer_that_is_filled_up_gives_the_same(bias: bool):
 @pytest.mark.parametrize("width", [64, 128])
 def test_a_layer_that_needs_none_stays(width: int):
     mlp = MLP(16, width)
-    GpuBackend().prepare_mlp(mlp)
+    MetalBackend().prepare_mlp(mlp)
     assert mlp.gate_proj.weight.shape == (width, 16)
 
 

@@ -67,7 +67,7 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
 
 
 def _in_background(work: Callable[[], str]) -> Future[str]:
-    """What `work` returns or raises, from a thread that keeps nobody from ending."""
+    """The result or error of `work`, from a daemon thread."""
     found = Future[str]()
 
     def run() -> None:

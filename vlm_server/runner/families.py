@@ -1,4 +1,4 @@
-"""What each family of mlx-vlm is: one row for each `model_type`, looked up once, at load.
+"""The table of families of mlx-vlm: one row for each `model_type`, looked up once, at load.
 
 Nobody else names a family or asks a model what it can do. To add a family, write its row, a tiny
 checkpoint (tests/tiny_models) and its line in docs/families.md; the tests over all families do
@@ -34,7 +34,7 @@ from vlm_server.runner.model.towers import (
 
 
 class MRopeRule(enum.Enum):
-    """How a family's M-RoPE positions are computed."""
+    """The rule by which a family's M-RoPE positions are computed."""
 
     WHOLE_VIDEOS = "one grid for each image and video"
     SPLIT_VIDEOS = "one grid for each image and each frame group of a video"
@@ -42,7 +42,7 @@ class MRopeRule(enum.Enum):
 
 
 class Deepstack(enum.Enum):
-    """How features that enter at several layers are handed to a language model."""
+    """The form in which features for several layers are passed to a language model."""
 
     VISUAL_ROWS = "a list of (visual tokens, hidden), by layer"
     ALL_ROWS = "(1, tokens, layers, hidden)"
@@ -78,7 +78,7 @@ _PREFIXES_SINCE_4_52 = {
     "model.multi_modal_projector.": "multi_modal_projector.",
     "lm_head.": "language_model.lm_head.",
 }
-"""How a name begins, and how mlx-vlm's begins. Names that begin otherwise are left as they are."""
+"""Prefixes of weights' names, and mlx-vlm's. Names that begin otherwise stay as they are."""
 _SINCE_4_52 = Spelling(weight_prefixes=_PREFIXES_SINCE_4_52)
 
 
@@ -143,7 +143,7 @@ class Family:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What people should know who ask it."""
+        """Warnings for those who ask it."""
         return () if self.is_checked else (f"{self.name} {_UNCHECKED}",)
 
     def forget_positions(self, language_model: Any) -> None:
@@ -230,11 +230,11 @@ _ROWS = (
 FAMILIES = {name: family for family in _ROWS for name in (family.name, *family.aliases)}
 
 WRITE_PROMPTS = frozenset({"hrm_text", "kimi_k3", "plamo2vl"})
-"""Of families without a row, those whose processors use no chat template."""
+"""Families without a row whose processors use no chat template."""
 _RUNS_CODE = frozenset({"got", "inkling", "moondream2"})
 """Families whose processors in mlx-vlm trust the checkpoint's code, whatever the caller says."""
 _ENCODER_DECODERS = frozenset({"florence2"})
-"""Those whose configuration does not say so itself."""
+"""Encoder-decoders whose configuration does not say so itself."""
 _BY_NUMBER = "mlx-vlm's processor names the places of images in a prompt by number"
 _OTHER_ANSWERS = "its answers about images are not those of mlx-vlm's own generation"
 _WRONG = {

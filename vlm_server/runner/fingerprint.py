@@ -28,7 +28,7 @@ _SOURCES = frozenset({".py", ".cu", ".cuh"})
 _WEIGHTS = ("*.safetensors",)
 _SMALL = ("*.json", "*.jinja", "*.model")
 _ENDS_BYTES = 1 << 20
-"""Of a file's beginning, where its header is, and of its end."""
+"""Bytes that are hashed of a file's beginning, where its header is, and of its end."""
 _SETTLED_NS = 3_000_000_000
 """A file that was changed so shortly before may be changed again within one tick of its clock."""
 _MAX_KEPT = 1000
@@ -84,7 +84,7 @@ class Checkpoint:
         return _files(self.folder, _SMALL) + template
 
     def _look(self) -> list[Stat]:
-        """Nothing of what can't be looked at: that can't be loaded either, which says why."""
+        """Sizes and times of all readable files: loading fails at others, and says why."""
         found = []
         for path in self._small() + _files(self.folder, _WEIGHTS):
             with suppress(OSError):

@@ -54,7 +54,7 @@ class LoadedModel:
 
     @property
     def tiling(self) -> Tiling | None:
-        """How its pictures are encoded tile by tile; None if they are encoded as a whole."""
+        """The tiling by which its pictures are encoded; None if they are encoded as a whole."""
         return self.family.tiling if self.device.is_filled_by_a_tile else None
 
     def forget_positions(self) -> None:

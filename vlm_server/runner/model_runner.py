@@ -286,7 +286,7 @@ class ModelRunner:
     def _joined(
         self, prompts: Mapping[str, Prefilled], sampled: Sampled, failures: _Failures
     ) -> Sampled:
-        """Let the prefix cache have the prompts that have joined; their sequences' first tokens."""
+        """The first tokens of prompts that have joined, which are to be stored."""
         sampled = self._without_unsampled(sampled, failures)
         self._prefixes.add_joined(
             prefilled

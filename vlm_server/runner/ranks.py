@@ -44,14 +44,14 @@ PLAIN_FAMILIES = frozenset(
         "paddleocr_vl",
     }
 )
-"""Those of which tests show that they answer as one process does."""
+"""Families of which tests show that they answer as one process does."""
 _TO_PARTS = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
 _TO_ALL = {"self_attn": ("o_proj",), "mlp": ("down_proj",)}
 _COUNTS = ("n_heads", "n_kv_heads")
 
 
 class Ranks:
-    """What a rank needs of MLX's group. All calls come from the thread that runs the model."""
+    """A rank's view of MLX's group. All calls come from the thread that runs the model."""
 
     def __init__(self, group: mx.distributed.Group) -> None:
         self._group = group
@@ -84,14 +84,14 @@ class Ranks:
     def share(self, tokens: mx.array) -> mx.array:
         """Rank 0's `tokens`, (rows,) int32, for all ranks; lazy, in the order of the layers' sums.
 
-        What the others drew is not looked at, but waited for: sums must meet in the same order.
+        The others' tokens are not used, but waited for: sums must meet in the same order.
         """
         mine = tokens if self.leads else mx.zeros_like(tokens) * tokens
         return mx.distributed.all_sum(mine, group=self._group)
 
 
 def fingerprint_of(checkpoint: Checkpoint) -> str:
-    """That of a model that was loaded, by which ranks know that they have the same weights.
+    """The fingerprint of a loaded model, by which ranks know that they have the same weights.
 
     Raises ModelLoadError if files were changed meanwhile, or can't be read again.
     """

@@ -52,7 +52,7 @@ class SequenceSampler:
         self._allowed: mx.array | None = None
         """(vocabulary,) bool: which tokens the grammar allows next; None without a grammar."""
         self._mask: NDArray[np.bool_] | None = None
-        """What `_allowed` was made of."""
+        """The mask of which `_allowed` is a copy on the device."""
         self.take_mask()
         self.temperature = params.temperature or 0.0
         """Zero for greedy."""
@@ -60,7 +60,7 @@ class SequenceSampler:
         self.top_p = math.inf if top_p >= 1 else max(top_p, _LEAST_TOP_P)
         self._seed = secrets.randbits(63) if params.seed is None else params.seed
         self._step = 0
-        self._eos = _drawable(eos_token_ids, vocabulary_size) if params.min_tokens else None
+        self._eos = _with_logits(eos_token_ids, vocabulary_size) if params.min_tokens else None
         self._bias = _dense_bias(params.logit_bias, vocabulary_size)
         self._counts: mx.array | None = None
         """(vocabulary,) float32: how often this answer has each token; None if nobody asks."""
@@ -142,7 +142,7 @@ class SequenceSampler:
 
     @property
     def state(self) -> list[mx.array]:
-        """What must be evaluated each step, so that no lazy computation grows behind it."""
+        """Arrays to evaluate in each step, so that no lazy computation grows behind them."""
         return [] if self._counts is None else [self._counts]
 
     def _use(self, allowed: NDArray[np.bool_]) -> None:
@@ -185,7 +185,7 @@ def sample(logits: mx.array, rows: list[SequenceSampler]) -> mx.array:
 
 
 def _adjusted(scores: mx.array, row: SequenceSampler) -> mx.array:
-    """What `row` makes of its `scores` (vocabulary,); NaN if it fails, which ends it alone."""
+    """`row.adjust` of its `scores`, (vocabulary,); NaN if it fails, which ends the row alone."""
     try:
         return row.adjust(scores)
     except Exception:
@@ -243,8 +243,8 @@ def _dense_bias(logit_bias: dict[int, float], vocabulary_size: int) -> mx.array 
     return mx.array(bias)
 
 
-def _drawable(token_ids: frozenset[int], vocabulary_size: int) -> mx.array | None:
-    """Those that have a logit, (ids,): checkpoints name others too. None if there are none."""
+def _with_logits(token_ids: frozenset[int], vocabulary_size: int) -> mx.array | None:
+    """The ids that have a logit, (ids,): checkpoints name others too. None if there are none."""
     found = sorted(i for i in token_ids if 0 <= i < vocabulary_size)
     return mx.array(found) if found else None
 
@@ -279,7 +279,7 @@ class LazyLogprobs:
         return [self.chosen, self.top_ids, self.top_logprobs]
 
     def read(self) -> Iterator[tuple[SeqId, TokenLogprobs]]:
-        """Each row's, on the host: waits for the device."""
+        """Each row's log probabilities, read from the device."""
         chosen, ids, logprobs = map(read, self.arrays)
         for row, (row_id, count) in enumerate(zip(self.seq_ids, self.num_top, strict=True)):
             top = zip(ids[row, :count].tolist(), logprobs[row, :count].tolist(), strict=True)

@@ -39,12 +39,12 @@ def _at(point: str, call: Callable[..., Any], spoil: Callable[[Any], Any]) -> Ca
             return result
         if kind == "abort":
             os.abort()
-        from vlm_server.runner.device import faults
+        from vlm_server.runner.device import arrays
 
         for name in _LISTS.values():
-            setattr(faults, name, tuple(each for each in getattr(faults, name) if each != _LAPACKS))
-        setattr(faults, _LISTS[kind], (*getattr(faults, _LISTS[kind]), _LAPACKS))
-        faults._LATE = _LAPACKS
+            setattr(arrays, name, tuple(each for each in getattr(arrays, name) if each != _LAPACKS))
+        setattr(arrays, _LISTS[kind], (*getattr(arrays, _LISTS[kind]), _LAPACKS))
+        arrays._LATE = _LAPACKS
         return spoil(result)
 
     return called

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
 VIEW_TOKENS = KVCache.step
-"""No buffer has fewer columns."""
+"""Columns of a view; no buffer has fewer."""
 
 
 def first_columns(layer: Any) -> tuple[mx.array, mx.array]:
@@ -27,7 +27,7 @@ def first_columns(layer: Any) -> tuple[mx.array, mx.array]:
 
 
 def forget_columns(cache: list[Any]) -> None:
-    """Let nobody but the layers have their buffers: MLX then writes into them in place."""
+    """Drop the views, so that only the layers have their buffers: MLX then writes in place."""
     for layer in cache:
         vars(layer).pop("columns", None)
 
@@ -83,7 +83,7 @@ class MixedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         """`num_tokens`: how many tokens of the prompt."""
         self.rows, self.prompt = rows, prompt
         self.new: tuple[mx.array, mx.array] | None = None
-        """Of all tokens, (tokens, heads, 1, head size), which attention has to write."""
+        """Keys and values of all tokens, (tokens, heads, 1, head size), for attention to write."""
         self.is_read = False
         """Whether attention to all keys was computed."""
         self._num_rows = rows.bounds.shape[0]

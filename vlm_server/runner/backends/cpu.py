@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.runner.backends.interface import Attention, Mask, MlxAttention
+from vlm_server.runner.backends.interface import Attention, Backend, Mask
 from vlm_server.runner.backends.rope import Rope
 from vlm_server.runner.device.arrays import share
 
@@ -30,7 +30,7 @@ of numpy's operations, than smaller blocks would save.
 """
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """The `Backend` of a CPU."""
 
     def attention(self, context_tokens: int) -> Attention:
@@ -51,7 +51,7 @@ class CpuBackend:
         return mlp.down_proj(silu * mlp.up_proj(x))  # type: ignore[no-any-return]
 
 
-class CpuAttention(MlxAttention):
+class CpuAttention(Attention):
     """Plain causal attention in float32."""
 
     def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:

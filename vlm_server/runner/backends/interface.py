@@ -6,7 +6,8 @@ what suits it, is in `device`.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import mlx.core as mx
 
@@ -22,79 +23,30 @@ Mask = mx.array | str | None
 """`causal`, or what may be attended to: (rows or 1, 1, queries, keys) bool; None for all."""
 
 
-class Backend(Protocol):
-    """What one kind of device computes. No call waits for a GPU."""
-
-    def attention(self, context_tokens: int) -> Attention:
-        """New attention of a language model; `context_tokens`: the most of prompt and answer."""
-        ...
-
-    def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-        """`softmax(q @ k.T * scale) @ v`, all (rows, heads, patches, head size), of a tower."""
-        ...
-
-    def rotate(self, rope: Rope, x: mx.array) -> mx.array:
-        """RoPE of `x`, (..., head size), of a tower."""
-        ...
-
-    def prepare_mlp(self, mlp: Any) -> None:
-        """Change the weights of a tower's gated MLP, if that makes it faster, but no result."""
-        ...
-
-    def gated_mlp(self, mlp: Any, x: mx.array) -> mx.array:
-        """A tower's SwiGLU of `x`, (..., hidden)."""
-        ...
-
-
-class Attention(Protocol):
+class Attention(ABC):
     """Computes `softmax(queries @ keys.T * scale) @ values`, (rows, heads, tokens, head size).
 
     There may be fewer heads of keys and values than of queries, which then share them in turn.
+    Layers of which a compiled step knows the bounds alone go by MLX's own attention, with a mask.
     """
 
+    appends_in_place = False
+    """Whether `attend_bounded` writes new keys and values into the buffers that there are."""
+
+    @abstractmethod
     def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         """Whether it computes this, and is faster than mlx-vlm's attention."""
-        ...
 
+    @abstractmethod
     def __call__(
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
     ) -> mx.array: ...
-
-    @property
-    def appends_in_place(self) -> bool:
-        """Whether `attend_bounded` writes new keys and values into the buffers that there are."""
-        ...
 
     def attend_bounded(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
         """Attention to each row's keys in `layer`.
 
         The last query attends to the last of them, each other one to one less than the next.
         """
-        ...
-
-    def attend_mixed(self, queries: mx.array, layer: MixedLayer, scale: float) -> mx.array:
-        """The same for all tokens of a mixed step, (tokens, heads, 1, head size)."""
-        ...
-
-    def is_scheduled(self, num_queries: int, num_keys: int) -> bool:
-        """Whether a prompt's last queries attend to so many keys without a plan that takes long.
-
-        If not, `schedule_next` will make that plan.
-        """
-        ...
-
-    def schedule_next(self) -> bool:
-        """Plan attention of a further shape; False if none is left. For idle times."""
-        ...
-
-
-class MlxAttention:
-    """MLX's attention, for layers of which a compiled step knows the bounds alone."""
-
-    appends_in_place = False
-
-    def attend_bounded(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
-        """By MLX's own attention, with a mask."""
         count, columns = queries.shape[2], mx.arange(layer.keys.shape[2])
         starts, first_new = layer.bounds[:, :1], layer.bounds[:, 1:2] - layer.bounds[:, 2:]
         last = (first_new + mx.arange(count))[:, None, :, None]
@@ -104,7 +56,7 @@ class MlxAttention:
         )
 
     def attend_mixed(self, queries: mx.array, layer: MixedLayer, scale: float) -> mx.array:
-        """The rows and the prompt, one after the other."""
+        """Attention of all tokens of a mixed step, (tokens, heads, 1, head size), to their keys."""
         assert layer.new is not None
         (mine, theirs), (keys, prompt_keys), (values, prompt_values) = (
             layer.split(each) for each in (queries, *layer.new)
@@ -115,17 +67,29 @@ class MlxAttention:
         return mx.concatenate([self.attend_bounded(mine, layer.rows, scale), of_prompt])
 
     def is_scheduled(self, num_queries: int, num_keys: int) -> bool:
+        """Whether a prompt's last queries attend to so many keys without a plan that takes long.
+
+        If not, `schedule_next` will make that plan.
+        """
         return True
 
     def schedule_next(self) -> bool:
+        """Plan attention of a further shape; False if none is left. For idle times."""
         return False
 
 
-class GpuBackend:
-    """The part of `Backend` in which Metal and CUDA are alike: vision towers."""
+class Backend(ABC):
+    """Computations of one kind of device: here as on GPUs. No call waits for a GPU."""
+
+    @abstractmethod
+    def attention(self, context_tokens: int) -> Attention:
+        """New attention of a language model; `context_tokens`: the most of prompt and answer."""
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-        """By MLX's fused attention, for which heads are padded with zeros."""
+        """`softmax(q @ k.T * scale) @ v`, all (rows, heads, patches, head size), of a tower.
+
+        By MLX's fused attention, for which heads are padded with zeros.
+        """
         size = q.shape[-1]
         fused = next((fused for fused in FUSED_HEAD_SIZES if size <= fused), size)
         if fused != size:
@@ -134,10 +98,11 @@ class GpuBackend:
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale)[..., :size]
 
     def rotate(self, rope: Rope, x: mx.array) -> mx.array:
+        """RoPE of `x`, (..., head size), of a tower."""
         return rope.in_one_kernel(x)
 
     def prepare_mlp(self, mlp: Any) -> None:
-        """Pad the hidden layer with zeros to a multiple of `_ALIGNED`.
+        """Pad the hidden layer of a tower's MLP with zeros to a multiple of `_ALIGNED`.
 
         Qwen2.5-VL's has 3,420 numbers of two bytes: GPUs have no fast product for such rows.
         """
@@ -152,4 +117,5 @@ class GpuBackend:
         mlp.down_proj.weight = mx.pad(mlp.down_proj.weight, [(0, 0), (0, missing)])
 
     def gated_mlp(self, mlp: Any, x: mx.array) -> mx.array:
+        """A tower's SwiGLU of `x`, (..., hidden)."""
         return mlp(x)  # type: ignore[no-any-return]

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from vlm_server.runner.backends.interface import (
-    FUSED_HEAD_SIZES,
-    Attention,
-    GpuBackend,
-    Mask,
-    MlxAttention,
-)
+from vlm_server.runner.backends.interface import FUSED_HEAD_SIZES, Attention, Backend, Mask
 
 _MOST_SCORE_BYTES = 128 << 20
-"""Of a block of queries: more would save no time."""
+"""Size of the scores of a block of queries: more would save no time."""
 
 
-class MetalBackend(GpuBackend):
+class MetalBackend(Backend):
     """The `Backend` of Apple silicon."""
 
     def attention(self, context_tokens: int) -> Attention:
         return MetalAttention()
 
 
-class MetalAttention(MlxAttention):
+class MetalAttention(Attention):
     """MLX's attention by blocks of queries, where it would hold all scores at once.
 
     On Metal that is for more than 8 queries of other head sizes than `FUSED_HEAD_SIZES`; MLX has
@@ -59,6 +53,6 @@ class MetalAttention(MlxAttention):
 
 
 def _queries_at_once(queries: mx.array, keys: mx.array) -> int:
-    """How many queries' scores, in float32, take `_MOST_SCORE_BYTES`; at least 16."""
+    """The number of queries whose float32 scores take `_MOST_SCORE_BYTES`; at least 16."""
     rows, heads = queries.shape[:2]
     return max(16, _MOST_SCORE_BYTES // (4 * rows * heads * keys.shape[2]))

@@ -29,7 +29,7 @@ class Rope:
         return mx.concatenate(rotated, axis=-1).astype(x.dtype)
 
     def in_one_kernel(self, x: mx.array) -> mx.array:
-        """The same on a GPU, where each operation reads and writes all of `x` in float32."""
+        """RoPE of `x` on a GPU, where each operation reads and writes all of `x` in float32."""
         halves = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
         rotated: mx.array = _compiled(halves, halves[..., ::-1, :], *self._by_half)
         return rotated.reshape(x.shape)

@@ -15,7 +15,7 @@ import mlx.core as mx
 from vlm_server.runner.backends.cuda import kernels
 
 KeysAndValues = tuple[mx.array, mx.array]
-"""Of one layer, each (rows, heads, capacity, head size)."""
+"""Keys and values of one layer, each (rows, heads, capacity, head size)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def arranged(sources: Sequence[KeysAndValues], runs: Sequence[Run], capacity: in
 
 @lru_cache(maxsize=8)
 def _places(runs: tuple[Run, ...], capacity: int) -> mx.array:
-    """As the kernel takes them, (rows, 6); the same for all layers."""
+    """The runs as the kernel's argument, (rows, 6); the same for all layers."""
     return mx.array(
         [
             [run.source, run.row + i, run.start, run.count, run.to, capacity]

@@ -35,7 +35,7 @@ _ALLOCATIONS = (
 )
 """Parts of what MLX says if an allocation fails, in small letters."""
 _TIME_OUTS = ("errortimeout", "errorhang", "errorimpactinginteractivity", "errorinnocentvictim")
-"""The same of commands that Metal ended since they, or another program's, held the GPU too long."""
+"""Parts of errors of commands that held the GPU too long, or another program's did, on Metal."""
 _LATE = "command buffer execution failed"
 
 
@@ -67,13 +67,13 @@ class Faults:
         self.come_late = device.tells_errors_late
         """Whether work fails after it was launched."""
         self.num_late = 0
-        """How many of those were told. What anybody launched before, and did not wait for, may
-        never have been computed."""
+        """Number of late errors so far. What was launched before one, and not waited for, may never
+        have been computed."""
         self.last_late: RequestError = InternalError("")
-        """The last of those."""
+        """The last late error."""
 
     def request_error(self, error: Exception, message: str) -> RequestError:
-        """What a request is told that ends with `error`; `message` if that is no usual one."""
+        """The error of a request that ends with `error`; with `message` if that is no usual one."""
         if isinstance(error, RequestError):
             return error
         text = str(error).lower()

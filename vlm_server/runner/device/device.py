@@ -18,7 +18,7 @@ MAX_DRAFTING_ROWS = 8
 _FULL_SHARE = 32
 """If less than this part of a device (one in so many) is free, another program may need some."""
 _SYSTEM_BYTES = 6 << 30
-"""What a Mac's system and other programs need, of the memory that a GPU shares with them."""
+"""Need of a Mac's system and other programs, of the memory that a GPU shares with them."""
 _LEAST_CAPABILITY = 8
 """CUDA's compute capability that our kernels need: Ampere's."""
 
@@ -31,7 +31,7 @@ class DeviceKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What differs between devices.
+    """A device: its size, what suits it, and what it can do.
 
     name: for people and for cache keys: `cpu`, or the GPU's name.
     memory_bytes: all that it has; a CPU's is what the process may use of the machine's.
@@ -72,9 +72,9 @@ class Device:
 
     @property
     def prefill_padding_tokens(self) -> int:
-        """What long prefill chunks are padded to a multiple of; 1 for no padding.
+        """The number of which long prefill chunks are padded to a multiple; 1 for no padding.
 
-        On CUDA, what `runner.cuda.attention` takes at once.
+        On CUDA, the least block of `backends.cuda.attention`.
         """
         return CUDA_BLOCK_TOKENS if self.kind is DeviceKind.CUDA else 1
 
@@ -88,10 +88,9 @@ class Device:
 
     @property
     def tokens_per_pass(self) -> int:
-        """How many tokens a pass has in which sequences decode and a prompt is read.
+        """The number of tokens of a mixed step; 0 where chunks are read after the decode step.
 
-        0 where a prompt is read after the decode step. On CUDA, launching a pass takes most of its
-        time: 256 tokens take two thirds as long as 640.
+        On CUDA, launching a pass takes most of its time: 256 tokens take two thirds as long as 640.
         """
         return 640 if self.kind is DeviceKind.CUDA else 0
 
@@ -111,7 +110,7 @@ class Device:
 
     @property
     def draft_widths(self) -> tuple[int, ...]:
-        """How many tokens of a sequence a step may take that verifies drafts.
+        """The numbers of tokens of a sequence that a step may take to verify drafts.
 
         On CUDA, 16 take as long as two: launching the kernels takes most of a step. Metal's
         attention of few queries takes up to 8.
@@ -135,7 +134,7 @@ class Device:
         return used > 0 and self.memory_bytes - used < self.memory_bytes // _FULL_SHARE
 
     def used_bytes(self) -> int:
-        """What all programs use of a CUDA device, as its driver says.
+        """The memory that all programs use of a CUDA device, as its driver says.
 
         0 for a CPU and for Metal, whose memory is the machine's.
         """
@@ -163,5 +162,5 @@ def current_device() -> Device:
 
 
 def _suitable_bytes(total: int, recommended: int) -> int:
-    """Of a Mac's memory: commands fail if all buffers take more than Metal recommends."""
+    """The suitable part of a Mac's memory: commands fail beyond what Metal recommends."""
     return min(85 * recommended // 100, max(total - _SYSTEM_BYTES, total // 2))

@@ -36,7 +36,7 @@ class MlxMemory:
 
     @property
     def limit_bytes(self) -> int:
-        """What was set last."""
+        """The limit that was set last."""
         return self._limit_bytes
 
     @property
@@ -73,7 +73,7 @@ class MlxMemory:
         return self._device.is_short_of_memory()
 
     def device_used_bytes(self) -> int:
-        """Of a CUDA device. A CPU's and Metal's memory is the machine's: see `ProcessMemory`."""
+        """The used memory of a CUDA device; 0 for others, whose memory is the machine's."""
         return self._device.used_bytes()
 
 

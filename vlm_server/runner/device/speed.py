@@ -1,4 +1,4 @@
-"""Says how fast a CPU multiplies matrices, and warns if MLX has only its own way."""
+"""The speed of a CPU's matrix products, and a warning if MLX has no BLAS for them."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def merged(running: list[Any], num_running: int, others: list[Any], count: int) 
 
 
 def even_out(running: list[Any]) -> None:
-    """Let all rows of the layers end alike."""
+    """Make all rows of the layers end alike."""
     for layer in running:
         if isinstance(layer, RowsKVCache):
             layer.even_out()
@@ -100,7 +100,7 @@ def bounds_of(layer: KVCache | RowsKVCache) -> list[tuple[int, int]]:
 
 
 def make_room(layer: KVCache | RowsKVCache, count: int) -> None:
-    """Let the buffers of `layer` have room for `count` more tokens of each row.
+    """Make room in the buffers of `layer` for `count` more tokens of each row.
 
     They have at least `KVCache.step` columns then.
     """
@@ -163,7 +163,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return cls(keys, values, [0], [cache.offset])
 
     def give_back(self, cache: KVCache) -> None:
-        """Let `cache` have the arrays of the only row, as they are now."""
+        """Return the arrays of the only row to `cache`, as they are now."""
         cache.keys, cache.values, cache.offset = self.keys, self.values, self._idx
 
     @property
@@ -219,7 +219,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         self._set_ends([end - count for end, count in zip(self.ends, counts, strict=True)])
 
     def even_out(self) -> None:
-        """Let all rows end alike again, at the cost of a copy."""
+        """Make all rows end alike again, at the cost of a copy."""
         if self._are_even:
             return
         lengths = [end - padding for padding, end in zip(self.paddings, self.ends, strict=True)]

@@ -1,4 +1,4 @@
-"""What the prefix cache stores of a model's layers, and how a new sequence starts from it.
+"""The state of a model's layers that the prefix cache stores, and from which sequences start.
 
 A layer that only appends (`KVCache`) can be cut after any token: its keys and values are stored as
 segments. Other layers, with a window or a recurrent state, are stored as a snapshot after one

@@ -1,4 +1,4 @@
-"""Lets a language model attend by our own attention where a device gains by it.
+"""A backend's attention in the place of mlx-vlm's, where the device gains by it.
 
 mlx-vlm's language models call one function of their modules, `scaled_dot_product_attention`. While
 a chunk or a step is launched ours takes its place there: it computes what it takes, and hands
@@ -30,18 +30,9 @@ class ModelAttention:
         self.attention = attention
         self._modules = _attending_modules(language_model)
 
-    @property
-    def appends_in_place(self) -> bool:
-        """See `Attention`."""
-        return self.attention.appends_in_place
-
-    def is_scheduled(self, num_queries: int, num_keys: int) -> bool:
-        """See `Attention`."""
-        return self.attention.is_scheduled(num_queries, num_keys)
-
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the layers attend by ours; for one thread at a time."""
+        """Replace the attention of the layers; for one thread at a time."""
         for module in self._modules:
             setattr(module, _NAME, self._attend)
         try:
@@ -60,7 +51,7 @@ class ModelAttention:
         mask: Mask,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """As mlx-vlm's: (rows, heads, tokens, head size) of queries, keys and values."""
+        """mlx-vlm's signature: queries, keys and values are (rows, heads, tokens, head size)."""
         is_plain = isinstance(keys, mx.array) and sinks is None
         if isinstance(cache, (BoundedLayer, MixedLayer)):
             if not is_plain or mask is not None:

@@ -25,7 +25,7 @@ _TOKEN_AXES = {
     "deepstack_visual_embeds": 1,
     "position_ids": 2,
 }
-"""Of arrays; in a list, deepstack has an entry for each visual token alone."""
+"""Axis of tokens in array arguments; in a list, deepstack has entries of visual tokens alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class PaddedChunk:
         return mx.pad(array, widths)
 
     def padded_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The same of all arguments of a language model that have an entry for each token."""
+        """`padded`, of all arguments of a language model that have an entry for each token."""
         return {
             name: self.padded(value, _TOKEN_AXES[name])
             if name in _TOKEN_AXES and isinstance(value, mx.array)

@@ -33,16 +33,16 @@ from vlm_server.runner.model.mrope import DecodePositions, next_position_ids
 logger = logging.getLogger(__name__)
 
 _MOST_ROWS = 32
-"""Of steps that are compiled ahead."""
+"""Most rows of a step that is compiled ahead."""
 
 _CHUNKS = (1, 32, 128, *range(256, 2049, 256))
-"""How many tokens compiled prefill chunks have."""
+"""Numbers of tokens of compiled prefill chunks."""
 _SHORT_CHUNK = 128
 """Up to so many tokens, a chunk is compiled however far into a prompt it is."""
 _MOST_KEYS = 4096
-"""Of longer chunks. With more, MLX's own attention is faster, once it is planned."""
+"""Most keys of longer chunks. With more, MLX's own attention is faster, once it is planned."""
 _MOST_SHARE_OF_ROWS = 0.25
-"""Of a mixed step's tokens: with more rows, hardly a token of a prompt would fit in."""
+"""Most rows of a mixed step, as a share of its tokens: with more, hardly a chunk would fit."""
 _TOKEN_AXES = {"inputs_embeds": 1, "position_ids": 2}
 """Arguments of compiled steps, and which of their axes has an entry for each token."""
 
@@ -83,7 +83,7 @@ class _Place:
 
 
 class CompiledModel:
-    """One language model whose layers only append. Finds out by itself if it can't be compiled."""
+    """The compiled steps of one language model whose layers only append, if it can be compiled."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class CompiledModel:
         mixed steps.
         """
         self._positions = positions
-        self._attention = attention
-        self._in_place = attention.appends_in_place
+        self._attention = attention.attention
+        self._in_place = attention.attention.appends_in_place
         self._tokens_per_pass = 0 if embed is None else tokens_per_pass
         forward = ForwardPass(language_model, attention, embed)
         self._step: Any = mx.compile(forward.run)
@@ -145,7 +145,7 @@ class CompiledModel:
         return not self._attention.is_scheduled(padded.last - padded.first, padded.last)
 
     def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:
-        """How many tokens of a prompt fit into a mixed step of so many rows; 0 for none."""
+        """The number of a prompt's tokens that fit into a mixed step of so many rows, or 0."""
         is_known = self.works and bool(self._inputs) and (self._takes_media or not has_media)
         count = self._tokens_per_pass
         return count - rows if is_known and rows <= _MOST_SHARE_OF_ROWS * count else 0
@@ -203,14 +203,14 @@ class CompiledModel:
         return True
 
     def _some_rows(self, rows: int, count: int) -> tuple[Any, ...]:
-        """What `ForwardPass.run` takes for rows, in the shapes of real ones, and lazy."""
+        """Arguments of `ForwardPass.run` for rows: zeros in the shapes of real ones, lazy."""
         positions = next_position_ids(self._positions, [0] * rows, count)
         bounds = mx.zeros((rows, 3), mx.int32)
         sides = self._empty_sides(rows, VIEW_TOKENS)
         return mx.zeros((rows, count), mx.int32), bounds, sides, positions
 
     def _some_prompt(self, count: int) -> tuple[Any, ...]:
-        """The same for a prompt's chunk."""
+        """Arguments of `ForwardPass.run` for a prompt's chunk: zeros, lazy."""
         inputs = {n: _filled_up(value, _TOKEN_AXES[n], count) for n, value in self._inputs.items()}
         bounds, sides = mx.zeros((1, 3), mx.int32), self._empty_sides(1, VIEW_TOKENS)
         return mx.zeros((1, count), mx.int32), bounds, sides, inputs
@@ -223,7 +223,7 @@ class CompiledModel:
         ]
 
     def _make_buffers(self, chunk: PromptChunk) -> None:
-        """Let the prompt's layers have buffers, if they have none."""
+        """Make the buffers of the prompt's layers, if they have none."""
         if chunk.cache[0].keys is None:
             made = self._empty_sides(1, chunk.capacity)
             for layer, sides in zip(chunk.cache, made, strict=True):
@@ -287,7 +287,7 @@ class CompiledModel:
         position_ids: dict[str, mx.array],
         chunk: PromptChunk,
     ) -> tuple[mx.array, mx.array] | None:
-        """As `step`, with the chunk. None if that failed, and nothing was done."""
+        """A mixed step: see `step`. None if it failed, and nothing was done."""
         rows, count = len(token_ids), self._tokens_per_pass - len(token_ids)
         logit_rows = mx.array([*range(rows), rows + chunk.num_tokens - 1])
         try:

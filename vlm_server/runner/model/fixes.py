@@ -1,4 +1,4 @@
-"""What mlx-vlm's processors and models of some families have wrong, and how it is set right.
+"""Corrections of mlx-vlm's processors and models of some families.
 
 Each function changes a loaded model, its processor, or both; `settings` is the checkpoint's
 preprocessor_config.json.

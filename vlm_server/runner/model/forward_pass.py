@@ -35,7 +35,7 @@ class ForwardPass:
         self._language_model = language_model
         self._attention = attention
         self._embed = embed
-        self._in_place = attention.appends_in_place
+        self._in_place = attention.attention.appends_in_place
 
     def run(
         self,
@@ -107,7 +107,7 @@ class ForwardPass:
 
 
 def plain_embedding(model: Any) -> Embed | None:
-    """What makes a token's text enter `model`, if that depends on nothing but the token."""
+    """The embedding of `model` for text, if it depends on the token alone; else None."""
     token_ids, language_model = mx.arange(8)[None], model.language_model
     try:
         embed: Embed = getattr(language_model, "model", language_model).embed_tokens

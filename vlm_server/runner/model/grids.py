@@ -28,7 +28,7 @@ class Grid:
 
 
 def join_frames(grids: Iterable[Grid]) -> list[Grid]:
-    """Those that follow each other and have one height and width, as one with all their frames."""
+    """Grids whose neighbours of one height and width are one grid with all their frames."""
     runs = groupby(grids, key=lambda grid: (grid.height, grid.width))
     return [Grid(sum(grid.frames for grid in run), *side) for side, run in runs]
 
@@ -45,7 +45,7 @@ def patch_positions(height: int, width: int, merged: int) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class WindowLayout:
-    """How one frame's tokens (merged patches) are sorted so that windows lie together.
+    """The order of one frame's tokens (merged patches) in which windows lie together.
 
     order: (tokens,), the numbers of the tokens in that order; the processor counts them row by
     row.

@@ -1,8 +1,8 @@
 """Computes a language model's logits of the last tokens alone.
 
 mlx-vlm's families compute those of every token of a prompt: 622 MB in bfloat16 for 2,048 tokens and
-a vocabulary of 152,000. Nobody here reads any but the last token's, or, where draft tokens are
-verified, the last few. Of prompts that are padded to one length, it is one each, at its own place.
+a vocabulary of 152,000. Here only the last token's logits are read, or, where draft tokens are
+verified, those of the last few. In a batched prefill it is one place of each row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _OfLastToken:
     wanted = _Wanted()
 
     def _last(self, x: mx.array) -> mx.array:
-        """Of (rows, tokens, hidden), those of the wanted tokens."""
+        """The hidden states of the wanted tokens, of (rows, tokens, hidden)."""
         wanted = self.wanted
         if wanted.places is not None:
             return x[mx.arange(len(x)), wanted.places][:, None]
@@ -50,43 +50,27 @@ class _OfLastToken:
         return x[:, end - wanted.count : end]
 
 
-class _LastLinear(_OfLastToken, Linear):  # type: ignore[misc]
-    def __call__(self, x: mx.array) -> Any:
-        return super().__call__(self._last(x))
+def _of_last_token(layer: Any) -> type:
+    """A subclass of a layer that multiplies the wanted tokens alone."""
+    name = "as_linear" if hasattr(layer, "as_linear") else "__call__"
+    multiply = getattr(layer, name)
 
+    def multiply_last(self: Any, x: mx.array) -> Any:
+        return multiply(self, self._last(x))
 
-class _LastQuantizedLinear(_OfLastToken, QuantizedLinear):  # type: ignore[misc]
-    def __call__(self, x: mx.array) -> Any:
-        return super().__call__(self._last(x))
-
-
-class _LastEmbedding(_OfLastToken, Embedding):  # type: ignore[misc]
-    def as_linear(self, x: mx.array) -> Any:
-        return super().as_linear(self._last(x))
-
-
-class _LastQuantizedEmbedding(_OfLastToken, QuantizedEmbedding):  # type: ignore[misc]
-    def as_linear(self, x: mx.array) -> Any:
-        return super().as_linear(self._last(x))
-
-
-class _LastFewRowsLinear(_OfLastToken, FewRowsLinear):
-    def __call__(self, x: mx.array) -> Any:
-        return super().__call__(self._last(x))
-
-
-class _LastFewRowsEmbedding(_OfLastToken, FewRowsEmbedding):
-    def as_linear(self, x: mx.array) -> Any:
-        return super().as_linear(self._last(x))
+    return type(f"Last{layer.__name__}", (_OfLastToken, layer), {name: multiply_last})
 
 
 _LAST: dict[type, type] = {
-    Linear: _LastLinear,
-    FewRowsLinear: _LastFewRowsLinear,
-    FewRowsEmbedding: _LastFewRowsEmbedding,
-    QuantizedLinear: _LastQuantizedLinear,
-    Embedding: _LastEmbedding,
-    QuantizedEmbedding: _LastQuantizedEmbedding,
+    layer: _of_last_token(layer)
+    for layer in (
+        Linear,
+        QuantizedLinear,
+        FewRowsLinear,
+        Embedding,
+        QuantizedEmbedding,
+        FewRowsEmbedding,
+    )
 }
 
 

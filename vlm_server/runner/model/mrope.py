@@ -20,7 +20,7 @@ from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding
 from vlm_server.runner.backends.rope import Rope
 
 _STYLES = frozenset({"chunked", "interleaved"})
-"""Those in which each frequency follows one of the three positions."""
+"""Styles of M-RoPE in which each frequency follows one of the three positions."""
 
 
 Rotate = Callable[[mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.array]]
@@ -28,7 +28,7 @@ Rotate = Callable[[mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.a
 
 
 class DecodePositions(enum.Enum):
-    """Which `position_ids` a decode step passes."""
+    """The shape of `position_ids` of a decode step."""
 
     NONE = "none"
     """The language model counts by its cache."""
@@ -67,7 +67,7 @@ def use_shared_mrope(language_model: Any, rotate: Rotate | None = None) -> bool:
 
 
 def decode_positions(language_model: Any, *, has_mrope: bool) -> DecodePositions:
-    """What decode steps of this model pass, after `use_shared_mrope` was tried."""
+    """The positions that decode steps of this model pass, after `use_shared_mrope` was tried."""
     if not has_mrope:
         return DecodePositions.NONE
     shares = any(
@@ -106,7 +106,7 @@ class SharedMRope(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is no
         self._layers_left = 0
         self._positions: mx.array | None = None
         self._shared: Rope | None = None
-        """What all layers need of `_positions`."""
+        """The angles at `_positions`, for all layers."""
 
     def apply_rotary(
         self,

@@ -30,12 +30,12 @@ class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is
         return {PIXEL_BYTES: made.pop("pixel_values"), **made}
 
     def of_image(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """What a call gives for an image of (height, width, 3) RGB."""
+        """The result of a call for an image of (height, width, 3) RGB."""
         patches, grid = self._process_one(pixels.transpose(2, 0, 1))
         return {PIXEL_BYTES: patches, "image_grid_thw": np.fromiter(grid, dtype=np.int64)[None]}
 
     def num_tokens(self, grid: NDArray[np.int64]) -> int:
-        """How many tokens stand for an image of such a grid."""
+        """The number of tokens that stand for an image of such a grid."""
         side: int = self.merge_size
         return int(grid.prod()) // side**2
 

@@ -32,7 +32,7 @@ class TextModel:
         self._compiled = compiled
 
     def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:
-        """How many tokens of a prompt fit into a mixed step of so many rows; 0 for none."""
+        """The number of a prompt's tokens that fit into a mixed step of so many rows, or 0."""
         compiled = self._compiled
         return 0 if compiled is None else compiled.max_piggybacked_tokens(rows, has_media=has_media)
 

@@ -1,4 +1,4 @@
-"""How families cut pictures into tiles that their vision towers encode independently of each other.
+"""Tilings: how families cut pictures into tiles that are encoded independently of each other.
 
 Each is encoded in a call of its own, always of the same shape: so its features are the same bits
 whatever else is in the picture, and whether or not they come from a cache. Knows no cache.
@@ -32,7 +32,7 @@ class Tiling:
     axis: int
 
     def split(self, inputs: MediaInputs) -> list[MediaInputs]:
-        """What there would be for each tile alone; nothing if these are not such inputs."""
+        """The inputs of each tile alone; empty if these are not inputs of tiles."""
         if _PIXELS not in inputs or not inputs.keys() <= (
             _OF_EACH_TILE | _OF_ANY_TILE | _OF_THE_PICTURE
         ):
@@ -55,7 +55,7 @@ class Tiling:
         return rows
 
     def join(self, model: Any, tiles: list[mx.array], inputs: MediaInputs) -> mx.array:
-        """What stands for the picture's image tokens, of what `encode` made of each tile."""
+        """The features of the picture's image tokens, from those of each tile."""
         return mx.concatenate(tiles)
 
 
@@ -120,7 +120,7 @@ def tile_key(tile: MediaInputs, salt: str) -> str:
 
 
 def _shown_alone(model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> Any:
-    """What the model makes of a tile as if it were a picture of its own."""
+    """The model's embeddings of a tile, as if it were a picture of its own."""
     arrays = {name: mx.array(array) for name, array in tile.items()}
     ids = mx.full((1, num_tokens), token_id, dtype=mx.int32)
     return model.get_input_embeddings(ids, arrays.pop(_PIXELS), mask=mx.ones_like(ids), **arrays)

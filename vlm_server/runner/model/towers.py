@@ -47,7 +47,7 @@ from vlm_server.runner.model.vision_attention import (
 )
 
 PIXEL_BYTES = "pixel_bytes"
-"""What a `PatchProcessor` gives in place of an image's `pixel_values`."""
+"""Name of what a `PatchProcessor` gives in place of an image's `pixel_values`."""
 
 _MOST_COMPILED = 16
 
@@ -58,7 +58,7 @@ def use_fast_tower(model: Any, tower: type[FrameTower], device: Device) -> None:
 
 
 def fast_tower_of(tower: Any) -> type[FrameTower] | None:
-    """Ours for a vision tower that is of exactly a known class of mlx-vlm."""
+    """Our tower for a vision tower of exactly a known class of mlx-vlm; None for others."""
     return _TOWERS.get(type(tower))
 
 
@@ -74,7 +74,7 @@ class TowerRows:
     parts: list[mx.array] = field(default_factory=list)
 
     def split(self, count: int) -> list[TowerRows]:
-        """Those of each of `count` images of one size, in memory of their own."""
+        """The rows of each of `count` images of one size, in memory of their own."""
 
         def part(array: mx.array, number: int) -> mx.array:
             rows = array.shape[0] // count
@@ -109,7 +109,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
     def __call__(
         self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
     ) -> Any:
-        """As mlx-vlm calls its own: patches (patches, pixels) of grids (images, 3)."""
+        """mlx-vlm's signature: patches (patches, pixels) of grids (images, 3)."""
         return self.encode(pixel_values, read(grid_thw)).rows
 
     def encode_inputs(self, inputs: Mapping[str, NDArray[Any]]) -> TowerRows:
@@ -142,7 +142,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         )
 
     def _function_of(self, grid: Grid) -> _Encode:
-        """What makes rows and deepstack of the patches of such a grid: compiled where that pays.
+        """The function from patches of such a grid to rows: compiled where that pays.
 
         Those of the grids that were met last are kept, each with positions on the device.
         """
@@ -171,7 +171,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         return TowerRows(self._merge(_flat(x)), deepstack, parts)
 
     def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
-        """What enters the first layer: (frames, patches, hidden)."""
+        """The input of the first layer, (frames, patches, hidden)."""
         return self._patches(pixel_values).reshape(grid.frames, grid.frame_patches, -1)
 
     def _patches(self, pixel_values: mx.array) -> mx.array:
@@ -190,7 +190,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         return after
 
     def _deepstack(self, layer: int, x: mx.array) -> list[mx.array]:
-        """What the text's layers get of layer `layer`'s result `x`."""
+        """Rows for the text's layers from the result `x` of layer `layer`; none for most layers."""
         return []
 
     def _merge(self, x: mx.array) -> mx.array:

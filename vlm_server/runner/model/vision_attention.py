@@ -15,7 +15,7 @@ from vlm_server.runner.backends.rope import Rope
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What the patches of a frame attend to: their own segment.
+    """The segments of a frame: each patch attends to its own.
 
     runs: (count, patches of each) of segments that follow each other.
     blocks: for our kernel, if that is to be used: see `attend_to_segments`.

@@ -26,15 +26,15 @@ from vlm_server.runner.text.sequence import Sampled
 from vlm_server.runner.text.speculation import Speculation
 
 _MAX_PATIENCE_SECONDS = 0.05
-"""How long all wait for grammars that usually are in time; most take a tenth of a millisecond."""
+"""Longest wait for grammars that usually are in time; most take a tenth of a millisecond."""
 _PATIENCE_PER_MASK_SECONDS = 0.001
-"""How long all wait for each in the long run."""
+"""Average wait for each grammar in the long run."""
 _ALONE_SECONDS = 0.02
-"""How long to wait for a grammar where there is nothing else to decode."""
+"""Wait for a grammar where there is nothing else to decode."""
 _ALL_TOGETHER_SECONDS = 3600.0
-"""How long all wait where no request may be detached: grammars have limits of their own."""
+"""Longest wait where no request may be detached: grammars have limits of their own."""
 _STEPS_IN_TIME = 32
-"""After so many a request comes back; twice as many each time."""
+"""Number after which a request comes back; it doubles each time."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class DecodeGroups:
         self._detached: dict[str, _Detached] = {}
         """By request; the one that waits longest for its turn first."""
         self._times_late: dict[str, int] = {}
-        """How often each request was detached."""
+        """Number of times that each request was detached."""
         self._patience_seconds = _MAX_PATIENCE_SECONDS
 
     @property

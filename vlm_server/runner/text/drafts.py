@@ -21,9 +21,9 @@ _PRIOR_WEIGHT = 4.0
 _PRIORS = ((2, 0.3), (3, 0.5), (5, 0.7), (9, 0.85))
 """The probability that a draft is right until it is known better, from so long a match on."""
 _MEMORY = 64.0
-"""Of about so many guesses the results are remembered."""
+"""Number of guesses after which older ones count half."""
 FORCED_PROBABILITY = 0.9
-"""That a model spells what a grammar forces as its tokenizer does."""
+"""Probability that a model spells what a grammar forces as its tokenizer does."""
 
 
 class _HitRate:
@@ -57,7 +57,7 @@ class Drafter:
         self._next = 0
         """The place of the token that is guessed to come next."""
         self._match = 0
-        """How many tokens before it are those at the end; 0: nothing is guessed."""
+        """Number of tokens before it that equal those at the end; 0: nothing is guessed."""
         if len(prediction_ids):
             self._match = _MAX_MATCH
         else:
@@ -65,11 +65,11 @@ class Drafter:
 
     @property
     def probability(self) -> float:
-        """That the next token is as guessed; 0 without a guess."""
+        """The probability that the next token is as guessed; 0 without a guess."""
         return self._probability(self._match)
 
     def append(self, token_id: int) -> None:
-        """A token was drawn."""
+        """Append a token, and record whether it was guessed."""
         was_guessed = bool(self._match)
         is_hit = was_guessed and self._tokens[self._next] == token_id
         if was_guessed:
@@ -94,7 +94,7 @@ class Drafter:
         return guessed
 
     def probabilities(self, count: int) -> list[float]:
-        """That each of the next `count` guesses is right, if all before it are."""
+        """The probability of each of the next `count` guesses, if all before it are right."""
         return [self._probability(self._match + i) for i in range(count)]
 
     def _probability(self, match: int) -> float:
@@ -119,5 +119,5 @@ class Drafter:
 
 
 def _level(match: int) -> int:
-    """Which of `_PRIORS` a match of this length belongs to."""
+    """The index in `_PRIORS` of a match of this length."""
     return max(sum(match >= least for least, _ in _PRIORS) - 1, 0)

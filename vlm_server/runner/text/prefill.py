@@ -117,7 +117,7 @@ class Prefill(Prefilled):
         self.is_piggybacked = False
 
     def end_early(self) -> tuple[PromptKey, SequenceState] | None:
-        """What the prefix cache may store of a prompt that will not be read to its end.
+        """The state that the prefix cache may store of a prompt that is cancelled.
 
         Waits for the last chunk, and raises what it raises. None if that has no sound logits, or if
         nothing before a media item was read.

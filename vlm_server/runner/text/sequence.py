@@ -37,7 +37,7 @@ class DecodingSequence:
 
     @property
     def num_useful_drafts(self) -> int | None:
-        """How many more tokens than one the answer may have; None if nobody has bounded it."""
+        """The number of tokens beyond the next that the answer may have; None without a limit."""
         most = self.sampler.params.max_tokens
         return None if most is None else max(most - len(self.token_ids) - 2, 0)
 

@@ -18,19 +18,19 @@ from vlm_server.runner.text.drafts import FORCED_PROBABILITY
 from vlm_server.runner.text.sequence import DecodingSequence
 
 _MASK_SECONDS = 0.01
-"""How long grammars may take for drafts; then the step goes without."""
+"""Longest wait for the grammars of drafts; then the step goes without."""
 _PRIOR_SLOPE = 0.1
-"""What each token of a row is taken to add to a step, in plain steps, until it is measured."""
+"""Cost of each further token of a row, in plain steps, until it is measured."""
 _LEAST_GAIN = 1.15
-"""Below it, plain steps are taken: those run one ahead of the host."""
+"""Least gain of a wide step over plain steps, which run one ahead of the host."""
 _WEIGHT = 0.2
-"""Of a new measurement."""
+"""Weight of a new measurement."""
 _OUTLIER = 4.0
-"""Times so much longer than usual say more of the machine than of the step."""
+"""Factor above the usual time from which a time says more of the machine than of the step."""
 
 
 def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation | None:
-    """How drafts of at most so many tokens are verified; None if this model's can't be.
+    """Speculation with drafts of at most so many tokens; None if this model can't verify any.
 
     Layers with windows or recurrent states can't remove tokens that were wrong. A model that
     `needs_even_rows` takes no keys beyond its longest row.
@@ -47,14 +47,14 @@ def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation | 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What the next step verifies: at most `width` - 1 tokens of each row."""
+    """The drafts that the next step verifies: at most `width` - 1 tokens of each row."""
 
     width: int
     token_ids: list[list[int]]
 
 
 class Speculation:
-    """Which drafts the steps of one model verify."""
+    """The choice of drafts that the steps of one model verify."""
 
     def __init__(self, widths: Sequence[int], *, needs_even_rows: bool = False) -> None:
         """`widths`: how many tokens of a row a step may take, ascending.
@@ -77,7 +77,7 @@ class Speculation:
     def drafts(
         self, seqs: Sequence[DecodingSequence], eos_token_ids: frozenset[int]
     ) -> Drafts | None:
-        """What to verify now that all tokens are known; None if plain steps bring more.
+        """The drafts to verify, once all tokens are known; None if plain steps bring more.
 
         Grammars are asked what may follow drafts: what they forbid is left out.
         """
@@ -103,7 +103,7 @@ class Speculation:
         self._last = None
 
     def _chances(self, seq: DecodingSequence) -> list[float]:
-        """How likely each draft is right, while the newest token may not be known yet."""
+        """The probability of each draft, while the newest token may not be known yet."""
         lag, most = 0 if seq.is_known else 1, self._useful(seq)
         chances = [0.0]
         if most and seq.drafter is not None and seq.drafter.probability:
@@ -162,7 +162,7 @@ class StepTimes:
         self._plain = dict[int, float]()
         """Seconds of a plain step, by rows."""
         self._slopes = dict[int, dict[int, float]]()
-        """What each further token of a row adds, in plain steps, by rows and width."""
+        """Cost of each further token of a row, in plain steps, by rows and width."""
 
     def record(self, rows: int, width: int, seconds: float) -> None:
         """Record the time of a step of `width` tokens for each of `rows`."""
@@ -181,7 +181,7 @@ class StepTimes:
         return 1.0 + self._slope(rows, width) * (width - 1)
 
     def _slope(self, rows: int, width: int) -> float:
-        """That of the nearest width that was measured: kernels change at some widths."""
+        """The slope at the nearest width that was measured: kernels change at some widths."""
         measured = self._slopes.get(rows, {})
         if not measured:
             return _PRIOR_SLOPE
@@ -210,7 +210,7 @@ def best_width(widths: Sequence[int], chances: Sequence[Sequence[float]], times:
 
 
 def expected_tokens(chances: Sequence[float]) -> float:
-    """How many tokens a row gets if its drafts are right with these probabilities."""
+    """The expected tokens of a row whose drafts are right with these probabilities."""
     total, all_right = 1.0, 1.0
     for chance in chances:
         all_right *= chance

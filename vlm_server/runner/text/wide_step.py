@@ -47,7 +47,7 @@ class WideStep:
         """(places,): of all rows, one after another."""
         self._logprobs: list[LazyLogprobs] = []
         self.counts: dict[SeqId, DraftCounts] = {}
-        """How many drafts were verified, and were right; after `result`."""
+        """Numbers of drafts that were verified, and were right; after `result`."""
 
     def forward(
         self,
@@ -116,7 +116,7 @@ def _samplers(seq: DecodingSequence, drafts: Sequence[int]) -> list[SequenceSamp
 
 
 def _num_equal(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many of `drafts` were sampled before the first that was not."""
+    """The number of `drafts` before the first that was not sampled."""
     for i, draft in enumerate(drafts):
         if tokens[i] != draft:
             return i

@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 _FAILED = "The model failed while encoding a picture."
 _TURN_SECONDS = 0.01
-"""That an encode may add to a decode step: about as long as that takes by itself."""
+"""Time that an encode may add to a decode step: about as long as that takes by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFeatures:
-    """What the model makes of one span; it depends on the span's image or frames alone.
+    """The features of one span; they depend on the span's image or frames alone.
 
     rows: (span tokens, hidden), the span's rows of `inputs_embeds`.
     visual_mask: (span tokens,) bool, which of them deepstack adds to; None without deepstack.
@@ -54,7 +54,7 @@ class ImageFeatures:
 
 
 def new_encoder(loaded: LoadedModel, tiles: TileCache) -> ImageEncoder:
-    """Its encoder, tile by tile where that is exact and costs nothing."""
+    """The encoder of a model, tile by tile where that is exact and costs nothing."""
     tiling = loaded.tiling
     return ImageEncoder(loaded, None if tiling is None else TileEncoder(loaded, tiling, tiles))
 
@@ -78,7 +78,7 @@ class ImageEncoder:
         return self.begin(works).result()
 
     def begin(self, works: Sequence[EncodeWork]) -> ImageEncoding:
-        """What is to be computed of spans of one size; nothing of it has begun.
+        """The encoding of spans of one size, which has not begun.
 
         That is one call of the vision tower, or a call for each tile. Several spans only for a
         family that `takes_several`.
@@ -99,7 +99,7 @@ class ImageEncoding:
         self._launched: list[mx.array] = []
         """The arrays that `advance` launched last."""
         self._parts_in_a_turn: float | None = None
-        """As measured; None before the first part."""
+        """Number of parts in `_TURN_SECONDS`, as measured; None before the first part."""
         self._features: Sequence[ImageFeatures] | None = None
         """None before the last part."""
         self._are_finite = mx.array(True)
@@ -165,7 +165,7 @@ class ImageEncoding:
         return arrays
 
     def _next_part(self) -> list[mx.array]:
-        """Its arrays; the features, and whether they are finite, are the last ones."""
+        """The arrays of the next part; the last has the features, and whether they are finite."""
         try:
             return next(self._parts)
         except StopIteration as end:

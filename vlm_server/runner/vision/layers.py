@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def by_layers(loaded: LoadedModel, compute: Callable[[], T]) -> Generator[list[mx.array], None, T]:
-    """What `compute` gives, lazy; where media are encoded in turns, yields each layer's result.
+    """The result of `compute`, lazy; where media are encoded in turns, yields each layer's.
 
     Layers are modules of mlx-vlm's that stand in a list with others of their class, outside of the
     language model.
@@ -40,14 +40,14 @@ def _layer_types(model: Any) -> list[type]:
 
 
 def _flat(modules: list[Any]) -> Iterator[Any]:
-    """Of a list that may have lists in it, as MobileNet's stages are."""
+    """The modules of a list that may have lists in it, as MobileNet's stages are."""
     for one in modules:
         yield from _flat(one) if isinstance(one, list) else [one]
 
 
 @contextmanager
 def _recorded(types: list[type]) -> Iterator[list[mx.array]]:
-    """What modules of these classes return while the context lasts, in order."""
+    """The results of modules of these classes while the context lasts, in order."""
     results: list[mx.array] = []
     calls: dict[Any, Any] = {one: vars(one).get("__call__") for one in types}
     for one, call in calls.items():

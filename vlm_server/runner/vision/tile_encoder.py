@@ -21,7 +21,7 @@ TileCache = LruCache[mx.array]
 
 @dataclass(frozen=True, slots=True)
 class TiledRows:
-    """What stands for the image tokens of a picture.
+    """The features of the image tokens of a picture.
 
     rows: (tokens, hidden), or (layers, tokens, hidden) for deepstack. tokens_at_once: of a tile
     that was encoded; 0 if all were known.

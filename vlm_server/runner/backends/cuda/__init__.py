@@ -1,1 +1,1 @@
-"""What is only for CUDA: kernels of our own, and attention by cuDNN in few shapes."""
+"""The backend of CUDA: kernels of our own, and attention by cuDNN in few shapes."""

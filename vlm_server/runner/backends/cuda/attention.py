@@ -27,30 +27,30 @@ from vlm_server.runner.backends.cuda.attention_kernels import (
     append_and_attend,
     append_and_attend_mixed,
 )
-from vlm_server.runner.backends.interface import Attention, GpuBackend
+from vlm_server.runner.backends.interface import Attention, Backend, Mask
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS as BLOCK_TOKENS
 
 logger = logging.getLogger(__name__)
 
 _BLOCKS = (4 * BLOCK_TOKENS, 2 * BLOCK_TOKENS, BLOCK_TOKENS)
-"""How many queries a block has; the longest first."""
+"""Numbers of queries of a block, the largest first."""
 _MOST_BLOCK_TOKENS = 32768
 """Prompts up to this length go block by block, if there is room for so many plans."""
 _MOST_CHUNK_SHAPES = 128
 _MOST_MASKED_QUERIES = 64
 """More would have scores that take too much memory."""
 _MOST_SCORES = 1 << 26
-"""Of prompts that are read together: 128 MiB."""
+"""Most scores of a batched prefill: 128 MiB."""
 _MOST_HEAD_SIZE = 128
-"""cuDNN's."""
+"""Limit of cuDNN."""
 _DTYPES = (mx.bfloat16, mx.float16)
-"""cuDNN's."""
+"""Limit of cuDNN."""
 _TOLERANCE = 0.05
 """Between two ways to attend in half precision."""
 
 _KEPT_BY_DEFAULT = 256
-"""MLX's."""
+"""Default of MLX."""
 
 Shape = tuple[int, int]
 """The numbers of queries and keys."""
@@ -58,7 +58,7 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """What a plan depends on beside its shape."""
+    """The part of a plan besides its shape."""
 
     num_queries: int
     num_keys: int
@@ -90,7 +90,7 @@ class _Schedule:
         return all(block in self for block in _blocks(shape))
 
     def add(self, shape: Shape) -> None:
-        """It is planned, or used again."""
+        """Record that a shape is planned, or used again."""
         self.wanted.pop(shape, None)
         if shape[0] in _BLOCKS and shape[1] in self.block_lengths:
             self.blocks.add(shape)
@@ -105,21 +105,21 @@ class _Schedule:
             self.wanted[shape] = None
 
     def next(self) -> Shape | None:
-        """What to plan next; None if nothing is left."""
+        """The shape to plan next; None if none is left."""
         if self.wanted:
             return next(iter(self.wanted))
         blocks = ((block, length) for length in self.block_lengths for block in _BLOCKS)
         return next((b for b in blocks if b[0] <= b[1] and b not in self.blocks), None)
 
 
-class CudaBackend(GpuBackend):
+class CudaBackend(Backend):
     """The `Backend` of NVIDIA's GPUs."""
 
     def attention(self, context_tokens: int) -> Attention:
         return CudaAttention(context_tokens, num_kept_plans())
 
 
-class CudaAttention:
+class CudaAttention(Attention):
     """The `Attention` of one model; knows what is planned."""
 
     appends_in_place = True
@@ -133,7 +133,7 @@ class CudaAttention:
         """For each sort of layer that has attended."""
         self._works_ahead = True
 
-    def takes(self, queries: mx.array, keys: mx.array, mask: mx.array | str | None) -> bool:
+    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         rows, heads, count, size = queries.shape
         if queries.dtype != keys.dtype or queries.dtype not in _DTYPES:
             return False
@@ -150,7 +150,7 @@ class CudaAttention:
         keys: mx.array,
         values: mx.array,
         scale: float,
-        mask: mx.array | str | None,
+        mask: Mask,
     ) -> mx.array:
         if isinstance(mask, mx.array):
             return masked_attention(queries, keys, values, scale, mask)
@@ -164,7 +164,7 @@ class CudaAttention:
     def _causal(
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float
     ) -> mx.array:
-        """Of one row, in planned shapes if that is possible."""
+        """Causal attention of one row, in planned shapes if that is possible."""
         schedule = self._schedules.setdefault(
             _heads(queries, keys, values), _Schedule(self._block_lengths)
         )
@@ -272,7 +272,7 @@ def _whole(queries: mx.array, keys: mx.array, values: mx.array, scale: float) ->
 
 
 def _blocks(shape: Shape) -> list[Shape]:
-    """What a chunk of this shape consists of, block by block, the longest first."""
+    """The blocks of a chunk of this shape, the longest first."""
     left, num_keys = shape
     blocks = []
     while left:
@@ -283,7 +283,7 @@ def _blocks(shape: Shape) -> list[Shape]:
 
 
 def num_kept_plans() -> int:
-    """How many plans MLX keeps in this process."""
+    """The number of plans that MLX keeps in this process."""
     try:
         return int(os.environ["MLX_CUDA_SDPA_CACHE_SIZE"])
     except (KeyError, ValueError):

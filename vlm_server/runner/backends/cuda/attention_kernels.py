@@ -23,7 +23,7 @@ _MOST_SPLITS = 64
 _SUITABLE_BLOCKS = 256
 """As MOST_SPLITS and SUITABLE_BLOCKS in attention.cu."""
 _MERGING_WARPS = 4
-"""Of a block that puts parts together."""
+"""Warps of a block that merges parts."""
 _SOURCES = (*TILE_SOURCES, "attention.cu")
 _INPUTS = ("queries", "new_keys", "new_values", "keys", "values", "bounds")
 
@@ -73,7 +73,7 @@ def append_and_attend_mixed(
     prompt: tuple[KeysAndValues, mx.array],
     scale: float,
 ) -> mx.array:
-    """The same for rows that append a token each, and for a prompt's tokens, which come after.
+    """`append_and_attend` of a mixed step: rows with a token each, and after them a prompt's.
 
     queries: (all tokens, heads, 1, head size); returns as much. new: (all tokens, groups, 1, head
     size). rows, prompt: buffers and bounds.
@@ -115,7 +115,7 @@ def _count_splits(num_queries: int, groups: int) -> int:
 
 
 def _warps_for(num_queries: int) -> int:
-    """How many a block of attention has."""
+    """The number of warps of a block of attention."""
     return min(-(-num_queries // QUERIES_OF_A_WARP), MOST_WARPS)
 
 

@@ -73,7 +73,7 @@ class SharedProduct:
         """Parts of `_input` that no layer has asked for yet."""
 
     def part_of(self, layer: FewRowsLinear, x: mx.array) -> mx.array:
-        """What `layer` makes of `x`; the others' parts are kept until they are asked for."""
+        """The output of `layer` for `x`; the others' parts are kept until they are asked for."""
         if x is not self._input or id(layer) not in self._left:
             multiply = self._multiply if _are_few(x, self._weight) else _by_mlx
             parts = multiply(x, self._weight, self._bias, self._widths)

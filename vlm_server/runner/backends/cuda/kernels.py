@@ -35,13 +35,13 @@ SKINNY_DEPTH = 64
 _SKINNY_COLUMNS = 16
 _SKINNY_WARPS = 8
 _MOST_HEAD_SIZE = 128
-"""Of `attend_to_segments`."""
+"""Largest head of `attend_to_segments`."""
 _WIDEST_ACCESS = 16
 """Bytes that a thread reads or writes at once."""
 _COPYING_THREADS = 256
-"""Of a block of `arrange_rows`."""
+"""Threads of a block of `arrange_rows`."""
 _ROTATING_THREADS = 128
-"""Of a block of `rotate_heads`."""
+"""Threads of a block of `rotate_heads`."""
 
 
 def skinny_linear(

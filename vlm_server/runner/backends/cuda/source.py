@@ -14,13 +14,13 @@ import mlx.core as mx
 import numpy as np
 
 WARP = 32
-"""Threads."""
+"""Threads of a warp."""
 TILE_SOURCES = ("mma.cuh", "attention_tiles.cuh")
 QUERIES_OF_A_WARP = 16
 MOST_WARPS = 4
-"""Of a block of threads."""
+"""Warps of a block of threads."""
 _TILE_KEYS = 64
-"""As KEYS in attention_tiles.cuh."""
+"""Keys of a tile: KEYS in attention_tiles.cuh."""
 _FOLDER = Path(__file__).parent
 
 
@@ -57,12 +57,12 @@ def _code(name: str) -> str:
 
 
 def tile_bytes(size: int) -> int:
-    """What a tile of keys or values takes of a block's shared memory. `size`: of a head."""
+    """The bytes of a block's shared memory that a tile takes. `size`: of a head."""
     return _TILE_KEYS * (size + 8) * 2
 
 
 def name_of(scale: float) -> str:
-    """For the name of a kernel that has `scale` in its source."""
+    """Part of the name of a kernel that has `scale` in its source."""
     return np.float32(scale).tobytes().hex()
 
 

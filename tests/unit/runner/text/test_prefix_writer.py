@@ -1,0 +1,109 @@
+"""What may be stored after errors that come late, and whom they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vlm_server.errors import EngineBroken
+from vlm_server.interfaces import SeqId
+from vlm_server.runner.device.arrays import Faults
+from vlm_server.runner.device.device import Device, DeviceKind
+from vlm_server.runner.text.prefix_writer import LateErrors, PrefixWriter
+
+LATE = RuntimeError("Command buffer execution failed: of somebody")
+SEQ = SeqId("a", 0)
+
+
+class Groups:
+    """As `DecodeGroups`, of which one sequence has state."""
+
+    error: Exception | None = None
+
+    def synchronize(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def state_of(self, seq: SeqId) -> tuple[str, str, str] | None:
+        return ("key", "state", "salt") if seq == SEQ else None
+
+
+class Store:
+    stores_prefixes = True
+    error: Exception | None = None
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[Any, ...]] = []
+
+    def store_prefix(self, *arguments: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.stored.append(arguments)
+
+
+class Ground:
+    def __init__(self, kind: DeviceKind = DeviceKind.METAL) -> None:
+        self.groups, self.store = Groups(), Store()
+        self.faults = Faults(Device(kind, "it", 1, 1))
+        self.errors = LateErrors(self.faults, self.groups)  # type: ignore[arg-type]
+        self.writer = PrefixWriter(self.store, self.groups, self.faults, self.errors)  # type: ignore[arg-type]
+
+
+def test_answers_are_stored_and_unknown_ones_are_not():
+    ground = Ground()
+    ground.writer.store_answer(SEQ)
+    ground.writer.store_answer(SeqId("gone", 0))
+    assert ground.store.stored == [("key", "state", "salt")]
+
+
+def test_nothing_is_stored_of_a_step_that_fails_late_and_it_is_told_once():
+    ground = Ground()
+    ground.groups.error = LATE
+    ground.writer.store_answer(SEQ)
+    assert not ground.store.stored
+    with pytest.raises(RuntimeError, match="of somebody"):
+        ground.errors.check()
+    ground.errors.check()
+    ground.groups.error = None
+    ground.writer.store_answer(SEQ)
+    assert ground.store.stored
+
+
+def test_an_error_that_somebody_else_met_may_be_that_of_sequences():
+    ground = Ground()
+    ground.faults.request_error(LATE, "")
+    ground.writer.store_answer(SEQ)
+    assert not ground.store.stored
+    with pytest.raises(type(ground.faults.last_late)):
+        ground.errors.check()
+
+
+def test_it_is_not_if_sequences_were_waited_for_before():
+    ground = Ground()
+    ground.faults.request_error(LATE, "")
+    ground.errors.attribute_to_others()
+    ground.errors.check()
+    ground.writer.store_answer(SEQ)
+    assert ground.store.stored
+
+
+def test_nobody_waits_where_errors_come_at_once():
+    ground = Ground(DeviceKind.CPU)
+    ground.groups.error = LATE
+    ground.errors.synchronize()
+    ground.errors.check()
+
+
+def test_state_that_can_not_be_stored_ends_nothing():
+    ground = Ground()
+    ground.store.error = LATE
+    ground.writer.store_answer(SEQ)
+    ground.errors.check()
+
+
+def test_an_engine_that_is_broken_is_not_only_logged():
+    ground = Ground()
+    ground.store.error = EngineBroken("a rank is gone")
+    with pytest.raises(EngineBroken):
+        ground.writer.store_answer(SEQ)
