@@ -1,1 +1,1 @@
-"""Checkpoints on disk and on the hub: their names, where they lie, how they get here. No mlx."""
+"""Checkpoints on disk and on the hub: names, look-up, downloads. No mlx."""

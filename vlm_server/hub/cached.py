@@ -1,4 +1,4 @@
-"""Removes models from the hub's cache: what its own tools would remove, and no more."""
+"""Removal of models from the hub's cache: the same files that the cache's own tools remove."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vlm_server.hub.names import HubName
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What would go: what the cache's own `strategy` removes, or the `paths` of what it ignores."""
+    """The files to remove: those of the cache's own `strategy`, or `paths` that it ignores."""
 
     strategy: DeleteCacheStrategy | None
     paths: tuple[Path, ...]
@@ -35,7 +35,7 @@ class Removal:
 
 
 def removal(name: HubName) -> Removal | None:
-    """How `name` is removed: all revisions of it, or the one that it names. None if it has none."""
+    """The removal of all revisions of `name`, or of the one in it; None if there are none."""
     try:
         cache = scan_cache_dir(hub_cache())
     except CacheNotFound:
@@ -45,7 +45,7 @@ def removal(name: HubName) -> Removal | None:
             return _of_revisions(cache, repo, name.revision)
     folder = hub_cache() / name.cache_folder
     is_whole = not name.revision and folder.is_dir() and not folder.is_symlink()
-    return _of_parts(folder) if is_whole else None
+    return _of_partial(folder) if is_whole else None
 
 
 def _of_revisions(cache: HFCacheInfo, repo: CachedRepoInfo, wanted: str) -> Removal | None:
@@ -63,7 +63,7 @@ def _of_revisions(cache: HFCacheInfo, repo: CachedRepoInfo, wanted: str) -> Remo
     return Removal(strategy, paths, int(strategy.expected_freed_size))
 
 
-def _of_parts(folder: Path) -> Removal:
-    """A repository of which no revision is complete: the cache's tools take it for damaged."""
+def _of_partial(folder: Path) -> Removal:
+    """The removal of a repository without a complete revision, damaged for the cache's tools."""
     size = sum(path.lstat().st_size for path in folder.rglob("*"))
     return Removal(None, (folder,), size)

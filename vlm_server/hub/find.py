@@ -1,7 +1,7 @@
-"""Finds checkpoints by name on this machine. Reads names of files; downloads nothing.
+"""Look-up of checkpoints by name on this machine. Reads file names; downloads nothing.
 
-Order: a folder that is there, the hub's cache, LM Studio's folders, `model.search_paths`. What may
-not be looked at is taken for missing: `os.path` says so, where `Path` raises an error.
+Order: an existing folder, the hub's cache, LM Studio's folders, `model.search_paths`. Unreadable
+folders count as missing: `os.path` says so where `Path` raises an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Place = Literal["folder", "hub cache", "LM Studio", "search path"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint on this machine: its absolute folder, and what it is called in the API."""
+    """A checkpoint on this machine: its absolute folder, and its name in the API."""
 
     folder: Path
     name: str
@@ -44,10 +44,10 @@ class Found:
 
 
 def find(text: str, search_paths: Sequence[str] = ()) -> Found | None:
-    """The complete checkpoint that `text` names, or the folder that it is the path of.
+    """The complete checkpoint with this name, or the folder with this path.
 
     A name without `org/` is that of a folder in LM Studio's or in `search_paths`. Raises
-    ConfigError if it is that of several.
+    ConfigError if several have it.
     """
     if os.path.isdir(folder := expanded(text)):
         return _in_folder(folder.absolute())
@@ -55,7 +55,7 @@ def find(text: str, search_paths: Sequence[str] = ()) -> Found | None:
 
 
 def by_name(text: str, search_paths: Sequence[str] = ()) -> Found | None:
-    """The same, but never a folder that `text` is the path of: for names that others give."""
+    """The complete checkpoint with this name, never a path: for names from clients."""
     if is_path(text):
         return None
     name = HubName.parse(text)
@@ -67,9 +67,9 @@ def by_name(text: str, search_paths: Sequence[str] = ()) -> Found | None:
 
 
 def located(model: Model) -> Model:
-    """`model` with the folder of the checkpoint that it names, and what that is called in the API.
+    """`model` with the folder of its checkpoint, and the checkpoint's name in the API.
 
-    A name of the hub that is not on this machine stays as it is, for `names.to_download`. Raises
+    A hub name that is not on this machine stays as it is, for `names.to_download`. Raises
     ConfigError.
     """
     found = find(model.path, model.search_paths)
@@ -83,11 +83,6 @@ def located(model: Model) -> Model:
     return msgspec.structs.replace(model, path=path, name=model.name or name)
 
 
-def snapshot(name: HubName) -> Path | None:
-    """The folder of this revision in the hub's cache, complete or not."""
-    return _snapshot(hub_cache() / name.cache_folder, name.revision)
-
-
 def every(search_paths: Sequence[str] = ()) -> list[Found]:
     """All checkpoints that can be found by name, complete or not."""
     cached = (
@@ -99,7 +94,7 @@ def every(search_paths: Sequence[str] = ()) -> list[Found]:
 
 
 def unfinished() -> list[Found]:
-    """Repositories in the hub's cache of which a part was downloaded."""
+    """Repositories in the hub's cache with an unfinished download."""
     repositories = ((repo_of_cache_folder(each.name), each) for each in _folders(hub_cache()))
     return [
         Found(folder, repo, "hub cache")
@@ -109,12 +104,12 @@ def unfinished() -> list[Found]:
 
 
 def hub_cache() -> Path:
-    """The hub's cache, as `HF_HUB_CACHE` and `HF_HOME` say."""
+    """The folder of the hub's cache, by `HF_HUB_CACHE` and `HF_HOME`."""
     return expanded(constants.HF_HUB_CACHE).absolute()
 
 
 def lm_studio_folders(home: Path | None = None) -> list[Path]:
-    """Where LM Studio keeps its models, as `org/name`: its own choice, then its defaults."""
+    """LM Studio's folders of models (`org/name`): its configured one, then its defaults."""
     home = home or Path.home()
     roots = [home / ".lmstudio", home / ".cache/lm-studio"]
     chosen = layout.read_object(roots[0] / "settings.json").get("downloadsFolder")
@@ -124,7 +119,7 @@ def lm_studio_folders(home: Path | None = None) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> Found:
-    """What a folder stands for: a repository of the hub's cache for its snapshot."""
+    """The checkpoint in a folder; for a repository of the hub's cache, its snapshot."""
     if repo := repo_of_cache_folder(folder.name):
         return Found(_snapshot(folder, "") or folder, repo, "folder")
     for root in lm_studio_folders():
@@ -142,10 +137,10 @@ def _named(name: HubName, search_paths: Sequence[str]) -> Iterator[Found]:
 
 
 def _as_listed(folder: Path) -> Path:
-    """`folder` by the name that its parent lists.
+    """`folder` under the name that its parent lists.
 
-    A file system that folds case, as macOS has, finds it by other letters too, and one checkpoint
-    must not be served under two names.
+    A file system that folds case, as macOS's does, finds it by other letters too, and one
+    checkpoint must not be served under two names.
     """
     names = [each.name for each in _folders(folder.parent)]
     if folder.name in names or not folder.exists():
@@ -155,7 +150,7 @@ def _as_listed(folder: Path) -> Path:
 
 
 def _snapshot(repository: Path, revision: str) -> Path | None:
-    """Of one `models--*` folder. Without `main` it is its only snapshot."""
+    """The snapshot of a revision in a `models--*` folder; without `main`, the only one."""
     snapshots = repository / "snapshots"
     try:
         commit = (repository / "refs" / (revision or "main")).read_text().strip()
@@ -177,7 +172,7 @@ def _cached() -> Iterator[tuple[str, Path]]:
 
 
 def _local(search_paths: Sequence[str]) -> Iterator[Found]:
-    """In LM Studio's and in `search_paths`, as `org/name`, `name` or `models--org--name`."""
+    """Checkpoints of LM Studio and in `search_paths`, as `org/name`, `name` or `models--*`."""
     for root in lm_studio_folders():
         yield from _in_orgs(root, "LM Studio")
     for path in search_paths:
@@ -199,7 +194,7 @@ def _in_orgs(root: Path, place: Place) -> Iterator[Found]:
 
 
 def _folders(root: Path) -> list[Path]:
-    """Its subfolders, by name; none if it can't be read."""
+    """The subfolders of `root`, sorted; none if it can't be read."""
     try:
         return sorted(
             path for path in root.iterdir() if os.path.isdir(path) and path.name[0] != "."

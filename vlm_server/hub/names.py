@@ -1,4 +1,4 @@
-"""What a checkpoint is called: `org/name` or `org/name@revision` on the hub, or a folder."""
+"""Names of checkpoints: `org/name` or `org/name@revision` on the hub, or a folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 _PATH_STARTS = ("/", "./", "../", "~")
 _CACHED = "models--"
-"""How the hub's cache begins the name of a model's folder; `--` stands for the slash."""
+"""The prefix of a model's folder in the hub's cache; `--` stands for the slash."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,249}")
@@ -24,7 +24,7 @@ class HubName:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """The name that `text` is; None if it can only be a path."""
+        """The hub name in `text`; None if it can only be a path."""
         repo, at, revision = text.partition("@")
         parts = repo.split("/")
         is_name = len(parts) == 2 and all(map(_is_part, parts))
@@ -37,32 +37,32 @@ class HubName:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it names one commit, which never changes."""
+        """Whether the revision is a commit, which never changes."""
         return _COMMIT.fullmatch(self.revision) is not None
 
     @property
     def cache_folder(self) -> str:
-        """The name of its folder in the hub's cache."""
+        """The name of the repository's folder in the hub's cache."""
         return _CACHED + self.repo.replace("/", "--")
 
 
 def is_path(text: str) -> bool:
-    """Whether `text` can't be a name, whatever there is on the disk."""
+    """Whether `text` is written as a path, whatever is on the disk."""
     return text.startswith(_PATH_STARTS) or text == "."
 
 
 def repo_of_cache_folder(name: str) -> str | None:
-    """`org/name` for `models--org--name`; None for the name of another folder."""
+    """`org/name` for `models--org--name`; None for other names."""
     return name.removeprefix(_CACHED).replace("--", "/") if name.startswith(_CACHED) else None
 
 
 def to_download(path: str) -> HubName | None:
-    """The name that a `model.path` still is once `find` did not find it; None for a path."""
+    """The hub name in a `model.path` that `find` did not find; None for a path."""
     return None if is_path(path) else HubName.parse(path)
 
 
 def served_name(folder: Path) -> str:
-    """What the checkpoint in an absolute `folder` is called in the API.
+    """The name in the API of the checkpoint in an absolute `folder`.
 
     A snapshot of the hub's cache has its repository's name, never its commit.
     """
@@ -73,7 +73,7 @@ def served_name(folder: Path) -> str:
 
 
 def _is_part(text: str) -> bool:
-    """As the hub has them: https://huggingface.co/docs/hub/repositories-getting-started."""
+    """The hub's rule: https://huggingface.co/docs/hub/repositories-getting-started."""
     has_double = "--" in text or ".." in text
     return _PART.fullmatch(text) is not None and not has_double and text[-1] not in "-."
 

@@ -1,6 +1,6 @@
-"""What is known of a checkpoint before it is loaded: asked of a process that has mlx.
+"""The survey of a checkpoint before it is loaded, by a process that has mlx.
 
-That process knows the device and the families; whoever asks need not import either.
+That process knows the device and the families; the caller need not import either.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TIMEOUT_SECONDS = 120.0
 
 
 class SurveyRequest(msgspec.Struct, frozen=True):
-    """The checkpoint in folder `model.path`, or that of `plan`, which is still on the hub."""
+    """The checkpoint to examine: in folder `model.path`, or by the download plan `plan`."""
 
     model: Model
     memory: Memory
@@ -29,13 +29,12 @@ class SurveyRequest(msgspec.Struct, frozen=True):
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """What will be served, or in `refusal` why not: the reason that loading would give.
+    """A checkpoint and its fit to this machine; `refusal`: the reason that loading would fail.
 
-    `is_checked` says that the family is one of docs/families.md. `weight_bytes` is what the
-    weights take on the device, and `limit_bytes` what the model and its requests may take.
-    One request may have `fitting_tokens` of the model's `context_tokens`, which then take
-    `kv_bytes`; None where the weights must be here to know. `least_kv_bytes` is what the shortest
-    request takes for which there must be room.
+    is_checked: whether docs/families.md lists the family. weight_bytes: the weights on the device.
+    limit_bytes: memory for the model and its requests. fitting_tokens: tokens that one request can
+    have of the model's `context_tokens`, and `kv_bytes` their KV; None if that takes the weights.
+    least_kv_bytes: KV of the shortest request for which there must be room.
     """
 
     family: str = ""
@@ -53,7 +52,7 @@ class Survey(msgspec.Struct, frozen=True):
 
 
 async def survey(request: SurveyRequest) -> Survey:
-    """Ask. Raises ModelLoadError if there is no answer. Takes seconds: mlx-vlm is imported."""
+    """The survey of a checkpoint; takes seconds. Raises ModelLoadError if the process fails."""
     process = await asyncio.create_subprocess_exec(
         *launch.command(_MODULE, "checkpoint"),
         env={
@@ -80,7 +79,7 @@ async def survey(request: SurveyRequest) -> Survey:
 
 
 async def check_plan(model: Model, memory: Memory, plan: Plan) -> None:
-    """Raises ModelLoadError if what `plan` would download can't be served on this machine."""
+    """Raises ModelLoadError if the checkpoint of `plan` can't be served on this machine."""
     found = await survey(SurveyRequest(model, memory, plan))
     if found.refusal:
         raise ModelLoadError(f"{plan.repo} was not downloaded: {found.refusal}")

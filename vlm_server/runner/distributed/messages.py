@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import mlx.core as mx
 import msgspec
+import numpy as np
 
 from vlm_server import settings
+from vlm_server.cache.prompt_key import MediaSpan
+from vlm_server.interfaces import PrefillWork, SeqId
+from vlm_server.runner.device.arrays import read
+from vlm_server.runner.vision.encoder import ImageFeatures
+
+_PREFIX = "mlx.core."
+_DTYPES = {
+    str(each).removeprefix(_PREFIX): each
+    for each in vars(mx).values()
+    if isinstance(each, mx.Dtype)
+}
 
 # ---- before the first plan ---------------------------------------------------------------
 
@@ -55,22 +70,6 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
 # ---- a step ------------------------------------------------------------------------------
 
 
-class Array(msgspec.Struct, frozen=True, array_like=True):
-    """The bytes of an array in row-major order; `dtype` is a name of MLX's or numpy's."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-class Features(msgspec.Struct, frozen=True, array_like=True):
-    """The encoder's output for one span: see `ImageFeatures`."""
-
-    rows: Array
-    visual_mask: Array | None
-    deepstack: Array | None
-
-
 class Segment(msgspec.Struct, frozen=True, array_like=True):
     """The first `num_tokens` tokens of a stored segment."""
 
@@ -83,34 +82,25 @@ class New(msgspec.Struct, frozen=True):
 
     request_id: str
     n: int
-    token_ids: Array
-    spans: tuple[tuple[int, int, str], ...]
-    positions: Array | None
-    token_types: Array | None
+    token_ids: np.ndarray
+    spans: tuple[MediaSpan, ...]
+    positions: np.ndarray | None
+    token_types: np.ndarray | None
     rope_delta: int
     snapshot_points: tuple[int, ...]
     atomic_prefill_tokens: int
     prefix: tuple[Segment, ...]
-    features: tuple[Features, ...]
-
-
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """See `PrefillWork`."""
-
-    request_id: str
-    start: int
-    end: int
-    is_last: bool
+    features: tuple[ImageFeatures, ...]
 
 
 class Plan(msgspec.Struct, frozen=True, tag="plan"):
     """The runner's part of a `SchedulerOutput`. dropped: stored segments to free."""
 
-    finished_seqs: tuple[tuple[str, int], ...]
+    finished_seqs: tuple[SeqId, ...]
     new: tuple[New, ...]
-    decode: tuple[tuple[str, int], ...]
-    prefill: Chunk | None
-    prefill_with: tuple[Chunk, ...]
+    decode: tuple[SeqId, ...]
+    prefill: PrefillWork | None
+    prefill_with: tuple[PrefillWork, ...]
     dropped: tuple[int, ...]
 
 
@@ -156,6 +146,28 @@ class Clear(msgspec.Struct, frozen=True, tag="clear"):
 Answer = Hello | Loaded | NotLoaded
 Message = Join | Limit | Load | Serve | Plan | Stored | PlanAhead | SetLimit | Clear
 
-encode = msgspec.msgpack.Encoder().encode
+# ---- as bytes ----------------------------------------------------------------------------
+
+
+def _packed(array: Any) -> tuple[str, tuple[int, ...], bytes]:
+    """Type, shape and row-major bytes of an array of numpy or MLX; waits for the device."""
+    if isinstance(array, np.ndarray):
+        return array.dtype.name, array.shape, array.tobytes()
+    if isinstance(array, mx.array):
+        raw = read(mx.contiguous(array).reshape(-1).view(mx.uint8))  # numpy has no bfloat16
+        return str(array.dtype).removeprefix(_PREFIX), tuple(array.shape), raw.tobytes()
+    raise NotImplementedError(f"{type(array).__name__} is no message")
+
+
+def _unpacked(kind: type, packed: Any) -> Any:
+    """A read-only view of the bytes as an array of numpy, or a new array on the device."""
+    dtype, shape, data = msgspec.convert(packed, tuple[str, tuple[int, ...], bytes])
+    if kind is np.ndarray:
+        return np.frombuffer(data, dtype=dtype).reshape(shape)
+    raw = mx.array(np.frombuffer(data, dtype=np.uint8))
+    return raw.view(_DTYPES[dtype]).reshape(shape)
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_packed).encode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
-decode_message = msgspec.msgpack.Decoder(Message).decode
+decode_message = msgspec.msgpack.Decoder(Message, dec_hook=_unpacked).decode

@@ -61,7 +61,7 @@ class HostProcessor:
         return replace(made, size=self._size(made, pixels))
 
     def takes(self, placeholder: str) -> bool:
-        """Whether the processor makes an image's tokens of this text."""
+        """Whether the processor expands this text to an image's tokens."""
         try:
             made = self._process(placeholder, images=[PillowImage.new("RGB", _PROBE_SIZE)])
         except Exception:  # noqa: BLE001 - processors raise whatever they like
@@ -100,7 +100,7 @@ class HostProcessor:
         return pixels.shape[1], pixels.shape[0]
 
     def _around_of(self, made: ProcessedMedia) -> _Around | None:
-        """The text around an image's tokens, if those are nothing but as many as its grid says."""
+        """The text around an image's tokens, if their number follows from its grid alone."""
         own = getattr(self._processor, "image_processor", None)
         places = np.flatnonzero(made.token_ids == self._image_token_id)
         if not isinstance(own, PatchProcessor) or self._stand_in is not None or not len(places):
@@ -111,7 +111,7 @@ class HostProcessor:
         return _Around(made.token_ids[:first], made.token_ids[end:])
 
     def _by_grid(self, pixels: NDArray[np.uint8], around: _Around) -> ProcessedMedia:
-        """What `_process` gives, without tokenizing the same token a thousand times."""
+        """The result of `_process`, without tokenizing the same token a thousand times."""
         own: PatchProcessor = self._processor.image_processor
         inputs = own.of_image(pixels)
         count = own.num_tokens(inputs["image_grid_thw"])
@@ -147,7 +147,7 @@ def _check_not_cut(inputs: Mapping[str, NDArray[Any]]) -> None:
 
 
 def pixel_rule(processor: Any, grounding_tokens: int) -> PixelRule | None:
-    """That of mlx-vlm's processors of the Qwen families; None for any other."""
+    """The pixel rule of mlx-vlm's processors of the Qwen families; None for any other."""
     own = getattr(processor, "image_processor", None)
     names = ("patch_size", "merge_size", "min_pixels", "max_pixels")
     values = [getattr(own, name, None) for name in names]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mlx.core as mx
-import msgspec
 import numpy as np
 import pytest
 
@@ -11,15 +10,8 @@ from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.interfaces import NewRequest, PrefillWork, PreparedPrompt, SchedulerOutput, SeqId
 from vlm_server.protocol import SamplingParams
 from vlm_server.runner.distributed import messages
-from vlm_server.runner.distributed.messages import Array, Plan, Stored, Taken
-from vlm_server.runner.distributed.plans import (
-    message_of,
-    of_mlx,
-    of_numpy,
-    plan_of,
-    to_mlx,
-    to_numpy,
-)
+from vlm_server.runner.distributed.messages import Plan, Stored, Taken
+from vlm_server.runner.distributed.plans import message_of, plan_of
 from vlm_server.runner.distributed.prefixes import FollowingPrefixes, HeldPrefix
 from vlm_server.runner.vision.encoder import ImageFeatures
 
@@ -88,15 +80,25 @@ def test_what_was_stored_is_told_in_order():
 TYPES = (mx.float32, mx.bfloat16, mx.float16, mx.int32, mx.uint8, mx.bool_)
 
 
-def sent(array: Array) -> Array:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(array), type=Array)
+def sent(features: mx.array, token_ids: np.ndarray = PROMPT.token_ids) -> NewRequest:
+    prompt = PreparedPrompt(token_ids=token_ids)
+    made = (ImageFeatures(features, None, None),)
+    request = NewRequest("a", prompt, SamplingParams(), HeldPrefix(), made)
+    (got,) = arrived(SchedulerOutput(new=(request,)))[1].new
+    return got
+
+
+def features_sent(array: mx.array) -> mx.array:
+    (got,) = sent(array).features
+    assert isinstance(got, ImageFeatures)
+    return got.rows
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 4), (0, 5), (), (2, 1, 3)], ids=str)
-def test_of_mlx(dtype: mx.Dtype, shape: tuple[int, ...]):
+def test_arrays_of_mlx(dtype: mx.Dtype, shape: tuple[int, ...]):
     array = (mx.random.normal(shape) * 3).astype(dtype)
-    got = to_mlx(sent(of_mlx(array)))
+    got = features_sent(array)
     assert got.dtype == dtype
     assert got.shape == shape
     assert mx.array_equal(got, array)
@@ -104,12 +106,12 @@ def test_of_mlx(dtype: mx.Dtype, shape: tuple[int, ...]):
 
 def test_a_transposed_part_of_an_array():
     part = mx.arange(24).reshape(4, 6)[1:3, ::2].T
-    assert mx.array_equal(to_mlx(sent(of_mlx(part))), part)
+    assert mx.array_equal(features_sent(part), part)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float32", "bool"])
-def test_of_numpy(dtype: str):
+def test_arrays_of_numpy(dtype: str):
     array = np.arange(12).reshape(3, 4).astype(dtype)[:, ::2]
-    got = to_numpy(sent(of_numpy(array)))
+    got = sent(mx.zeros((1, 1)), array).prompt.token_ids
     assert got.dtype == array.dtype
     assert np.array_equal(got, array)

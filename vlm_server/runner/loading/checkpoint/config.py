@@ -1,8 +1,8 @@
-"""Puts config.json into the words that mlx-vlm's classes read, in one place, before they do.
+"""The config.json of a checkpoint, in the names that mlx-vlm's classes read.
 
-transformers 5 writes other names than transformers 4 did, from which mlx-vlm takes defaults for
-what it does not find: a model then answers with rotations that are not its own. And a token's id
-goes by two names, of which its classes read one or the other.
+transformers 5 writes other names than transformers 4. Where mlx-vlm finds none it takes defaults,
+and the model answers with the wrong rotary embeddings. Token ids have two names, of which its
+classes read one or the other.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _NOT_SCALING = ("rope_theta", "partial_rotary_factor")
 _OWNERS = {"text": "TextConfig", "llm": "TextConfig", "vision": "VisionConfig"}
 """mlx-vlm's classes for parts of a configuration."""
 _UNSCALED = ("default", "axial")
-"""Kinds of rope that have a base and nothing else, but perhaps `mrope_section`."""
+"""Kinds of rope with no parameters but a base, and perhaps `mrope_section`."""
 
 
 def as_read(config: Json) -> Json:
-    """`normalised`, as the family of `config` wants it spelled."""
+    """`normalised`, with the spelling of the family of `config`."""
     row = FAMILIES.get(str(config.get("model_type")))
     return normalised(config, row.spelling if row else Spelling())
 
 
 def normalised(config: Json, spelling: Spelling) -> Json:
-    """A copy of `config`, of config.json, that mlx-vlm reads as transformers does.
+    """A copy of `config` (config.json) that mlx-vlm reads as transformers does.
 
-    Raises ModelLoadError for what mlx-vlm could not run.
+    Raises ModelLoadError for a model that mlx-vlm can't run.
     """
     made = copy.deepcopy(config)
     vision = made.get("vision_config")
@@ -70,7 +70,7 @@ def _give_both_names(table: Json, one: str, other: str) -> None:
 
 
 def _module_of(config: Json) -> Any:
-    """mlx-vlm's module of the family; None if there is none, which loading will say."""
+    """mlx-vlm's module of the family; None if there is none, which loading reports."""
     try:
         return get_model_and_args(config)[0]
     except Exception:  # noqa: BLE001 - whatever importing it raises
@@ -78,13 +78,13 @@ def _module_of(config: Json) -> Any:
 
 
 def _fields(module: Any, name: str) -> frozenset[str]:
-    """What mlx-vlm's class for a part of the configuration reads; nothing if it has none."""
+    """The names that mlx-vlm's class for a part of the configuration reads."""
     owner = getattr(module, name, None)
     return frozenset(inspect.signature(owner).parameters) if owner else frozenset()
 
 
 class _Part:
-    """One table of the configuration, and the names that mlx-vlm reads in it."""
+    """A table of the configuration, and the names that mlx-vlm reads in it."""
 
     def __init__(self, table: Json, fields: frozenset[str]) -> None:
         self._table = table
@@ -129,7 +129,7 @@ class _Part:
             logger.warning("mlx-vlm ignores that this model's rope is scaled (%s)", kind)
 
     def _read_window_pattern(self) -> None:
-        """How often a layer without a window comes, for families that are not told each one."""
+        """The interval of layers without a window, for families that do not read `layer_types`."""
         kinds = self._table.get("layer_types")
         name = "sliding_window_pattern"
         is_known = isinstance(self._table.get(name), int) or "layer_types" in self._fields
@@ -143,7 +143,7 @@ class _Part:
         self._set(name, every)
 
     def _read_layer_overrides(self) -> None:
-        """What gemma4's layers without a window have of their own."""
+        """The own sizes of gemma4's layers without a window."""
         overrides = self._table.get("per_layer_config")
         if not isinstance(overrides, Mapping) or not overrides:
             return
