@@ -10,17 +10,15 @@ import asyncio
 import json
 import os
 import textwrap
-from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from vlm_server.cli import options
+from vlm_server.cli.usage import Parser
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.survey import SurveyRequest, survey
 from vlm_server.settings import ListedModel, Settings
-
-if TYPE_CHECKING:
-    from vlm_server.cli.options import Commands
 
 _WIDTH = 88
 _MODEL_SECTIONS = 2
@@ -31,9 +29,8 @@ _HEADING = """\
 """
 
 
-def add_to(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser("check-config", help="validate the settings without starting")
+def add_to(parser: Parser) -> None:
+    """Add the options of the command."""
     options.add_config_options(parser)
     options.add_model_option(parser)
     parser.add_argument(

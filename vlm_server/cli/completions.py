@@ -7,13 +7,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from vlm_server.cli import usage
-from vlm_server.cli.usage import Manual, commands_of, every
-
-if TYPE_CHECKING:
-    from vlm_server.cli.options import Commands
+from vlm_server.cli.usage import Manual, Parser, commands_of, every
 
 SHELLS = ("bash", "zsh", "fish")
 _LIST_MODELS = "vlm-server models list --names 2>/dev/null"
@@ -38,17 +33,15 @@ _MANUAL = Manual(
 )
 
 
-def add_to(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "completions",
-        help="print the completions for a shell",
-        description="Prints a script that completes commands, options, files, and the names of "
-        "models on this machine.",
+def add_to(parser: Parser) -> None:
+    """Add the options of the command."""
+    parser.description = (
+        "Prints a script that completes commands, options, files, and the names of "
+        "models on this machine."
     )
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
     parser.set_defaults(run=run)
-    usage.add(parser, _MANUAL)
+    parser.manual = _MANUAL
 
 
 def run(arguments: argparse.Namespace) -> int:

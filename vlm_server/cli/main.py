@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import errno
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
 from vlm_server.cli import exit_codes, usage
@@ -20,16 +20,16 @@ _OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 COMMANDS = {
     "serve": ("serve.command", "start the daemon"),
     "ask": ("ask.command", "ask about images and videos"),
-    "pull": ("models", "download a model, if it can be served here"),
-    "ps": ("ps", "show what a daemon has loaded and is doing"),
+    "pull": ("models:add_pull", "download a model, if it can be served here"),
     "models": ("models", "list, check, download and remove models"),
+    "ps": ("ps", "show what a daemon has loaded and is doing"),
     "check-config": ("check_config", "validate the settings without starting"),
     "doctor": ("doctor.command", "find out what is wrong, and what to do about it"),
     "service": ("service.command", "run the daemon in the background, from login"),
     "bench": ("bench.command", "compare the speed of servers"),
     "completions": ("completions", "print the completions for a shell"),
 }
-"""Module of each command, which adds it to the parser, and its line in the overview."""
+"""Module of each command, which adds its options to a parser, and its line in the overview."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,13 +68,11 @@ def build_parser(words: Sequence[str] | None = None) -> Parser:
     parser.set_defaults(debug=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
     wanted = next((word for word in words or () if not word.startswith("-")), "")
-    for name, (module, summary) in COMMANDS.items():
-        if name in commands.choices:
-            continue
-        if words is None or wanted in _commands_in(module):
-            import_module(f"{_PACKAGE}.{module}").add_to(commands)
-        else:
-            commands.add_parser(name, help=summary)
+    for name, (place, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary)
+        if words is None or name == wanted:
+            module, _, function = place.partition(":")
+            getattr(import_module(f"{_PACKAGE}.{module}"), function or "add_to")(command)
     return parser
 
 
@@ -122,10 +120,6 @@ def _line_of(error: BaseException, code: int) -> str:
     if code == exit_codes.DEFECT:
         return f"this is a defect ({type(error).__name__}: {text}); --debug shows where it is"
     return text
-
-
-def _commands_in(module: str) -> Iterable[str]:
-    return [name for name, (each, _) in COMMANDS.items() if each == module]
 
 
 def _version() -> str:

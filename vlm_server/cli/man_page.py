@@ -42,9 +42,8 @@ def _lines(parser: Parser) -> Iterator[str]:
     yield from _terms((str(code), text) for code, text in exit_codes.MEANINGS.items())
 
 
-def _command(command: argparse.ArgumentParser) -> Iterator[str]:
+def _command(command: Parser) -> Iterator[str]:
     """One command, or those below it."""
-    assert isinstance(command, Parser)
     if commands_of(command):
         for _, each in commands_of(command):
             yield from _command(each)

@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, address_of, own_key, running_daemon
@@ -25,6 +26,19 @@ from vlm_server.hub.messages import Plan, Progress, size_text
 from vlm_server.hub.names import HubName, to_download
 from vlm_server.hub.survey import Survey, SurveyRequest, check_plan, survey
 from vlm_server.settings import Settings
+
+
+class _Entry(msgspec.Struct):
+    """A model in the list. None is unknown, as of a model that only the daemon has."""
+
+    name: str
+    bytes: int | None = None
+    family: str | None = None
+    weights: str | None = None
+    place: str | None = None
+    folder: str | None = None
+    complete: bool = True
+    state: str | None = None
 
 
 def pull(arguments: argparse.Namespace) -> int:
@@ -66,15 +80,15 @@ def list_models(arguments: argparse.Namespace) -> int:
         print("\n".join(sorted({one.name for one in found})))
         return 0
     shown = [_listed(one) for one in found if _sees(one)]
-    names = {one["name"] for one in shown}
+    names = {one.name for one in shown}
     shown += [_begun(one) for one in find.unfinished() if one.name not in names]
-    states = _served(arguments, settings)
-    names = {one["name"] for one in shown}
-    shown += [_unknown(name) for name in states or () if name not in names]
+    states = _served(arguments, settings) or {}
+    names = {one.name for one in shown}
+    shown += [_Entry(name) for name in states if name not in names]
     for one in shown:
-        one["state"] = (states or {}).get(one["name"])
+        one.state = states.get(one.name)
     if arguments.json:
-        print(json.dumps(shown, indent=2))
+        print(json.dumps(msgspec.to_builtins(shown), indent=2))
         return 0
     if not shown:
         print("No models are here. Get one: vlm-server pull ORG/NAME")
@@ -101,39 +115,33 @@ def _sees(found: find.Found) -> bool:
     return layout.sees(layout.read_object(found.folder / layout.CONFIG))
 
 
-def _listed(found: find.Found) -> dict[str, Any]:
+def _listed(found: find.Found) -> _Entry:
     config = layout.read_object(found.folder / layout.CONFIG)
-    return {
-        "name": found.name,
-        "bytes": sum(path.stat().st_size for path in layout.weight_files(found.folder)),
-        "family": layout.family(config) or None,
-        "weights": layout.quantization(config) or None,
-        "place": found.place,
-        "folder": str(found.folder),
-        "complete": found.is_complete,
-    }
+    return _Entry(
+        name=found.name,
+        bytes=sum(path.stat().st_size for path in layout.weight_files(found.folder)),
+        family=layout.family(config) or None,
+        weights=layout.quantization(config) or None,
+        place=found.place,
+        folder=str(found.folder),
+        complete=found.is_complete,
+    )
 
 
-def _begun(found: find.Found) -> dict[str, Any]:
+def _begun(found: find.Found) -> _Entry:
     """Entry of a download that was not finished."""
     size = sum(path.stat().st_size for path in (found.folder / "blobs").iterdir())
-    about = {"family": None, "weights": None, "place": found.place, "folder": str(found.folder)}
-    return {"name": found.name, "bytes": size, **about, "complete": False}
+    folder = str(found.folder)
+    return _Entry(found.name, size, place=found.place, folder=folder, complete=False)
 
 
-def _unknown(name: str) -> dict[str, Any]:
-    """Entry of a model that a daemon serves, and that is not found here by its name."""
-    about = dict.fromkeys(("bytes", "family", "weights", "place", "folder"))
-    return {"name": name, **about, "complete": True}
-
-
-def _row(one: dict[str, Any], *, with_state: bool) -> tuple[str, ...]:
-    where = (one["place"] if one["place"] == "hub cache" else one["folder"]) or "the daemon"
-    if not one["complete"]:
-        where = f"{one['place']} (not complete: vlm-server pull {one['name']})"
-    size = "?" if one["bytes"] is None else size_text(one["bytes"])
-    state = (one["state"] or "",) if with_state else ()
-    return (one["name"], size, one["family"] or "?", one["weights"] or "?", *state, where)
+def _row(one: _Entry, *, with_state: bool) -> tuple[str, ...]:
+    where = (one.place if one.place == "hub cache" else one.folder) or "the daemon"
+    if not one.complete:
+        where = f"{one.place} (not complete: vlm-server pull {one.name})"
+    size = "?" if one.bytes is None else size_text(one.bytes)
+    state = (one.state or "",) if with_state else ()
+    return (one.name, size, one.family or "?", one.weights or "?", *state, where)
 
 
 def remove(arguments: argparse.Namespace) -> int:

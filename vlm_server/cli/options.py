@@ -15,8 +15,6 @@ from vlm_server.errors import ConfigError, NotAvailable
 if TYPE_CHECKING:
     from vlm_server.settings import Checkpoint, ListedModel, Settings, Sources
 
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
 _SURPLUS = 1.25
 """Files may hold weights that the model does not use."""
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlm_server.cli import options, usage
-from vlm_server.cli.usage import Manual
-
-if TYPE_CHECKING:
-    from vlm_server.cli.options import Commands
+from vlm_server.cli.usage import Manual, Parser
 
 _MANUAL = Manual(
     examples=(
@@ -20,19 +17,17 @@ _MANUAL = Manual(
 )
 
 
-def add_to(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "ps",
-        help="show what a daemon has loaded and is doing",
-        description="Shows the models of a running daemon, the device memory that each holds of "
-        "its limit, when it is unloaded if nobody asks for it, and the requests in flight.",
+def add_to(parser: Parser) -> None:
+    """Add the options of the command."""
+    parser.description = (
+        "Shows the models of a running daemon, the device memory that each holds of "
+        "its limit, when it is unloaded if nobody asks for it, and the requests in flight."
     )
     parser.add_argument("--json", action="store_true", help="print one object: models, requests")
     options.add_daemon_options(parser, "to look at")
     options.add_config_options(parser)
     parser.set_defaults(run=run)
-    usage.add(parser, _MANUAL)
+    parser.manual = _MANUAL
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,13 +9,10 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from vlm_server.cli import exit_codes
 from vlm_server.cli.text import did_you_mean
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _MOST_COLUMNS, _LEAST_COLUMNS = 100, 40
 _HELP_COLUMN = 30
@@ -34,6 +31,9 @@ HUB_FILES = (("~/.cache/huggingface/hub", "Downloaded models, unless HF_HOME say
 CONFIG_FILES = (
     ("FILE of --config", "Settings in TOML; `vlm-server check-config --print-defaults` has all."),
 )
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Manual(NamedTuple):
@@ -150,7 +150,7 @@ class _Formatter(argparse.HelpFormatter):
         return "\n\n".join(fill(each, width, indent) for each in text.split("\n\n"))
 
 
-def commands_of(parser: argparse.ArgumentParser) -> list[tuple[str, argparse.ArgumentParser]]:
+def commands_of(parser: Parser) -> list[tuple[str, Parser]]:
     """Summary and parser of each command that `parser` chooses from; empty for a command itself."""
     return [
         (str(shown.help), action.choices[shown.dest])
@@ -160,7 +160,7 @@ def commands_of(parser: argparse.ArgumentParser) -> list[tuple[str, argparse.Arg
     ]
 
 
-def every(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def every(parser: Parser) -> Iterator[Parser]:
     """`parser`, and the parsers of all commands below it."""
     yield parser
     for _, each in commands_of(parser):
@@ -172,9 +172,3 @@ def columns() -> int:
     import shutil
 
     return max(_LEAST_COLUMNS, min(shutil.get_terminal_size().columns - 2, _MOST_COLUMNS))
-
-
-def add(parser: argparse.ArgumentParser, manual: Manual) -> None:
-    """Add `manual` to the help of one command."""
-    if isinstance(parser, Parser):  # a test may use one of argparse's own
-        parser.manual = manual

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vlm_server.cli import options, usage
-from vlm_server.cli.usage import Manual
-
-if TYPE_CHECKING:
-    from vlm_server.cli.options import Commands
+from vlm_server.cli.usage import Manual, Parser
 
 _DESCRIPTION = """\
 Answers a question about pictures and videos, as it is written. It asks the daemon that runs, or \
@@ -49,14 +45,10 @@ _MANUAL = Manual(
 )
 
 
-def add_to(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "ask",
-        help="ask about images and videos",
-        description=_DESCRIPTION,
-        usage="vlm-server ask [OPTION]... [FILE]... [QUESTION]",
-    )
+def add_to(parser: Parser) -> None:
+    """Add the options of the command."""
+    parser.description = _DESCRIPTION
+    parser.usage = "vlm-server ask [OPTION]... [FILE]... [QUESTION]"
     parser.add_argument(
         "words",
         metavar="FILE... QUESTION",
@@ -79,7 +71,7 @@ def add_to(commands: Commands) -> None:
     options.add_model_option(parser)
     options.add_config_options(parser)
     parser.set_defaults(run=run)
-    usage.add(parser, _MANUAL)
+    parser.manual = _MANUAL
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -33,32 +33,16 @@ _STILL_BRANDS = (b"mif1", b"msf1")
 """Brands of pictures in MP4's container that are neither HEIC nor AVIF; they are refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Files and question of the command line. `-` in either is standard input; None is no
-    question."""
+def split(words: Sequence[str]) -> tuple[Sequence[str], str | None]:
+    """Files and question: the last of `words`, unless it is or looks like a file; None for none.
 
-    files: Sequence[str]
-    question: str | None
-
-
-def split(words: Sequence[str]) -> Words:
-    """Files and question in `words`: the last word is the question unless it is, or looks like, a
-    file.
-
-    Raises ConfigError if two of them are standard input.
+    `-` is standard input. Raises ConfigError if two of the words are.
     """
-    if not words:
-        return Words((), None)
-    *files, last = words
-    is_file = last == STDIN and not files
-    if is_file or (last != STDIN and is_media_file(last)):
-        split_words = Words(words, None)
-    else:
-        split_words = Words(files, last)
-    if [*split_words.files, split_words.question].count(STDIN) > 1:
+    if words.count(STDIN) > 1:
         raise ConfigError("standard input (-) can be one picture or the question, not both")
-    return split_words
+    if not words or list(words) == [STDIN] or (words[-1] != STDIN and is_media_file(words[-1])):
+        return words, None
+    return words[:-1], words[-1]
 
 
 def is_media_file(word: str) -> bool:

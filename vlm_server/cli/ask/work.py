@@ -30,16 +30,17 @@ ServedModel = dict[str, Any]
 def run(arguments: argparse.Namespace) -> int:
     """Answer one question, or hold a conversation. Wrong arguments raise before anything starts."""
     settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
-    given = media.split(arguments.words)
+    files, question = media.split(arguments.words)
     if arguments.max_tokens is not None and arguments.max_tokens < 1:
         raise ConfigError("--max-tokens must be at least 1")
     if arguments.save_boxes is not None:
         regions.check_target(arguments.save_boxes)
-    is_chat = given.question is None and sys.stdin.isatty()
+    is_chat = question is None and sys.stdin.isatty()
     if is_chat and (arguments.json or arguments.save_boxes):
         raise ConfigError("--json and --save-boxes need a question on the command line")
-    attached = [media.read(word, settings.limits) for word in given.files]
-    question = None if is_chat else question_of(given)
+    attached = [media.read(word, settings.limits) for word in files]
+    if not is_chat:
+        question = question_of(files, question)
     with ready_daemon(arguments, settings) as (daemon, model):
         conversation = ChatSession(daemon, model, arguments.max_tokens, arguments.system)
         if question is None:
@@ -47,11 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
         return answer(arguments, conversation, attached, question)
 
 
-def question_of(given: media.Words) -> str:
+def question_of(files: Sequence[str], question: str | None) -> str:
     """Question of the command line, or of standard input. Raises CommandFailed and ConfigError."""
-    if given.question not in (None, media.STDIN):
-        return str(given.question)
-    if media.STDIN in given.files:
+    if question is not None and question != media.STDIN:
+        return question
+    if media.STDIN in files:
         raise ConfigError("no question: give it after the pictures")
     try:
         text = sys.stdin.read().strip()

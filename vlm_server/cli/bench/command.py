@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vlm_server.cli import usage
-from vlm_server.cli.usage import Manual
-
-if TYPE_CHECKING:
-    from vlm_server.cli.options import Commands
+from vlm_server.cli.usage import Manual, Parser
 
 # The keys of `servers.KINDS` and `scenarios.SCENARIOS`: help imports neither.
 KINDS = ("ours", "mlx-vlm")
@@ -48,13 +44,11 @@ _MANUAL = Manual(
 )
 
 
-def add_to(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "bench",
-        help="compare the speed of servers",
-        description="Sends the same requests to several servers in turn and compares their times. "
-        "The first server is the baseline.",
+def add_to(parser: Parser) -> None:
+    """Add the options of the command."""
+    parser.description = (
+        "Sends the same requests to several servers in turn and compares their times. "
+        "The first server is the baseline."
     )
     _add_servers(parser.add_argument_group("servers"))
     work = parser.add_argument_group("work")
@@ -95,7 +89,7 @@ def add_to(commands: Commands) -> None:
         help="draw the times to the first token of the scenario day, as SVG",
     )
     parser.set_defaults(run=run)
-    usage.add(parser, _MANUAL)
+    parser.manual = _MANUAL
 
 
 def _add_servers(group: argparse._ArgumentGroup) -> None:

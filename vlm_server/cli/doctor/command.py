@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vlm_server.cli import options
-
-if TYPE_CHECKING:
-    from vlm_server.cli.options import Commands
+from vlm_server.cli.usage import Parser
 
 
-def add_to(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "doctor",
-        help="find out what is wrong, and what to do about it",
-        description="Looks at the machine, the settings, the service and the running daemon, asks "
-        "one question about a picture, and says what to do about each thing that is wrong.",
+def add_to(parser: Parser) -> None:
+    """Add the options of the command."""
+    parser.description = (
+        "Looks at the machine, the settings, the service and the running daemon, asks "
+        "one question about a picture, and says what to do about each thing that is wrong."
     )
     options.add_config_options(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")

@@ -22,7 +22,6 @@ from vlm_server.settings.paths import expanded
 _LEAST_BYTES = 1 << 30
 _LITTLE_BYTES = 2 << 30
 _OLDEST_MACOS = 14
-_OLDEST_PYTHON = (3, 11)
 _SUPPORTED = {("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64")}
 _MODEL_BYTES = 5 << 30
 _STATE_BYTES = 64 * MIB
@@ -35,7 +34,7 @@ def look_at_machine(_: Situation) -> list[Finding]:
         chip(platform.system(), platform.machine()),
         memory(_physical_bytes(), machine.memory_bytes(), available),
         system(platform.system(), macos_version()),
-        python(sys.version_info[:3], sys.maxsize),
+        ok("python", f"{platform.python_version()}, {sys.executable}"),
     ]
 
 
@@ -80,14 +79,6 @@ def system(name: str, macos: str) -> Finding:
     if name == "Darwin" and macos and int(macos.partition(".")[0]) < _OLDEST_MACOS:
         return problem("system", text, f"MLX needs macOS {_OLDEST_MACOS} or newer: update it")
     return ok("system", text)
-
-
-def python(version: tuple[int, ...], largest: int) -> Finding:
-    """Whether this Python is new enough, and has 64 bits. `largest` is `sys.maxsize`."""
-    text = f"{'.'.join(map(str, version))}, {sys.executable}"
-    if version[:2] < _OLDEST_PYTHON or largest < 1 << 32:
-        return problem("python", text, "install a 64-bit Python 3.11 or newer")
-    return ok("python", text)
 
 
 def available_bytes(root: Path) -> int | None:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vlm_server.cli import options, usage
-from vlm_server.cli.usage import Manual
-
-if TYPE_CHECKING:
-    from vlm_server.cli.options import Commands
+from vlm_server.cli.usage import Manual, Parser
 
 _MANUAL = Manual(
     examples=(
@@ -29,15 +25,13 @@ _MANUAL = Manual(
 )
 
 
-def add_to(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "serve",
-        help="start the daemon",
-        description="Serves a model over HTTP until it is told to stop with Ctrl-C or SIGTERM: a "
+def add_to(parser: Parser) -> None:
+    """Add the options of the command."""
+    parser.description = (
+        "Serves a model over HTTP until it is told to stop with Ctrl-C or SIGTERM: a "
         "page for browsers at /, and the APIs of OpenAI, Anthropic and Ollama. Without --model it "
         "is a small one that comes with the program. A model that is named and not on this "
-        "machine is downloaded.",
+        "machine is downloaded."
     )
     options.add_model_option(parser)
     options.add_config_options(parser)
@@ -74,7 +68,7 @@ def add_to(commands: Commands) -> None:
         help="take over the sockets of this name in the LaunchAgent's file",
     )
     parser.set_defaults(run=run, keeps_log=True)
-    usage.add(parser, _MANUAL)
+    parser.manual = _MANUAL
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from vlm_server.cli.client.daemon import url_of
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.serve import listener
 from vlm_server.cli.serve.listener import is_at
-from vlm_server.cli.service.manager import Files, ServiceCommand, ServiceManager
+from vlm_server.cli.service.manager import Files, ServiceCommand, ServiceManager, parted
 from vlm_server.cli.service.program import installed_program
 from vlm_server.cli.service.status import show, wait_for_answer
 from vlm_server.errors import ConfigError, VlmServerError
@@ -155,8 +155,7 @@ def _check_address(manager: ServiceManager, server: Server) -> None:
     """Raises NotAvailable if another program listens there, which would answer in the service's
     place."""
     address = manager.read_address() if manager.path.exists() else ""
-    host, _, port = address.rpartition(":")
-    is_same = not address or is_at(server, [(host.strip("[]"), int(port))])
+    is_same = not address or is_at(server, [parted(address)])
     if not (is_same and manager.is_listening()):
         listener.bind(server).close()
 

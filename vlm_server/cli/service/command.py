@@ -6,13 +6,9 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from vlm_server.cli import exit_codes, options, usage
-from vlm_server.cli.usage import Manual
-
-if TYPE_CHECKING:
-    from vlm_server.cli.options import Commands
+from vlm_server.cli import exit_codes, options
+from vlm_server.cli.usage import Commands, Manual, Parser
 
 _STARTS = {
     "install": "install the service, start it and wait for its first answer",
@@ -31,9 +27,8 @@ _EXAMPLES = {
 }
 
 
-def add_to(commands: Commands) -> None:
-    """Add the command and its actions to the command line."""
-    parser = commands.add_parser("service", help="run the daemon in the background, from login")
+def add_to(parser: Parser) -> None:
+    """Add the options of the command."""
     actions = parser.add_subparsers(metavar="ACTION", required=True, title="actions")
     for name, text in _STARTS.items():
         added = _add(actions, name, text)
@@ -50,16 +45,16 @@ def add_to(commands: Commands) -> None:
     _add(actions, "uninstall", "stop the service and remove it")
     shown = _add(actions, "status", "show its state; exits with 0 if it is ready")
     shown.add_argument("--json", action="store_true", help="as a JSON object")
-    usage.add(shown, Manual(exit_codes=tuple(exit_codes.SERVICE_MEANINGS.items())))
+    shown.manual = Manual(exit_codes=tuple(exit_codes.SERVICE_MEANINGS.items()))
     log = _add(actions, "logs", "show the end of its log")
     log.add_argument("-f", "--follow", action="store_true", help="go on and show new lines")
     log.add_argument("-n", "--lines", type=int, default=50, help="how many lines (50)")
 
 
-def _add(actions: Commands, name: str, text: str) -> argparse.ArgumentParser:
+def _add(actions: Commands, name: str, text: str) -> Parser:
     added = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     added.set_defaults(run=_run, action=name)
-    usage.add(added, Manual(_EXAMPLES.get(name, ())))
+    added.manual = Manual(_EXAMPLES.get(name, ()))
     return added
 
 

@@ -88,70 +88,64 @@ class ServiceManager(Protocol):
     @property
     def path(self) -> Path:
         """Main file."""
-        ...
 
     @property
     def paths(self) -> Sequence[Path]:
         """All files."""
-        ...
 
     @property
     def log(self) -> str:
         """Log file, or a command that shows the log."""
-        ...
 
     def render(self, command: ServiceCommand) -> Files: ...
 
     def read_words(self) -> list[str]:
         """Command line in the installed file. Raises OSError if there is no file."""
-        ...
 
     def read_address(self) -> str:
         """Address in the installed files; empty if they name none. Raises OSError."""
-        ...
 
     def load(self, *, is_moved: bool) -> None:
         """Read the files anew and start the service, now and at every login. Raises CommandFailed.
 
         Unless `is_moved` to another address, no client of the running service is refused.
         """
-        ...
 
     def unload(self) -> None:
         """Stop the service, if it runs, and do not start it again. Its files may go then."""
-        ...
 
     def forget(self) -> None:
         """Let the service manager forget the service: its files are gone."""
-        ...
 
     def start(self) -> None:
         """Start the service. Raises CommandFailed."""
-        ...
 
     def stop(self) -> None:
         """Stop the service until it is started, or until the next login. Raises CommandFailed."""
-        ...
 
     def restart(self) -> None:
         """Finish answers, then start again. Raises CommandFailed."""
-        ...
 
     def is_running(self) -> bool: ...
 
     def is_listening(self) -> bool:
         """Whether the installed address is in use, by the service or for it."""
-        ...
 
     def state(self) -> ServiceState: ...
 
     def log_command(self, lines: int, *, follow: bool) -> list[str]:
         """Command that prints the end of the log."""
-        ...
 
 
 def joined(host: str, port: int | str) -> str:
+    """`HOST:PORT`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parted(address: str) -> tuple[str, int]:
+    """Host and port of what `joined` returned; 0 for no port."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port or 0)
 
 
 def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:

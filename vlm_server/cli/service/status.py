@@ -14,7 +14,7 @@ from vlm_server.cli.client.daemon import Daemon, Readiness, own_key, url_of
 from vlm_server.cli.client.pictures import answer_about, drawn
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.serve.listener import is_at
-from vlm_server.cli.service.manager import ServiceManager
+from vlm_server.cli.service.manager import ServiceManager, joined, parted
 from vlm_server.settings import Settings
 
 _LOOK_SECONDS = 5.0
@@ -43,8 +43,10 @@ def show(manager: ServiceManager, settings: Settings | None, fault: str, *, as_j
 
 def _facts(manager: ServiceManager, settings: Settings | None, fault: str) -> dict[str, Any]:
     state = manager.state()
-    address = manager.read_address() or _named(settings)
-    url = _url(address)
+    address = manager.read_address()
+    if not address and settings is not None:
+        address = joined(settings.server.host, settings.server.port)
+    url = url_of(*parted(address)) if address else None
     return {
         "state": state.state,
         "health": _health(url) if state.state == "running" else None,
@@ -64,29 +66,12 @@ def _text(name: str, value: Any) -> str:
     return f"{value / _MIB:,.0f} MiB" if name == "memory_bytes" else str(value)
 
 
-def _named(settings: Settings | None) -> str:
-    if settings is None:
-        return ""
-    host = settings.server.host
-    return f"{f'[{host}]' if ':' in host else host}:{settings.server.port}"
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port or 0)
-
-
-def _url(address: str) -> str | None:
-    return url_of(*_split(address)) if address else None
-
-
 def _warning(address: str, settings: Settings | None, fault: str) -> str | None:
     if fault:
         return f"the settings can't be used: {fault}"
-    if settings is not None and address and not is_at(settings.server, [_split(address)]):
-        return (
-            f"the settings say {_named(settings)}: 'vlm-server service install' moves the service"
-        )
+    if settings is not None and address and not is_at(settings.server, [parted(address)]):
+        named = joined(settings.server.host, settings.server.port)
+        return f"the settings say {named}: 'vlm-server service install' moves the service"
     return None
 
 

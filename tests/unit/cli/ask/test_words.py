@@ -41,8 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_last_word_is_the_question(
     words: list[str], files: list[str], question: str | None
 ) -> None:
-    found = split(words)
-    assert (list(found.files), found.question) == (files, question)
+    assert split(words) == (files, question)
 
 
 @pytest.mark.parametrize("words", [["-", "-"], ["-", "-", "What?"]])

@@ -26,13 +26,14 @@ from vlm_server.cli.bench.servers import (
     parse_url,
     started,
 )
+from vlm_server.cli.main import build_parser
 from vlm_server.errors import ConfigError
 
 
 def parse(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    command.add_to(parser.add_subparsers())
-    return parser.parse_args(["bench", *arguments])
+    words = ["bench", *arguments]
+    options: argparse.Namespace = build_parser(words).parse_args(words)
+    return options
 
 
 def test_help_offers_what_there_is() -> None:
