@@ -27,7 +27,7 @@ _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNOR
 ORIGIN = re.compile(
     r"null|[a-z][a-z0-9+.-]{0,31}://(\[[0-9a-f:]{2,39}\]|[a-z0-9._-]{0,255})(:[0-9]{1,5})?"
 )
-"""What a browser sends for a web page, in lower case: scheme, host and port, or `null`."""
+"""The origin of a web page in lower case: scheme, host and port, or `null`."""
 _EXTENSIONS = re.compile(r"(?!https?:)[a-z][a-z0-9+.-]*://\*")
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
@@ -152,7 +152,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _names(table: dict[str, Any]) -> Iterator[str]:
-    """Of the settings in a table, as `section.key` and `models.NAME.key`."""
+    """The names of settings in a table, as `section.key` and `models.NAME.key`."""
     for section, keys in table.items():
         inner = keys if isinstance(keys, dict) else {}
         if section == MODELS:

@@ -50,4 +50,4 @@ class Turns:
 
     def _tell(self) -> None:
         for model in self._waiting:
-            model.note_wait(f"waiting until {self._at_turn}" if self._at_turn else "")
+            model.set_waiting(f"waiting until {self._at_turn}" if self._at_turn else "")
