@@ -1,12 +1,12 @@
-"""One served model: its checkpoint, its engine while loaded, and its users."""
+"""One served model: its checkpoint, its engine while loaded, its users, and turns at loading."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -321,3 +321,47 @@ class ServedModel:
     def forget_failure(self) -> None:
         """Allow another load at once: an operator asks for it."""
         self._failed_until = 0.0
+
+
+class Turns:
+    """Turns at loading and unloading, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._at_turn = ""
+        """The turn under way, as the end of a sentence."""
+        self._waiting: list[ServedModel] = []
+        """Models that are to be loaded."""
+
+    @asynccontextmanager
+    async def to_load(self, model: ServedModel) -> AsyncIterator[None]:
+        """A turn to load `model`, whose status says what it waits for."""
+        self._waiting.append(model)
+        self._tell()
+        try:
+            await self._lock.acquire()
+        finally:
+            self._waiting.remove(model)
+        async with self._held(f"`{model.name}` is loaded"):
+            yield
+
+    @asynccontextmanager
+    async def to_unload(self, model: ServedModel) -> AsyncIterator[None]:
+        """A turn to unload `model`."""
+        await self._lock.acquire()
+        async with self._held(f"`{model.name}` is unloaded"):
+            yield
+
+    @asynccontextmanager
+    async def _held(self, at_turn: str) -> AsyncIterator[None]:
+        self._at_turn = at_turn
+        self._tell()
+        try:
+            yield
+        finally:
+            self._at_turn = ""
+            self._lock.release()
+
+    def _tell(self) -> None:
+        for model in self._waiting:
+            model.set_waiting(f"waiting until {self._at_turn}" if self._at_turn else "")

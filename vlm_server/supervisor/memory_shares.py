@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from vlm_server.errors import ModelDoesNotFit, ModelLoadError
 from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.settings import MIB, Memory
-from vlm_server.supervisor.models.served_model import ServedModel
+from vlm_server.supervisor.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 

@@ -34,9 +34,8 @@ from vlm_server.hub.survey import survey
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import ListedModel, Model, Settings
 from vlm_server.supervisor.client import EngineStatus
-from vlm_server.supervisor.models.memory_shares import Look, MemoryShares
-from vlm_server.supervisor.models.served_model import MakeEngine, ServedModel
-from vlm_server.supervisor.models.turns import Turns
+from vlm_server.supervisor.memory_shares import Look, MemoryShares
+from vlm_server.supervisor.served_model import MakeEngine, ServedModel, Turns
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 logger = logging.getLogger(__name__)
