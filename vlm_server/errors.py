@@ -59,7 +59,7 @@ class ConfigError(VlmServerError):
 
 
 class NotAvailable(ConfigError):
-    """What a setting names is not there, but may be later: a port, an address, a disk."""
+    """The thing that a setting names is missing, but may come: a port, an address, a disk."""
 
 
 class ModelLoadError(VlmServerError):
@@ -165,7 +165,7 @@ class MethodNotAllowed(RequestError):
 
 
 class Conflict(RequestError):
-    """What is asked for is against the settings."""
+    """The request contradicts the settings."""
 
     status, code, type = 409, "conflict", "invalid_request_error"
 

@@ -147,7 +147,7 @@ def test_both_ends_have_room(end: int, monkeypatch: pytest.MonkeyPatch):
         each.close()
 
 
-@pytest.mark.parametrize("end", [PassedSocket.close, PassedSocket.settle])
+@pytest.mark.parametrize("end", [PassedSocket.close, PassedSocket.acknowledge])
 def test_nothing_is_left_open(end: Callable[[PassedSocket], None]):
     here, there = socket.socketpair()
     passed = PassedSocket()

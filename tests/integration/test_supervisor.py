@@ -40,10 +40,12 @@ from vlm_server.protocol import (
     SamplingParams,
     Tokens,
     Working,
+    encode_submit,
 )
 from vlm_server.settings import Engine, Model, Server, Settings
-from vlm_server.supervisor.client import EngineRequest, RequestEvent, engine_request
+from vlm_server.supervisor.client import EngineRequest, RequestEvent
 from vlm_server.supervisor.process import EngineProcess
+from vlm_server.supervisor.shape import shape_of
 from vlm_server.supervisor.supervisor import Supervisor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -87,7 +89,8 @@ async def supervisor(tiny_model: TinyModel) -> AsyncIterator[Supervisor]:
 
 
 def ask(*arguments: Any, **fields: Any) -> EngineRequest:
-    return engine_request(harness.ask(*arguments, **fields))
+    submit = harness.ask(*arguments, **fields)
+    return EngineRequest(encode_submit(submit), shape_of(submit))
 
 
 async def all_events(supervisor: Supervisor, request: EngineRequest) -> list[RequestEvent]:
@@ -458,8 +461,8 @@ class Perilous(Supervisor):
         module = "tests.scripted_worker" if self.is_scripted else "vlm_server.engine"
         return await EngineProcess.start(module, environment)
 
-    def _take(self, event: Event) -> None:
-        super()._take(event)
+    def _handle(self, event: Event) -> None:
+        super()._handle(event)
         if isinstance(event, Working) and any(i.startswith("costly") for i in event.request_ids):
             assert self.status.pid is not None
             os.kill(self.status.pid, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""What depends on the operating system: memory, processes, folders, libraries."""
+"""The operating system: memory, processes, folders, libraries."""

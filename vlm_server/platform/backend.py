@@ -53,7 +53,7 @@ def has_library(folders: Iterable[str]) -> bool:
 
 
 def _can_be_imported() -> bool:
-    """For an MLX that was built otherwise: its library may be elsewhere, or part of its module."""
+    """Whether an MLX that was built otherwise, with its library elsewhere, can be imported."""
     try:
         tried = subprocess.run(
             [sys.executable, "-P", "-c", "import mlx.core"],

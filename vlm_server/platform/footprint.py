@@ -12,7 +12,7 @@ from pathlib import Path
 from vlm_server.platform import heap
 
 POLL_SECONDS = 0.1
-"""How often a process is looked at that is bounded from outside."""
+"""The interval of checks of a bounded process."""
 _PROC_PID_RUSAGE_V0 = 0
 _PROC = Path("/proc")
 
@@ -87,7 +87,7 @@ logger = logging.getLogger(__name__)
 
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 _OOM_SCORE_ADJ = 500
-"""Of 1,000: half of the machine's memory more than the process takes."""
+"""Out of 1,000: counts as half of the machine's memory more than the process takes."""
 
 
 def be_killed_first(path: Path = _OOM_SCORE) -> None:

@@ -57,7 +57,7 @@ def keep_bodies() -> None:
 
 
 def free_bytes() -> int:
-    """What the heap holds that is free; 0 where the C library is another one."""
+    """Free memory that the heap holds, in bytes; 0 without glibc."""
     libc = _glibc()
     return int(libc.mallinfo2().free_bytes) if libc is not None else 0
 
@@ -82,7 +82,7 @@ class _MallInfo(ctypes.Structure):
 
 @cache
 def _glibc() -> ctypes.CDLL | None:
-    """None where the C library is another one."""
+    """The C library if it is glibc, else None."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""How log lines are written, in every process: as text for people, or as JSON for programs."""
+"""The format of log lines in every process: text for people, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 Fields = Mapping[str, str | int | float | None]
-"""What a line says, by name."""
+"""The fields of a log line, by name."""
 
 _FIELDS = "fields"
 _MESSAGE = "request"
@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def formatter(style: str, process: str, start: str = "") -> logging.Formatter:
-    """Of the lines of `process`, in the style `log.format`; text begins with `start`."""
+    """The formatter of a process's lines, in the style `log.format`; text begins with `start`."""
     if style == "json":
         return _JsonFormatter(process)
     return logging.Formatter(f"{start}%(asctime)s {process} %(levelname)s %(message)s")

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: memory and processors, as its control groups allow.
+"""The machine's memory and processors that this process may use, by its control groups.
 
 A container or a service may be limited far below what the machine has (`memory.max`, `cpu.max`),
 and a process that goes by the machine's own figures is killed or throttled for it. The limits of
@@ -31,7 +31,7 @@ def memory_bytes(root: Path = _ROOT) -> int:
 
 
 def memory_pressure() -> int:
-    """How short of memory macOS says that the machine is; `NO_PRESSURE`, or more: 2 or 4.
+    """The machine's memory pressure as macOS tells it: `NO_PRESSURE`, 2 or 4.
 
     `NO_PRESSURE` where nothing can be read.
     """

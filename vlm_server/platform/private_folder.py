@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 _NAME = "vlm-server-private"
 LIBRARIES = "libraries"
-"""In it: links to libraries that engines load."""
+"""The subfolder of links to libraries that engines load."""
 _TEMPORARY = "tmp"
-"""In it: engines' `$TMPDIR`."""
+"""The subfolder that is engines' `$TMPDIR`."""
 _KERNELS = "mlx"
 """In `$TMPDIR`, as MLX names it: compiled kernels."""
 _LEFT_SECONDS = 86400.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -83,7 +83,7 @@ class MultimodalPreparer:
         token_ids = self._prompts.tokenize(chat, placeholders)
         if self._starts_in_reasoning(chat, token_ids):
             answer_format = replace(answer_format, starts_in_thought=True)
-        prompt = self._build(_expand(token_ids, media), chat, submit.cache_salt)
+        prompt = self._build(token_ids, media, chat, submit.cache_salt)
         prompt = replace(
             prompt,
             answer_format=answer_format,
@@ -120,8 +120,7 @@ class MultimodalPreparer:
             ids = np.array(token_ids, dtype=np.int32)
             return self._count(PreparedPrompt(ids, cache_salt=submit.cache_salt, text=text))
         grammar = self._grammar(submit, cancellation)
-        expanded = _expand(token_ids, [])
-        prompt = self._build(expanded, Chat(()), submit.cache_salt)
+        prompt = self._build(token_ids, [], Chat(()), submit.cache_salt)
         prompt = replace(prompt, grammar=grammar, answer_format=None)
         return self._look_up(prompt, [], use_disk=use_disk)
 
@@ -221,11 +220,13 @@ class MultimodalPreparer:
                         yield TextPart(f"\nFrame at {time:.1f} s:"), None
                         yield ImagePart(0), frame
 
-    def _build(self, expanded: _Expanded, chat: Chat, salt: str) -> PreparedPrompt:
-        token_ids, spans = expanded.token_ids, expanded.spans
+    def _build(
+        self, prompt_ids: list[int], media: list[MediaItem], chat: Chat, salt: str
+    ) -> PreparedPrompt:
+        token_ids, spans, media_positions = _expand(prompt_ids, media)
         positions, rope_delta = None, 0
         if self._spec.mrope is not None:
-            positions, rope_delta = prompt_positions(len(token_ids), expanded.positions)
+            positions, rope_delta = prompt_positions(len(token_ids), media_positions)
         token_types = np.isin(token_ids, self._spec.media_token_ids).astype(np.int32)
         num_atomic = atomic_prefill_tokens(self._spec.chunk_policy, token_types)
         snapshot_points: tuple[int, ...] = ()
@@ -287,21 +288,14 @@ def _videos(media: Sequence[MediaItem]) -> tuple[VideoUse, ...]:
     return tuple(uses)
 
 
-@dataclass(frozen=True, slots=True)
-class _Expanded:
+def _expand(
+    token_ids: list[int], media: list[MediaItem]
+) -> tuple[NDArray[np.int32], tuple[MediaSpan, ...], list[tuple[int, NDArray[np.int32]]]]:
     """A prompt with all tokens of its media.
 
-    token_ids: (tokens,) int32. spans: media encoded at once, in order. positions: the first token
-    and the M-RoPE positions, (3, tokens), of each media item, for families that have any.
+    Returns the token ids, (tokens,); spans of media that are encoded at once, in order; the first
+    token and the M-RoPE positions, (3, tokens), of each media item, for families that have any.
     """
-
-    token_ids: NDArray[np.int32]
-    spans: tuple[MediaSpan, ...]
-    positions: tuple[tuple[int, NDArray[np.int32]], ...]
-
-
-def _expand(token_ids: list[int], media: list[MediaItem]) -> _Expanded:
-    """Replace each media item's token by all of its tokens, and note its spans."""
     ids = np.array(token_ids, dtype=np.int32)
     kinds = [item.layout.token_id for item in media]
     indices = np.flatnonzero(np.isin(ids, kinds))
@@ -316,7 +310,7 @@ def _expand(token_ids: list[int], media: list[MediaItem]) -> _Expanded:
         placed += [(start, layout.positions)] if layout.positions is not None else []
         for (first, last), mm_hash in zip(layout.units, item.mm_hashes, strict=True):
             spans.append(MediaSpan(start + first, start + last, mm_hash))
-    return _Expanded(np.concatenate([*parts, ids[cursor:]]), tuple(spans), tuple(placed))
+    return np.concatenate([*parts, ids[cursor:]]), tuple(spans), placed
 
 
 def atomic_prefill_tokens(policy: ChunkPolicy, token_types: NDArray[np.int32]) -> int:

@@ -1,4 +1,4 @@
-"""What a chat template takes, found out by rendering short conversations with it.
+"""The traits of a chat template, found out by rendering short conversations with it.
 
 Templates differ in the roles for which they take a list of parts, in what they write for an image,
 and in how they write tools, calls and their results, if they do.
@@ -36,7 +36,7 @@ _Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """How a template takes calls: their arguments as a JSON text or an object, and their ids."""
+    """A template's style of calls: arguments as a JSON text or an object, and ids."""
 
     as_text: bool
     make_id: MakeId
@@ -44,7 +44,7 @@ class CallStyle:
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """What a chat template takes.
+    """The traits of a chat template.
 
     placeholder: what it writes for an image. video_placeholder: what it writes for a video; None if
     nothing. roles_with_parts: those whose messages may be lists of parts, with media. calls: None
@@ -151,13 +151,13 @@ class _Probe:
         }
 
     def _shown(self, *messages: Mapping[str, Any]) -> str:
-        """What the template makes of `messages`; empty if it can't take parts as they are."""
+        """The rendered `messages`; empty if the template can't take parts as they are."""
         prompt = self._render(messages)
         wanted = sum(message["content"] in (PROBE, PROBE_PARTS) for message in messages) or 1
         return "" if _is_repr(prompt) or prompt.count(PROBE) < wanted else prompt
 
     def _render(self, messages: _Messages, variables: Mapping[str, Any] | None = None) -> str:
-        """What the template makes of `messages`; empty if it refuses them."""
+        """The rendered `messages`; empty if the template refuses them."""
         try:
             prompt = self._apply(list(messages), True, variables or {})
         except Exception:  # noqa: BLE001 - any failure means that it does not take them

@@ -46,7 +46,7 @@ _END = "\ue0fc"
 """Marks, in as many as the text does not hold, where the answer goes on."""
 _ENDS = re.compile(f"{_END}+")
 _TAIL_CHARACTERS = 20
-"""Of a message that is continued, to be found where the prompt is cut off."""
+"""The end of a continued message that must stand where the prompt is cut off."""
 Clean = Callable[[str], str]
 
 

@@ -90,7 +90,7 @@ class _WaitingCalls:
 
     def __init__(self) -> None:
         self._turns: dict[tuple[str, str], list[deque[_WaitingCall]]] = {}
-        """By id, by name, and all: those of each turn that has one, as they came."""
+        """Waiting calls by turn, in order; by id, by name, and all."""
 
     def add_turn(self, calls: Sequence[_WaitingCall]) -> None:
         """Add the calls of one message."""
@@ -173,7 +173,7 @@ def _pointers(parts: Sequence[ContentPart], moved: list[ContentPart]) -> Iterato
 
 
 def add_to_results(messages: Sequence[Message]) -> Iterator[Message]:
-    """What the user says after a tool's result becomes a part of it.
+    """Messages in which the user's text after a tool's result is a part of that.
 
     For templates in which the assistant speaks next.
     """
@@ -192,7 +192,7 @@ def add_to_results(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def write_as_text(messages: Sequence[Message]) -> Iterator[Message]:
-    """For templates that know no calls: they are JSON that the assistant wrote, as forced ones are.
+    """Messages for templates without calls, which become JSON of the assistant's.
 
     The results of a turn's calls become one turn of the user's.
     """

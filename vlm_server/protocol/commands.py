@@ -1,4 +1,4 @@
-"""What the front tells an engine, and each of several processes that run one model."""
+"""The front's commands to an engine, and the ranks of a model in several processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlm_server.protocol.request import Submit
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """One of `size` processes, and how it meets the others.
+    """One of `size` processes of a model, and its connection to the others.
 
     backend: MLX's, `ring`, `jaccl` or `nccl`.
     environment, and files, whose paths become the values of the variables that name them: what

@@ -56,7 +56,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """What the model may call.
+    """The tools of a request.
 
     `definitions` is the JSON of a list of tools as OpenAI's chat completions have them: `{"type":
     "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`. With
@@ -73,7 +73,7 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 class TemplateOptions(msgspec.Struct, frozen=True):
-    """How the chat template writes the prompt.
+    """Options of the chat template.
 
     A model with optional reasoning reasons if `enable_thinking`; None is the same as False.
     `variables` is the JSON of an object with more of the template's own; it wins if it sets
@@ -122,7 +122,7 @@ class Video(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """How one request samples its tokens. `temperature` 0 is greedy; `top_k` 0 is off.
+    """The sampling of one request's tokens. `temperature` 0 is greedy; `top_k` 0 is off.
 
     `n` answers, its choices, are sampled side by side from one prompt; the limits are each one's.
     Presence and frequency penalties count the answer's tokens, the repetition penalty those of
@@ -183,7 +183,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     prompt: str | tuple[int, ...] | None = None
     """The whole prompt as text or as token ids, in place of messages: no template is applied."""
     prediction: str = ""
-    """What the answer is expected to be like: drafts are taken from it."""
+    """A text that the answer is expected to be like, for drafts."""
     count_only: bool = False
     """Whether the prompt is only made and counted: it ends without an answer."""
 

@@ -66,7 +66,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """
 
     requests: dict[str, int]
-    """By state; the names are those of `engine.request.states.State`."""
+    """Numbers of requests by state, named as in `engine.request.states.State`."""
     tracked: int
     """Requests that are known."""
     tracked_by: dict[str, int]
@@ -75,25 +75,25 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     generated_tokens: int
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of `prompt_tokens`, those that the prefix cache had."""
+    """The part of `prompt_tokens` that the prefix cache had."""
     caches: tuple[CacheStats, ...] = ()
     at_work: dict[str, int] = {}
     """The number of the oldest piece of work of each kind of thread that has one."""
     tool_calls: int = 0
     """Complete ones, in answers that have ended."""
     broken_tool_calls: int = 0
-    """Those that were sent as text, or were cut off."""
+    """Calls that were sent as text, or were cut off."""
     media_items: int = 0
     """Pictures and parts of videos in prompts."""
     cached_media_items: int = 0
-    """Of these, those that were not encoded for the prompt: some cache had them."""
+    """The part of `media_items` that some cache had."""
     spec_drafts: int = 0
     """Sequences whose draft tokens a step verified; counted for each step."""
     spec_draft_tokens: int = 0
     spec_accepted_tokens: int = 0
-    """Of `spec_draft_tokens`, those that are part of answers."""
+    """The part of `spec_draft_tokens` that was accepted into answers."""
     progress: tuple[RequestProgress, ...] = ()
-    """Of each request that has not ended, in the order in which they came."""
+    """The progress of requests that have not ended, in order of arrival."""
     max_num_seqs: int = 0
     """Sequences that may decode together."""
 

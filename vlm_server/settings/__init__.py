@@ -13,11 +13,12 @@ from vlm_server.settings.media import Image, Video
 from vlm_server.settings.memory import Cache, Memory
 from vlm_server.settings.model import Checkpoint, ListedModel, Model
 from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIB, MIN_KEY_CHARS
-from vlm_server.settings.sources import Sources, described
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 from vlm_server.settings.tree import (
     ORIGIN,
     Settings,
+    Sources,
+    described,
     fault_of_key,
     is_loopback,
     load,

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is loaded, and how."""
+    """A checkpoint, and the way to load it."""
 
     path: Annotated[
         str,
@@ -78,7 +78,7 @@ class Model(Checkpoint, frozen=True, forbid_unknown_fields=True):
 
 
 class ListedModel(Checkpoint, frozen=True, forbid_unknown_fields=True):
-    """One more, which is loaded when it is first asked for; its table's name is its name."""
+    """A further model, loaded on demand and named by its table."""
 
     aliases: Annotated[
         tuple[str, ...],
@@ -98,6 +98,6 @@ class ListedModel(Checkpoint, frozen=True, forbid_unknown_fields=True):
     ] = 300.0
 
     def as_model(self, name: str, search_paths: tuple[str, ...]) -> Model:
-        """What loading one model takes."""
+        """The settings for loading this model."""
         own = {field: getattr(self, field) for field in Checkpoint.__struct_fields__}
         return Model(**own, name=name, search_paths=search_paths)

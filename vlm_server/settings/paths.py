@@ -36,14 +36,14 @@ def guarded_folder(path: Path) -> Path | None:
 
 
 def why_unreadable(path: Path, error: OSError) -> str:
-    """What the system says, and what to do where macOS guards the folder."""
+    """The system's error message, and advice where macOS guards the folder."""
     folder = guarded_folder(path) if error.errno == errno.EPERM else None
     guard = f" (macOS guards {folder}: {allow_or_move()})" if folder else ""
     return f"{error.strerror}{guard}"
 
 
 def allow_or_move() -> str:
-    """What to do about a guarded folder."""
+    """Advice about a guarded folder."""
     program = Path(sys.executable).resolve()
     return f"give {program} Full Disk Access in Privacy & Security of the settings, or move it"
 

@@ -11,7 +11,7 @@ MIB = 1 << 20
 MIN_KEY_CHARS = 8
 MAX_FLOAT = 1e9
 MAX_INT = 1 << 53
-"""Of any setting: far above what makes sense, and below what overflows."""
+"""The bounds of any number: far above what makes sense, and below what overflows."""
 
 
 _NUMBER = r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})"
@@ -49,7 +49,7 @@ def size_bytes(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Of `90s`, `5m`, `1h30m`. Raises ValueError."""
+    """The seconds of `90s`, `5m`, `1h30m`. Raises ValueError."""
     parts = _TIME_PART.findall(text)
     if not parts or _TIME_PART.sub("", text).strip():
         raise ValueError(f"{text!r} is no time, as 90s, 5m, 1h30m, or a number of seconds")
@@ -57,7 +57,7 @@ def seconds(text: str) -> float:
 
 
 def seconds_or_number(text: str) -> float:
-    """Of an option on the command line, where a number has no unit. Raises ValueError."""
+    """The seconds of a command line option, which may have no unit. Raises ValueError."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The tree of all settings, and how it is read and checked."""
+"""The tree of all settings: reading, checks, and a description for operators."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from vlm_server.settings.media import Image, Video
 from vlm_server.settings.memory import Cache, Memory
 from vlm_server.settings.model import ListedModel, Model
 from vlm_server.settings.paths import expanded, missing, why_unreadable
-from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS, value_of
+from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS, Share, value_of
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
 ORIGIN = re.compile(
     r"null|[a-z][a-z0-9+.-]{0,31}://(\[[0-9a-f:]{2,39}\]|[a-z0-9._-]{0,255})(:[0-9]{1,5})?"
 )
-"""What a browser sends for a web page, in lower case: scheme, host and port, or `null`."""
+"""The origin of a web page in lower case: scheme, host and port, or `null`."""
 _EXTENSIONS = re.compile(r"(?!https?:)[a-z][a-z0-9+.-]*://\*")
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
@@ -152,7 +152,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _names(table: dict[str, Any]) -> Iterator[str]:
-    """Of the settings in a table, as `section.key` and `models.NAME.key`."""
+    """The names of settings in a table, as `section.key` and `models.NAME.key`."""
     for section, keys in table.items():
         inner = keys if isinstance(keys, dict) else {}
         if section == MODELS:
@@ -286,3 +286,48 @@ def _check_keys(server: Server) -> None:
         if fault := fault_of_key(key):
             raise ConfigError(f"server.api_keys[{i}] {fault}")
     _check_absolute("server.api_key_file", server.api_key_file)
+
+
+DEFAULT = "default"
+Sources = Mapping[str, str]
+"""The source of each given setting, a file or the command line, by `section.key`."""
+
+_SECRET = frozenset({"server.api_keys"})
+
+
+def described(settings: Settings, sources: Sources) -> list[dict[str, Any]]:
+    """Each section with its settings: `name`, `value`, `default`, `source` and `description`.
+
+    Of keys only their number is told.
+    """
+    return [
+        {"name": name, "settings": _section(name, values, sources)}
+        for name, values in settings.sections()
+    ]
+
+
+def _section(section: str, values: msgspec.Struct, sources: Sources) -> list[dict[str, Any]]:
+    hints = get_type_hints(type(values), include_extras=True)
+    shown = []
+    for field in msgspec.structs.fields(type(values)):
+        name = f"{section}.{field.name}"
+        value = getattr(values, field.name)
+        if name in _SECRET:
+            value = f"({len(value)} not shown)" if value else []
+        elif isinstance(value, Share):
+            value = str(value)
+        shown.append(
+            {
+                "name": field.name,
+                "value": value,
+                "default": field.default,
+                "source": sources.get(name, DEFAULT),
+                "description": _description(hints[field.name]),
+            }
+        )
+    return shown
+
+
+def _description(hint: Any) -> str:
+    metas = (each for each in getattr(hint, "__metadata__", ()) if isinstance(each, msgspec.Meta))
+    return next((meta.description or "" for meta in metas), "")

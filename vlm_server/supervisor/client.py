@@ -18,13 +18,11 @@ from vlm_server.protocol import (
     Finished,
     ModelFacts,
     Stats,
-    Submit,
     Tokens,
     Working,
-    encode_submit,
 )
 from vlm_server.supervisor.history import EngineEnd, MemorySample
-from vlm_server.supervisor.shape import RequestShape, shape_of
+from vlm_server.supervisor.shape import RequestShape
 
 RequestEvent = Accepted | Working | Tokens | Finished | Failed
 
@@ -43,11 +41,6 @@ class EngineRequest(msgspec.Struct, frozen=True):
         """The same request with these deadlines."""
         submit = msgspec.structs.replace(self.submit, deadlines=deadlines)
         return EngineRequest(submit, self.shape)
-
-
-def engine_request(submit: Submit) -> EngineRequest:
-    """`submit`, encoded."""
-    return EngineRequest(encode_submit(submit), shape_of(submit))
 
 
 @dataclass(frozen=True, slots=True)

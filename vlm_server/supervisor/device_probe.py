@@ -19,7 +19,7 @@ _MODULE = "vlm_server.engine.examine"
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """What is known of the device, and in `fault` why there is no more.
+    """The known facts of the device, and in `fault` why there are no more.
 
     `step` is what was tried last, empty if everything worked. `gflops` is the speed of float32
     matrix products, `blas` the files of BLAS libraries that were loaded (Linux).

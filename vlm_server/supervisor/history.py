@@ -102,10 +102,10 @@ class FailedStarts:
         self._count = 0
         self._has_been_ready = False
 
-    def note_ready(self) -> None:
+    def record_ready(self) -> None:
         self._has_been_ready = True
 
-    def note_end(self, status: int | None, *, was_late: bool) -> str | None:
+    def record_end(self, status: int | None, *, was_late: bool) -> str | None:
         """An engine has ended with `status`, negative for a signal, None if it never began.
 
         Returns why no other should be started, if that is so. `was_late`: it was ended because it

@@ -59,38 +59,38 @@ class EngineStreams:
         """Record a request that is sent to the engine; alone: as a trial."""
         self._quarantine.admit(request_id, shape, alone=alone)
 
-    def take(self, event: RequestEvent) -> None:
+    def deliver(self, event: RequestEvent) -> None:
         """Deliver an event of the engine, of one request or of several."""
         match event:
             case Tokens(deltas):
                 for delta in deltas:
-                    self._quarantine.succeeded(delta.request_id)
-                    self._trials.answering(delta.request_id)
-                    self._deliver(delta.request_id, Tokens((delta,)))
+                    self._quarantine.record_token(delta.request_id)
+                    self._trials.record_token(delta.request_id)
+                    self._put(delta.request_id, Tokens((delta,)))
             case Accepted():
-                self._deliver(event.request_id, event)
+                self._put(event.request_id, event)
             case Finished():
-                self.ended(event.request_id)
-                self._deliver(event.request_id, event)
+                self.remove(event.request_id)
+                self._put(event.request_id, event)
             case Failed():
                 self._quarantine.acquit(event.request_id)
-                self.ended(event.request_id)
-                self._deliver(event.request_id, event)
+                self.remove(event.request_id)
+                self._put(event.request_id, event)
             case Working(request_ids):
                 logger.debug("the device works on %s", ", ".join(request_ids))
-                self._quarantine.working(event)
+                self._quarantine.record_work(event)
                 for request_id in request_ids:
-                    self._deliver(request_id, event)
+                    self._put(request_id, event)
 
-    def ended(self, request_id: str) -> None:
+    def remove(self, request_id: str) -> None:
         """Record that the engine is done with a request."""
-        self._trials.ended(request_id)
-        self._quarantine.finish(request_id)
+        self._trials.remove(request_id)
+        self._quarantine.remove(request_id)
 
-    def engine_ended(self, *, is_crash: bool, only_encoder: bool) -> None:
+    def fail_all(self, *, is_crash: bool, only_encoder: bool) -> None:
         """Fail all requests, and blame what was on the device for a crash, or in the encoder."""
-        self._quarantine.engine_ended(is_crash=is_crash, only_encoder=only_encoder)
-        self._trials.engine_ended()
+        self._quarantine.record_engine_end(is_crash=is_crash, only_encoder=only_encoder)
+        self._trials.clear()
         error = EngineDied("The engine process ended during this request; please try again.")
         for request_id, queue in self._queues.items():
             queue.put_nowait(_failed(request_id, error))
@@ -100,7 +100,7 @@ class EngineStreams:
         self._quarantine.check(shape)
         return self._quarantine.is_suspect(shape)
 
-    def _deliver(self, request_id: str, event: RequestEvent) -> None:
+    def _put(self, request_id: str, event: RequestEvent) -> None:
         if queue := self._queues.get(request_id):
             queue.put_nowait(event)
 
@@ -141,28 +141,28 @@ class Trials:
             try:
                 await self._wait_for_others()
             except BaseException:
-                self.ended(request_id)
+                self.remove(request_id)
                 raise
         self._starting.add(request_id)
         return is_alone
 
-    def answering(self, request_id: str) -> None:
+    def record_token(self, request_id: str) -> None:
         """Record a request's first token, which ends its trial."""
         if request_id in self._starting:
             self._answering.add(request_id)
-            self._leave(request_id)
+            self._end_trial(request_id)
 
-    def ended(self, request_id: str) -> None:
+    def remove(self, request_id: str) -> None:
         """Record that the engine is done with a request."""
         self._answering.discard(request_id)
-        self._leave(request_id)
+        self._end_trial(request_id)
 
-    def engine_ended(self) -> None:
+    def clear(self) -> None:
         """Forget all requests, and let waiting ones go on."""
         self._starting.clear()
         self._answering.clear()
         self._alone = None
-        self._tell()
+        self._notify()
 
     async def _wait_for_others(self) -> None:
         try:
@@ -184,12 +184,12 @@ class Trials:
                 "one alone; try again later."
             ) from None
 
-    def _leave(self, request_id: str) -> None:
+    def _end_trial(self, request_id: str) -> None:
         self._starting.discard(request_id)
         if self._alone == request_id:
             self._alone = None
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

@@ -182,7 +182,7 @@ def _submits(command: Command | EncodedSubmit, request_id: str) -> bool:
 
 
 def _state_on_linux(pid: int) -> str:
-    """One letter, as `ps` shows it; empty if there is no such process."""
+    """The state of a process, one letter as in `ps`; empty if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -42,7 +42,7 @@ class Quarantine:
         self._seconds = seconds
         self._clock = clock
         self._shapes: dict[str, RequestShape] = {}
-        """Of requests that have neither a token nor ended, by id."""
+        """Shapes of running requests without a token, by id."""
         self._working: dict[str, tuple[RequestShape, Load | None]] = {}
         """The shape, and the load on the device, by request; some may have been aborted since."""
         self._done: dict[str, set[Load]] = {}
@@ -83,7 +83,7 @@ class Quarantine:
         if alone:
             self._alone = request_id
 
-    def working(self, event: Working) -> None:
+    def record_work(self, event: Working) -> None:
         """Record the work that the device has now; it replaces the last record."""
         known = {i: shape for i, (shape, _) in self._working.items()} | self._shapes
         self._working = {}
@@ -94,7 +94,7 @@ class Quarantine:
             if load is not None and request_id in self._shapes:
                 self._done.setdefault(request_id, set()).add(load)
 
-    def succeeded(self, request_id: str) -> None:
+    def record_token(self, request_id: str) -> None:
         """Clear the loads of a request that has a token: they do not crash an engine."""
         for load in self._done.get(request_id, ()):
             if self._records.pop(load, None) is not None:
@@ -103,17 +103,17 @@ class Quarantine:
 
     def acquit(self, request_id: str) -> None:
         """Take the blame from a request that has a token or has failed."""
-        self.finish(request_id)
+        self.remove(request_id)
         self._working.pop(request_id, None)
 
-    def finish(self, request_id: str) -> None:
+    def remove(self, request_id: str) -> None:
         """Forget a request that ended. If aborted, the device may still work on its images."""
         self._shapes.pop(request_id, None)
         self._done.pop(request_id, None)
         if request_id == self._alone:
             self._alone = None
 
-    def engine_ended(self, *, is_crash: bool, only_encoder: bool = False) -> None:
+    def record_engine_end(self, *, is_crash: bool, only_encoder: bool = False) -> None:
         """Forget all requests; after a crash, record the loads on the device, or in the encoder."""
         blamed = {
             load: request_id == self._alone
@@ -151,6 +151,6 @@ class Quarantine:
         return [when for when in record.crashes if when + self._seconds > self._clock()]
 
     def _seconds_left(self, load: Load) -> float:
-        """How long `load` is refused from now on; 0 or less if it isn't."""
+        """The seconds for which `load` is still refused; 0 or less if it isn't."""
         record = self._records.get(load)
         return -math.inf if record is None else record.refused_until - self._clock()

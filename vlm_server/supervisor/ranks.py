@@ -35,15 +35,15 @@ _MODULE = "vlm_server.engine.follower"
 _END_SECONDS = 2.0
 LOCAL = "127.0.0.1"
 _KEPT = ("PYTHONPATH", "PYTHONSAFEPATH")
-"""What another machine is told of our environment: it has the program in the same folder."""
+"""Variables of our environment for other machines, which have the program in the same folder."""
 
 
 class RankProcesses:
-    """Those of one engine; they end with it."""
+    """The rank processes of one engine; they end with it."""
 
     def __init__(self, first: Rank | None, processes: Sequence[asyncio.subprocess.Process]) -> None:
         self.first = first
-        """What the engine process is told; None if it is to have all of the model."""
+        """The rank of the engine process; None if it has all of the model."""
         self._processes = processes
 
     @classmethod
@@ -80,7 +80,7 @@ class RankProcesses:
         return f"the process of rank {number} has ended with status {status}: the log says more"
 
     async def end(self) -> None:
-        """They end with their input; those that don't are killed."""
+        """End the processes by closing their input; kill those that stay."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
@@ -127,7 +127,7 @@ class Host(msgspec.Struct, frozen=True):
 
 
 class Hostfile(msgspec.Struct, frozen=True):
-    """What `mlx.launch` and `mlx.distributed_config` read and write. envs: `NAME=value` each."""
+    """A hostfile of `mlx.launch` and `mlx.distributed_config`. envs: `NAME=value` each."""
 
     hosts: tuple[Host, ...]
     backend: Literal["", "ring", "jaccl", "jaccl-ring", "nccl"] = ""
@@ -185,7 +185,7 @@ def ranks_of(hostfile: Hostfile, port: int, log: settings.Log) -> list[Rank]:
 
 
 def _files(hosts: Sequence[Host], backend: str, port: int) -> dict[str, str]:
-    """By the variable that names it, the text of a file that MLX reads."""
+    """The texts of the files that MLX reads, by the variable that names each."""
     if backend == "ring":
         ports = iter(range(port, 1 << 16))
         addresses = [[f"{ip}:{next(ports)}" for ip in host.ips] for host in hosts]

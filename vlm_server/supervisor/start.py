@@ -1,4 +1,4 @@
-"""What an engine process starts with: its `Start` command, and its environment beside ours."""
+"""The start of an engine process: its `Start` command, and its additional environment."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ See docs/decisions/0054."""
 
 
 def for_any_server(private: PrivateFolder, *, with_openblas: bool) -> dict[str, str]:
-    """What the environment of any server adds that runs models here, mlx-vlm's too.
+    """The additional environment of any server that runs models here, mlx-vlm's too.
 
     Takes a while. Raises OSError if there is no room for a private folder.
     """

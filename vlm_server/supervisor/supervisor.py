@@ -177,7 +177,7 @@ class Supervisor:
             if process is not self._running():
                 raise EngineUnavailable("The engine has been restarted.")
             self._in_flight.admit(request_id, shape, alone=is_alone)
-            self._watchdog.sent(request_id)
+            self._watchdog.record_request(request_id)
             process.send(request.submit)
             del request  # its images are not needed here while it is answered
             while not isinstance(event, Finished | Failed):
@@ -186,14 +186,14 @@ class Supervisor:
         finally:
             was_here = self._in_flight.close(request_id)
             if was_here and not isinstance(event, Finished | Failed):
-                self._leave(process, request_id)
+                self._abort(process, request_id)
 
     def cancel(self, request_id: str) -> bool:
         """See `EngineClient.cancel`."""
         process = self._process
         if process is None or not self._in_flight.cancel(request_id):
             return False
-        self._leave(process, request_id)
+        self._abort(process, request_id)
         return True
 
     def set_memory_limit(self, limit_bytes: int) -> None:
@@ -220,13 +220,13 @@ class Supervisor:
             raise EngineUnavailable(f"The engine is not ready: {status.state}.")
         return self._process
 
-    def _leave(self, process: EngineProcess, request_id: str) -> None:
+    def _abort(self, process: EngineProcess, request_id: str) -> None:
         """Abort a request whose client has left, if the engine has it."""
         if request_id in self._watchdog.owed and not process.withdraw(request_id):
             process.send(Abort(request_id))
         else:
-            self._watchdog.ended(request_id)
-            self._in_flight.ended(request_id)
+            self._watchdog.record_end(request_id)
+            self._in_flight.remove(request_id)
 
     # ---- the engine's life ---------------------------------------------------------
 
@@ -255,9 +255,9 @@ class Supervisor:
             except Exception:  # a process that can't be started, an event that can't be read
                 logger.exception("running the engine failed")
             was_late = self._hung == _STARTING
-            reason = self._failed_starts.note_end(self._exit_status, was_late=was_late)
+            reason = self._failed_starts.record_end(self._exit_status, was_late=was_late)
             if reason is not None:
-                self._take_unloadable(reason)
+                self._handle_unloadable(reason)
             if self._status.state in ("failed", "stopping"):
                 return
             if self._was_ready:
@@ -291,7 +291,7 @@ class Supervisor:
         """End an engine that one of its ranks has left, which may wait for it."""
         reason = await ranks.first_to_end()
         if not self._was_ready:
-            self._take_unloadable(reason)
+            self._handle_unloadable(reason)
         process.kill()
 
     async def _run_process(self, process: EngineProcess, rank: Rank | None) -> None:
@@ -303,11 +303,11 @@ class Supervisor:
             process.send(msgspec.structs.replace(self._start, rank=rank))
             self._told_limit_bytes = self._start.memory.known_limit_bytes
             async for event in process.events():
-                self._watchdog.heard(event)
-                self._take(event)
+                self._watchdog.record_event(event)
+                self._handle(event)
         finally:
             self._process = None
-            self._lose(process)
+            self._handle_engine_end(process)
             watching.cancel()
             status = self._exit_status = await process.end()
             logger.info("the engine process %d ended with status %d", process.pid, status)
@@ -345,35 +345,35 @@ class Supervisor:
         finally:
             process.kill()
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         match event:
             case Accepted() | Working() | Tokens():
-                self._in_flight.take(event)
+                self._in_flight.deliver(event)
             case Finished() | Failed():
-                self._watchdog.ended(event.request_id)
-                self._in_flight.take(event)
+                self._watchdog.record_end(event.request_id)
+                self._in_flight.deliver(event)
             case Stats():
                 self._memory.add(event.memory)
                 self._set(stats=event)
             case Loading(stage, fraction):
                 self._set(progress=(stage, fraction))
             case Ready():
-                self._take_ready(event)
+                self._handle_ready(event)
             case Unloadable(reason):
-                self._take_unloadable(reason)
+                self._handle_unloadable(reason)
 
-    def _take_ready(self, ready: Ready) -> None:
+    def _handle_ready(self, ready: Ready) -> None:
         logger.info("the engine is ready: %s on %s", ready.model_type, ready.device)
         self._was_ready = True
         self._tell_limit()
-        self._failed_starts.note_ready()
+        self._failed_starts.record_ready()
         self._start_seconds = time.monotonic() - self._started_at
         self._set(model_facts=ready.facts)
         if self._status.state != "stopping":
             self._set(state="ready", progress=None, retry_after_seconds=1.0)
         self._settled.set()
 
-    def _take_unloadable(self, reason: str) -> None:
+    def _handle_unloadable(self, reason: str) -> None:
         """The model can't be loaded: final for one that never was, retried for one that was."""
         logger.error("the model can't be loaded: %s", reason)
         if not self._settled.is_set() and self._status.state != "stopping":
@@ -381,11 +381,11 @@ class Supervisor:
             self._set(state="failed", progress=None)
             self._settled.set()
 
-    def _lose(self, process: EngineProcess) -> None:
+    def _handle_engine_end(self, process: EngineProcess) -> None:
         """The engine process has ended: fail the requests in flight, refuse new ones."""
         is_death = self._status.state not in ("failed", "stopping")
         is_crash = is_death and self._hung not in (PREPARERS, _STOPPED)
-        self._in_flight.engine_ended(is_crash=is_crash, only_encoder=self._hung == ENCODER)
+        self._in_flight.fail_all(is_crash=is_crash, only_encoder=self._hung == ENCODER)
         self._watchdog = Watchdog(self._tick_seconds, time.monotonic)
         if is_death:
             logger.error("the engine process %d ended unexpectedly", process.pid)

@@ -35,16 +35,16 @@ class Watchdog:
         """Requests that the engine has to end, even if their clients have left."""
         return frozenset(self._owed)
 
-    def sent(self, request_id: str) -> None:
+    def record_request(self, request_id: str) -> None:
         """Record a request sent to the engine. It does not excuse silence about older work."""
         self._owed.add(request_id)
 
-    def ended(self, request_id: str) -> None:
+    def record_end(self, request_id: str) -> None:
         """Record that the engine is done with a request."""
         self._owed.discard(request_id)
         self._rest_if_nothing_is_due()
 
-    def heard(self, event: Event) -> None:
+    def record_event(self, event: Event) -> None:
         """Record an event of the inference thread."""
         self._silence = 0.0
         if isinstance(event, Stats):

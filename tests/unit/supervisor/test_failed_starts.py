@@ -13,8 +13,8 @@ def give_up(status: int | None, *, was_late: bool = False) -> str:
     """The reason that the last of so many gives."""
     starts = FailedStarts(6 << 30)
     for _ in range(MAX_FAILED_STARTS - 1):
-        assert starts.note_end(status, was_late=was_late) is None
-    reason = starts.note_end(status, was_late=was_late)
+        assert starts.record_end(status, was_late=was_late) is None
+    reason = starts.record_end(status, was_late=was_late)
     assert reason is not None
     return reason
 
@@ -45,7 +45,7 @@ def test_one_that_was_too_slow_is_not_blamed_on_memory() -> None:
 
 def test_what_was_ready_once_is_tried_for_ever() -> None:
     starts = FailedStarts(6 << 30)
-    starts.note_end(1, was_late=False)
-    starts.note_ready()
+    starts.record_end(1, was_late=False)
+    starts.record_ready()
     for _ in range(100):
-        assert starts.note_end(-signal.SIGKILL, was_late=False) is None
+        assert starts.record_end(-signal.SIGKILL, was_late=False) is None

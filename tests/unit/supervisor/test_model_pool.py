@@ -27,7 +27,7 @@ from vlm_server.models import EMBEDDED
 from vlm_server.protocol import MemoryStats, ModelFacts, Stats
 from vlm_server.settings import Cache, Deadlines, ListedModel, Memory, Model, Settings
 from vlm_server.supervisor.client import EngineStatus
-from vlm_server.supervisor.models.model_pool import ModelPool
+from vlm_server.supervisor.model_pool import ModelPool
 
 GB = 10**9
 LOAD_SECONDS = 0.02

@@ -34,23 +34,23 @@ def die(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool =
     for submit in (encoding, *others):
         admit(quarantine, submit, alone=alone)
     request_ids = tuple(submit.request_id for submit in (encoding, *others))
-    quarantine.working(Working(request_ids, (encoding.request_id,)))
-    quarantine.engine_ended(is_crash=True)
+    quarantine.record_work(Working(request_ids, (encoding.request_id,)))
+    quarantine.record_engine_end(is_crash=True)
 
 
 def die_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = False) -> None:
     for submit in submits:
         admit(quarantine, submit, alone=alone)
-    quarantine.working(Working(tuple(submit.request_id for submit in submits)))
-    quarantine.engine_ended(is_crash=True)
+    quarantine.record_work(Working(tuple(submit.request_id for submit in submits)))
+    quarantine.record_engine_end(is_crash=True)
 
 
 def succeed(quarantine: Quarantine, submit: Submit) -> None:
     """Both phases, then a token."""
     admit(quarantine, submit)
-    quarantine.working(Working((submit.request_id,), (submit.request_id,)))
-    quarantine.working(Working((submit.request_id,)))
-    quarantine.succeeded(submit.request_id)
+    quarantine.record_work(Working((submit.request_id,), (submit.request_id,)))
+    quarantine.record_work(Working((submit.request_id,)))
+    quarantine.record_token(submit.request_id)
 
 
 def is_suspect(quarantine: Quarantine, submit: Submit) -> bool:
@@ -106,8 +106,8 @@ def test_a_success_that_the_encoder_had_no_part_in_does_not_clear_its_load(
     die(quarantine, LARGE)
     die(quarantine, LARGE)
     admit(quarantine, SAME)
-    quarantine.working(Working(("same",)))
-    quarantine.succeeded("same")
+    quarantine.record_work(Working(("same",)))
+    quarantine.record_token("same")
     assert is_suspect(quarantine, LARGE)
 
 
@@ -132,8 +132,8 @@ def test_an_encoder_that_hung_is_blamed_alone(quarantine: Quarantine) -> None:
     for _ in range(2):
         admit(quarantine, LARGE)
         admit(quarantine, ask("text", LONG))
-        quarantine.working(Working(("large", "text"), ("large",)))
-        quarantine.engine_ended(is_crash=True, only_encoder=True)
+        quarantine.record_work(Working(("large", "text"), ("large",)))
+        quarantine.record_engine_end(is_crash=True, only_encoder=True)
     assert is_suspect(quarantine, LARGE)
     assert not is_suspect(quarantine, ask("b", LONG))
 
@@ -169,9 +169,9 @@ def test_who_left_in_the_middle_of_the_trial_is_not_condemned(quarantine: Quaran
     die(quarantine, LARGE)
     die(quarantine, LARGE)
     admit(quarantine, LARGE, alone=True)
-    quarantine.working(Working(("large",), ("large",)))
-    quarantine.finish("large")
-    quarantine.engine_ended(is_crash=True)
+    quarantine.record_work(Working(("large",), ("large",)))
+    quarantine.remove("large")
+    quarantine.record_engine_end(is_crash=True)
     assert is_suspect(quarantine, LARGE)
     assert not is_refused(quarantine, LARGE)
 
@@ -180,7 +180,7 @@ def test_a_trial_that_was_not_on_the_device_condemns_nobody(quarantine: Quaranti
     die(quarantine, LARGE)
     die(quarantine, LARGE)
     admit(quarantine, LARGE, alone=True)
-    quarantine.engine_ended(is_crash=True)
+    quarantine.record_engine_end(is_crash=True)
     assert not is_refused(quarantine, LARGE)
 
 
@@ -217,8 +217,8 @@ def test_all_whose_pictures_were_encoded_together_are_blamed(quarantine: Quarant
     for _ in range(2):
         for submit in (screenshot, photo):
             admit(quarantine, submit)
-        quarantine.working(Working(("one", "other"), ("one", "other")))
-        quarantine.engine_ended(is_crash=True)
+        quarantine.record_work(Working(("one", "other"), ("one", "other")))
+        quarantine.record_engine_end(is_crash=True)
     assert is_suspect(quarantine, screenshot)
     assert is_suspect(quarantine, photo)
 
@@ -230,12 +230,12 @@ def test_nobody_is_blamed_but_who_is_on_the_device(quarantine: Quarantine) -> No
     for _ in range(2):
         for submit in submits:
             admit(quarantine, submit)
-        quarantine.working(Working(("past",), ("past",)))
-        quarantine.working(Working(("answered", "failed", "culprit"), ("culprit",)))
-        quarantine.succeeded("answered")
-        quarantine.finish("answered")
+        quarantine.record_work(Working(("past",), ("past",)))
+        quarantine.record_work(Working(("answered", "failed", "culprit"), ("culprit",)))
+        quarantine.record_token("answered")
+        quarantine.remove("answered")
         quarantine.acquit("failed")
-        quarantine.engine_ended(is_crash=True)
+        quarantine.record_engine_end(is_crash=True)
     assert [is_suspect(quarantine, submit) for submit in submits] == [False] * 4 + [True]
 
 
@@ -243,19 +243,19 @@ def test_a_picture_that_nobody_waits_for_any_more_is_blamed(quarantine: Quaranti
     """The encoder goes on with it after an abort, whatever is prefilled beside it."""
     for _ in range(2):
         admit(quarantine, LARGE)
-        quarantine.working(Working(("large",), ("large",)))
-        quarantine.finish("large")
+        quarantine.record_work(Working(("large",), ("large",)))
+        quarantine.remove("large")
         assert quarantine.num_tracked == 0
-        quarantine.working(Working(("large", "text"), ("large",)))
-        quarantine.engine_ended(is_crash=True)
+        quarantine.record_work(Working(("large", "text"), ("large",)))
+        quarantine.record_engine_end(is_crash=True)
     assert is_suspect(quarantine, LARGE)
 
 
 def test_a_picture_that_was_aborted_is_not_blamed_for_the_next_work(quarantine: Quarantine) -> None:
     for _ in range(2):
         admit(quarantine, LARGE)
-        quarantine.working(Working(("large",), ("large",)))
-        quarantine.finish("large")
+        quarantine.record_work(Working(("large",), ("large",)))
+        quarantine.remove("large")
         die_of_prompts(quarantine, ask("b", LONG))
     assert not is_suspect(quarantine, SAME)
 
@@ -263,15 +263,15 @@ def test_a_picture_that_was_aborted_is_not_blamed_for_the_next_work(quarantine: 
 def test_an_engine_that_was_to_end_is_no_crash(quarantine: Quarantine) -> None:
     for _ in range(3):
         admit(quarantine, LARGE)
-        quarantine.working(Working(("large",), ("large",)))
-        quarantine.engine_ended(is_crash=False)
+        quarantine.record_work(Working(("large",), ("large",)))
+        quarantine.record_engine_end(is_crash=False)
     assert not is_suspect(quarantine, SAME)
 
 
 def test_what_the_last_engine_had_is_not_blamed_for_the_next_crash(quarantine: Quarantine) -> None:
     die(quarantine, LARGE)
     admit(quarantine, LARGE)
-    quarantine.engine_ended(is_crash=True)
+    quarantine.record_engine_end(is_crash=True)
     assert not is_suspect(quarantine, SAME)
 
 
@@ -288,8 +288,8 @@ def test_nothing_grows(quarantine: Quarantine) -> None:
     for submit in [ask("a", "", size) for size in sizes]:
         condemn(quarantine, submit)
         admit(quarantine, submit)
-        quarantine.working(Working(("a",), ("a",)))
-        quarantine.finish("a")
+        quarantine.record_work(Working(("a",), ("a",)))
+        quarantine.remove("a")
     assert quarantine.num_tracked == 0
     assert quarantine.num_shapes == len(quarantine._records) == 64
     assert not quarantine._done

@@ -38,63 +38,63 @@ def test_an_idle_engine_owes_nothing(watchdog: Watchdog, clock: Clock) -> None:
 
 def test_more_work_does_not_excuse_silence(watchdog: Watchdog, clock: Clock) -> None:
     for number in range(10):
-        watchdog.sent(f"r{number}")
+        watchdog.record_request(f"r{number}")
         wait(watchdog, clock, 1)
     assert watchdog.overdue_seconds == (10.0, INFERENCE)
 
 
 def test_silence_before_there_was_work_does_not_count(watchdog: Watchdog, clock: Clock) -> None:
     wait(watchdog, clock, 100)
-    watchdog.sent("a")
+    watchdog.record_request("a")
     wait(watchdog, clock, 2)
     assert watchdog.overdue_seconds == (2.0, INFERENCE)
 
 
 def test_whatever_is_heard_ends_silence(watchdog: Watchdog, clock: Clock) -> None:
-    watchdog.sent("a")
+    watchdog.record_request("a")
     wait(watchdog, clock, 5)
-    watchdog.heard(Accepted("a"))
+    watchdog.record_event(Accepted("a"))
     wait(watchdog, clock, 2)
     assert watchdog.overdue_seconds == (2.0, INFERENCE)
 
 
 def test_the_last_end_ends_silence(watchdog: Watchdog, clock: Clock) -> None:
-    watchdog.sent("a")
-    watchdog.sent("b")
+    watchdog.record_request("a")
+    watchdog.record_request("b")
     wait(watchdog, clock, 5)
-    watchdog.ended("a")
+    watchdog.record_end("a")
     assert watchdog.overdue_seconds[0] == 5.0
-    watchdog.ended("b")
+    watchdog.record_end("b")
     assert watchdog.overdue_seconds[0] == 0.0
 
 
 def test_a_piece_of_work_that_stays_hangs_whatever_else_is_heard(
     watchdog: Watchdog, clock: Clock
 ) -> None:
-    watchdog.sent("a")
+    watchdog.record_request("a")
     for number in range(10):
-        watchdog.heard(stats(encoder=7, preparers=100 + number))
+        watchdog.record_event(stats(encoder=7, preparers=100 + number))
         wait(watchdog, clock, 1)
     assert watchdog.overdue_seconds == (10.0, "encoder")
 
 
 def test_work_of_threads_counts_after_the_last_request(watchdog: Watchdog, clock: Clock) -> None:
-    watchdog.sent("a")
-    watchdog.heard(stats(preparers=1))
-    watchdog.ended("a")
+    watchdog.record_request("a")
+    watchdog.record_event(stats(preparers=1))
+    watchdog.record_end("a")
     wait(watchdog, clock, 3)
-    watchdog.heard(stats(preparers=1))
+    watchdog.record_event(stats(preparers=1))
     wait(watchdog, clock, 3)
     assert watchdog.overdue_seconds == (6.0, "preparers")
-    watchdog.heard(stats())
+    watchdog.record_event(stats())
     assert watchdog.overdue_seconds == (0.0, INFERENCE)
 
 
 def test_time_in_which_the_front_was_stopped_does_not_count(
     watchdog: Watchdog, clock: Clock
 ) -> None:
-    watchdog.sent("a")
-    watchdog.heard(stats(encoder=1))
+    watchdog.record_request("a")
+    watchdog.record_event(stats(encoder=1))
     wait(watchdog, clock, 3)
     clock.now += 3600.0
     watchdog.tick()
@@ -102,7 +102,7 @@ def test_time_in_which_the_front_was_stopped_does_not_count(
 
 
 def test_a_clock_that_went_back_does_not_count(watchdog: Watchdog, clock: Clock) -> None:
-    watchdog.sent("a")
+    watchdog.record_request("a")
     wait(watchdog, clock, 3)
     clock.now -= 3600.0
     watchdog.tick()

@@ -39,7 +39,7 @@ from vlm_server.cli.serve.reload import (
 from vlm_server.platform import backend, heap
 from vlm_server.platform.child.pool import ChildFailed
 from vlm_server.settings import Settings, Sources
-from vlm_server.supervisor.models.model_pool import ModelPool
+from vlm_server.supervisor.model_pool import ModelPool
 
 logger = logging.getLogger(__name__)
 

@@ -35,10 +35,6 @@ class ChildTimeout(Exception):
     """The job took longer than it may."""
 
 
-class ChildCancelled(Cancelled):
-    """The job was cancelled."""
-
-
 class ChildPool:
     """At most `size` processes of `module`, started when they are needed. Thread-safe.
 
@@ -87,7 +83,7 @@ class ChildPool:
     def run(self, job: messages.Body, seconds: float, cancellation: Cancellation) -> bytearray:
         """The answer to `job`. `seconds` count from when a process has it.
 
-        Raises ChildFailed, ChildTimeout or ChildCancelled.
+        Raises ChildFailed, ChildTimeout or Cancelled.
         """
         with cancellation.bounded():
             return self._run(job, seconds, cancellation)
@@ -120,7 +116,7 @@ class ChildPool:
         return answer
 
     def _wait_for_turn(self, cancellation: Cancellation) -> None:
-        """Returns when this thread may have a process. Raises ChildCancelled."""
+        """Returns when this thread may have a process. Raises Cancelled."""
         ticket = object()
 
         def wake() -> None:
@@ -133,7 +129,7 @@ class ChildPool:
             try:
                 self._changed.wait_for(lambda: cancellation.is_cancelled or self._is_next(ticket))
                 if cancellation.is_cancelled:
-                    raise ChildCancelled
+                    raise Cancelled
                 self._num_busy += 1
             finally:
                 self._waiting.remove(ticket)
@@ -218,7 +214,7 @@ class _Child:
             answer, is_retiring = messages.read(stdout)
         except (OSError, EOFError):
             if cancellation.is_cancelled:
-                raise ChildCancelled from None
+                raise Cancelled from None
             if watch.is_late:
                 raise ChildTimeout from None
             if watch.is_too_large:

@@ -119,7 +119,7 @@ class RemoteMatcher:
         self._vocabulary_size = vocabulary_size
         self._is_closed = False
         self._is_ahead: list[bool] = []
-        """For each pending reply, whether it answers `look_ahead`."""
+        """Flags of pending replies: whether each is for `look_ahead`."""
         self._ahead: list[NDArray[np.bool_]] = []
         self.forced: tuple[int, ...] = ()
         self.fault: RequestError | None = None

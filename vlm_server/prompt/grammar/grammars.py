@@ -87,7 +87,7 @@ class _Refusals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reasons: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        """By key, the oldest first, each with its time."""
+        """The time and the reason of each refusal, by key, the oldest first."""
 
     def get(self, key: str) -> str | None:
         with self._lock:

@@ -41,7 +41,7 @@ _GRACE_SECONDS = 2.0
 """After its time a process ends itself; later than this it is taken for dead."""
 _PROMPT_SECONDS = 0.05
 _LONG_NICENESS = 5
-"""Of what takes longer: the answers that are being written come first."""
+"""The niceness of longer work: running answers come first."""
 
 
 class Peer:

@@ -47,7 +47,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a `Clip` says of its frames, without their pixels."""
+    """The times of a clip's frames, and whether the video has more: a `Clip` without pixels."""
 
     seconds: tuple[float, ...]
     is_cut: bool

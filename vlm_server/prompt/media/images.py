@@ -22,14 +22,14 @@ from vlm_server.protocol import Image
 
 _HEIC = "HEIC"
 _TRANSFORMED = (_HEIC, "AVIF")
-"""They may be clipped and turned after their header has said how large they are."""
+"""Formats that may be clipped and turned after the size in their header."""
 _WHITE_IS_ZERO = 0
 _DECODER_THREADS = 2
 AvifImagePlugin.DEFAULT_MAX_THREADS = _DECODER_THREADS
 _UNREADABLE = (
     OSError, ValueError, SyntaxError, EOFError, KeyError, RuntimeError, zlib.error, struct.error,
 )  # fmt: skip
-"""What Pillow, its decoders and zlib raise for bytes that are no image."""
+"""Exceptions of Pillow, its decoders and zlib for bytes that are no image."""
 
 PillowImage.MAX_IMAGE_PIXELS = None  # the header was held against limits.max_image_pixels
 
@@ -43,7 +43,7 @@ _UPRIGHT = {
     7: PillowImage.Transpose.TRANSVERSE,
     8: PillowImage.Transpose.ROTATE_90,
 }
-"""What undoes each EXIF orientation."""
+"""The inverse of each EXIF orientation."""
 
 
 def decode_job(job: bytearray) -> Parts:
@@ -95,7 +95,7 @@ def decode_rgb(image: Image) -> PillowImage.Image:
 
 
 def _open(image: Image) -> PillowImage.Image:
-    """By the one reader that the header asks for."""
+    """The image, opened by the one reader that its header asks for."""
     data = io.BytesIO(image.data)
     if image.format != _HEIC:
         return PillowImage.open(data, formats=(image.format,))

@@ -28,7 +28,7 @@ _MORE = b"\xa5" * 64
 _GREY_LUMA = 126.0, 129.5
 """Around 128; 127 is how CMYK, which is inverted, has it."""
 _ROWS = 256
-"""Of a band: what is compared at once, so that there are no copies of all pixels."""
+"""The height of a band that is compared at once, without a copy of all pixels."""
 
 
 def has_all_blocks(data: bytes, loaded: JpegImageFile) -> bool:
@@ -56,7 +56,7 @@ class _Component:
 
 
 class _Walk:
-    """What the markers of a JPEG say, from its start to its own end."""
+    """A walk along the markers of a JPEG, from its start to its own end."""
 
     def __init__(self) -> None:
         self.scan_ends: list[int] = []
@@ -92,7 +92,7 @@ class _Walk:
                 position = self._take_scan(content, data, position)
 
     def _begin_frame(self, content: bytes, *, is_progressive: bool) -> None:
-        """Of the bytes of a frame's header: depth, height, width, then three for a component."""
+        """Read a frame's header: depth, height, width, then three bytes for a component."""
         self._size = int.from_bytes(content[3:5]), int.from_bytes(content[1:3])
         self._is_progressive = is_progressive
         self._components = {
@@ -101,7 +101,7 @@ class _Walk:
         }
 
     def _take_scan(self, content: bytes, data: bytes, start: int) -> int:
-        """Of the bytes of a scan's header; returns where its data, from `start` on, end."""
+        """Read a scan's header; returns the end of its data, which begin at `start`."""
         count = content[0] if content else 0
         ids = content[1 : 1 + 2 * count : 2]
         scanned = [self._components[each] for each in ids if each in self._components]
@@ -122,7 +122,7 @@ class _Walk:
         return end
 
     def _num_units(self, scanned: list[_Component]) -> int:
-        """How many units (MCUs) a scan has: blocks of its only component, or of all together."""
+        """The number of units (MCUs) of a scan: blocks of its only component, or of all."""
         across = max(each.horizontal for each in self._components.values())
         down = max(each.vertical for each in self._components.values())
         width, height = self._size

@@ -1,4 +1,4 @@
-"""How large a picture is shown to the model, where a request or the settings ask for a size.
+"""The size at which a picture is shown to the model, if a request or the settings ask for one.
 
 Families of dynamic resolution make whole tokens of a picture of any size, by a rule that their
 processors apply (`PixelRule`). Here it is applied first, with narrower bounds: what the processor
@@ -50,7 +50,7 @@ class PictureSizes:
             )
 
     def bounds(self, image: Image) -> PixelBounds | None:
-        """What `image` is scaled to before the processor gets it; None if it is not."""
+        """The bounds to which `image` is scaled before processing; None if it is not scaled."""
         bounds = self._asked(image)
         own = self._own
         if bounds == own:
@@ -73,14 +73,14 @@ class PictureSizes:
         return np.asarray(picture.resize(wanted, PillowImage.Resampling.BICUBIC))
 
     def _left_alone(self, size: tuple[int, int]) -> tuple[int, int]:
-        """What the processor itself makes of a picture of this size."""
+        """The size to which the processor itself scales a picture."""
         if self._rule is None or max(size) > _MOST_ASPECT * min(size):
             return size
         return _smart_resize(size, self._rule)
 
     @property
     def _own(self) -> PixelBounds:
-        """What the processor applies itself."""
+        """The processor's own bounds."""
         if self._rule is None:
             return PixelBounds(0, None)
         return PixelBounds(self._rule.min_pixels, self._rule.max_pixels)
@@ -149,7 +149,7 @@ def fit(
 
 
 def _smart_resize(size: tuple[int, int], rule: PixelRule) -> tuple[int, int]:
-    """What Qwen2-VL's processor makes of a picture: more pixels than its bound, now and then."""
+    """The size by Qwen2-VL's processor, which has more pixels than its bound now and then."""
     factor = rule.factor
     width, height = (round(side / factor) * factor for side in size)
     if width * height > rule.max_pixels:

@@ -1,4 +1,4 @@
-"""What Pillow leaves to do of a PNG: to check that it has all its pixels, and a transparent colour.
+"""Checks of a PNG that Pillow leaves out: that it has all pixels, and its transparent colour.
 
 Pillow decodes a PNG whose compressed data ends early, but properly, with black in the missing
 rows: an answer about it would be about an image that nobody sent. Most images show by their last
@@ -18,7 +18,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 _SIGNATURE_BYTES = 8
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-"""By colour type: grey, RGB, palette, grey with alpha, RGBA."""
+"""Channels by colour type: grey, RGB, palette, grey with alpha, RGBA."""
 _ADAM7 = (
     (0, 8, 0, 8),
     (4, 8, 0, 8),

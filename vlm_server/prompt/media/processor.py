@@ -35,7 +35,7 @@ from vlm_server.protocol import Image, Submit, Video
 from vlm_server.settings import Video as VideoLimits
 
 _MAX_FRAMES_AS_IMAGES = 16
-"""Of a video: an image has many more tokens than a frame for a family that takes videos."""
+"""The most frames of a video shown as images, which have many more tokens than frames."""
 
 
 class MediaItem:

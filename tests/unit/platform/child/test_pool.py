@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from vlm_server.platform.child import launch, messages
-from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.platform.child.cancellation import Cancellation, Cancelled
 from vlm_server.platform.child.messages import Parts
-from vlm_server.platform.child.pool import ChildCancelled, ChildFailed, ChildPool, ChildTimeout
+from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
 
 MODULE = "tests.unit.platform.child.echo"
 ROOT = str(Path(__file__).parents[4])
@@ -96,7 +96,7 @@ def test_cancelling_kills_the_process_and_frees_its_place(pool: ChildPool):
     def run(cancellation: Cancellation) -> None:
         try:
             pool.run(b"sleep 30", 60, cancellation)
-        except (ChildFailed, ChildTimeout, ChildCancelled) as error:
+        except (ChildFailed, ChildTimeout, Cancelled) as error:
             outcomes.append(type(error))
 
     threads = [threading.Thread(target=run, args=(one,)) for one in cancellations]
@@ -108,7 +108,7 @@ def test_cancelling_kills_the_process_and_frees_its_place(pool: ChildPool):
         cancellation.cancel()
     for thread in threads:
         thread.join(5)
-    assert outcomes == [ChildCancelled] * 3
+    assert outcomes == [Cancelled] * 3
     assert pool.num_tracked == 0
     assert ask(pool, "echo next") == "next"
 
@@ -116,7 +116,7 @@ def test_cancelling_kills_the_process_and_frees_its_place(pool: ChildPool):
 def test_what_was_cancelled_before_is_not_begun(pool: ChildPool):
     cancellation = Cancellation()
     cancellation.cancel()
-    with pytest.raises(ChildCancelled):
+    with pytest.raises(Cancelled):
         pool.run(b"sleep 30", 60, cancellation)
 
 

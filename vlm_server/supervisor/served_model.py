@@ -1,12 +1,12 @@
-"""One served model: its checkpoint, its engine while loaded, and its users."""
+"""One served model: its checkpoint, its engine while loaded, its users, and turns at loading."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -77,7 +77,7 @@ class ServedModel:
         self._num_uses = 0
         """Since it was loaded."""
         self._waiters: dict[str, asyncio.Future[Supervisor]] = {}
-        """By request, those that wait until it is loaded, the first one first."""
+        """Futures of requests that wait until it is loaded, in order."""
         self._left = asyncio.Event()
         self.last_used = 0.0
         self.loaded_at = 0.0
@@ -119,7 +119,7 @@ class ServedModel:
 
     @property
     def stay_seconds(self) -> float:
-        """How long it still stays, that others may use it: as long as its load took in all."""
+        """The seconds that it still stays for others' use: as long as its load took in all."""
         return max(0.0, self.loaded_at + self.load_seconds - time.monotonic())
 
     @property
@@ -132,16 +132,16 @@ class ServedModel:
         """Whether it is pinned, or somebody waits for it."""
         return self.is_pinned or bool(self._waiters)
 
-    def note(self, state: str, stage: str = "", fraction: float = 0.0) -> None:
+    def set_state(self, state: str, stage: str = "", fraction: float = 0.0) -> None:
         """Set the status of a model without an engine."""
         progress = (stage, fraction) if stage else None
         self._status = dataclasses.replace(
             self._status, state=state, progress=progress, download=None, error=""
         )
 
-    def note_wait(self, stage: str = "") -> None:
+    def set_waiting(self, stage: str = "") -> None:
         """Set the status of a model that waits to be loaded; stage: what for."""
-        self.note("starting" if self.is_pinned else "waiting", stage or "waiting for its turn")
+        self.set_state("starting" if self.is_pinned else "waiting", stage or "waiting for its turn")
 
     # ---- loading -----------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class ServedModel:
         self._missing = None
         self.settings = msgspec.structs.replace(self.settings, model=model)
         self._status = dataclasses.replace(self._status, retry_after_seconds=1.0)
-        self.note("starting")
+        self.set_state("starting")
 
     def _take_download(self, progress: Progress) -> None:
         self._status = dataclasses.replace(
@@ -207,26 +207,26 @@ class ServedModel:
     # ---- who uses it -------------------------------------------------------------------
 
     def wait(self, request_id: str) -> asyncio.Future[Supervisor]:
-        """A future engine, used by the request once the model is loaded, until `leave`."""
+        """A future engine, used by the request once the model is loaded, until `release`."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[request_id] = waiter
         return waiter
 
     def use(self) -> Supervisor:
-        """The engine, used by one more request until `leave`."""
+        """The engine, used by one more request until `release`."""
         assert self.engine is not None
         self.num_users += 1
         self._num_uses += 1
         self.last_used = time.monotonic()
         return self.engine
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Count one user less."""
         self.num_users -= 1
         self.last_used = time.monotonic()
         self._left.set()
 
-    def give_up(self, request_id: str) -> None:
+    def remove_waiter(self, request_id: str) -> None:
         """Remove a waiting request."""
         self._waiters.pop(request_id, None)
 
@@ -290,7 +290,7 @@ class ServedModel:
 
     # ---- failed loads ------------------------------------------------------------------
 
-    def note_failure(self, error: VlmServerError) -> None:
+    def record_failure(self, error: VlmServerError) -> None:
         """Record a failed load: the next one is tried later, unless nothing was tried."""
         if not isinstance(error, ModelDoesNotFit):
             seconds = min(_FIRST_PAUSE_SECONDS * 2**self._num_failures, _LONGEST_PAUSE_SECONDS)
@@ -321,3 +321,47 @@ class ServedModel:
     def forget_failure(self) -> None:
         """Allow another load at once: an operator asks for it."""
         self._failed_until = 0.0
+
+
+class Turns:
+    """Turns at loading and unloading, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._at_turn = ""
+        """The turn under way, as the end of a sentence."""
+        self._waiting: list[ServedModel] = []
+        """Models that are to be loaded."""
+
+    @asynccontextmanager
+    async def to_load(self, model: ServedModel) -> AsyncIterator[None]:
+        """A turn to load `model`, whose status says what it waits for."""
+        self._waiting.append(model)
+        self._tell()
+        try:
+            await self._lock.acquire()
+        finally:
+            self._waiting.remove(model)
+        async with self._held(f"`{model.name}` is loaded"):
+            yield
+
+    @asynccontextmanager
+    async def to_unload(self, model: ServedModel) -> AsyncIterator[None]:
+        """A turn to unload `model`."""
+        await self._lock.acquire()
+        async with self._held(f"`{model.name}` is unloaded"):
+            yield
+
+    @asynccontextmanager
+    async def _held(self, at_turn: str) -> AsyncIterator[None]:
+        self._at_turn = at_turn
+        self._tell()
+        try:
+            yield
+        finally:
+            self._at_turn = ""
+            self._lock.release()
+
+    def _tell(self) -> None:
+        for model in self._waiting:
+            model.set_waiting(f"waiting until {self._at_turn}" if self._at_turn else "")

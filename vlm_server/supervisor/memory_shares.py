@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from vlm_server.errors import ModelDoesNotFit, ModelLoadError
 from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.settings import MIB, Memory
-from vlm_server.supervisor.models.served_model import ServedModel
+from vlm_server.supervisor.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class MemoryShares:
         """
         others = self.loaded
         shares = self._shares([*others, model])
-        self._tell(others, shares)
+        self._set_limits(others, shares)
         until = time.monotonic() + _GIVE_BACK_SECONDS
         for other in others:
             while not _is_within(other, shares[other.name]):
@@ -74,14 +74,14 @@ class MemoryShares:
         """Share all memory between the loaded models."""
         if len(self._models) > 1 and self._limit_bytes:
             models = [one for one in self._models.values() if one.engine is not None]
-            self._tell(models, self._shares(models))
+            self._set_limits(models, self._shares(models))
 
     def _shares(self, models: Sequence[ServedModel]) -> dict[str, int]:
         needed = {model.name: self._needed(model) for model in models}
         return divide(needed, self._limit_bytes)
 
     @staticmethod
-    def _tell(models: Sequence[ServedModel], shares: Mapping[str, int]) -> None:
+    def _set_limits(models: Sequence[ServedModel], shares: Mapping[str, int]) -> None:
         for model in models:
             if model.engine is not None:
                 model.engine.set_memory_limit(shares[model.name])
@@ -96,9 +96,9 @@ class MemoryShares:
                 one.weight_bytes = max(one.weight_bytes, stats.memory.baseline_bytes)
                 self._limit_bytes = self._limit_bytes or stats.memory.limit_bytes
             if not (one.weight_bytes and self._limit_bytes):
-                await self._look_at(one, must_load=one is model)
+                await self._survey_one(one, must_load=one is model)
 
-    async def _look_at(self, model: ServedModel, *, must_load: bool) -> None:
+    async def _survey_one(self, model: ServedModel, *, must_load: bool) -> None:
         settings = model.settings
         found = await self._look(SurveyRequest(settings.model, settings.memory))
         if found.refusal and must_load:
@@ -135,7 +135,7 @@ def needed_bytes(weight_bytes: int, room_bytes: int, least_kv_bytes: int = 0) ->
 
 
 def divide(needed: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
-    """What each model may have: as much as it needs, and an equal part of what is left.
+    """Each model's limit: as much as it needs, and an equal part of the rest.
 
     If less is there than they need, as they have come to know, each has that much less room.
     """

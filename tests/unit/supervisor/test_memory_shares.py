@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlm_server.settings import MIB
-from vlm_server.supervisor.models.memory_shares import divide, needed_bytes
+from vlm_server.supervisor.memory_shares import divide, needed_bytes
 
 
 def test_a_model_needs_its_weights_and_room() -> None:

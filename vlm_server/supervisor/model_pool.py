@@ -34,9 +34,8 @@ from vlm_server.hub.survey import survey
 from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import ListedModel, Model, Settings
 from vlm_server.supervisor.client import EngineStatus
-from vlm_server.supervisor.models.memory_shares import Look, MemoryShares
-from vlm_server.supervisor.models.served_model import MakeEngine, ServedModel
-from vlm_server.supervisor.models.turns import Turns
+from vlm_server.supervisor.memory_shares import Look, MemoryShares
+from vlm_server.supervisor.served_model import MakeEngine, ServedModel, Turns
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 logger = logging.getLogger(__name__)
@@ -187,8 +186,8 @@ class ModelPool:
         try:
             yield engine
         finally:
-            model.leave()
-            self._note_idle(model)
+            model.release()
+            self._start_expiry(model)
 
     async def touch(
         self, name: str, request_id: str, keep_alive_seconds: float | None = None
@@ -202,10 +201,10 @@ class ModelPool:
                 return
         if model.engine is not None:
             model.wanted_seconds = 0.0
-            self._note_idle(model)
+            self._start_expiry(model)
 
     async def _engine(self, model: ServedModel, request_id: str) -> Supervisor:
-        """The engine of `model`, once that is loaded. The caller has to call `model.leave`."""
+        """The engine of `model`, once that is loaded. The caller has to call `model.release`."""
         self._set_expiry(model, None)
         if model.is_loaded or (model.is_pinned and model.engine is not None):
             return model.use()
@@ -220,10 +219,10 @@ class ModelPool:
         try:
             return await waiter
         except asyncio.CancelledError:
-            model.give_up(request_id)
+            model.remove_waiter(request_id)
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                model.leave()
-                self._note_idle(model)
+                model.release()
+                self._start_expiry(model)
             raise
 
     def cancel(self, request_id: str) -> bool:
@@ -262,7 +261,7 @@ class ModelPool:
 
     def _begin_load(self, model: ServedModel) -> None:
         if model.loading is None and not model.is_closing:
-            model.note_wait()
+            model.set_waiting()
             model.loading = self._spawn(self._load(model))
 
     async def _load(self, model: ServedModel) -> None:
@@ -273,7 +272,7 @@ class ModelPool:
                 limit_bytes = await self._place(model) if model.is_wanted else 0
                 if not model.is_wanted:
                     self._shares.share_out()
-                    model.note("unloaded")
+                    model.set_state("unloaded")
                     return
                 await model.start(limit_bytes, self._private)
                 self._shares.share_out()
@@ -289,10 +288,10 @@ class ModelPool:
         finally:
             model.loading = None
         model.admit_waiters()
-        self._note_idle(model)
+        self._start_expiry(model)
 
     def _fail(self, model: ServedModel, error: VlmServerError) -> None:
-        model.note_failure(error)
+        model.record_failure(error)
         if model.is_pinned:  # whoever waits until all is ready is told
             return
         logger.error("the model `%s` can't be loaded: %s", model.name, error)
@@ -302,13 +301,13 @@ class ModelPool:
         """Make room for a model. Returns its limit; 0 if it is the only one, and has all."""
         if len(self._models) == 1:
             return 0
-        model.note(model.status.state, "looking for room")
+        model.set_state(model.status.state, "looking for room")
         await self._shares.check(model)
         while model.is_wanted and self._shares.is_short(model):
             victim = self._victim()
             if not victim.is_idle:
-                model.note_wait(f"waiting until `{victim.name}` makes room")
-            await self._make_go_or_wait(victim)
+                model.set_waiting(f"waiting until `{victim.name}` makes room")
+            await self._unload_or_wait(victim)
         return await self._shares.claim(model) if model.is_wanted else 0
 
     def _victim(self) -> ServedModel:
@@ -316,7 +315,7 @@ class ModelPool:
         may_go = [one for one in self._shares.loaded if not one.is_pinned]
         return min(may_go, key=lambda one: (not one.is_idle, one.last_used))
 
-    async def _make_go_or_wait(self, model: ServedModel) -> None:
+    async def _unload_or_wait(self, model: ServedModel) -> None:
         """Unload a model for another one. One in use stays for as long as its load has taken: by
         then another one may be idle."""
         if model.stay_seconds and not model.is_idle:
@@ -346,7 +345,7 @@ class ModelPool:
 
     # ---- unused models -----------------------------------------------------------------
 
-    def _note_idle(self, model: ServedModel) -> None:
+    def _start_expiry(self, model: ServedModel) -> None:
         """Start the timer that unloads an idle model.
 
         One that is shared does not go sooner than its load took, whoever wants it gone: others
@@ -380,10 +379,10 @@ class ModelPool:
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._discard_task)
         return task
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _discard_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # it was told, and logged

@@ -1,1 +1,0 @@
-"""Which models are loaded, and what each may take of the memory."""
