@@ -59,7 +59,7 @@ class Spelling:
 
     has_flat_config: it looks for the language model's configuration outside `text_config`.
     vision_type: the only `model_type` that its vision model goes by; empty if it takes any.
-    weight_prefixes: see `weight_names`.
+    weight_prefixes: see `weights_renamed`.
     """
 
     has_flat_config: bool = False

@@ -100,7 +100,7 @@ class Leader:
         """`end` is called with an exit status, on another thread."""
         self._connection = connection
         self._end = end
-        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._inbox: SimpleQueue[bytes] = SimpleQueue()
 
     @classmethod
     def find(cls, rank: Rank, end: End = os._exit) -> Leader:
@@ -120,8 +120,12 @@ class Leader:
         self._connection.send_bytes(messages.encode(answer))
 
     def receive(self) -> Message:
-        """Wait for the next message."""
-        return self._inbox.get()
+        """Wait for the next message. Raises msgspec.MsgspecError for what is none.
+
+        Decodes on the calling thread, whose stream the arrays of a message are on.
+        """
+        message: Message = messages.decode_message(self._inbox.get())
+        return message
 
     def expect(self, kind: type[M]) -> M:
         """The next message. Raises EngineBroken if it is not of `kind`."""
@@ -133,12 +137,9 @@ class Leader:
     def _read_on(self) -> None:
         try:
             while True:
-                self._inbox.put(messages.decode_message(self._connection.recv_bytes()))
+                self._inbox.put(self._connection.recv_bytes())
         except (EOFError, OSError):
             self._end(0)
-        except Exception:
-            logger.critical("rank 0 can't be understood", exc_info=True)
-            self._end(1)
 
 
 def _address(rank: Rank) -> tuple[str, int]:
