@@ -13,7 +13,7 @@ from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
 
 if TYPE_CHECKING:
-    from vlm_server.settings import Checkpoint, ListedModel, Settings, Sources
+    from vlm_server.settings import Checkpoint, ListedModel, Model, Settings, Sources
 
 _SURPLUS = 1.25
 """Files may hold weights that the model does not use."""
@@ -110,16 +110,12 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
 
     from vlm_server import settings
     from vlm_server.api.http.access import keys
-    from vlm_server.hub.find import located
-    from vlm_server.hub.names import to_download
     from vlm_server.supervisor.ranks import read_hostfile
 
     loaded, sources = settings.load_with_sources(options.config, tuple(overrides(options)))
     if loaded.model.path:
-        loaded = msgspec.structs.replace(loaded, model=located(loaded.model))
-        if to_download(loaded.model.path) is None:
-            check_model(Path(loaded.model.path))
-    models = {name: _located(one, loaded) for name, one in loaded.models.items()}
+        loaded = msgspec.structs.replace(loaded, model=find_checkpoint(loaded.model))
+    models = {name: _found(one, loaded) for name, one in loaded.models.items()}
     loaded = msgspec.structs.replace(loaded, models=models)
     for name, listed in models.items():
         _check_template(f"models.{name}", listed)
@@ -130,19 +126,28 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
     return loaded, sources
 
 
-def _located(listed: ListedModel, settings: Settings) -> ListedModel:
+def find_checkpoint(model: Model) -> Model:
+    """`model` with the folder and the name of its checkpoint, if it is on this machine.
+
+    Raises ConfigError and NotAvailable as `check_model`.
+    """
+    from vlm_server.hub.find import located
+    from vlm_server.hub.names import to_download
+
+    found = located(model)
+    if to_download(found.path) is None:
+        check_model(Path(found.path))
+    return found
+
+
+def _found(listed: ListedModel, settings: Settings) -> ListedModel:
     """`listed` with the folder of its checkpoint. Raises ConfigError and NotAvailable."""
     import msgspec
 
-    from vlm_server.hub.find import located
-    from vlm_server.hub.names import to_download
     from vlm_server.settings import Model
 
     model = Model(path=listed.path, search_paths=settings.model.search_paths)
-    path = located(model).path
-    if to_download(path) is None:
-        check_model(Path(path))
-    return msgspec.structs.replace(listed, path=path)
+    return msgspec.structs.replace(listed, path=find_checkpoint(model).path)
 
 
 def settings_arguments(options: argparse.Namespace) -> list[str]:

@@ -13,8 +13,6 @@ from vlm_server import settings
 from vlm_server.cli import options
 from vlm_server.cli.service.manager import ServiceManager, manager_for
 from vlm_server.errors import ConfigError
-from vlm_server.hub.find import located
-from vlm_server.hub.names import to_download
 from vlm_server.settings import Model, Settings, Sources
 
 
@@ -91,9 +89,6 @@ def _read(bare: Situation) -> Situation:
     if not loaded.model.path:
         return read
     try:
-        model = located(loaded.model)
-        if to_download(model.path) is None:
-            options.check_model(Path(model.path))
+        return replace(read, model=options.find_checkpoint(loaded.model))
     except ConfigError as error:
         return replace(read, model=loaded.model, model_fault=str(error))
-    return replace(read, model=model)

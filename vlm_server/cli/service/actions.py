@@ -182,7 +182,12 @@ def locked(manager: ServiceManager) -> Iterator[None]:
     except OSError as error:
         raise CommandFailed(f"can't write {folder}: {error.strerror}") from None
     try:
-        _lock(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandFailed(
+                "another 'vlm-server service' command is running: try again when it is done"
+            ) from None
         yield
     finally:
         os.close(descriptor)
@@ -229,15 +234,6 @@ def is_moved(manager: ServiceManager, new: Files) -> bool:
     """Whether the service manager listens on another address with the `new` files."""
     before, path = _read(manager), manager.paths[-1]
     return path not in before or before[path] != new.get(path)
-
-
-def _lock(descriptor: int) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise CommandFailed(
-            "another 'vlm-server service' command is running: try again when it is done"
-        ) from None
 
 
 def _read(manager: ServiceManager) -> Files:
