@@ -223,7 +223,7 @@ def add_in_thought(engine: Engine, submit: Submit) -> None:
 
 def raw_texts(engine: Engine, request_id: str) -> list[str]:
     """What was drawn for each choice up to its end, control tokens included."""
-    host = engine.preparer._host
+    host = engine.preparer._spec
     seqs = sorted(seq for seq in engine.seqs if seq.request_id == request_id)
     drawn = [[i for i in engine.seqs[seq] if i not in host.eos_token_ids] for seq in seqs]
     return [host.backend.decode(each, skip_special_tokens=False) for each in drawn]
@@ -234,7 +234,7 @@ def test_a_budget_closes_a_thought(thinker: Engine, budget: int):
     params = sampling(1, max_tokens=40, n=2, max_reasoning_tokens=budget)
     add_in_thought(thinker, ask("a", "what?", sampling=params))
     thinker.run()
-    end = thinker.preparer._host.backend.token_to_id("</think>")
+    end = thinker.preparer._spec.backend.token_to_id("</think>")
     for choice in range(2):
         drawn = thinker.seqs[SeqId("a", choice)]
         assert drawn.index(end) == budget
@@ -260,7 +260,7 @@ def test_forced_calls_come_after_a_thought(thinker: Engine):
 
 
 def test_a_forced_answer_may_begin_a_thought(thinker: Engine):
-    bias = {thinker.preparer._host.backend.token_to_id("<think>"): 1000.0}
+    bias = {thinker.preparer._spec.backend.token_to_id("<think>"): 1000.0}
     params = sampling(1, logit_bias=bias, max_reasoning_tokens=10)
     asked = with_tools(ask("a", "what?", sampling=params), tools(parallel=False))
     thinker.add(msgspec.structs.replace(asked, template=TemplateOptions(enable_thinking=True)))
@@ -297,7 +297,7 @@ def test_thoughts_are_as_alone_whoever_decodes_beside_them(thinker: Engine, load
 def test_strict_arguments_conform_where_the_model_calls_by_itself(thinker: Engine):
     """Pushed to begin a call, a random model finishes it as its schema wants it."""
     offered = tools("count", choice="auto", strict=("count",), parallel=False)
-    backend = thinker.preparer._host.backend
+    backend = thinker.preparer._spec.backend
     schema = json.dumps({"const": 1})
     first = backend.encode("<tool_call>", add_special_tokens=False).ids[0]
     params = sampling(2, logit_bias={first: 1000.0}, json_schema=schema)
