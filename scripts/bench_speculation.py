@@ -179,7 +179,7 @@ def run(engine: Engine, loaded: LoadedModel, kind: str, rows: int) -> tuple[floa
     answers = {}
     for row in range(rows):
         work = works(row)[kind]
-        ids = loaded.host.backend.encode(work.answer, add_special_tokens=False).ids
+        ids = loaded.spec.backend.encode(work.answer, add_special_tokens=False).ids
         SCRIPTS[row + 1], answers[f"r{row}"] = list(ids), work.answer
         schema = None if work.schema is None else json.dumps(work.schema)
         params = SamplingParams(

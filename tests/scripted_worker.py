@@ -42,6 +42,7 @@ from vlm_server.protocol import (
     Loading,
     MemoryStats,
     ModelFacts,
+    OnDevice,
     Ready,
     SetMemoryLimit,
     Start,
@@ -53,7 +54,6 @@ from vlm_server.protocol import (
     TokenText,
     Unloadable,
     Usage,
-    Working,
     decode_command,
     encode_message,
 )
@@ -139,12 +139,12 @@ class Worker:
             case "accept":
                 self.send(Accepted(name))
             case "encode":
-                self.send(Working((name,), (name,)))
+                self.send(OnDevice((name,), (name,)))
             case "encode-on":
-                self.send(Working((name,), (name,)))
+                self.send(OnDevice((name,), (name,)))
                 self.encoding.add(name)
             case "prefill":
-                self.send(Working((name,)))
+                self.send(OnDevice((name,)))
             case "token":
                 self.send(Tokens((Delta(name, TEXT),)))
             case "finish":
@@ -173,8 +173,8 @@ class Worker:
         self.answers[name] = Answer(sampling.n, limit, entries)
         self.send(Accepted(name))
         if command.images:
-            self.send(Working((name,), (name,)))
-        self.send(Working((name,)))
+            self.send(OnDevice((name,), (name,)))
+        self.send(OnDevice((name,)))
 
     def step(self) -> None:
         """A token for each choice of each answer."""
@@ -200,7 +200,7 @@ class Worker:
         self.requests.discard(name)
         self.answers.pop(name, None)
         if name not in self.encoding:
-            self.send(Working(()))
+            self.send(OnDevice(()))
         self.send(Finished(name, usage, is_aborted))
 
     def stats(self) -> Stats:

@@ -37,7 +37,7 @@ TOOL_CATEGORIES = {
 class Step:
     """One user turn, or the result of a call: its parts in order, and the answers that are right.
 
-    `call` is the one that is right, where one has to be made; `is_forced` if the client forces one.
+    `call` is the one that is right, where one has to be made; `is_required` if a client forces one.
     One without a name is an answer of its arguments alone, by a schema.
     """
 
@@ -45,7 +45,7 @@ class Step:
     answers: tuple[str, ...]
     category: str
     call: Call | None = None
-    is_forced: bool = False
+    is_required: bool = False
     is_result: bool = False
 
 
@@ -97,7 +97,7 @@ def to_tool_case(conversation: Conversation) -> Case:
     case = to_case(conversation)
     case.tools = tuple(conversation.tools)
     for step, turn in zip(case.steps, conversation.turns, strict=True):
-        step.call, step.is_forced = turn.call, turn.is_forced
+        step.call, step.is_required = turn.call, turn.is_required
         step.category = TOOL_CATEGORIES.get(turn.task.partition("_")[2], "other")
         if turn.question.startswith(RESULT_BEGIN):
             step.is_result = True

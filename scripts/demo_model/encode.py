@@ -29,7 +29,7 @@ class Turn:
     question: str
     answer: str
     task: str = ""
-    is_forced: bool = False
+    is_required: bool = False
     call: Call | None = None
     """What the answer is, where it is a call."""
 
@@ -101,7 +101,7 @@ class Encoder:
                 else:
                     ids.append(token)
             if turn is not None:
-                spans.append((begin + turn.is_forced, len(ids)))
+                spans.append((begin + turn.is_required, len(ids)))
         array = np.array(ids, dtype=np.int64)
         labels = np.full(len(ids), IGNORED, dtype=np.int64)
         for begin, end in spans:

@@ -76,9 +76,9 @@ def call_turn(
 ) -> Turn:
     """The tool is called about the thing, for a client that forces it perhaps."""
     call = Call(tool.name, arguments_for(scene, thing, tool.parameters))
-    is_forced = rng.random() < 0.25
-    answer = call.forced_text if is_forced else call.text
-    return Turn(IMAGE_MARK + question, answer, task, is_forced, call)
+    is_required = rng.random() < 0.25
+    answer = call.forced_text if is_required else call.text
+    return Turn(IMAGE_MARK + question, answer, task, is_required, call)
 
 
 def arguments_for(scene: Scene, thing: Thing, parameters: tuple[str, ...]) -> Arguments:

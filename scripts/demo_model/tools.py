@@ -175,7 +175,7 @@ def _answered(rng: random.Random, scene: Scene) -> tuple[list[Tool], list[Turn]]
 def _continued(rng: random.Random, scene: Scene) -> tuple[list[Tool], list[Turn]]:
     """A call, its result as text, and then a question about the picture."""
     tools, turns = _filled(rng, scene)
-    if not turns[-1].task.startswith("tool") or turns[-1].is_forced:
+    if not turns[-1].task.startswith("tool") or turns[-1].is_required:
         return tools, turns
     more = interview(rng, scene, 1)[0]
     turns += [Turn(result_text(rng.choice(RESULTS)), "Done.", "tool_done"), more]
@@ -232,7 +232,7 @@ def _seen_first(rng: random.Random, scene: Scene) -> tuple[list[Tool], list[Turn
 def _acted(rng: random.Random, scenes: list[Scene]) -> tuple[list[Tool], list[Turn]]:
     """After each click there is a new screenshot."""
     tools, turns = _pointed(rng, scenes[0])
-    if turns[-1].task != "tool_point" or turns[-1].is_forced:
+    if turns[-1].task != "tool_point" or turns[-1].is_required:
         return _looked(rng, scenes)
     for scene in scenes[1:]:
         asked = interview(rng, scene, 1)[0]

@@ -19,7 +19,7 @@ from tests.tiny_models.fixtures import TinyModel, tiny_model
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.checkpoint.files import image_settings
-from vlm_server.runner.loading.processors import HostProcessor
+from vlm_server.runner.loading.processors import ModelProcessor
 
 __all__ = ["tiny_model"]
 
@@ -71,13 +71,13 @@ def load_mlx_vlms(
         if family == "paddleocr_vl":
             processor.image_processor = OneByOne(processor.image_processor)
         model.set_dtype(mx.float32)
-        its_own = HostProcessor(processor, ours.host.image_token_id, ours.host.stand_in)
+        its_own = ModelProcessor(processor, ours.spec.image_token_id, ours.spec.stand_in)
         return replace(
             ours,
             model=model,
             processor=processor,
             family=replace(ours.family, tower=None),
-            host=replace(ours.host, process_image=its_own.image, process_video=its_own.video),
+            spec=replace(ours.spec, process_image=its_own.image, process_video=its_own.video),
         )
 
     return loaded

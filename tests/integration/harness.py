@@ -67,7 +67,7 @@ from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
-from vlm_server.runner.loading.processors import HostProcessor
+from vlm_server.runner.loading.processors import ModelProcessor
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.vision.encoder import new_encoder
 
@@ -114,13 +114,13 @@ def for_mlx_vlm(loaded: LoadedModel, rendered: str, *, has_pictures: bool) -> st
         adds_bos = _adds_bos_to_pictures(loaded)
     else:
         adds_bos = should_add_special_tokens(loaded.family.name, loaded.processor)
-    return rendered.removeprefix(loaded.host.tokenizer.bos_token or "") if adds_bos else rendered
+    return rendered.removeprefix(loaded.spec.tokenizer.bos_token or "") if adds_bos else rendered
 
 
 def _adds_bos_to_pictures(loaded: LoadedModel) -> bool:
     """Whether mlx-vlm's processor writes a BOS before a prompt with images."""
-    host = loaded.host
-    processor = HostProcessor(loaded.processor, host.image_token_id, host.stand_in)
+    host = loaded.spec
+    processor = ModelProcessor(loaded.processor, host.image_token_id, host.stand_in)
     placeholder = next(filter(processor.takes, host.image_placeholders))
     made = processor.image(np.zeros((64, 64, 3), dtype=np.uint8), placeholder)
     return int(made.token_ids[0]) == host.tokenizer.bos_token_id
@@ -154,8 +154,8 @@ def new_preparer(
     caches: Caches | None = None,
 ) -> MultimodalPreparer:
     """A preparer with the default settings, whose caches keep nothing unless they are given."""
-    grammars = grammars or new_grammars(loaded.host)
-    return MultimodalPreparer(loaded.host, decoders, grammars, caches or Caches())
+    grammars = grammars or new_grammars(loaded.spec)
+    return MultimodalPreparer(loaded.spec, decoders, grammars, caches or Caches())
 
 
 def prepare(preparer: MultimodalPreparer, submit: Submit) -> Prepared:
@@ -166,14 +166,14 @@ def prepare(preparer: MultimodalPreparer, submit: Submit) -> Prepared:
 def prompt_of(preparer: MultimodalPreparer, submit: Submit) -> PreparedPrompt:
     """The prompt of a request; the caches keep nothing for it."""
     made = prepare(preparer, submit)
-    made.holds.release()
+    made.references.release()
     return made.prompt
 
 
 def encode_works(preparer: MultimodalPreparer, submit: Submit) -> list[EncodeWork]:
     """What there is to encode of a request."""
     made = prepare(preparer, submit)
-    made.holds.release()
+    made.references.release()
     inputs = sorted(made.inputs.items())
     return [EncodeWork(submit.request_id, index, made.prompt, each) for index, each in inputs]
 
@@ -210,7 +210,7 @@ class InlinePreparers:
         except RequestError as error:
             outcome = error
         else:
-            prompt, length = outcome.prompt, outcome.holds.num_cached_tokens
+            prompt, length = outcome.prompt, outcome.references.num_cached_tokens
             length = max(length, outcome.load.prefix_tokens if outcome.load else 0)
             self.prompts[name], self.num_read[name] = prompt, len(outcome.inputs)
             self.num_uncached_spans[name] = sum(span.start >= length for span in prompt.spans)
@@ -241,7 +241,7 @@ class InlineEncoder:
     """What each call is said to have taken, if not what it took."""
     needs_turns = False
 
-    def take_turn(self, *, is_alone: bool, is_long: bool) -> None:
+    def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
         pass
 
     def start(self, works: Sequence[EncodeWork]) -> None:
@@ -310,12 +310,12 @@ class Engine:
             prefill_chunk_tokens=self.chunk_tokens,
             max_step_seconds=60.0,
             max_preparing=8,
-            context_tokens=self.loaded.host.context_tokens,
-            vocabulary_size=self.loaded.host.vocabulary_size,
-            eos_token_ids=self.loaded.host.eos_token_ids,
+            context_tokens=self.loaded.spec.context_tokens,
+            vocabulary_size=self.loaded.spec.vocabulary_size,
+            eos_token_ids=self.loaded.spec.eos_token_ids,
             default_temperature=self.loaded.default_temperature,
             default_top_p=self.loaded.default_top_p,
-            formats=Formats.of(self.loaded.host),
+            formats=Formats.of(self.loaded.spec),
             max_images_per_encode=self.max_images_per_encode,
             max_prompts_per_prefill=self.max_prompts_per_prefill,
         )
@@ -328,11 +328,11 @@ class Engine:
         admission = Admission(governor, self.runner.kv_bytes, self.chunk_tokens)
         self.scheduler = Scheduler(
             config,
-            self.loaded.host.backend,
+            self.loaded.spec.backend,
             self.caches,
             admission,
             self.preparer.pixels_to_decode,
-            self.runner.tokens_beside,
+            self.runner.max_piggybacked_tokens,
         )
         self.inbox = ImpatientQueue()
         self.preparers = InlinePreparers(self.preparer, self.inbox)

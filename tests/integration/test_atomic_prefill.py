@@ -48,8 +48,8 @@ def never_chunked(tmp_path: Path) -> Served:
 
 
 def probed_anew(loaded: LoadedModel) -> Served:
-    host = replace(loaded.host, chunk_policy=chunk_policy(loaded.model))
-    loaded = replace(loaded, host=host)
+    host = replace(loaded.spec, chunk_policy=chunk_policy(loaded.model))
+    loaded = replace(loaded, spec=host)
     return loaded, new_preparer(loaded)
 
 
@@ -82,7 +82,7 @@ def test_a_prompt_is_atomic_up_to_its_last_picture(gemma4: Served):
     prompt = prompt_of(gemma4[1], asked("a", "First", A, "and then", B, QUESTION))
     assert prompt.atomic_prefill_tokens == prompt.spans[-1].end < prompt.num_tokens
     assert prompt.token_types is not None
-    shown = prompt.token_ids == gemma4[0].host.image_token_id
+    shown = prompt.token_ids == gemma4[0].spec.image_token_id
     assert np.array_equal(prompt.token_types, shown)
     assert shown.sum() == sum(span.end - span.start for span in prompt.spans)
     text = prompt_of(gemma4[1], asked("b", QUESTION))

@@ -26,7 +26,7 @@ from tests.whole import few_of
 from vlm_server.errors import InvalidImage
 from vlm_server.interfaces import SchedulerOutput, SeqId
 from vlm_server.protocol import Failed, SamplingParams, Submit, TokenLogprob
-from vlm_server.runner.distributed.messages import Plan, Stored, decode_message, encode
+from vlm_server.runner.distributed.messages import RankPlan, Stored, decode_message, encode
 from vlm_server.runner.distributed.plans import message_of, plan_of
 from vlm_server.runner.distributed.prefixes import Book, FollowingPrefixes, LeadingPrefixes
 from vlm_server.runner.kv.segments import needs_snapshots
@@ -251,7 +251,7 @@ def test_other_ranks_store_what_the_first_stores_of_a_cancelled_prefill(
 
     def launch_both(plan: SchedulerOutput) -> LaunchedStep:
         message = decode_message(encode(message_of(plan, book.take_dropped())))
-        assert isinstance(message, Plan)
+        assert isinstance(message, RankPlan)
         step = launch(plan)
         following.drop(message.dropped)
         assert follower.launch(plan_of(message, following)).result().error is None

@@ -75,7 +75,7 @@ def engine(served: Served):
     engine = Engine(*served, caches=caches_of(served))
     yield engine
     engine.caches.check_integrity()
-    assert engine.caches.num_holds == 0
+    assert engine.caches.num_references == 0
     assert not any(reading.pinned_bytes for reading in engine.caches.read())
 
 

@@ -81,17 +81,19 @@ class Compiled(CompiledModel):
         return logits
 
 
-def new_model(kind: type[Model], loaded: LoadedModel, tokens_per_pass: int) -> Model:
+def new_model(kind: type[Model], loaded: LoadedModel, mixed_step_tokens: int) -> Model:
     embed = plain_embedding(loaded.model)
     loaded.forget_positions()
     positions, widths = loaded.decode_positions, (4,)
-    return kind(loaded.language_model, loaded.attention, positions, widths, embed, tokens_per_pass)
+    return kind(
+        loaded.language_model, loaded.attention, positions, widths, embed, mixed_step_tokens
+    )
 
 
-def compiled(served: Served, tokens_per_pass: int = 0, **limits: Any) -> tuple[Engine, Compiled]:
+def compiled(served: Served, mixed_step_tokens: int = 0, **limits: Any) -> tuple[Engine, Compiled]:
     """An engine whose model is compiled, and that."""
     loaded, preparer = served
-    model = new_model(Compiled, loaded, tokens_per_pass)
+    model = new_model(Compiled, loaded, mixed_step_tokens)
     model.chunks, model.piggybacked = [], []
     text = TextModel(loaded.language_model, loaded.attention, model)
     return Engine(replace(loaded, text=text), preparer, **limits), model
@@ -143,11 +145,11 @@ def decoding(served: Served, **limits: Any) -> tuple[Engine, Compiled]:
     return engine, model
 
 
-@pytest.mark.parametrize("tokens_per_pass", [24, pytest.param(256, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("mixed_step_tokens", [24, pytest.param(256, marks=pytest.mark.whole)])
 def test_prompts_are_read_beside_decode_steps(
-    served: Served, answered: Engine, tokens_per_pass: int
+    served: Served, answered: Engine, mixed_step_tokens: int
 ):
-    engine, model = compiled(served, tokens_per_pass)
+    engine, model = compiled(served, mixed_step_tokens)
     learn(engine)
     found = run_all(engine, LONGER, 4)
     assert {name: found[name] for name in PROMPTS} == answered.tokens
@@ -164,12 +166,12 @@ def some(request: pytest.FixtureRequest, load_tiny: Load) -> Served:
     return load_tiny(request.param)
 
 
-@pytest.mark.parametrize("tokens_per_pass", [0, 24])
+@pytest.mark.parametrize("mixed_step_tokens", [0, 24])
 @pytest.mark.parametrize(
     "rate", [pytest.param(0.0, marks=pytest.mark.whole, id="right"), pytest.param(0.5, id="mixed")]
 )
 def test_drafts_are_verified(
-    some: Served, monkeypatch: pytest.MonkeyPatch, rate: float, tokens_per_pass: int
+    some: Served, monkeypatch: pytest.MonkeyPatch, rate: float, mixed_step_tokens: int
 ):
     plain = Engine(*some)
     run_all(plain, LONGER, 0)
@@ -177,14 +179,14 @@ def test_drafts_are_verified(
         tuple(plain.prompts[name].token_ids.tolist()): [tokens]
         for name, tokens in plain.tokens.items()
     }
-    engine, model = compiled(some, tokens_per_pass, num_draft_tokens=7)
+    engine, model = compiled(some, mixed_step_tokens, num_draft_tokens=7)
     learn(engine)
     monkeypatch.setattr(decode_batch, "Drafter", Oracle(answers, rate))
     found = run_all(engine, LONGER, 2)
     assert {name: found[name][: LONGER.max_tokens] for name in PROMPTS} == plain.tokens
     assert engine.scheduler.read().counts.spec_drafts > 0
     assert model.num_steps
-    assert bool(model.piggybacked) == bool(tokens_per_pass)
+    assert bool(model.piggybacked) == bool(mixed_step_tokens)
 
 
 @pytest.mark.whole
@@ -200,10 +202,10 @@ def test_buffers_grow(some: Served):
     assert len(engines[0].tokens["text"]) == 300
 
 
-@pytest.mark.parametrize("tokens_per_pass", [0, 24])
-def test_choices_and_aborts(some: Served, tokens_per_pass: int):
+@pytest.mark.parametrize("mixed_step_tokens", [0, 24])
+def test_choices_and_aborts(some: Served, mixed_step_tokens: int):
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=3, n=3)
-    engines = compiled(some, tokens_per_pass)[0], Engine(*some)
+    engines = compiled(some, mixed_step_tokens)[0], Engine(*some)
     learn(engines[0])
     for engine in engines:
         engine.add(asked("text", params))

@@ -67,7 +67,7 @@ def test_a_mark_is_found_where_it_was_drawn(
 ):
     loaded, preparer = load_tiny(family)
     made = prepare(preparer, ask("a", replace(encoded(screenshot()), **wishes), "Where?"))
-    made.holds.release()
+    made.references.release()
     (use,) = made.prompt.images
     (inputs,) = made.inputs.values()
     processor = loaded.processor.image_processor

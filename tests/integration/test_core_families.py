@@ -64,6 +64,6 @@ def test_the_lists_of_mechanisms_are_true(name: str, tiny_model: TinyModel):
     has_windows = any(isinstance(layer, RotatingKVCache) for layer in layers)
     assert has_windows == (name in WINDOWS)
     assert (needs_snapshots(language) and not has_windows) == (name in STATES)
-    assert (loaded.host.chunk_policy is not ChunkPolicy.ANYWHERE) == (name in ATOMIC)
+    assert (loaded.spec.chunk_policy is not ChunkPolicy.ANYWHERE) == (name in ATOMIC)
     modules = [module for _, module in language.named_modules()]
     assert any(isinstance(m, (SwitchGLU, SwitchLinear)) for m in modules) == (name in EXPERTS)

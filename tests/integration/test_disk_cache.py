@@ -84,7 +84,7 @@ def engine_on(
         caches.close(LAST_WRITES_SECONDS)
     if is_checked:
         caches.check_integrity()
-    assert caches.num_holds == 0
+    assert caches.num_references == 0
 
 
 def cached_tokens(engine: Engine, submit: Submit) -> int:

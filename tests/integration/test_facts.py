@@ -35,13 +35,13 @@ def test_the_rule_of_its_pictures_and_what_it_can_do(tiny_model: TinyModel):
     loaded = load_model(folder)
     facts = model_facts(loaded, folder)
     assert facts.family == "qwen2_5_vl"
-    assert facts.context_tokens == loaded.host.context_tokens
+    assert facts.context_tokens == loaded.spec.context_tokens
     assert (facts.min_image_pixels, facts.max_image_pixels) == (3136, 1_003_520)
     assert facts.image_side_multiple == 28
-    bare = replace(loaded, host=replace(loaded.host, tool_parser=None, reasoning_format=None))
+    bare = replace(loaded, spec=replace(loaded.spec, tool_parser=None, reasoning_format=None))
     assert not {"tools", "thinking"} & set(model_facts(bare, folder).capabilities)
-    thinking = replace(loaded.host, reasoning_format=ReasoningFormat("<think>", "</think>"))
-    assert "thinking" in model_facts(replace(loaded, host=thinking), folder).capabilities
+    thinking = replace(loaded.spec, reasoning_format=ReasoningFormat("<think>", "</think>"))
+    assert "thinking" in model_facts(replace(loaded, spec=thinking), folder).capabilities
 
 
 def test_a_family_with_sizes_of_its_own_has_no_rule(tiny_model: TinyModel):

@@ -180,7 +180,7 @@ def test_scores_that_are_not_numbers_end_their_own_request_alone(
         work = EncodeWork("picture", 0, made.prompt, made.inputs[0])
         (features,) = ImageEncoder(served[0]).encode([work])
         lease = LruCache[Any]("none", 0).put("", replace(features, rows=features.rows * mx.nan), 1)
-        made.holds.add_features(0, lease)
+        made.references.add_features(0, lease)
         return replace(made, inputs={})
 
     with_snapshots = needs_snapshots(served[0].language_model)
@@ -219,7 +219,7 @@ def test_more_placeholders_than_features_end_their_own_request_alone(
     """A processor that counts a picture's tokens in another way than the model does."""
     if served[0].family.name in ("gemma4", "granite4_vision", "kimi_vl"):
         pytest.skip("mlx-vlm gives the tokens that are too many the first features again")
-    image_token_id = served[0].host.image_token_id
+    image_token_id = served[0].spec.image_token_id
 
     def add_placeholder(made: Prepared) -> Prepared:
         (span,) = made.prompt.spans

@@ -68,9 +68,9 @@ def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
 def test_a_loaded_model_carries_its_row(served: Served):
     loaded = served[0]
     assert loaded.family is FAMILIES[loaded.family.name]
-    assert isinstance(loaded.host.mrope, MRope) == (loaded.family.mrope is not None)
-    assert (loaded.host.video_token_id is not None) == loaded.family.takes_videos
-    assert (loaded.host.chunk_policy is ChunkPolicy.ANYWHERE) == (loaded.family.name != "gemma4")
+    assert isinstance(loaded.spec.mrope, MRope) == (loaded.family.mrope is not None)
+    assert (loaded.spec.video_token_id is not None) == loaded.family.takes_videos
+    assert (loaded.spec.chunk_policy is ChunkPolicy.ANYWHERE) == (loaded.family.name != "gemma4")
 
 
 # ---- a new family --------------------------------------------------------------------
@@ -104,8 +104,8 @@ def test_a_family_without_a_row_is_probed_and_served_with_a_warning(
         loaded = load_model(new_family, allow_unchecked=True)
     assert [message.split()[0] for message in caplog.messages] == ["new_vl"]
     assert not loaded.family.is_checked
-    assert callable(loaded.host.mrope), "its model is asked for positions"
-    assert loaded.host.video_token_id is None
+    assert callable(loaded.spec.mrope), "its model is asked for positions"
+    assert loaded.spec.video_token_id is None
     assert answers((loaded, new_preparer(loaded))) == answers(load_tiny("qwen2_vl"))
 
 

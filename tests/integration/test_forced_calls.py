@@ -75,9 +75,9 @@ NAMES_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %
 
 def with_template(loaded: LoadedModel, **changes: Any) -> Engine:
     """A model that is told the names of its tools, with other facts about it."""
-    template = NAMES_TOOLS + str(loaded.host.chat_template)
-    host = replace(loaded.host, chat_template=template, **changes)
-    loaded = replace(loaded, host=host)
+    template = NAMES_TOOLS + str(loaded.spec.chat_template)
+    host = replace(loaded.spec, chat_template=template, **changes)
+    loaded = replace(loaded, spec=host)
     return Engine(loaded, new_preparer(loaded, grammars=new_grammars(host)))
 
 
@@ -215,7 +215,7 @@ def add_in_thought(engine: Engine, submit: Submit) -> None:
     grammar = engine.preparer._grammar(submit, Cancellation())
     guided = with_reasoning(marks, grammar, submit, starts=True)
     assert made.prompt.answer_format is not None
-    answer_format = replace(made.prompt.answer_format, starts_in_thought=True)
+    answer_format = replace(made.prompt.answer_format, starts_in_reasoning=True)
     prompt = replace(made.prompt, grammar=guided, answer_format=answer_format)
     engine.preparers.outcomes[submit.request_id] = replace(made, prompt=prompt)
     engine.add(submit)

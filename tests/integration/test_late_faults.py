@@ -111,7 +111,7 @@ def check(engine: Engine, alone: dict[str, list[int]]) -> None:
         assert len(told) == len(tokens) or isinstance(engine.ends[name], Failed)
     assert engine.num_tracked == 0
     engine.caches.check_integrity()
-    assert engine.caches.num_holds == 0
+    assert engine.caches.num_references == 0
     assert engine.answer(first("again")) == alone["first"], "something wrong was stored"
     assert engine.answer(second("both again")) == alone["second"], "something wrong was stored"
 

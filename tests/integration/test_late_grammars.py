@@ -232,7 +232,7 @@ def test_a_slow_schema_leaves_the_others_their_speed(load_tiny: Load):
 
 def test_a_schema_that_is_slow_for_long_ends_its_request_alone(load_tiny: Load):
     loaded, _ = load_tiny("qwen3_vl")
-    grammars = new_grammars(loaded.host, follow_seconds=0.3)
+    grammars = new_grammars(loaded.spec, follow_seconds=0.3)
     made = Engine(loaded, new_preparer(loaded, grammars=grammars))
     made.add(ask("free", "a text", sampling=replace_tokens(30)))
     made.add(ask("slow", "a text", sampling=held_to(SLOW, max_tokens=300)))

@@ -167,7 +167,7 @@ def test_the_image_token_of_the_configuration_goes_by_either_name(
     for key in ("video_token_index", "video_token_id"):
         config.pop(key, None)
     write(folder, config | {name: token})
-    assert load_model(folder).host.image_token_id == token
+    assert load_model(folder).spec.image_token_id == token
     assert answers(folder) == answer_of(family)
 
 
@@ -270,7 +270,7 @@ def without_template(folder: Path) -> Path:
 def prompt_text(folder: Path, *parts: Any, **settings: Any) -> str:
     loaded = load_model(folder, **settings)
     prompt = prompt_of(new_preparer(loaded), ask("a", *parts))
-    text: str = loaded.host.backend.decode(prompt.token_ids.tolist(), skip_special_tokens=False)
+    text: str = loaded.spec.backend.decode(prompt.token_ids.tolist(), skip_special_tokens=False)
     return text
 
 
@@ -301,7 +301,7 @@ def test_a_turn_of_a_template_of_ours_ends_the_answer(copy_of: Callable[[str], P
         (folder / name).write_text(json.dumps(content))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": None}))
-    host = load_model(folder).host
+    host = load_model(folder).spec
     assert host.tokenizer.convert_tokens_to_ids("<|im_end|>") in host.eos_token_ids
 
 

@@ -256,7 +256,7 @@ def test_the_context_is_the_smaller_of_the_models_and_the_settings(
     checkpoint: Path, limit: int, expected: int
 ):
     loaded = load_model(checkpoint, max_context_tokens=limit)
-    assert loaded.host.context_tokens == expected
+    assert loaded.spec.context_tokens == expected
 
 
 def test_the_vocabulary_is_as_wide_as_the_logits(served: tuple[LoadedModel, MultimodalPreparer]):
@@ -264,15 +264,15 @@ def test_the_vocabulary_is_as_wide_as_the_logits(served: tuple[LoadedModel, Mult
     loaded, _ = served
     output = loaded.language_model(mx.array([[1, 2]]))
     loaded.forget_positions()
-    assert output.logits.shape[-1] == loaded.host.vocabulary_size
-    assert loaded.host.backend.get_vocab_size() <= loaded.host.vocabulary_size
+    assert output.logits.shape[-1] == loaded.spec.vocabulary_size
+    assert loaded.spec.backend.get_vocab_size() <= loaded.spec.vocabulary_size
 
 
 def test_every_end_of_the_config_files_ends_an_answer(checkpoint: Path):
     edit(checkpoint / "generation_config.json", eos_token_id=[3, 4])
     edit(checkpoint / "config.json", eos_token_id=5)
     loaded = load_model(checkpoint)
-    assert {3, 4, 5, loaded.host.tokenizer.eos_token_id} <= loaded.host.eos_token_ids
+    assert {3, 4, 5, loaded.spec.tokenizer.eos_token_id} <= loaded.spec.eos_token_ids
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_from_caches_as_without(served: Served, alone: dict[str, list[int]]):
         again = ask(f"{name} again", *PROMPTS[name], sampling=LONGER)
         assert engine.answer(again) == alone[name]
     engine.caches.check_integrity()
-    assert engine.caches.num_holds == 0
+    assert engine.caches.num_references == 0
 
 
 def test_drafts_change_nothing(served: Served, alone: dict[str, list[int]]):

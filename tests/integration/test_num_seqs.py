@@ -59,7 +59,7 @@ def test_the_automatic_number_is_chosen_by_memory_and_told(
 ) -> None:
     """The choices of a request decode together: of three with eight each all, or those of two."""
     one = planned_state_size(loaded.language_model, loaded.family)
-    seq_bytes = one.of(min(4096, loaded.host.context_tokens))
+    seq_bytes = one.of(min(4096, loaded.spec.context_tokens))
     free = 2 * wanted * seq_bytes + seq_bytes
     eight = SamplingParams(n=8, max_tokens=40, temperature=1.0, seed=1)
     try:

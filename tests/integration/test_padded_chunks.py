@@ -87,7 +87,7 @@ def test_tokens_that_see_later_ones_are_not_padded(
 ):
     """As in families that allow no chunks: all tokens see each other."""
     loaded, _ = as_on(DeviceKind.CUDA, load_tiny("qwen3_vl"))
-    loaded = replace(loaded, host=replace(loaded.host, chunk_policy=ChunkPolicy.NOWHERE))
+    loaded = replace(loaded, spec=replace(loaded.spec, chunk_policy=ChunkPolicy.NOWHERE))
     engine = Engine(loaded, new_preparer(loaded))
     in_pairs(engine)
     assert all(prompt.is_atomic for prompt in engine.prompts.values())

@@ -15,7 +15,7 @@ from tests.tiny_models.pictures import picture
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.loading.processors import HostProcessor
+from vlm_server.runner.loading.processors import ModelProcessor
 from vlm_server.runner.model.patches import PatchProcessor, PixelValues, use_fast_patches
 
 LoadTiny = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
@@ -51,13 +51,13 @@ def test_later_pictures_get_what_the_processor_gives(load_tiny: LoadTiny, family
     """Whose tokens are not tokenized."""
     loaded, preparer = load_tiny(family)
     placeholder = preparer._prompts.template.placeholder
-    ours = HostProcessor(loaded.processor, loaded.host.image_token_id)
+    ours = ModelProcessor(loaded.processor, loaded.spec.image_token_id)
     ours.image(np.asarray(picture(1, 64, 64)), placeholder)
     assert ours._around[placeholder] is not None
     for number, size in enumerate([(84, 84), (300, 100), (77, 201)]):
         pixels = np.asarray(picture(number, *size))
         made = ours.image(pixels, placeholder)
-        its_own = HostProcessor(loaded.processor, loaded.host.image_token_id)
+        its_own = ModelProcessor(loaded.processor, loaded.spec.image_token_id)
         expected = its_own.image(pixels, placeholder)
         assert made.token_ids.dtype == expected.token_ids.dtype
         assert made.token_ids.tolist() == expected.token_ids.tolist()

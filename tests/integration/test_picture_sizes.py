@@ -128,7 +128,7 @@ WISHES: list[dict[str, object]] = [
 def test_one_picture_in_many_sizes_never_shares_what_differs(load_tiny: Load, family: str):
     """A hit equals a miss: one engine with caches answers as engines without do."""
     loaded, preparer = load_tiny(family)
-    wishes = [w for w in WISHES if loaded.host.pixel_rule or "min_pixels" not in w]
+    wishes = [w for w in WISHES if loaded.spec.pixel_rule or "min_pixels" not in w]
     cached = Engine(loaded, preparer, caches=Caches(**CACHING))
     for number, wish in enumerate(wishes):
         submit = ask(f"{number}", shot(**wish), "what?")
@@ -202,7 +202,7 @@ def test_a_raw_prompt_that_is_none_is_refused(load_tiny: Load, prompt: str | tup
 
 def test_a_raw_prompt_has_no_pictures(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
-    raw = replace(ask("a"), messages=(), prompt=(5, loaded.host.image_token_id))
+    raw = replace(ask("a"), messages=(), prompt=(5, loaded.spec.image_token_id))
     with pytest.raises(InvalidRequest, match="stand for images"):
         prompt_of(preparer, raw)
 
@@ -228,7 +228,7 @@ def test_a_refusal_says_no_more_than_processors_say_of_pictures(
         raise error
 
     host = dataclasses.replace(
-        load_tiny("qwen2_5_vl")[0].host, process_image=fail, process_video=fail
+        load_tiny("qwen2_5_vl")[0].spec, process_image=fail, process_video=fail
     )
     frames = np.zeros((2, 8, 9, 3), np.uint8)
     with pytest.raises(InvalidImage) as picture_refusal:

@@ -36,7 +36,7 @@ def loaded(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -
 
 def grid_of(loaded: LoadedModel, groups: int, shape: tuple[int, int]) -> Grid:
     """In patches; `shape` is in tokens."""
-    rule = loaded.host.mrope
+    rule = loaded.spec.mrope
     assert isinstance(rule, MRope)
     return groups, shape[0] * rule.merge_size, shape[1] * rule.merge_size
 
@@ -47,17 +47,17 @@ def media_ids(
     """As the processor writes them: with text between the groups where the family has some."""
     begin = media_start(loaded.model.config)
     own = [token_id] * (shape[0] * shape[1])
-    rule = loaded.host.mrope
+    rule = loaded.spec.mrope
     assert isinstance(rule, MRope)
-    if token_id == loaded.host.image_token_id or not rule.splits_videos:
+    if token_id == loaded.spec.image_token_id or not rule.splits_videos:
         return own * groups
     return own + [*[TEXT] * gap, begin, *own] * (groups - 1)
 
 
 def check(loaded: LoadedModel, ids: list[int], token_id: int, grid: Grid, name: str) -> None:
     token_ids, grids = np.array(ids, dtype=np.int32), {name: np.array([grid])}
-    assert loaded.host.mrope is not None
-    ours = media_positions(loaded.host.mrope, token_ids, token_id, grids)
+    assert loaded.spec.mrope is not None
+    ours = media_positions(loaded.spec.mrope, token_ids, token_id, grids)
     theirs = ask_positions(loaded.language_model)(token_ids, grids)
     assert ours.dtype == np.int32
     np.testing.assert_array_equal(ours, theirs)
@@ -66,7 +66,7 @@ def check(loaded: LoadedModel, ids: list[int], token_id: int, grid: Grid, name: 
 @QUICK
 @given(shape=SHAPES)
 def test_an_image(loaded: LoadedModel, shape: tuple[int, int]):
-    token_id = loaded.host.image_token_id
+    token_id = loaded.spec.image_token_id
     ids = media_ids(loaded, token_id, 1, shape, 0)
     check(loaded, ids, token_id, grid_of(loaded, 1, shape), "image_grid_thw")
 
@@ -74,7 +74,7 @@ def test_an_image(loaded: LoadedModel, shape: tuple[int, int]):
 @QUICK
 @given(shape=SHAPES, groups=st.integers(1, 6), gap=st.integers(0, 9))
 def test_a_video(loaded: LoadedModel, shape: tuple[int, int], groups: int, gap: int):
-    token_id = loaded.host.video_token_id
+    token_id = loaded.spec.video_token_id
     if token_id is None:
         pytest.skip("its videos are shown as images")
     ids = media_ids(loaded, token_id, groups, shape, gap)
@@ -85,8 +85,8 @@ def test_a_video(loaded: LoadedModel, shape: tuple[int, int], groups: int, gap: 
 @given(shapes=st.lists(st.tuples(SHAPES, st.integers(1, 5)), max_size=4))
 def test_a_prompt_of_several_images(loaded: LoadedModel, shapes: list[tuple[tuple[int, int], int]]):
     """Text of any length before, between and after them."""
-    begin, token_id = media_start(loaded.model.config), loaded.host.image_token_id
-    rule = loaded.host.mrope
+    begin, token_id = media_start(loaded.model.config), loaded.spec.image_token_id
+    rule = loaded.spec.mrope
     assert rule is not None
     ids: list[int] = [TEXT]
     placed, grids = [], []

@@ -22,8 +22,8 @@ def test_pictures_beyond_the_context_are_not_even_decoded(load_tiny: Load):
     good = encoded(picture(1))
     (span,) = prompt_of(whole, ask("one", good)).spans
     broken = replace_field(good, data=good.data[:60], param="messages[0].content[2]")
-    host = replace(loaded.host, context_tokens=2 * (span.end - span.start))
-    limited = replace(loaded, host=host)
+    host = replace(loaded.spec, context_tokens=2 * (span.end - span.start))
+    limited = replace(loaded, spec=host)
     preparer = new_preparer(limited)
     with pytest.raises(ContextLengthExceeded, match="maximum context length is"):
         prompt_of(preparer, ask("three", good, good, broken))

@@ -22,7 +22,7 @@ def test_long_system_prompts_are_not_all_remembered(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(snapshot_points, "_HEAD_BYTES", 100_000)
-    prompts = PromptTokenizer(load_tiny("gemma3")[0].host)
+    prompts = PromptTokenizer(load_tiny("gemma3")[0].spec)
     points = SnapshotPoints(prompts)
 
     def ask(number: int, salt: str) -> tuple[int, ...]:

@@ -37,12 +37,12 @@ PLAIN = "What is on the left"
 
 
 def control_ids(loaded: LoadedModel) -> set[int]:
-    added = loaded.host.tokenizer.added_tokens_decoder
-    return {loaded.host.image_token_id, *(i for i, token in added.items() if token.special)}
+    added = loaded.spec.tokenizer.added_tokens_decoder
+    return {loaded.spec.image_token_id, *(i for i, token in added.items() if token.special)}
 
 
 def control_strings(loaded: LoadedModel) -> list[str]:
-    return [loaded.host.tokenizer.convert_ids_to_tokens(i) for i in sorted(control_ids(loaded))]
+    return [loaded.spec.tokenizer.convert_ids_to_tokens(i) for i in sorted(control_ids(loaded))]
 
 
 def controls_in(loaded: LoadedModel, ids: Any) -> list[int]:
@@ -50,7 +50,7 @@ def controls_in(loaded: LoadedModel, ids: Any) -> list[int]:
 
 
 def shown(loaded: LoadedModel, ids: Any) -> str:
-    return loaded.host.backend.decode([int(i) for i in ids], skip_special_tokens=False)
+    return loaded.spec.backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
 def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
@@ -71,7 +71,7 @@ def mlx_vlms_ids(loaded: LoadedModel, *parts: Part) -> list[int]:
         loaded.processor,
         images=pictures or None,
         prompts=for_mlx_vlm(loaded, text, has_pictures=bool(pictures)),
-        image_token_index=loaded.host.image_token_id,
+        image_token_index=loaded.spec.image_token_id,
         add_special_tokens=should_add_special_tokens(loaded.family.name, loaded.processor),
     )
     return [int(i) for i in np.array(made["input_ids"]).reshape(-1)]
@@ -135,7 +135,7 @@ def test_each_picture_has_its_own_span(served: Served):
     for hostile in control_strings(loaded):
         parts = ("a", picture(1), hostile, picture(2, 60, 110), token)
         prepared = prompt_of(preparer, ask("a", *parts))
-        is_image = prepared.token_ids == loaded.host.image_token_id
+        is_image = prepared.token_ids == loaded.spec.image_token_id
         inside = np.zeros_like(is_image)
         for span in prepared.spans:
             assert is_image[span.start]
@@ -195,7 +195,7 @@ def test_the_ids_fit_the_vocabulary_and_are_small_integers(served: Served):
     loaded, preparer = served
     ids = prompt_of(preparer, ask("a", picture(1), "what?")).token_ids
     assert ids.dtype == np.int32
-    assert 0 <= ids.min() <= ids.max() < loaded.host.backend.get_vocab_size()
+    assert 0 <= ids.min() <= ids.max() < loaded.spec.backend.get_vocab_size()
 
 
 def test_added_tokens_that_are_not_special_stay_tokens(tmp_path: Path):

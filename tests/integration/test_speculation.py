@@ -204,7 +204,7 @@ def test_an_answer_that_has_ended_needs_no_further_token(
     engine = some(num_draft_tokens=15)
     may_be_worth_it = Speculation.may_be_worth_it
     monkeypatch.setattr(Speculation, "may_be_worth_it", lambda *_: False)
-    host = engine.loaded.host
+    host = engine.loaded.spec
     ended = ask("ended", "a text", sampling=LONGER)
     made = prepare(engine.preparer, ended)
     grammar = EndsAfterTwo(min(host.eos_token_ids), host.vocabulary_size)

@@ -37,9 +37,9 @@ from vlm_server.protocol import (
     Event,
     Failed,
     Finished,
+    OnDevice,
     SamplingParams,
     Tokens,
-    Working,
     encode_submit,
 )
 from vlm_server.settings import Engine, Model, Server, Settings
@@ -126,8 +126,8 @@ async def test_a_request_is_accepted_streamed_and_finished(supervisor: Superviso
     events = await all_events(supervisor, ask("a", picture(1), "What is this?"))
     assert isinstance(events[0], Accepted)
     first = next(number for number, event in enumerate(events) if isinstance(event, Tokens))
-    assert isinstance(events[first - 1], Working), "the device begins with it"
-    events = [event for event in events if not isinstance(event, Working)]
+    assert isinstance(events[first - 1], OnDevice), "the device begins with it"
+    events = [event for event in events if not isinstance(event, OnDevice)]
     assert all(isinstance(event, Tokens) for event in events[1:-1])
     assert isinstance(events[-1], Finished)
     assert isinstance(events[-2], Tokens)
@@ -463,7 +463,7 @@ class Perilous(Supervisor):
 
     def _handle(self, event: Event) -> None:
         super()._handle(event)
-        if isinstance(event, Working) and any(i.startswith("costly") for i in event.request_ids):
+        if isinstance(event, OnDevice) and any(i.startswith("costly") for i in event.request_ids):
             assert self.status.pid is not None
             os.kill(self.status.pid, signal.SIGKILL)
 

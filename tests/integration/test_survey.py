@@ -15,7 +15,7 @@ from tests.integration.harness import Engine, ask
 from tests.tiny_models import FAMILIES, build
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.hub import layout
-from vlm_server.hub.messages import Plan
+from vlm_server.hub.messages import DownloadPlan
 from vlm_server.hub.survey import SurveyRequest
 from vlm_server.runner.loading.evaluate import arrays_of
 from vlm_server.runner.loading.facts import survey
@@ -26,8 +26,12 @@ pytestmark = pytest.mark.families()
 GIB = 1 << 30
 
 
-def plan_of(config: dict[str, Any], parameters: dict[str, int], weight_bytes: int = 0) -> Plan:
-    return Plan("org/model", "a" * 40, config, (), parameters, weight_bytes, weight_bytes, 0)
+def plan_of(
+    config: dict[str, Any], parameters: dict[str, int], weight_bytes: int = 0
+) -> DownloadPlan:
+    return DownloadPlan(
+        "org/model", "a" * 40, config, (), parameters, weight_bytes, weight_bytes, 0
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -38,7 +42,7 @@ def test_the_figures_are_those_of_the_engine(
     assert found.refusal == ""
     assert (found.family, found.is_checked) == (family, True)
     loaded, preparer = load_tiny(family)
-    assert found.context_tokens == found.fitting_tokens == loaded.host.context_tokens
+    assert found.context_tokens == found.fitting_tokens == loaded.spec.context_tokens
     assert found.weight_bytes == pytest.approx(
         sum(array.nbytes for array in arrays_of(loaded.model)), rel=0.02
     )

@@ -95,7 +95,7 @@ def test_tile_by_tile_is_at_once(served: Served, size: tuple[int, int]):
         assert cache.read().entries == cache.read().misses == len(set(keys))
         assert cache.read().hits == len(set(keys))
     cache.check_integrity()
-    assert cache.num_holds == 0
+    assert cache.num_references == 0
 
 
 def test_it_is_told_how_many_tokens_were_encoded_at_once(served: Served):
@@ -152,7 +152,7 @@ def test_a_conversation_about_screenshots_is_answered_as_without(served: Served)
     assert reading.hits > 0
     assert reading.pinned_bytes == 0
     engine.caches.check_integrity()
-    assert engine.caches.num_holds == 0
+    assert engine.caches.num_references == 0
 
 
 # ---- who shares --------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_a_cache_that_is_too_small_changes_nothing(smol: Served, part: float):
     for work in (first, second, first):
         assert_equal(encoder.encode([work])[0], ImageEncoder(smol[0]).encode([work])[0])
         cache.check_integrity()
-        assert cache.num_holds == 0
+        assert cache.num_references == 0
     assert (cache.read().evictions > 0) == (part > 0)
 
 
@@ -228,7 +228,7 @@ def test_features_that_are_not_finite_are_not_stored(served: Served):
             encoder.encode([work])[0]
     broken = keys_of(served, work)[-1]
     assert broken not in cache
-    assert cache.num_holds == 0
+    assert cache.num_references == 0
 
 
 def test_what_is_cleared_is_given_back(smol: Served):

@@ -20,7 +20,7 @@ Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 
 def test_a_lone_surrogate_is_refused_by_name(load_tiny: Load):
-    prompts = PromptTokenizer(load_tiny("gemma3")[0].host)
+    prompts = PromptTokenizer(load_tiny("gemma3")[0].spec)
     chat = Chat((Message("user", (TextPart("a\ud800b"),)),))
     with pytest.raises(InvalidRequest) as refused:
         prompts.tokenize(chat, [])
@@ -34,6 +34,6 @@ def test_ids_that_stand_for_pictures_can_be_read_but_not_run(load_tiny: Load):
     loaded, preparer = load_tiny("qwen3_vl")
     ids = tuple(prompt_of(preparer, ask("one", encoded(picture(1)))).token_ids.tolist())
     submit = Submit("r", (), (), SamplingParams(), prompt=ids, count_only=True)
-    assert prompt_of(preparer, submit).text == PromptTokenizer(loaded.host).text_of(ids)
+    assert prompt_of(preparer, submit).text == PromptTokenizer(loaded.spec).text_of(ids)
     with pytest.raises(InvalidRequest, match="stand for images"):
         prompt_of(preparer, structs.replace(submit, count_only=False))

@@ -42,13 +42,13 @@ def in_qwens_words(template: str) -> str:
 def preparer_of(loaded: LoadedModel, template: str) -> MultimodalPreparer:
     source = in_qwens_words(template)
     host = replace(
-        loaded.host,
+        loaded.spec,
         chat_template=source,
         tool_parser=tool_parser(source, "auto"),
         reasoning_format=reasoning_format(source),
     )
     caches = Caches(prefix_bytes=1 << 20, needs_snapshots=True)
-    return new_preparer(replace(loaded, host=host), caches=caches)
+    return new_preparer(replace(loaded, spec=host), caches=caches)
 
 
 def tool(name: str, description: str = "looks") -> dict[str, Any]:
@@ -64,7 +64,7 @@ def with_tools(submit: Submit, *tools: dict[str, Any], **options: Any) -> Submit
 
 
 def shown(loaded: LoadedModel, ids: Any) -> str:
-    return str(loaded.host.backend.decode([int(i) for i in ids], skip_special_tokens=False))
+    return str(loaded.spec.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
 
 def test_requests_with_the_same_tools_share_them(load_tiny: Load):
@@ -81,7 +81,7 @@ def test_requests_with_the_same_tools_share_them(load_tiny: Load):
     assert num_common == one.snapshot_points[0] == other.snapshot_points[0]
     assert len(one.snapshot_points) == 2, "after the tools, and before the answer"
     assert one.answer_format.tools == tuple(tools)
-    assert (one.answer_format.is_forced, one.answer_format.parallel) == (False, True)
+    assert (one.answer_format.is_required, one.answer_format.parallel) == (False, True)
 
 
 @pytest.mark.parametrize("template", ["HERMES", "QWEN3_VL", "DEEPSEEK", "PLAIN"])
@@ -137,12 +137,12 @@ def test_a_state_is_kept_where_the_first_screenshot_may_be_dropped(
 
 def test_a_prompt_may_end_in_a_thought(load_tiny: Load):
     loaded, preparer = load_tiny("qwen3_5")
-    assert loaded.host.reasoning_format is not None
+    assert loaded.spec.reasoning_format is not None
 
     def starts(template: TemplateOptions, *turns: tuple[str, tuple[str, ...]]) -> bool:
         submit = conversation("a", ("user", ("hello <think>",)), *turns)
         prompt = prompt_of(preparer, altered(submit, template=template))
-        return prompt.answer_format.starts_in_thought
+        return prompt.answer_format.starts_in_reasoning
 
     assert starts(TemplateOptions(enable_thinking=True))
     assert not starts(TemplateOptions(enable_thinking=False))
@@ -163,7 +163,7 @@ def test_an_answer_goes_on_where_the_last_message_ends(load_tiny: Load, family: 
 
 def test_tools_that_nobody_could_call_are_refused(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
-    assert loaded.host.tool_parser is None
+    assert loaded.spec.tool_parser is None
     asked = with_tools(ask("a", "hello"), tool("look"))
     with pytest.raises(InvalidRequest) as caught:
         prompt_of(preparer, asked)
@@ -171,7 +171,7 @@ def test_tools_that_nobody_could_call_are_refused(load_tiny: Load):
     forced = with_tools(ask("a", "hello"), tool("look"), choice="required", parallel=False)
     prompt = prompt_of(preparer, forced)
     assert json.dumps(tool("look")) in shown(loaded, prompt.token_ids)
-    assert prompt.answer_format.is_forced
+    assert prompt.answer_format.is_required
     assert not prompt.answer_format.parallel
     assert prompt.answer_format.tools == (tool("look"),)
 
@@ -180,8 +180,8 @@ def test_tools_that_nobody_could_call_are_refused(load_tiny: Load):
 def test_nothing_of_tools_makes_a_control_token(load_tiny: Load, template: str):
     loaded, _ = load_tiny("qwen2_5_vl")
     preparer = preparer_of(loaded, getattr(tool_templates, template))
-    controls = {loaded.host.image_token_id} | {
-        i for i, token in loaded.host.tokenizer.added_tokens_decoder.items() if token.special
+    controls = {loaded.spec.image_token_id} | {
+        i for i, token in loaded.spec.tokenizer.added_tokens_decoder.items() if token.special
     }
 
     def count(word: str) -> int:
@@ -211,6 +211,6 @@ def test_a_tool_parser_that_there_is_not(tmp_path: Path):
     folder = build("qwen2_5_vl", tmp_path)
     with pytest.raises(ModelLoadError, match=r"model\.tool_parser.*'hermes'"):
         load_model(folder, tool_parser="hermes")
-    found = load_model(folder, tool_parser="json_tools").host.tool_parser
+    found = load_model(folder, tool_parser="json_tools").spec.tool_parser
     assert found is not None
     assert found.name == "json_tools"

@@ -82,9 +82,9 @@ class Caches:
             cache.check_integrity()
 
     @property
-    def num_holds(self) -> int:
+    def num_references(self) -> int:
         """Number of leases and matches that were not released."""
-        return sum(cache.num_holds for cache in self._memory)
+        return sum(cache.num_references for cache in self._memory)
 
     def close(self, seconds: float) -> None:
         """Stop using the disk; write its queue for `seconds` at most."""

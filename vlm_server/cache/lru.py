@@ -107,7 +107,7 @@ class LruCache(Generic[V]):
             return self._size_bytes - self._pinned_bytes
 
     @property
-    def num_holds(self) -> int:
+    def num_references(self) -> int:
         """Number of leases that were not released."""
         with self._lock:
             return self._num_holds

@@ -313,7 +313,7 @@ class PrefixCache(Generic[T, S]):
             return self._tree.size_bytes - self._tree.pinned_bytes
 
     @property
-    def num_holds(self) -> int:
+    def num_references(self) -> int:
         """Number of matches that were not released, and of insertions under way."""
         with self._lock:
             return self._num_holds

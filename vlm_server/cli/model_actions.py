@@ -22,7 +22,7 @@ from vlm_server.cli.text import binary_size, did_you_mean, table
 from vlm_server.errors import ConfigError, ModelLoadError
 from vlm_server.hub import find, layout
 from vlm_server.hub.download import download, look_up
-from vlm_server.hub.messages import Plan, Progress, size_text
+from vlm_server.hub.messages import DownloadPlan, Progress, size_text
 from vlm_server.hub.names import HubName, to_download
 from vlm_server.hub.survey import Survey, SurveyRequest, check_plan, survey
 from vlm_server.settings import Settings
@@ -48,7 +48,7 @@ def pull(arguments: argparse.Namespace) -> int:
     set_up_logging(settings.log)
     progress = ProgressLine(sys.stderr)
 
-    async def approve(plan: Plan) -> None:
+    async def approve(plan: DownloadPlan) -> None:
         progress.clear()
         size, missing = size_text(plan.total_bytes), size_text(plan.missing_bytes)
         print(f"{plan.repo} at {plan.commit}: {len(plan.files)} files, {size}, {missing} to come")
@@ -206,13 +206,17 @@ def check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def examine(settings: Settings, missing: HubName | None) -> tuple[Survey, Plan | None]:
+async def examine(
+    settings: Settings, missing: HubName | None
+) -> tuple[Survey, DownloadPlan | None]:
     """Survey of the model of `settings`, with the download plan of the one that is `missing`."""
     plan = await look_up(missing) if missing is not None else None
     return await survey(SurveyRequest(settings.model, settings.memory, plan)), plan
 
 
-def facts(settings: Settings, found: Survey, plan: Plan | None) -> Iterator[tuple[str, str]]:
+def facts(
+    settings: Settings, found: Survey, plan: DownloadPlan | None
+) -> Iterator[tuple[str, str]]:
     """Name and text of each line."""
     yield "model", settings.model.name
     if plan is not None:

@@ -14,8 +14,8 @@ from vlm_server.protocol import (
     MESSAGE_HEADER,
     Command,
     Event,
+    OnDevice,
     Start,
-    Working,
     decode_command,
     encode_message,
 )
@@ -51,7 +51,7 @@ class Channel:
     def send(self, event: Event) -> None:
         """Enqueue an event; the announcement of device work is in the socket on return."""
         self._outbox.put(event)
-        if isinstance(event, Working) and event.request_ids:
+        if isinstance(event, OnDevice) and event.request_ids:
             written = threading.Event()
             self._outbox.put(written)
             written.wait(_ANNOUNCE_SECONDS)

@@ -105,7 +105,7 @@ class EncoderInTurns:
         self._call = _Call(works)
         self._num_long_steps, self._is_measured = 0, True
 
-    def take_turn(self, *, is_alone: bool, is_long: bool) -> None:
+    def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
         """Launch a part; if all were launched before, take the features."""
         call = self._call
         if call is None:

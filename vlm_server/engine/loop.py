@@ -6,7 +6,7 @@
     encoder.start(plan.encode_next)            beside it
     result   = launched.result()               waits for the tokens
     events   = scheduler.update(plan, result)
-    encoder.take_turn()                        if it has no thread of its own
+    encoder.advance_encode()                        if it has no thread of its own
 
 Between two steps it handles what other threads put into the inbox. Everything that changes a
 request happens here, on the thread that calls `run`.
@@ -42,10 +42,10 @@ from vlm_server.protocol import (
     ClearCaches,
     Drain,
     Event,
+    OnDevice,
     SetMemoryLimit,
     Stats,
     Submit,
-    Working,
 )
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class EngineLoop:
         """The requests whose media the encoder works on."""
         self._loading: str | None = None
         """The request that the disk reader reads for."""
-        self._announced = Working(())
+        self._announced = OnDevice(())
         """The last announcement of the requests on the device."""
         self._heartbeat = Heartbeat()
         self._last_stats: Stats | None = None
@@ -128,8 +128,8 @@ class EngineLoop:
         self._send_all(self._scheduler.update(plan, result))
         is_long = bool(plan.decode and plan.prefill)
         if self._encoder.needs_turns:
-            self._runner.settle()
-        self._encoder.take_turn(is_alone=not plan.has_runner_work, is_long=is_long)
+            self._runner.synchronize()
+        self._encoder.advance_encode(is_alone=not plan.has_runner_work, is_long=is_long)
         if plan.has_runner_work:
             self._account(plan, result)
         if time.monotonic() >= self._stats_due:
@@ -173,7 +173,7 @@ class EngineLoop:
         prefilling = [work.request_id for work in plan.prefills]
         under_way = (self._loading, *self._encoding, *prefilling)
         request_ids = dict.fromkeys(one for one in under_way if one is not None)
-        working = Working(tuple(request_ids), self._encoding)
+        working = OnDevice(tuple(request_ids), self._encoding)
         # Between two chunks the last announcement stands.
         is_between = not request_ids and plan.waits_for_first_token
         if working != self._announced and not is_between:
@@ -183,7 +183,7 @@ class EngineLoop:
     def _account(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Report what the step did to memory to the governor, and count failures."""
         if chunk := plan.prefill:
-            has_merged = chunk.is_last and bool(plan.decode or plan.prefill_with)
+            has_merged = chunk.is_last and bool(plan.decode or plan.batched_prefills)
             self._governor.after_chunk(
                 plan.num_prefill_tokens, is_last=chunk.is_last, has_merged=has_merged
             )
@@ -244,7 +244,7 @@ class EngineLoop:
         """Let the runner plan ahead until a message comes, if there were no requests lately."""
         is_idle = self._last_plan.is_idle and not self._heartbeat.is_needed
         while is_idle and self._inbox.empty() and self._seconds_to_plan() == 0:
-            if not self._runner.plan_ahead():
+            if not self._runner.prepare_ahead():
                 self._plan_due = None
 
     def _seconds_to_plan(self) -> float | None:

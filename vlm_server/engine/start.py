@@ -110,7 +110,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     caches = build_caches(start.cache, memory.read(), loaded)
     governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
     engine = build_engine(start, loaded, governor, caches, channel.inbox, group)
-    host = loaded.host
+    host = loaded.spec
     first = stages(
         is_thorough=not (device.is_cpu and loaded.family.is_checked),
         compiles=not device.is_cpu,
@@ -122,19 +122,19 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
         warm_up(engine.loop, engine.inbox, stage)
     _plan_ahead(engine.runner)
     engine.end_warm_up()
-    engine.check_room(loaded.host.context_tokens)
+    engine.check_room(loaded.spec.context_tokens)
     warn_of_slow_products(device)
     gc.collect()
     gc.freeze()  # else each full collection goes through all of it: 30 ms in somebody's answer
     facts = model_facts(loaded, Path(start.model.path))
-    channel.send(Ready(loaded.family.name, device.name, loaded.host.context_tokens, facts))
+    channel.send(Ready(loaded.family.name, device.name, loaded.spec.context_tokens, facts))
     return engine.loop(channel.send), caches
 
 
 def _plan_ahead(runner: Runner) -> None:
     """Make all compiled steps, and try whether attention can be planned."""
     for _ in range(_PLANS_BEFORE_READY):
-        if not runner.plan_ahead():
+        if not runner.prepare_ahead():
             return
 
 
@@ -152,12 +152,12 @@ def build_engine(
         prefill_chunk_tokens=start.scheduler.prefill_chunk_tokens,
         max_step_seconds=start.scheduler.max_step_seconds,
         max_preparing=start.scheduler.preparer_threads,
-        context_tokens=loaded.host.context_tokens,
-        vocabulary_size=loaded.host.vocabulary_size,
-        eos_token_ids=loaded.host.eos_token_ids,
+        context_tokens=loaded.spec.context_tokens,
+        vocabulary_size=loaded.spec.vocabulary_size,
+        eos_token_ids=loaded.spec.eos_token_ids,
         default_temperature=loaded.default_temperature,
         default_top_p=loaded.default_top_p,
-        formats=Formats.of(loaded.host),
+        formats=Formats.of(loaded.spec),
         max_images_per_encode=(
             start.scheduler.max_images_per_encode if loaded.family.takes_several else 1
         ),
@@ -165,22 +165,22 @@ def build_engine(
             start.scheduler.max_prompts_per_prefill if can_batch_prefills(loaded) else 1
         ),
     )
-    grammars = Grammars(loaded.host, _grammar_limits(start), start.cache.grammar_bytes)
+    grammars = Grammars(loaded.spec, _grammar_limits(start), start.cache.grammar_bytes)
     grammars.warm_up()
     runner = (group or Group()).runner(loaded, caches, start.scheduler.num_speculative_tokens)
     admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
     num_decoders = max(start.scheduler.preparer_threads, 2)
     decoders = Decoders(start.image, start.video, num_decoders)
-    preparer = MultimodalPreparer(loaded.host, decoders, grammars, caches)
+    preparer = MultimodalPreparer(loaded.spec, decoders, grammars, caches)
     return Engine(
         inbox=inbox,
         scheduler=Scheduler(
             config,
-            loaded.host.backend,
+            loaded.spec.backend,
             caches,
             admission,
             preparer.pixels_to_decode,
-            runner.tokens_beside,
+            runner.max_piggybacked_tokens,
         ),
         runner=runner,
         preparers=PreparerThreads(preparer, inbox, start.scheduler.preparer_threads),
@@ -202,7 +202,7 @@ def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
     """The number of typical sequences that fit in the memory that the weights leave."""
     memory = governor.read()
     size = planned_state_size(loaded.language_model, loaded.family)
-    seq_bytes = size.of(min(TYPICAL_TOKENS, loaded.host.context_tokens))
+    seq_bytes = size.of(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
     suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)
     logger.info("at most %d sequences decode together (scheduler.max_num_seqs)", suitable)
     return suitable

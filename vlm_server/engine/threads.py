@@ -118,7 +118,7 @@ class EncoderThread:
     def start(self, works: Sequence[EncodeWork]) -> None:
         self._thread.submit(self._encode, works)
 
-    def take_turn(self, *, is_alone: bool, is_long: bool) -> None:
+    def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
         """Nothing: the thread needs no turns."""
 
     def _encode(self, works: Sequence[EncodeWork]) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from vlm_server.errors import ModelLoadError, NotAvailable
 from vlm_server.hub.find import hub_cache
-from vlm_server.hub.messages import GO, Done, Message, Plan, Progress, Refused
+from vlm_server.hub.messages import GO, Done, DownloadPlan, DownloadRefused, Message, Progress
 from vlm_server.hub.names import HubName
 from vlm_server.hub.survey import check_plan
 from vlm_server.platform.child import launch
@@ -31,7 +31,7 @@ _PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
 OnProgress = Callable[[Progress], None]
-Approve = Callable[[Plan], Awaitable[None]]
+Approve = Callable[[DownloadPlan], Awaitable[None]]
 
 
 async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> Path:
@@ -46,7 +46,7 @@ async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> 
         async with contextlib.aclosing(_messages(name)) as messages:
             async for message in messages:
                 match message:
-                    case Plan():
+                    case DownloadPlan():
                         allowed = _MANY_TRIES
                         await approve(message)
                     case Progress(done_bytes=done):
@@ -55,7 +55,7 @@ async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> 
                         on_progress(message)
                     case Done(folder):
                         return Path(folder)
-                    case Refused(reason, may_pass):
+                    case DownloadRefused(reason, may_pass):
                         tries += 1
                         if not may_pass:
                             raise ModelLoadError(reason)
@@ -82,7 +82,7 @@ async def fetch(name: HubName, model: Model, memory: Memory, on_progress: OnProg
     return msgspec.structs.replace(model, path=str(folder))
 
 
-async def look_up(name: HubName) -> Plan:
+async def look_up(name: HubName) -> DownloadPlan:
     """The download plan of `name`. Downloads its configuration and nothing else.
 
     Raises ModelLoadError and NotAvailable.
@@ -90,17 +90,17 @@ async def look_up(name: HubName) -> Plan:
     async with contextlib.aclosing(_messages(name)) as messages:
         async for message in messages:
             match message:
-                case Plan():
+                case DownloadPlan():
                     return message
-                case Refused(reason, may_pass):
+                case DownloadRefused(reason, may_pass):
                     raise (NotAvailable if may_pass else ModelLoadError)(reason)
     raise ModelLoadError(f"{name} can't be looked up")
 
 
 async def _messages(name: HubName) -> AsyncGenerator[Message, None]:
-    """The messages of one download process; the last is always `Done` or `Refused`.
+    """The messages of one download process; the last is always `Done` or `DownloadRefused`.
 
-    The process goes on after its `Plan` when the next message is asked for.
+    The process goes on after its `DownloadPlan` when the next message is asked for.
     """
     process = await asyncio.create_subprocess_exec(
         *launch.command(_MODULE, name.repo, name.revision),
@@ -118,11 +118,11 @@ async def _messages(name: HubName) -> AsyncGenerator[Message, None]:
         async for line in process.stdout:
             message = _DECODER.decode(line)
             yield message
-            if isinstance(message, Plan):
+            if isinstance(message, DownloadPlan):
                 process.stdin.write(GO)
-        if not isinstance(message, Done | Refused):
+        if not isinstance(message, Done | DownloadRefused):
             status = await process.wait()
-            yield Refused(f"the download ended with status {status}", may_pass=True)
+            yield DownloadRefused(f"the download ended with status {status}", may_pass=True)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

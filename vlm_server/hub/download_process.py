@@ -34,7 +34,7 @@ from vlm_server.hub.download_file import (
 )
 from vlm_server.hub.failures import Unusable, refused
 from vlm_server.hub.find import hub_cache
-from vlm_server.hub.messages import GO, Done, Message, Plan, Progress, size_text
+from vlm_server.hub.messages import GO, Done, DownloadPlan, Message, Progress, size_text
 from vlm_server.hub.names import HubName
 
 _NUM_THREADS = 4
@@ -105,9 +105,9 @@ class Download:
             raise Unusable(f"{file.path} of {self._name} is no JSON") from None
         return content if isinstance(content, dict) else {}
 
-    def _plan(self, config: dict[str, Any], parameters: dict[str, int]) -> Plan:
+    def _plan(self, config: dict[str, Any], parameters: dict[str, int]) -> DownloadPlan:
         weights = [file.size for file in self._files if file.path.endswith(layout.WEIGHTS)]
-        return Plan(
+        return DownloadPlan(
             repo=self._name.repo,
             commit=self._commit,
             config=config,

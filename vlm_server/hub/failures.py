@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
 )
 
 from vlm_server.hub.download_file import WrongContent
-from vlm_server.hub.messages import Refused
+from vlm_server.hub.messages import DownloadRefused
 from vlm_server.hub.names import HubName
 
 _MAX_CHARACTERS = 200
@@ -27,22 +27,22 @@ class Unusable(Exception):
     """A repository that can't be served or stored; the message says why."""
 
 
-def refused(error: Exception, name: HubName) -> Refused:
+def refused(error: Exception, name: HubName) -> DownloadRefused:
     """The message for `error` in a download of `name`. Shows no token and no signed URL."""
     match error:
         case Unusable() | WrongContent():
-            return Refused(str(error))
+            return DownloadRefused(str(error))
         case GatedRepoError():
-            return Refused(_gated(name))
+            return DownloadRefused(_gated(name))
         case RevisionNotFoundError():
-            return Refused(f"{name.repo} has no revision {name.revision or 'main'!r}")
+            return DownloadRefused(f"{name.repo} has no revision {name.revision or 'main'!r}")
         case RepositoryNotFoundError():
-            return Refused(
+            return DownloadRefused(
                 f"{constants.ENDPOINT} has no model {name.repo} that anybody may see: check the "
                 f"name; if it is private, {_log_in()}"
             )
         case OfflineModeIsEnabled():
-            return Refused(
+            return DownloadRefused(
                 f"HF_HUB_OFFLINE forbids to download {name}: unset it, or give the path of a folder"
             )
         case HfHubHTTPError():
@@ -50,32 +50,34 @@ def refused(error: Exception, name: HubName) -> Refused:
         case LocalEntryNotFoundError():
             return _broken_off(error)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return Refused(f"the disk is full ({constants.HF_HUB_CACHE}): what is here is kept")
+            return DownloadRefused(
+                f"the disk is full ({constants.HF_HUB_CACHE}): what is here is kept"
+            )
         case OSError(errno=int()):
             where = error.filename or constants.HF_HUB_CACHE
-            return Refused(f"{name} can't be stored in {where}: {error.strerror}")
+            return DownloadRefused(f"{name} can't be stored in {where}: {error.strerror}")
     if error.__class__.__module__.partition(".")[0] in ("httpx", "httpcore"):
         return _broken_off(error)
     if isinstance(error, OSError):  # the hub's library: fewer bytes came than were announced
         return _broken_off(error)
     words = " ".join(str(error).split())[:_MAX_CHARACTERS]
-    return Refused(f"{name} can't be downloaded: {type(error).__name__}: {words}")
+    return DownloadRefused(f"{name} can't be downloaded: {type(error).__name__}: {words}")
 
 
-def _broken_off(error: Exception) -> Refused:
-    return Refused(
+def _broken_off(error: Exception) -> DownloadRefused:
+    return DownloadRefused(
         f"{constants.ENDPOINT} can't be reached, or broke off ({type(error).__name__}): what "
         "is here is kept, and the next try goes on from there",
         may_pass=True,
     )
 
 
-def _http(error: HfHubHTTPError, name: HubName) -> Refused:
+def _http(error: HfHubHTTPError, name: HubName) -> DownloadRefused:
     status = error.response.status_code
     if status in (401, 403):
-        return Refused(f"{constants.ENDPOINT} refuses {name} ({status}): {_log_in()}")
+        return DownloadRefused(f"{constants.ENDPOINT} refuses {name} ({status}): {_log_in()}")
     may_pass = status == _TOO_MANY or status >= _SERVER_ERRORS
-    return Refused(f"{constants.ENDPOINT} answers {status} for {name}", may_pass=may_pass)
+    return DownloadRefused(f"{constants.ENDPOINT} answers {status} for {name}", may_pass=may_pass)
 
 
 def _gated(name: HubName) -> str:

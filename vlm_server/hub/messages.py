@@ -1,6 +1,6 @@
 """The messages of the download process to its parent: one JSON object a line.
 
-The first is a `Plan`; no weights are downloaded until the parent answers `GO`.
+The first is a `DownloadPlan`; no weights are downloaded until the parent answers `GO`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 GO = b"go\n"
 
 
-class Plan(msgspec.Struct, frozen=True, tag="plan"):
+class DownloadPlan(msgspec.Struct, frozen=True, tag="plan"):
     """A download plan: which files of the only revision that is read, `commit`.
 
     `parameters` counts the weights by their safetensors type, as far as the hub knows.
@@ -55,14 +55,14 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     folder: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class DownloadRefused(msgspec.Struct, frozen=True, tag="refused"):
     """The failure of a download. `may_pass`: a later try may succeed without any change."""
 
     reason: str
     may_pass: bool = False
 
 
-Message = Plan | Progress | Done | Refused
+Message = DownloadPlan | Progress | Done | DownloadRefused
 
 
 def size_text(num_bytes: float) -> str:

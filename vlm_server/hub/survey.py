@@ -11,7 +11,7 @@ import contextlib
 import msgspec
 
 from vlm_server.errors import ModelLoadError
-from vlm_server.hub.messages import Plan
+from vlm_server.hub.messages import DownloadPlan
 from vlm_server.platform import machine
 from vlm_server.platform.child import launch
 from vlm_server.settings import Memory, Model
@@ -25,7 +25,7 @@ class SurveyRequest(msgspec.Struct, frozen=True):
 
     model: Model
     memory: Memory
-    plan: Plan | None = None
+    plan: DownloadPlan | None = None
 
 
 class Survey(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ async def survey(request: SurveyRequest) -> Survey:
         await process.wait()
 
 
-async def check_plan(model: Model, memory: Memory, plan: Plan) -> None:
+async def check_plan(model: Model, memory: Memory, plan: DownloadPlan) -> None:
     """Raises ModelLoadError if the checkpoint of `plan` can't be served on this machine."""
     found = await survey(SurveyRequest(model, memory, plan))
     if found.refusal:

@@ -50,10 +50,10 @@ class EncodeExecutor(Protocol):
 
     @property
     def needs_turns(self) -> bool:
-        """Whether encoding advances only in `take_turn`."""
+        """Whether encoding advances only in `advance_encode`."""
         ...
 
-    def take_turn(self, *, is_alone: bool, is_long: bool) -> None:
+    def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
         """Launch the next part of an encode, if there is any.
 
         is_alone: whether there was no step. is_long: whether the step was a mixed one; it may be
@@ -74,7 +74,7 @@ class Runner(Protocol):
         """Begin the runner's part of `plan`; returns as soon as the device has the work."""
         ...
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for all work of sequences, on devices that report errors late.
 
         Later work is then not blamed for their errors, nor they for its.
@@ -85,14 +85,14 @@ class Runner(Protocol):
         """Device memory in bytes of one sequence's KV; 0 before the first prompt."""
         ...
 
-    def tokens_beside(self, prompt: PreparedPrompt, num_seqs: int) -> int:
+    def max_piggybacked_tokens(self, prompt: PreparedPrompt, num_seqs: int) -> int:
         """The size of a piggybacked chunk of `prompt` in a mixed step with `num_seqs` sequences.
 
         0 if the chunk must run alone, after the decode pass.
         """
         ...
 
-    def plan_ahead(self) -> bool:
+    def prepare_ahead(self) -> bool:
         """Do a short piece of the work that later prompts would wait for; False if none is left."""
         ...
 

@@ -34,11 +34,11 @@ class DeviceMemory(Protocol):
         """Bound the bytes of arrays from now on; frees nothing."""
         ...
 
-    def take_peak(self) -> int:
+    def read_peak(self) -> int:
         """The peak of active bytes since the last call."""
         ...
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for running work: it may hold memory that was released."""
         ...
 

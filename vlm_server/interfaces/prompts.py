@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.cache.disk.tier import DiskLoad
-from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
+from vlm_server.cache.references import CacheReferences
 from vlm_server.interfaces.grammar import Grammar
 from vlm_server.protocol import ImageUse, VideoUse
 
@@ -24,15 +24,15 @@ class AnswerFormat:
     """The format of an answer's text.
 
     tools: the tools that may be called, as chat templates have them; without any, no call is looked
-    for. is_forced: the answer, perhaps after reasoning, is only JSON that a grammar ensures:
+    for. is_required: the answer, perhaps after reasoning, is only JSON that a grammar ensures:
     `[{"name": ..., "arguments": {...}}, ...]`. parallel: whether there may be more than one call.
-    starts_in_thought: whether the prompt ends inside reasoning.
+    starts_in_reasoning: whether the prompt ends inside reasoning.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
-    is_forced: bool = False
+    is_required: bool = False
     parallel: bool = True
-    starts_in_thought: bool = False
+    starts_in_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,6 @@ class Prepared:
     """
 
     prompt: PreparedPrompt
-    holds: CacheHolds
+    references: CacheReferences
     inputs: Mapping[int, MediaInputs] = field(default_factory=dict)
     load: DiskLoad | None = None

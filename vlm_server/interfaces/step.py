@@ -126,7 +126,7 @@ class SchedulerOutput:
     For the other threads: `prepare` these requests, `load` what the disk has of one, `encode` these
     media now, in one call, and `encode_next` once the step is launched. For the runner: drop
     `finished_seqs`, add `new`, decode these sequences, and `prefill` a chunk of one prompt, which
-    may be the new one. With it go the prompts `prefill_with`: all of them are new, begin after as
+    may be the new one. With it go the prompts of `batched_prefills`: all are new, begin after as
     many cached tokens as the first, and end. A sequence may finish before it decoded: then what was
     read of its prompt is stored. `refused` requests never fit into device memory.
 
@@ -143,7 +143,7 @@ class SchedulerOutput:
     new: tuple[NewRequest, ...] = ()
     decode: tuple[SeqId, ...] = ()
     prefill: PrefillWork | None = None
-    prefill_with: tuple[PrefillWork, ...] = ()
+    batched_prefills: tuple[PrefillWork, ...] = ()
     refused: Mapping[str, RequestError] = field(default_factory=dict)
     has_requests: bool = False
     waits_for_memory: bool = False
@@ -158,7 +158,7 @@ class SchedulerOutput:
     @property
     def prefills(self) -> tuple[PrefillWork, ...]:
         """The chunks of all prompts."""
-        return () if self.prefill is None else (self.prefill, *self.prefill_with)
+        return () if self.prefill is None else (self.prefill, *self.batched_prefills)
 
     @property
     def num_prefill_tokens(self) -> int:

@@ -17,8 +17,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import Caches
-from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan
+from vlm_server.cache.references import CacheReferences
 from vlm_server.errors import ContextLengthExceeded, InternalError, InvalidRequest
 from vlm_server.interfaces import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.interfaces.model_spec import ChunkPolicy, ModelSpec
@@ -82,7 +82,7 @@ class MultimodalPreparer:
         placeholders = [Placeholder(each.token_id, each.prefix, each.suffix) for each in layouts]
         token_ids = self._prompts.tokenize(chat, placeholders)
         if self._starts_in_reasoning(chat, token_ids):
-            answer_format = replace(answer_format, starts_in_thought=True)
+            answer_format = replace(answer_format, starts_in_reasoning=True)
         prompt = self._build(token_ids, media, chat, submit.cache_salt)
         prompt = replace(
             prompt,
@@ -94,7 +94,7 @@ class MultimodalPreparer:
         if submit.count_only:
             return self._count(prompt)
         grammar = with_reasoning(
-            self._marks, grammar, submit, starts=answer_format.starts_in_thought
+            self._marks, grammar, submit, starts=answer_format.starts_in_reasoning
         )
         prediction = self._prompts.tokenize_prediction(submit.prediction)
         prompt = replace(prompt, grammar=grammar, prediction=prediction)
@@ -126,10 +126,10 @@ class MultimodalPreparer:
 
     def _count(self, prompt: PreparedPrompt) -> Prepared:
         """`prompt` to be counted only: with its prefix cache hits, and without inputs."""
-        holds = CacheHolds(
+        references = CacheReferences(
             self._caches, prompt.key, prompt.cache_salt, prompt.atomic_prefill_tokens
         )
-        return Prepared(prompt, holds)
+        return Prepared(prompt, references)
 
     def pixels_to_decode(self, submit: Submit) -> int:
         """The approximate number of pixels of a request's images that are not cached."""
@@ -144,17 +144,17 @@ class MultimodalPreparer:
     def _arrange(self, submit: Submit) -> tuple[Chat, AnswerFormat]:
         """The conversation as the chat template takes it, and the format of the answer."""
         chat, tools = read_chat(submit), submit.tools
-        is_forced = tools is not None and tools.choice == "required"
-        if chat.tools and not is_forced and self._spec.tool_parser is None:
+        is_required = tools is not None and tools.choice == "required"
+        if chat.tools and not is_required and self._spec.tool_parser is None:
             raise InvalidRequest(
                 "this server can't read the calls that this model writes; it can only be made to "
                 "call a tool (`tool_choice`)",
                 "tools",
             )
         answer_format = AnswerFormat(
-            tools=chat.tools, is_forced=is_forced, parallel=tools is None or tools.parallel
+            tools=chat.tools, is_required=is_required, parallel=tools is None or tools.parallel
         )
-        return self._prompts.template.arrange(chat, must_call=is_forced), answer_format
+        return self._prompts.template.arrange(chat, must_call=is_required), answer_format
 
     def _starts_in_reasoning(self, chat: Chat, token_ids: Sequence[int]) -> bool:
         """Whether the prompt ends inside reasoning, of the template or of a continued message."""
@@ -251,21 +251,21 @@ class MultimodalPreparer:
 
         Nothing is read from disk here: memory is reserved for that first.
         """
-        holds = CacheHolds(
+        references = CacheReferences(
             self._caches, prompt.key, prompt.cache_salt, prompt.atomic_prefill_tokens
         )
         units = [(item, unit) for item in media for unit in range(len(item.mm_hashes))]
         inputs: dict[int, MediaInputs] = {}
         try:
-            load = holds.look_up(on_disk=use_disk)
-            for index in list(holds.missing()):
+            load = references.look_up(on_disk=use_disk)
+            for index in list(references.missing()):
                 if load is None or not load.covers(index):
                     item, unit = units[index]
                     inputs[index] = item.inputs(unit)
         except BaseException:
-            holds.release()
+            references.release()
             raise
-        return Prepared(prompt, holds, inputs, load)
+        return Prepared(prompt, references, inputs, load)
 
 
 def _images(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:

@@ -35,6 +35,7 @@ from vlm_server.protocol.events import (
     ImageUse,
     Loading,
     ModelFacts,
+    OnDevice,
     Phase,
     PhaseName,
     Ready,
@@ -47,7 +48,6 @@ from vlm_server.protocol.events import (
     Unloadable,
     Usage,
     VideoUse,
-    Working,
 )
 from vlm_server.protocol.request import (
     ContentPart,
@@ -102,6 +102,7 @@ __all__ = [
     "MemoryStats",
     "Message",
     "ModelFacts",
+    "OnDevice",
     "Phase",
     "PhaseName",
     "Ready",
@@ -126,7 +127,6 @@ __all__ = [
     "Video",
     "VideoPart",
     "VideoUse",
-    "Working",
     "decode_command",
     "decode_encoded_submit",
     "decode_event",

@@ -49,7 +49,7 @@ class RequestDeadlines:
         """End the queue deadline: the device begins with the request."""
         self._queue_at = math.inf
 
-    def take_token(self, now: float) -> None:
+    def record_token(self, now: float) -> None:
         """Record a token; from the first one on, the time to the next counts."""
         self._queue_at = self._first_token_at = math.inf
         self._token_at = _at(now, self._token_seconds)

@@ -82,7 +82,7 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     request_id: str
 
 
-class Working(msgspec.Struct, frozen=True, tag="working"):
+class OnDevice(msgspec.Struct, frozen=True, tag="working"):
     """The requests that the device is about to encode or prefill.
 
     It is sent before the work starts, in case the process dies of it, and replaces the last one.
@@ -231,4 +231,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     param: str | None = None
 
 
-Event = Loading | Ready | Unloadable | Accepted | Working | Tokens | Finished | Failed | Stats
+Event = Loading | Ready | Unloadable | Accepted | OnDevice | Tokens | Finished | Failed | Stats

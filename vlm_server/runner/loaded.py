@@ -23,7 +23,7 @@ class LoadedModel:
     """A model on its device, and all that is known of it.
 
     model: mlx-vlm's, with every array evaluated, so that any thread may run it.
-    host: what prompts need of it. checkpoint: its files. family: what sort of model it is.
+    spec: what prompts need of it. checkpoint: its files. family: what sort of model it is.
     decode_positions: which positions a decode step passes.
     attention: our own, where the device gains by it. text: runs its language model.
     position_lock: whoever calls the model holds it. A lock for families whose encode writes
@@ -36,7 +36,7 @@ class LoadedModel:
     model: Any
     processor: Any
     family: Family
-    host: ModelSpec
+    spec: ModelSpec
     checkpoint: Checkpoint
     device: Device
     decode_positions: DecodePositions

@@ -98,7 +98,7 @@ class ModelRunner:
         """See `Runner`."""
         return 0 if self._state_size is None else self._state_size.of(num_tokens)
 
-    def tokens_beside(self, prompt: PreparedPrompt, num_seqs: int) -> int:
+    def max_piggybacked_tokens(self, prompt: PreparedPrompt, num_seqs: int) -> int:
         """See `Runner`."""
         if prompt.atomic_prefill_tokens or prompt.token_types is not None:
             return 0
@@ -114,21 +114,21 @@ class ModelRunner:
             chunk_logits = self._launch_decode(plan, chunk, failures)
             self._prefixes.store_joined()
             if plan.prefill is not None:
-                self.settle()
+                self.synchronize()
             started = time.perf_counter()
             batched = dict[str, Prefilled]()
-            if plan.prefill_with:
+            if plan.batched_prefills:
                 batched, logits = self._launch_batched(plan, failures)
             else:
                 logits = self._launch_prefill(plan, chunk_logits, failures)
         is_mixed = chunk_logits is not None
         return LaunchedStep(self, plan, failures, logits, batched, started, is_mixed)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """See `Runner`."""
         self._errors.synchronize()
 
-    def plan_ahead(self) -> bool:
+    def prepare_ahead(self) -> bool:
         """See `Runner`."""
         attention = self._loaded.attention.attention
         try:
@@ -143,7 +143,7 @@ class ModelRunner:
         reading_since = time.perf_counter()
         sampled = self._read_decode(step.plan, failures)
         read_seconds = time.perf_counter() - reading_since  # the device was not at the chunk yet
-        if step.plan.prefill_with:
+        if step.plan.batched_prefills:
             sampled.add(self._finish_batched(step))
         elif step.plan.prefill is not None and step.logits is not None:
             sampled.add(self._finish_prefill(step, step.plan.prefill, step.logits))
@@ -172,11 +172,11 @@ class ModelRunner:
     def _piggybacked_chunk(self, plan: SchedulerOutput, failures: _Failures) -> PromptChunk | None:
         """The chunk of `plan`, if the decode step may be a mixed one."""
         work = plan.prefill
-        if work is None or plan.prefill_with or not plan.decode:
+        if work is None or plan.batched_prefills or not plan.decode:
             return None
         prompts = {request.request_id: request.prompt for request in plan.new}
         prompt = prompts.get(work.request_id) or self._prefills[work.request_id].prompt
-        if work.num_tokens > self.tokens_beside(prompt, len(plan.decode)):
+        if work.num_tokens > self.max_piggybacked_tokens(prompt, len(plan.decode)):
             return None  # what the device does not need yet is better done while it decodes
         try:
             return self._prefill_of(plan, work).chunk(work.start, work.end)

@@ -17,14 +17,14 @@ from vlm_server.protocol import (
     Failed,
     Finished,
     ModelFacts,
+    OnDevice,
     Stats,
     Tokens,
-    Working,
 )
 from vlm_server.supervisor.history import EngineEnd, MemorySample
 from vlm_server.supervisor.shape import RequestShape
 
-RequestEvent = Accepted | Working | Tokens | Finished | Failed
+RequestEvent = Accepted | OnDevice | Tokens | Finished | Failed
 
 
 _UNKNOWN = ModelFacts()
@@ -90,7 +90,7 @@ class EngineClient(Protocol):
     def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
         """All events of one request in order; the last one is `Finished` or `Failed`.
 
-        Each `Tokens` event holds one delta, of this request. `Working` comes before the first
+        Each `Tokens` event holds one delta, of this request. `OnDevice` comes before the first
         one, when the device begins with the request, and may come again. Closing the iterator early
         (`aclose`) aborts the request in the engine. If the engine dies while the request is in
         flight, the last event is `Failed(code="engine_died")`.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from vlm_server.errors import EngineDied, EngineUnavailable, RequestCancelled, RequestError
-from vlm_server.protocol import Accepted, Failed, Finished, Tokens, Working
+from vlm_server.protocol import Accepted, Failed, Finished, OnDevice, Tokens
 from vlm_server.supervisor.client import RequestEvent
 from vlm_server.supervisor.quarantine import Quarantine
 from vlm_server.supervisor.shape import RequestShape
@@ -76,7 +76,7 @@ class EngineStreams:
                 self._quarantine.acquit(event.request_id)
                 self.remove(event.request_id)
                 self._put(event.request_id, event)
-            case Working(request_ids):
+            case OnDevice(request_ids):
                 logger.debug("the device works on %s", ", ".join(request_ids))
                 self._quarantine.record_work(event)
                 for request_id in request_ids:

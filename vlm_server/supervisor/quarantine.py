@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vlm_server.errors import RequestTooCostly
-from vlm_server.protocol import Working
+from vlm_server.protocol import OnDevice
 from vlm_server.supervisor.shape import Encoding, Load, RequestShape
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Quarantine:
         if alone:
             self._alone = request_id
 
-    def record_work(self, event: Working) -> None:
+    def record_work(self, event: OnDevice) -> None:
         """Record the work that the device has now; it replaces the last record."""
         known = {i: shape for i, (shape, _) in self._working.items()} | self._shapes
         self._working = {}

@@ -35,12 +35,12 @@ from vlm_server.protocol import (
     Failed,
     Finished,
     Loading,
+    OnDevice,
     Ready,
     SetMemoryLimit,
     Stats,
     Tokens,
     Unloadable,
-    Working,
 )
 from vlm_server.protocol.commands import Rank
 from vlm_server.settings import Settings
@@ -347,7 +347,7 @@ class Supervisor:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Accepted() | Working() | Tokens():
+            case Accepted() | OnDevice() | Tokens():
                 self._in_flight.deliver(event)
             case Finished() | Failed():
                 self._watchdog.record_end(event.request_id)

@@ -22,7 +22,7 @@ from vlm_server.api.http import access_log
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.middleware import RequestLog
 from vlm_server.api.parsing.common_fields import model_wanted
-from vlm_server.api.parsing.leniency import MAX_NAMES
+from vlm_server.api.parsing.ignored_fields import MAX_NAMES
 from vlm_server.api.parsing.parsed_request import Context, KnownModel
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import (

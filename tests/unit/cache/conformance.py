@@ -55,7 +55,7 @@ class HoldingAdapter(Adapter, Protocol):
         ...
 
     @property
-    def num_holds(self) -> int: ...
+    def num_references(self) -> int: ...
 
     @property
     def evictable_bytes(self) -> int: ...
@@ -182,10 +182,10 @@ class HoldingCache(EveryCache):
         cache.put(1)
         cache.put(2)
         with held(cache, 1, 1):
-            assert cache.num_holds == 2
+            assert cache.num_references == 2
             assert (cache.read().pinned_bytes, cache.evictable_bytes) == (ENTRY_BYTES, ENTRY_BYTES)
             check(cache)
-        assert cache.num_holds == cache.read().pinned_bytes == 0
+        assert cache.num_references == cache.read().pinned_bytes == 0
         assert cache.evictable_bytes == 2 * ENTRY_BYTES
 
     def test_what_is_held_stays(self, cache: HoldingAdapter) -> None:
@@ -221,15 +221,15 @@ class HoldingCache(EveryCache):
         one.release()
         with pytest.raises(RuntimeError, match="released twice"):
             one.release()
-        assert (cache.num_holds, cache.read().pinned_bytes) == (1, ENTRY_BYTES)
+        assert (cache.num_references, cache.read().pinned_bytes) == (1, ENTRY_BYTES)
         other.release()
         check(cache)
 
     def test_a_hold_of_nothing_is_one_too(self, cache: HoldingAdapter) -> None:
         hold = cache.hold(1)
-        assert (cache.num_holds, cache.read().pinned_bytes) == (1, 0)
+        assert (cache.num_references, cache.read().pinned_bytes) == (1, 0)
         hold.release()
-        assert cache.num_holds == 0
+        assert cache.num_references == 0
         with pytest.raises(RuntimeError, match="released twice"):
             hold.release()
 
@@ -253,10 +253,10 @@ class HoldingCache(EveryCache):
                 if choice.random() < 0.1:
                     cache.clear()
                     cache.check_integrity()
-                assert cache.num_holds > 0
+                assert cache.num_references > 0
                 hold.release()
 
         with ThreadPoolExecutor(NUM_THREADS) as threads:
             list(threads.map(use, range(NUM_THREADS)))
         check(cache)
-        assert cache.num_holds == cache.read().pinned_bytes == 0
+        assert cache.num_references == cache.read().pinned_bytes == 0

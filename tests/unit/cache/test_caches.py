@@ -11,9 +11,9 @@ from tests.unit.cache.fakes import FakeDisk, FakeSource, LoadedSource
 from tests.unit.cache.prompts import Item, prompt_of
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.disk.tier import DiskLoad
-from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prompt_key import PromptKey
+from vlm_server.cache.references import CacheReferences
 from vlm_server.errors import OutOfMemory
 from vlm_server.protocol import CacheStats
 
@@ -45,7 +45,7 @@ def caches_on(disk: FakeDisk) -> Caches:
 def use(caches: Caches) -> None:
     """Ask for a prompt with a picture, and store what was computed of it."""
     prompt = prompt_of(PROMPT)
-    holds = CacheHolds(caches, prompt, "", 0)
+    holds = CacheReferences(caches, prompt, "", 0)
     assert holds.look_up(on_disk=True) is None
     holds.release()
     caches.store_features("a", FakeFeatures()).release()
@@ -110,7 +110,7 @@ def test_looking_up_reads_nothing() -> None:
     disk = FakeDisk({"b": FakeFeatures(5)}, LoadedSource(prompt_of(PROMPT)))
     caches = caches_on(disk)
     caches.begin_serving()
-    holds = CacheHolds(caches, prompt, "", 0)
+    holds = CacheReferences(caches, prompt, "", 0)
     load = holds.look_up(on_disk=True)
     assert load is not None
     assert (load.prefix_tokens, load.features, load.size_bytes) == (4, {1: "b"}, 4 + 5)
@@ -130,9 +130,9 @@ def test_what_the_disk_has_is_stored_in_memory_and_pinned() -> None:
     assert loaded.prefix is not None
     assert (loaded.features[0].value, loaded.prefix.length) == (disk.features["a"], 3)
     assert (caches.features.read().entries, caches.prefixes.read().entries) == (1, 1)
-    assert caches.num_holds == 2
+    assert caches.num_references == 2
     loaded.release()
-    assert caches.num_holds == 0
+    assert caches.num_references == 0
     assert not loaded.is_out_of_memory
 
 
@@ -143,7 +143,7 @@ def test_what_nobody_waits_for_any_more_is_not_read() -> None:
     loaded = caches.load(wanted(prompt_of([1, 2, 3, 4]), 3, a=0), lambda: True)
     assert disk.calls == []
     loaded.release()
-    assert caches.num_holds == 0
+    assert caches.num_references == 0
 
 
 def test_a_disk_hit_that_can_not_be_copied_is_a_miss() -> None:
@@ -155,7 +155,7 @@ def test_a_disk_hit_that_can_not_be_copied_is_a_miss() -> None:
     assert loaded.prefix is not None
     assert loaded.prefix.length == 1
     loaded.release()
-    assert caches.num_holds == caches.prefixes.read().pinned_bytes == 0
+    assert caches.num_references == caches.prefixes.read().pinned_bytes == 0
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("too much"), MemoryError()])
@@ -172,7 +172,7 @@ def test_memory_that_is_too_short_to_read_into_is_told(error: Exception) -> None
     assert loaded.prefix is not None
     assert loaded.prefix.length == 3, "what was read before is of use"
     loaded.release()
-    assert caches.num_holds == 0
+    assert caches.num_references == 0
 
 
 def test_prefixes_are_evicted_before_features() -> None:
@@ -200,9 +200,9 @@ def test_holds_of_all_caches_are_counted() -> None:
         caches.prefixes.match(prompt, 1),
     ]
     for number, each in enumerate(held):
-        assert caches.num_holds == 5 - number
+        assert caches.num_references == 5 - number
         each.release()
-    assert caches.num_holds == 0
+    assert caches.num_references == 0
 
 
 def test_device_caches_follow_the_memory_there_is() -> None:

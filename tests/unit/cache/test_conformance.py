@@ -42,8 +42,8 @@ class LruAdapter:
         return lease or self._cache.put(str(number), number, LIMIT_BYTES + 1)
 
     @property
-    def num_holds(self) -> int:
-        return self._cache.num_holds
+    def num_references(self) -> int:
+        return self._cache.num_references
 
     @property
     def evictable_bytes(self) -> int:
@@ -89,8 +89,8 @@ class PrefixAdapter:
         return self._match(number)
 
     @property
-    def num_holds(self) -> int:
-        return self._cache.num_holds
+    def num_references(self) -> int:
+        return self._cache.num_references
 
     @property
     def evictable_bytes(self) -> int:

@@ -137,19 +137,19 @@ def test_releasing_twice_raises_and_releases_no_other_lease() -> None:
     one.release()
     with pytest.raises(RuntimeError, match="twice"):
         one.release()
-    assert (cache.read().pinned_bytes, cache.num_holds) == (1, 1)
+    assert (cache.read().pinned_bytes, cache.num_references) == (1, 1)
     cache.put("b", "b", 3).release()
     assert held(cache) == "a"
     other.release()
-    assert cache.read().pinned_bytes == cache.num_holds == 0
+    assert cache.read().pinned_bytes == cache.num_references == 0
 
 
 def test_a_lease_of_what_is_not_stored_is_a_hold_too() -> None:
     cache = cache_of("a")
     lease = cache.put("b", "b", 4)
-    assert cache.num_holds == 1
+    assert cache.num_references == 1
     lease.release()
-    assert cache.num_holds == 0
+    assert cache.num_references == 0
     with pytest.raises(RuntimeError, match="twice"):
         lease.release()
 
@@ -246,7 +246,7 @@ class Uses(RuleBasedStateMachine):
     @invariant()
     def holds_what_it_should(self) -> None:
         self.cache.check_integrity()
-        assert self.cache.num_holds == sum(len(each.leases) for each in self.stored)
+        assert self.cache.num_references == sum(len(each.leases) for each in self.stored)
         assert {key for key in "abcdef" if key in self.cache} == {k.key for k in self.stored}
         assert self.cache.read() == CacheStats(
             name="letters",
@@ -299,5 +299,5 @@ def test_threads_break_nothing() -> None:
         asked = sum(threads.map(use, range(4)))
     cache.check_integrity()
     reading = cache.read()
-    assert reading.pinned_bytes == cache.num_holds == 0
+    assert reading.pinned_bytes == cache.num_references == 0
     assert reading.hits + reading.misses == asked

@@ -224,14 +224,14 @@ def test_releasing_twice_raises_and_releases_no_other_match() -> None:
     cache = cache_of([1, 2])
     one, other = (cache.match(prompt_of([1, 2]), 2) for _ in range(2))
     nothing = cache.match(prompt_of([3]), 1)
-    assert cache.num_holds == 3
+    assert cache.num_references == 3
     for match in (one, nothing):
         match.release()
         with pytest.raises(RuntimeError, match="twice"):
             match.release()
-    assert (cache.read().pinned_bytes, cache.num_holds) == (2, 1)
+    assert (cache.read().pinned_bytes, cache.num_references) == (2, 1)
     other.release()
-    assert cache.read().pinned_bytes == cache.num_holds == 0
+    assert cache.read().pinned_bytes == cache.num_references == 0
 
 
 def test_a_better_match_takes_the_place_of_a_worse() -> None:

@@ -240,7 +240,7 @@ class Prefixes(RuleBasedStateMachine):
         reading = self.cache.read()
         assert reading.size_bytes <= self.limit_bytes
         assert (reading.hits, reading.misses) == (self.hits, self.misses)
-        assert self.cache.num_holds == len(self.leased)
+        assert self.cache.num_references == len(self.leased)
         assert bool(reading.pinned_bytes) == any(lease.match.length for lease in self.leased)
 
     @invariant()
@@ -258,7 +258,7 @@ class Prefixes(RuleBasedStateMachine):
             assert parts_in(lease.match) == lease.known.parts
             lease.match.release()
         self.cache.check_integrity()
-        assert self.cache.read().pinned_bytes == self.cache.num_holds == 0
+        assert self.cache.read().pinned_bytes == self.cache.num_references == 0
 
 
 class FullPrefixes(Prefixes):

@@ -104,7 +104,7 @@ def test_what_another_thread_stored_meanwhile_is_not_stored_twice(
     assert source.takes == takes
     assert (num_stored(cache, [1, 2, 3]), num_stored(cache, others)) == (3, len(others))
     assert cache.read().size_bytes == size_bytes
-    assert cache.num_holds == 0
+    assert cache.num_references == 0
 
 
 def test_what_a_prompt_is_added_to_stays_meanwhile() -> None:
@@ -139,7 +139,7 @@ def test_what_is_stored_again_may_change_meanwhile(
     cache.check_integrity()
     assert source.takes == takes
     assert (num_stored(cache, [1, 2, 3, 4]), num_stored(cache, others)) == (4, len(others))
-    assert cache.num_holds == 0
+    assert cache.num_references == 0
 
 
 def test_what_is_stored_again_may_be_evicted_meanwhile() -> None:
@@ -165,7 +165,7 @@ def test_what_is_stored_again_may_be_used_meanwhile() -> None:
     assert source.takes == [(0, 3), (2, 3)]
     assert num_stored(cache, [1, 2, 3]) == 3
     matches[0].release()
-    assert cache.num_holds == 0
+    assert cache.num_references == 0
 
 
 def test_new_salts_do_not_disturb_each_other() -> None:
@@ -197,7 +197,7 @@ def test_room_that_others_take_meanwhile_is_theirs() -> None:
     source = insert(cache, [1, 2], store_and_keep)
     assert source.takes == [(0, 2)]
     assert (num_stored(cache, [1, 2]), num_stored(cache, [7, 8])) == (0, 2)
-    assert (cache.read().size_bytes, cache.num_holds) == (2, 1)
+    assert (cache.read().size_bytes, cache.num_references) == (2, 1)
 
 
 def test_a_failed_take_gives_back_what_it_held() -> None:
@@ -206,7 +206,7 @@ def test_a_failed_take_gives_back_what_it_held() -> None:
     prompt = prompt_of([1, 2, 3])
     with pytest.raises(TakeFailed):
         cache.insert(prompt, FakeSource(prompt, failing=0))
-    assert cache.num_holds == cache.read().pinned_bytes == 0
+    assert cache.num_references == cache.read().pinned_bytes == 0
     cache.check_integrity()
 
 
@@ -247,6 +247,6 @@ def test_threads_that_store_match_evict_and_clear_break_nothing(
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(use, range(4)))
     cache.check_integrity()
-    assert cache.read().pinned_bytes == cache.num_holds == 0
+    assert cache.read().pinned_bytes == cache.num_references == 0
     cache.clear()
     assert (cache.read().size_bytes, cache.read().entries) == (0, 0)

@@ -96,7 +96,7 @@ class ScriptedEncoder:
     """What a call takes, by the number of its pictures; see `EncodeDone`."""
     needs_turns = False
 
-    def take_turn(self, *, is_alone: bool, is_long: bool) -> None:
+    def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
         pass
 
     @property
@@ -180,7 +180,7 @@ class Engine:
             self.caches,
             self.admission,
             header_pixels,
-            self.runner.tokens_beside,
+            self.runner.max_piggybacked_tokens,
             clock=clock,
         )
         self.inbox = ImpatientQueue()

@@ -18,8 +18,8 @@ import numpy as np
 from tests.unit.cache.fakes import FakeSource, parts_in
 from tests.unit.cache.prompts import is_boundary, parts_of
 from vlm_server.cache.caches import Caches
-from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
+from vlm_server.cache.references import CacheReferences
 from vlm_server.engine.scheduler.limits import SchedulerConfig
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
 from vlm_server.interfaces import (
@@ -135,7 +135,7 @@ def prepared(
 ) -> Prepared:
     """`made` with what `caches` have of it, and pixels for the rest."""
     caches = Caches() if caches is None else caches
-    holds = CacheHolds(caches, made.key, made.cache_salt, made.atomic_prefill_tokens)
+    holds = CacheReferences(caches, made.key, made.cache_salt, made.atomic_prefill_tokens)
     inputs: dict[int, MediaInputs] = {}
     load = holds.look_up(on_disk=use_disk)
     for index in list(holds.missing()):
@@ -204,7 +204,7 @@ class FakeRunner:
     """Requests whose sequences fail in the next step."""
     prefill_seconds: Callable[[SchedulerOutput], float] = lambda plan: 0.0
     """What prefilling is said to take."""
-    tokens_per_pass: int = 0
+    mixed_step_tokens: int = 0
     """See `Device`."""
     fails_decode: bool = False
     """Whether the next decode step fails."""
@@ -226,10 +226,10 @@ class FakeRunner:
     def num_tracked(self) -> int:
         return len(self.prefills) + len(self.seqs)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """All that it launched is done."""
 
-    def plan_ahead(self) -> bool:
+    def prepare_ahead(self) -> bool:
         assert not self.num_tracked, "somebody waits"
         self.plans_left -= 1
         return self.plans_left >= 0
@@ -237,9 +237,9 @@ class FakeRunner:
     def kv_bytes(self, num_tokens: int) -> int:
         return num_tokens
 
-    def tokens_beside(self, prompt: PreparedPrompt, num_seqs: int) -> int:
+    def max_piggybacked_tokens(self, prompt: PreparedPrompt, num_seqs: int) -> int:
         assert 0 < num_seqs <= len(self.seqs)
-        return max(self.tokens_per_pass - num_seqs, 0)
+        return max(self.mixed_step_tokens - num_seqs, 0)
 
     def launch(self, plan: SchedulerOutput) -> FakeStep:
         assert plan.has_runner_work
@@ -259,13 +259,13 @@ class FakeRunner:
         failures, self.failures = self.failures, {}
         tokens = self._decode(plan, failures)
         assert len({work.start for work in plan.prefills}) <= 1
-        assert not plan.prefill_with or len(plan.new) == len(plan.prefills)
-        assert not plan.prefill_with or plan.num_prefill_tokens <= self.chunk_tokens
+        assert not plan.batched_prefills or len(plan.new) == len(plan.prefills)
+        assert not plan.batched_prefills or plan.num_prefill_tokens <= self.chunk_tokens
         for work in plan.prefills:
-            assert work.is_last or not plan.prefill_with
+            assert work.is_last or not plan.batched_prefills
             self._prefill(work, failures)
         assert len(self.seqs) <= self.max_num_seqs
-        is_beside = bool(self.tokens_per_pass and plan.decode and plan.prefill)
+        is_beside = bool(self.mixed_step_tokens and plan.decode and plan.prefill)
         seconds = None if is_beside else self.prefill_seconds(plan)
         error = next((failure.message for failure in failures.values()), None)
         brought = {seq: [token] for seq, token in tokens.items()}
@@ -493,11 +493,11 @@ class FakeMemory:
     def set_limit(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
 
-    def take_peak(self) -> int:
+    def read_peak(self) -> int:
         peak, self.peak_bytes = max(self.peak_bytes, self.active_bytes), 0
         return peak
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         self.active_bytes -= self.unsettled_bytes
         self.unsettled_bytes = 0
 

@@ -9,16 +9,23 @@ import sys
 import time
 
 from vlm_server.engine.channel import Channel
-from vlm_server.protocol import MESSAGE_HEADER, Event, Failed, Working, decode_event, encode_message
+from vlm_server.protocol import (
+    MESSAGE_HEADER,
+    Event,
+    Failed,
+    OnDevice,
+    decode_event,
+    encode_message,
+)
 
 DYING = """
 import os, signal, socket, sys
-from vlm_server.protocol import Working
+from vlm_server.protocol import OnDevice
 from vlm_server.engine.channel import Channel
 
 channel = Channel(socket.socket(fileno=int(sys.argv[1])))
 for number in range(100):
-    channel.send(Working((str(number),)))
+    channel.send(OnDevice((str(number),)))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -41,7 +48,7 @@ def test_what_is_announced_outlives_an_engine_that_is_killed_at_once():
     with ours:
         events = read_all(ours)
     assert engine.wait() == -signal.SIGKILL
-    assert events == [Working((str(number),)) for number in range(100)]
+    assert events == [OnDevice((str(number),)) for number in range(100)]
 
 
 def test_an_announcement_comes_after_what_was_sent_before_it():
@@ -49,7 +56,7 @@ def test_an_announcement_comes_after_what_was_sent_before_it():
     channel = Channel(theirs)
     sent: list[Event] = []
     for number in range(50):
-        sent += [Failed(str(number), "code", "message"), Working((str(number),))]
+        sent += [Failed(str(number), "code", "message"), OnDevice((str(number),))]
         for event in sent[-2:]:
             channel.send(event)
     ours.setblocking(False)
@@ -60,7 +67,7 @@ def test_an_announcement_comes_after_what_was_sent_before_it():
 def test_a_front_that_does_not_read_holds_nobody_up_for_long():
     ours, theirs = socket.socketpair()
     channel = Channel(theirs)
-    sent: list[Event] = [Failed("a", "code", "x" * (4 << 20)), Working(("a",)), Working(("b",))]
+    sent: list[Event] = [Failed("a", "code", "x" * (4 << 20)), OnDevice(("a",)), OnDevice(("b",))]
     started = time.monotonic()
     for event in sent:
         channel.send(event)

@@ -32,7 +32,7 @@ class Turns:
 
     def turn(self, *, is_alone: bool = False, is_long: bool = False) -> int:
         """How many parts were launched until now."""
-        self.encoder.take_turn(is_alone=is_alone, is_long=is_long)
+        self.encoder.advance_encode(is_alone=is_alone, is_long=is_long)
         return self.model.encodings[-1].num_launched
 
     def done(self) -> EncodeDone:
@@ -88,7 +88,7 @@ def test_features_are_kept_no_longer_than_they_are_wanted():
 
 def test_without_work_nothing_happens():
     turns = Turns()
-    turns.encoder.take_turn(is_alone=False, is_long=False)
+    turns.encoder.advance_encode(is_alone=False, is_long=False)
     assert not turns.model.encodings
     assert turns.inbox.empty()
 

@@ -54,9 +54,9 @@ from vlm_server.protocol import (
     Event,
     Failed,
     Finished,
+    OnDevice,
     Stats,
     Submit,
-    Working,
 )
 from vlm_server.settings import Memory
 
@@ -82,7 +82,12 @@ class Engine:
         governor = self.governor = Governor(settings, self.memory, FakeProcess(), caches)
         admission = Admission(governor, self.runner.kv_bytes, limits.prefill_chunk_tokens)
         self.scheduler = Scheduler(
-            limits, ByteDecoder(), caches, admission, header_pixels, self.runner.tokens_beside
+            limits,
+            ByteDecoder(),
+            caches,
+            admission,
+            header_pixels,
+            self.runner.max_piggybacked_tokens,
         )
         self.loop = EngineLoop(
             self.inbox,
@@ -392,7 +397,7 @@ def test_what_the_runner_raises_ends_the_loop():
 
 def announced(engine: Engine) -> list[set[str]]:
     """Whose work the device got, each time that this changed."""
-    found = [set(event.request_ids) for event in engine.events if isinstance(event, Working)]
+    found = [set(event.request_ids) for event in engine.events if isinstance(event, OnDevice)]
     return [request_ids for request_ids, _ in itertools.groupby(found) if request_ids]
 
 
@@ -401,10 +406,10 @@ def test_that_the_device_has_nobodys_work_is_announced_too(engine: Engine):
     engine.loop.run_until_idle()
     engine.inbox.put(Abort("nobody"))
     engine.loop.step()
-    assert [event for event in engine.events if isinstance(event, Working)] == [
-        Working(("a",), encoding=("a",)),
-        Working(("a",)),
-        Working(()),
+    assert [event for event in engine.events if isinstance(event, OnDevice)] == [
+        OnDevice(("a",), encoding=("a",)),
+        OnDevice(("a",)),
+        OnDevice(()),
     ]
 
 

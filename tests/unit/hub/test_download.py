@@ -27,7 +27,7 @@ from vlm_server.hub.download import download, look_up
 from vlm_server.hub.download_process import Download
 from vlm_server.hub.failures import refused
 from vlm_server.hub.find import find, hub_cache
-from vlm_server.hub.messages import Message, Plan, Progress
+from vlm_server.hub.messages import DownloadPlan, Message, Progress
 from vlm_server.hub.names import HubName
 
 LARGE = 24 << 20
@@ -38,10 +38,10 @@ class Watcher:
     """What the caller of a download was told."""
 
     def __init__(self) -> None:
-        self.plans: list[Plan] = []
+        self.plans: list[DownloadPlan] = []
         self.seen: list[Progress] = []
 
-    async def approve(self, plan: Plan) -> None:
+    async def approve(self, plan: DownloadPlan) -> None:
         self.plans.append(plan)
 
     async def get(self, name: str = NAME) -> Path:
@@ -51,7 +51,7 @@ class Watcher:
 
 
 class Here(Watcher):
-    """The same download without a process: no second try after `Refused`, which it raises."""
+    """The download in this process: no second try after `DownloadRefused`, which it raises."""
 
     async def get(self, name: str = NAME) -> Path:
         wanted = HubName.parse(name)
@@ -59,7 +59,7 @@ class Here(Watcher):
         may_go = threading.Event()
 
         def send(message: Message) -> None:
-            if isinstance(message, Plan):
+            if isinstance(message, DownloadPlan):
                 self.plans.append(message)
                 may_go.set()
             elif isinstance(message, Progress):
@@ -136,7 +136,7 @@ async def test_what_is_here_is_not_fetched_again(hub: Hub) -> None:
 async def test_no_weights_come_before_the_plan_is_approved(hub: Hub) -> None:
     add(hub, NAME, model())
 
-    async def refuse(plan: Plan) -> None:
+    async def refuse(plan: DownloadPlan) -> None:
         raise ModelLoadError("too large")
 
     with pytest.raises(ModelLoadError, match="too large"):

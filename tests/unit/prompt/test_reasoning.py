@@ -283,8 +283,8 @@ def test_what_a_request_gets(
         return
     assert made is not None
     (matcher,) = made.begin(1)
-    can_think = bool(matcher.allowed()[marks.start_ids[0]])
-    assert can_think == ((may_begin or not has_grammar) if not starts else budget != 0)
+    can_reason = bool(matcher.allowed()[marks.start_ids[0]])
+    assert can_reason == ((may_begin or not has_grammar) if not starts else budget != 0)
 
 
 def test_thoughts_of_random_tokens_end_where_their_text_does():

@@ -20,7 +20,7 @@ def code(deadlines: RequestDeadlines, now: float) -> str | None:
 def test_without_limits_there_is_all_the_time() -> None:
     deadlines = RequestDeadlines(Deadlines(), 5.0)
     deadlines.begin()
-    deadlines.take_token(6.0)
+    deadlines.record_token(6.0)
     assert deadlines.next_at == math.inf
     assert code(deadlines, 1e12) is None
     assert deadlines.left(1e12) == Deadlines()
@@ -31,9 +31,9 @@ def test_each_passes_in_its_time_and_has_its_code() -> None:
     assert [code(deadlines, now) for now in (10.0, 10.99, 11.0)] == [None, None, "queue_timeout"]
     deadlines.begin()
     assert [code(deadlines, now) for now in (11.99, 12.0)] == [None, "first_token_timeout"]
-    deadlines.take_token(11.9)
+    deadlines.record_token(11.9)
     assert [code(deadlines, now) for now in (12.39, 12.4)] == [None, "token_timeout"]
-    deadlines.take_token(13.8)
+    deadlines.record_token(13.8)
     assert [code(deadlines, now) for now in (13.99, 14.0, 99.0)] == [None] + ["total_timeout"] * 2
 
 
@@ -43,7 +43,7 @@ def test_the_first_that_passed_is_named() -> None:
 
 def test_a_first_token_ends_the_queue_too() -> None:
     deadlines = RequestDeadlines(ALL, 0.0)
-    deadlines.take_token(0.9)
+    deadlines.record_token(0.9)
     assert deadlines.next_at == pytest.approx(1.4)
 
 

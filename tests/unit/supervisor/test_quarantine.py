@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.supervisor.requests import LONG, SCREENSHOT, Clock, ask
 from vlm_server.errors import RequestTooCostly
-from vlm_server.protocol import Submit, Working
+from vlm_server.protocol import OnDevice, Submit
 from vlm_server.supervisor.quarantine import Quarantine
 from vlm_server.supervisor.shape import shape_of
 
@@ -34,22 +34,22 @@ def die(quarantine: Quarantine, encoding: Submit, *others: Submit, alone: bool =
     for submit in (encoding, *others):
         admit(quarantine, submit, alone=alone)
     request_ids = tuple(submit.request_id for submit in (encoding, *others))
-    quarantine.record_work(Working(request_ids, (encoding.request_id,)))
+    quarantine.record_work(OnDevice(request_ids, (encoding.request_id,)))
     quarantine.record_engine_end(is_crash=True)
 
 
 def die_of_prompts(quarantine: Quarantine, *submits: Submit, alone: bool = False) -> None:
     for submit in submits:
         admit(quarantine, submit, alone=alone)
-    quarantine.record_work(Working(tuple(submit.request_id for submit in submits)))
+    quarantine.record_work(OnDevice(tuple(submit.request_id for submit in submits)))
     quarantine.record_engine_end(is_crash=True)
 
 
 def succeed(quarantine: Quarantine, submit: Submit) -> None:
     """Both phases, then a token."""
     admit(quarantine, submit)
-    quarantine.record_work(Working((submit.request_id,), (submit.request_id,)))
-    quarantine.record_work(Working((submit.request_id,)))
+    quarantine.record_work(OnDevice((submit.request_id,), (submit.request_id,)))
+    quarantine.record_work(OnDevice((submit.request_id,)))
     quarantine.record_token(submit.request_id)
 
 
@@ -106,7 +106,7 @@ def test_a_success_that_the_encoder_had_no_part_in_does_not_clear_its_load(
     die(quarantine, LARGE)
     die(quarantine, LARGE)
     admit(quarantine, SAME)
-    quarantine.record_work(Working(("same",)))
+    quarantine.record_work(OnDevice(("same",)))
     quarantine.record_token("same")
     assert is_suspect(quarantine, LARGE)
 
@@ -132,7 +132,7 @@ def test_an_encoder_that_hung_is_blamed_alone(quarantine: Quarantine) -> None:
     for _ in range(2):
         admit(quarantine, LARGE)
         admit(quarantine, ask("text", LONG))
-        quarantine.record_work(Working(("large", "text"), ("large",)))
+        quarantine.record_work(OnDevice(("large", "text"), ("large",)))
         quarantine.record_engine_end(is_crash=True, only_encoder=True)
     assert is_suspect(quarantine, LARGE)
     assert not is_suspect(quarantine, ask("b", LONG))
@@ -169,7 +169,7 @@ def test_who_left_in_the_middle_of_the_trial_is_not_condemned(quarantine: Quaran
     die(quarantine, LARGE)
     die(quarantine, LARGE)
     admit(quarantine, LARGE, alone=True)
-    quarantine.record_work(Working(("large",), ("large",)))
+    quarantine.record_work(OnDevice(("large",), ("large",)))
     quarantine.remove("large")
     quarantine.record_engine_end(is_crash=True)
     assert is_suspect(quarantine, LARGE)
@@ -217,7 +217,7 @@ def test_all_whose_pictures_were_encoded_together_are_blamed(quarantine: Quarant
     for _ in range(2):
         for submit in (screenshot, photo):
             admit(quarantine, submit)
-        quarantine.record_work(Working(("one", "other"), ("one", "other")))
+        quarantine.record_work(OnDevice(("one", "other"), ("one", "other")))
         quarantine.record_engine_end(is_crash=True)
     assert is_suspect(quarantine, screenshot)
     assert is_suspect(quarantine, photo)
@@ -230,8 +230,8 @@ def test_nobody_is_blamed_but_who_is_on_the_device(quarantine: Quarantine) -> No
     for _ in range(2):
         for submit in submits:
             admit(quarantine, submit)
-        quarantine.record_work(Working(("past",), ("past",)))
-        quarantine.record_work(Working(("answered", "failed", "culprit"), ("culprit",)))
+        quarantine.record_work(OnDevice(("past",), ("past",)))
+        quarantine.record_work(OnDevice(("answered", "failed", "culprit"), ("culprit",)))
         quarantine.record_token("answered")
         quarantine.remove("answered")
         quarantine.acquit("failed")
@@ -243,10 +243,10 @@ def test_a_picture_that_nobody_waits_for_any_more_is_blamed(quarantine: Quaranti
     """The encoder goes on with it after an abort, whatever is prefilled beside it."""
     for _ in range(2):
         admit(quarantine, LARGE)
-        quarantine.record_work(Working(("large",), ("large",)))
+        quarantine.record_work(OnDevice(("large",), ("large",)))
         quarantine.remove("large")
         assert quarantine.num_tracked == 0
-        quarantine.record_work(Working(("large", "text"), ("large",)))
+        quarantine.record_work(OnDevice(("large", "text"), ("large",)))
         quarantine.record_engine_end(is_crash=True)
     assert is_suspect(quarantine, LARGE)
 
@@ -254,7 +254,7 @@ def test_a_picture_that_nobody_waits_for_any_more_is_blamed(quarantine: Quaranti
 def test_a_picture_that_was_aborted_is_not_blamed_for_the_next_work(quarantine: Quarantine) -> None:
     for _ in range(2):
         admit(quarantine, LARGE)
-        quarantine.record_work(Working(("large",), ("large",)))
+        quarantine.record_work(OnDevice(("large",), ("large",)))
         quarantine.remove("large")
         die_of_prompts(quarantine, ask("b", LONG))
     assert not is_suspect(quarantine, SAME)
@@ -263,7 +263,7 @@ def test_a_picture_that_was_aborted_is_not_blamed_for_the_next_work(quarantine: 
 def test_an_engine_that_was_to_end_is_no_crash(quarantine: Quarantine) -> None:
     for _ in range(3):
         admit(quarantine, LARGE)
-        quarantine.record_work(Working(("large",), ("large",)))
+        quarantine.record_work(OnDevice(("large",), ("large",)))
         quarantine.record_engine_end(is_crash=False)
     assert not is_suspect(quarantine, SAME)
 
@@ -288,7 +288,7 @@ def test_nothing_grows(quarantine: Quarantine) -> None:
     for submit in [ask("a", "", size) for size in sizes]:
         condemn(quarantine, submit)
         admit(quarantine, submit)
-        quarantine.record_work(Working(("a",), ("a",)))
+        quarantine.record_work(OnDevice(("a",), ("a",)))
         quarantine.remove("a")
     assert quarantine.num_tracked == 0
     assert quarantine.num_shapes == len(quarantine._records) == 64

@@ -10,7 +10,7 @@ from msgspec.json import Decoder
 
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.conversation import Conversation
-from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, known_fields
+from vlm_server.api.parsing.ignored_fields import IgnoredFields, check_neutral, known_fields
 from vlm_server.api.parsing.parsed_request import Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import SamplingParams, Submit, TemplateOptions, Tools

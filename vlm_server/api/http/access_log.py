@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from vlm_server.api.http.connection.exchange import RECEIVED_AT
 from vlm_server.api.http.recorder import AnswerRecorder
-from vlm_server.api.parsing.leniency import MAX_NAMES, safe_name
+from vlm_server.api.parsing.ignored_fields import MAX_NAMES, safe_name
 from vlm_server.platform import log_lines
 from vlm_server.platform.log_lines import Fields
 

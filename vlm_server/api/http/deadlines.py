@@ -17,7 +17,7 @@ import msgspec
 
 from vlm_server import settings
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import Deadlines, Tokens, Working
+from vlm_server.protocol import Deadlines, OnDevice, Tokens
 from vlm_server.protocol.deadlines import RequestDeadlines
 from vlm_server.supervisor.client import RequestEvent
 
@@ -72,11 +72,11 @@ class RequestClock:
         async with aclosing(events):
             with _Backstop(self._deadlines) as backstop:
                 while (event := await backstop.wait_for(events)) is not None:
-                    if isinstance(event, Working):
+                    if isinstance(event, OnDevice):
                         self._deadlines.begin()
                         on_begin()
                     elif isinstance(event, Tokens):
-                        self._deadlines.take_token(time.monotonic())
+                        self._deadlines.record_token(time.monotonic())
                         on_begin()
                     yield event
 

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from vlm_server.api.parsing import json_body, served_models
-from vlm_server.api.parsing.leniency import Collector
+from vlm_server.api.parsing.ignored_fields import Collector
 from vlm_server.api.parsing.parsed_request import Context, KnownModel
 from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.protocol import Tools
@@ -87,12 +87,12 @@ def check_constraints(
     `ignored`. Raises InvalidRequest for a constrained answer that `continues` the assistant's last
     message: a grammar begins anew.
     """
-    is_forced = must_call(tools)
-    if is_forced and json_schema is not None:
+    is_required = must_call(tools)
+    if is_required and json_schema is not None:
         ignored.add(fields.schema, True)
         json_schema = None
-    if continues and (is_forced or json_schema is not None):
-        constraint = fields.calls if is_forced else fields.schema
+    if continues and (is_required or json_schema is not None):
+        constraint = fields.calls if is_required else fields.schema
         raise InvalidRequest(
             f"An answer that goes on where the assistant's last message ends (`{fields.continued}`)"
             f" can't be combined with `{constraint}`, which makes it begin anew.",

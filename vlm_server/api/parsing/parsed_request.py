@@ -49,13 +49,13 @@ class History(Protocol):
 class KnownModel(msgspec.Struct, frozen=True):
     """A served model, and its properties on which parsing a request depends.
 
-    aliases: further names, or patterns of names. can_think: whether it writes reasoning, as far as
+    aliases: further names, or patterns of names. can_reason: whether it writes reasoning, as far as
     is known. stays_loaded: whether `keep_alive` has no effect.
     """
 
     name: str
     aliases: tuple[str, ...] = ()
-    can_think: bool = True
+    can_reason: bool = True
     stays_loaded: bool = True
 
 

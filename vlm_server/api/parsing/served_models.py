@@ -77,7 +77,7 @@ def _known(models: ModelClient, name: str, server: Server) -> KnownModel:
     return KnownModel(
         name=name,
         aliases=(*models.aliases(name), *(server.model_aliases if is_default else ())),
-        can_think=_can_think(models.status(name).model_facts),
+        can_reason=_can_think(models.status(name).model_facts),
         stays_loaded=models.is_pinned(name),
     )
 

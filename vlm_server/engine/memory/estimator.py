@@ -73,7 +73,7 @@ class MemoryEstimator:
 
     def _fold(self) -> None:
         """Add the peak since the last call to the peaks of all work under way."""
-        peak = self._memory.take_peak()
+        peak = self._memory.read_peak()
         self._peak_bytes = max(self._peak_bytes, peak)
         self._begun = {
             work: (active, max(most, peak)) for work, (active, most) in self._begun.items()

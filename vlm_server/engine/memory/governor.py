@@ -99,7 +99,7 @@ class Governor:
         """Device memory has another limit from now on; running requests keep `reserved_bytes`."""
         self._memory.set_limit(limit_bytes)
         self._caches.resize(max(0, limit_bytes - self._baseline_bytes))
-        self._memory.settle()
+        self._memory.synchronize()
         if (missing := self._missing(reserved_bytes)) > 0:
             self._evict(missing)
         if self._is_over(reserved_bytes):
@@ -159,7 +159,7 @@ class Governor:
             if some_are_ending or (others_run and (missing > evictable or action == "nothing")):
                 return False
             if action == "synchronize":
-                self._memory.settle()
+                self._memory.synchronize()
             elif action == "evict":
                 self._evict(min(missing, evictable))
         if self._must_clear(needed_bytes):
@@ -178,7 +178,7 @@ class Governor:
         can_evict = self._baseline_bytes and self._caches.evictable_bytes
         if missing <= 0 or is_explained or not can_evict:
             return
-        self._memory.settle()
+        self._memory.synchronize()
         left = self._missing(reserved_bytes)
         self._in_flight_bytes = missing - left
         self._calls_until_synchronize = _SYNCHRONIZE_CALLS

@@ -32,19 +32,19 @@ def build_parser(
     if answer is None:
         return None
     may_call = bool(answer.tools) and formats.tools is not None
-    if not (may_call or answer.is_forced or formats.reasoning):
+    if not (may_call or answer.is_required or formats.reasoning):
         return None
     calls = Calls(answer, formats.tools)
     auto_calls = None
-    if formats.tools is not None and may_call and not answer.is_forced:
+    if formats.tools is not None and may_call and not answer.is_required:
         auto_calls = AutoCallParser(formats.tools, answer.tools, calls)
     return AnswerParser(
         calls,
         auto_calls,
-        RequiredCallParser(calls) if answer.is_forced else None,
+        RequiredCallParser(calls) if answer.is_required else None,
         formats.reasoning,
-        starts_in_thought=answer.starts_in_thought,
-        content_has_marks=not (is_json or answer.is_forced),
+        starts_in_reasoning=answer.starts_in_reasoning,
+        content_has_marks=not (is_json or answer.is_required),
     )
 
 
@@ -71,7 +71,7 @@ class AnswerParser:
         required_calls: RequiredCallParser | None,
         reasoning: ReasoningFormat | None,
         *,
-        starts_in_thought: bool,
+        starts_in_reasoning: bool,
         content_has_marks: bool,
     ) -> None:
         """Without `content_has_marks` the search for marks ends where content begins."""
@@ -102,7 +102,7 @@ class AnswerParser:
         """Whether blanks right after the last mark are dropped, whatever follows."""
         self._pieces: list[Piece] = []
         self._enter(_State.CONTENT)
-        if reasoning is not None and starts_in_thought:
+        if reasoning is not None and starts_in_reasoning:
             self._drops_blanks = True
             self._enter(_State.REASONING)
 
@@ -121,7 +121,7 @@ class AnswerParser:
         """The pieces that the text of one token, perhaps empty, completes."""
         self._pieces = []
         self._num_undecided_tokens += 1
-        self._has_reasoning = self.is_in_thought
+        self._has_reasoning = self.is_in_reasoning
         self._held += text
         self._read(is_last=False)
         self._count_token(text)
@@ -148,7 +148,7 @@ class AnswerParser:
     # ---- what it knows ---------------------------------------------------------------
 
     @property
-    def is_in_thought(self) -> bool:
+    def is_in_reasoning(self) -> bool:
         return self._state is _State.REASONING
 
     @property
@@ -206,7 +206,7 @@ class AnswerParser:
             return
         self._has_reasoning = self._has_marks = self._is_after_mark = self._drops_blanks = True
         self._blanks = []
-        self._enter(_State.CONTENT if self.is_in_thought else _State.REASONING)
+        self._enter(_State.CONTENT if self.is_in_reasoning else _State.REASONING)
 
     def _pass_mark_in_call(self, auto_calls: AutoCallParser, mark: str) -> None:
         if auto_calls.is_text(mark):
@@ -258,7 +258,7 @@ class AnswerParser:
         text = self._control_spans.strip(text, start)
         if text and self._is_after_mark:
             text = self._without_blanks(text)
-        if text and self.is_in_thought:
+        if text and self.is_in_reasoning:
             add_piece(self._pieces, ReasoningPiece(text))
         elif text:
             self._add_content(text)

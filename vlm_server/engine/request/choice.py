@@ -78,7 +78,7 @@ class Choice:
 
     def _parse(self, parser: AnswerParser, text: str, end_mark: str) -> Sequence[Piece]:
         """The pieces of `text`. `end_mark`: the text of the token that ended the answer."""
-        was_in_thought = parser.is_in_thought
+        was_in_thought = parser.is_in_reasoning
         pieces = list(parser.push(text))
         if self.finish_reason is not None:
             for piece in parser.flush(end_mark):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk.tier import DiskLoad, Loaded
-from vlm_server.cache.holds import CacheHolds
 from vlm_server.cache.lru import Lease
+from vlm_server.cache.references import CacheReferences
 from vlm_server.engine.output.answer_parser import build_parser
 from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.output.formats import NO_FORMATS, Formats
@@ -86,7 +86,7 @@ class Request:
         self.seqs = [SeqId(submit.request_id, number) for number in range(sampling.n)]
         """One for each choice that has not ended."""
         self._prompt: PreparedPrompt | None = None
-        self._references: CacheHolds | None = None
+        self._references: CacheReferences | None = None
         """Its references to entries of caches, until the runner has copied them."""
         self._inputs: dict[int, MediaInputs] = {}
         """Of the spans that were in no cache, until they are encoded."""
@@ -190,7 +190,7 @@ class Request:
         self, prepared: Prepared, max_tokens: int, formats: Formats = NO_FORMATS
     ) -> None:
         """Take over the prompt. `formats`: how the model writes what is not content."""
-        self._prompt, self._references = prepared.prompt, prepared.holds
+        self._prompt, self._references = prepared.prompt, prepared.references
         for choice in self.choices:
             choice.read_with(
                 build_parser(
@@ -201,13 +201,13 @@ class Request:
             )
         self._inputs = dict(prepared.inputs)
         self.load, self.max_tokens = prepared.load, max_tokens
-        self.num_prefilled = self.num_cached_tokens = prepared.holds.num_cached_tokens
+        self.num_prefilled = self.num_cached_tokens = prepared.references.num_cached_tokens
         self.move_to(State.WAITING_FOR_MEMORY)
 
     def set_counted(self, prepared: Prepared) -> None:
         """End it with its prompt, which was all that was wanted."""
-        self._prompt, self._references = prepared.prompt, prepared.holds
-        self.num_cached_tokens = prepared.holds.num_cached_tokens
+        self._prompt, self._references = prepared.prompt, prepared.references
+        self.num_cached_tokens = prepared.references.num_cached_tokens
         self.move_to(State.FINISHED_ANSWERED)
 
     def admit(self, transient_bytes: int) -> None:
@@ -262,7 +262,7 @@ class Request:
             self._end_encoding()
 
     def cut_prefix(self, length: int) -> None:
-        """Begin its prefill after no more than so many tokens; see `CacheHolds.cut_prefix`."""
+        """Begin its prefill after no more than so many tokens; see `CacheReferences.cut_prefix`."""
         assert self._references is not None
         self._references.cut_prefix(length)
         self.num_prefilled = self.num_cached_tokens = self._references.num_cached_tokens

@@ -25,7 +25,7 @@ class OutputProcessor:
         self, request: Request, seq: SeqId, result: StepResult, now: float, counts: Counts
     ) -> list[Delta]:
         """The deltas of a sequence's tokens; those after the end of its choice are dropped."""
-        request.deadlines.take_token(now)
+        request.deadlines.record_token(now)
         token_ids, deltas = result.tokens[seq], list[Delta]()
         found: Sequence[TokenLogprobs | None]
         found = result.logprobs.get(seq) or [None] * len(token_ids)

@@ -54,7 +54,7 @@ class Planner:
     ) -> None:
         """`requests` are those that are tracked: it adds and removes none.
 
-        `piggyback_tokens`: see `interfaces.Runner.tokens_beside`.
+        `piggyback_tokens`: see `interfaces.Runner.max_piggybacked_tokens`.
         """
         self._requests = requests
         self._admission = admission
@@ -91,7 +91,7 @@ class Planner:
             new=new,
             decode=decode,
             prefill=prefills[0] if prefills else None,
-            prefill_with=prefills[1:],
+            batched_prefills=prefills[1:],
             refused=refused,
             has_requests=bool(requests),
             waits_for_memory=any(r.state is State.WAITING_FOR_MEMORY for r in requests),

@@ -78,7 +78,7 @@ class Scheduler:
     ) -> None:
         """`pixels_to_decode`: of a request's images; decides which request is prepared first.
 
-        `piggyback_tokens`: see `interfaces.Runner.tokens_beside`.
+        `piggyback_tokens`: see `interfaces.Runner.max_piggybacked_tokens`.
         """
         self._clock = clock
         self._config = config
@@ -127,7 +127,7 @@ class Scheduler:
         if isinstance(outcome, RequestError):
             return [] if request is None else self._fail(request, outcome)
         if request is None:
-            outcome.holds.release()
+            outcome.references.release()
             return []
         if request.count_only:
             return self._count(request, outcome)
@@ -135,7 +135,7 @@ class Scheduler:
             wanted = request.sampling.max_tokens
             max_tokens = self._config.room_for_answer(outcome.prompt, wanted)
         except ContextLengthExceeded as error:
-            outcome.holds.release()
+            outcome.references.release()
             return self._fail(request, error)
         request.set_prepared(outcome, max_tokens, self._config.formats)
         return []

@@ -87,7 +87,7 @@ class Device:
         return self.kind is DeviceKind.CUDA
 
     @property
-    def tokens_per_pass(self) -> int:
+    def mixed_step_tokens(self) -> int:
         """The number of tokens of a mixed step; 0 where chunks are read after the decode step.
 
         On CUDA, launching a pass takes most of its time: 256 tokens take two thirds as long as 640.

@@ -54,18 +54,18 @@ class MlxMemory:
     def read(self) -> MemoryReading:
         return MemoryReading(mx.get_active_memory(), mx.get_cache_memory(), self._limit_bytes)
 
-    def take_peak(self) -> int:
+    def read_peak(self) -> int:
         peak = mx.get_peak_memory()
         mx.reset_peak_memory()
         return max(peak, mx.get_active_memory())
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Waits for this thread's stream."""
         mx.synchronize()
 
     def clear(self) -> None:
         """Waits for this thread's stream. What an encode holds meanwhile is not in the pool."""
-        self.settle()
+        self.synchronize()
         mx.clear_cache()
 
     def is_short(self) -> bool:

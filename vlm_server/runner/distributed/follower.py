@@ -18,8 +18,8 @@ from vlm_server.runner.distributed.messages import (
     Load,
     Loaded,
     NotLoaded,
-    Plan,
     PlanAhead,
+    RankPlan,
     Serve,
     SetLimit,
     Stored,
@@ -59,13 +59,13 @@ def follow(rank: Rank, device: Device) -> NoReturn:
     runner = ModelRunner(loaded, prefixes)
     while True:
         match leader.receive():
-            case Plan() as plan:
+            case RankPlan() as plan:
                 prefixes.drop(plan.dropped)
                 result = runner.launch(plan_of(plan, prefixes)).result()
                 if result.error is not None:
                     raise EngineBroken(f"a step failed on rank {ranks.rank}: {result.error}")
             case PlanAhead():
-                runner.plan_ahead()
+                runner.prepare_ahead()
             case SetLimit(limit_bytes):
                 memory.set_limit(limit_bytes)
             case Clear(dropped):

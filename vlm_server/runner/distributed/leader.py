@@ -191,9 +191,9 @@ class LeadingRunner(ModelRunner):
             raise EngineBroken(f"a step of several ranks failed: {result.error}")
         return result
 
-    def plan_ahead(self) -> bool:
+    def prepare_ahead(self) -> bool:
         """See `Runner`."""
-        has_planned = super().plan_ahead()
+        has_planned = super().prepare_ahead()
         if has_planned:
             self._followers.send(PlanAhead())
         return has_planned

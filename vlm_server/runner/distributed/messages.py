@@ -93,14 +93,14 @@ class New(msgspec.Struct, frozen=True):
     features: tuple[ImageFeatures, ...]
 
 
-class Plan(msgspec.Struct, frozen=True, tag="plan"):
+class RankPlan(msgspec.Struct, frozen=True, tag="plan"):
     """The runner's part of a `SchedulerOutput`. dropped: stored segments to free."""
 
     finished_seqs: tuple[SeqId, ...]
     new: tuple[New, ...]
     decode: tuple[SeqId, ...]
     prefill: PrefillWork | None
-    prefill_with: tuple[PrefillWork, ...]
+    batched_prefills: tuple[PrefillWork, ...]
     dropped: tuple[int, ...]
 
 
@@ -127,8 +127,8 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
     changes: tuple[Taken | Split, ...]
 
 
-class PlanAhead(msgspec.Struct, frozen=True, tag="plan_ahead"):
-    """See `Runner.plan_ahead`."""
+class PlanAhead(msgspec.Struct, frozen=True, tag="prepare_ahead"):
+    """See `Runner.prepare_ahead`."""
 
 
 class SetLimit(msgspec.Struct, frozen=True, tag="set_limit"):
@@ -138,13 +138,13 @@ class SetLimit(msgspec.Struct, frozen=True, tag="set_limit"):
 
 
 class Clear(msgspec.Struct, frozen=True, tag="clear"):
-    """See `DeviceMemory.clear`. dropped: as in `Plan`, so that their memory is free, too."""
+    """See `DeviceMemory.clear`. dropped: as in `RankPlan`, so that their memory is free, too."""
 
     dropped: tuple[int, ...]
 
 
 Answer = Hello | Loaded | NotLoaded
-Message = Join | Limit | Load | Serve | Plan | Stored | PlanAhead | SetLimit | Clear
+Message = Join | Limit | Load | Serve | RankPlan | Stored | PlanAhead | SetLimit | Clear
 
 # ---- as bytes ----------------------------------------------------------------------------
 

@@ -6,30 +6,30 @@ from typing import Any
 
 from vlm_server.interfaces import NewRequest, PreparedPrompt, SchedulerOutput
 from vlm_server.protocol import SamplingParams
-from vlm_server.runner.distributed.messages import New, Plan, Segment
+from vlm_server.runner.distributed.messages import New, RankPlan, Segment
 from vlm_server.runner.distributed.prefixes import FollowingPrefixes
 
 
-def message_of(plan: SchedulerOutput, dropped: tuple[int, ...]) -> Plan:
+def message_of(plan: SchedulerOutput, dropped: tuple[int, ...]) -> RankPlan:
     """The part of `plan` that other ranks need."""
-    return Plan(
+    return RankPlan(
         finished_seqs=plan.finished_seqs,
         new=tuple(map(_new, plan.new)),
         decode=plan.decode,
         prefill=plan.prefill,
-        prefill_with=plan.prefill_with,
+        batched_prefills=plan.batched_prefills,
         dropped=dropped,
     )
 
 
-def plan_of(message: Plan, prefixes: FollowingPrefixes) -> SchedulerOutput:
+def plan_of(message: RankPlan, prefixes: FollowingPrefixes) -> SchedulerOutput:
     """The plan for this rank's runner. Raises KeyError for a segment that is not here."""
     return SchedulerOutput(
         finished_seqs=message.finished_seqs,
         new=tuple(_request(new, prefixes) for new in message.new),
         decode=message.decode,
         prefill=message.prefill,
-        prefill_with=message.prefill_with,
+        batched_prefills=message.batched_prefills,
     )
 
 

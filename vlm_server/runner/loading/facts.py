@@ -16,7 +16,7 @@ from mlx_vlm.utils import get_model_and_args
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub import layout
-from vlm_server.hub.messages import Plan
+from vlm_server.hub.messages import DownloadPlan
 from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
@@ -103,7 +103,7 @@ def _with_context(found: Survey, config: Mapping[str, Any], model: Model) -> Sur
     return msgspec.structs.replace(found, context_tokens=context)
 
 
-def _with_plan(found: Survey, plan: Plan, model: Model) -> Survey:
+def _with_plan(found: Survey, plan: DownloadPlan, model: Model) -> Survey:
     """Raises ModelLoadError if the plan alone shows that the model can't be served."""
     config = dict(plan.config)
     if not found.family:
@@ -152,7 +152,7 @@ def _with_weights(found: Survey, request: SurveyRequest, least_tokens: int) -> S
 def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
     """The facts that clients get of the model loaded from `folder`."""
     parameters = _parameters(loaded)
-    rule = loaded.host.pixel_rule
+    rule = loaded.spec.pixel_rule
     quantization = max(parameters, key=parameters.__getitem__, default="")
     return ModelFacts(
         family=loaded.family.name,
@@ -162,12 +162,12 @@ def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
         digest=loaded.checkpoint.digest(),
         modified_at=_modified_at(folder),
         capabilities=_capabilities(loaded),
-        context_tokens=loaded.host.context_tokens,
+        context_tokens=loaded.spec.context_tokens,
         min_image_pixels=rule.min_pixels if rule else 0,
         max_image_pixels=rule.max_pixels if rule else 0,
         image_side_multiple=rule.factor if rule else 0,
         coordinates=loaded.family.coordinates,
-        warnings=(*loaded.family.warnings, *loaded.host.warnings),
+        warnings=(*loaded.family.warnings, *loaded.spec.warnings),
     )
 
 
@@ -194,6 +194,6 @@ def _modified_at(folder: Path) -> float:
 def _capabilities(loaded: LoadedModel) -> tuple[str, ...]:
     """Every family gets videos, if only as frames."""
     found = ["completion", "vision", "video", "structured_output"]
-    found += ["tools"] if loaded.host.tool_parser is not None else []
-    found += ["thinking"] if loaded.host.reasoning_format is not None else []
+    found += ["tools"] if loaded.spec.tool_parser is not None else []
+    found += ["thinking"] if loaded.spec.reasoning_format is not None else []
     return tuple(found)

@@ -72,15 +72,15 @@ def load(
         config, family = opened.config, opened.family
         model, processor = opened.model, opened.processor
         _make_fast(family, model, processor, image_settings(folder), device)
-        host = model_spec(settings, config, family, model, processor)
+        spec = model_spec(settings, config, family, model, processor)
         evaluate(model if ranks is None or ranks.leads else model.language_model)
     generation = read_json(folder / "generation_config.json")
     language_model = model.language_model
-    attention = ModelAttention(language_model, backend_of(device).attention(host.context_tokens))
+    attention = ModelAttention(language_model, backend_of(device).attention(spec.context_tokens))
     positions = decode_positions(language_model, has_mrope=family.mrope is not None)
     compiled = None
     if device.runs_our_kernels and family.is_checked and ranks is None:
-        count = device.tokens_per_pass
+        count = device.mixed_step_tokens
         embed = None
         if count:
             embed = plain_embedding(model)
@@ -91,7 +91,7 @@ def load(
         model=model,
         processor=processor,
         family=family,
-        host=host,
+        spec=spec,
         checkpoint=checkpoint,
         device=device,
         decode_positions=positions,

@@ -26,7 +26,7 @@ from vlm_server.runner.loading.chat_templates import (
 )
 from vlm_server.runner.loading.checkpoint.files import read_json
 from vlm_server.runner.loading.probe import ask_positions, chunk_policy
-from vlm_server.runner.loading.processors import HostProcessor, pixel_rule
+from vlm_server.runner.loading.processors import ModelProcessor, pixel_rule
 from vlm_server.settings import Model as ModelSettings
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def model_spec(
         stand_in = _stand_in(family, model, processor)
         image_token_id = stand_in.token_id
     video_token_id = _token_id(model, config, "video_token_id", "video_token_index")
-    host_processor = HostProcessor(processor, image_token_id, stand_in)
+    host_processor = ModelProcessor(processor, image_token_id, stand_in)
     placeholders = _image_placeholders(family, processor, tokenizer, image_token_id)
     chosen = None
     if not family.writes_prompts:
@@ -94,7 +94,7 @@ def image_token_of(family: Family, model: Any, config: Json) -> int:
 def _template(
     settings: ModelSettings,
     processor: Any,
-    host_processor: HostProcessor,
+    host_processor: ModelProcessor,
     placeholders: Sequence[str],
     video: str | None,
 ) -> ChosenTemplate:
@@ -133,7 +133,7 @@ def _stand_in(family: Family, model: Any, processor: Any) -> StandIn:
     Raises ModelLoadError if the model has no spare embedding for another token.
     """
     model_id = int(model.config.image_token_index)
-    probe = HostProcessor(processor, model_id)
+    probe = ModelProcessor(processor, model_id)
     made = probe.image(np.zeros((64, 64, 3), dtype=np.uint8), family.image_text)
     ids = mx.array([[model_id, 0]])  # some texts' embeddings can't be of no text
     arrays = {name: mx.array(array) for name, array in made.inputs.items()}

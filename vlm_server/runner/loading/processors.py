@@ -35,7 +35,7 @@ class _Around:
     after: NDArray[np.int32]
 
 
-class HostProcessor:
+class ModelProcessor:
     """One model's processor, as `ModelSpec` has it.
 
     Not thread-safe: mlx-vlm sets padding on the tokenizer.

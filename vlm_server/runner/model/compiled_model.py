@@ -92,17 +92,17 @@ class CompiledModel:
         positions: DecodePositions,
         draft_widths: Sequence[int],
         embed: Embed | None = None,
-        tokens_per_pass: int = 0,
+        mixed_step_tokens: int = 0,
     ) -> None:
         """`draft_widths`: see `Device`.
 
-        `embed`: None if that is not known. With it, a mixed step has `tokens_per_pass`; 0 for no
+        `embed`: None if that is not known. With it, a mixed step has `mixed_step_tokens`; 0 for no
         mixed steps.
         """
         self._positions = positions
         self._attention = attention.attention
         self._in_place = attention.attention.appends_in_place
-        self._tokens_per_pass = 0 if embed is None else tokens_per_pass
+        self._tokens_per_pass = 0 if embed is None else mixed_step_tokens
         forward = ForwardPass(language_model, attention, embed)
         self._step: Any = mx.compile(forward.run)
         self._mixed: Any = mx.compile(forward.run_mixed)

@@ -273,7 +273,7 @@ class DecodeBatch:
         for seq, token in zip(self._seqs, tokens, strict=True):
             if not seq.is_known:
                 seq.append([token])
-        drafts = self._speculation.drafts(self._seqs, self._loaded.host.eos_token_ids)
+        drafts = self._speculation.drafts(self._seqs, self._loaded.spec.eos_token_ids)
         if drafts is None:
             return None
         return WideStep(self._seqs, tokens, drafts)
@@ -340,7 +340,7 @@ class DecodeBatch:
             SequenceSampler(
                 choice_params(prefill.sampling, choice),
                 prefill.prompt.token_ids,
-                self._loaded.host.eos_token_ids,
+                self._loaded.spec.eos_token_ids,
                 vocabulary_size,
                 matcher,
             )

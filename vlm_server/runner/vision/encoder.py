@@ -210,7 +210,7 @@ def _with_texts(
     loaded: LoadedModel, token_ids: NDArray[np.int32], made: TowerRows
 ) -> ImageFeatures:
     """The tower's rows; the span's text tokens, if any, keep their own embeddings."""
-    is_visual = np.isin(token_ids, loaded.host.media_token_ids)
+    is_visual = np.isin(token_ids, loaded.spec.media_token_ids)
     _check_count(made.rows.shape[0], int(is_visual.sum()))
     rows = made.rows
     if not is_visual.all():  # timestamps between the frame groups of a video
@@ -223,7 +223,7 @@ def _with_texts(
 
 def _by_tiles(loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: TiledRows) -> ImageFeatures:
     """The text between tiles keeps its own embeddings."""
-    is_visual = np.isin(token_ids, loaded.host.media_token_ids)
+    is_visual = np.isin(token_ids, loaded.spec.media_token_ids)
     _check_count(tiled.rows.shape[-2], int(is_visual.sum()))
     places = mx.array(np.flatnonzero(is_visual))
     rows = loaded.model.get_input_embeddings(mx.array(token_ids)[None]).inputs_embeds[0]
@@ -256,7 +256,7 @@ def _by_family(
 def _embeddings(
     loaded: LoadedModel, token_ids: Sequence[NDArray[np.int32]], inputs: MediaInputs
 ) -> ImageFeatures:
-    stand_in = loaded.host.stand_in
+    stand_in = loaded.spec.stand_in
     shown = np.concatenate(token_ids)
     if stand_in is not None:
         shown = np.fromiter([stand_in.model_id, 0], dtype=np.int32)  # and a text's token

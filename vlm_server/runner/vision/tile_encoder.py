@@ -54,7 +54,7 @@ class TileEncoder:
     def _encode(self, work: EncodeWork, tiles: list[MediaInputs]) -> Parts:
         keys = [tile_key(tile, work.prompt.cache_salt) for tile in tiles]
         token_ids = work.prompt.token_ids[work.span.start : work.span.end]
-        num_tokens = int(np.isin(token_ids, self._loaded.host.media_token_ids).sum())
+        num_tokens = int(np.isin(token_ids, self._loaded.spec.media_token_ids).sum())
         rows = self._stored(keys)  # first of all, so that no new tile displaces them
         are_finite = dict[str, mx.array]()
         for key, tile in zip(keys, tiles, strict=True):
@@ -77,5 +77,5 @@ class TileEncoder:
         self, tile: MediaInputs, num_tokens: int
     ) -> Generator[list[mx.array], None, mx.array]:
         loaded, tiling = self._loaded, self._tiling
-        token_id = loaded.host.image_token_id
+        token_id = loaded.spec.image_token_id
         return by_layers(loaded, lambda: tiling.encode(loaded.model, tile, token_id, num_tokens))

@@ -17,12 +17,12 @@ from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, Step, failed, 
 from vlm_server import settings
 from vlm_server.api.http import deadlines
 from vlm_server.api.http.deadlines import HEADERS, RequestClock
-from vlm_server.protocol import Accepted, Deadlines, Working
+from vlm_server.protocol import Accepted, Deadlines, OnDevice
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import RequestEvent
 
 NONE = settings.Deadlines(0, 0, 0, 0)
-begins: Step = lambda request_id: Working((request_id,))  # noqa: E731
+begins: Step = lambda request_id: OnDevice((request_id,))  # noqa: E731
 
 
 def within(**deadlines: float) -> Settings:

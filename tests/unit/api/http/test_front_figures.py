@@ -31,7 +31,7 @@ from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.exchange import RECEIVED_AT
 from vlm_server.api.http.connection.server import HttpServer, http_config
 from vlm_server.api.http.errors import encode_openai as encode
-from vlm_server.protocol import Finished, ImageUse, Phase, Timeline, Usage, Working
+from vlm_server.protocol import Finished, ImageUse, OnDevice, Phase, Timeline, Usage
 from vlm_server.settings import Metrics, Settings
 
 Figures = dict[tuple[str, str], float]
@@ -59,7 +59,7 @@ async def until(client: httpx.AsyncClient, name: str, value: float, label: str =
 
 
 def working() -> Step:
-    return lambda request_id: Working((request_id,))
+    return lambda request_id: OnDevice((request_id,))
 
 
 def timed(*phases: Phase, images: tuple[ImageUse, ...] = ()) -> Step:

@@ -16,12 +16,12 @@ from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import HELLO, ScriptedEngine, Step, never
 from vlm_server.api.http.queue_slots import FairShare, QueueSlots, ServiceRate
 from vlm_server.errors import QueueFull
-from vlm_server.protocol import Working
+from vlm_server.protocol import OnDevice
 from vlm_server.settings import Limits, Server, Settings
 
 KIB, MIB = 1 << 10, 1 << 20
 FREE = 64 * KIB
-begins: Step = lambda request_id: Working((request_id,))  # noqa: E731
+begins: Step = lambda request_id: OnDevice((request_id,))  # noqa: E731
 
 
 class Clock:

@@ -11,7 +11,7 @@ from vlm_server.errors import ModelNotFound
 
 
 def known(name: str, *aliases: str) -> KnownModel:
-    return KnownModel(name=name, aliases=aliases, can_think=False, stays_loaded=False)
+    return KnownModel(name=name, aliases=aliases, can_reason=False, stays_loaded=False)
 
 
 MODELS = (known("a:latest", "gpt-*"), known("a", "*b*"), known("org/c", "b"))

@@ -166,7 +166,7 @@ def test_memory_of_work_under_way_is_waited_for_in_every_eighth_step_at_most(gro
         ground.memory.unsettled_bytes = 60 * MIB
         ground.governor.make_room_for_reserved(90 * MIB)
         settled += not ground.memory.unsettled_bytes
-        ground.memory.settle()
+        ground.memory.synchronize()
 
     for _ in range(60):
         step()

@@ -50,7 +50,7 @@ TOOLS = tuple(
     for name in ("look", "click")
 )
 ANSWER = AnswerFormat(TOOLS)
-FORCED = AnswerFormat(TOOLS, is_forced=True)
+FORCED = AnswerFormat(TOOLS, is_required=True)
 
 Event = tuple[str, ...]
 """("text", text), ("thought", text) or ("call", name, arguments)."""

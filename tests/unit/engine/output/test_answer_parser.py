@@ -113,7 +113,7 @@ def test_any_text_is_the_same_for_any_split(
     tools: ToolFormat | None, text: str, places: list[int], starts: bool
 ):
     def events(pieces: list[str]) -> list[Event]:
-        return merged(read(parser(tools, starts_in_thought=starts), pieces))
+        return merged(read(parser(tools, starts_in_reasoning=starts), pieces))
 
     whole = events([text])
     assert events(split_at(text, places)) == whole
@@ -329,7 +329,7 @@ def test_marks_in_json_are_its_text():
 )
 def test_thoughts(text: str, starts: bool, wanted: list[Event]):
     for pieces in ([text], list(text)):
-        assert merged(read(parser(starts_in_thought=starts), pieces)) == wanted
+        assert merged(read(parser(starts_in_reasoning=starts), pieces)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_thoughts(text: str, starts: bool, wanted: list[Event]):
 def test_tokens_of_thoughts_are_counted_with_their_marks(
     pieces: list[str], starts: bool, num_tokens: int
 ):
-    made = parser(starts_in_thought=starts)
+    made = parser(starts_in_reasoning=starts)
     read(made, pieces)
     assert made.num_reasoning_tokens == num_tokens
 

@@ -158,4 +158,4 @@ def test_what_it_holds_in_caches_is_released_once():
     assert caches.features.read().pinned_bytes == 0
     request.release_references()  # it may be released at its first chunk, and at its end
     with pytest.raises(RuntimeError, match="released twice"):
-        made.holds.release()
+        made.references.release()

@@ -8,7 +8,7 @@ from tests.unit.engine.fakes import FakeMemory, answer_text, prompt, texts
 from tests.unit.engine.scheduler.situations import FEATURES, caches_on, use_disk
 from vlm_server.engine.request.states import State
 from vlm_server.errors import OutOfMemory
-from vlm_server.protocol import Working
+from vlm_server.protocol import OnDevice
 
 
 def states_of(engine: Engine, name: str) -> list[State]:
@@ -67,7 +67,7 @@ def test_requests_are_read_for_one_at_a_time():
     engine.step()
     assert engine.disk_reader.work is not None
     assert engine.disk_reader.work.request_id == "a"
-    assert Working(("a",)) in engine.events, "if this kills the engine, `a` is to blame"
+    assert OnDevice(("a",)) in engine.events, "if this kills the engine, `a` is to blame"
     engine.disk_reader.finish()
     engine.step()
     assert engine.disk_reader.work.request_id == "b"

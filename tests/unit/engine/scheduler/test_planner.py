@@ -318,7 +318,7 @@ def test_chunks_shrink_to_the_time_of_a_step_while_others_wait():
 
 def test_chunks_fill_the_pass_of_a_decode_step():
     engine = Engine(prefill_chunk_tokens=64, context_tokens=1000, max_num_seqs=9)
-    engine.runner.tokens_per_pass = 24
+    engine.runner.mixed_step_tokens = 24
     engine.add("a", text="x" * 64, max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
     engine.add("b", text="x" * 62, n=2, max_tokens=100, ignore_eos=True)

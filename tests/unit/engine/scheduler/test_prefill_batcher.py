@@ -14,7 +14,7 @@ from tests.whole import few_of
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.request.states import State
 from vlm_server.interfaces import SchedulerOutput, StepResult
-from vlm_server.protocol import Failed, Working
+from vlm_server.protocol import Failed, OnDevice
 
 Device = Callable[[SchedulerOutput], float]
 SIZES = (6, 14, 30, 60)
@@ -198,7 +198,7 @@ def test_calls_that_fail_are_made_no_more():
 
     def failing(plan: SchedulerOutput) -> object:
         step = launch(plan)
-        if plan.prefill_with:
+        if plan.batched_prefills:
             brings = step.brings
             step.brings = StepResult(brings.tokens, brings.failures, error="too many")
         return step
@@ -217,7 +217,7 @@ def test_all_are_announced_before_they_begin():
     engine = new_engine()
     engine.ready(*"ab")
     engine.run()
-    working = [event.request_ids for event in engine.events if isinstance(event, Working)]
+    working = [event.request_ids for event in engine.events if isinstance(event, OnDevice)]
     assert ("a", "b") in working
 
 

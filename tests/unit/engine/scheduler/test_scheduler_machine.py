@@ -106,7 +106,7 @@ class Lives(RuleBasedStateMachine):
         needs_snapshots=st.booleans(),
         seen=st.sampled_from(["before", "before", "in media", "all"]),
         seconds_of_one=st.sampled_from([0.001, 0.01, 0.1]),
-        tokens_per_pass=st.sampled_from([0, 0, MAX_NUM_SEQS + 1, CHUNK]),
+        mixed_step_tokens=st.sampled_from([0, 0, MAX_NUM_SEQS + 1, CHUNK]),
     )
     def start(
         self,
@@ -115,7 +115,7 @@ class Lives(RuleBasedStateMachine):
         needs_snapshots: bool,
         seen: Seen,
         seconds_of_one: float,
-        tokens_per_pass: int,
+        mixed_step_tokens: int,
     ) -> None:
         self.seen = seen
         self.caches = Caches(
@@ -132,7 +132,7 @@ class Lives(RuleBasedStateMachine):
             max_prompts_per_prefill=1 if needs_snapshots else 4,
         )
         self.engine.runner.prefill_seconds = lambda plan: seconds_of_one
-        self.engine.runner.tokens_per_pass = tokens_per_pass
+        self.engine.runner.mixed_step_tokens = mixed_step_tokens
         # As one, with little more for each, or as long as in turn.
         self.engine.encoder.seconds = lambda count: 0.01 + seconds_of_one * count
         self.runner = self.engine.runner

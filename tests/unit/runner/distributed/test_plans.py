@@ -10,7 +10,7 @@ from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.interfaces import NewRequest, PrefillWork, PreparedPrompt, SchedulerOutput, SeqId
 from vlm_server.protocol import SamplingParams
 from vlm_server.runner.distributed import messages
-from vlm_server.runner.distributed.messages import Plan, Stored, Taken
+from vlm_server.runner.distributed.messages import RankPlan, Stored, Taken
 from vlm_server.runner.distributed.plans import message_of, plan_of
 from vlm_server.runner.distributed.prefixes import FollowingPrefixes, HeldPrefix
 from vlm_server.runner.vision.encoder import ImageFeatures
@@ -31,9 +31,11 @@ PROMPT = PreparedPrompt(
 )
 
 
-def arrived(plan: SchedulerOutput, dropped: tuple[int, ...] = ()) -> tuple[Plan, SchedulerOutput]:
+def arrived(
+    plan: SchedulerOutput, dropped: tuple[int, ...] = ()
+) -> tuple[RankPlan, SchedulerOutput]:
     message = messages.decode_message(messages.encode(message_of(plan, dropped)))
-    assert isinstance(message, Plan)
+    assert isinstance(message, RankPlan)
     following = FollowingPrefixes(lambda: Stored(()), stores_prefixes=True)
     return message, plan_of(message, following)
 
@@ -46,12 +48,12 @@ def test_a_new_request_with_a_picture():
         new=(request,),
         decode=(SeqId("c"), SeqId("d", 2)),
         prefill=PrefillWork("a", 0, 6, is_last=True),
-        prefill_with=(PrefillWork("e", 0, 4, is_last=True),),
+        batched_prefills=(PrefillWork("e", 0, 4, is_last=True),),
     )
     message, got = arrived(plan, (4, 5))
     assert message.dropped == (4, 5)
     assert (got.finished_seqs, got.decode) == (plan.finished_seqs, plan.decode)
-    assert (got.prefill, got.prefill_with) == (plan.prefill, plan.prefill_with)
+    assert (got.prefill, got.batched_prefills) == (plan.prefill, plan.batched_prefills)
     (new,) = got.new
     assert new.sampling.n == 3
     assert new.prompt.spans == PROMPT.spans

@@ -22,7 +22,7 @@ from vlm_server.api.dialects.anthropic.schema import (
     ToolUseBlock,
 )
 from vlm_server.api.parsing.conversation import Conversation, Counts
-from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, ImagePart, Message, TextPart, ToolCall

@@ -41,8 +41,8 @@ from vlm_server.api.parsing.common_fields import (
     stop_strings,
 )
 from vlm_server.api.parsing.conversation import Conversation
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.json_schema import schema_text
-from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.api.parsing.parsed_request import Body, Context, KnownModel, ParsedRequest
 from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest
@@ -133,9 +133,9 @@ def _reasoning(request: MessagesRequest) -> ReasoningOptions:
 def _ignore_reasoning(request: MessagesRequest, model: KnownModel, ignored: IgnoredFields) -> None:
     """Report fields of reasoning without effect: some models never reason."""
     config = request.output_config
-    if config and (not model.can_think or isinstance(request.thinking, ThinkingDisabled)):
+    if config and (not model.can_reason or isinstance(request.thinking, ThinkingDisabled)):
         ignored.add("output_config.effort", config.effort)
-    if not model.can_think:
+    if not model.can_reason:
         ignored.add("thinking", request.thinking)
 
 

@@ -22,7 +22,7 @@ from vlm_server.api.dialects.fields import (
 )
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import StopString
-from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.errors import ThreadUnsupported
 
 SIGNATURE = "dmxtX3NlcnZlcg=="

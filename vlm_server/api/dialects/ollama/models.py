@@ -18,7 +18,7 @@ from vlm_server.api.dialects.ollama.render import time_text
 from vlm_server.api.http import access_log, body
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.parsing import json_body, served_models
-from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.parsed_request import KnownModel
 from vlm_server.errors import EngineUnavailable, InvalidRequest, NotSupported
 from vlm_server.protocol import ModelFacts

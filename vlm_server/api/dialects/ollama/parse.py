@@ -30,8 +30,8 @@ from vlm_server.api.parsing.common_fields import (
     stop_strings,
 )
 from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
-from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.api.parsing.parsed_request import Body, Context, KnownModel, ParsedRequest
 from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import Forbidden, UnsupportedField
@@ -260,7 +260,7 @@ def _ignored_fields(
         ignored.add("keep_alive", request.keep_alive)
     if not request.logprobs:
         ignored.add("top_logprobs", request.top_logprobs or None)
-    if not model.can_think:
+    if not model.can_reason:
         ignored.add("think", request.think)
     ignored.add_unread(fields, request)
     if isinstance(request, OllamaChatRequest):

@@ -26,7 +26,7 @@ from vlm_server.api.dialects.openai.parse import (
 from vlm_server.api.dialects.openai.schema import HARMLESS, AnswerFields
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
-from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest, UnsupportedField
 

@@ -37,8 +37,8 @@ from vlm_server.api.parsing.common_fields import (
     stop_strings,
 )
 from vlm_server.api.parsing.conversation import Conversation
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
-from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest, UnsupportedField
@@ -90,7 +90,7 @@ def _parsed_request(
     json_schema = check_constraints(tools, wanted, _FIELDS, ignored, continues=continues)
     if json_schema is not None:
         ignore_labels(request.response_format, ignored)
-    if not model.can_think:
+    if not model.can_reason:
         for field in ("reasoning_effort", "thinking", "reasoning"):
             ignored.add(field, getattr(request, field))
     reasoning = _reasoning(request)

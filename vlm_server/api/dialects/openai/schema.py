@@ -1,7 +1,7 @@
 """The JSON of a chat request: its fields and their bounds.
 
 A field takes effect, or is on one of the two lists below, or is refused by name. Unknown fields in
-messages and parts are ignored: see `api.parsing.leniency`.
+messages and parts are ignored: see `api.parsing.ignored_fields`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vlm_server.api.dialects.fields import (
 )
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import StopString
-from vlm_server.api.parsing.leniency import IgnoredFields, is_same
+from vlm_server.api.parsing.ignored_fields import IgnoredFields, is_same
 from vlm_server.api.parsing.parsed_request import Context
 
 MAX_BIASES = 1024

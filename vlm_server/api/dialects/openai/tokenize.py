@@ -21,7 +21,7 @@ from vlm_server.api.dialects.openai import parse
 from vlm_server.api.dialects.openai.schema import ChatRequest
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
-from vlm_server.api.parsing.leniency import IgnoredFields, check_neutral, known_fields
+from vlm_server.api.parsing.ignored_fields import IgnoredFields, check_neutral, known_fields
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Finished, ImageUse, SamplingParams

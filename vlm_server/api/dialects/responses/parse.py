@@ -42,8 +42,8 @@ from vlm_server.api.parsing.common_fields import (
     must_call,
 )
 from vlm_server.api.parsing.conversation import Conversation, Counts, NeedsProcess
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
-from vlm_server.api.parsing.leniency import IgnoredFields
 from vlm_server.api.parsing.parsed_request import Body, Context, HistoryNeeded, ParsedRequest
 from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest
@@ -110,7 +110,7 @@ def _parsed_request(parsed: ReadRequest, previous: list[Item], context: Context)
     tools = _tools(request, conversation)
     reasoning = _reasoning(request)
     template = reasoning.template_options(continue_final=is_unfinished(request.items[-1]))
-    if not model.can_think:
+    if not model.can_reason:
         parsed.ignored.add("reasoning", request.reasoning)
         parsed.ignored.add("thinking", request.thinking)
     json_schema = check_constraints(

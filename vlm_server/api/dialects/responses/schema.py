@@ -32,7 +32,7 @@ from vlm_server.api.dialects.responses.items import (
     Reasoning,
 )
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.parsed_request import Body, Context
 from vlm_server.errors import InvalidRequest, UnsupportedField
 

@@ -17,7 +17,7 @@ from vlm_server.api.dialects.responses.store import ResponseStore
 from vlm_server.api.http import access_log
 from vlm_server.api.http.access import keys
 from vlm_server.api.http.generation import Endpoint
-from vlm_server.api.parsing.leniency import IgnoredFields
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.errors import InvalidRequest, NotSupported
 
 DEFAULT_ITEMS = 20

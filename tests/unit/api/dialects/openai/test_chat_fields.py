@@ -13,7 +13,7 @@ from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import PNG_URL, ROUTE, chat, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.dialects.openai.schema import HARMLESS, NEUTRAL, ChatRequest
-from vlm_server.api.parsing.leniency import MAX_NAMES
+from vlm_server.api.parsing.ignored_fields import MAX_NAMES
 from vlm_server.protocol import SamplingParams
 from vlm_server.settings import Limits, Server, Settings
 

@@ -13,7 +13,7 @@ _TRANSIENT = 2
 """Copies of a file while it is read: its bytes, and the arrays copied out of them."""
 
 
-class CacheHolds:
+class CacheReferences:
     """References to a prompt's longest cached prefix, and to the features of the media after it.
 
     Made by the thread that prepares the request, and then owned by the request: whoever drops the
