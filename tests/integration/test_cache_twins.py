@@ -92,7 +92,7 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return counted
 
 
-def synchronize(engine: Engine) -> None:
+def settle(engine: Engine) -> None:
     """Nothing runs: nothing is held, and all is counted."""
     engine.run()
     engine.caches.check_integrity()
@@ -158,7 +158,7 @@ def test_twins_get_their_own_answers(served: Served):
             submit = ask(f"{name} {len(engine.ends)}", "Look", twins[number], "what?")
             submit = msgspec.structs.replace(submit, sampling=SHORT)
             assert engine.answer(submit) == wanted[number], name
-    synchronize(engine)
+    settle(engine)
 
 
 def test_the_same_picture_in_other_bytes_is_as_alone(few: Served):
@@ -193,7 +193,7 @@ def test_beginnings_that_end_around_a_picture(served: Served):
         assert tokens == alone(served, *parts), number
     assert len(encoder.keys) == 2
     assert cached_tokens(engine, f"{len(AROUND) - 1}") >= engine.prompts["0"].spans[0].end
-    synchronize(engine)
+    settle(engine)
 
 
 # ---- work that is done once ------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_a_new_picture_in_two_requests_at_once_is_read_and_encoded_once(
     for submit, outcome in zip(asked, outcomes, strict=True):
         engine.preparers.outcomes[submit.request_id] = outcome
         engine.add(submit)
-    synchronize(engine)
+    settle(engine)
     assert decodes.num_calls == len(encoder.keys) == 1
     for name in "ab":
         assert engine.tokens[name] == Engine(*few).answer(ask("", A, f"what of {name}?", A))
@@ -231,7 +231,7 @@ def test_a_picture_that_one_cache_knows_is_neither_read_nor_encoded(
         getattr(engine.caches, name).clear()
     assert engine.answer(ask("again", "Look", A, "what?")) == first
     assert decodes.num_calls == len(encoder.keys) == 1
-    synchronize(engine)
+    settle(engine)
 
 
 def test_what_has_another_salt_shares_nothing(few: Served, decodes: Counted):
@@ -245,7 +245,7 @@ def test_what_has_another_salt_shares_nothing(few: Served, decodes: Counted):
             assert engine.answer(msgspec.structs.replace(submit, cache_salt=salt)) == tokens
         assert cached_tokens(engine, f"{salt} 1") == 0
         assert decodes.num_calls == len(encoder.keys) == len(set(encoder.keys)) == number + 1
-    synchronize(engine)
+    settle(engine)
 
 
 # ---- videos --------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_a_clip_that_is_known_is_not_read_again(
         gone.clear()
     assert engine.answer(ask("late", "See", CLIP, "what?", sampling=SHORT)) == wanted["what?"]
     assert clip_decodes.num_calls == 1
-    synchronize(engine)
+    settle(engine)
 
 
 def test_other_frames_of_a_clip_are_another_entry(few: Served):
@@ -299,4 +299,4 @@ def test_a_gif_is_not_taken_for_its_first_frame(few: Served):
         assert engine.answer(ask(f"{number}", part, "what?", sampling=SHORT)) == alone(
             few, part, "what?"
         )
-    synchronize(engine)
+    settle(engine)

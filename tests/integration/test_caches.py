@@ -65,7 +65,7 @@ class Parted(Caches):
 
 def test_a_rank_that_is_not_in_step_any_more_ends_the_engine(load_tiny: Callable[[str], Served]):
     """What else goes wrong as a prompt is stored costs nobody anything."""
-    engine = Engine(*load_tiny("qwen3_vl"), caches=Parted.of(prefix_bytes=LOTS))
+    engine = Engine(*load_tiny("qwen3_vl"), caches=Parted(prefix_bytes=LOTS))
     with pytest.raises(EngineBroken):
         engine.answer(asked("text"))
 

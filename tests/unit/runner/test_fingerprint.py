@@ -50,7 +50,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def synchronize(monkeypatch: pytest.MonkeyPatch) -> None:
+def settle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what was written so far be long ago."""
     later = time.time_ns() + 60_000_000_000
     monkeypatch.setattr(time, "time_ns", lambda: later)
@@ -62,7 +62,7 @@ def named(weights: Path) -> str:
 
 
 def test_a_file_is_read_once(weights: Path, read: list[str], monkeypatch: pytest.MonkeyPatch):
-    synchronize(monkeypatch)
+    settle(monkeypatch)
     first = named(weights)
     assert "model.safetensors" in read
     read.clear()
@@ -85,7 +85,7 @@ def test_a_change_in_place_is_seen(
     weights: Path, monkeypatch: pytest.MonkeyPatch, at: int, restores_time: bool
 ):
     """Of one byte, of the same size, and with the old time of change put back."""
-    synchronize(monkeypatch)
+    settle(monkeypatch)
     first = named(weights)
     stat = weights.stat()
     while os.stat(weights).st_ctime_ns == stat.st_ctime_ns:
@@ -99,7 +99,7 @@ def test_a_change_in_place_is_seen(
 
 
 def test_a_replaced_file_is_seen(weights: Path, monkeypatch: pytest.MonkeyPatch):
-    synchronize(monkeypatch)
+    settle(monkeypatch)
     first = named(weights)
     other = weights.with_name("other")
     other.write_bytes(bytes(5 * MIB - 1) + b"\x01")
@@ -113,7 +113,7 @@ def test_what_an_earlier_process_left_half_written_does_no_harm(
     weights: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     """It had the same number as this one."""
-    synchronize(monkeypatch)
+    settle(monkeypatch)
     kept = weights.parents[1] / "cache" / "hashes.json"
     kept.parent.mkdir()
     kept.with_name(f"{kept.name}.{os.getpid()}").write_bytes(bytes(1 << 16))
@@ -137,7 +137,7 @@ def test_what_was_changed_after_loading_is_not_named(weights: Path, name: str):
 def test_a_copy_elsewhere_has_the_same_fingerprint(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    synchronize(monkeypatch)
+    settle(monkeypatch)
     first = named(weights)
     copy = shutil.copytree(weights.parent, tmp_path / "copy" / "another name")
     assert named(copy / weights.name) == first
@@ -147,7 +147,7 @@ def test_a_copy_elsewhere_has_the_same_fingerprint(
 def test_kept_hashes_that_are_damaged_are_made_again(
     weights: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ):
-    synchronize(monkeypatch)
+    settle(monkeypatch)
     first = named(weights)
     kept = weights.parents[1] / "cache" / "hashes.json"
     kept.write_text(content)
