@@ -16,7 +16,7 @@ pytestmark = pytest.mark.alone
 MAIN_THREAD = """
 import os
 from pathlib import Path
-from vlm_server import heap
+from vlm_server.platform import heap
 {first}
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -36,7 +36,7 @@ print(resident() - before)
 OTHER_THREAD = """
 import os, threading
 from pathlib import Path
-from vlm_server import heap
+from vlm_server.platform import heap
 {first}
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -109,7 +109,7 @@ def test_what_a_preloaded_mimalloc_keeps_is_trimmed():
 def test_what_bodies_leave_stays_mapped_is_known_and_goes_at_the_end():
     program = """
 import resource
-from vlm_server import heap
+from vlm_server.platform import heap
 {first}
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -144,7 +144,7 @@ def test_what_an_image_takes_stays_mapped_for_the_next():
     """Those of two megapixels, and not all of what a large one took."""
     program = """
 import resource
-from vlm_server import heap
+from vlm_server.platform import heap
 {first}
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -167,7 +167,7 @@ def test_what_a_matrix_product_takes_in_passing_stays_mapped():
     """OpenBLAS takes 2.1 MB for each: to have them mapped anew made pictures 1.6 times as slow."""
     program = """
 import resource
-from vlm_server import heap
+from vlm_server.platform import heap
 {first}
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
