@@ -13,7 +13,7 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 import pytest
-from mlx.nn import Linear
+from mlx.nn import Linear, QuantizedLinear  # type: ignore[attr-defined]
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
 from tests.integration.harness import Engine, ask, conversation, load_model
@@ -31,7 +31,9 @@ from vlm_server.runner.backends import rows as kv_rows
 from vlm_server.runner.backends.bounded_layer import first_columns
 from vlm_server.runner.backends.cpu import CpuAttention
 from vlm_server.runner.backends.cuda import few_rows, kernels
-from vlm_server.runner.backends.cuda.few_rows import SharedProduct, use_few_rows_kernels
+from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
+from vlm_server.runner.backends.cuda.kernels import Packing
+from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
 from vlm_server.runner.backends.rows import KeysAndValues, Run
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.kv.batch_cache import joined
@@ -582,9 +584,13 @@ def rotated_back(
 
 
 def without_the_last(
-    x: mx.array, weight: mx.array, bias: mx.array | None, widths: Sequence[int]
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array | None,
+    widths: Sequence[int],
+    packing: Packing | None = None,
 ) -> list[mx.array]:
-    *parts, last = multiply(x, weight, bias, widths)
+    *parts, last = multiply(x, weight, bias, widths, packing)
     return [*parts, mx.zeros_like(last)]
 
 
@@ -606,6 +612,7 @@ def test_kernels_are_compared_with_mlx(
     monkeypatch.setattr(kernels, "skinny_linear", multiply)
     monkeypatch.setattr(kernels, "arrange_rows", by_mlx)
     monkeypatch.setattr(kernels, "rotate_heads", rotated)
+    monkeypatch.setattr(kernels, "gated_delta", gated_delta_in_chunks)
     monkeypatch.setattr(kernels, "attend_to_segments", attend_to_segments)
     if name is not None:
         monkeypatch.setattr(kernels, name, replacement)
@@ -621,17 +628,32 @@ def test_kernels_are_not_used_where_they_cannot_be():
 
 
 def multiply(
-    x: mx.array, weight: mx.array, bias: mx.array | None, widths: Sequence[int]
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array | None,
+    widths: Sequence[int],
+    packing: Packing | None = None,
 ) -> list[mx.array]:
+    if packing is not None:
+        weight = mx.dequantize(
+            weight,
+            packing.scales,
+            packing.offsets,
+            group_size=packing.group_size,
+            bits=packing.bits,
+        )
     product = x @ weight.T
     product = product if bias is None else product + bias
     return mx.split(product, list(accumulate(widths[:-1])), axis=-1)  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
-def test_few_rows_are_multiplied_as_before(tiny_model: TinyModel, family: str):
+def test_few_rows_are_multiplied_as_before(tiny_model: TinyModel, family: str, bits: int | None):
     loaded = load_model(tiny_model(family))
     language_model = loaded.language_model
+    if bits is not None:
+        mlx.nn.quantize(language_model, group_size=32, bits=bits)  # type: ignore[attr-defined]
     language_model.set_dtype(mx.bfloat16)
     few, many = mx.array([[1, 2, 3]]), mx.array([[1, 2, 3] * 20])
     rows = mx.array([[1], [2]] * 20)  # as in a pass
@@ -647,8 +669,8 @@ def test_few_rows_are_multiplied_as_before(tiny_model: TinyModel, family: str):
     before = sum(layer.weight.nbytes for layer in language_model.modules() if "weight" in layer)
     use_few_rows_kernels(language_model, multiply)
     modules = language_model.modules()
-    assert not any(type(layer) is Linear for layer in modules)
-    assert sum(isinstance(getattr(m, "product", None), SharedProduct) for m in modules) >= 5
+    assert not any(type(layer) in (Linear, QuantizedLinear) for layer in modules)
+    assert sum(len(m.product._layers) > 1 for m in modules if hasattr(m, "product")) >= 5
     assert sum(layer.weight.nbytes for layer in modules if "weight" in layer) == before
     for found, wanted in zip(logits(), expected, strict=True):
         assert mx.abs(found - wanted).max() <= 0.1 * mx.abs(wanted).max()

@@ -10,6 +10,7 @@ import pytest
 
 from vlm_server.runner.backends import rows
 from vlm_server.runner.backends.cuda import attention_kernels, kernels
+from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
 from vlm_server.runner.backends.rows import Run
 
 pytestmark = [
@@ -48,6 +49,52 @@ def test_few_rows_are_multiplied(dtype: mx.Dtype, depth: int, columns: int, rows
             parts = kernels.skinny_linear(x, weight, bias, widths)
             assert [part.shape for part in parts] == [(rows, width) for width in widths]
             assert mx.array_equal(mx.concatenate(parts, axis=-1), found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (4, 32), (4, 128), (8, 64), (8, 128)])
+@pytest.mark.parametrize(("depth", "columns"), [(2048, 2560), (11008, 2048), (128, 7)])
+@pytest.mark.parametrize("rows", [1, 3, 8, 17, 32])
+def test_few_rows_are_multiplied_with_quantized_weights(
+    dtype: mx.Dtype, bits: int, group_size: int, depth: int, columns: int, rows: int
+):
+    x, weight = normal(rows, depth, dtype=dtype), normal(columns, depth, dtype=dtype)
+    packed, scales, offsets = mx.quantize(weight, group_size=group_size, bits=bits)
+    packing = kernels.Packing(scales, offsets, bits, group_size)
+    wide = (each.astype(mx.float32) for each in (scales, offsets))
+    weight = mx.dequantize(packed, *wide, group_size=group_size, bits=bits)
+    for bias in (None, normal(columns, dtype=dtype)):
+        expected = x.astype(mx.float32) @ weight.T
+        expected = expected if bias is None else expected + bias
+        found = kernels.skinny_linear(x, packed, bias, (columns,), packing)[0]
+        assert distance(found, expected) < 0.006
+        alone = kernels.skinny_linear(x[rows - 1 :], packed, bias, (columns,), packing)[0]
+        assert mx.array_equal(alone[0], found[rows - 1])
+        parts = kernels.skinny_linear(x, packed, bias, (3, columns - 3), packing)
+        assert mx.array_equal(mx.concatenate(parts, axis=-1), found)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, mx.float32])
+@pytest.mark.parametrize("key_size", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize(("rows", "count"), [(1, 1), (5, 1), (2, 37), (1, 300)])
+def test_the_gated_delta_rule_is_that_of_single_steps(
+    dtype: mx.Dtype, key_size: int, rows: int, count: int
+):
+    size, heads = key_size**-0.5, 4
+    q, k = (size * normal(rows, count, 2, key_size, dtype=dtype) for _ in "qk")
+    both = normal(rows, count, 2 * heads * 72, dtype=dtype)
+    v = both[..., heads * 72 :].reshape(rows, count, heads, 72)
+    g, beta = (mx.random.uniform(shape=(rows, count, heads)) for _ in "gb")
+    state = mx.random.normal((rows, heads, 72, key_size))
+    wide = [each.astype(mx.float32) for each in (q, k, v)]
+    expected = gated_delta_in_chunks(*wide, g, beta, state)
+    found = kernels.gated_delta(q, k, v, g, beta, state)
+    assert found[0].dtype == dtype
+    assert found[1].dtype == mx.float32
+    for mine, other in zip(found, expected, strict=True):
+        assert distance(mine, other) < 0.004
+    alone = kernels.gated_delta(*(each[rows - 1 :] for each in (q, k, v, g, beta, state)))
+    assert mx.array_equal(alone[0][0], found[0][rows - 1])
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, mx.float32])

@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
 from vlm_server.runner.backends.interface import Attention, Backend, Mask
 from vlm_server.runner.backends.rope import Rope
 from vlm_server.runner.device.arrays import share
@@ -49,6 +50,13 @@ class CpuBackend(Backend):
         gate = mlp.gate_proj(x)
         silu = (gate / (1 + _exp_in_place(-gate))).astype(gate.dtype)
         return mlp.down_proj(silu * mlp.up_proj(x))  # type: ignore[no-any-return]
+
+    def gated_delta(
+        self, q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array] | None:
+        if q.shape[1] == 1:
+            return None
+        return gated_delta_in_chunks(q, k, v, g, beta, state)
 
 
 class CpuAttention(Attention):

@@ -119,3 +119,12 @@ class Backend(ABC):
     def gated_mlp(self, mlp: Any, x: mx.array) -> mx.array:
         """A tower's SwiGLU of `x`, (..., hidden)."""
         return mlp(x)  # type: ignore[no-any-return]
+
+    def gated_delta(
+        self, q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array] | None:
+        """The gated delta rule (`backends.gated_delta`); None to leave it to mlx-vlm.
+
+        Heads of `v` share those of `q` and `k`, of which there may be fewer, in turn.
+        """
+        return None

@@ -45,6 +45,7 @@ from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.fixes import Fix
 from vlm_server.runner.model.forward_pass import plain_embedding
+from vlm_server.runner.model.gated_delta import use_gated_delta
 from vlm_server.runner.model.lm_head import use_last_token_head
 from vlm_server.runner.model.mrope import decode_positions, use_shared_mrope
 from vlm_server.runner.model.patches import use_fast_patches
@@ -193,6 +194,7 @@ def _make_fast(
     if has_kernels:
         use_few_rows_kernels(model.language_model)
     use_last_token_head(model.language_model)
+    use_gated_delta(backend_of(device))
     if family.mrope is not None:
         use_shared_mrope(model.language_model, kernels.rotate_heads if has_kernels else None)
 

@@ -20,7 +20,7 @@ from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
     QuantizedLinear,
 )
 
-from vlm_server.runner.backends.cuda.few_rows import FewRowsEmbedding, FewRowsLinear
+from vlm_server.runner.backends.cuda import few_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,7 @@ def _of_last_token(layer: Any) -> type:
 
 _LAST: dict[type, type] = {
     layer: _of_last_token(layer)
-    for layer in (
-        Linear,
-        QuantizedLinear,
-        FewRowsLinear,
-        Embedding,
-        QuantizedEmbedding,
-        FewRowsEmbedding,
-    )
+    for layer in (Linear, QuantizedLinear, Embedding, QuantizedEmbedding, *few_rows.LAYERS)
 }
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from vlm_server.runner.backends.bounded_layer import BoundedLayer, MixedLayer
+from vlm_server.runner.backends.cuda import kernels
 from vlm_server.runner.backends.cuda.attention_kernels import (
     append_and_attend,
     append_and_attend_mixed,
@@ -117,6 +118,13 @@ class CudaBackend(Backend):
 
     def attention(self, context_tokens: int) -> Attention:
         return CudaAttention(context_tokens, num_kept_plans())
+
+    def gated_delta(
+        self, q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array] | None:
+        if not kernels.takes_state(q, k, v, state):
+            return None
+        return kernels.gated_delta(q, k, v, g, beta, state)
 
 
 class CudaAttention(Attention):

@@ -1,9 +1,12 @@
-"""Linear layers that take the rows of a decode step by our own kernel, on CUDA.
+"""Linear layers, dense or quantized, that take the rows of a decode step by our own kernel on CUDA.
 
 MLX multiplies more than one row, or one with a bias, by cuBLAS, which the host has to record for
-each product. That takes longer than most of the products do. Layers that take the same input are
-one product: queries, keys and values, or both halves of an MLP. So they are in a pass that reads a
-prompt, too, whose products are too large for our kernel; to the model, its tokens are rows of one.
+each product; of quantized weights, its product of few rows takes as many times as long as there are
+rows, and its product of rows of one (rows, 1, depth) does for any number. Layers that take the same
+input are one product: queries, keys and values, or both halves of an MLP. So they are in a pass
+that reads a prompt, too, whose products are too large for our kernel; to the model, its tokens are
+rows of one. Of more rows, quantized weights are dequantized: a dense product, with that, takes less
+time than MLX's quantized one from some 64 rows on, and MLX compiles the latter for half a minute.
 """
 
 from __future__ import annotations
@@ -13,70 +16,112 @@ from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
-from mlx.nn import Embedding, Linear  # type: ignore[attr-defined]  # mlx.nn is not typed
+from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
+    Embedding,
+    Linear,
+    QuantizedEmbedding,
+    QuantizedLinear,
+)
 
 from vlm_server.runner.backends.cuda import kernels
+from vlm_server.runner.backends.cuda.kernels import Packing
 
 _DTYPES = (mx.bfloat16, mx.float16)
 _SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of layers that mlx-vlm's modules call with one input."""
+_PARAMETERS = ("weight", "scales", "biases", "bias")
+"""What a layer may have, a row of each for each of its columns."""
 
-
-Multiply = Callable[[mx.array, mx.array, mx.array | None, Sequence[int]], list[mx.array]]
+Multiply = Callable[
+    [mx.array, mx.array, mx.array | None, Sequence[int], Packing | None], list[mx.array]
+]
 """`x @ weight.T + bias`, (..., columns), in parts of such widths: see `skinny_linear`."""
 
 
 class FewRowsLinear(Linear):  # type: ignore[misc]
     """A `Linear` whose weights `skinny_linear` takes."""
 
-    multiply: Multiply
-    product: SharedProduct | None = None
-    """The product that it is a part of, if it is."""
+    product: Product
 
     def __call__(self, x: mx.array) -> mx.array:
-        are_few = _are_few(x, self.weight)
-        if self.product is not None and (are_few or _are_rows_of_one(x, self.weight)):
+        if self.product.takes(x):
             return self.product.part_of(self, x)
-        if are_few:
-            return self.multiply(x, self.weight, self.get("bias"), self.weight.shape[:1])[0]
+        return super().__call__(x)  # type: ignore[no-any-return]
+
+
+class FewRowsQuantizedLinear(QuantizedLinear):  # type: ignore[misc]
+    """A `QuantizedLinear` whose weights `skinny_linear` takes."""
+
+    product: Product
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self.product.takes(x):
+            return self.product.part_of(self, x)
         return super().__call__(x)  # type: ignore[no-any-return]
 
 
 class FewRowsEmbedding(Embedding):  # type: ignore[misc]
     """An `Embedding` that may be the lm_head, too."""
 
-    multiply: Multiply
+    product: Product
 
     def as_linear(self, x: mx.array) -> mx.array:
-        if _are_few(x, self.weight):
-            return self.multiply(x, self.weight, None, self.weight.shape[:1])[0]
+        if self.product.takes(x):
+            return self.product.part_of(self, x)
         return super().as_linear(x)  # type: ignore[no-any-return]
 
 
-class SharedProduct:
-    """One product for several layers, whose weights become views of its own."""
+class FewRowsQuantizedEmbedding(QuantizedEmbedding):  # type: ignore[misc]
+    """A `QuantizedEmbedding` that may be the lm_head, too."""
 
-    def __init__(self, layers: Sequence[FewRowsLinear], multiply: Multiply) -> None:
+    product: Product
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        if self.product.takes(x):
+            return self.product.part_of(self, x)
+        return super().as_linear(x)  # type: ignore[no-any-return]
+
+
+class Product:
+    """One product for one or several layers; of several, their weights become views of its own."""
+
+    def __init__(self, layers: Sequence[Any], multiply: Multiply) -> None:
         self._multiply = multiply
-        self._weight = mx.concatenate([layer.weight for layer in layers])
-        biases = [layer.bias for layer in layers if "bias" in layer]
-        self._bias = mx.concatenate(biases) if biases else None
-        self._widths = [layer.weight.shape[0] for layer in layers]
         self._layers = [id(layer) for layer in layers]
-        parts = mx.split(self._weight, list(accumulate(self._widths[:-1])))
-        for layer, part in zip(layers, parts, strict=True):
-            layer.weight = part
+        self._widths = [layer.weight.shape[0] for layer in layers]
+        first = layers[0]
+        joined = {name: first[name] for name in _PARAMETERS if name in first}
+        if len(layers) > 1:
+            joined = {name: mx.concatenate([layer[name] for layer in layers]) for name in joined}
+            ends = list(accumulate(self._widths[:-1]))
+            for name, whole in joined.items():
+                for layer, part in zip(layers, mx.split(whole, ends), strict=True):
+                    layer[name] = part
+            mx.eval(joined, [[layer[name] for name in joined] for layer in layers])
+        for layer in layers:
             layer.product = self
-        mx.eval(self._weight, self._bias, parts)
+        self._weight, self._bias = joined["weight"], joined.get("bias")
+        self._packing = None
+        if "scales" in joined:
+            scales, offsets = joined["scales"], joined["biases"]
+            self._packing = Packing(scales, offsets, first.bits, first.group_size)
+        self._dtype = self._weight.dtype if self._packing is None else self._packing.scales.dtype
         self._input: mx.array | None = None
         self._left: dict[int, mx.array] = {}
         """Parts of `_input` that no layer has asked for yet."""
 
-    def part_of(self, layer: FewRowsLinear, x: mx.array) -> mx.array:
+    def takes(self, x: mx.array) -> bool:
+        """Whether it multiplies `x`, (..., depth), rather than the layer as MLX has it."""
+        if x.dtype != self._dtype:
+            return False
+        is_shared = len(self._layers) > 1
+        return self._packing is not None or _are_few(x) or (is_shared and _are_rows_of_one(x))
+
+    def part_of(self, layer: Any, x: mx.array) -> mx.array:
         """The output of `layer` for `x`; the others' parts are kept until they are asked for."""
         if x is not self._input or id(layer) not in self._left:
-            multiply = self._multiply if _are_few(x, self._weight) else _by_mlx
-            parts = multiply(x, self._weight, self._bias, self._widths)
+            multiply = self._multiply if _are_few(x) else _by_mlx
+            parts = multiply(x, self._weight, self._bias, self._widths, self._packing)
             self._input = x
             self._left = dict(zip(self._layers, parts, strict=True))
         part = self._left.pop(id(layer))
@@ -85,7 +130,13 @@ class SharedProduct:
         return part
 
 
-_FEW_ROWS: dict[type, type] = {Linear: FewRowsLinear, Embedding: FewRowsEmbedding}
+_FEW_ROWS: dict[type, type] = {
+    Linear: FewRowsLinear,
+    QuantizedLinear: FewRowsQuantizedLinear,
+    Embedding: FewRowsEmbedding,
+    QuantizedEmbedding: FewRowsQuantizedEmbedding,
+}
+LAYERS = tuple(_FEW_ROWS.values())
 
 
 def use_few_rows_kernels(language_model: Any, multiply: Multiply = kernels.skinny_linear) -> None:
@@ -94,41 +145,65 @@ def use_few_rows_kernels(language_model: Any, multiply: Multiply = kernels.skinn
     for module in modules:
         if type(module) in _FEW_ROWS and _is_taken(module):
             module.__class__ = _FEW_ROWS[type(module)]
-            module.multiply = multiply
+            Product([module], multiply)
     for module in modules:
         for names in _SAME_INPUT:
             layers = [module[name] for name in names if name in module]
             if len(layers) == len(names) and _fit(layers):
-                SharedProduct(layers, multiply)
+                Product(layers, multiply)
 
 
 def _fit(layers: Sequence[Any]) -> bool:
     """Whether layers can be one product."""
-    if any(type(layer) is not FewRowsLinear for layer in layers):
+    if any(type(layer) not in (FewRowsLinear, FewRowsQuantizedLinear) for layer in layers):
         return False
-    kinds = {(layer.weight.shape[1], layer.weight.dtype, "bias" in layer) for layer in layers}
-    return len(kinds) == 1
+    return len({_sort_of(layer) for layer in layers}) == 1
+
+
+def _sort_of(layer: Any) -> tuple[object, ...]:
+    depth, dtype = layer.weight.shape[1], layer.weight.dtype
+    packing = (layer.bits, layer.group_size, layer.scales.dtype) if "scales" in layer else ()
+    return depth, dtype, "bias" in layer, *packing
 
 
 def _is_taken(layer: Any) -> bool:
     """Whether the kernel takes a layer's weights."""
     dtype, depth = layer.weight.dtype, layer.weight.shape[1]
+    if "scales" in layer:
+        if layer.mode != "affine":
+            return False
+        dtype, depth = layer.scales.dtype, depth * 32 // layer.bits
+        if not Packing(layer.scales, layer.biases, layer.bits, layer.group_size).is_taken:
+            return False
     if "bias" in layer and layer.bias.dtype != dtype:
         return False
     return dtype in _DTYPES and depth % kernels.SKINNY_DEPTH == 0
 
 
-def _are_few(x: mx.array, weight: mx.array) -> bool:
-    return x.size <= kernels.SKINNY_ROWS * x.shape[-1] and x.dtype == weight.dtype
+def _are_few(x: mx.array) -> bool:
+    return x.size <= kernels.SKINNY_ROWS * x.shape[-1]
 
 
-def _are_rows_of_one(x: mx.array, weight: mx.array) -> bool:
-    return x.ndim == 3 and x.shape[1] == 1 and x.dtype == weight.dtype
+def _are_rows_of_one(x: mx.array) -> bool:
+    return x.ndim == 3 and x.shape[1] == 1
 
 
 def _by_mlx(
-    x: mx.array, weight: mx.array, bias: mx.array | None, widths: Sequence[int]
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array | None,
+    widths: Sequence[int],
+    packing: Packing | None = None,
 ) -> list[mx.array]:
+    """See `Multiply`; for any number of rows."""
+    if packing is not None:
+        weight = mx.dequantize(
+            weight,
+            packing.scales,
+            packing.offsets,
+            group_size=packing.group_size,
+            bits=packing.bits,
+        )
     rows = x.reshape(-1, x.shape[-1])
     product = rows @ weight.T if bias is None else mx.addmm(bias, rows, weight.T)
     product = product.reshape(*x.shape[:-1], -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from vlm_server.runner.backends.cuda.source import (
     name_of,
     tile_bytes,
 )
+from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.device import current_device
 
@@ -38,22 +40,54 @@ _MOST_HEAD_SIZE = 128
 """Largest head of `attend_to_segments`."""
 _WIDEST_ACCESS = 16
 """Bytes that a thread reads or writes at once."""
+_KEY_SIZES = (32, 64, 96, 128, 256)
+"""Key sizes of `gated_delta`."""
+_STATE_ROWS = 32
+"""Rows of a state that a block of `gated_delta` has."""
+_STATE_TOKENS = 16
+"""Tokens that a block reads at once."""
+_STATE_LANES = 8
+"""Threads that share a row."""
 _COPYING_THREADS = 256
 """Threads of a block of `arrange_rows`."""
 _ROTATING_THREADS = 128
 """Threads of a block of `rotate_heads`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What a quantized weight is packed with: `weight = scales * number + offsets` in each group.
+
+    scales, offsets: (columns, depth / group_size), in the type of the inputs.
+    """
+
+    scales: mx.array
+    offsets: mx.array
+    bits: int
+    group_size: int
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether `skinny_linear` takes it."""
+        return self.bits in (4, 8) and self.group_size in (32, 64, 128)
+
+
 def skinny_linear(
-    x: mx.array, weight: mx.array, bias: mx.array | None, widths: Sequence[int]
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array | None,
+    widths: Sequence[int],
+    packing: Packing | None = None,
 ) -> list[mx.array]:
     """`x @ weight.T + bias` for (..., depth) and (columns, depth): see skinny_linear.cu.
 
-    In parts, (..., width) each; `widths` add up to all columns.
+    In parts, (..., width) each; `widths` add up to all columns. `packing`: of a quantized weight.
     """
-    columns = weight.shape[0]
-    output: list[mx.array] = _skinny_linear(tuple(widths))(
-        inputs=[weight, x, weight if bias is None else bias],
+    columns, none = weight.shape[0], weight if packing is None else packing.scales
+    packed = [] if packing is None else [packing.scales, packing.offsets]
+    sort = None if packing is None else (packing.bits, packing.group_size)
+    output: list[mx.array] = _skinny_linear(tuple(widths), sort)(
+        inputs=[weight, *packed, x, none if bias is None else bias],
         template=[("T", x.dtype)],
         grid=(-(-columns // _SKINNY_COLUMNS) * _SKINNY_WARPS * WARP, 1, 1),
         threadgroup=(_SKINNY_WARPS * WARP, 1, 1),
@@ -82,6 +116,28 @@ def rotate_heads(
         output_dtypes=[queries.dtype, keys.dtype],
     )
     return rotated[0], rotated[1]
+
+
+def takes_state(q: mx.array, k: mx.array, v: mx.array, state: mx.array) -> bool:
+    """Whether `gated_delta` can be used here, for these."""
+    is_known = q.dtype == k.dtype == v.dtype and state.dtype == mx.float32
+    return is_known and q.shape[-1] in _KEY_SIZES and can_be_used()
+
+
+def gated_delta(
+    q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """See `backends.gated_delta`, and gated_delta.cu."""
+    rows, _, heads, size = v.shape
+    made = _gated_delta(q.shape[-1])(
+        inputs=[q, k, v, *(mx.contiguous(each.astype(mx.float32)) for each in (g, beta, state))],
+        template=[("T", q.dtype)],
+        grid=(-(-size // _STATE_ROWS) * _STATE_ROWS * _STATE_LANES, rows * heads, 1),
+        threadgroup=(_STATE_ROWS * _STATE_LANES, 1, 1),
+        output_shapes=[v.shape, state.shape],
+        output_dtypes=[q.dtype, mx.float32],
+    )
+    return made[0], made[1]
 
 
 def takes_rows(sources: Sequence[tuple[mx.array, mx.array]]) -> bool:
@@ -168,7 +224,7 @@ def can_be_used() -> bool:
         return False
     try:
         distance = _distance_of_linear() + _distance_of_rows() + _distance_of_heads()
-        distance += _distance_of_segments()
+        distance += _distance_of_segments() + _distance_of_gated_delta()
     except Exception:
         logger.warning("our CUDA kernels can't be used", exc_info=True)
         return False
@@ -183,7 +239,11 @@ def _distance_of_linear() -> float:
     halves = x.astype(mx.bfloat16), weight.astype(mx.bfloat16)
     one = skinny_linear(*halves, None, (40,))[0]
     parts = mx.concatenate(skinny_linear(*halves, None, (8, 32)), axis=-1)
-    return _distance(one, x @ weight.T) + _distance(parts, one)
+    packed, *rest = mx.quantize(halves[1], group_size=64, bits=4)
+    quantized = skinny_linear(halves[0], packed, None, (40,), Packing(rest[0], rest[1], 4, 64))[0]
+    dequantized = mx.dequantize(packed, *rest, group_size=64, bits=4)
+    distance = _distance(one, x @ weight.T) + _distance(parts, one)
+    return distance + _distance(quantized, halves[0] @ dequantized.T)
 
 
 def _distance_of_rows() -> float:
@@ -223,27 +283,55 @@ def _distance_of_segments() -> float:
     return _distance(found, expected.swapaxes(1, 2))
 
 
+def _distance_of_gated_delta() -> float:
+    q, k = (mx.random.normal((2, 5, 2, 64), key=mx.random.key(i)) / 8 for i in range(2))
+    v, state = (mx.random.normal((2, n, 4, 40), key=mx.random.key(n)) for n in (5, 64))
+    g, beta = (mx.random.uniform(shape=(2, 5, 4), key=mx.random.key(i)) for i in range(2))
+    arguments = q, k, v, g, beta, state.transpose(0, 2, 3, 1)
+    found, expected = gated_delta(*arguments), gated_delta_in_chunks(*arguments)
+    return sum(_distance(*both) for both in zip(found, expected, strict=True))
+
+
 def _distance(found: mx.array, expected: mx.array) -> float:
     return float(read(mx.abs(found - expected).max().astype(mx.float32)))
 
 
 @cache
-def _skinny_linear(widths: tuple[int, ...]) -> Any:
-    """For any number of columns if they are one part."""
+def _skinny_linear(widths: tuple[int, ...], packing: tuple[int, int] | None) -> Any:
+    """For any number of columns if they are one part. `packing`: bits and group size."""
     is_one = len(widths) == 1
     outputs = [f"y_{number}" for number in range(len(widths))]
     columns = "weight_shape[0]" if is_one else _joined(widths)
+    name, inputs, none = "skinny_linear", ["weight", "x", "bias"], "weight"
+    weights = "const Dense<T> w{weight};"
+    if packing is not None:
+        name, none = f"{name}_{_joined(packing, '_')}", "scales"
+        inputs[1:1] = ["scales", "offsets"]
+        weights = f"const Quantized<T, {_joined(packing)}> w{{weight, scales, offsets}};"
     return kernel(
-        "skinny_linear" if is_one else f"skinny_linear_{'_'.join(map(str, widths))}",
-        ["weight", "x", "bias"],
+        name if is_one else f"{name}_of_{_joined(widths, '_')}",
+        inputs,
         outputs,
         "int num_rows = 1; for (int i = 0; i + 1 < x_ndim; i++) num_rows *= x_shape[i];"
-        f"const Output<T, {len(widths)}> y{{{{{_joined(outputs)}}}, {{{columns}}}}};"
-        "skinny_linear(weight, x, bias == weight ? (const T*)nullptr : bias, y, num_rows,"
-        " weight_shape[0], weight_shape[1]);",
+        f"const Output<T, {len(widths)}> y{{{{{_joined(outputs)}}}, {{{columns}}}}}; {weights}"
+        f"skinny_linear(w, x, bias == {none} ? (const T*)nullptr : bias, y, num_rows,"
+        " weight_shape[0], x_shape[x_ndim - 1]);",
         ["mma.cuh", "skinny_linear.cu"],
         shared_memory=_SKINNY_WARPS * SKINNY_ROWS * _SKINNY_COLUMNS * 4,
         is_strided=False,
+    )
+
+
+@cache
+def _gated_delta(key_size: int) -> Any:
+    return kernel(
+        f"gated_delta_{key_size}",
+        ["q", "k", "v", "g", "beta", "state"],
+        ["y", "new_state"],
+        f"gated_delta<T, {key_size}, {_STATE_TOKENS}, {_STATE_ROWS}>(q, k, v, g, beta, state,"
+        " q_strides, k_strides, v_strides, q_shape[1], k_shape[2], v_shape[2], v_shape[3], y,"
+        " new_state);",
+        ["gated_delta.cu"],
     )
 
 
@@ -288,5 +376,5 @@ def _segment_attention(size: int, scale: float) -> Any:
     )
 
 
-def _joined(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values))
+def _joined(values: Sequence[object], separator: str = ", ") -> str:
+    return separator.join(map(str, values))

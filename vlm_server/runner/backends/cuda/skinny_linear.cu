@@ -5,7 +5,49 @@
 // (M, width) each, which have the next columns each.
 // A block has 16 columns of y. Its warps share K in blocks of 64 and add up what they have. Of such
 // a block a thread reads twice eight neighbours of each of two rows of w, in wide reads. Which number
-// is which in the tensor core's product does not matter, as long as x agrees with w.
+// is which in the tensor core's product does not matter, as long as x agrees with w: of each block, a
+// thread has the eight at member * STRIDE, and the eight that begin FAR after these.
+
+// Weights as they are.
+template <typename T>
+struct Dense {
+  static constexpr int STRIDE = 8, FAR = 32;
+  const T* weight;
+
+  __device__ void read(int row, int depth, int k, uint32_t (&numbers)[8]) const {
+    const T* at = weight + (size_t)row * depth + k;
+    *reinterpret_cast<uint4*>(&numbers[0]) = __ldcs(reinterpret_cast<const uint4*>(at));
+    *reinterpret_cast<uint4*>(&numbers[4]) = __ldcs(reinterpret_cast<const uint4*>(at + FAR));
+  }
+};
+
+// Weights in BITS, 4 or 8, with a scale and an offset for each GROUP of a row.
+template <typename T, int BITS, int GROUP>
+struct Quantized {
+  static constexpr int STRIDE = 16, FAR = 8, WORDS = BITS / 2;
+  const uint32_t* weight;
+  const T *scales, *offsets;
+
+  __device__ void read(int row, int depth, int k, uint32_t (&numbers)[8]) const {
+    const size_t at = (size_t)row * depth + k;
+    uint32_t words[WORDS];
+    if constexpr (WORDS == 2)
+      *reinterpret_cast<uint2*>(words) = __ldcs(reinterpret_cast<const uint2*>(weight + at / 8));
+    else
+      *reinterpret_cast<uint4*>(words) = __ldcs(reinterpret_cast<const uint4*>(weight + at / 4));
+    const float scale = (float)scales[at / GROUP], offset = (float)offsets[at / GROUP];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      numbers[i] = pack(number(words, 2 * i, scale, offset), number(words, 2 * i + 1, scale, offset), T());
+  }
+
+  __device__ static float number(const uint32_t (&words)[WORDS], int i, float scale, float offset) {
+    constexpr uint32_t MASK = (1u << BITS) - 1, EACH = 32 / BITS;
+    // 2^23 + n has n in its last bits: faster than a conversion.
+    const uint32_t n = words[i / EACH] >> (i % EACH * BITS) & MASK;
+    return fmaf(__uint_as_float(0x4B000000u | n) - 8388608.0f, scale, offset);
+  }
+};
 
 template <typename T, int PARTS>
 struct Output {
@@ -22,34 +64,31 @@ struct Output {
   }
 };
 
-template <int TILES, typename T, int PARTS>
+template <int TILES, typename Weights, typename T, int PARTS>
 __device__ void few_tiles(
-    const T* w, const T* x, const T* bias, const Output<T, PARTS>& y, int num_rows, int num_columns,
-    int depth) {
+    const Weights& w, const T* x, const T* bias, const Output<T, PARTS>& y, int num_rows,
+    int num_columns, int depth) {
   constexpr int WARPS = 8;
   extern __shared__ float parts[];  // [WARPS][TILES][4][32]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int group = lane / 4, member = lane % 4;
-  const int column = blockIdx.x * 16 + group;
-  const T* low = w + (size_t)min(column, num_columns - 1) * depth + member * 8;
-  const T* high = w + (size_t)min(column + 8, num_columns - 1) * depth + member * 8;
+  const int column = blockIdx.x * 16 + group, first = member * Weights::STRIDE;
+  const int low = min(column, num_columns - 1), high = min(column + 8, num_columns - 1);
   const T* rows[TILES];
   for (int tile = 0; tile < TILES; tile++)
-    rows[tile] = x + (size_t)min(tile * 8 + group, num_rows - 1) * depth + member * 8;
+    rows[tile] = x + (size_t)min(tile * 8 + group, num_rows - 1) * depth + first;
 
   float sums[TILES][4] = {};
 #pragma unroll(TILES == 1 ? 4 : TILES == 2 ? 2 : 1)
   for (int k = warp * 64; k < depth; k += WARPS * 64) {
     uint32_t a[2][8];
-    *reinterpret_cast<uint4*>(&a[0][0]) = __ldcs(reinterpret_cast<const uint4*>(low + k));
-    *reinterpret_cast<uint4*>(&a[0][4]) = __ldcs(reinterpret_cast<const uint4*>(low + k + 32));
-    *reinterpret_cast<uint4*>(&a[1][0]) = __ldcs(reinterpret_cast<const uint4*>(high + k));
-    *reinterpret_cast<uint4*>(&a[1][4]) = __ldcs(reinterpret_cast<const uint4*>(high + k + 32));
+    w.read(low, depth, k + first, a[0]);
+    w.read(high, depth, k + first, a[1]);
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
       uint32_t b[8];
       *reinterpret_cast<uint4*>(&b[0]) = __ldg(reinterpret_cast<const uint4*>(rows[tile] + k));
-      *reinterpret_cast<uint4*>(&b[4]) = __ldg(reinterpret_cast<const uint4*>(rows[tile] + k + 32));
+      *reinterpret_cast<uint4*>(&b[4]) = __ldg(reinterpret_cast<const uint4*>(rows[tile] + k + Weights::FAR));
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
         const uint32_t both[4] = {a[0][j], a[1][j], a[0][j + 1], a[1][j + 1]};
@@ -78,9 +117,9 @@ __device__ void few_tiles(
   }
 }
 
-template <typename T, int PARTS>
+template <typename Weights, typename T, int PARTS>
 __device__ void skinny_linear(
-    const T* w, const T* x, const T* bias, const Output<T, PARTS>& y, int num_rows, int num_columns,
+    const Weights& w, const T* x, const T* bias, const Output<T, PARTS>& y, int num_rows, int num_columns,
     int depth) {
   if (num_rows <= 8)
     few_tiles<1>(w, x, bias, y, num_rows, num_columns, depth);

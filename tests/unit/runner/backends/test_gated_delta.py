@@ -1,0 +1,51 @@
+"""The gated delta rule in chunks gives what the rule gives token by token."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from mlx_vlm.models.gated_delta import gated_delta_ops
+
+from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
+from vlm_server.runner.model.gated_delta import _MLX_VLM
+
+STEP_BY_STEP = next(f for (_, name), f in _MLX_VLM.items() if name == gated_delta_ops.__name__)
+
+
+def inputs(rows: int, count: int, value_size: int, weakest_decay: float) -> list[mx.array]:
+    """With keys that are much alike, as those of a real model are."""
+    mx.random.seed(count)
+    q, k = (mx.random.normal((rows, count, 2, 32), loc=1) for _ in range(2))
+    q, k = (mx.fast.rms_norm(each, None, 1e-6) / 32**0.5 for each in (q, k))
+    v = mx.random.normal((rows, count, 4, value_size))
+    g = mx.random.uniform(weakest_decay, 1, (rows, count, 4))
+    beta = mx.random.uniform(shape=(rows, count, 4))
+    return [q, k, v, g, beta, mx.random.normal((rows, 4, value_size, 32))]
+
+
+def distance(found: mx.array, expected: mx.array) -> float:
+    return float((mx.linalg.norm(found - expected) / mx.linalg.norm(expected)).item())
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "value_size", "weakest_decay"),
+    [(1, 5, 32, 0.5), (2, 64, 48, 0.9), (1, 130, 32, 0.999), (3, 300, 16, 0.0), (1, 2, 32, 0.9)],
+)
+def test_chunks_give_the_outputs_and_the_state_of_single_steps(
+    rows: int, count: int, value_size: int, weakest_decay: float
+):
+    arguments = inputs(rows, count, value_size, weakest_decay)
+    for found, expected in zip(
+        gated_delta_in_chunks(*arguments), STEP_BY_STEP(*arguments), strict=True
+    ):
+        assert found.shape == expected.shape
+        assert distance(found, expected) < 2e-6
+
+
+def test_a_decay_of_zero_forgets_the_state():
+    q, k, v, g, beta, state = inputs(1, 70, 32, 0.5)
+    g[:, 66] = 0
+    found = gated_delta_in_chunks(q, k, v, g, beta, state)
+    expected = gated_delta_in_chunks(q, k, v, g, beta, 100 * state)
+    assert distance(found[1], expected[1]) < 1e-6
+    assert not mx.any(mx.isnan(found[0])).item()

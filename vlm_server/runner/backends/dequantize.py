@@ -1,0 +1,83 @@
+"""Dequantized weights where a device multiplies dense ones faster.
+
+MLX multiplies quantized weights on CPUs by a loop of its own, row by row, and dense ones by
+OpenBLAS: of 2048 x 512 numbers in 4 bits, eight rows take 7.6 ms, and 0.4 in float32.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn import (  # type: ignore[attr-defined]  # mlx.nn is not typed
+    Embedding,
+    Linear,
+    QuantizedEmbedding,
+    QuantizedLinear,
+)
+from mlx_vlm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+logger = logging.getLogger(__name__)
+
+_DENSE: dict[type, type] = {
+    QuantizedLinear: Linear,
+    QuantizedEmbedding: Embedding,
+    QuantizedSwitchLinear: SwitchLinear,
+}
+_SHARE_OF_FREE = 2
+"""Dense copies may take one in so many of the free bytes."""
+_FEW_ROWS = 3
+"""So many rows take less time by MLX's product than the weights to be dequantized."""
+
+
+class DequantizingLinear(QuantizedLinear):  # type: ignore[misc]
+    """A `QuantizedLinear` that multiplies many rows by dequantized weights."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if x.size <= _FEW_ROWS * x.shape[-1]:
+            return super().__call__(x)  # type: ignore[no-any-return]
+        rows = x.reshape(-1, x.shape[-1]) @ _dequantized(self).T
+        rows = rows + self.bias if "bias" in self else rows
+        return rows.reshape(*x.shape[:-1], -1)
+
+
+def dequantize(model: Any, free_bytes: int) -> None:
+    """Replace the quantized layers of a loaded model by dense ones, if these take a part of
+    `free_bytes` alone; else let its linear layers dequantize their weights for many rows."""
+    layers = [each for each in model.modules() if type(each) in _DENSE and each.mode == "affine"]
+    added = sum(_dense_bytes(layer) - _packed_bytes(layer) for layer in layers)
+    if added > free_bytes // _SHARE_OF_FREE:
+        for layer in layers:
+            if type(layer) is QuantizedLinear:
+                layer.__class__ = DequantizingLinear
+        return
+    if layers:
+        logger.info("dequantized the weights: %d MiB more, and faster on this device", added >> 20)
+    for layer in layers:
+        weight = _dequantized(layer)
+        for name in ("scales", "biases"):
+            layer.pop(name)
+        for name in ("bits", "group_size", "mode"):
+            delattr(layer, name)
+        layer.__class__ = _DENSE[type(layer)]
+        layer.weight = weight
+
+
+def _dequantized(layer: Any) -> mx.array:
+    return mx.dequantize(
+        layer.weight,
+        layer.scales,
+        layer.get("biases"),
+        group_size=layer.group_size,
+        bits=layer.bits,
+        mode=layer.mode,
+    )
+
+
+def _dense_bytes(layer: Any) -> int:
+    return int(layer.weight.size * 32 // layer.bits * layer.scales.dtype.size)
+
+
+def _packed_bytes(layer: Any) -> int:
+    return sum(layer[name].nbytes for name in ("weight", "scales", "biases") if name in layer)
