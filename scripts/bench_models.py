@@ -1,94 +1,63 @@
-"""Writes the random models that the figures in the documents were measured with.
+"""Writes the random models that the figures in the documents were measured with, by name.
 
-`mid` is a shape of the tiny models. `3b` takes all but its sizes and weights from one: the
-weights are drawn on the device, in bfloat16, so that a GPU makes them in seconds. `long` is made
-likewise, for long prompts on a CPU: two layers. `1b` is for the time that a start takes: 1.3 GiB.
-With `--words` their tokens are words and parts of words, as `bench_speculation` needs them.
+Each has the family, the shape and the size of vocabulary of a model that people run; `NAME-small`
+has the same make at some 40 M parameters, for CPUs. Processors, templates and the first tokens are
+those of the tiny models in `tests`; weights are drawn on the device, so that a GPU makes them in
+seconds. `mid`, `3b`, `1b` and `long` have a small vocabulary.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from bench_shapes import SHAPES, Json, Shape
 from mlx.utils import tree_flatten
+from mlx_vlm.convert import convert
 from mlx_vlm.utils import get_model_and_args, update_module_configs
 
-from tests.tiny_models import make, vocabulary
+from tests.tiny_models import definition, make, vocabulary
+from tests.tiny_models.checkpoint import write as write_tiny
 from tests.tiny_models.qwen import SPECIALS
 from tests.tiny_models.vocabulary import Vocabulary
-from tests.tiny_models.weights import ATTENTION_GAIN, HEAD_GAIN
+from tests.tiny_models.weights import (
+    HEAD_GAIN,
+    MODULES,
+    QUIET_SCALE,
+    Style,
+    random_vector,
+    scale_of,
+)
 
-FAMILY = "qwen2_5_vl"
-TEXT_3B = {
-    "hidden_size": 2048,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-    "torch_dtype": "bfloat16",
-}
-VISION_3B = {
-    "depth": 32,
-    "hidden_size": 1280,
-    "num_heads": 16,
-    "intermediate_size": 3420,
-    "out_hidden_size": 2048,
-    "fullatt_block_indexes": [7, 15, 23, 31],
-}
-TEXT_LONG = {
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 40960,
-    "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
-}
-VISION_LONG = {"out_hidden_size": 256}
-TEXT_1B = {
-    "hidden_size": 1536,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 18,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-    "torch_dtype": "bfloat16",
-}
-VISION_1B = {
-    "depth": 16,
-    "hidden_size": 640,
-    "num_heads": 8,
-    "intermediate_size": 1710,
-    "out_hidden_size": 1536,
-    "fullatt_block_indexes": [3, 7, 11, 15],
-}
+_DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
+_QUANTIZED_GROUP = 64
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench_models")
-    parser.add_argument("shape", choices=("mid", "3b", "long", "1b"))
+    parser.add_argument("name", choices=("mid", *SHAPES), help="the model", metavar="NAME")
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bits", type=int, choices=(4, 8), help="quantize, as mlx-vlm does")
     parser.add_argument("--words", action="store_true", help="a vocabulary of 4,096 tokens")
     wanted = parser.parse_args()
     if wanted.words:
         _use_words()
-    if wanted.shape == "mid":
-        make(FAMILY, wanted.out, wanted.seed, "mid")
-    elif wanted.shape == "3b":
-        write(wanted.out, wanted.seed, TEXT_3B, VISION_3B)
-    elif wanted.shape == "1b":
-        write(wanted.out, wanted.seed, TEXT_1B, VISION_1B)
+    if wanted.bits is None:
+        _write(wanted.name, wanted.out, wanted.seed)
     else:
-        write(wanted.out, wanted.seed, TEXT_LONG, VISION_LONG)
+        with TemporaryDirectory(dir=wanted.out.parent) as whole:
+            _write(wanted.name, Path(whole), wanted.seed)
+            group_size = _QUANTIZED_GROUP
+            convert(
+                whole, str(wanted.out), quantize=True, q_bits=wanted.bits, q_group_size=group_size
+            )
     print(wanted.out)
 
 
@@ -99,36 +68,104 @@ def _use_words() -> None:
     vocabulary.CORPUS = "\n".join(page.read_text() for page in pages)
 
 
-def write(folder: Path, seed: int, text: dict[str, Any], vision: dict[str, Any]) -> None:
+def _write(name: str, folder: Path, seed: int) -> None:
+    if name == "mid":
+        make("qwen2_5_vl", folder, seed, "mid")
+    else:
+        write(folder, seed, SHAPES[name])
+
+
+def write(folder: Path, seed: int, shape: Shape) -> None:
     """Write the checkpoint; the same seed gives the same weights on the same kind of device."""
-    make(FAMILY, folder, seed)
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    config = config | text | {"vision_config": config["vision_config"] | vision}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    family = definition(shape.family)
+    family = replace(family, specials=family.specials + shape.specials)
+    write_tiny(family, folder, seed)
+    words = Vocabulary(family.specials, family.bos)
+    quiet = words.quiet_ids()
+    config: Json = json.loads((folder / "config.json").read_text())
+    config = _merged(config, shape.config)
+    if shape.vocabulary_size:
+        _add_words(folder, shape.vocabulary_size)
+        config = _with_vocabulary(config, shape.vocabulary_size)
+    _write_json(folder / "config.json", config)
+    for name, settings in shape.files.items():
+        _write_json(folder / name, _merged(json.loads((folder / name).read_text()), settings))
     mx.random.seed(seed)
-    weights = {name: _draw(name, shape) for name, shape in sorted(_shapes(config).items())}
-    quiet = mx.array(Vocabulary(SPECIALS).quiet_ids())
-    head = weights["language_model.lm_head.weight"] * HEAD_GAIN
-    head[quiet] = 0.0  # specials, so that replies run to their limit
-    weights["language_model.lm_head.weight"] = head
+    weights = _weights(config, quiet, family.describe(words).style, _DTYPES[shape.dtype], seed)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
 
 
-def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of every parameter; none is evaluated, so this takes no memory."""
+def _merged(base: Json, changes: Json) -> Json:
+    """`base`, in which `changes` replace what they name, also in objects within it."""
+    made = dict(base)
+    for name, value in changes.items():
+        is_object = isinstance(value, dict) and isinstance(made.get(name), dict)
+        made[name] = _merged(made[name], value) if is_object else value
+    return made
+
+
+def _with_vocabulary(config: Json, size: int) -> Json:
+    made = {n: _with_vocabulary(v, size) if isinstance(v, dict) else v for n, v in config.items()}
+    return made | {name: size for name in made if name.startswith("vocab_size")}
+
+
+def _add_words(folder: Path, size: int) -> None:
+    """Fill the tokenizer's vocabulary up to `size` with words of their own."""
+    path = folder / "tokenizer.json"
+    tokenizer: Json = json.loads(path.read_text())
+    words: dict[str, int] = tokenizer["model"]["vocab"]
+    words |= {added["content"]: added["id"] for added in tokenizer["added_tokens"]}
+    taken = set(words.values())
+    words |= {f"Ġw{number}": number for number in range(size) if number not in taken}
+    path.write_text(json.dumps(tokenizer, ensure_ascii=False) + "\n")
+
+
+def _write_json(path: Path, content: Json) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _weights(
+    config: Json, quiet: list[int], style: Style, dtype: mx.Dtype, seed: int
+) -> dict[str, mx.array]:
+    """As `random_weights` of the tiny models, but on the device."""
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, default in sorted(_parameters(config).items()):
+        if style.tied_head and name.endswith("lm_head.weight"):
+            continue
+        if default.ndim == 1:
+            vector = random_vector(name, np.array(default.astype(mx.float32)), style, rng)
+            weights[name] = mx.array(vector, dtype)
+        else:
+            scale = scale_of(name, default.shape, style)
+            weights[name] = mx.random.normal(default.shape, dtype, scale=scale)
+            mx.eval(weights[name])
+    rows, kept = mx.array(quiet), 0.0  # specials, so that replies run to their limit
+    if style.tied_head:
+        head, kept = _only(weights, "embed_tokens.weight"), QUIET_SCALE
+        weights[head] *= style.tied_scale
+        norm = weights[_only(weights, style.last_norm)].astype(mx.float32) + style.norm_offset
+        norm = norm * HEAD_GAIN / style.tied_scale - style.norm_offset
+        weights[_only(weights, style.last_norm)] = norm.astype(dtype)
+    else:
+        head = _only(weights, "lm_head.weight")
+        weights[head] *= HEAD_GAIN
+    weights[head][rows] *= kept
+    return weights
+
+
+def _parameters(config: Json) -> dict[str, Any]:
+    """Every parameter with its default, lazy: those of large ones are never computed."""
+    config = {"audio_config": {}} | config
     module, _ = get_model_and_args(config=config)
     model_config = module.ModelConfig.from_dict(config)
-    model_config = update_module_configs(model_config, module, config, ["text", "vision"])
-    parameters = tree_flatten(module.Model(model_config).parameters())
-    return {name: tuple(value.shape) for name, value in parameters}
+    model_config = update_module_configs(model_config, module, config, MODULES)
+    return dict(tree_flatten(module.Model(model_config).parameters()))
 
 
-def _draw(name: str, shape: tuple[int, ...]) -> mx.array:
-    if len(shape) == 1:
-        center = 0.0 if name.endswith("bias") else 1.0  # norms have no bias here
-        return mx.random.normal(shape, mx.bfloat16, loc=center, scale=0.1)
-    gain = ATTENTION_GAIN if "q_proj" in name or "k_proj" in name else 1.0
-    return mx.random.normal(shape, mx.bfloat16, scale=gain / math.sqrt(math.prod(shape[1:])))
+def _only(weights: dict[str, mx.array], suffix: str) -> str:
+    (name,) = [n for n in weights if "language_model" in n and n.endswith(suffix)]
+    return name
 
 
 if __name__ == "__main__":

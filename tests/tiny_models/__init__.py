@@ -75,6 +75,11 @@ SHAPES: tuple[str, ...] = tuple(_SHAPES)
 FAMILIES: tuple[str, ...] = tuple(_SHAPES["tiny"])
 
 
+def definition(family: str, shape: str = "tiny") -> Family:
+    """What `make` makes of `family`; KeyError for a stranger."""
+    return _SHAPES[shape][family]
+
+
 def make(
     family: str, folder: Path, seed: int = 0, shape: str = "tiny", bits: int | None = None
 ) -> Path:

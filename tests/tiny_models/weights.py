@@ -82,24 +82,32 @@ def save(weights: dict[str, Array], path: Path) -> None:
 
 
 def _draw(name: str, default: Array, style: Style, rng: np.random.Generator) -> Array:
-    noise = rng.standard_normal(default.shape)
     if default.ndim == 1:
-        values = _draw_vector(name, default, style, rng, noise)
-    elif any(part in name for part in ("position", "pos_embed", "cls_token")):
-        values = 0.5 * noise
-    elif "embed_tokens" in name:
-        values = noise / np.sqrt(default.shape[-1])
-    else:
-        gain = ATTENTION_GAIN if "q_proj" in name or "k_proj" in name else 1.0
-        gain *= style.conv_gain if default.ndim == CONV_DIMS else 1.0
-        values = gain * noise / np.sqrt(np.prod(_fan_in(name, default.shape)))
-    return values.astype(np.float32)
+        return random_vector(name, default, style, rng)
+    noise = rng.standard_normal(default.shape)
+    return (scale_of(name, default.shape, style) * noise).astype(np.float32)
 
 
-def _draw_vector(
+def scale_of(name: str, shape: tuple[int, ...], style: Style) -> float:
+    """The standard deviation of a parameter of two or more dimensions."""
+    if any(part in name for part in ("position", "pos_embed", "cls_token")):
+        return 0.5
+    if "embed_tokens" in name:
+        return float(shape[-1] ** -0.5)
+    gain = ATTENTION_GAIN if "q_proj" in name or "k_proj" in name else 1.0
+    gain *= style.conv_gain if len(shape) == CONV_DIMS else 1.0
+    return float(gain / np.sqrt(np.prod(_fan_in(name, shape))))
+
+
+def random_vector(name: str, default: Array, style: Style, rng: np.random.Generator) -> Array:
+    """Norms vary around one, biases around zero, the decay of a recurrent layer in its range."""
+    noise = rng.standard_normal(default.shape)
+    return _vector(name, default, style, rng, noise).astype(np.float32)
+
+
+def _vector(
     name: str, default: Array, style: Style, rng: np.random.Generator, noise: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Norms vary around one, biases around zero, the decay of a recurrent layer in its range."""
     if name.endswith("A_log"):
         return np.log(rng.uniform(1.0, 4.0, default.shape))
     if name.endswith(("q_norm.weight", "k_norm.weight")):  # these undo the projections' gain
