@@ -239,9 +239,10 @@ def _distance_of_linear() -> float:
     halves = x.astype(mx.bfloat16), weight.astype(mx.bfloat16)
     one = skinny_linear(*halves, None, (40,))[0]
     parts = mx.concatenate(skinny_linear(*halves, None, (8, 32)), axis=-1)
-    packed, *rest = mx.quantize(halves[1], group_size=64, bits=4)
-    quantized = skinny_linear(halves[0], packed, None, (40,), Packing(rest[0], rest[1], 4, 64))[0]
-    dequantized = mx.dequantize(packed, *rest, group_size=64, bits=4)
+    packed, scales, offsets = mx.quantize(halves[1], group_size=64, bits=4)
+    packing = Packing(scales, offsets, 4, 64)
+    quantized = skinny_linear(halves[0], packed, None, (40,), packing)[0]
+    dequantized = mx.dequantize(packed, scales, offsets, group_size=64, bits=4)
     distance = _distance(one, x @ weight.T) + _distance(parts, one)
     return distance + _distance(quantized, halves[0] @ dequantized.T)
 
