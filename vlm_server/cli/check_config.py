@@ -36,7 +36,7 @@ def add_to(parser: Parser) -> None:
     parser.add_argument(
         "--print-defaults", action="store_true", help="print all settings with their defaults"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run="check_config:run")
 
 
 def run(arguments: argparse.Namespace) -> int:

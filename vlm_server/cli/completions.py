@@ -40,7 +40,7 @@ def add_to(parser: Parser) -> None:
         "models on this machine."
     )
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run="completions:run")
     parser.manual = _MANUAL
 
 

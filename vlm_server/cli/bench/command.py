@@ -88,7 +88,7 @@ def add_to(parser: Parser) -> None:
         metavar="FILE",
         help="draw the times to the first token of the scenario day, as SVG",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run="bench.work:run")
     parser.manual = _MANUAL
 
 
@@ -111,18 +111,6 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
         metavar="NAME=URL[,MODEL]",
         help="a running server, such as ours=http://127.0.0.1:8000/v1; may be repeated",
     )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Returns 0 if every server answered a request, else 1. Raises VlmServerError."""
-    import asyncio
-
-    from vlm_server.cli.bench.work import until_told_to_stop
-
-    try:
-        return asyncio.run(until_told_to_stop(args))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
 
 
 def _seconds(text: str) -> float:

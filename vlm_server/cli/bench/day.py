@@ -1,10 +1,9 @@
 """The scenario `day`: a day of mixed requests, compressed, and the server's drift over it.
 
 The day consists of rounds. Each has the same requests with new pictures and words, in an order
-drawn from the seed: an agent, a burst of several users, a user with questions, texts; then a pause.
-Whole rounds are compared, so that all have requests of the same kinds and sizes. Drift is the end
-of the day against its beginning, by kind of request; the machine's own drift is measured by fixed
-work.
+that depends on the seed: an agent, a burst of several users, a user with questions, texts; then a
+pause. Whole rounds are compared. Drift is the end of the day against its beginning, by kind of
+request; the machine's own drift is measured by fixed work.
 """
 
 from __future__ import annotations
@@ -149,25 +148,27 @@ class Day:
 def figures(samples: Sequence[DaySample]) -> list[Figure]:
     """Drift and whether it is within `MOST_DRIFT`, then each kind's median and drift."""
     by_part = parts(samples)
-    found = levels(samples)
-    drift = quotient(found[-1], found[0]) if len(found) > 1 else None
-    machine = fixed_work_levels(samples)
-    return [
-        percent("TTFT, last tenth against the first", drift),
-        Figure(f"within {MOST_DRIFT:.0%}", _is_within(drift), Unit.MET),
-        percent("slowest tenth against the fastest", _spread(found)),
-        milliseconds(FIXED_WORK, _of(FIXED_WORK, samples)),
-        percent(f"{FIXED_WORK}: last tenth", _drift_of(FIXED_WORK, by_part)),
-        percent(f"{FIXED_WORK}: slowest tenth against the fastest", _spread(machine)),
-        *(
-            figure
-            for kind in _kinds(samples)
-            for figure in (
-                milliseconds(f"{kind}: TTFT", _of(kind, samples)),
-                percent(f"{kind}: last tenth", _drift_of(kind, by_part)),
-            )
-        ),
+    of_server = levels(samples, kinds(samples))
+
+    def drift(kind: str) -> float | None:
+        ends = by_part[:1] + by_part[1:][-1:]
+        return quotient(*(usual(kind, part) for part in reversed(ends))) if len(ends) > 1 else None
+
+    change = quotient(of_server[-1], of_server[0]) if len(of_server) > 1 else None
+    is_within = None if change is None else float(abs(change - 1) <= MOST_DRIFT)
+    spread_of_machine = _spread(levels(samples, [FIXED_WORK]))
+    found = [
+        percent("TTFT, last tenth against the first", change),
+        Figure(f"within {MOST_DRIFT:.0%}", is_within, Unit.MET),
+        percent("slowest tenth against the fastest", _spread(of_server)),
+        milliseconds(FIXED_WORK, usual(FIXED_WORK, samples)),
+        percent(f"{FIXED_WORK}: last tenth", drift(FIXED_WORK)),
+        percent(f"{FIXED_WORK}: slowest tenth against the fastest", spread_of_machine),
     ]
+    for kind in kinds(samples):
+        found.append(milliseconds(f"{kind}: TTFT", usual(kind, samples)))
+        found.append(percent(f"{kind}: last tenth", drift(kind)))
+    return found
 
 
 def parts(samples: Sequence[DaySample]) -> list[list[DaySample]]:
@@ -181,53 +182,27 @@ def parts(samples: Sequence[DaySample]) -> list[list[DaySample]]:
     return found
 
 
-def levels(samples: Sequence[DaySample]) -> list[float | None]:
-    """Slowness of each part of the day, 1.0 being usual: median over the kinds of request of the
-    kind's median TTFT in this part, divided by that of the whole day."""
-    return _levels(samples, _kinds(samples))
-
-
-def fixed_work_levels(samples: Sequence[DaySample]) -> list[float | None]:
-    """Slowness of the machine itself in each part of the day."""
-    return _levels(samples, [FIXED_WORK])
-
-
-def relative(samples: Sequence[DaySample]) -> list[tuple[DaySample, float]]:
-    """Samples with a TTFT, and that TTFT divided by the median of the sample's kind."""
-    usual = {kind: _of(kind, samples) for kind in _kinds(samples)}
-    asked = (sample for sample in samples if sample.kind in usual)
-    found = [(sample, quotient(sample.ttft, usual[sample.kind])) for sample in asked]
-    return [(sample, value) for sample, value in found if value is not None]
-
-
-def _kinds(samples: Sequence[DaySample]) -> list[str]:
+def kinds(samples: Sequence[DaySample]) -> list[str]:
     """Kinds of request, without the fixed work."""
     return sorted({sample.kind for sample in samples} - {FIXED_WORK})
 
 
-def _levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | None]:
-    usual = {kind: _of(kind, samples) for kind in kinds}
-    return [
-        median(quotient(_of(kind, part), usual[kind]) for kind in kinds) for part in parts(samples)
-    ]
-
-
-def _of(kind: str, samples: Sequence[DaySample]) -> float | None:
+def usual(kind: str, samples: Sequence[DaySample]) -> float | None:
     """Median TTFT of one kind."""
     return median(sample.ttft for sample in samples if sample.kind == kind)
 
 
-def _drift_of(kind: str, by_part: Sequence[Sequence[DaySample]]) -> float | None:
-    if len(by_part) < 2:
-        return None
-    return quotient(_of(kind, by_part[-1]), _of(kind, by_part[0]))
+def levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | None]:
+    """Slowness of each part of the day, 1.0 being usual: median over `kinds` of the kind's median
+    TTFT in this part, divided by that of the whole day. That of `FIXED_WORK` is the machine's."""
+    whole = {kind: usual(kind, samples) for kind in kinds}
+    return [
+        median(quotient(usual(kind, part), whole[kind]) for kind in kinds)
+        for part in parts(samples)
+    ]
 
 
 def _spread(values: Sequence[float | None]) -> float | None:
     """Largest value divided by the smallest."""
     seen = known(values)
     return quotient(max(seen), min(seen)) if len(seen) > 1 else None
-
-
-def _is_within(drift: float | None) -> float | None:
-    return None if drift is None else float(abs(drift - 1) <= MOST_DRIFT)

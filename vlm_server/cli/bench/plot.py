@@ -10,6 +10,7 @@ import msgspec
 
 from vlm_server.cli.bench import day
 from vlm_server.cli.bench.day import FIXED_WORK, DaySample
+from vlm_server.cli.bench.figures import quotient
 from vlm_server.cli.bench.measure import BenchRun
 
 _WIDTH = 960
@@ -73,15 +74,17 @@ def _levels(run: BenchRun, minutes: Axis) -> Iterator[str]:
     yield panel.band(1 - day.MOST_DRIFT, 1 + day.MOST_DRIFT, "#009e73")
     yield from panel.frame("TTFT ÷ its kind's median", "minutes")
     yield '<g fill="#999999" fill-opacity="0.5">'
-    for sample, value in day.relative(run.samples):
-        yield panel.dot(sample.seconds / 60, min(max(value, least), most))
+    kinds = day.kinds(run.samples)
+    usual = {kind: day.usual(kind, run.samples) for kind in kinds}
+    for sample in run.samples:
+        if value := quotient(sample.ttft, usual.get(sample.kind)):
+            yield panel.dot(sample.seconds / 60, min(max(value, least), most))
     yield "</g>"
     parts = day.parts(run.samples)
     begins = [min(sample.seconds for sample in part) / 60 for part in parts]
     ends = [*begins[1:], run.seconds / 60]
-    of_server, of_machine = day.levels(run.samples), day.fixed_work_levels(run.samples)
-    for levels, color in ((of_machine, _MACHINE_COLOR), (of_server, "#000000")):
-        for begin, end, level in zip(begins, ends, levels, strict=True):
+    for each, color in (([FIXED_WORK], _MACHINE_COLOR), (kinds, "#000000")):
+        for begin, end, level in zip(begins, ends, day.levels(run.samples, each), strict=True):
             if level is not None:
                 yield panel.line(begin, end, min(max(level, least), most), color)
     yield _note(top + 14, "black: a tenth, median")

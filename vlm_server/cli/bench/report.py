@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
@@ -105,15 +106,12 @@ def _cell(unit: Unit, values: Sequence[float | None]) -> str:
         yes, no = _WORDS[unit]
         true, count = int(sum(present)), len(present)
         return {count: yes, 0: no}.get(true, f"{yes} in {true} of {count}")
-    middle, least, most = (
-        _number(value) for value in (median(present), min(present), max(present))
-    )
+    middle, least, most = map(_number, (statistics.median(present), min(present), max(present)))
     return middle if len(present) == 1 else f"{middle} [{least} - {most}]"
 
 
-def _number(value: float | None) -> str:
+def _number(value: float) -> str:
     """Three significant digits, with at most two decimals."""
-    assert value is not None
     decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
     return f"{value:.{decimals}f}"
 

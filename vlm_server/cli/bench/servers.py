@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import msgspec
@@ -70,6 +70,14 @@ KINDS = {
 }
 
 
+class BenchTarget(msgspec.Struct, frozen=True):
+    """A server to ask: `base_url` ends in `/v1`; `model` is the name in requests."""
+
+    name: str
+    base_url: str
+    model: str
+
+
 def parse_url(text: str) -> BenchTarget:
     """`NAME=http://host:port/v1[,model]`; without a model, `BenchTarget.model` is empty."""
     name, equals, rest = text.partition("=")
@@ -105,9 +113,9 @@ def _line(error: Exception) -> str:
 async def started(
     name: str, kind: ServerKind, model: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[BenchTarget]:
-    """Ready server of `kind` on a free port, ended when the block is left."""
+    """Ready server of `kind` on a free port, ended when the block is left. `model` is absolute."""
     port = _free_port()
-    fill = _fill(model, port)
+    fill = {"model": str(model), "port": str(port)}
     command = launch.command(*(word.format(**fill) for word in kind.command))
     url = f"http://127.0.0.1:{port}"
     with (
@@ -159,39 +167,20 @@ async def _wait_ready(process: subprocess.Popen[bytes], url: str) -> bool:
     return False
 
 
-def _fill(model: Path, port: int) -> dict[str, str]:
-    return {"model": str(model.absolute()), "port": str(port)}
-
-
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-class BenchTarget(msgspec.Struct, frozen=True):
-    """A server to ask: `base_url` ends in `/v1`; `model` is the name in requests."""
-
-    name: str
-    base_url: str
-    model: str
-
-
-class Client:
-    """Client of one target. Every request gives an `TimedAnswer`, kept until `take_answers`."""
+class Client(ChatClient):
+    """Client of one target. Every request gives a `TimedAnswer`, kept until `take_answers`."""
 
     def __init__(self, target: BenchTarget, timeout_seconds: float) -> None:
+        super().__init__(target.base_url, api_key=None, timeout=None, trust_env=False)
         self.target = target
         self._timeout_seconds = timeout_seconds
         self._answers: list[TimedAnswer] = []
-        self._chat = ChatClient(target.base_url, api_key=None, timeout=None, trust_env=False)
-
-    async def __aenter__(self) -> Self:
-        await self._chat.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._chat.__aexit__()
 
     async def ask(self, messages: list[ChatMessage], max_tokens: int, key: str = "") -> TimedAnswer:
         """Stream one greedy answer of at most `max_tokens`; failures are answers too.
@@ -236,7 +225,7 @@ class Client:
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),
-                self._chat.post(body, len(body), key) as response,
+                self.post(body, len(body), key) as response,
             ):
                 received = [each async for each in response.received()]
         except TimeoutError:

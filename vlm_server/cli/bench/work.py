@@ -28,7 +28,15 @@ from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.supervisor.start import for_any_server
 
 
-async def until_told_to_stop(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Returns 0 if every server answered a request, else 1. Raises VlmServerError."""
+    try:
+        return asyncio.run(_until_told_to_stop(args))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _until_told_to_stop(args: argparse.Namespace) -> int:
     """Treat SIGTERM like Ctrl-C, so that no started server is left running."""
     task = asyncio.current_task()
     assert task is not None
@@ -125,7 +133,7 @@ def checkpoint(text: str) -> Path:
     """Folder of the checkpoint that `text` names. Raises ConfigError if it is not on this
     machine."""
     if (found := find.find(text)) is not None:
-        return found.folder
+        return found.folder.absolute()
     if to_download(text) is not None:
         raise ConfigError(f"--model {text} is not on this machine: vlm-server pull {text}")
     close = did_you_mean(text, [one.name for one in find.every()])

@@ -9,13 +9,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from vlm_server.cli import exit_codes, options
 from vlm_server.cli.client.daemon import url_of
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.serve import listener
 from vlm_server.cli.serve.listener import is_at
-from vlm_server.cli.service.manager import Files, ServiceCommand, ServiceManager, parted
+from vlm_server.cli.service.manager import (
+    Files,
+    ServiceCommand,
+    ServiceManager,
+    manager_for,
+    parted,
+)
 from vlm_server.cli.service.program import installed_program
 from vlm_server.cli.service.status import show, wait_for_answer
 from vlm_server.errors import ConfigError, VlmServerError
@@ -23,6 +30,12 @@ from vlm_server.settings import Server, Settings
 
 _LAST_LINES = 20
 """Lines of the log that are shown after a failure."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what the command line says to the service of this system."""
+    action = globals()[arguments.action]
+    return int(action(arguments, manager_for(sys.platform, Path.home(), os.environ)))
 
 
 def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:

@@ -84,12 +84,12 @@ URL = "--url=a=http://127.0.0.1:9/v1"
 )
 def test_what_is_refused(arguments: tuple[str, ...], said: str):
     with pytest.raises(ConfigError, match=said):
-        command.run(parse(*arguments))
+        work.run(parse(*arguments))
 
 
 def test_server_that_is_not_there():
     with pytest.raises(ServerUnusable, match="a: http"):
-        command.run(parse(URL))
+        work.run(parse(URL))
 
 
 def test_url():
