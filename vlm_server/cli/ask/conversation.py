@@ -83,7 +83,15 @@ class ChatSession:
     async def _receive(
         self, reply: ChatReply, messages: list[dict[str, Any]], on_text: OnText
     ) -> None:
-        body = self._body(messages)
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        request = {
+            "model": self._model,
+            "messages": [*system, *messages],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._options,
+        }
+        body = json.dumps(request).encode()
         self._key = self._key or routing_key(messages)
         sent = time.perf_counter()
         async with aclosing(stream_chunks(self._daemon, body, self._key)) as chunks:
@@ -101,14 +109,3 @@ class ChatSession:
         if reply.picture is not None:
             seen = reply.usage.last_seen if self._counts_pixels else None
             reply.regions = find_regions(reply.text, *([seen] if seen else []))
-
-    def _body(self, messages: list[dict[str, Any]]) -> bytes:
-        system = [{"role": "system", "content": self._system}] if self._system else []
-        body = {
-            "model": self._model,
-            "messages": [*system, *messages],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **self._options,
-        }
-        return json.dumps(body).encode()

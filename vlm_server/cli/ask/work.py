@@ -73,7 +73,7 @@ def answer(
     screen = shown.Screen()
     screen.wait()
     try:
-        show = screen.clear if arguments.json else screen.write
+        show = (lambda _: None) if arguments.json else screen.write
         reply = asyncio.run(conversation.ask(attached, question, show))
     finally:
         screen.end()

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import takewhile
 from typing import Any, Self
@@ -127,25 +127,16 @@ def routing_key(messages: Sequence[dict[str, Any]]) -> str:
     """Key by which a gateway sends all turns of a conversation to one worker, in hex.
 
     The SHA-256 of the first picture or video if one comes before the first answer, else of the
-    messages until then. Sent from the first turn on: a gateway without a key chooses by chance. Of
-    a picture in a data URL it is the daemon's own (`api.http.routing_key`), so that other clients
-    who ask about that picture find it cached.
+    messages until then. Of a picture in a data URL it is the daemon's own (`api.http.routing_key`),
+    so that other clients who ask about that picture find it cached.
     """
     opening = list(takewhile(lambda message: message["role"] != "assistant", messages))
-    url = next(_urls(opening), None)
-    said = json.dumps(opening).encode() if url is None else _bytes_at(url)
-    return hashlib.sha256(said).hexdigest()
-
-
-def _urls(messages: list[dict[str, Any]]) -> Iterator[str]:
-    """URLs of pictures, then of videos."""
-    contents = [message["content"] for message in messages]
+    contents = [message["content"] for message in opening]
     parts = [part for content in contents if isinstance(content, list) for part in content]
-    for kind in ("image_url", "video_url"):
-        yield from (part[kind]["url"] for part in parts if part["type"] == kind)
-
-
-def _bytes_at(url: str) -> bytes:
-    """Bytes in a data URL; of another URL the URL itself, since nobody reads it here."""
-    head, _, content = url.partition(";base64,")
-    return base64.b64decode(content) if head.startswith("data:") else url.encode()
+    kinds = ("image_url", "video_url")
+    urls = [part[kind]["url"] for kind in kinds for part in parts if part["type"] == kind]
+    said = json.dumps(opening).encode()
+    if urls:
+        head, _, content = urls[0].partition(";base64,")
+        said = base64.b64decode(content) if head.startswith("data:") else urls[0].encode()
+    return hashlib.sha256(said).hexdigest()

@@ -93,23 +93,20 @@ class Daemon:
         stage, fraction = str(progress.get("stage", "")), float(progress.get("fraction", 0))
         return Readiness(str(body.get("status", "")), stage, fraction)
 
-    def is_ready(self, on_progress: OnStage | None = None) -> bool:
-        """Whether the model is loaded. Raises CommandFailed if it can't be loaded."""
-        return self._look(on_progress).state == "ready"
-
     def wait_ready(self, seconds: float, on_progress: OnStage | None = None) -> None:
         """Wait until the model is loaded. Raises CommandFailed after `seconds`, in which the time
         for downloading it does not count.
         """
         deadline = time.monotonic() + seconds
-        while (found := self._look(on_progress)).state != "ready":
+        while (found := self.look(on_progress)).state != "ready":
             if found.state == "downloading":
                 deadline = time.monotonic() + seconds
             if time.monotonic() > deadline:
                 raise CommandFailed(f"the model was not ready within {seconds:.0f} seconds")
             time.sleep(_POLL_SECONDS)
 
-    def _look(self, on_progress: OnStage | None) -> Readiness:
+    def look(self, on_progress: OnStage | None = None) -> Readiness:
+        """`readiness`. Raises CommandFailed also if the model can't be loaded."""
         found = self.readiness()
         if found.state == "failed":
             raise CommandFailed("the daemon can't load its model: its log says why")
@@ -117,15 +114,9 @@ class Daemon:
             on_progress(found.stage, found.fraction)
         return found
 
-    def models(self) -> list[str]:
-        """Names of its models. Raises CommandFailed."""
-        return [str(model["id"]) for model in self.listed()]
-
     def listed(self) -> list[dict[str, Any]]:
         """Entries of `/v1/models`. Raises CommandFailed."""
-        response = self._get(f"{self.url}/models")
-        if not response.is_success:
-            raise CommandFailed(refusal(response.status_code, response.content))
+        response = self._get_ok("models")
         try:
             return [model for model in response.json()["data"] if "id" in model]
         except (ValueError, LookupError, TypeError):
@@ -133,12 +124,15 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         """Object at `/v1/status`. Raises CommandFailed."""
-        response = self._get(f"{self.url}/status")
-        if not response.is_success:
-            raise CommandFailed(refusal(response.status_code, response.content))
-        if "models" not in (status := _object(response)):
+        if "models" not in (status := _object(self._get_ok("status"))):
             raise CommandFailed(f"{self.url} tells no status: is it a daemon of vlm-server?")
         return status
+
+    def _get_ok(self, name: str) -> httpx.Response:
+        response = self._get(f"{self.url}/{name}")
+        if not response.is_success:
+            raise CommandFailed(refusal(response.status_code, response.content))
+        return response
 
     def _get(self, url: str) -> httpx.Response:
         try:
@@ -253,28 +247,15 @@ def running_daemon(
         text=True,
         start_new_session=True,
     )
-    try:
-        yield _read_url(process)
-    finally:
-        _end(process, stop_seconds)
-
-
-def _read_url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := _LISTENING.match(line):
-            return found[1]
-    raise CommandFailed("the daemon did not start")
-
-
-def _end(process: subprocess.Popen[str], seconds: float) -> None:
-    """Terminate `process`; kill it after `seconds`, or at a second Ctrl-C."""
-    process.terminate()
-    try:
-        process.wait(seconds)
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
+    with process:
+        try:
+            said = filter(None, map(_LISTENING.match, process.stdout or ()))
+            if (found := next(said, None)) is None:
+                raise CommandFailed("the daemon did not start")
+            yield found[1]
+        finally:
+            process.terminate()
+            try:
+                process.wait(stop_seconds)
+            finally:  # after so long, or at a second Ctrl-C
+                process.kill()
