@@ -1,7 +1,4 @@
-"""`vlm-server check-config`: validates the settings, or prints all of them with their defaults.
-
-`configs/default.toml` is what it prints.
-"""
+"""`vlm-server check-config`: validates the settings, or prints `configs/default.toml`."""
 
 from __future__ import annotations
 
@@ -52,8 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_models(settings: Settings) -> None:
-    """Raises ModelLoadError for a model on this machine that its files or the memory limit rule
-    out.
+    """Raises ModelLoadError for a model here that its files or the memory limit rule out.
 
     Loads nothing; a model that several hosts share is not looked at.
     """

@@ -1,7 +1,4 @@
-"""`vlm-server completions`: a script that completes the command line in a shell.
-
-shtab makes it from the parser, so it knows every command and option.
-"""
+"""`vlm-server completions`: shtab makes a shell's script of the parser."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser(words: Sequence[str] | None = None) -> Parser:
     """Parser of the command line; it sets `run` to the place of the command's function.
 
-    Only the module of the command that `words` begin with is imported; all, if they are None.
+    Only the command that `words` begin with is imported; all, if they are None.
     """
     parser = Parser(
         prog="vlm-server",

@@ -69,8 +69,7 @@ def pull(arguments: argparse.Namespace) -> int:
 
 
 def list_models(arguments: argparse.Namespace) -> int:
-    """Print a table of the models that `serve --model` finds by name or a daemon serves, or their
-    names.
+    """Print a table of models that `serve --model` finds or a daemon serves, or their names.
 
     Raises CommandFailed if the daemon of `--url` does not answer.
     """

@@ -80,10 +80,7 @@ def add_unchecked_option(group: argparse._ActionsContainer) -> None:
 
 
 def parse_settings(words: Sequence[str]) -> argparse.Namespace:
-    """Options of model and settings among the arguments of `serve`, as in a service's file.
-
-    Raises ConfigError.
-    """
+    """Options of model and settings in a service's command line. Raises ConfigError."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_model_option(parser)
     add_config_options(parser)
@@ -94,12 +91,11 @@ def parse_settings(words: Sequence[str]) -> argparse.Namespace:
 
 
 def load_settings(options: argparse.Namespace) -> Settings:
-    """Settings from `--config`, then `--set`, then `--model`, `--host` and `--port`.
+    """Settings from `--config`, `--set`, `--model`, `--host` and `--port`; a later one wins.
 
-    A named checkpoint on this machine is found: `model.path` is then its folder, otherwise the name
-    for its download; `model.name` is its name in the API. Raises ConfigError, also if `model.path`
-    is not the folder of a checkpoint, or if the file of API keys can't be used; and NotAvailable if
-    the disk of a folder is not mounted, or the folder is empty, as a mount point is.
+    `model.path` becomes the folder of a checkpoint on this machine, else the name to download;
+    `model.name` its name in the API. Raises ConfigError, also if there is no checkpoint or the key
+    file can't be used; NotAvailable if a folder's disk is not mounted, or a folder is empty.
     """
     return load_settings_with_sources(options)[0]
 
@@ -127,10 +123,7 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
 
 
 def find_checkpoint(model: Model) -> Model:
-    """`model` with the folder and the name of its checkpoint, if it is on this machine.
-
-    Raises ConfigError and NotAvailable as `check_model`.
-    """
+    """`model` with folder and name of a checkpoint on this machine. Raises as `check_model`."""
     from vlm_server.hub.find import located
     from vlm_server.hub.names import to_download
 
@@ -151,10 +144,7 @@ def _found(listed: ListedModel, settings: Settings) -> ListedModel:
 
 
 def settings_arguments(options: argparse.Namespace) -> list[str]:
-    """`options` as arguments for `serve`, with absolute paths.
-
-    Raises ConfigError for API keys: every user of the machine can read a command line.
-    """
+    """`options` as arguments for `serve`, with absolute paths. Raises ConfigError for API keys."""
     arguments: list[str] = []
     if options.config is not None:
         arguments += ["--config", str(options.config.absolute())]
@@ -210,10 +200,9 @@ def check_model(path: Path) -> None:
 
 
 def check_memory_limit(settings: Settings) -> None:
-    """Raises ModelLoadError if `memory.limit_bytes` can't hold a model that is always loaded.
+    """Raises ModelLoadError if `memory.limit_bytes` can't hold the files of a pinned model.
 
-    By the sizes of its files: the engine finds out the rest. Neither a model that several hosts
-    share is looked at, nor a limit that is a share of the device's memory.
+    Not for a model that several hosts share, nor for a limit that is a share of the memory.
     """
     from vlm_server.errors import ModelLoadError
     from vlm_server.hub import layout

@@ -35,8 +35,7 @@ class ProgressLine:
         self._kind = ""
 
     def show(self, stage: str, fraction: float | None) -> None:
-        """Show `stage`; `fraction` is from 0 to 1, None if unknown. An empty `stage` removes the
-        line."""
+        """Show `stage` and `fraction` from 0 to 1, if known; an empty `stage` removes the line."""
         if not stage:
             self.clear()
             return

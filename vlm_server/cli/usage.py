@@ -1,7 +1,4 @@
-"""Parser of the command line: errors of one line, and help with the sections of a manual page.
-
-Knows argparse; knows none of the commands.
-"""
+"""Parser of the command line: errors of one line, and help with the sections of a manual page."""
 
 from __future__ import annotations
 
@@ -37,10 +34,9 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Manual(NamedTuple):
-    """Help on a command beside its arguments.
+    """Help on a command beside its arguments: pairs of purpose and command line, or name and text.
 
-    `examples` are pairs of purpose and command line; `environment` and `files` pairs of name and
-    text; `exit_codes` pairs of code and text, if they are not those of all commands.
+    `exit_codes` are given if they are not those of all commands.
     """
 
     examples: Sequence[tuple[str, str]] = ()

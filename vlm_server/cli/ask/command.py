@@ -1,7 +1,4 @@
-"""`vlm-server ask`: questions about images and videos, answered on the terminal.
-
-Asks the running daemon, or starts one for these questions alone.
-"""
+"""`vlm-server ask`: its options."""
 
 from __future__ import annotations
 

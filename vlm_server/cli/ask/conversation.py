@@ -20,10 +20,7 @@ OnText = Callable[[str], None]
 
 @dataclass(slots=True)
 class ChatReply:
-    """One answer. Times are seconds since the request was sent.
-
-    `picture` is the last one of the conversation; `regions` are places in it.
-    """
+    """One answer; `picture` is the conversation's last one, `regions` are places in it."""
 
     model: str
     text: str = ""
@@ -38,8 +35,7 @@ class ChatReply:
 
 
 class ChatSession:
-    """Messages of a conversation. Each question is sent with all before it, most of which the
-    daemon has cached."""
+    """Messages of a conversation; each question is sent with all before it."""
 
     def __init__(
         self, daemon: Daemon, model: dict[str, Any], max_tokens: int | None, system: str | None
@@ -54,7 +50,6 @@ class ChatSession:
         self._key = ""
 
     def __len__(self) -> int:
-        """Number of questions and answers so far."""
         return len(self._messages)
 
     def forget(self) -> None:
@@ -64,8 +59,7 @@ class ChatSession:
     async def ask(self, media: Sequence[Medium], question: str, on_text: OnText) -> ChatReply:
         """Answer to `question`; `on_text` gets its pieces. Raises CommandFailed.
 
-        An answer cut off by an interrupt becomes part of the conversation; a failed question does
-        not.
+        An answer cut off by an interrupt is kept in the conversation; a failed question is not.
         """
         content = [*(medium.part for medium in media), {"type": "text", "text": question}]
         asked = [*self._messages, {"role": "user", "content": content}]

@@ -60,11 +60,9 @@ class Region:
 
 
 def find_regions(text: str, scale: tuple[float, float] = (_THOUSAND, _THOUSAND)) -> list[Region]:
-    """Regions in `text`; `scale` is the right and the lower edge of the picture in the model's
-    units.
+    """Regions in `text`; `scale` is the right and lower edge of the picture in the model's units.
 
-    1000 for both unless the model's family counts the pixels of its input. box_2d (y first, to
-    1000) and Molmo's points (percent) have scales of their own.
+    Boxes with y first (box_2d, to 1000) and Molmo's points (percent) have scales of their own.
     """
     thousand, percent = (_THOUSAND, _THOUSAND), (100.0, 100.0)
     forms = (

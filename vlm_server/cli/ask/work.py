@@ -87,9 +87,9 @@ def answer(
 def ready_daemon(
     arguments: argparse.Namespace, settings: Settings
 ) -> Iterator[tuple[Daemon, ServedModel]]:
-    """Daemon whose model is loaded, and that model: a running daemon, or one started here.
+    """Daemon and its loaded model: a running one, or one started here.
 
-    Raises CommandFailed if there is none, or not with this model; ConfigError for an unknown model.
+    Raises CommandFailed if there is none with this model, ConfigError for an unknown model.
     """
     url, api_key = address_of(arguments, settings)
     with Daemon(url, api_key) as daemon:

@@ -52,10 +52,9 @@ _PARTS = 10
 
 
 class DaySample(msgspec.Struct, frozen=True):
-    """One request of a day. `seconds` is when it was sent, since the day began; `round` counts from
-    0. Requests of one `kind` have the same size. `ttft` is None if it failed.
+    """One request of a day, sent `seconds` after its begin; `ttft` is None if it failed.
 
-    Of `FIXED_WORK`, `ttft` is how long the work took.
+    Requests of one `kind` have the same size. Of `FIXED_WORK`, `ttft` is how long it took.
     """
 
     kind: str
@@ -65,8 +64,7 @@ class DaySample(msgspec.Struct, frozen=True):
 
 
 async def spend_day(client: Client, material: Material, seconds: float) -> list[DaySample]:
-    """Samples of whole rounds that take `seconds` or a little longer, in the order of their
-    answers' ends."""
+    """Samples of whole rounds that take `seconds` or a little longer, as the answers ended."""
     day = Day(client, material)
     while day.elapsed_seconds < seconds:
         await day.spend_round()
@@ -102,7 +100,6 @@ class Day:
         await asyncio.sleep(self._material.seconds(*_IDLE_SECONDS))
 
     async def _agent(self) -> None:
-        """A conversation with a new picture in every turn."""
         messages: list[ChatMessage] = [self._material.system()]
         for turn in range(1, _AGENT_TURNS + 1):
             messages.append(user(f"Step {turn}: what changed?", self._material.image()))
@@ -111,12 +108,10 @@ class Day:
             await self._think()
 
     async def _burst(self) -> None:
-        """Several users at once, each with a new picture."""
         asked = [[user(DESCRIBE, self._material.image())] for _ in range(_BURST_USERS)]
         await asyncio.gather(*(self._ask("burst", messages, 24) for messages in asked))
 
     async def _questions(self) -> None:
-        """One user, who asks several things about one picture."""
         image = self._material.image()
         for number, question in enumerate(QUESTIONS[:_QUESTIONS]):
             kind = "known picture" if number else "new picture"
@@ -172,8 +167,7 @@ def figures(samples: Sequence[DaySample]) -> list[Figure]:
 
 
 def parts(samples: Sequence[DaySample]) -> list[list[DaySample]]:
-    """Ten parts of the day, of as many whole rounds each as possible; fewer for a day of fewer
-    rounds."""
+    """Up to ten parts of the day, of as many whole rounds each as possible."""
     num_rounds = max((sample.round for sample in samples), default=-1) + 1
     num_parts = min(_PARTS, num_rounds)
     found: list[list[DaySample]] = [[] for _ in range(num_parts)]
@@ -193,8 +187,9 @@ def usual(kind: str, samples: Sequence[DaySample]) -> float | None:
 
 
 def levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | None]:
-    """Slowness of each part of the day, 1.0 being usual: median over `kinds` of the kind's median
-    TTFT in this part, divided by that of the whole day. That of `FIXED_WORK` is the machine's."""
+    """Slowness of each part of the day, 1.0 being usual: median over `kinds` of the median TTFT in
+    the part, divided by that of the whole day. That of `FIXED_WORK` is the machine's.
+    """
     whole = {kind: usual(kind, samples) for kind in kinds}
     return [
         median(quotient(usual(kind, part), whole[kind]) for kind in kinds)
@@ -203,6 +198,5 @@ def levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | N
 
 
 def _spread(values: Sequence[float | None]) -> float | None:
-    """Largest value divided by the smallest."""
     seen = known(values)
     return quotient(max(seen), min(seen)) if len(seen) > 1 else None

@@ -20,8 +20,7 @@ from vlm_server.cli.client.answer import TimedAnswer
 
 
 class BenchPlan(msgspec.Struct, frozen=True):
-    """What is run: names of scenarios, size of images (width, height) in pixels, length of a
-    day."""
+    """Scenarios to run, by name; size of images in pixels (width, height); length of a day."""
 
     scenarios: tuple[str, ...]
     rounds: int

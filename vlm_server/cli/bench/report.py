@@ -30,8 +30,7 @@ Key = tuple[str, str, Unit]
 
 
 def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]) -> str:
-    """Table of each figure's median [least - most] by server, and its ratio to the first
-    server's."""
+    """Table of each figure's median [least - most] by server, and its ratio to the first one's."""
     names = [target.name for target in targets]
     rows = [["scenario", "figure", "", names[0]]]
     for name in names[1:]:

@@ -1,4 +1,4 @@
-"""The scenarios, each a coroutine that sends one round's requests and returns its figures.
+"""The scenarios: each sends one round's requests and returns its figures.
 
 Time to first token (TTFT) is from sending a request to its first text.
 """
@@ -136,8 +136,8 @@ async def _conversation(
 ) -> list[TimedAnswer]:
     """Answers in a conversation with a new picture in each turn.
 
-    If it has more than `most` pictures, all but the latest `_KEPT` are taken out; their words stay.
-    What comes after such a picture is another prompt, which is prefilled again.
+    Beyond `most` pictures, all but the latest `_KEPT` are taken out; their words stay. What follows
+    such a picture is then another prompt, which is prefilled again.
     """
     messages: list[ChatMessage] = [material.system()]
     answers: list[TimedAnswer] = []

@@ -1,7 +1,6 @@
 """The servers of a bench: found or started, and asked.
 
-While an answer arrives, only the time of each read is noted; it is parsed when it is complete, so
-that parsing one answer does not delay the times of another.
+An answer is parsed when it is complete, so that parsing does not delay the times of another.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ class ServerUnusable(VlmServerError):
 
 
 class ServerKind(msgspec.Struct, frozen=True):
-    """A kind of server that can be started: arguments after `python -m`, and how to ask it.
-
-    `{model}` and `{port}` are filled in.
-    """
+    """A kind of server that can be started with `python -m`; `{model}`, `{port}` are filled in."""
 
     command: tuple[str, ...]
     ready_path: str
@@ -185,7 +181,7 @@ class Client(ChatClient):
     async def ask(self, messages: list[ChatMessage], max_tokens: int, key: str = "") -> TimedAnswer:
         """Stream one greedy answer of at most `max_tokens`; failures are answers too.
 
-        `key` is the conversation's routing key, if the messages no longer hold what it was made of.
+        `key` is the routing key, if the messages no longer hold what it was made of.
         """
         body = msgspec.json.encode(
             {
@@ -202,8 +198,7 @@ class Client(ChatClient):
         return answer
 
     async def num_clears(self) -> int | None:
-        """Number of times that the target has given freed device memory back; None if it does not
-        say. To be called while it answers nothing."""
+        """Times that an idle target has given freed device memory back; None if it does not say."""
         await asyncio.sleep(_STATUS_DELAY_SECONDS)
         try:
             async with httpx.AsyncClient(trust_env=False, timeout=_STATUS_SECONDS) as http:

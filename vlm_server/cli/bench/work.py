@@ -45,8 +45,7 @@ async def _until_told_to_stop(args: argparse.Namespace) -> int:
 
 
 async def bench(args: argparse.Namespace) -> int:
-    """Measure as `args` say. Measurements are written even if it ends early; returns the exit
-    code."""
+    """Measure as `args` say, and write even if it ends early; returns the exit code."""
     plan = _plan(args)
     _check_target("--json", args.json)
     _check_target("--plot", args.plot)
@@ -79,7 +78,7 @@ def _write(
 
 
 def _check_target(option: str, file: Path | None) -> None:
-    """Raises ConfigError if measurements, which take long, could not be written to `file`."""
+    """Raises ConfigError if `file` could not be written after the measurements."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise ConfigError(f"{option} {file}: it is a folder, or there is no folder for it")
 
@@ -100,7 +99,6 @@ def _plan(args: argparse.Namespace) -> BenchPlan:
 
 
 async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[BenchTarget]:
-    """Servers to ask: those started here, then the running ones."""
     targets = [parse_url(text) for text in args.url]
     names = [*_numbered(args.start), *(target.name for target in targets)]
     _check(args, names, targets)
@@ -130,8 +128,7 @@ def _check(args: argparse.Namespace, names: list[str], targets: list[BenchTarget
 
 
 def checkpoint(text: str) -> Path:
-    """Folder of the checkpoint that `text` names. Raises ConfigError if it is not on this
-    machine."""
+    """Folder of the checkpoint `text`. Raises ConfigError if it is not on this machine."""
     if (found := find.find(text)) is not None:
         return found.folder.absolute()
     if to_download(text) is not None:

@@ -12,8 +12,7 @@ _MAX_ERROR_CHARS = 300
 
 
 class EventReader:
-    """Reader of server-sent events: bytes that were split anywhere give the `data` of complete
-    events."""
+    """Reader of server-sent events: bytes split anywhere give the `data` of complete events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -35,8 +34,7 @@ class EventReader:
 
 
 class Delta(msgspec.Struct):
-    """Part of a message. `reasoning_content` and `reasoning` are two servers' names for the
-    same."""
+    """Part of a message; two servers call the same `reasoning_content` and `reasoning`."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -125,8 +123,7 @@ class ChunkReader:
 class TimedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one request. Times are seconds since it was sent.
 
-    `arrivals` has one entry for each delta with text; deltas of one read share a time. Token counts
-    are the server's own, None where it gave none.
+    `arrivals` has an entry for each delta with text. Token counts are None if the server gave none.
     """
 
     text: str = ""

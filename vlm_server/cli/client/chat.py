@@ -1,8 +1,4 @@
-"""Chat completion requests over HTTP: the response's bytes with their times, or its chunks.
-
-`ChatClient` parses nothing: `answer` does, while the bytes arrive (`ask`) or afterwards (`bench`,
-where parsing one answer must not delay the times of another).
-"""
+"""Chat completion requests over HTTP: the response's bytes with their times, or its chunks."""
 
 from __future__ import annotations
 
@@ -43,20 +39,13 @@ class Response:
         self.headers = response.headers
 
     async def received(self) -> AsyncIterator[tuple[float, bytes]]:
-        """Bytes of the body as they arrive, each with the seconds since the request was sent.
-
-        Raises httpx.HTTPError if the connection breaks.
-        """
+        """Bytes as they arrive, and seconds since the request was sent. Raises httpx.HTTPError."""
         async for data in self._response.aiter_raw():
             yield time.perf_counter() - self._sent, data
 
 
 class ChatClient:
-    """Client of the server at `base_url`, which ends in `/v1`.
-
-    `timeout` is httpx's, None for no limit; `trust_env` is whether the environment's proxies are
-    used.
-    """
+    """Client of the server at `base_url`, which ends in `/v1`; the other options are httpx's."""
 
     def __init__(
         self, base_url: str, *, api_key: str | None, timeout: httpx.Timeout | None, trust_env: bool
@@ -82,8 +71,7 @@ class ChatClient:
     ) -> AsyncIterator[Response]:
         """Response to a body of `num_bytes`; leaving the block early closes the connection.
 
-        `key` is the conversation's `routing_key`. Raises httpx.HTTPError, and what iterating
-        `content` raises.
+        `key` is the conversation's `routing_key`. Raises httpx.HTTPError, and as `content`.
         """
         sent = time.perf_counter()
         headers = {"Content-Length": str(num_bytes), **({HEADER: key} if key else {})}
@@ -93,10 +81,9 @@ class ChatClient:
 
 
 async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGenerator[Chunk, None]:
-    """Chunks of the answer to a request with `"stream": true`. Raises CommandFailed.
+    """Chunks of the answer to a request with `"stream": true`, without a time limit.
 
-    `key` is the conversation's `routing_key`. Without a time limit: a long prompt may take minutes
-    to prefill.
+    `key` is the conversation's `routing_key`. Raises CommandFailed.
     """
     client = ChatClient(
         daemon.url,

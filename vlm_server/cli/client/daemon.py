@@ -32,8 +32,7 @@ OnStage = Callable[[str, float], None]
 
 
 class Readiness(NamedTuple):
-    """What `/health/ready` says: `ready`, or another state of the models and the stage of loading,
-    with its fraction from 0 to 1."""
+    """State in `/health/ready`, and the stage of loading with its fraction from 0 to 1."""
 
     state: str
     stage: str = ""
@@ -41,10 +40,9 @@ class Readiness(NamedTuple):
 
 
 class Daemon:
-    """The daemon at `url`, which ends in `/v1`, or the Shepherd Model Gateway before several.
+    """Client of the daemon at `url`, which ends in `/v1`, or of a Shepherd Model Gateway.
 
-    A context manager. `seconds` limit each look; `has_proxy` is False for what runs here, whatever
-    its address: proxies of the environment are for other machines.
+    `seconds` limit each look; `has_proxy` is False for what runs here, whatever its address.
     """
 
     def __init__(
@@ -94,9 +92,7 @@ class Daemon:
         return Readiness(str(body.get("status", "")), stage, fraction)
 
     def wait_ready(self, seconds: float, on_progress: OnStage | None = None) -> None:
-        """Wait until the model is loaded. Raises CommandFailed after `seconds`, in which the time
-        for downloading it does not count.
-        """
+        """Wait for the model. Raises CommandFailed after `seconds`; downloads do not count."""
         deadline = time.monotonic() + seconds
         while (found := self.look(on_progress)).state != "ready":
             if found.state == "downloading":
@@ -179,8 +175,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 
 
 def address_of(arguments: argparse.Namespace, settings: Settings) -> tuple[str, str | None]:
-    """URL of the API and API key, from the options of `options.add_daemon_options`, else the
-    settings.
+    """URL of the API and API key, from `options.add_daemon_options`, else the settings.
 
     Raises CommandFailed or ConfigError for a key that can't be read.
     """
@@ -193,8 +188,7 @@ def address_of(arguments: argparse.Namespace, settings: Settings) -> tuple[str, 
 
 
 def read_key(path: Path) -> str:
-    """API key in a file. Raises CommandFailed if the file can't be read, or holds something
-    else."""
+    """API key in a file. Raises CommandFailed if it can't be read, or holds something else."""
     try:
         key = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -230,10 +224,9 @@ def running_daemon(
 ) -> Iterator[str]:
     """URL of a daemon on a free port, started here and ended when the block is left.
 
-    Its model may still be loading. If this process is killed, the daemon sees the end of its
-    standard input and ends too. Its log goes to `log`, or where that of this process does. Raises
-    CommandFailed if it does not start, with its own message in that log, and ModelLoadError if no
-    model can run here.
+    Its model may still be loading. It ends with this process, even a killed one. Its log goes to
+    `log`, or where that of this process does. Raises CommandFailed if it does not start, and
+    ModelLoadError if no model can run here.
     """
     backend.check()
     command = launch.command("vlm_server.cli", "serve", "--set", "log.level=warning")

@@ -29,8 +29,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def settings(situation: Situation) -> Finding:
-    """Whether the settings are valid; of a file, every unknown name is listed, not only the
-    first."""
+    """Whether the settings are valid; all unknown names in a file are told."""
     changed = len(situation.sources)
     if not situation.fault:
         where = f"{changed} set, from {situation.origin}" if changed else "all are defaults"
@@ -45,10 +44,13 @@ def settings(situation: Situation) -> Finding:
 
 
 def unknown_names(path: Path | None) -> Iterator[str]:
-    """Names in a settings file for which there is no setting, each with the nearest that there
-    is."""
+    """Names in a settings file without such a setting, each with the nearest that there is."""
     sections = {field.name: field for field in msgspec.structs.fields(Settings)}
-    for section, told in _table(path).items():
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
+    except (OSError, ValueError, RecursionError):
+        return
+    for section, told in table.items():
         if section not in sections:
             yield f"there is no section [{section}]{_nearest(section, sections)}"
             continue
@@ -95,13 +97,6 @@ def _judged(name: str, found: Survey) -> Finding:
     return ok("model", text)
 
 
-def _table(path: Path | None) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-
-
 def _nearest(name: str, known: Any) -> str:
     near = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
@@ -123,14 +118,12 @@ def look_at_permissions(situation: Situation) -> list[Finding]:
 
 
 def guarded(situation: Situation) -> list[Finding]:
-    """Warnings for what the installed service reads from folders for which macOS asks its user
-    first.
-
-    It asks for each program: the doctor's own permission says nothing about the service.
-    """
+    """Warnings for what the service reads where macOS asks its user first, for each program."""
     if not situation.service.path.exists():
         return []
-    named = [situation.arguments.config, *map(expanded, paths_of_models(situation.settings))]
+    read = situation.settings
+    models = [model.path for model in (read.model, *read.models.values()) if model.path]
+    named = [situation.arguments.config, *map(expanded, (*models, *read.model.search_paths))]
     paths = [path for path in named if path is not None and guarded_folder(path)]
     text = "macOS may not let the service read what is in {}"
     return [
@@ -139,15 +132,8 @@ def guarded(situation: Situation) -> list[Finding]:
     ]
 
 
-def paths_of_models(settings: Settings) -> list[str]:
-    """Folders of models, and folders in which models are looked for."""
-    models = [settings.model, *settings.models.values()]
-    return [*(model.path for model in models if model.path), *settings.model.search_paths]
-
-
 def state_folder() -> Finding:
-    """Whether the folder of compiled kernels, from which they are executed, is this user's
-    alone."""
+    """Whether the folder of compiled kernels, which are executed, is this user's alone."""
     check = "state folder"
     try:
         return ok(check, f"{of_this_user()}, yours alone")

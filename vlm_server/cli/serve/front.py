@@ -1,8 +1,4 @@
-"""The front process of `vlm-server serve`, which serves HTTP and keeps engines running.
-
-The order of starting and stopping is here; requests are handled in `api`, engine processes in
-`supervisor`.
-"""
+"""The front process of `vlm-server serve`: the order of its starting and stopping."""
 
 from __future__ import annotations
 
@@ -55,8 +51,6 @@ _HOLD_LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """Settings, sockets and files of this process."""
-
     settings: Settings
     sources: Sources
     listener: Listener
@@ -86,8 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _load_for(listener: Listener, arguments: argparse.Namespace) -> Settings:
-    """New settings. Raises ConfigError if they can't be served on `listener`, and ModelLoadError if
-    their memory can't hold the model."""
+    """New settings. Raises ConfigError or ModelLoadError if they can't be served on `listener`."""
     settings = options.load_settings(arguments)
     options.check_memory_limit(settings)
     check_exposure(settings.server, listener)
@@ -95,7 +88,7 @@ def _load_for(listener: Listener, arguments: argparse.Namespace) -> Settings:
 
 
 async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
-    """Serve HTTP until told to stop, then drain. Returns whether to start again.
+    """Serve HTTP until told to stop, then drain; returns whether to start again.
 
     Raises ModelLoadError.
     """
@@ -145,9 +138,10 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
 async def serve_http(
     server: HttpServer, listener: Listener, models: ModelPool, stop: asyncio.Event
 ) -> None:
-    """Answer clients: on an inherited socket, where they wait in any case, once the model is
-    loaded, so that a restart fails none of them; but for at most `_HOLD_SECONDS`, and not for a
-    download."""
+    """Answer clients; on an inherited socket, where they wait anyway, once the model is loaded.
+
+    For at most `_HOLD_SECONDS`, and not for a download: a restart fails no client.
+    """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_HOLD_SECONDS if listener.is_inherited else 0):
             while models.is_starting and not stop.is_set():  # noqa: ASYNC110
@@ -157,8 +151,7 @@ async def serve_http(
 
 
 async def look_after(process: _Process, server: HttpServer) -> None:
-    """Every `_LOOK_SECONDS`: return free heap to the system, rotate the log, apply new limits and
-    settings."""
+    """Now and then return free heap, rotate the log, apply new limits and settings."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         server.look()

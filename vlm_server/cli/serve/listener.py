@@ -1,9 +1,7 @@
 """The sockets that `serve` listens on: bound here, or inherited from a service manager.
 
-systemd, and `serve` itself when it starts again, hand sockets over by sd_listen_fds(3): they are
-the descriptors from 3 on, `LISTEN_FDS` says how many, and `LISTEN_PID` for which process.
-Connections wait in the kernel while nobody accepts, and are not refused. launchd has a call of its
-own, launch_activate_socket(3), which was not run on a Mac yet.
+systemd, and `serve` itself when it starts again, hand sockets over by sd_listen_fds(3); launchd by
+launch_activate_socket(3), which was not run on a Mac yet.
 """
 
 from __future__ import annotations
@@ -72,12 +70,11 @@ class Listener:
 
 
 def listen(server: Server, environment: MutableMapping[str, str], launchd: str | None) -> Listener:
-    """Sockets that were handed over, else one that is bound to `server.host` and `server.port`.
+    """Sockets that were handed over, else one bound to `server.host` and `server.port`.
 
-    `launchd` is the name of the sockets in a LaunchAgent's file. Raises ConfigError for an address
-    that can't be used, for descriptors that are no listening TCP sockets, and for inherited sockets
-    that other machines can reach while no key is needed; NotAvailable if the address may be usable
-    later.
+    `launchd` is the name of the sockets in a LaunchAgent's file. Raises ConfigError for what can't
+    be used, and for inherited sockets that other machines can reach without a key; NotAvailable if
+    the address may be usable later.
     """
     descriptors = _descriptors(environment) or (activate(launchd) if launchd else [])
     if not descriptors:
@@ -136,11 +133,10 @@ def _looked_up(host: str) -> str:
 
 
 def bind(server: Server) -> socket.socket:
-    """Listening socket. Raises ConfigError if the address can't be used, NotAvailable if it may be
-    usable later.
+    """Listening socket. Raises ConfigError, NotAvailable if the address may be usable later.
 
-    The protocol is set to TCP explicitly, unlike in `socket.create_server`: only then does asyncio
-    set TCP_NODELAY. Without it the deltas of a stream are delayed by up to 40 ms.
+    The protocol is set to TCP, unlike in `socket.create_server`: only then does asyncio set
+    TCP_NODELAY. Without it the deltas of a stream are delayed by up to 40 ms.
     """
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -178,8 +174,7 @@ def _set_for_connections(listener: socket.socket) -> None:
 
 
 def _descriptors(environment: MutableMapping[str, str]) -> list[int]:
-    """Descriptors handed to this process; their variables are removed, so that no child reads
-    them."""
+    """Descriptors handed to this process; no child reads their variables."""
     count, pid = environment.pop("LISTEN_FDS", ""), environment.pop("LISTEN_PID", "")
     environment.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()):
@@ -229,11 +224,9 @@ def _address(listener: socket.socket) -> tuple[str, int]:
 
 
 def activate(name: str, library: Any = None) -> list[int]:
-    """Descriptors of the sockets `name` in launchd's file of this job; none if it has no such
-    sockets.
+    """Descriptors of the sockets `name` in this job's file of launchd; to be had once.
 
-    They can be had once in a process's life. `library` has launch_activate_socket, libSystem by
-    default. Raises ConfigError.
+    `library` has launch_activate_socket, libSystem by default. Raises ConfigError.
     """
     library = library or ctypes.CDLL(None)
     descriptors = ctypes.POINTER(ctypes.c_int)()

@@ -39,10 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Install the service, or leave all as it was.
-
-    Raises ConfigError, ModelLoadError or CommandFailed.
-    """
+    """Install the service, or leave all as it was. Raises VlmServerError."""
     settings = options.load_settings(arguments)
     options.check_memory_limit(settings)
     command = ServiceCommand(
@@ -165,8 +162,7 @@ def _host(server: Server) -> str:
 
 
 def _check_address(manager: ServiceManager, server: Server) -> None:
-    """Raises NotAvailable if another program listens there, which would answer in the service's
-    place."""
+    """Raises NotAvailable if another program listens there: it would answer in its place."""
     address = manager.read_address() if manager.path.exists() else ""
     is_same = not address or is_at(server, [parted(address)])
     if not (is_same and manager.is_listening()):
@@ -186,8 +182,7 @@ def _settings_of(manager: ServiceManager) -> Settings:
 
 @contextlib.contextmanager
 def locked(manager: ServiceManager) -> Iterator[None]:
-    """Lock on the service, by the folder of its files. Raises CommandFailed if another command has
-    it."""
+    """Lock on the service, by the folder of its files. Raises CommandFailed if it is taken."""
     folder = manager.path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -208,8 +203,7 @@ def locked(manager: ServiceManager) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undone_if_it_fails(manager: ServiceManager) -> Iterator[None]:
-    """Restore the service's files, and whether it runs, if the block ends early; an error of ours
-    then says so."""
+    """Restore the service's files and state if the block fails; an error of ours says so."""
     before = _read(manager)
     was_running = manager.is_running()
     try:

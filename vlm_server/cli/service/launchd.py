@@ -71,9 +71,7 @@ class Launchd:
         return address_of_plist(self.path.read_bytes())
 
     def load(self, *, is_moved: bool) -> None:
-        """launchd reads a file only once it has forgotten the service: `is_moved` or not, what
-        connects in between is refused.
-        """
+        """launchd has to forget the service first: what connects in between is refused."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self.unload()
         self._wait_until_gone()
@@ -136,7 +134,6 @@ class Launchd:
         return first if self.run(("launchctl", "print", first)).returncode == 0 else other
 
     def _look(self) -> _LoadedService | None:
-        """The service where launchd knows it; None if it does not."""
         for name in _DOMAINS:
             target = f"{name}/{os.getuid()}/{LABEL}"
             result = self.run(("launchctl", "print", target))
@@ -160,10 +157,9 @@ class Launchd:
         check(result, command)
 
     def _wait_until_gone(self, pid: int | None = None) -> None:
-        """Until process `pid` has ended; without one, until launchd has forgotten the service.
+        """Wait for the end of process `pid`, or until launchd has forgotten the service.
 
-        `bootout` and `kill` return while answers are still finished. Until they are, or launchd has
-        killed the process, the next one can't be started.
+        `bootout` and `kill` return while answers are still finished; until then nothing can start.
         """
         waited, most = 0.0, _DRAIN_SECONDS
         while waited < most:
@@ -231,8 +227,7 @@ def launchd_plist(command: ServiceCommand, log: Path, *, has_screen: bool = True
     """LaunchAgent file: started at login, restarted after a crash but not after `exit 0`.
 
     Unless the installing user `has_screen`, a login by SSH starts it, too. launchd tells no other
-    statuses apart, so the daemon gives up with 0. launchd listens for the daemon, also while that
-    restarts. Output before the daemon opens its log goes to the same file.
+    statuses apart, so the daemon gives up with 0, and it listens also while the daemon restarts.
     """
     own = ["--give-up-status", "0", "--log-file", str(log), "--launchd-socket", _SOCKET]
     return plistlib.dumps(

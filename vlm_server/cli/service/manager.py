@@ -37,11 +37,9 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class ServiceCommand:
-    """What a service runs: program, arguments, the IP address and port at which its manager listens
-    for it, and the seconds it takes to drain.
+    """What a service runs, and the IP address and port at which its manager listens for it.
 
-    Raises CommandFailed for words that the files can't hold: with control characters, or bytes that
-    are not UTF-8.
+    Raises CommandFailed for words with control characters, or bytes that are not UTF-8.
     """
 
     program: Path
@@ -61,8 +59,7 @@ class ServiceCommand:
 
     @property
     def stop_seconds(self) -> int:
-        """Time for the last requests, draining, slow readers and the engine's exit, with a
-        margin."""
+        """Time for last requests, draining, slow readers and the engine's exit, with a margin."""
         return math.ceil(self.drain_seconds) + _STOP_MARGIN_SECONDS
 
 
@@ -71,8 +68,7 @@ class ServiceState:
     """State of the service as its manager tells it; None for what it does not tell.
 
     `starting` is before the first process, `restarting` between a crash and the next try, `failed`
-    after the last one. `since` is a date as the manager writes it, `memory_bytes` that of all
-    processes.
+    after the last one. `memory_bytes` are those of all processes.
     """
 
     state: ServicePhase

@@ -26,8 +26,7 @@ _MIB = 1 << 20
 
 
 def show(manager: ServiceManager, settings: Settings | None, fault: str, *, as_json: bool) -> int:
-    """Print the state of an installed service; returns the exit code. `settings` are those in its
-    files, None if they have a `fault`."""
+    """Print the state of an installed service, whose settings may have a `fault`; exit code."""
     facts = _facts(manager, settings, fault)
     if as_json:
         json.dump(facts, sys.stdout, indent=2)
@@ -90,8 +89,8 @@ def _health(url: str | None) -> str:
 def wait_for_answer(manager: ServiceManager, settings: Settings, say: Callable[[str], None]) -> str:
     """Answer of the service to a question about a picture; `say` gets the stages of loading.
 
-    Raises CommandFailed if the service ends, or does not answer within
-    `engine.start_timeout_seconds`, in which the time for downloads does not count.
+    Raises CommandFailed if the service ends, or takes longer than `engine.start_timeout_seconds`,
+    without downloads.
     """
     seconds = settings.engine.start_timeout_seconds
     deadline = time.monotonic() + seconds

@@ -185,9 +185,8 @@ def address_of_socket(text: bytes) -> str:
 def systemd_unit(command: ServiceCommand) -> bytes:
     """User unit: restarted after a crash, and until what it waits for is there.
 
-    Not after the exit codes that mean that a restart would not help: then the socket is closed,
-    too, since the next client would have it started. Where systemd can't listen, the daemon tries
-    that itself. The kernel may kill the engine for want of memory: the front starts another, so
+    Not where a restart would not help: then the socket is closed, too, since the next client would
+    have it started. The kernel may kill the engine for want of memory: the front starts another, so
     systemd goes on. The sandboxing options are those that an unprivileged manager can apply.
     """
     program, *arguments = command.words

@@ -1,19 +1,17 @@
-"""Manual page vlm-server(1) in man(7)'s macros: `python -m vlm_server.cli.man_page`.
-
-docs/vlm-server.1 is its output, which the package installs.
-"""
+"""Writes docs/vlm-server.1, which the package installs, from the command line's parser:
+`python -m tests.docs.man_page`."""
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterable, Iterator
 
+from tests.docs.pages import ROOT
 from vlm_server.cli import exit_codes
 from vlm_server.cli.main import build_parser
 from vlm_server.cli.usage import Parser, commands_of
 
-_PATH_LIKE = re.compile(r"\s+")
+PATH = ROOT / "docs/vlm-server.1"
 
 
 def render() -> str:
@@ -48,7 +46,7 @@ def _command(command: Parser) -> Iterator[str]:
         for _, each in commands_of(command):
             yield from _command(each)
         return
-    usage = _PATH_LIKE.sub(" ", command.format_usage().removeprefix("usage: ")).strip()
+    usage = " ".join(command.format_usage().removeprefix("usage: ").split())
     yield f".SS {_text(command.prog)}"
     yield f".B {_text(usage)}"
     for paragraph in (command.description or "").split("\n\n"):
@@ -95,4 +93,4 @@ def _text(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(render(), end="")
+    PATH.write_text(render())
