@@ -22,6 +22,7 @@ from vlm_server.cli.service.manager import (
     ServiceManager,
     manager_for,
     parted,
+    run_command,
 )
 from vlm_server.cli.service.program import installed_program
 from vlm_server.cli.service.status import show, wait_for_answer
@@ -30,12 +31,6 @@ from vlm_server.settings import Server, Settings
 
 _LAST_LINES = 20
 """Lines of the log that are shown after a failure."""
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Do what the command line says to the service of this system."""
-    action = globals()[arguments.action]
-    return int(action(arguments, manager_for(sys.platform, Path.home(), os.environ)))
 
 
 def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
@@ -57,26 +52,19 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
     with locked(manager):
         _check_address(manager, settings.server)
         with undone_if_it_fails(manager):
-            _install(manager, new)
+            moved = is_moved(manager, new)
+            write(new)
+            manager.load(is_moved=moved)
             print(f"Installed {manager.path}", flush=True)
             _wait(arguments, manager, settings)
     return 0
 
 
 def start(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Start the service. Raises ConfigError or CommandFailed."""
+    """Start the service, or restart it, unless its settings are wrong. Raises VlmServerError."""
     with locked(manager):
         settings = _settings_of(manager)
-        manager.start()
-        _wait(arguments, manager, settings)
-    return 0
-
-
-def restart(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Restart the service, unless its settings are wrong. Raises ConfigError or CommandFailed."""
-    with locked(manager):
-        settings = _settings_of(manager)
-        manager.restart()
+        getattr(manager, arguments.action)()
         _wait(arguments, manager, settings)
     return 0
 
@@ -121,10 +109,21 @@ def logs(arguments: argparse.Namespace, manager: ServiceManager) -> int:
         raise CommandFailed(f"{words[0]} is not installed; the log is: {manager.log}") from None
 
 
-def _install(manager: ServiceManager, new: Files) -> None:
-    moved = is_moved(manager, new)
-    write(new)
-    manager.load(is_moved=moved)
+_ACTIONS = {
+    "install": install,
+    "start": start,
+    "restart": start,
+    "stop": stop,
+    "uninstall": uninstall,
+    "status": status,
+    "logs": logs,
+}
+
+
+def run(arguments: argparse.Namespace, manager: ServiceManager | None = None) -> int:
+    """Do what the command line says to the service of this system. Raises VlmServerError."""
+    manager = manager or manager_for(sys.platform, Path.home(), os.environ)
+    return _ACTIONS[arguments.action](arguments, manager)
 
 
 def _wait(arguments: argparse.Namespace, manager: ServiceManager, settings: Settings) -> None:
@@ -142,13 +141,9 @@ def _wait(arguments: argparse.Namespace, manager: ServiceManager, settings: Sett
 
 
 def _show_log(manager: ServiceManager) -> None:
-    words = manager.log_command(_LAST_LINES, follow=False)
-    try:
-        found = subprocess.run(words, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return
-    if found.stdout.strip():
-        print(f"The last lines of its log:\n{found.stdout.rstrip()}", file=sys.stderr)
+    told = run_command(manager.log_command(_LAST_LINES, follow=False)).stdout.rstrip()
+    if told:
+        print(f"The last lines of its log:\n{told}", file=sys.stderr)
 
 
 def _host(server: Server) -> str:
@@ -204,7 +199,7 @@ def locked(manager: ServiceManager) -> Iterator[None]:
 @contextlib.contextmanager
 def undone_if_it_fails(manager: ServiceManager) -> Iterator[None]:
     """Restore the service's files and state if the block fails; an error of ours says so."""
-    before = _read(manager)
+    before = manager.files()
     was_running = manager.is_running()
     try:
         yield
@@ -239,12 +234,8 @@ def remove(manager: ServiceManager) -> None:
 
 def is_moved(manager: ServiceManager, new: Files) -> bool:
     """Whether the service manager listens on another address with the `new` files."""
-    before, path = _read(manager), manager.paths[-1]
+    before, path = manager.files(), manager.paths[-1]
     return path not in before or before[path] != new.get(path)
-
-
-def _read(manager: ServiceManager) -> Files:
-    return {path: path.read_bytes() for path in manager.paths if path.exists()}
 
 
 def _undo(manager: ServiceManager, before: Files, was_running: bool) -> str:
@@ -253,7 +244,7 @@ def _undo(manager: ServiceManager, before: Files, was_running: bool) -> str:
         remove(manager)
         return "Nothing was installed."
     moves = is_moved(manager, before)
-    added = set(_read(manager)) - set(before)
+    added = set(manager.files()) - set(before)
     if added:
         manager.unload()
     for path in added:

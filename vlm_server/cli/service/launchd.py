@@ -16,6 +16,7 @@ from vlm_server.cli.service.manager import (
     Files,
     RunCommand,
     ServiceCommand,
+    ServiceManager,
     ServicePhase,
     ServiceState,
     check,
@@ -41,7 +42,7 @@ _LAST_SIGNAL = re.compile(r"last terminating signal = (.+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Launchd:
+class Launchd(ServiceManager):
     """LaunchAgent of the current user."""
 
     home: Path
@@ -49,12 +50,8 @@ class Launchd:
     sleep: Callable[[float], None] = time.sleep
 
     @property
-    def path(self) -> Path:
-        return self.home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
-
-    @property
     def paths(self) -> Sequence[Path]:
-        return (self.path,)
+        return (self.home / "Library" / "LaunchAgents" / f"{LABEL}.plist",)
 
     @property
     def log(self) -> str:
@@ -98,14 +95,12 @@ class Launchd:
         """launchd listens meanwhile."""
         job = self._look()
         if job and job.is_running:
-            command = ("launchctl", "kill", "SIGTERM", job.target)
-            check(self.run(command), command)
+            self.check("launchctl", "kill", "SIGTERM", job.target)
             self._wait_until_gone(job.pid)
         self.start()
 
     def is_running(self) -> bool:
-        job = self._look()
-        return job is not None and job.is_running
+        return bool((job := self._look()) and job.is_running)
 
     def is_listening(self) -> bool:
         return self._look() is not None
@@ -117,8 +112,8 @@ class Launchd:
         last_exit, pid = job.last_exit, job.pid
         if pid is None:
             return ServiceState(job.state, last_exit=last_exit)
-        since, memory_bytes = self._since(pid), self._memory_bytes(pid)
-        return ServiceState("running", pid, since, memory_bytes, last_exit)
+        since = self.run(("ps", "-o", "lstart=", "-p", str(pid))).stdout.strip() or None
+        return ServiceState("running", pid, since, self._memory_bytes(pid), last_exit)
 
     def log_command(self, lines: int, *, follow: bool) -> list[str]:
         return ["tail", "-n", str(lines), *(["-F"] if follow else []), str(self._log)]
@@ -171,9 +166,6 @@ class Launchd:
             self.sleep(_PAUSE_SECONDS)
             waited += _PAUSE_SECONDS
 
-    def _since(self, pid: int) -> str | None:
-        return self.run(("ps", "-o", "lstart=", "-p", str(pid))).stdout.strip() or None
-
     def _memory_bytes(self, pid: int) -> int:
         """Resident bytes of the process and all that it started."""
         rows = self.run(("ps", "-axo", "pid=,ppid=,rss=")).stdout.splitlines()
@@ -219,8 +211,7 @@ class _LoadedService:
         return "starting" if "state = spawn scheduled" in self.text else "stopped"
 
     def _number(self, pattern: re.Pattern[str]) -> int | None:
-        found = pattern.search(self.text)
-        return int(found[1]) if found else None
+        return int(found[1]) if (found := pattern.search(self.text)) else None
 
 
 def launchd_plist(command: ServiceCommand, log: Path, *, has_screen: bool = True) -> bytes:

@@ -1,7 +1,4 @@
-"""Interface of a manager of a user's services, launchd or systemd, and what both share.
-
-The function that runs a command is an argument, so that tests can see the commands.
-"""
+"""A manager of a user's services, launchd or systemd: its interface, and what both share."""
 
 from __future__ import annotations
 
@@ -78,22 +75,47 @@ class ServiceState:
     last_exit: str | None = None
 
 
+def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run `words`; a missing program counts as one that failed."""
+    if shutil.which(words[0]) is None:
+        return subprocess.CompletedProcess(words, 127, "", f"{words[0]} is not installed")
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def check(result: subprocess.CompletedProcess[str], command: Sequence[str]) -> None:
+    """Raises CommandFailed if `command` did not succeed."""
+    if result.returncode:
+        reason = (result.stderr or result.stdout).strip() or f"exit code {result.returncode}"
+        raise CommandFailed(f"{' '.join(command)}: {reason}")
+
+
 class ServiceManager(Protocol):
-    """A user's service: its files, and how it is started and stopped."""
+    """A user's service: its files, and how it is started and stopped.
+
+    `run` runs a command of the system; tests give another.
+    """
+
+    @property
+    def run(self) -> RunCommand: ...
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        """All files, the main one first."""
 
     @property
     def path(self) -> Path:
         """Main file."""
-
-    @property
-    def paths(self) -> Sequence[Path]:
-        """All files."""
+        return self.paths[0]
 
     @property
     def log(self) -> str:
         """Log file, or a command that shows the log."""
 
     def render(self, command: ServiceCommand) -> Files: ...
+
+    def files(self) -> Files:
+        """Contents of the installed files."""
+        return {path: path.read_bytes() for path in self.paths if path.exists()}
 
     def read_words(self) -> list[str]:
         """Command line in the installed file. Raises OSError if there is no file."""
@@ -132,6 +154,10 @@ class ServiceManager(Protocol):
     def log_command(self, lines: int, *, follow: bool) -> list[str]:
         """Command that prints the end of the log."""
 
+    def check(self, *command: str) -> None:
+        """Run `command`. Raises CommandFailed if it does not succeed."""
+        check(self.run(command), command)
+
 
 def joined(host: str, port: int | str) -> str:
     """`HOST:PORT`."""
@@ -142,20 +168,6 @@ def parted(address: str) -> tuple[str, int]:
     """Host and port of what `joined` returned; 0 for no port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port or 0)
-
-
-def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run `words`; a missing program counts as one that failed."""
-    if shutil.which(words[0]) is None:
-        return subprocess.CompletedProcess(words, 127, "", f"{words[0]} is not installed")
-    return subprocess.run(words, capture_output=True, text=True, check=False)
-
-
-def check(result: subprocess.CompletedProcess[str], command: Sequence[str]) -> None:
-    """Raises CommandFailed if `command` did not succeed."""
-    if result.returncode:
-        reason = (result.stderr or result.stdout).strip() or f"exit code {result.returncode}"
-        raise CommandFailed(f"{' '.join(command)}: {reason}")
 
 
 def exit_text(code: int) -> str:

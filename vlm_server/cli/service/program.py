@@ -39,7 +39,8 @@ def installed_program() -> Path:
         sysconfig.get_path("scripts"),
         sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")),
     ]
-    return lasting(found_in(folders), [*_TEMPORARY, *_caches()])
+    caches = [*(str(Path.home() / name) for name in _CACHES), os.environ.get("XDG_CACHE_HOME", "")]
+    return lasting(found_in(folders), [*_TEMPORARY, *filter(None, caches)])
 
 
 def lasting(program: Path, folders: Iterable[str]) -> Path:
@@ -88,9 +89,3 @@ def stable(program: Path) -> Path:
         return program
     kept = Path(*parts[:at], "opt", parts[at + 1], *parts[at + 3 :])
     return kept if kept.exists() else program
-
-
-def _caches() -> Iterable[str]:
-    yield from (str(Path.home() / name) for name in _CACHES)
-    if named := os.environ.get("XDG_CACHE_HOME"):
-        yield named

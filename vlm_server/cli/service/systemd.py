@@ -16,9 +16,9 @@ from vlm_server.cli.service.manager import (
     Files,
     RunCommand,
     ServiceCommand,
+    ServiceManager,
     ServicePhase,
     ServiceState,
-    check,
     exit_text,
     joined,
     run_command,
@@ -45,7 +45,7 @@ _EXITED, _RUNNING = "1", "0"
 
 
 @dataclass(frozen=True, slots=True)
-class SystemdUser:
+class SystemdUser(ServiceManager):
     """Units of the user's systemd manager; `config_home` replaces `~/.config`."""
 
     home: Path
@@ -53,12 +53,9 @@ class SystemdUser:
     config_home: Path | None = None
 
     @property
-    def path(self) -> Path:
-        return self._folder / UNIT
-
-    @property
     def paths(self) -> Sequence[Path]:
-        return (self.path, self._folder / SOCKET_UNIT)
+        folder = (self.config_home or self.home / ".config") / "systemd" / "user"
+        return (folder / UNIT, folder / SOCKET_UNIT)
 
     @property
     def log(self) -> str:
@@ -138,16 +135,11 @@ class SystemdUser:
         """The socket first; earlier versions had none."""
         return [path.name for path in reversed(self.paths) if path.exists()] or [UNIT]
 
-    @property
-    def _folder(self) -> Path:
-        return (self.config_home or self.home / ".config") / "systemd" / "user"
-
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self.run(("systemctl", "--user", *words))
 
     def _check(self, *words: str) -> None:
-        command = ("systemctl", "--user", *words)
-        check(self.run(command), command)
+        self.check("systemctl", "--user", *words)
 
 
 def _last_exit(shown: dict[str, str]) -> str | None:
