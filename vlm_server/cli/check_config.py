@@ -84,7 +84,7 @@ def _render_section(name: str, section: msgspec.Struct) -> str:
     blocks = [f"[{name}]\n"]
     for field in msgspec.structs.fields(section):
         comment = textwrap.wrap(describe(type(section), field.name), _WIDTH)
-        value = _toml_value(getattr(section, field.name))
+        value = json.dumps(getattr(section, field.name), ensure_ascii=False)
         blocks += [*(f"# {line}\n" for line in comment), f"{field.name} = {value}\n"]
     return "".join(blocks)
 
@@ -94,7 +94,3 @@ def _render_example(model: ListedModel) -> str:
     lines = _render_section("models.NAME", model).splitlines(keepends=True)
     heading = "# More models, a table for each; see docs/models.md.\n"
     return heading + "".join(f"# {line}" for line in lines)
-
-
-def _toml_value(value: str | float | tuple[str, ...]) -> str:
-    return json.dumps(value, ensure_ascii=False)

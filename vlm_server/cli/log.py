@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -140,8 +139,9 @@ class LogFile:
 
     def _rotate(self) -> None:
         draft = self._path.with_name(f".{self._path.name}.draft")
-        with self._path.open("rb") as old, _private(draft) as new:
-            shutil.copyfileobj(old, new)
+        draft.unlink(missing_ok=True)
+        draft.touch(mode=0o600)
+        shutil.copyfile(self._path, draft)
         for number in range(self._num_older, 1, -1):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self._older(number - 1), self._older(number))
@@ -150,9 +150,3 @@ class LogFile:
 
     def _older(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
-
-
-def _private(path: Path) -> BinaryIO:
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    return path.open("wb")

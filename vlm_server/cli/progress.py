@@ -16,8 +16,6 @@ _REFRESHES_PER_SECOND = 5
 _BAR_COLUMNS = 24
 _FIGURE_COLUMNS = 15
 """Room for what stands beside the text and the bar."""
-_KIND = re.compile(r"[^\d:]*")
-"""Beginning of a stage's text, which stays while its numbers change."""
 
 
 class ProgressLine:
@@ -130,5 +128,5 @@ def fitted(stage: str, columns: int) -> str:
 
 
 def _kind_of(stage: str) -> str:
-    found = _KIND.match(stage)
-    return found[0] if found else ""
+    """Beginning of a stage's text, which stays while its numbers change."""
+    return re.split(r"[\d:]", stage, maxsplit=1)[0]

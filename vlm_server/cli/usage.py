@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -117,7 +118,12 @@ class Parser(argparse.ArgumentParser):
         """Help of argparse, and the sections of the manual."""
         self._action_groups.sort(key=lambda group: group is self.others)
         sections = self._get_formatter()
-        for title, rows in self._sections():
+        codes = () if commands_of(self) else self.manual.exit_codes
+        for title, rows in (
+            ("environment", self.manual.environment),
+            ("files", self.manual.files),
+            ("exit codes", [(str(code), text) for code, text in codes]),
+        ):
             sections.start_section(title)
             sections.add_arguments(
                 argparse.Action((), name, metavar=name, help=text.replace("%", "%%"))
@@ -128,18 +134,14 @@ class Parser(argparse.ArgumentParser):
         examples = f"\nexamples:\n{lines}\n" if lines else ""
         return f"{super().format_help()}{examples}\n{sections.format_help()}"
 
-    def _sections(self) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
-        yield "environment", self.manual.environment
-        yield "files", self.manual.files
-        if not commands_of(self):
-            yield "exit codes", [(str(code), text) for code, text in self.manual.exit_codes]
-
 
 class _Formatter(argparse.HelpFormatter):
     """Formatter of argparse in which an empty line begins a paragraph."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=_HELP_COLUMN, width=columns())
+        columns = shutil.get_terminal_size().columns - 2
+        width = max(_LEAST_COLUMNS, min(columns, _MOST_COLUMNS))
+        super().__init__(prog, max_help_position=_HELP_COLUMN, width=width)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
@@ -161,10 +163,3 @@ def every(parser: Parser) -> Iterator[Parser]:
     yield parser
     for _, each in commands_of(parser):
         yield from every(each)
-
-
-def columns() -> int:
-    """Width of the lines of help."""
-    import shutil
-
-    return max(_LEAST_COLUMNS, min(shutil.get_terminal_size().columns - 2, _MOST_COLUMNS))

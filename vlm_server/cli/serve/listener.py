@@ -6,6 +6,7 @@ launch_activate_socket(3), which was not run on a Mac yet.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -26,8 +27,7 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 _SEND_BUFFER_BYTES = 256 * 1024
-"""The system's send buffer of a connection. Data that a client leaves unread is bounded beyond
-it."""
+"""The system's send buffer of a connection, which inherits it from the listener."""
 _PROBE_SECONDS = 1.0
 _FIRST = 3
 """First descriptor that is handed over."""
@@ -35,11 +35,12 @@ _MOST = 16
 _ABOVE = 64
 """First of the descriptors that are in nobody's way."""
 
-_PASSING = frozenset(
-    {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH, socket.EAI_AGAIN}
+_PASSING = (
+    *(errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH),
+    socket.EAI_AGAIN,
 )
 """Errors of an address that another program has, or that is not up yet."""
-_NONE = frozenset({errno.ENOENT, errno.ESRCH})
+_NONE = (errno.ENOENT, errno.ESRCH)
 """Errors of a job without such sockets, or of a process that launchd did not start."""
 
 
@@ -118,13 +119,8 @@ def is_at(server: Server, addresses: Sequence[tuple[str, int]]) -> bool:
 
 def numeric(host: str) -> str:
     """IP address of `host`; a name is looked up, IPv4 first. Raises OSError if it is unknown."""
-    try:
+    with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host))
-    except ValueError:
-        return _looked_up(host)
-
-
-def _looked_up(host: str) -> str:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except UnicodeError:  # it has a part that is empty, or too long
@@ -143,7 +139,7 @@ def bind(server: Server) -> socket.socket:
     try:
         _check_nobody_answers(family, server)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _set_for_connections(listener)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listener.bind((server.host, server.port))
         listener.listen(BACKLOG)
     except OSError as error:
@@ -166,11 +162,6 @@ def _check_nobody_answers(family: socket.AddressFamily, server: Server) -> None:
         is_open = server.port and probe.connect_ex((server.host, server.port)) == 0
         if is_open and probe.getsockname() != probe.getpeername():  # else it has met itself
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-
-
-def _set_for_connections(listener: socket.socket) -> None:
-    """Set options that connections inherit on every system."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
 
 def _descriptors(environment: MutableMapping[str, str]) -> list[int]:
@@ -196,7 +187,7 @@ def _adopt(descriptor: int) -> socket.socket:
     if not (is_tcp and is_listening):
         raise ConfigError(f"the inherited descriptor {descriptor} is no listening TCP socket")
     adopted = socket.socket(family, kind, socket.IPPROTO_TCP, fileno=descriptor)
-    _set_for_connections(adopted)
+    adopted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     return adopted
 
 
@@ -241,7 +232,6 @@ def activate(name: str, library: Any = None) -> list[int]:
     if code:
         raise ConfigError(f"launchd does not hand over the socket {name!r}: {os.strerror(code)}")
     found = [descriptors[index] for index in range(count.value)]
-    free = library.free
-    free.argtypes = [ctypes.c_void_p]
-    free(ctypes.cast(descriptors, ctypes.c_void_p))
+    library.free.argtypes = [ctypes.c_void_p]
+    library.free(ctypes.cast(descriptors, ctypes.c_void_p))
     return found

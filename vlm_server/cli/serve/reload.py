@@ -126,9 +126,8 @@ class Reloader:
             return
         self._is_checking = True
         try:
-            is_restart = await self._is_restart_wanted()
-            while self._is_asked and not is_restart:
-                is_restart = await self._is_restart_wanted()
+            while not (is_restart := await self._is_restart_wanted()) and self._is_asked:
+                pass
         finally:
             self._is_checking = False
         if is_restart:
@@ -159,6 +158,6 @@ def start_again(listener: Listener) -> NoReturn:
 def _version(path: Path | None) -> Version | None:
     try:
         found = path.stat() if path is not None else None
-    except OSError:
-        return None  # between two versions, perhaps
-    return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
+    except OSError:  # between two versions, perhaps
+        found = None
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
