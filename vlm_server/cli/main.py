@@ -18,6 +18,15 @@ from vlm_server.errors import ConfigError, ModelLoadError, NotAvailable, VlmServ
 
 _PACKAGE = "vlm_server.cli"
 _OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+_CODES: dict[type[BaseException], int] = {
+    NotAvailable: exit_codes.NOT_AVAILABLE,
+    ConfigError: exit_codes.WRONG_SETTINGS,
+    ModelLoadError: exit_codes.MODEL_UNUSABLE,
+    VlmServerError: exit_codes.FAILURE,
+    OSError: exit_codes.FAILURE,
+    BaseException: exit_codes.DEFECT,
+}
+"""Exit codes of errors, the more special ones first."""
 COMMANDS = {
     "serve": ("serve.command:add_to", "start the daemon"),
     "ask": ("ask.command:add_to", "ask about images and videos"),
@@ -106,17 +115,7 @@ def report(error: BaseException, options: argparse.Namespace) -> int:
 
 def code_of(error: BaseException) -> int:
     """Exit code of `error`."""
-    match error:
-        case NotAvailable():
-            return exit_codes.NOT_AVAILABLE
-        case ConfigError():
-            return exit_codes.WRONG_SETTINGS
-        case ModelLoadError():
-            return exit_codes.MODEL_UNUSABLE
-        case VlmServerError() | OSError():
-            return exit_codes.FAILURE
-        case _:
-            return exit_codes.DEFECT
+    return next(code for kind, code in _CODES.items() if isinstance(error, kind))
 
 
 def _line_of(error: BaseException, code: int) -> str:

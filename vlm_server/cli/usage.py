@@ -21,10 +21,7 @@ HUB = (
     ("HF_HUB_OFFLINE", "1: nothing is downloaded."),
     ("HF_HOME, HF_HUB_CACHE", "Where downloaded models are kept."),
 )
-TERMINAL = (
-    ("NO_COLOR", "If set, no colours."),
-    ("TERM", "dumb: plain lines, no moving progress."),
-)
+TERMINAL = (("NO_COLOR", "If set, no colours."), ("TERM", "dumb: plain lines, no moving progress."))
 HUB_FILES = (("~/.cache/huggingface/hub", "Downloaded models, unless HF_HOME says otherwise."),)
 CONFIG_FILES = (
     ("FILE of --config", "Settings in TOML; `vlm-server check-config --print-defaults` has all."),

@@ -11,24 +11,14 @@ from vlm_server.cli.usage import Manual, Parser
 # The keys of `servers.KINDS` and `scenarios.SCENARIOS`: help imports neither.
 KINDS = ("ours", "mlx-vlm")
 USUAL = (
-    "repeat",
-    "question",
-    "agent",
-    "agent-window",
-    "agent-drops",
-    "stall",
-    "conc",
-    "text",
-    "right",
+    *("repeat", "question", "agent", "agent-window", "agent-drops"),
+    *("stall", "conc", "text", "right"),
 )
 """Scenarios that run unless others are named."""
 SCENARIOS = (*USUAL, "streams", "longagent", "agents4", "day")
 _MANUAL = Manual(
     examples=(
-        (
-            "A daemon that runs",
-            "vlm-server bench --url it=http://127.0.0.1:8000/v1 --rounds 1",
-        ),
+        ("A daemon that runs", "vlm-server bench --url it=http://127.0.0.1:8000/v1 --rounds 1"),
         (
             "Next to mlx-vlm's server, with the same model",
             "vlm-server bench --start mlx-vlm --start ours --model ORG/NAME",
@@ -100,10 +90,8 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
         choices=KINDS,
         help="start this server with --model on a free port; may be repeated",
     )
-    group.add_argument(
-        "--model", metavar="NAME", help="checkpoint for --start: its folder, or its name if it is "
-        "on this machine",
-    )  # fmt: skip
+    where = "its folder, or its name if it is on this machine"
+    group.add_argument("--model", metavar="NAME", help=f"checkpoint for --start: {where}")
     group.add_argument(
         "--url",
         action="append",

@@ -36,11 +36,11 @@ def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[B
     for name in names[1:]:
         rows[0] += [name, f"/ {names[0]}"]
     scenario = ""
-    for key, values in _by_figure(runs).items():
-        shown = key[0] if key[0] != scenario else ""
-        scenario = key[0]
-        rows.append([shown, key[1], "" if key[2] in _WORDS else key[2].value])
-        rows[-1] += _cells(key[2], [values.get(name, []) for name in names])
+    for (of, figure, unit), values in _by_figure(runs).items():
+        cells = _cells(unit, [values.get(name, []) for name in names])
+        shown = "" if unit in _WORDS else unit.value
+        rows.append([of if of != scenario else "", figure, shown, *cells])
+        scenario = of
     width, height = plan.image_size
     head = (
         f"median [least - most] of {max((run.round for run in runs), default=0)} rounds; "
@@ -51,7 +51,6 @@ def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[B
 
 def document(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]) -> bytes:
     """All measurements, as JSON."""
-    servers = {target.name: {"url": target.base_url, "model": target.model} for target in targets}
     content: dict[str, Any] = {
         "machine": {
             "system": platform.platform(),
@@ -60,10 +59,10 @@ def document(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[Ben
         },
         "versions": {name: version for name in _VERSIONS if (version := _version(name))},
         "plan": plan,
-        "servers": servers,
+        "servers": {each.name: {"url": each.base_url, "model": each.model} for each in targets},
         "figures": [
-            {"scenario": key[0], "name": key[1], "unit": key[2], "rounds": values}
-            for key, values in _by_figure(runs).items()
+            {"scenario": scenario, "name": name, "unit": unit, "rounds": values}
+            for (scenario, name, unit), values in _by_figure(runs).items()
         ],
         "runs": runs,
     }

@@ -90,19 +90,15 @@ async def find_model(target: BenchTarget) -> BenchTarget:
         async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
             response = await http.get(f"{target.base_url}/models")
             models = response.raise_for_status().json()["data"]
-            return (
-                target if target.model else msgspec.structs.replace(target, model=models[0]["id"])
-            )
+            name = target.model or models[0]["id"]
+            return msgspec.structs.replace(target, model=name)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         if target.model and isinstance(error, httpx.HTTPStatusError):
             return target
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise ServerUnusable(
-            f"{target.name}: {target.base_url}/models does not list a model: {_line(error)}"
+            f"{target.name}: {target.base_url}/models does not list a model: {reason}"
         ) from None
-
-
-def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 @contextlib.asynccontextmanager
@@ -110,7 +106,9 @@ async def started(
     name: str, kind: ServerKind, model: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[BenchTarget]:
     """Ready server of `kind` on a free port, ended when the block is left. `model` is absolute."""
-    port = _free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     fill = {"model": str(model), "port": str(port)}
     command = launch.command(*(word.format(**fill) for word in kind.command))
     url = f"http://127.0.0.1:{port}"
@@ -118,8 +116,7 @@ async def started(
         tempfile.TemporaryFile("w+") as log,
         _running(command, environment, log.fileno()) as process,
     ):
-        ready = await _wait_ready(process, url + kind.ready_path)
-        if not ready:
+        if not await _wait_ready(process, url + kind.ready_path):
             log.seek(0)
             tail = "".join(log.readlines()[-_LOG_TAIL_LINES:])
             reason = tail.strip().rpartition("\n")[2].strip() or "it said nothing"
@@ -161,12 +158,6 @@ async def _wait_ready(process: subprocess.Popen[bytes], url: str) -> bool:
                     return True
             await asyncio.sleep(_POLL_SECONDS)
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Client(ChatClient):

@@ -9,7 +9,6 @@ import os
 import secrets
 import signal
 import sys
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -63,18 +62,13 @@ async def bench(args: argparse.Namespace) -> int:
                 progress.show(f"{len(runs)} of {total} runs", len(runs) / total)
         finally:
             progress.clear()
-            _write(args, targets, plan, runs)
-    return 0 if all(_answered(target, runs) for target in targets) else 1
-
-
-def _write(
-    args: argparse.Namespace, targets: list[BenchTarget], plan: BenchPlan, runs: list[BenchRun]
-) -> None:
-    sys.stdout.write(report.comparison(targets, plan, runs) + "\n")
-    if args.json is not None:
-        args.json.write_bytes(report.document(targets, plan, runs))
-    if args.plot is not None:
-        args.plot.write_text(plot.svg(runs))
+            print(report.comparison(targets, plan, runs))
+            if args.json is not None:
+                args.json.write_bytes(report.document(targets, plan, runs))
+            if args.plot is not None:
+                args.plot.write_text(plot.svg(runs))
+    answered = {run.server for run in runs if any(each.error is None for each in run.answers)}
+    return 0 if all(target.name in answered for target in targets) else 1
 
 
 def _check_target(option: str, file: Path | None) -> None:
@@ -139,17 +133,8 @@ def checkpoint(text: str) -> Path:
 
 def _numbered(kinds: list[str]) -> list[str]:
     """Names for servers of these kinds: `ours`, `ours-2`, ..."""
-    seen: Counter[str] = Counter()
-    names = []
-    for kind in kinds:
-        seen[kind] += 1
-        names.append(kind if seen[kind] == 1 else f"{kind}-{seen[kind]}")
-    return names
-
-
-def _answered(target: BenchTarget, runs: list[BenchRun]) -> bool:
-    answers = [answer for run in runs if run.server == target.name for answer in run.answers]
-    return any(answer.error is None for answer in answers)
+    counts = (kinds[:place].count(kind) for place, kind in enumerate(kinds, 1))
+    return [f"{kind}-{n}" if n > 1 else kind for kind, n in zip(kinds, counts, strict=True)]
 
 
 def _warn_if_busy() -> None:

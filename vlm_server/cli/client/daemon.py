@@ -58,9 +58,7 @@ class Daemon:
         self._root = self.url.removesuffix("/v1")
         self.trust_env = has_proxy and not is_local(url)
         self._http = httpx.Client(
-            headers=authorization(api_key),
-            timeout=seconds,
-            trust_env=self.trust_env,
+            headers=authorization(api_key), timeout=seconds, trust_env=self.trust_env
         )
 
     def __enter__(self) -> Daemon:

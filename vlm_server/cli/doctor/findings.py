@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -76,18 +76,11 @@ def within(seconds: float, function: Callable[[], T]) -> T | None:
     return returned[0] if returned else None
 
 
-def output_of(
-    words: Sequence[str], seconds: float = 10.0, environment: Mapping[str, str] | None = None
-) -> str | None:
+def output_of(words: Sequence[str], seconds: float = 10.0) -> str | None:
     """Output of a program; None if it is missing, fails, or takes longer."""
     try:
         done = subprocess.run(
-            words,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
-            check=False,
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

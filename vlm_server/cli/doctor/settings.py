@@ -20,7 +20,7 @@ from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.text import binary_size
 from vlm_server.errors import ConfigError, ModelLoadError
 from vlm_server.hub.names import to_download
-from vlm_server.hub.survey import Survey, SurveyRequest, survey
+from vlm_server.hub.survey import SurveyRequest, survey
 from vlm_server.platform.private_folder import of_this_user
 from vlm_server.settings import Server, Settings
 from vlm_server.settings.paths import allow_or_move, expanded, guarded_folder
@@ -80,14 +80,11 @@ def model(situation: Situation) -> Finding:
         found = asyncio.run(survey(SurveyRequest(named, situation.settings.memory)))
     except ModelLoadError as error:
         return problem("model", f"{named.name}: {error}", "see `device`")
-    return _judged(named.name, found)
-
-
-def _judged(name: str, found: Survey) -> Finding:
     if found.refusal:
-        return problem("model", f"{name}: {found.refusal}", "`vlm-server models check` says more")
+        advice = "`vlm-server models check` says more"
+        return problem("model", f"{named.name}: {found.refusal}", advice)
     text = (
-        f"{name} ({found.family}, {found.quantization or 'unquantized'}): "
+        f"{named.name} ({found.family}, {found.quantization or 'unquantized'}): "
         f"{binary_size(found.weight_bytes)} of {binary_size(found.limit_bytes)}, "
         f"{found.fitting_tokens} of {found.context_tokens} tokens fit"
     )

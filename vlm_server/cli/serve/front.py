@@ -111,7 +111,12 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     _say(greeting.first_words(url, models.names[0], sys.stdout))
     await models.start()
     announcement = asyncio.create_task(announce(models, url, settings))
-    announcement.add_done_callback(lambda task: stop.set() if _has_failed(task) else None)
+
+    def end_if_failed(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            stop.set()
+
+    announcement.add_done_callback(end_if_failed)
     looking = asyncio.create_task(look_after(process, server))
     http = asyncio.create_task(serve_http(server, listener, models, stop))
     http.add_done_callback(lambda _: stop.set())
@@ -182,7 +187,3 @@ def _say(text: str) -> None:
     except OSError as error:
         logger.warning("can't write the output: %s", error.strerror)
         discard_output()
-
-
-def _has_failed(task: asyncio.Task[None]) -> bool:
-    return not task.cancelled() and task.exception() is not None
