@@ -11,7 +11,7 @@ import msgspec
 from vlm_server.cli.bench import day
 from vlm_server.cli.bench.day import FIXED_WORK, DaySample
 from vlm_server.cli.bench.figures import quotient
-from vlm_server.cli.bench.measure import BenchRun
+from vlm_server.cli.bench.report import BenchRun
 
 _WIDTH = 960
 _LEFT, _RIGHT = 70, 170

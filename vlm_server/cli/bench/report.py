@@ -1,4 +1,4 @@
-"""Report of a bench: a table that compares servers, and JSON."""
+"""What a bench runs and has measured; a table that compares servers, and JSON."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.cli.bench.figures import Unit, known, median, quotient
-from vlm_server.cli.bench.measure import BenchPlan, BenchRun
+from vlm_server.cli.bench.day import DaySample
+from vlm_server.cli.bench.figures import Figure, Unit, known, median, quotient
 from vlm_server.cli.bench.servers import BenchTarget
+from vlm_server.cli.client.answer import TimedAnswer
 from vlm_server.cli.text import table
 
 _NOTHING = "-"
@@ -27,6 +28,33 @@ _COMPARED = set(Unit) - {*_WORDS, Unit.PERCENT}
 
 Key = tuple[str, str, Unit]
 """A figure's scenario, name and unit."""
+
+
+class BenchPlan(msgspec.Struct, frozen=True):
+    """Scenarios to run, by name; size of images in pixels (width, height); length of a day."""
+
+    scenarios: tuple[str, ...]
+    rounds: int
+    image_size: tuple[int, int]
+    seed: int
+    day_seconds: float
+
+    def num_runs(self, num_servers: int) -> int:
+        """Number of runs that `measure` makes, with the warm-up of each server."""
+        return num_servers * (1 + self.rounds * len(self.scenarios))
+
+
+class BenchRun(msgspec.Struct, frozen=True):
+    """One scenario in one round on one server. Round 0 is the warm-up."""
+
+    scenario: str
+    round: int
+    server: str
+    seconds: float
+    figures: list[Figure]
+    answers: list[TimedAnswer]
+    samples: list[DaySample] = []
+    """Of a day."""
 
 
 def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]) -> str:

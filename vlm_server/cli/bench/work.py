@@ -5,18 +5,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import secrets
 import signal
 import sys
+import time
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from vlm_server.cli.bench import plot, report
+from vlm_server.cli.bench import day, plot, report, scenarios
 from vlm_server.cli.bench.command import SCENARIOS
-from vlm_server.cli.bench.day import NAME as DAY
-from vlm_server.cli.bench.material import parse_size
-from vlm_server.cli.bench.measure import BenchPlan, BenchRun, measure
+from vlm_server.cli.bench.day import DaySample
+from vlm_server.cli.bench.figures import Figure
+from vlm_server.cli.bench.material import Material, parse_size
+from vlm_server.cli.bench.report import BenchPlan, BenchRun
 from vlm_server.cli.bench.servers import KINDS, BenchTarget, Client, find_model, parse_url, started
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.text import did_you_mean
@@ -71,6 +75,39 @@ async def bench(args: argparse.Namespace) -> int:
     return 0 if all(target.name in answered for target in targets) else 1
 
 
+async def measure(clients: Sequence[Client], plan: BenchPlan) -> AsyncIterator[BenchRun]:
+    """Runs of `plan`. Servers alternate within each scenario, and in which one is first."""
+    for client in clients:
+        yield await _run("warm-up", 0, client, plan)
+    for round_ in range(1, plan.rounds + 1):
+        for scenario in plan.scenarios:
+            for turn in range(len(clients)):
+                client = clients[(round_ - 1 + turn) % len(clients)]
+                yield await _run(scenario, round_, client, plan)
+
+
+async def _run(scenario: str, round_: int, client: Client, plan: BenchPlan) -> BenchRun:
+    material = Material(plan.image_size, plan.seed, scenario, round_)
+    figures: list[Figure] = []
+    samples: list[DaySample] = []
+    start = time.perf_counter()
+    gc.collect()
+    gc.disable()  # its pauses would be in the times
+    try:
+        if scenario in scenarios.SCENARIOS:
+            figures = await scenarios.SCENARIOS[scenario](client, material)
+        elif scenario == day.NAME:
+            samples = await day.spend_day(client, material, plan.day_seconds)
+            figures = day.figures(samples)
+        else:
+            await scenarios.warm_up(client, material)
+    finally:
+        gc.enable()
+    seconds = time.perf_counter() - start
+    name, answers = client.target.name, client.take_answers()
+    return BenchRun(scenario, round_, name, seconds, figures, answers, samples)
+
+
 def _check_target(option: str, file: Path | None) -> None:
     """Raises ConfigError if `file` could not be written after the measurements."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
@@ -86,8 +123,8 @@ def _plan(args: argparse.Namespace) -> BenchPlan:
         raise ConfigError("--rounds must be at least 1")
     if not args.minutes > 0:
         raise ConfigError("--minutes must be above 0")
-    if args.plot is not None and DAY not in names:
-        raise ConfigError(f"--plot needs --scenarios {DAY}")
+    if args.plot is not None and day.NAME not in names:
+        raise ConfigError(f"--plot needs --scenarios {day.NAME}")
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
     return BenchPlan(names, args.rounds, parse_size(args.size), seed, 60 * args.minutes)
 

@@ -131,8 +131,7 @@ class Launchd(ServiceManager):
     def _look(self) -> _LoadedService | None:
         for name in _DOMAINS:
             target = f"{name}/{os.getuid()}/{LABEL}"
-            result = self.run(("launchctl", "print", target))
-            if result.returncode == 0:
+            if (result := self.run(("launchctl", "print", target))).returncode == 0:
                 return _LoadedService(target, result.stdout)
         return None
 

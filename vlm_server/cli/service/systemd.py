@@ -62,8 +62,8 @@ class SystemdUser(ServiceManager):
         return f"journalctl --user-unit {UNIT}"
 
     def render(self, command: ServiceCommand) -> Files:
-        texts = (systemd_unit(command), systemd_socket(command))
-        return dict(zip(self.paths, texts, strict=True))
+        unit, socket_unit = self.paths
+        return {unit: systemd_unit(command), socket_unit: systemd_socket(command)}
 
     def read_words(self) -> list[str]:
         return words_of_unit(self.path.read_bytes())

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
 from vlm_server.cli.bench import command, work
 from vlm_server.cli.bench.day import NAME as DAY
-from vlm_server.cli.bench.measure import BenchPlan
+from vlm_server.cli.bench.report import BenchPlan
 from vlm_server.cli.bench.scenarios import SCENARIOS
 from vlm_server.cli.bench.servers import (
     KINDS,
