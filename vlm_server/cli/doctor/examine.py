@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -75,10 +76,6 @@ def print_finding(finding: Finding) -> None:
 
 def summary(findings: Sequence[Finding]) -> str:
     """Number of problems and warnings, in one line."""
-    counts = {level: sum(each.level == level for each in findings) for level in _MARKS}
-    if counts["problem"] + counts["warning"] == 0:
-        return "Everything is well."
-    words = [
-        f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in ("problem", "warning")
-    ]
-    return " and ".join(word for word in words if not word.startswith("0")) + "."
+    counts = Counter(each.level for each in findings if each.level != "ok")
+    words = [f"{n} {level}{'s' * (n != 1)}" for level, n in sorted(counts.items())]
+    return " and ".join(words) + "." if words else "Everything is well."

@@ -1,8 +1,8 @@
 """The end of `serve`: by a signal, by the end of its standard input, or to start again.
 
 It starts again at SIGHUP, or when its settings have changed and are valid. Running answers are
-finished, and the process becomes a new one by `exec`: its id and the sockets that it inherited stay,
-so that no client is refused meanwhile.
+finished, and the process becomes a new one by `exec`: its id and its inherited sockets stay, so
+that no client is refused meanwhile.
 """
 
 from __future__ import annotations
