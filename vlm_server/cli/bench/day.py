@@ -146,8 +146,9 @@ def figures(samples: Sequence[DaySample]) -> list[Figure]:
     of_server = levels(samples, kinds(samples))
 
     def drift(kind: str) -> float | None:
-        ends = by_part[:1] + by_part[1:][-1:]
-        return quotient(*(usual(kind, part) for part in reversed(ends))) if len(ends) > 1 else None
+        if len(by_part) < 2:
+            return None
+        return quotient(usual(kind, by_part[-1]), usual(kind, by_part[0]))
 
     change = quotient(of_server[-1], of_server[0]) if len(of_server) > 1 else None
     is_within = None if change is None else float(abs(change - 1) <= MOST_DRIFT)

@@ -126,8 +126,9 @@ class Reloader:
             return
         self._is_checking = True
         try:
-            while not (is_restart := await self._is_restart_wanted()) and self._is_asked:
-                pass
+            is_restart = await self._is_restart_wanted()
+            while self._is_asked and not is_restart:
+                is_restart = await self._is_restart_wanted()
         finally:
             self._is_checking = False
         if is_restart:
