@@ -80,7 +80,12 @@ def find_regions(text: str, scale: tuple[float, float] = (_THOUSAND, _THOUSAND))
     ]
     if not found and (bare := _BARE.fullmatch(text.strip())):
         found = [_region(bare, scale, "")]
-    return [region for region in found if _is_inside(region)]
+    return [
+        region
+        for region in found
+        if min(region.x, region.y) >= 0
+        and max(region.x + region.width, region.y + region.height) <= _TOLERANCE
+    ]
 
 
 def _region(match: re.Match[str], scale: tuple[float, float], label: str) -> Region:
@@ -103,11 +108,6 @@ def _label_of(text: str, match: re.Match[str]) -> str:
     around = text[start : end if end >= 0 else None] if start >= 0 else ""
     found = _LABEL.search(around)
     return found[1] if found else ""
-
-
-def _is_inside(region: Region) -> bool:
-    right, bottom = region.x + region.width, region.y + region.height
-    return region.x >= 0 and region.y >= 0 and max(right, bottom) <= _TOLERANCE
 
 
 def drawn(data: bytes, regions: Sequence[Region]) -> Image.Image:

@@ -135,15 +135,11 @@ def _wait(arguments: argparse.Namespace, manager: ServiceManager, settings: Sett
     try:
         answer = wait_for_answer(manager, settings, lambda text: print(f"{text} …", flush=True))
     except CommandFailed:
-        _show_log(manager)
+        log = run_command(manager.log_command(_LAST_LINES, follow=False)).stdout.rstrip()
+        if log:
+            print(f"The last lines of its log:\n{log}", file=sys.stderr)
         raise
     print(f"Ready: {url} was asked what a red circle is, and answered {answer!r}.")
-
-
-def _show_log(manager: ServiceManager) -> None:
-    told = run_command(manager.log_command(_LAST_LINES, follow=False)).stdout.rstrip()
-    if told:
-        print(f"The last lines of its log:\n{told}", file=sys.stderr)
 
 
 def _host(server: Server) -> str:

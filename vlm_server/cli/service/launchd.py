@@ -62,10 +62,11 @@ class Launchd(ServiceManager):
         return {self.path: launchd_plist(command, self._log, has_screen=has_screen)}
 
     def read_words(self) -> list[str]:
-        return words_of_plist(self.path.read_bytes())
+        return [str(word) for word in plistlib.loads(self.path.read_bytes())["ProgramArguments"]]
 
     def read_address(self) -> str:
-        return address_of_plist(self.path.read_bytes())
+        listener = plistlib.loads(self.path.read_bytes())["Sockets"][_SOCKET]
+        return joined(listener["SockNodeName"], listener["SockServiceName"])
 
     def load(self, *, is_moved: bool) -> None:
         """launchd has to forget the service first: what connects in between is refused."""
@@ -244,14 +245,3 @@ def launchd_plist(command: ServiceCommand, log: Path, *, has_screen: bool = True
             **({} if has_screen else {"LimitLoadToSessionType": ["Aqua", "Background"]}),
         }
     )
-
-
-def words_of_plist(text: bytes) -> list[str]:
-    """Program and arguments in a file made by `launchd_plist`."""
-    return [str(word) for word in plistlib.loads(text)["ProgramArguments"]]
-
-
-def address_of_plist(text: bytes) -> str:
-    """Address in a file made by `launchd_plist`."""
-    listener = plistlib.loads(text)["Sockets"][_SOCKET]
-    return joined(listener["SockNodeName"], listener["SockServiceName"])

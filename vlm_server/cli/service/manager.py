@@ -118,7 +118,7 @@ class ServiceManager(Protocol):
         return {path: path.read_bytes() for path in self.paths if path.exists()}
 
     def read_words(self) -> list[str]:
-        """Command line in the installed file. Raises OSError if there is no file."""
+        """Command line in the installed file, if it starts something. Raises OSError."""
 
     def read_address(self) -> str:
         """Address in the installed files; empty if they name none. Raises OSError."""

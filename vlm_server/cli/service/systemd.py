@@ -66,11 +66,17 @@ class SystemdUser(ServiceManager):
         return {unit: systemd_unit(command), socket_unit: systemd_socket(command)}
 
     def read_words(self) -> list[str]:
-        return words_of_unit(self.path.read_bytes())
+        for line in self.path.read_bytes().decode().split("\n"):
+            if line.startswith("ExecStart="):
+                program, *arguments = map(_unquote, _QUOTED.findall(line))
+                return [program, *(word.replace("$$", "$") for word in arguments)]
+        return []
 
     def read_address(self) -> str:
         path = self.paths[1]
-        return address_of_socket(path.read_bytes()) if path.exists() else ""
+        text = path.read_bytes().decode() if path.exists() else ""
+        found = re.search(r"^ListenStream=(.+)$", text, re.MULTILINE)
+        return found[1] if found else ""
 
     def load(self, *, is_moved: bool) -> None:
         self._check("daemon-reload")
@@ -168,12 +174,6 @@ WantedBy=sockets.target
 """.encode()
 
 
-def address_of_socket(text: bytes) -> str:
-    """Address in a file made by `systemd_socket`."""
-    found = re.search(rb"^ListenStream=(.+)$", text, re.MULTILINE)
-    return found[1].decode() if found else ""
-
-
 def systemd_unit(command: ServiceCommand) -> bytes:
     """User unit: restarted after a crash, and until what it waits for is there.
 
@@ -216,15 +216,6 @@ SystemCallArchitectures=native
 [Install]
 WantedBy=default.target
 """.encode()
-
-
-def words_of_unit(text: bytes) -> list[str]:
-    """Program and arguments in a file made by `systemd_unit`."""
-    for line in text.decode().split("\n"):
-        if line.startswith("ExecStart="):
-            program, *arguments = map(_unquote, _QUOTED.findall(line))
-            return [program, *(word.replace("$$", "$") for word in arguments)]
-    return []
 
 
 def _quote(word: str) -> str:
