@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import SamplingParams, Submit, Tools
+from vlm_server.protocol import Submit, Tools
 
 if TYPE_CHECKING:  # the process that compiles needs no numpy
     from vlm_server.interfaces.model_spec import ModelSpec, ToolParser
@@ -72,30 +72,19 @@ class AutoCalls(_Constraint, frozen=True, tag="auto"):
 
 Constraint = Schema | RequiredCalls | AutoCalls
 
-_encoder = msgspec.json.Encoder()
+encode = msgspec.json.Encoder().encode
+"""The bytes of a constraint; the same for equal ones."""
 _decoder: msgspec.json.Decoder[Constraint] = msgspec.json.Decoder(Constraint)
-
-
-def encode(constraint: Constraint) -> bytes:
-    """The bytes of a constraint; the same for equal ones."""
-    return _encoder.encode(constraint)
-
-
-def decode(body: bytes | bytearray) -> Constraint:
-    """The constraint that `encode` was given."""
-    return _decoder.decode(body)
-
-
-_JSON_FORMATS = frozenset({"json_tools"})
-"""Tool formats whose body is `{"name": ..., "arguments": {...}}`."""
+decode = _decoder.decode
+"""The constraint that `encode` was given."""
 
 
 class Constraints:
     """The constraints on one model's answers."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._format = spec.tool_parser
-        self._syntax = None if self._format is None else _syntax(spec, self._format)
+        parser = spec.tool_parser
+        self._syntax = None if parser is None else _syntax(spec, parser)
 
     def of(self, submit: Submit) -> Constraint | None:
         """The constraint on a request's answer, if any.
@@ -103,8 +92,10 @@ class Constraints:
         Raises InvalidRequest for one that can't be ensured.
         """
         found = self._find(submit)
-        if found is not None:
-            _check_end(submit.sampling)
+        for name in ("min_tokens", "ignore_eos"):
+            if found is not None and getattr(submit.sampling, name):
+                message = "can't be combined with a schema, nor with forced or strict tools"
+                raise InvalidRequest(f"`{name}` {message}", name)
         return found
 
     def _find(self, submit: Submit) -> Constraint | None:
@@ -127,22 +118,9 @@ class Constraints:
         return AutoCalls(tools, self._syntax, schema)
 
 
-def _check_end(sampling: SamplingParams) -> None:
-    """An answer with a grammar ends where that does."""
-    for name in ("min_tokens", "ignore_eos"):
-        if getattr(sampling, name):
-            raise InvalidRequest(
-                f"`{name}` can't be combined with a schema, nor with forced or strict tools", name
-            )
-
-
 def _syntax(spec: ModelSpec, parser: ToolParser) -> CallSyntax:
-    return CallSyntax(
-        _mark(spec, parser.start),
-        _mark(spec, parser.end),
-        parser.start,
-        parser.name in _JSON_FORMATS,
-    )
+    start, end = _mark(spec, parser.start), _mark(spec, parser.end)
+    return CallSyntax(start, end, parser.start, is_json=parser.name == "json_tools")
 
 
 def _mark(spec: ModelSpec, text: str) -> Mark:

@@ -7,13 +7,14 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import DecodeBudgetExceeded, InvalidImage, InvalidVideo
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
-from vlm_server.prompt.media.messages import Frames, Undecodable, VideoJob, pack_job, unpack
+from vlm_server.prompt.media.messages import Frames, Undecodable, VideoJob, unpack
 from vlm_server.protocol import Image, Video
 from vlm_server.settings import Image as ImageLimits
 from vlm_server.settings import Video as VideoLimits
@@ -117,7 +118,7 @@ class Decoders:
         Raises InvalidImage if it can't be decoded, DecodeBudgetExceeded and Cancelled.
         """
         budget.take_pixels(image.width * image.height, image.param)
-        job = pack_job(image)
+        job = msgspec.msgpack.encode(image)
         for _ in range(_TRIES):
             started = time.monotonic()
             if not budget.seconds_left:
@@ -175,7 +176,7 @@ def decode_video(
 
     Raises InvalidVideo if it can't be decoded, is over a limit or takes too long, and Cancelled.
     """
-    job = pack_job(VideoJob(video.data, video.format, limits, video.is_cut))
+    job = msgspec.msgpack.encode(VideoJob(video.data, video.format, limits, video.is_cut))
     try:
         frames, pixels = unpack(pool.run(job, limits.decode_timeout_seconds, cancellation))
     except ChildTimeout:

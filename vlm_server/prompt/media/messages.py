@@ -12,7 +12,6 @@ import msgspec
 
 from vlm_server import settings
 from vlm_server.platform.child import messages
-from vlm_server.protocol import Image
 
 
 class VideoJob(msgspec.Struct, frozen=True, tag="job"):
@@ -51,33 +50,17 @@ class Undecodable(msgspec.Struct, frozen=True, tag="undecodable"):
     reason: str
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Frames | Undecodable] = msgspec.msgpack.Decoder(
-    Frames | Undecodable
-)
+Description = Frames | Undecodable
+_decoder: msgspec.msgpack.Decoder[Description] = msgspec.msgpack.Decoder(Description)
 
 
-def pack_job(job: Image | VideoJob) -> bytes:
-    return _encoder.encode(job)
+def pack(description: Description, pixels: Iterable[bytes] = ()) -> messages.Parts:
+    """An answer: `unpack` returns its parts."""
+    size = description.num_bytes if isinstance(description, Frames) else 0
+    return messages.described(size, pixels, msgspec.msgpack.encode(description))
 
 
-def unpack_image(job: bytearray) -> Image:
-    return msgspec.msgpack.decode(job, type=Image)
-
-
-def unpack_video(job: bytearray) -> VideoJob:
-    return msgspec.msgpack.decode(job, type=VideoJob)
-
-
-def pack(frames: Frames, pixels: Iterable[bytes]) -> messages.Parts:
-    return messages.described(frames.num_bytes, pixels, _encoder.encode(frames))
-
-
-def pack_refusal(reason: str) -> messages.Parts:
-    return messages.described(0, (), _encoder.encode(Undecodable(reason)))
-
-
-def unpack(answer: bytearray) -> tuple[Frames | Undecodable, memoryview]:
+def unpack(answer: bytearray) -> tuple[Description, memoryview]:
     """The description of the pixels, and the pixels, which are a part of `answer`.
 
     Raises ValueError, of which msgspec.DecodeError is one, for what is no answer.

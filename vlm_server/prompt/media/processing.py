@@ -7,7 +7,8 @@ the tokens of the item, and the text around them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,45 +77,40 @@ def process_image(
 
     Raises InvalidImage, naming `param`, for one that the processor can't take.
     """
-    size = f"{pixels.shape[1]}x{pixels.shape[0]}"
-    try:
-        whole = _whole(spec, spec.process_image(pixels, placeholder), spec.image_token_id)
-    except Exception as error:
-        _note_failure("a picture", error)
-        raise InvalidImage(
-            f"the model's processor can't take this picture of {size} pixels{_why(error)}", param
-        ) from error
-    if whole is None:
-        raise InvalidImage(
-            f"the model's processor returns nothing for a picture of {size} pixels", param
-        )
-    return whole
+    height, width = pixels.shape[:2]
+    what = f"picture of {width}x{height} pixels"
+    with _named_failures(what, InvalidImage, param):
+        return _whole(spec, spec.process_image(pixels, placeholder), spec.image_token_id)
 
 
 def process_video(
     spec: ModelSpec, token_id: int, placeholder: str, clip: Clip, param: str
 ) -> Processed:
     """Raises InvalidVideo, naming `param`, for frames that the processor can't take."""
-    try:
+    height, width = clip.frames.shape[1:3]
+    what = f"video of {width}x{height} pixels"
+    with _named_failures(what, InvalidVideo, param):
         made = spec.process_video(clip.frames, clip.seconds, placeholder)
         whole = _whole(spec, made, token_id)
-    except Exception as error:
-        _note_failure("a video", error)
-        height, width = clip.frames.shape[1:3]
-        raise InvalidVideo(
-            f"the model's processor can't take this video of {width}x{height} pixels{_why(error)}",
-            param,
-        ) from error
-    if whole is None:
-        raise InvalidVideo("the model's processor returned nothing for this video", param)
     video = _in_units(whole)
     return replace(video, layout=replace(video.layout, sampled=clip.sampled))
 
 
-def _note_failure(what: str, error: Exception) -> None:
-    """Log one line: the picture may be at fault, and clients can send many."""
-    logger.info("the processor failed on %s: %s", what, _in_one_line(error))
-    logger.debug("the processor failed", exc_info=error)
+@contextmanager
+def _named_failures(
+    what: str, refusal: type[InvalidImage | InvalidVideo], param: str
+) -> Iterator[None]:
+    """Raises `refusal` for any exception within.
+
+    It is logged in one line: the picture may be at fault, and clients can send many.
+    """
+    try:
+        yield
+    except Exception as error:
+        logger.info("the processor failed on a %s: %s", what, _in_one_line(error))
+        logger.debug("the processor failed", exc_info=error)
+        message = f"the model's processor can't take this {what}{_why(error)}"
+        raise refusal(message, param) from error
 
 
 def _why(error: Exception) -> str:
@@ -130,11 +126,11 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:_MAX_REASON_CHARS]
 
 
-def _whole(spec: ModelSpec, made: ProcessedMedia, token_id: int) -> Processed | None:
-    """The processor's output as one unit; None if it has no token of the media item."""
+def _whole(spec: ModelSpec, made: ProcessedMedia, token_id: int) -> Processed:
+    """The processor's output as one unit. Raises ValueError without a token of the media item."""
     media = np.flatnonzero(made.token_ids == token_id)
     if not len(media):
-        return None
+        raise ValueError("it returns nothing for it")
     first, last = int(media[0]), int(media[-1]) + 1
     token_ids = made.token_ids[first:last]
     grids = {name: made.inputs[name] for name in GRIDS if name in made.inputs}

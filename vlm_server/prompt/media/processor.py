@@ -11,7 +11,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import msgspec
@@ -38,34 +38,31 @@ _MAX_FRAMES_AS_IMAGES = 16
 """The most frames of a video shown as images, which have many more tokens than frames."""
 
 
+@dataclass(frozen=True, eq=False)
 class MediaItem:
     """An image or a video of one request.
 
-    `mm_hashes` name its units, with all that their features follow from; `param` names what was
-    sent. A frame of a video is no image.
+    `key` names all that its features follow from, and `param` what was sent. A frame of a video is
+    no image.
     """
 
-    def __init__(
-        self,
-        key: str,
-        layout: TokenLayout,
-        param: str,
-        load: Callable[[], Processed],
-        *,
-        is_image: bool,
-    ) -> None:
-        self.layout = layout
-        self.is_image = is_image
-        self.mm_hashes = tuple(f"{key}/{number}" for number in range(len(layout.units)))
-        self.param = param
-        self._load = load
+    key: str
+    layout: TokenLayout
+    param: str
+    load: Callable[[], Processed]
+    is_image: bool
+
+    @property
+    def mm_hashes(self) -> list[str]:
+        """The name of each of its units."""
+        return [f"{self.key}/{number}" for number in range(len(self.layout.units))]
 
     def inputs(self, unit: int) -> Inputs:
         """The vision tower's inputs of a unit. Decodes and processes the item if no cache has it.
 
         Raises InvalidImage or InvalidVideo if that fails.
         """
-        return self._load().inputs[unit]
+        return self.load().inputs[unit]
 
 
 class MediaProcessor:
@@ -175,7 +172,7 @@ class MediaProcessor:
     ) -> MediaItem:
         once = cache(partial(self._processed, key, load, cancellation))
         layout: TokenLayout | None = self._caches.token_layouts.get(key)
-        return MediaItem(key, layout or once().layout, param, once, is_image=is_image)
+        return MediaItem(key, layout or once().layout, param, once, is_image)
 
     def _processed(
         self, key: str, load: Callable[[], Processed], cancellation: Cancellation
