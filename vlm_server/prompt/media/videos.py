@@ -58,9 +58,8 @@ def decode_job(job: bytearray) -> Parts:
             packets.pop()
         timeline = _timeline(packets, stream)
         if timeline.duration > video.limits.max_seconds:
-            raise InvalidVideo(
-                f"The video is longer than {video.limits.max_seconds:g} seconds (video.max_seconds)."
-            )
+            longest = f"{video.limits.max_seconds:g} seconds (video.max_seconds)"
+            raise InvalidVideo(f"The video is longer than {longest}.")
         try:
             return _sampled(stream, timeline, video.limits, is_cut=is_cut or video.is_cut)
         except (InvalidVideo, av.FFmpegError):
