@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from vlm_server.errors import InvalidRequest
@@ -54,12 +53,8 @@ class Chat:
 def read_chat(submit: Submit) -> Chat:
     """The chat of a request. Raises InvalidRequest for variables that the request itself sets."""
     tools = () if submit.tools is None else tuple(json.loads(submit.tools.definitions))
-    return Chat(
-        messages=submit.messages,
-        tools=tools,
-        variables=_variables(submit.template),
-        continue_final=submit.template.continue_final,
-    )
+    template = submit.template
+    return Chat(submit.messages, tools, _variables(template), template.continue_final)
 
 
 def _variables(options: TemplateOptions) -> Mapping[str, Any]:
@@ -103,20 +98,17 @@ def join_turns(messages: Iterable[Message]) -> tuple[Message, ...]:
     """
     joined = list[Message]()
     for message in messages:
-        if joined and _are_one_turn(joined[-1], message):
-            joined[-1] = _one_turn(joined[-1], message)
+        last = joined[-1] if joined else None
+        is_after_call = bool(last and last.tool_calls and message.content)
+        if last and last.role == message.role != "tool" and not is_after_call:
+            joined[-1] = _one_turn(last, message)
         else:
             joined.append(message)
     return tuple(joined)
 
 
-def _are_one_turn(first: Message, second: Message) -> bool:
-    is_later = bool(first.tool_calls and second.content)
-    return first.role == second.role != "tool" and not is_later
-
-
 def _one_turn(first: Message, second: Message) -> Message:
-    return msgspec.structs.replace(
+    return replace(
         first,
         content=with_gap(first.content, second.content),
         reasoning="\n\n".join(filter(None, (first.reasoning, second.reasoning))),
@@ -137,10 +129,7 @@ def join_texts(messages: Sequence[Message]) -> tuple[Message, ...]:
     Templates trim parts, or take the first one alone. And a control token that is split between
     two parts is whole again once they are rendered.
     """
-    return tuple(
-        msgspec.structs.replace(message, content=tuple(_joined(message.content)))
-        for message in messages
-    )
+    return tuple(replace(message, content=tuple(_joined(message.content))) for message in messages)
 
 
 def _joined(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:

@@ -83,9 +83,9 @@ class MultimodalPreparer:
         token_ids = self._prompts.tokenize(chat, placeholders)
         if self._starts_in_reasoning(chat, token_ids):
             answer_format = replace(answer_format, starts_in_reasoning=True)
-        prompt = self._build(token_ids, media, chat, submit.cache_salt)
+        starts = answer_format.starts_in_reasoning
         prompt = replace(
-            prompt,
+            self._build(token_ids, media, chat, submit.cache_salt),
             answer_format=answer_format,
             images=_images(media),
             videos=_videos(media),
@@ -93,11 +93,11 @@ class MultimodalPreparer:
         )
         if submit.count_only:
             return self._count(prompt)
-        grammar = with_reasoning(
-            self._marks, grammar, submit, starts=answer_format.starts_in_reasoning
+        prompt = replace(
+            prompt,
+            grammar=with_reasoning(self._marks, grammar, submit, starts=starts),
+            prediction=self._prompts.tokenize_prediction(submit.prediction),
         )
-        prediction = self._prompts.tokenize_prediction(submit.prediction)
-        prompt = replace(prompt, grammar=grammar, prediction=prediction)
         return self._look_up(prompt, media, use_disk=use_disk)
 
     def _prepare_raw(
@@ -126,10 +126,11 @@ class MultimodalPreparer:
 
     def _count(self, prompt: PreparedPrompt) -> Prepared:
         """`prompt` to be counted only: with its prefix cache hits, and without inputs."""
-        references = CacheReferences(
-            self._caches, prompt.key, prompt.cache_salt, prompt.atomic_prefill_tokens
-        )
-        return Prepared(prompt, references)
+        return Prepared(prompt, self._references(prompt))
+
+    def _references(self, prompt: PreparedPrompt) -> CacheReferences:
+        num_atomic = prompt.atomic_prefill_tokens
+        return CacheReferences(self._caches, prompt.key, prompt.cache_salt, num_atomic)
 
     def pixels_to_decode(self, submit: Submit) -> int:
         """The approximate number of pixels of a request's images that are not cached."""
@@ -251,9 +252,7 @@ class MultimodalPreparer:
 
         Nothing is read from disk here: memory is reserved for that first.
         """
-        references = CacheReferences(
-            self._caches, prompt.key, prompt.cache_salt, prompt.atomic_prefill_tokens
-        )
+        references = self._references(prompt)
         units = [(item, unit) for item in media for unit in range(len(item.mm_hashes))]
         inputs: dict[int, MediaInputs] = {}
         try:

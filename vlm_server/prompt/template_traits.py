@@ -13,23 +13,16 @@ from typing import Any
 from vlm_server.prompt.tool_turns import MakeId, given_id, numbered_id, short_id
 from vlm_server.protocol import ToolCall
 
-Apply = Callable[[Sequence[Mapping[str, Any]], bool, Mapping[str, Any]], Any]
+Apply = Callable[[Sequence[Mapping[str, Any]], bool, Mapping[str, Any]], str]
 """(messages, add_generation_prompt, variables of the template's own, `tools` among them) to the
 prompt's text."""
 PROBE = "probe of the template"
 PROBE_PARTS = [{"type": "text", "text": PROBE}]
 _VALUE, _RESULT, _TOOL = "probed_value", "probed result", "probed_tool"
 _KIMI = "<|tool_call_argument_begin|>"
-_TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": _TOOL,
-            "description": "does nothing",
-            "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
-        },
-    }
-]
+_PARAMETERS = {"type": "object", "properties": {"key": {"type": "string"}}}
+_FUNCTION = {"name": _TOOL, "description": "does nothing", "parameters": _PARAMETERS}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
 _CALL = ToolCall("call_0123456789abcdef01234567", _TOOL, "{}")
 _Messages = Sequence[Mapping[str, Any]]
 
@@ -159,10 +152,9 @@ class _Probe:
     def _render(self, messages: _Messages, variables: Mapping[str, Any] | None = None) -> str:
         """The rendered `messages`; empty if the template refuses them."""
         try:
-            prompt = self._apply(list(messages), True, variables or {})
+            return self._apply(list(messages), True, variables or {})
         except Exception:  # noqa: BLE001 - any failure means that it does not take them
             return ""
-        return prompt if isinstance(prompt, str) else ""
 
 
 def _is_repr(prompt: str) -> bool:

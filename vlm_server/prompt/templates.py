@@ -57,9 +57,16 @@ def template_of(spec: ModelSpec) -> Apply:
     """
     if spec.chat_template is not None:
         return sandboxed(spec.chat_template, spec.template_variables)
-    return lambda messages, add_generation_prompt, _: spec.write_prompt(
-        messages, add_generation_prompt
-    )
+
+    def write(
+        messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, _: Mapping[str, Any]
+    ) -> str:
+        prompt = spec.write_prompt(messages, add_generation_prompt)
+        if not isinstance(prompt, str):
+            raise TemplateError("it does not render text")
+        return prompt
+
+    return write
 
 
 def sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
@@ -97,7 +104,7 @@ class ChatTemplate:
         `video_token` is the token whose embeddings a video replaces, for families that take videos.
         `names` are variables that no request may set.
         """
-        self._apply_template = apply
+        self._apply = apply
         self._names = frozenset(names)
         self._traits = probe(apply, image_placeholders, video_token)
         self.placeholder = self._traits.placeholder
@@ -150,7 +157,7 @@ class ChatTemplate:
     def check(self) -> None:
         """Raises ModelLoadError for a template that can't even render one message."""
         try:
-            self._apply([self._question()], {})
+            self._apply([self._question()], True, {})
         except TemplateError as error:
             raise ModelLoadError(f"the chat template can't render a message: {error}") from None
 
@@ -158,8 +165,8 @@ class ChatTemplate:
         """The generation prompt, which the template writes after the last message; may be empty."""
         messages = [self._question()]
         try:
-            with_suffix = self._apply(messages, variables)
-            without = self._apply(messages, variables, add_generation_prompt=False)
+            with_suffix = self._apply(messages, True, variables)
+            without = self._apply(messages, False, variables)
         except TemplateError:
             return ""
         return with_suffix.removeprefix(without) if with_suffix.startswith(without) else ""
@@ -185,10 +192,8 @@ class ChatTemplate:
 
     def _content(self, message: Message, clean: Clean) -> str | list[Any]:
         if message.role not in self._traits.roles_with_parts or not message.content:
-            return "".join(
-                clean(part.text) if isinstance(part, TextPart) else self.placeholder
-                for part in message.content
-            )
+            placeholder, parts = self.placeholder, message.content
+            return "".join(clean(p.text) if isinstance(p, TextPart) else placeholder for p in parts)
         return [
             {"type": "text", "text": clean(part.text)}
             if isinstance(part, TextPart)
@@ -224,7 +229,7 @@ class ChatTemplate:
     ) -> str:
         made = [self._message(message, clean) for message in messages]
         try:
-            return self._apply(made, variables, add_generation_prompt=add_generation_prompt)
+            return self._apply(made, add_generation_prompt, variables)
         except TemplateRefusal as error:
             refused = messages[self._num_taken(made, variables, str(error))].param
             raise _refusal(f"`{refused}`", error, refused) from None
@@ -238,24 +243,12 @@ class ChatTemplate:
 
         def is_refused(num_messages: int) -> bool:
             try:
-                self._apply(messages[:num_messages], variables)
+                self._apply(messages[:num_messages], True, variables)
             except TemplateError as error:
                 return str(error) == reason
             return False
 
         return bisect_left(range(1, len(messages)), True, key=is_refused)
-
-    def _apply(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any],
-        *,
-        add_generation_prompt: bool = True,
-    ) -> str:
-        prompt = self._apply_template(messages, add_generation_prompt, variables)
-        if not isinstance(prompt, str):
-            raise ModelLoadError("the chat template does not render text")
-        return prompt
 
 
 def _refusal(what: str, error: Exception, param: str) -> InvalidRequest:

@@ -19,15 +19,9 @@ from PIL.PngImagePlugin import PngImageFile
 _SIGNATURE_BYTES = 8
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """Channels by colour type: grey, RGB, palette, grey with alpha, RGBA."""
-_ADAM7 = (
-    (0, 8, 0, 8),
-    (4, 8, 0, 8),
-    (0, 4, 4, 8),
-    (2, 4, 0, 4),
-    (0, 2, 2, 4),
-    (1, 2, 0, 2),
-    (0, 1, 1, 2),
-)
+_ADAM7 = [
+    (0, 8, 0, 8), (4, 8, 0, 8), (0, 4, 4, 8), (2, 4, 0, 4), (0, 2, 2, 4), (1, 2, 0, 2), (0, 1, 1, 2)
+]  # fmt: skip
 """First column, column step, first row, row step of each pass of an interlaced image."""
 _STEP_BYTES = 1 << 20
 _DEPTH = 24
@@ -123,10 +117,7 @@ def _counts_all_rows(data: bytes) -> bool:
 
 def _passes(width: int, height: int, interlaced: bool) -> Iterator[tuple[int, int]]:
     """(columns, rows) of each pass."""
-    if not interlaced:
-        yield width, height
-        return
-    for column, column_step, row, row_step in _ADAM7:
+    for column, column_step, row, row_step in _ADAM7 if interlaced else [(0, 1, 0, 1)]:
         yield -(-(width - column) // column_step), -(-(height - row) // row_step)
 
 
