@@ -15,12 +15,12 @@ from vlm_server.protocol import ContentPart, Message, Submit, TemplateOptions, T
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """Variables that the request itself sets."""
-_STRUCTURE = frozenset(
-    {"type", "function", "name", "description", "parameters", "properties", "required", "items"}
-    | {"object", "array", "string", "number", "integer", "boolean", "null", "enum", "const"}
-    | {"anyOf", "oneOf", "allOf", "additionalProperties", "nullable", "default", "format"}
-    | {"title", "strict", "return", "response", "$defs", "$ref", "minimum", "maximum"}
-)
+_STRUCTURE = frozenset({
+    "type", "function", "name", "description", "parameters", "properties", "required", "items",
+    "object", "array", "string", "number", "integer", "boolean", "null", "enum", "const", "anyOf",
+    "oneOf", "allOf", "additionalProperties", "nullable", "default", "format", "title", "strict",
+    "return", "response", "$defs", "$ref", "minimum", "maximum",
+})  # fmt: skip
 """Words of tool definitions that templates look for; they stay as they are."""
 _GAP = TextPart("\n\n")
 

@@ -17,23 +17,11 @@ MAX_CALLS = 16
 """In one answer, where nothing else ends it."""
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
-_OPEN_ENDED = frozenset(
-    [
-        "additionalProperties",
-        "unevaluatedProperties",
-        "patternProperties",
-        "propertyNames",
-        "minProperties",
-        "dependentSchemas",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "$ref",
-        "$dynamicRef",
-    ]
-)
+_OPEN_ENDED = frozenset({
+    "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames",
+    "minProperties", "dependentSchemas", "allOf", "anyOf", "oneOf", "not", "if", "$ref",
+    "$dynamicRef",
+})  # fmt: skip
 """Keywords that may allow arguments beyond a schema's `properties`."""
 _BLANK = r"/[ \n]{0,2}/"
 

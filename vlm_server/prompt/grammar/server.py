@@ -123,17 +123,13 @@ class GrammarServer:
             passed = PassedSocket()
             try:
                 passed.send(control, b"\0")
+                return passed
             except OSError:
                 passed.close()
-                self._forget(control)
-            else:
-                return passed
+                with self._lock:
+                    if self._control is control:
+                        self._control = None
         raise InternalError("Schemas can't be compiled.")
-
-    def _forget(self, control: socket.socket) -> None:
-        with self._lock:
-            if self._control is control:
-                self._control = None
 
     def _running(self) -> socket.socket:
         """The server's socket, once it knows the vocabulary. Raises as `compile` does."""

@@ -133,7 +133,8 @@ class Decoders:
                 continue
             finally:
                 budget.take_seconds(time.monotonic() - started)
-                self._keep_one_warm()
+                with suppress(ChildFailed):  # the next image must not wait for a process
+                    self._images.warm_up()
             if isinstance(frames, Undecodable):
                 raise InvalidImage(frames.reason, image.param)
             return np.frombuffer(pixels, dtype=np.uint8).reshape(frames.height, frames.width, 3)
@@ -147,11 +148,6 @@ class Decoders:
         """End all processes that are idle."""
         self._images.close()
         self._videos.close()
-
-    def _keep_one_warm(self) -> None:
-        """Start a process if none is idle: the next image must not wait for that."""
-        with suppress(ChildFailed):
-            self._images.warm_up()
 
 
 def video_pool(limits: VideoLimits, size: int) -> ChildPool:
