@@ -58,7 +58,7 @@ def read_chat(submit: Submit) -> Chat:
 
 
 def _variables(options: TemplateOptions) -> Mapping[str, Any]:
-    """Template variables of a request, which win over `enable_thinking`; templates know that by two
+    """The template variables of a request, over `enable_thinking`, which templates know by two
     names."""
     param = "chat_template_kwargs"
     try:
@@ -94,7 +94,7 @@ def field_of(messages: Sequence[Message]) -> str:
 def join_turns(messages: Iterable[Message]) -> tuple[Message, ...]:
     """`messages` with adjacent turns of a role as one, since many templates refuse two.
 
-    Results of tools stay apart, and so does what the assistant says after a call.
+    Results of tools stay separate, and so does the assistant's text after a call.
     """
     joined = list[Message]()
     for message in messages:
@@ -126,8 +126,8 @@ def with_gap(
 def join_texts(messages: Sequence[Message]) -> tuple[Message, ...]:
     """`messages` with neighbouring text parts as one, as the model reads them.
 
-    Templates trim parts, or take the first one alone. And a control token that is split between
-    two parts is whole again once they are rendered.
+    Templates trim parts, and a control token that is split between two parts is whole once
+    rendered.
     """
     return tuple(replace(message, content=tuple(_joined(message.content))) for message in messages)
 
@@ -167,11 +167,7 @@ def cleaned(value: Any, clean: Callable[[str], str]) -> Any:
 def fold_system(
     messages: Sequence[Message], *, takes_first: bool, takes_later: bool
 ) -> tuple[Message, ...]:
-    """`messages` without system messages that the template refuses; their texts stay in place.
-
-    Those that follow the first at once are part of it. Each of the others becomes a part of the
-    user's turn beside it, or a turn of the user's own.
-    """
+    """`messages` without system messages that the template refuses: those become user turns."""
     return join_turns(
         replace(message, role="user")
         if message.role == "system" and not (takes_later if index else takes_first)

@@ -1,7 +1,7 @@
 """Reasoning before an answer: a grammar begins after it, and a budget ends it.
 
-Reasoning ends where its text has the end mark, however that is split into tokens, since the answer
-is read as text. The grammar's process has no part in it: nearly every token is allowed.
+It ends where its text has the end mark, however that is split into tokens. The grammar's process
+has no part in it: nearly every token is allowed.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ class ReasoningGrammar:
 def with_reasoning(
     marks: ReasoningMarks | None, grammar: Grammar | None, submit: Submit, *, starts: bool
 ) -> Grammar | None:
-    """`grammar` after reasoning within its budget, for a model with these `marks`.
-
-    starts: whether the prompt ends inside reasoning.
-    """
+    """`grammar` after reasoning in its budget. starts: whether the prompt ends inside reasoning."""
     budget = submit.sampling.max_reasoning_tokens
     is_asked = submit.template.enable_thinking is True and budget != 0
     may_begin = grammar is None or is_asked

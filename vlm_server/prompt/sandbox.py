@@ -1,9 +1,8 @@
 """Chat templates, which are programs of the checkpoint's, rendered in a sandbox with a budget.
 
-jinja2's immutable sandbox keeps templates from changing or reaching into their variables, but
-bounds neither time nor memory: of 33 templates that take too much (tests/unit/prompt/test_sandbox)
-it refuses 3. Here a rendering has a budget of steps and seconds, and the result of a single call is
-bounded by the size of its arguments.
+jinja2's immutable sandbox bounds neither time nor memory: of 33 hostile templates (see
+tests/unit/prompt/test_sandbox) it refuses 3. Here a rendering has a budget of steps and seconds,
+and the result of a call is bounded by the size of its arguments.
 """
 
 from __future__ import annotations

@@ -29,9 +29,8 @@ Tokens = NDArray[np.int32]
 class SnapshotPoints:
     """The snapshot points of one model's prompts.
 
-    Other prompts are likely to differ from this one after the system prompt, after each image,
-    and after the last message, before the template's own words begin the answer. An agent that
-    keeps only its latest images differs where the first one is, as soon as it drops it.
+    The next prompt is likely to differ after the system prompt, after an image, or after the last
+    message; and at the first image, if an agent keeps only its latest ones.
     """
 
     def __init__(self, prompts: PromptTokenizer) -> None:
@@ -41,9 +40,9 @@ class SnapshotPoints:
     def of(
         self, chat: Chat, token_ids: Tokens, spans: Sequence[MediaSpan], salt: str
     ) -> tuple[int, ...]:
-        """Numbers of tokens, ascending, none of them the whole prompt or inside a span.
+        """Token counts, ascending, none of them the whole prompt or inside a span.
 
-        `salt` separates requests that must not share what is remembered.
+        salt: separates requests that must not share cached tokens of system prompts.
         """
         num_tokens = len(token_ids)
         first = chat.messages[:1]
@@ -58,10 +57,7 @@ class SnapshotPoints:
         return tuple(sorted(point for point in points - inside if 0 < point < num_tokens))
 
     def _first_image(self, chat: Chat, token_ids: Tokens) -> int:
-        """The number of tokens that stay if the first image, if it comes late, becomes words.
-
-        0 if only the system message is before it.
-        """
+        """The number of tokens up to the first image; 0 if only a system message is before it."""
         messages = chat.messages
         first = next((i for i, message in enumerate(messages) if not _is_text(message)), 0)
         if all(message.role == "system" for message in messages[:first]):

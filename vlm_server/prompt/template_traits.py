@@ -1,8 +1,4 @@
-"""The traits of a chat template, found out by rendering short conversations with it.
-
-Templates differ in the roles for which they take a list of parts, in what they write for an image,
-and in how they write tools, calls and their results, if they do.
-"""
+"""The traits of a chat template, found out by rendering short conversations with it."""
 
 from __future__ import annotations
 
@@ -39,10 +35,10 @@ class CallStyle:
 class TemplateTraits:
     """The traits of a chat template.
 
-    placeholder: what it writes for an image. video_placeholder: what it writes for a video; None if
-    nothing. roles_with_parts: those whose messages may be lists of parts, with media. calls: None
-    if it has no place for calls in the conversation. takes_user_after_result: whether the user may
-    speak next after a tool's result.
+    placeholder, video_placeholder: what it writes for an image, and for a video, if anything.
+    roles_with_parts: roles whose messages may be lists of parts, with media. calls: None if it has
+    no place for calls in the conversation. takes_user_after_result: whether the user may speak
+    next.
     """
 
     placeholder: str

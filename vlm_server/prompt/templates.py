@@ -1,7 +1,6 @@
 """A conversation rendered to one prompt string with the checkpoint's chat template.
 
-Content parts keep the user's order. The traits of a template are found out once
-(`template_traits.py`), and conversations are arranged accordingly (`tool_turns.py`).
+Conversations are arranged (`tool_turns.py`) by the traits of the template (`template_traits.py`).
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ Clean = Callable[[str], str]
 
 
 def template_of(spec: ModelSpec) -> Apply:
-    """The renderer of a model's prompts: its template in a sandbox, or the family's own.
-
-    Raises ModelLoadError for a template that can't be read.
-    """
+    """The renderer of a model's prompts. Raises ModelLoadError for an unreadable template."""
     if spec.chat_template is not None:
         return sandboxed(spec.chat_template, spec.template_variables)
 
@@ -99,11 +95,9 @@ class ChatTemplate:
         video_token: str | None,
         names: Sequence[str] = (),
     ) -> None:
-        """`apply`: see `template_of`; `image_placeholders` are as in `ModelSpec`.
-
-        `video_token` is the token whose embeddings a video replaces, for families that take videos.
-        `names` are variables that no request may set.
-        """
+        """apply: see `template_of`. image_placeholders: as in `ModelSpec`. video_token: the token
+        whose embeddings a video replaces, if the family takes videos. names: variables that no
+        request may set."""
         self._apply = apply
         self._names = frozenset(names)
         self._traits = probe(apply, image_placeholders, video_token)
@@ -113,10 +107,10 @@ class ChatTemplate:
         """The text of one video in a rendered prompt; None if the template knows none."""
 
     def arrange(self, chat: Chat, *, must_call: bool = False) -> Chat:
-        """`chat` as the template takes it; to be rendered, its media in this order.
+        """`chat` as the template takes it, with its media in the order in which they are rendered.
 
         Tools that the template has no place for are described to the system if one of them
-        `must_call`. Raises InvalidRequest if that is left to the model.
+        `must_call`; otherwise, raises InvalidRequest.
         """
         traits = self._traits
         messages = fold_system(
@@ -139,10 +133,10 @@ class ChatTemplate:
         return replace(chat, messages=tuple(told), tools=())
 
     def render(self, chat: Chat, clean: Clean) -> str:
-        """The prompt up to where the answer begins; what users say goes through `clean` first.
+        """The prompt up to where the answer begins; users' text goes through `clean` first.
 
-        Raises InvalidRequest if the template refuses the order of roles, or can't leave the last
-        message open.
+        Raises InvalidRequest if the template refuses the messages, or can't leave the last one
+        open.
         """
         if taken := sorted(self._names & chat.variables.keys()):
             param = "chat_template_kwargs"

@@ -1,14 +1,14 @@
 """The token ids of a conversation.
 
-There is no lock: the tokenizer is a copy that nobody changes, while processors set padding and
-truncation on theirs. Encoding releases the interpreter lock.
+The tokenizer is a copy that nobody changes, so it needs no lock: processors set padding and
+truncation on theirs.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import tokenizers
@@ -16,20 +16,12 @@ import tokenizers
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.prompt.chat import Chat, field_of, join_texts
+from vlm_server.prompt.media.processing import TokenLayout
 from vlm_server.prompt.special_tokens import SpecialTokens
 from vlm_server.prompt.templates import ChatTemplate, template_of
 
 _TAIL_TOKENS = 32
 """Enough for the start mark of reasoning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placeholder:
-    """The text of one image or video in a prompt: its token, and the text around it."""
-
-    token_id: int
-    prefix: str
-    suffix: str
 
 
 class PromptTokenizer:
@@ -72,12 +64,12 @@ class PromptTokenizer:
         tail = self._tokenizer.decode(list(token_ids[-_TAIL_TOKENS:]), skip_special_tokens=False)
         return tail.rstrip().endswith(self._reasoning_start)
 
-    def tokenize(self, chat: Chat, placeholders: Sequence[Placeholder]) -> list[int]:
+    def tokenize(self, chat: Chat, media: Sequence[TokenLayout]) -> list[int]:
         """Ids of the prompt of an arranged chat, up to where the answer begins.
 
-        `placeholders` are those of the images and videos, in order. Raises InvalidRequest for a
-        conversation that the template refuses, and ContextLengthExceeded, without tokenizing it,
-        for a text that could not fit whatever its tokens are.
+        media: its images and videos, in order. Raises InvalidRequest for a conversation that the
+        template refuses, and ContextLengthExceeded for a text that can't fit whatever its tokens
+        are.
         """
         chat = replace(chat, messages=join_texts(chat.messages))
         param = field_of(chat.messages)
@@ -89,7 +81,7 @@ class PromptTokenizer:
             rendered = self._render(chat, mark) if mark else self._render_unmarked(chat)
         else:
             rendered = self.template.render(chat, str)
-        text = self._place_media(rendered, placeholders, param)
+        text = self._place_media(rendered, media, param)
         has_bos = self._bos is not None and text.startswith(self._bos)
         token_ids = self._ids(text, param, adds_special=self._adds_special and not has_bos)
         return self._special.remove_marks(token_ids, mark) if mark else token_ids
@@ -97,7 +89,7 @@ class PromptTokenizer:
     def tokenize_text(self, text: str) -> list[int]:
         """Ids of a prompt that no template writes: what looks like a control token is one.
 
-        Raises InvalidRequest for tokens that stand for media, and ContextLengthExceeded as above.
+        Raises InvalidRequest for tokens that stand for media, and ContextLengthExceeded.
         """
         self._check_length(text, "prompt")
         has_bos = self._bos is not None and text.startswith(self._bos)
@@ -147,10 +139,8 @@ class PromptTokenizer:
         return strict if special.count(rendered) > special.count(strict) else rendered
 
     def _render_unmarked(self, chat: Chat) -> str:
-        """The prompt of a text that leaves no mark to choose.
-
-        Raises InvalidRequest if it has more control tokens than the template writes.
-        """
+        """The prompt of a text that holds every mark. Raises InvalidRequest for control tokens in
+        it."""
         rendered = self.template.render(chat, str)
         harmless = self.template.render(chat, self._special.without_beginnings)
         if self._special.count(rendered) > self._special.count(harmless):
@@ -158,14 +148,12 @@ class PromptTokenizer:
             raise InvalidRequest(message, field_of(chat.messages))
         return rendered
 
-    def _place_media(self, rendered: str, placeholders: Sequence[Placeholder], param: str) -> str:
+    def _place_media(self, rendered: str, media: Sequence[TokenLayout], param: str) -> str:
         text, *parts = self._placeholders.split(rendered)
-        if len(parts) != len(placeholders):
-            raise InvalidRequest(
-                f"this model's chat template keeps {len(parts)} of {len(placeholders)} pictures",
-                param,
-            )
-        for each, part in zip(placeholders, parts, strict=True):
+        if len(parts) != len(media):
+            message = f"this model's chat template keeps {len(parts)} of {len(media)} pictures"
+            raise InvalidRequest(message, param)
+        for each, part in zip(media, parts, strict=True):
             text += each.prefix + self._tokens[each.token_id] + each.suffix + part
         return text
 

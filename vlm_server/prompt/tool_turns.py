@@ -1,6 +1,5 @@
 """Tool calls and results, arranged for what a chat template has a place for.
 
-Templates differ: some show pictures in a tool's result, some text alone; some know no calls at all.
 Pictures keep their order, whichever turn they end up in.
 """
 
@@ -41,9 +40,9 @@ def numbered_id(call: ToolCall, index: int) -> str:
 def name_results(messages: Sequence[Message], make_id: MakeId) -> tuple[Message, ...]:
     """`messages` where each call has an id, and each result the id and the name of its call.
 
-    A result without an id is that of the oldest call, of that name if it says any, in the newest
-    turn that has one: earlier calls may have had no answer. Results that follow each other are put
-    in the order of their calls, since many templates show neither ids nor names.
+    A result without an id is that of the oldest call (of its name, if it has one) in the newest
+    turn with an open call. Adjacent results are sorted by call: many templates show neither ids nor
+    names.
     """
     given = {call.id for message in messages for call in message.tool_calls}
     given |= {message.tool_call_id for message in messages}
@@ -121,10 +120,7 @@ def _key_of(result: Message) -> tuple[str, str]:
 
 
 def move_media_to_user(messages: Sequence[Message]) -> Iterator[Message]:
-    """The media of tools' results follow in the next user turn, in order.
-
-    Where one stood, the result says so. The turn is made if there is none.
-    """
+    """Messages whose tools' results have pointers for media, which follow in the next user turn."""
     moved: list[ContentPart] = []
     for message in messages:
         if message.role == "tool":
@@ -152,10 +148,7 @@ def _pointers(parts: Sequence[ContentPart], moved: list[ContentPart]) -> Iterato
 
 
 def add_to_results(messages: Sequence[Message]) -> Iterator[Message]:
-    """Messages in which the user's text after a tool's result is a part of that.
-
-    For templates in which the assistant speaks next.
-    """
+    """Messages in which a user's text after a tool's result is a part of that result."""
     result: Message | None = None
     for message in messages:
         if result is not None and message.role == "user":
@@ -171,10 +164,7 @@ def add_to_results(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def write_as_text(messages: Sequence[Message]) -> Iterator[Message]:
-    """Messages for templates without calls, which become JSON of the assistant's.
-
-    The results of a turn's calls become one turn of the user's.
-    """
+    """Messages with calls as JSON of the assistant's, and their results as turns of the user's."""
     results: list[ContentPart] = []
     for message in messages:
         if message.role == "tool":
@@ -210,7 +200,7 @@ def instruction(tools: Sequence[Mapping[str, Any]]) -> str:
 def with_instruction(
     messages: Sequence[Message], text: str, *, takes_system: bool
 ) -> Iterator[Message]:
-    """`messages` that say `text`: in the system's, or in the first where there is no such role."""
+    """`messages` with `text` in the system message; in the first one if there is no such role."""
     first, *others = messages
     if first.role == "system":
         yield replace(first, content=(*first.content, TextPart("\n\n" + text)))

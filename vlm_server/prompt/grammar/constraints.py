@@ -1,7 +1,6 @@
 """Constraints on an answer: a JSON schema, required tool calls, or `auto` calls with strict tools.
 
-A constraint is also the key of its grammar. The process that compiles it reads the schemas, and
-finds what is wrong with them.
+A constraint is also the key of its grammar. The process that compiles it checks the schemas.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ Mark = tuple[int | str, ...]
 class CallSyntax(msgspec.Struct, frozen=True):
     """The marks around a call that a model writes by itself; see `ToolParser`.
 
-    start_text: `start` as it reads.
-    is_json: whether `{"name": ..., "arguments": {...}}` stands between the marks.
+    start_text: `start` as it reads. is_json: `{"name": ..., "arguments": {...}}` is between the
+    marks.
     """
 
     start: Mark
@@ -87,10 +86,7 @@ class Constraints:
         self._syntax = None if parser is None else _syntax(spec, parser)
 
     def of(self, submit: Submit) -> Constraint | None:
-        """The constraint on a request's answer, if any.
-
-        Raises InvalidRequest for one that can't be ensured.
-        """
+        """The constraint on an answer. Raises InvalidRequest for one that can't be ensured."""
         found = self._find(submit)
         for name in ("min_tokens", "ignore_eos"):
             if found is not None and getattr(submit.sampling, name):
@@ -124,10 +120,10 @@ def _syntax(spec: ModelSpec, parser: ToolParser) -> CallSyntax:
 
 
 def _mark(spec: ModelSpec, text: str) -> Mark:
-    """`text` with the ids of its control tokens, which no text of a grammar stands for.
+    """`text` with the ids of its control tokens.
 
-    llguidance takes for one whatever was added to a vocabulary and stands in angle brackets, such
-    as Qwen's `<tool_call>`, which its tokenizer calls none.
+    llguidance takes any added token in angle brackets for one, such as Qwen's `<tool_call>`, which
+    its tokenizer does not.
     """
     added = spec.backend.get_added_tokens_decoder()
     special = {

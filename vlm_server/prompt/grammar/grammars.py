@@ -1,7 +1,6 @@
-"""A cache of compiled grammars, by API key and constraint.
+"""A cache of compiled grammars and of refusals, by API key and constraint.
 
-Refusals are remembered too: compiling takes seconds until it fails. API keys share neither, or
-timing would tell one client what another asked.
+API keys share neither, or timing would tell one client what another asked.
 """
 
 from __future__ import annotations
@@ -52,10 +51,8 @@ class Grammars:
     def compile(
         self, constraint: Constraint, salt: str, cancellation: Cancellation
     ) -> CompiledGrammar:
-        """The grammar of `constraint`. Raises InvalidRequest if it can't be obeyed.
-
-        InternalError is for what is no fault of its own, such as being cancelled.
-        """
+        """The grammar of `constraint`. Raises InvalidRequest if it can't be obeyed, and
+        InternalError for what is no fault of its own, such as being cancelled."""
         key = hashlib.sha256(salt.encode() + b"\0" + encode(constraint)).hexdigest()
         grammar = self._kept.get(key)
         if grammar is not None:
@@ -96,8 +93,8 @@ def _describe(spec: ModelSpec) -> dict[str, Any]:
 def _literal(tokenizer: tokenizers.Tokenizer) -> str:
     """`tokenizer` as JSON, changed so that it takes every text as it stands.
 
-    llguidance tokenizes what a schema leaves no choice about. Control tokens are renamed, as such
-    text might hold their names, and normal forms are dropped, as they would write other bytes.
+    Control tokens are renamed, as a schema's text might hold their names, and normal forms are
+    dropped, as they would write other bytes.
     """
     described = json.loads(tokenizer.to_str())
     described |= {"padding": None, "truncation": None, "post_processor": None}

@@ -64,10 +64,7 @@ _LONG_NICENESS = 5
 
 
 class Peer:
-    """A forked process at the other end of a socket.
-
-    It sends its process id first, after the acknowledgement of the process that forked it.
-    """
+    """A forked process at the other end of a socket; it sends its process id first."""
 
     def __init__(self, passed: PassedSocket, memory_bytes: int) -> None:
         """memory_bytes: the most that it may take beyond what it starts with."""
@@ -112,10 +109,7 @@ class Peer:
         passed.send(self._socket, COUNT.pack(count))
 
     def receive(self, seconds: float) -> tuple[bytes, bool] | None:
-        """The next message and its flag; None if it does not come in time.
-
-        Raises OSError or EOFError.
-        """
+        """The next message and its flag, if it comes in time. Raises OSError or EOFError."""
         deadline = time.monotonic() + seconds
         while (parsed := messages.parsed(self._received)) is None:
             left = max(deadline - time.monotonic(), 0.0)
@@ -126,7 +120,7 @@ class Peer:
         return body, flag
 
     def receive_late(self, seconds: float) -> tuple[bytes, bool]:
-        """`receive`, for what may take up to `seconds` of work, at a lower priority if it is long.
+        """`receive` after up to `seconds` of work, at a lower priority if that is long.
 
         Raises TimeoutError, OSError or EOFError.
         """
@@ -154,7 +148,7 @@ class Peer:
         self._passed.close()
 
     def _read(self, seconds: float) -> bool:
-        """Receive what comes within `seconds`; returns whether anything may have come.
+        """Receive for up to `seconds`; returns whether anything may have come.
 
         Also kills a process that has outgrown its bound. Raises OSError or EOFError.
         """

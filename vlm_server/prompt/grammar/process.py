@@ -1,11 +1,10 @@
 """The process that knows the vocabulary, and forks another one for each grammar and each request.
 
     server, one for an engine: reads the tokenizer, then waits for sockets
-     └ grammar, one for a schema, or the tools of requests: compiles it, then waits for sockets
-        └ answers, one for a request: takes tokens, says which may come next
+     └ grammar, one for a constraint: compiles it, then waits for sockets
+        └ answers, one for a request: replies to tokens with masks
 
-What one costs is bounded and given back, as all of it is in processes that end with it. Each
-serves one socket, and ends when that is closed. `server` and `answers` are the engine's side.
+Each serves one socket, and ends when that is closed. The engine's side is `server` and `answers`.
 """
 
 from __future__ import annotations
@@ -122,10 +121,7 @@ def _masks(matcher: LLMatcher, asked: Follow) -> tuple[list[bytes], list[int]]:
 def _fork(
     work: Callable[[socket.socket], None], connection: socket.socket, listener: socket.socket
 ) -> None:
-    """Let a new process do `work` with `connection`; it ends when that is closed.
-
-    If there can be none, `connection` is closed, which is all that its other end is told.
-    """
+    """Let a new process do `work` with `connection`; where there can be none, that is closed."""
     try:
         if os.fork():
             return

@@ -1,7 +1,7 @@
-"""The compilation of constraints, JSON schemas and those of tools, with llguidance.
+"""The compilation of constraints with llguidance.
 
-Most compile in a millisecond, but some of 10 kB take minutes and 20 GB, or overflow the stack, and
-a compilation can't be stopped. So this runs in a process that may die or be killed: `process`.
+Some schemas of 10 kB take minutes and 20 GB, or overflow the stack, and a compilation can't be
+stopped. So this runs in a process that may die or be killed: `process`.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 def _check_each(tokenizer: LLTokenizer, constraint: RequiredCalls | AutoCalls) -> None:
     """Compile each schema alone. Raises SchemaError, naming the tool at fault.
 
-    In a grammar of several tools, only an answer that begins its call would find what is too
-    complex in one of them, when the prompt was prefilled.
+    In a grammar of several tools, one that is too complex fails only when an answer begins its
+    call.
     """
     for name, parameters in lark.callable_tools(constraint.tools):
         if isinstance(constraint, RequiredCalls) or name in constraint.tools.strict:

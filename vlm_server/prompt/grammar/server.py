@@ -1,7 +1,4 @@
-"""The engine's side of `process`: the server process, and compiled grammars.
-
-A process that dies or takes too long fails its own schema or request alone.
-"""
+"""The engine's side of `process`: the server process, and compiled grammars."""
 
 from __future__ import annotations
 
@@ -40,10 +37,10 @@ class GrammarsUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """Limits on one schema.
+    """Limits on one constraint.
 
-    compile_seconds: to compile it, or to compute one mask. memory_bytes: of a schema's process, and
-    of each request's. follow_seconds: CPU time for the masks of one request, beyond 5 ms each.
+    compile_seconds: to compile it, or to compute one mask. memory_bytes: of each process, beyond
+    what it shares. follow_seconds: CPU time for the masks of one request, beyond 5 ms each.
     """
 
     compile_seconds: float
@@ -52,16 +49,12 @@ class GrammarLimits:
 
 
 class GrammarServer:
-    """The process that knows the vocabulary; started on demand, and again if it ended.
-
-    Thread-safe.
-    """
+    """The process that knows the vocabulary, started on demand and restarted. Thread-safe."""
 
     def __init__(
         self, describe: Callable[[], dict[str, Any]], vocabulary_size: int, limits: GrammarLimits
     ) -> None:
-        """describe: makes the start message: tokenizer, its size, end tokens. Masks have
-        `vocabulary_size` bits."""
+        """describe: makes the start message. Masks have `vocabulary_size` bits."""
         self._describe = describe
         self._vocabulary_size = vocabulary_size
         self._limits = limits

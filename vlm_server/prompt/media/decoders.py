@@ -31,10 +31,10 @@ _TRIES = 2
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """The frames of a video that the model sees.
+    """The sampled frames of a video.
 
-    frames: (count, height, width, 3) uint8 RGB, upright. seconds: the time of each of them,
-    counted from the first. is_cut: the video has more, which is not whole.
+    frames: (count, height, width, 3) uint8 RGB, upright. seconds: the time of each of them, from
+    the first on. is_cut: whether the video has more, which is not whole.
     """
 
     frames: NDArray[np.uint8]
@@ -113,7 +113,7 @@ class Decoders:
         return self._images.num_tracked + self._videos.num_tracked
 
     def image(self, image: Image, budget: DecodeBudget) -> NDArray[np.uint8]:
-        """The pixels of `images.decode_rgb` of `image`, (height, width, 3).
+        """The pixels of `image`, (height, width, 3).
 
         Raises InvalidImage if it can't be decoded, DecodeBudgetExceeded and Cancelled.
         """
@@ -151,11 +151,7 @@ class Decoders:
 
 
 def video_pool(limits: VideoLimits, size: int) -> ChildPool:
-    """At most `size` processes, each of which decodes one video.
-
-    A decoder that is given hostile bytes may hang, crash or allocate all memory: it is killed at a
-    deadline, and only its request fails.
-    """
+    """At most `size` processes, each of which decodes one video."""
     seconds = 2 * limits.decode_timeout_seconds + 2  # several threads decode
     return _pool("video", size, limits.decode_memory_bytes, seconds)
 

@@ -65,9 +65,9 @@ def _bands(image: PillowImage.Image) -> Iterator[bytes]:
 
 
 def decode_rgb(image: Image) -> PillowImage.Image:
-    """The first frame, upright as its EXIF says, flattened on white, as RGB, no larger than asked.
+    """The first frame, upright as its EXIF says, on white, as RGB, no larger than asked.
 
-    Raises InvalidImage if any of it can't be read: an image is never silently left out.
+    Raises InvalidImage if any of it can't be read.
     """
     try:
         with _open(image) as opened:

@@ -1,10 +1,9 @@
 """Whether a JPEG has all its pixels.
 
-Where the compressed data of a scan end early, but properly, libjpeg goes on with blocks of middle
-grey, or with what coarser scans said of them, and where a scan is missing it does without: Pillow
-does not tell. So the markers are walked, up to where this image ends, whatever stands behind it:
-they say which coefficients and restart intervals came. What a scan has left over is skipped: bytes
-that are put there change an image that lacks some.
+Where a scan ends early but properly, or is missing, libjpeg fills in grey or what coarser scans
+said, and Pillow does not tell. So the markers are walked up to the end of the image: they say which
+coefficients and restart intervals came. Bytes that are appended to a scan change an image that
+lacks some.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ _ROWS = 256
 
 
 def has_all_blocks(data: bytes, loaded: JpegImageFile) -> bool:
-    """Whether a JPEG has all scans, and they reach their last block; what that lacks may go unseen.
+    """Whether a JPEG has all scans, up to their last block. loaded: what Pillow has read of it.
 
-    `loaded`: what Pillow has read of it. Most images of one scan show by their last pixel that they
-    are whole; only others are decoded a second time.
+    The last pixel of most images of one scan shows it; others are decoded a second time.
     """
     walk = _Walk()
     walk.run(data)
@@ -48,7 +46,7 @@ def has_all_blocks(data: bytes, loaded: JpegImageFile) -> bool:
 
 @dataclass(slots=True)
 class _Component:
-    """`missing_bits`: of each coefficient, the lower bits that no scan has had; None: all."""
+    """missing_bits: of each coefficient, the number of lower bits that no scan had; None: all."""
 
     horizontal: int
     vertical: int
@@ -134,10 +132,7 @@ class _Walk:
 
 
 def _ends_grey(loaded: JpegImageFile) -> bool:
-    """Whether the last pixel may be of a block that is missing.
-
-    By its brightness alone: its colours may be mixed with those of pixels above.
-    """
+    """Whether the last pixel may be of a missing block, by its brightness alone."""
     width, height = loaded.size
     last = loaded.crop((width - 1, height - 1, width, height)).tobytes()
     red, green, blue = (3 * last)[:3]  # grey has one byte

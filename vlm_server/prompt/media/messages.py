@@ -1,7 +1,7 @@
 """The messages between a preparer thread and a process that decodes an image or a video.
 
-A job is a `protocol.Image` or a `VideoJob` as msgpack. The answer is the pixels of all frames, one
-after the other, described by `Frames`; or none, described by `Undecodable`.
+A job is a `protocol.Image` or a `VideoJob` as msgpack. The answer is the pixels of all frames,
+described by `Frames`; or none, described by `Undecodable`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from vlm_server.platform.child import messages
 
 
 class VideoJob(msgspec.Struct, frozen=True, tag="job"):
-    """A video to decode, in container `format`: MP4, WEBM or GIF.
-
-    is_cut: whether the file is shorter than it says.
-    """
+    """A video to decode. format: MP4, WEBM or GIF. is_cut: whether the file is cut off."""
 
     data: bytes
     format: str
@@ -29,8 +26,8 @@ class VideoJob(msgspec.Struct, frozen=True, tag="job"):
 class Frames(msgspec.Struct, frozen=True, tag="frames"):
     """The shape of the pixels: (frames, height, width, 3) bytes of RGB. An image is one frame.
 
-    A frame is shown `seconds` after the first one, and has to be rotated counterclockwise by
-    `quarter_turns` times 90 degrees. is_cut: whether the video has more, which is not whole.
+    seconds: when each is shown, from the first on. quarter_turns: the counterclockwise rotation of
+    each by 90 degrees. is_cut: whether the video has more, which is not whole.
     """
 
     width: int
@@ -61,10 +58,7 @@ def pack(description: Description, pixels: Iterable[bytes] = ()) -> messages.Par
 
 
 def unpack(answer: bytearray) -> tuple[Description, memoryview]:
-    """The description of the pixels, and the pixels, which are a part of `answer`.
-
-    Raises ValueError, of which msgspec.DecodeError is one, for what is no answer.
-    """
+    """The description of the pixels, and the pixels, a part of `answer`. Raises ValueError."""
     pixels, description = messages.split(answer)
     frames = _decoder.decode(description)
     if isinstance(frames, Frames):

@@ -1,8 +1,7 @@
 """The size at which a picture is shown to the model, if a request or the settings ask for one.
 
-Families of dynamic resolution make whole tokens of a picture of any size, by a rule that their
-processors apply (`PixelRule`). Here it is applied first, with narrower bounds: what the processor
-gets then is a size that it keeps. A picture that nobody asks anything of is left to it.
+In families of dynamic resolution, processors resize pictures by a rule (`PixelRule`). Here it is
+applied first, with narrower bounds, to a size that the processor keeps.
 """
 
 from __future__ import annotations
@@ -121,9 +120,8 @@ def fit(
 ) -> tuple[int, int]:
     """Width and height in multiples of `factor`, with so many pixels and about the same aspect.
 
-    The rule of Qwen2-VL's processor (`smart_resize`), but that `max_pixels` holds where there is no
-    size between the bounds with about that aspect. There are `fewest_pixels` at least: a processor
-    would enlarge what has fewer, beyond `max_pixels` perhaps.
+    The rule of Qwen2-VL's processor (`smart_resize`), but that `max_pixels` always holds. There are
+    `fewest_pixels` at least: a processor would enlarge what has fewer, beyond `max_pixels` perhaps.
     """
     width, height = (round(side / factor) for side in size)
     fewest, most = math.ceil(fewest_pixels / factor**2), max_pixels // factor**2
@@ -153,10 +151,7 @@ def _smart_resize(size: tuple[int, int], rule: PixelRule) -> tuple[int, int]:
 
 
 def _nearest(size: tuple[int, int], least: int, most: int) -> tuple[int, int] | None:
-    """Two sides with a product of `least` to `most`, with the aspect that is nearest to `size`'s.
-
-    None if there are no such sides.
-    """
+    """Two sides with a product of `least` to `most`, and the aspect nearest to `size`'s, if any."""
     aspect = max(size) / min(size)
     found: list[tuple[float, int, int]] = []
     for short in range(1, math.isqrt(max(most, 0)) + 1):

@@ -1,9 +1,7 @@
 """The process that decodes media: `python -m vlm_server.prompt.media.process KIND BYTES SECONDS`.
 
-KIND is `image` or `video`; the others are limits: bytes of address space, and seconds of CPU time
-for a job. A process decodes one image after the other, and ends when it has held much memory. It
-decodes one video, so that nothing of it is left for the next. Images need Pillow alone, videos
-PyAV.
+KIND is `image` or `video`; the others are limits: bytes of address space, and CPU seconds of a job.
+A process decodes one image after the other until it has held much memory, or one video.
 """
 
 from __future__ import annotations

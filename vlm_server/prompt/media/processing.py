@@ -1,8 +1,4 @@
-"""The model's processor, run on one image or one video.
-
-Its input is a placeholder and one media item, so its result depends on nothing else. Its output has
-the tokens of the item, and the text around them.
-"""
+"""The model's processor, run on a placeholder and one image or one video at a time."""
 
 from __future__ import annotations
 
@@ -36,10 +32,10 @@ Inputs = Mapping[str, NDArray[Any]]
 class TokenLayout:
     """The tokens and positions of a media item in a prompt: all but its pixels.
 
-    Its `token_ids` run from the first of `token_id` to the last; `prefix` and `suffix` are the
-    text around them. `positions`, (3, tokens), are those of M-RoPE, counted from the first token.
-    `units` are the tokens, start and end, that are encoded at once. `size` is that of an image as
-    the model sees it. `sampled`: of the video that it is, or is a frame of.
+    token_ids: (tokens,), from the first `token_id` to the last. prefix, suffix: the text around
+    them. positions: (3, tokens) of M-RoPE, from the first token on. units: start and end of the
+    tokens that are encoded at once. size: of an image as the model sees it. sampled: of the video
+    that it is of.
     """
 
     token_id: int
@@ -73,10 +69,7 @@ class Processed:
 def process_image(
     spec: ModelSpec, placeholder: str, pixels: NDArray[np.uint8], param: str
 ) -> Processed:
-    """An image of (height, width, 3) RGB.
-
-    Raises InvalidImage, naming `param`, for one that the processor can't take.
-    """
+    """An image of (height, width, 3) RGB. Raises InvalidImage, naming `param`."""
     height, width = pixels.shape[:2]
     what = f"picture of {width}x{height} pixels"
     with _named_failures(what, InvalidImage, param):
@@ -86,7 +79,7 @@ def process_image(
 def process_video(
     spec: ModelSpec, token_id: int, placeholder: str, clip: Clip, param: str
 ) -> Processed:
-    """Raises InvalidVideo, naming `param`, for frames that the processor can't take."""
+    """The frames of a video. Raises InvalidVideo, naming `param`."""
     height, width = clip.frames.shape[1:3]
     what = f"video of {width}x{height} pixels"
     with _named_failures(what, InvalidVideo, param):
@@ -114,10 +107,7 @@ def _named_failures(
 
 
 def _why(error: Exception) -> str:
-    """The end of a sentence for the client, if processors raise this for what was sent.
-
-    Its aspect ratio, say, its patches, or its few pixels. Others may speak of our own state.
-    """
+    """The end of a sentence for the client: processors raise ValueError for what was sent."""
     reason = _in_one_line(error) if isinstance(error, ValueError) else ""
     return f": {reason}" if reason else ""
 
@@ -156,8 +146,7 @@ def _text_of(spec: ModelSpec, token_ids: NDArray[np.int32]) -> str:
 def _in_units(video: Processed) -> Processed:
     """`video` in units of bounded size, each of whole frame groups.
 
-    In Qwen's towers a frame group attends to itself alone, so that encoding one after the other
-    gives the same rows.
+    In Qwen's towers a frame group attends to itself alone, so that units give the same rows.
     """
     layout, (whole,) = video.layout, video.inputs
     pixels, grid = whole["pixel_values_videos"], whole["video_grid_thw"]

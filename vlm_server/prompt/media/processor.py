@@ -1,7 +1,6 @@
-"""Images and videos, decoded and processed unless a cache has the result.
+"""Images and videos, decoded and processed one by one unless a cache has the result.
 
-Each is processed alone, so that the result depends on nothing else in a request. Thread-safe: the
-processor is locked, and of several threads that need the same item one works and the others wait.
+Thread-safe: the processor is locked, and of several threads that need the same item one works.
 Between two steps of a cancelled request, `Cancelled` is raised.
 """
 
@@ -40,10 +39,9 @@ _MAX_FRAMES_AS_IMAGES = 16
 
 @dataclass(frozen=True, eq=False)
 class MediaItem:
-    """An image or a video of one request.
+    """An image or a video of one request, or a frame of a video, which is no image.
 
-    `key` names all that its features follow from, and `param` what was sent. A frame of a video is
-    no image.
+    key: names all that its features follow from. param: names what was sent.
     """
 
     key: str
@@ -58,18 +56,15 @@ class MediaItem:
         return [f"{self.key}/{number}" for number in range(len(self.layout.units))]
 
     def inputs(self, unit: int) -> Inputs:
-        """The vision tower's inputs of a unit. Decodes and processes the item if no cache has it.
+        """The vision tower's inputs of a unit, processed now if no cache has them.
 
-        Raises InvalidImage or InvalidVideo if that fails.
+        Raises InvalidImage or InvalidVideo.
         """
         return self.load().inputs[unit]
 
 
 class MediaProcessor:
-    """Makes the media items of one model's requests.
-
-    `salt` separates requests that must not share cache entries.
-    """
+    """Makes the media items of one model. salt: separates requests that share no cache entries."""
 
     def __init__(
         self, spec: ModelSpec, template: ChatTemplate, decoders: Decoders, caches: Caches
@@ -87,10 +82,7 @@ class MediaProcessor:
         return DecodeBudget(self._decoders.image_limits, cancellation)
 
     def image(self, image: Image, salt: str, budget: DecodeBudget) -> MediaItem:
-        """Raises InvalidImage if it has to be decoded and can't be, and DecodeBudgetExceeded.
-
-        Raises InvalidRequest if it is wanted in a size that this model has none of.
-        """
+        """Raises InvalidImage, DecodeBudgetExceeded, and InvalidRequest for an impossible size."""
         self._sizes.check(image)
 
         def load() -> Processed:

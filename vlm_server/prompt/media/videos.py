@@ -1,9 +1,8 @@
-"""Decodes sampled frames with PyAV. Runs in a process that may hang, crash or be killed.
+"""Decodes sampled frames with PyAV, in a process that may hang, crash or be killed.
 
-All packets are read first, which decodes nothing: their timestamps say when each frame is shown,
-whatever rate and length the header claims. Then only the packets between a key frame and a
-sampled frame are decoded. Of a video whose last packet is cut or broken, what is whole before it
-is the video.
+All packets are read first, whose timestamps say when each frame is shown, whatever the header
+claims. Then only those between a key frame and a sampled frame are decoded. If the last packet is
+cut or broken, the packets before it are the video.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def decode_job(job: bytearray) -> Parts:
 def _read_packets(
     container: InputContainer, stream: VideoStream
 ) -> tuple[list[Packet[VideoStream]], bool]:
-    """All packets in decoding order but the last, if it is cut, and whether it is.
+    """All packets in decoding order, and whether the last was cut, and left out.
 
     Raises InvalidVideo if others follow one that is.
     """
@@ -112,9 +111,8 @@ def _sampled(stream: VideoStream, timeline: _Timeline, limits: Limits, *, is_cut
 class _Timeline:
     """All packets in decoding order, and the times of their frames in presentation order.
 
-    keys: (time, packet index) of the key frames. shown: the frames' times, ascending, in the
-    stream's time base. times: the same in seconds, from 0 on. duration: in seconds, including
-    the last frame's own.
+    keys: (time, packet index) of the key frames. shown: times of frames, ascending, in the stream's
+    time base. times: the same in seconds, from 0 on. duration: in seconds, with the last frame's.
     """
 
     packets: list[Packet[VideoStream]]
@@ -124,7 +122,7 @@ class _Timeline:
     duration: float
 
     def start_for(self, time: int) -> int:
-        """The index of the packet to start from to decode the frame shown at `time`.
+        """The index of the packet from which the frame shown at `time` is decoded.
 
         A frame that is decoded after a key frame but shown before it needs the key frame before.
         """
@@ -245,9 +243,8 @@ def sample(
 ) -> tuple[FrameSample, ...]:
     """Samples at equal intervals from the first frame on, `fps` per second.
 
-    `times` are the frames' own, in seconds, ascending from 0; `duration` includes the last
-    frame's. A frame that is shown for a long time is sampled more than once. There are at most
-    `max_frames` samples, an even number since models take frames in pairs, or one for a still.
+    times: of all frames, in seconds, ascending from 0. duration: with the last frame's. A frame may
+    be sampled more than once. There are at most `max_frames`: an even number, or one for a still.
     """
     wanted = max(round(duration * fps), min(MIN_FRAMES, len(times)))
     count = min(wanted, max_frames)
