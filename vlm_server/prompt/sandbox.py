@@ -308,14 +308,13 @@ def _checked_arguments(text: str, name: str, args: tuple[Any, ...]) -> tuple[Any
     return args
 
 
-def _check_size(size: int) -> None:
-    if size > _MAX_CHARACTERS:
+def _check_size(size: int, most: int = _MAX_CHARACTERS) -> None:
+    if size > most:
         raise jinja2.TemplateRuntimeError("it makes too long a text")
 
 
-def _check_width(width: Any) -> None:
-    if (len(width) if isinstance(width, str) else width or 0) > _MAX_WIDTH:
-        raise jinja2.TemplateRuntimeError("it makes too long a text")
+def _check_width(width: str | int | None) -> None:
+    _check_size(len(width) if isinstance(width, str) else width or 0, _MAX_WIDTH)
 
 
 def _check_format(text: str) -> None:

@@ -52,19 +52,15 @@ class TemplateTraits:
     takes_user_after_result: bool
 
 
-def probe(
-    apply: Apply, image_placeholders: Sequence[str], video_token: str | None
-) -> TemplateTraits:
-    """`image_placeholders` are as in `ModelSpec`; a video's tokens replace `video_token`."""
-    return _Probe(apply).run(image_placeholders, video_token)
+class TemplateProbe:
+    """Finds the traits of the template that `apply` renders."""
 
-
-class _Probe:
     def __init__(self, apply: Apply) -> None:
         self._apply = apply
         self._user: Mapping[str, Any] = {"role": "user", "content": PROBE}
 
     def run(self, image_placeholders: Sequence[str], video_token: str | None) -> TemplateTraits:
+        """`image_placeholders` are as in `ModelSpec`; a video's tokens replace `video_token`."""
         asked = self._shown({"role": "user", "content": [{"type": "image"}, *PROBE_PARTS]})
         found = next((name for name in image_placeholders if name in asked), None)
         placeholder = found or image_placeholders[0]

@@ -26,7 +26,7 @@ from vlm_server.prompt.chat import (
     join_turns,
 )
 from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError, TemplateRefusal
-from vlm_server.prompt.template_traits import PROBE, PROBE_PARTS, Apply, CallStyle, probe
+from vlm_server.prompt.template_traits import PROBE, PROBE_PARTS, Apply, CallStyle, TemplateProbe
 from vlm_server.prompt.tool_turns import (
     add_to_results,
     given_id,
@@ -100,7 +100,7 @@ class ChatTemplate:
         request may set."""
         self._apply = apply
         self._names = frozenset(names)
-        self._traits = probe(apply, image_placeholders, video_token)
+        self._traits = TemplateProbe(apply).run(image_placeholders, video_token)
         self.placeholder = self._traits.placeholder
         """The text of one image in a rendered prompt."""
         self.video_placeholder = self._traits.video_placeholder

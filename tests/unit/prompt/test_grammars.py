@@ -262,7 +262,7 @@ def test_answers_that_end_take_their_process_along(new: New):
     for each in (first, second):
         each.advance([byte_host().backend.token_to_id('"')])
         assert each.wait(10)
-    pid = first._answers._process._pid
+    pid = first._answers.process._pid
     assert is_alive(pid)
     first.close()
     first.close()
@@ -279,7 +279,7 @@ def test_answers_that_end_while_they_are_waited_for_are_killed(new: New):
     assert matcher.wait(30)
     matcher.advance([letter("a")])
     matcher.close()
-    pid = matcher._answers._process._pid
+    pid = matcher._answers.process._pid
     assert comes_true(lambda: not is_alive(pid))
 
 

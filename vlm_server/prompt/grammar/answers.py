@@ -27,7 +27,7 @@ class AnswerProcess:
     """The process that follows the answers of one request, and its replies."""
 
     def __init__(self, process: Peer, follow_seconds: float, num_open: int) -> None:
-        self._process = process
+        self.process = process
         self._seconds_left = follow_seconds
         self._num_open = num_open
         self._asked = deque[Follow]()
@@ -41,7 +41,7 @@ class AnswerProcess:
         """Request masks."""
         self._asked.append(asked)
         try:
-            self._process.send(messages.packed(msgspec.msgpack.encode(asked)))
+            self.process.send(messages.packed(msgspec.msgpack.encode(asked)))
         except OSError:
             self._fail(_TOO_LARGE)
 
@@ -53,7 +53,7 @@ class AnswerProcess:
         if not self._asked:
             return False
         try:
-            received = self._process.receive(seconds)
+            received = self.process.receive(seconds)
             if received is None:
                 return False
             reply = msgspec.msgpack.decode(received[0], type=Masks)
@@ -67,22 +67,18 @@ class AnswerProcess:
             self._fail(_TOO_SLOW)
         return True
 
-    def yield_to_others(self) -> None:
-        """Lower the process's priority."""
-        self._process.be_nice(_LATE_NICENESS)
-
     def close_one(self) -> None:
         """Close one answer; the last one ends the process."""
         self._num_open -= 1
         if self._num_open == 0:
             if self._asked:
-                self._process.kill()
-            self._process.close()
+                self.process.kill()
+            self.process.close()
             self._asked.clear()
 
     def _fail(self, fault: str) -> None:
         self.fault = self.fault or fault
-        self._process.kill()
+        self.process.kill()
         self._asked.clear()
 
 
@@ -156,7 +152,7 @@ class RemoteMatcher:
 
     def yield_to_others(self) -> None:
         """Lower the priority of the process, whose masks come late."""
-        self._answers.yield_to_others()
+        self._answers.process.be_nice(_LATE_NICENESS)
 
     def close(self) -> None:
         """Stop following the answer. Closing twice is no error."""

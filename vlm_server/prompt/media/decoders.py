@@ -105,7 +105,9 @@ class Decoders:
         self.video_limits = video_limits
         memory_bytes, seconds = image_limits.decode_memory_bytes, image_limits.decode_seconds
         self._images = _pool("image", num_processes, memory_bytes, seconds)
-        self._videos = video_pool(video_limits, num_processes)
+        memory_bytes = video_limits.decode_memory_bytes
+        seconds = 2 * video_limits.decode_timeout_seconds + 2  # several threads decode
+        self._videos = _pool("video", num_processes, memory_bytes, seconds)
 
     @property
     def num_tracked(self) -> int:
@@ -141,8 +143,28 @@ class Decoders:
         raise InvalidImage(f"the {image.format} picture can't be decoded", image.param)
 
     def video(self, video: Video, limits: VideoLimits, cancellation: Cancellation) -> Clip:
-        """See `decode_video`."""
-        return decode_video(self._videos, video, limits, cancellation)
+        """The frames of `video` at the rate and size of `limits`, of those that are whole.
+
+        Raises InvalidVideo if it can't be decoded, is over a limit or takes too long, and Cancelled.
+        """
+        job = msgspec.msgpack.encode(VideoJob(video.data, video.format, limits, video.is_cut))
+        try:
+            frames, pixels = unpack(
+                self._videos.run(job, limits.decode_timeout_seconds, cancellation)
+            )
+        except ChildTimeout:
+            seconds = limits.decode_timeout_seconds
+            reason = f"Decoding the video takes over {seconds:g} seconds."
+            raise InvalidVideo(reason, video.param) from None
+        except (ChildFailed, ValueError) as error:
+            logger.warning("the process that decodes a %s video died: %s", video.format, error)
+            raise InvalidVideo("The video can't be decoded.", video.param) from None
+        if isinstance(frames, Undecodable):
+            raise InvalidVideo(frames.reason, video.param)
+        try:
+            return Clip(_upright(frames, pixels), frames.seconds, frames.is_cut)
+        except ValueError:
+            raise InvalidVideo("The video's frames differ in size.", video.param) from None
 
     def close(self) -> None:
         """End all processes that are idle."""
@@ -150,40 +172,9 @@ class Decoders:
         self._videos.close()
 
 
-def video_pool(limits: VideoLimits, size: int) -> ChildPool:
-    """At most `size` processes, each of which decodes one video."""
-    seconds = 2 * limits.decode_timeout_seconds + 2  # several threads decode
-    return _pool("video", size, limits.decode_memory_bytes, seconds)
-
-
 def _pool(kind: str, size: int, memory_bytes: int, seconds: float) -> ChildPool:
     limits = str(memory_bytes), str(seconds)
     return ChildPool(_MODULE, size, kind, *limits, memory_bytes=memory_bytes)
-
-
-def decode_video(
-    pool: ChildPool, video: Video, limits: VideoLimits, cancellation: Cancellation
-) -> Clip:
-    """The frames of `video` at the rate and size of `limits`, of those that are whole.
-
-    Raises InvalidVideo if it can't be decoded, is over a limit or takes too long, and Cancelled.
-    """
-    job = msgspec.msgpack.encode(VideoJob(video.data, video.format, limits, video.is_cut))
-    try:
-        frames, pixels = unpack(pool.run(job, limits.decode_timeout_seconds, cancellation))
-    except ChildTimeout:
-        seconds = limits.decode_timeout_seconds
-        reason = f"Decoding the video takes over {seconds:g} seconds."
-        raise InvalidVideo(reason, video.param) from None
-    except (ChildFailed, ValueError) as error:
-        logger.warning("the process that decodes a %s video died: %s", video.format, error)
-        raise InvalidVideo("The video can't be decoded.", video.param) from None
-    if isinstance(frames, Undecodable):
-        raise InvalidVideo(frames.reason, video.param)
-    try:
-        return Clip(_upright(frames, pixels), frames.seconds, frames.is_cut)
-    except ValueError:
-        raise InvalidVideo("The video's frames differ in size.", video.param) from None
 
 
 def _upright(frames: Frames, pixels: memoryview) -> NDArray[np.uint8]:

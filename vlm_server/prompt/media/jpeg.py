@@ -18,8 +18,6 @@ _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _SCAN_END = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 _SOI, _EOI, _SOS, _DRI = 0xD8, 0xD9, 0xDA, 0xDD
-_SEQUENTIAL = frozenset({0xC0, 0xC1, 0xC9})
-_PROGRESSIVE = frozenset({0xC2, 0xCA})
 _NO_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})
 _BLOCK = 8
 _COEFFICIENTS = 64
@@ -35,7 +33,7 @@ def has_all_blocks(data: bytes, loaded: JpegImageFile) -> bool:
 
     The last pixel of most images of one scan shows it; others are decoded a second time.
     """
-    walk = _Walk()
+    walk = _Walk(loaded)
     walk.run(data)
     if not walk.has_all_coefficients:
         return False
@@ -56,12 +54,12 @@ class _Component:
 class _Walk:
     """A walk along the markers of a JPEG, from its start to its own end."""
 
-    def __init__(self) -> None:
+    def __init__(self, loaded: JpegImageFile) -> None:
         self.scan_ends: list[int] = []
         """Where the compressed data of each scan end."""
-        self._components: dict[int, _Component] = {}
-        self._size = 0, 0
-        self._is_progressive = False
+        self._components = {name: _Component(h, v) for name, h, v, _ in loaded.layer}
+        self._size = loaded.size
+        self._is_progressive = "progressive" in loaded.info
         self._restart_interval = 0
         self._lacks_restarts = False
 
@@ -82,21 +80,10 @@ class _Walk:
             length = int.from_bytes(data[position : position + 2])
             content = data[position + 2 : position + length]
             position += max(length, 2)
-            if marker in _SEQUENTIAL or marker in _PROGRESSIVE:
-                self._begin_frame(content, is_progressive=marker in _PROGRESSIVE)
-            elif marker == _DRI:
+            if marker == _DRI:
                 self._restart_interval = int.from_bytes(content[:2])
             elif marker == _SOS:
                 position = self._take_scan(content, data, position)
-
-    def _begin_frame(self, content: bytes, *, is_progressive: bool) -> None:
-        """Read a frame's header: depth, height, width, then three bytes for a component."""
-        self._size = int.from_bytes(content[3:5]), int.from_bytes(content[1:3])
-        self._is_progressive = is_progressive
-        self._components = {
-            content[start]: _Component(content[start + 1] >> 4, content[start + 1] & 15)
-            for start in range(6, len(content) - 2, 3)
-        }
 
     def _take_scan(self, content: bytes, data: bytes, start: int) -> int:
         """Read a scan's header; returns the end of its data, which begin at `start`."""
