@@ -145,15 +145,13 @@ class Decoders:
     def video(self, video: Video, limits: VideoLimits, cancellation: Cancellation) -> Clip:
         """The frames of `video` at the rate and size of `limits`, of those that are whole.
 
-        Raises InvalidVideo if it can't be decoded, is over a limit or takes too long, and Cancelled.
+        Raises InvalidVideo if it can't be decoded or is over a limit, and Cancelled.
         """
+        seconds = limits.decode_timeout_seconds
         job = msgspec.msgpack.encode(VideoJob(video.data, video.format, limits, video.is_cut))
         try:
-            frames, pixels = unpack(
-                self._videos.run(job, limits.decode_timeout_seconds, cancellation)
-            )
+            frames, pixels = unpack(self._videos.run(job, seconds, cancellation))
         except ChildTimeout:
-            seconds = limits.decode_timeout_seconds
             reason = f"Decoding the video takes over {seconds:g} seconds."
             raise InvalidVideo(reason, video.param) from None
         except (ChildFailed, ValueError) as error:
