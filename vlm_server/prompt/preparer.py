@@ -42,6 +42,9 @@ from vlm_server.protocol import (
     VideoUse,
 )
 
+_TAIL_TOKENS = 32
+"""Enough for the start mark of reasoning."""
+
 
 class MultimodalPreparer:
     """The `Preparer` of one model. Thread-safe."""
@@ -162,7 +165,8 @@ class MultimodalPreparer:
             text = "".join(part.text for part in parts if isinstance(part, TextPart))
             if text.rfind(marks.start) > text.rfind(marks.end):
                 return True
-        return self._prompts.ends_in_reasoning(token_ids)
+        tail = self._prompts.text_of(token_ids[-_TAIL_TOKENS:]).rstrip()
+        return bool(marks.start) and tail.endswith(marks.start)
 
     @property
     def num_tracked(self) -> int:

@@ -20,9 +20,6 @@ from vlm_server.prompt.media.processing import TokenLayout
 from vlm_server.prompt.special_tokens import SpecialTokens
 from vlm_server.prompt.templates import ChatTemplate, template_of
 
-_TAIL_TOKENS = 32
-"""Enough for the start mark of reasoning."""
-
 
 class PromptTokenizer:
     """Renders and tokenizes prompts of one model, with one token for each image and video."""
@@ -40,7 +37,6 @@ class PromptTokenizer:
             template_of(spec), spec.image_placeholders, video_token, tuple(spec.template_variables)
         )
         self.template.check()
-        self._reasoning_start = spec.reasoning_format.start if spec.reasoning_format else ""
         placeholders = {self.template.placeholder, *self._tokens.values()}
         self._special = SpecialTokens(spec.tokenizer, placeholders)
         either = filter(None, (self.template.video_placeholder, self.template.placeholder))
@@ -56,13 +52,6 @@ class PromptTokenizer:
         """Ids of the generation prompt: what the template writes after the last message."""
         text = self.template.generation_suffix(variables)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def ends_in_reasoning(self, token_ids: Sequence[int]) -> bool:
-        """Whether a prompt ends with the start mark of reasoning."""
-        if not self._reasoning_start:
-            return False
-        tail = self._tokenizer.decode(list(token_ids[-_TAIL_TOKENS:]), skip_special_tokens=False)
-        return tail.rstrip().endswith(self._reasoning_start)
 
     def tokenize(self, chat: Chat, media: Sequence[TokenLayout]) -> list[int]:
         """Ids of the prompt of an arranged chat, up to where the answer begins.
@@ -82,8 +71,7 @@ class PromptTokenizer:
         else:
             rendered = self.template.render(chat, str)
         text = self._place_media(rendered, media, param)
-        has_bos = self._bos is not None and text.startswith(self._bos)
-        token_ids = self._ids(text, param, adds_special=self._adds_special and not has_bos)
+        token_ids = self._ids(text, param, adds_special=self._adds_special)
         return self._special.remove_marks(token_ids, mark) if mark else token_ids
 
     def tokenize_text(self, text: str) -> list[int]:
@@ -92,8 +80,7 @@ class PromptTokenizer:
         Raises InvalidRequest for tokens that stand for media, and ContextLengthExceeded.
         """
         self._check_length(text, "prompt")
-        has_bos = self._bos is not None and text.startswith(self._bos)
-        token_ids = self._ids(text, "prompt", adds_special=not has_bos)
+        token_ids = self._ids(text, "prompt", adds_special=True)
         self._check_no_media(token_ids)
         return token_ids
 
@@ -104,7 +91,8 @@ class PromptTokenizer:
 
     def check_ids(self, token_ids: Sequence[int], *, allows_media: bool = False) -> list[int]:
         """The ids of a prompt that was given as such. Raises InvalidRequest."""
-        if not all(map(self._is_known, set(token_ids))):
+        size, token_of = self._vocabulary_size, self._tokenizer.id_to_token
+        if not all(0 <= i < size and token_of(i) is not None for i in set(token_ids)):
             raise InvalidRequest("This model's tokenizer does not have one of the ids.", "prompt")
         if not allows_media:
             self._check_no_media(token_ids)
@@ -113,10 +101,6 @@ class PromptTokenizer:
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, control tokens included."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
-
-    def _is_known(self, token_id: int) -> bool:
-        in_model = 0 <= token_id < self._vocabulary_size
-        return in_model and self._tokenizer.id_to_token(token_id) is not None
 
     def _check_no_media(self, token_ids: Sequence[int]) -> None:
         if not self._tokens.keys().isdisjoint(token_ids):
@@ -159,6 +143,8 @@ class PromptTokenizer:
 
     def _ids(self, text: str, param: str, *, adds_special: bool) -> list[int]:
         """Raises InvalidRequest for a text with lone surrogates."""
+        has_bos = self._bos is not None and text.startswith(self._bos)
+        adds_special = adds_special and not has_bos
         try:
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)
         except (TypeError, UnicodeEncodeError):

@@ -65,7 +65,12 @@ class GrammarServer:
 
     def warm_up(self) -> None:
         """Start it in the background: the first schema then does not wait for that."""
-        threading.Thread(target=self._start_early, name="grammar-server", daemon=True).start()
+
+        def start() -> None:
+            with contextlib.suppress(InternalError, GrammarsUnavailable):  # said when it is needed
+                self._running()
+
+        threading.Thread(target=start, name="grammar-server", daemon=True).start()
 
     def compile(self, constraint: Constraint, cancellation: Cancellation) -> CompiledGrammar:
         """The grammar of `constraint`. Raises SchemaError, GrammarsUnavailable, and InternalError,
@@ -163,10 +168,6 @@ class GrammarServer:
             logger.warning("JSON schemas can't be enforced: %s", self._unavailable)
             raise GrammarsUnavailable(self._unavailable)
         return ours
-
-    def _start_early(self) -> None:
-        with contextlib.suppress(InternalError, GrammarsUnavailable):  # said when it is needed
-            self._running()
 
 
 @dataclass(frozen=True, eq=False)

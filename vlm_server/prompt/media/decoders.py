@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vlm_server.errors import DecodeBudgetExceeded, InvalidImage, InvalidVideo
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
-from vlm_server.prompt.media.messages import Frames, Undecodable, VideoJob, unpack
+from vlm_server.prompt.media.messages import Frames, Undecodable, unpack
 from vlm_server.protocol import Image, Video
 from vlm_server.settings import Image as ImageLimits
 from vlm_server.settings import Video as VideoLimits
@@ -148,7 +148,7 @@ class Decoders:
         Raises InvalidVideo if it can't be decoded or is over a limit, and Cancelled.
         """
         seconds = limits.decode_timeout_seconds
-        job = msgspec.msgpack.encode(VideoJob(video.data, video.format, limits, video.is_cut))
+        job = msgspec.msgpack.encode((video, limits))
         try:
             frames, pixels = unpack(self._videos.run(job, seconds, cancellation))
         except ChildTimeout:

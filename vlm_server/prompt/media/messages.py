@@ -12,15 +12,10 @@ import msgspec
 
 from vlm_server import settings
 from vlm_server.platform.child import messages
+from vlm_server.protocol import Video
 
-
-class VideoJob(msgspec.Struct, frozen=True, tag="job"):
-    """A video to decode. format: MP4, WEBM or GIF. is_cut: whether the file is cut off."""
-
-    data: bytes
-    format: str
-    limits: settings.Video
-    is_cut: bool = False
+VideoJob = tuple[Video, settings.Video]
+"""A video to decode, within limits."""
 
 
 class Frames(msgspec.Struct, frozen=True, tag="frames"):

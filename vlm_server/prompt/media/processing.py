@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import InvalidImage, InvalidVideo
+from vlm_server.interfaces import MediaInputs
 from vlm_server.interfaces.model_spec import ModelSpec, ProcessedMedia
 from vlm_server.prompt.media.decoders import Clip, Sampled
 from vlm_server.prompt.positions import GRIDS, media_positions
@@ -22,10 +22,6 @@ _UNIT_TOKENS = 1024
 _MAX_REASON_CHARS = 200
 
 logger = logging.getLogger(__name__)
-
-
-Inputs = Mapping[str, NDArray[Any]]
-"""The vision tower's inputs of one unit, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +55,7 @@ class Processed:
     """A media item's token layout, and the inputs of each of its units."""
 
     layout: TokenLayout
-    inputs: tuple[Inputs, ...]
+    inputs: tuple[MediaInputs, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -153,7 +149,7 @@ def _in_units(video: Processed) -> Processed:
     groups, height, width = (int(side) for side in grid.reshape(3))
     tokens = np.flatnonzero(layout.token_ids == layout.token_id).reshape(groups, -1)
     step = max(1, _UNIT_TOKENS // tokens.shape[1])
-    units, inputs = list[tuple[int, int]](), list[Inputs]()
+    units, inputs = list[tuple[int, int]](), list[MediaInputs]()
     for first in range(0, groups, step):
         last = min(first + step, groups)
         units.append((int(tokens[first, 0]), int(tokens[last - 1, -1]) + 1))

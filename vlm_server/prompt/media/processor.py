@@ -18,17 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import Caches
+from vlm_server.interfaces import MediaInputs
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media.decoders import Clip, DecodeBudget, Decoders, Sampled
 from vlm_server.prompt.media.picture_sizes import PictureSizes
-from vlm_server.prompt.media.processing import (
-    Inputs,
-    Processed,
-    TokenLayout,
-    process_image,
-    process_video,
-)
+from vlm_server.prompt.media.processing import Processed, TokenLayout, process_image, process_video
 from vlm_server.prompt.templates import ChatTemplate
 from vlm_server.protocol import Image, Submit, Video
 from vlm_server.settings import Video as VideoLimits
@@ -55,7 +50,7 @@ class MediaItem:
         """The name of each of its units."""
         return [f"{self.key}/{number}" for number in range(len(self.layout.units))]
 
-    def inputs(self, unit: int) -> Inputs:
+    def inputs(self, unit: int) -> MediaInputs:
         """The vision tower's inputs of a unit, processed now if no cache has them.
 
         Raises InvalidImage or InvalidVideo.
@@ -127,11 +122,13 @@ class MediaProcessor:
 
     def pixels_to_decode(self, submit: Submit) -> int:
         """The approximate number of pixels of a request's images that are not cached."""
-        return sum(
-            image.width * image.height
-            for image in submit.images
-            if not self._is_known(self._image_key(image, submit.cache_salt))
-        )
+        num_pixels, caches = 0, self._caches
+        for image in submit.images:
+            key = self._image_key(image, submit.cache_salt)
+            has_inputs = f"{key}/0" in caches.features or key in caches.pixels
+            if not has_inputs or key not in caches.token_layouts:
+                num_pixels += image.width * image.height
+        return num_pixels
 
     @property
     def num_in_flight(self) -> int:
@@ -176,12 +173,6 @@ class MediaProcessor:
                 self._caches.pixels.put(key, made, made.size_bytes).release()
                 self._caches.token_layouts.put(key, made.layout, made.layout.size_bytes).release()
         return made
-
-    def _is_known(self, key: str) -> bool:
-        """Whether neither the layout nor the features of an image are likely to need its pixels."""
-        caches = self._caches
-        has_inputs = f"{key}/0" in caches.features or key in caches.pixels
-        return has_inputs and key in caches.token_layouts
 
     def _image_key(self, image: Image, salt: str) -> str:
         bound = image.max_side_pixels

@@ -43,29 +43,30 @@ def decode_job(job: bytearray) -> Parts:
 
     Raises InvalidVideo, and what PyAV raises for broken data.
     """
-    video = msgspec.msgpack.decode(job, type=VideoJob)
+    video, limits = msgspec.msgpack.decode(job, type=VideoJob)
     with av.open(
         io.BytesIO(video.data), "r", format=_DEMUXERS[video.format], options=_OPTIONS
     ) as container:
         stream = _video_stream(container)
-        _check_size(stream.width, stream.height, video.limits)
+        _check_size(stream.width, stream.height, limits)
         stream.codec_context.thread_count = _THREADS
         stream.codec_context.thread_type = "AUTO"
-        stream.codec_context.options = {"max_pixels": str(video.limits.max_pixels)}
+        stream.codec_context.options = {"max_pixels": str(limits.max_pixels)}
         packets, is_cut = _read_packets(container, stream)
         if video.is_cut and video.format == _UNSIZED:
             packets.pop()
         timeline = _timeline(packets, stream)
-        if timeline.duration > video.limits.max_seconds:
-            longest = f"{video.limits.max_seconds:g} seconds (video.max_seconds)"
-            raise InvalidVideo(f"The video is longer than {longest}.")
+        if timeline.duration > limits.max_seconds:
+            raise InvalidVideo(
+                f"The video is longer than {limits.max_seconds:g} seconds (video.max_seconds)."
+            )
         try:
-            return _sampled(stream, timeline, video.limits, is_cut=is_cut or video.is_cut)
+            return _sampled(stream, timeline, limits, is_cut=is_cut or video.is_cut)
         except (InvalidVideo, av.FFmpegError):
             if len(packets) < 2:
                 raise
             stream.codec_context.flush_buffers()
-            return _sampled(stream, _timeline(packets[:-1], stream), video.limits, is_cut=True)
+            return _sampled(stream, _timeline(packets[:-1], stream), limits, is_cut=True)
 
 
 def _read_packets(
