@@ -129,8 +129,8 @@ class ChatTemplate:
         if not must_call:
             raise InvalidRequest("this model's chat template has no place for tools", "tools")
         text = instruction(chat.tools)
-        told = with_instruction(messages, text, takes_system=traits.takes_system)
-        return replace(chat, messages=tuple(told), tools=())
+        instructed = with_instruction(messages, text, takes_system=traits.takes_system)
+        return replace(chat, messages=tuple(instructed), tools=())
 
     def render(self, chat: Chat, clean: Clean) -> str:
         """The prompt up to where the answer begins; users' text goes through `clean` first.

@@ -82,11 +82,11 @@ class Grammars:
 def _describe(spec: ModelSpec) -> dict[str, Any]:
     """The start message of `process`: tokenizer, width of vocabulary or logits, end tokens."""
     num_tokens = max(spec.backend.get_vocab().values()) + 1
-    drawable = range(min(num_tokens, spec.vocabulary_size))
+    sampleable = range(min(num_tokens, spec.vocabulary_size))
     return {
         "tokenizer": _literal(spec.backend),
         "size": max(num_tokens, spec.vocabulary_size),
-        "ends": [token_id for token_id in drawable if token_id in spec.eos_token_ids],
+        "ends": [token_id for token_id in sampleable if token_id in spec.eos_token_ids],
     }
 
 
