@@ -24,7 +24,7 @@ from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.ignored_fields import IgnoredFields, check_neutral, known_fields
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import Finished, ImageUse, SamplingParams
+from vlm_server.protocol import Finished, SamplingParams
 
 TOKENIZE, DETOKENIZE = "openai-tokenize", "openai-detokenize"
 
@@ -130,33 +130,18 @@ def _counted(parsed: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
 # ---- answers -----------------------------------------------------------------------------
 
 
-class Tokenized(Struct, frozen=True):
-    """vLLM's answer; `images` and `cached_tokens` are ours."""
-
-    count: int
-    max_model_len: int
-    tokens: tuple[int, ...]
-    images: tuple[ImageUse, ...]
-    cached_tokens: int
-    token_strs: None = None
-
-
-class Detokenized(Struct, frozen=True):
-    prompt: str
-
-
 def encode_tokens(finished: Finished, max_model_len: int) -> bytes:
-    usage = finished.usage
-    return msgspec.json.encode(
-        Tokenized(
-            count=usage.prompt_tokens,
-            max_model_len=max_model_len,
-            tokens=finished.token_ids,
-            images=finished.images,
-            cached_tokens=usage.cached_tokens,
-        )
-    )
+    """vLLM's answer; `images` and `cached_tokens` are ours."""
+    answer = {
+        "count": finished.usage.prompt_tokens,
+        "max_model_len": max_model_len,
+        "tokens": finished.token_ids,
+        "images": finished.images,
+        "cached_tokens": finished.usage.cached_tokens,
+        "token_strs": None,
+    }
+    return msgspec.json.encode(answer)
 
 
 def encode_text(finished: Finished) -> bytes:
-    return msgspec.json.encode(Detokenized(finished.text))
+    return msgspec.json.encode({"prompt": finished.text})
