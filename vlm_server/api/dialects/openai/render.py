@@ -26,7 +26,9 @@ class _Renderer(ABC):
     _chunk_object: ClassVar[str] = "text_completion"
 
     def __init__(self, request_id: str, model: str, options: bytes) -> None:
-        self._common = {"id": request_id, "created": int(time.time()), "model": model}
+        common = {"id": request_id, "created": int(time.time()), "model": model}
+        self._whole = {"object": self._object, **common}
+        self._chunk = {"object": self._chunk_object, **common}
         self._options = msgspec.msgpack.decode(options, type=Options)
 
     @abstractmethod
@@ -35,20 +37,13 @@ class _Renderer(ABC):
 
     def whole(self, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:
         answers = [self._choice(index, deltas) for index, deltas in enumerate(choices)]
-        return _encode(
-            {
-                "object": self._object,
-                **self._common,
-                "choices": answers,
-                "usage": _usage_of_all(finished),
-            }
-        )
+        return _encode(self._whole | {"choices": answers, "usage": _usage_of_all(finished)})
 
     def end(self, finished: Finished) -> bytes:
         """The usage, if the client wants it, and `[DONE]`."""
         if not self._options.include_usage:
             return sse.DONE
-        return self._chunk([], {"usage": _usage_of_all(finished)}) + sse.DONE
+        return self._event([], {"usage": _usage_of_all(finished)}) + sse.DONE
 
     def error(self, error: RequestError) -> bytes:
         """An event with the error, and no `[DONE]`."""
@@ -57,9 +52,8 @@ class _Renderer(ABC):
     def keep_alive(self) -> bytes:
         return sse.KEEP_ALIVE
 
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
-        chunk = {"object": self._chunk_object, **self._common, "choices": choices, **usage}
-        return sse.event(_encode(chunk))
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
+        return sse.event(_encode({**self._chunk, "choices": choices, **usage}))
 
     def _usage_so_far(self, usage: Usage | None) -> dict[str, Any]:
         """The field `usage`, if any, of a chunk that is not the last."""
@@ -79,19 +73,19 @@ class ChatRenderer(_Renderer):
 
     def delta(self, delta: Delta) -> bytes:
         """Chunks with the role, the text or the call, and the finish reason."""
-        news = [*self._role(delta.choice), *_news(delta)]
+        news = self._role(delta.choice) + _news(delta)
         choices = [_chunk_choice(each, delta.choice) for each in news]
         if delta.logprobs:
             choices[-1]["logprobs"] = _logprobs(delta.logprobs)
         if delta.finish_reason:
             choices.append(_chunk_choice({}, delta.choice, delta.finish_reason))
         usage = self._usage_so_far(delta.usage)
-        return b"".join(self._chunk([choice], usage) for choice in choices)
+        return b"".join([self._event([choice], usage) for choice in choices])
 
     def empty_chunk(self) -> bytes:
         """The role, if nothing else was sent, or a chunk with an empty delta."""
         (news,) = self._role(0) or [{}]
-        return self._chunk([_chunk_choice(news, 0)], self._usage_so_far(None))
+        return self._event([_chunk_choice(news, 0)], self._usage_so_far(None))
 
     def _role(self, choice: int) -> list[dict[str, Any]]:
         """The first delta of a choice; empty once it was sent."""
@@ -152,7 +146,7 @@ def _news(delta: Delta) -> list[dict[str, Any]]:
 
     The first one of a call has all but its arguments.
     """
-    news = list[dict[str, Any]]()
+    news: list[dict[str, Any]] = []
     if (call := delta.tool_call) is not None:
         if call.name:
             function = {"arguments": "", "name": call.name}
@@ -201,7 +195,7 @@ class CompletionRenderer(_Renderer):
     def delta(self, delta: Delta) -> bytes:
         """One chunk."""
         choice = self._choice(delta.choice, (delta,))
-        return self._chunk([choice], self._usage_so_far(delta.usage))
+        return self._event([choice], self._usage_so_far(delta.usage))
 
     def empty_chunk(self) -> bytes:
         return self.delta(Delta("", ""))
