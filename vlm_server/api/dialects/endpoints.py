@@ -25,29 +25,31 @@ def _counts(encode: Callable[[Finished], bytes]) -> Callable[[str, str, bytes], 
     return lambda request_id, model, options: CountRenderer(encode)
 
 
-CHAT_COMPLETIONS = Dialect(openai.DIALECT, "chatcmpl-", openai.read_chat, ChatRenderer)
-COMPLETIONS = Dialect(completions.DIALECT, "cmpl-", completions.read, CompletionRenderer)
-DETOKENIZE = Dialect(
-    tokenize.DETOKENIZE, "detokenize-", tokenize.read_tokens, _counts(tokenize.encode_text)
+CHAT_COMPLETIONS = Dialect(openai.DIALECT, "chatcmpl-", openai.parse_chat, ChatRenderer)
+COMPLETIONS = Dialect(
+    completions.DIALECT, "cmpl-", completions.parse_completion, CompletionRenderer
 )
-MESSAGES = Dialect(anthropic.DIALECT, "msg_", anthropic.read_message, MessageRenderer)
+DETOKENIZE = Dialect(
+    tokenize.DETOKENIZE, "detokenize-", tokenize.parse_tokens, _counts(tokenize.encode_text)
+)
+MESSAGES = Dialect(anthropic.DIALECT, "msg_", anthropic.parse_message, MessageRenderer)
 COUNT_TOKENS = Dialect(
-    anthropic.COUNT_DIALECT, "count_", anthropic.read_count, _counts(encode_count)
+    anthropic.COUNT_DIALECT, "count_", anthropic.parse_count, _counts(encode_count)
 )
 INPUT_TOKENS = Dialect(
-    responses.COUNT_DIALECT, "count_", responses.read_count, _counts(encode_input_tokens)
+    responses.COUNT_DIALECT, "count_", responses.parse_count, _counts(encode_input_tokens)
 )
 OLLAMA_CHAT = Dialect(
     ollama.CHAT,
     "chat-",
-    ollama.read_chat,
+    ollama.parse_chat,
     partial(ollama_render.LineRenderer, ollama_render.chat_fields),
     ollama_render.CONTENT_TYPE,
 )
 OLLAMA_GENERATE = Dialect(
     ollama.GENERATE,
     "gen-",
-    ollama.read_generate,
+    ollama.parse_generate,
     partial(ollama_render.LineRenderer, ollama_render.generate_fields),
     ollama_render.CONTENT_TYPE,
 )
@@ -56,7 +58,7 @@ OLLAMA_GENERATE = Dialect(
 def responses_of(store: ResponseStore) -> Dialect:
     """OpenAI's Responses, which go into `store`."""
     renderer = partial(ResponsesRenderer, store)
-    return Dialect(responses.DIALECT, responses.ID_PREFIX, responses.read_response, renderer)
+    return Dialect(responses.DIALECT, responses.ID_PREFIX, responses.parse_response, renderer)
 
 
 def tokenize_for(models: ModelClient) -> Dialect:
@@ -69,4 +71,4 @@ def tokenize_for(models: ModelClient) -> Dialect:
 
         return CountRenderer(encode)
 
-    return Dialect(tokenize.TOKENIZE, "tokenize-", tokenize.read_prompt, renderer)
+    return Dialect(tokenize.TOKENIZE, "tokenize-", tokenize.parse_prompt, renderer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, structs
@@ -12,6 +12,7 @@ from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields, check_neutral, known_fields
 from vlm_server.api.parsing.parsed_request import Context, ParsedRequest
+from vlm_server.api.parsing.tools import ToolDefinition
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import SamplingParams, Submit, TemplateOptions, Tools
 
@@ -33,6 +34,27 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORT_RULE = "must be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'"
 ImageDetail = Literal["auto", "low", "high", "original"]
 """`low` scales an image down; `high` and `original` scale a small one up."""
+
+
+class Function(Struct):
+    """A tool that the model may call; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class StrictFunction(Function):
+    strict: bool | None = None
+
+
+class NamedSchema(Struct):
+    """`name` and `description` have no effect; the schema is enforced, `strict` or not."""
+
+    schema: dict[str, Any]
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    strict: bool | None = None
 
 
 def prepare(*schemas: type[Struct]) -> None:
@@ -69,6 +91,30 @@ def obeyed_fields(
         if name not in neutral and name not in harmless
     }
     return known_fields(others, schema, ignored, refuses=context.unknown_fields == "refuse")
+
+
+def tool_definitions(functions: Iterable[Function], param: str) -> list[ToolDefinition]:
+    """The tools of a request; `param` is the path of each, with `{}` for its number."""
+    return [
+        ToolDefinition(
+            function.name,
+            param.format(i),
+            function.description,
+            function.parameters,
+            strict=isinstance(function, StrictFunction) and bool(function.strict),
+        )
+        for i, function in enumerate(functions)
+    ]
+
+
+def ignore_labels(wanted: NamedSchema | None, path: str, ignored: IgnoredFields) -> None:
+    """Report a schema's name and description, which the model does not get."""
+    if wanted is None:
+        return
+    ignored.add(f"{path}.name", wanted.name)
+    ignored.add(f"{path}.description", wanted.description)
+    if wanted.strict is False:
+        ignored.add(f"{path}.strict")
 
 
 def submit_of(

@@ -13,17 +13,17 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, Message, TextPart, ToolCall
 
 
-def read_messages(messages: Sequence[ChatMessage], conversation: Conversation) -> None:
+def parse_messages(messages: Sequence[ChatMessage], conversation: Conversation) -> None:
     """Add `messages` to `conversation`. Raises RequestError or BytesNeeded."""
     if not any(message.role == "user" for message in messages):
         raise InvalidRequest("At least one message must have the role 'user'.", "messages")
     num_images = sum(len(message.images or ()) for message in messages)
     num_parts = num_images + sum(1 + len(message.tool_calls or ()) for message in messages)
     Counts(len(messages), num_parts, num_images, 0).check(conversation.limits)
-    reader = _Reader(conversation)
+    parser = _MessageParser(conversation)
     for i, message in enumerate(messages):
         param = f"messages[{i}]"
-        conversation.add(reader.message(message, param), param)
+        conversation.add(parser.message(message, param), param)
     conversation.check_complete()
 
 
@@ -45,7 +45,7 @@ def _picture(image: str, param: str, conversation: Conversation) -> ContentPart:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _MessageParser:
     """Converts messages in their order. Calls get ids, which their results refer to."""
 
     conversation: Conversation

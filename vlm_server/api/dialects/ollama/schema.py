@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from vlm_server.api.dialects.fields import (
     INT32_MAX,
+    Function,
     MinP,
     Penalty,
     RepetitionPenalty,
@@ -55,12 +56,6 @@ class ChatMessage(Struct):
     tool_name: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
-
-
-class Function(Struct):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
 
 
 class Tool(Struct):

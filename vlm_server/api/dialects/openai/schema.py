@@ -16,10 +16,12 @@ from vlm_server.api.dialects.fields import (
     Effort,
     ImageDetail,
     MinP,
+    NamedSchema,
     Penalty,
     RepetitionPenalty,
     Seed,
     Size,
+    StrictFunction,
     Temperature,
     TopK,
     TopLogprobs,
@@ -141,15 +143,8 @@ class ChatMessage(Struct):
 # ---- tools -------------------------------------------------------------------------------
 
 
-class Function(Struct):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 class FunctionTool(Struct, tag_field="type", tag="function"):
-    function: Function
+    function: StrictFunction
 
 
 class FunctionName(Struct):
@@ -185,17 +180,12 @@ class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unkno
     json_schema: None = None
 
 
-class NamedSchema(Struct, forbid_unknown_fields=True):
-    """`name` and `description` have no effect; the schema is enforced, `strict` or not."""
-
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-    schema: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None
+class JsonSchema(NamedSchema, forbid_unknown_fields=True):
+    pass
 
 
 class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    json_schema: NamedSchema
+    json_schema: JsonSchema
 
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
@@ -291,7 +281,7 @@ class ChatRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
 prepare(ChatRequest)
 
 
-def read(fields: dict[str, Any], ignored: IgnoredFields, context: Context) -> ChatRequest:
+def parse(fields: dict[str, Any], ignored: IgnoredFields, context: Context) -> ChatRequest:
     """The request of a body's `fields`; fields without effect go to `ignored`.
 
     Raises InvalidRequest, naming the field at fault.

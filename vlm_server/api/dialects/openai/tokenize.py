@@ -54,15 +54,15 @@ class TokensRequest(Struct, forbid_unknown_fields=True):
 prepare(PromptRequest, TokensRequest)
 
 
-def read_prompt(body: Body, context: Context) -> ParsedRequest:
+def parse_prompt(body: Body, context: Context) -> ParsedRequest:
     """The request in a body of `/v1/tokenize`. Raises RequestError and BytesNeeded."""
     fields = _fields(body)
     if "messages" not in fields:
-        return _read_text(fields, context)
-    return _counted(parse.read_fields(fields, context), fields)
+        return _parse_text(fields, context)
+    return _counted(parse.parse_fields(fields, context), fields)
 
 
-def read_tokens(body: Body, context: Context) -> ParsedRequest:
+def parse_tokens(body: Body, context: Context) -> ParsedRequest:
     """The request in a body of `/v1/detokenize`. Raises RequestError."""
     ignored = IgnoredFields()
     fields = _known(json_body.parse_object(body), TokensRequest, context, ignored)
@@ -80,7 +80,7 @@ def _fields(body: Body) -> dict[str, Any]:
     return fields
 
 
-def _read_text(fields: dict[str, Any], context: Context) -> ParsedRequest:
+def _parse_text(fields: dict[str, Any], context: Context) -> ParsedRequest:
     ignored = IgnoredFields()
     fields = _known(fields, PromptRequest, context, ignored)
     request = json_body.convert(fields, PromptRequest, {})

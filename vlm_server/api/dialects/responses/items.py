@@ -147,7 +147,7 @@ def resolve(given: Iterable[InputItem], stored: Iterable[Item]) -> list[Item]:
 def parts_of(items: Iterable[Item]) -> Iterator[MessagePart]:
     """The parts of all contents that are lists."""
     for item in items:
-        content = _content(item)
+        content = content_of(item)
         if isinstance(content, list):
             yield from content
 
@@ -158,13 +158,14 @@ def is_unfinished(item: Item) -> bool:
     return is_answer and item.status in ("in_progress", "incomplete")
 
 
-def _content(item: Item) -> str | list[MessagePart] | list[ToolPart]:
+def content_of(item: Item) -> str | list[MessagePart] | list[ToolPart] | None:
+    """The content of a message or of a call's output; None of other items."""
     match item:
         case MessageItem():
             return item.content
         case FunctionCallOutput():
             return item.output
-    return ""
+    return None
 
 
 def prepare(given: Any) -> None:
