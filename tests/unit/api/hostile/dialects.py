@@ -34,7 +34,7 @@ from vlm_server.api.dialects.responses import items
 from vlm_server.api.dialects.responses import schema as responses_schema
 from vlm_server.api.dialects.responses.parse import parse_response
 from vlm_server.api.http import errors
-from vlm_server.api.parsing.parsed_request import Read
+from vlm_server.api.parsing.parsed_request import Parse
 from vlm_server.errors import RequestError
 
 Json = dict[str, Any]
@@ -55,7 +55,7 @@ class Hostile:
 
     name: str
     route: str
-    read: Read
+    parse: Parse
     encode_error: Callable[[RequestError], bytes]
     whole: Json
     plain: Json

@@ -6,7 +6,7 @@ Each belongs to one owner, and does not exist for others. Knows bytes, and nothi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from vlm_server.errors import NotFound, PreviousResponseNotFound
@@ -32,12 +32,12 @@ class _Turn:
     def size_bytes(self) -> int:
         return len(self.items) + len(self.output) + OVERHEAD_BYTES
 
-    def upwards(self) -> Iterator[_Turn]:
-        """This turn and all turns before it."""
-        turn: _Turn | None = self
-        while turn is not None:
-            yield turn
-            turn = turn.parent
+    def history(self) -> list[_Turn]:
+        """All turns up to this one, the oldest first."""
+        turns = [self]
+        while (parent := turns[-1].parent) is not None:
+            turns.append(parent)
+        return turns[::-1]
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class _Entry:
     @property
     def needed_bytes(self) -> int:
         """Bytes of all that a later turn needs."""
-        return len(self.response) + sum(turn.size_bytes for turn in self.turn.upwards())
+        return len(self.response) + sum(turn.size_bytes for turn in self.turn.history())
 
 
 @dataclass(slots=True)
@@ -64,14 +64,12 @@ class _Shelf:
         """Forget a response, and the turns that no other one needs."""
         entry = self.entries.pop(response_id)
         self.size_bytes -= len(entry.response)
-        turn: _Turn | None = entry.turn
-        while turn is not None:
+        for turn in reversed(entry.turn.history()):
             turn.num_holders -= 1
             if turn.num_holders:
                 return
             self.size_bytes -= turn.size_bytes
-            parent, turn.parent = turn.parent, None
-            turn = parent
+            turn.parent = None
 
 
 class ResponseStore:
@@ -157,28 +155,19 @@ class ResponseStore:
 
         Raises PreviousResponseNotFound.
         """
-        self.drop_expired()
-        entry = self._get(owner, response_id)
-        if entry is None or entry.is_pending:
+        turn = self._finished_turn(owner, response_id)
+        if turn is None:
             raise PreviousResponseNotFound(
                 "The previous response was not found: it was not stored, or deleted, or dropped "
                 "since (`server.responses_store_seconds` and `server.responses_store_bytes`).",
                 "previous_response_id",
             )
-        return tuple(
-            items
-            for turn in reversed(list(entry.turn.upwards()))
-            for items in (turn.items, turn.output)
-            if items
-        )
+        return _contents(turn.history())
 
     def turn(self, owner: str, response_id: str) -> tuple[bytes, ...]:
         """The items of that response and of its request, as JSON lists; empty if there is none."""
-        self.drop_expired()
-        entry = self._get(owner, response_id)
-        if entry is None or entry.is_pending:
-            return ()
-        return tuple(filter(None, (entry.turn.items, entry.turn.output)))
+        turn = self._finished_turn(owner, response_id)
+        return _contents([turn]) if turn else ()
 
     def response(self, owner: str, response_id: str) -> bytes:
         """A response's JSON. Raises NotFound."""
@@ -186,10 +175,8 @@ class ResponseStore:
 
     def input_items(self, owner: str, response_id: str) -> tuple[bytes, ...]:
         """A response's input, earlier turns included, as JSON lists. Raises NotFound."""
-        turn = self._find(owner, response_id).turn
-        before = list(turn.upwards())[:0:-1]
-        earlier = (items for each in before for items in (each.items, each.output))
-        return tuple(items for items in (*earlier, turn.items) if items)
+        *earlier, turn = self._find(owner, response_id).turn.history()
+        return _contents(earlier) + ((turn.items,) if turn.items else ())
 
     def delete(self, owner: str, response_id: str) -> None:
         """Forget a response and its items. Raises NotFound."""
@@ -204,6 +191,11 @@ class ResponseStore:
         if entry is None:
             raise NotFound("There is no such response.", "response_id")
         return entry
+
+    def _finished_turn(self, owner: str, response_id: str) -> _Turn | None:
+        self.drop_expired()
+        entry = self._get(owner, response_id)
+        return None if entry is None or entry.is_pending else entry.turn
 
     def _get(self, owner: str, response_id: str) -> _Entry | None:
         shelf = self._shelves.get(owner)
@@ -248,3 +240,8 @@ class ResponseStore:
         shelf.drop(response_id)
         if not shelf.entries:
             del self._shelves[owner]
+
+
+def _contents(turns: Iterable[_Turn]) -> tuple[bytes, ...]:
+    """The items of `turns`, of requests and responses, as JSON lists."""
+    return tuple(items for turn in turns for items in (turn.items, turn.output) if items)

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.api.requests import PNG_URL, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.dialects.openai import tokenize
-from vlm_server.api.parsing.parsed_request import Context, KnownModel, Read
+from vlm_server.api.parsing.parsed_request import Context, KnownModel, Parse
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Finished, ImageUse, ModelFacts, TextPart, Usage
 from vlm_server.settings import Limits
@@ -135,13 +135,13 @@ async def test_another_model_is_404(
 @pytest.mark.parametrize(
     ("read", "body"),
     [
-        (tokenize.read_prompt, {"prompt": "a"}),
-        (tokenize.read_prompt, {"messages": [user("a")]}),
-        (tokenize.read_tokens, {"tokens": [1]}),
+        (tokenize.parse_prompt, {"prompt": "a"}),
+        (tokenize.parse_prompt, {"messages": [user("a")]}),
+        (tokenize.parse_tokens, {"tokens": [1]}),
     ],
 )
 def test_of_several_models_one_must_be_named(
-    read: Read,
+    read: Parse,
     body: dict[str, Any],
     model: dict[str, Any],
 ) -> None:
