@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, structs
 from msgspec.json import Decoder
 
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.conversation import Conversation
+from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.ignored_fields import IgnoredFields, check_neutral, known_fields
 from vlm_server.api.parsing.parsed_request import Context, ParsedRequest
 from vlm_server.api.parsing.tools import ToolDefinition
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import SamplingParams, Submit, TemplateOptions, Tools
+from vlm_server.settings import Limits
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -48,6 +50,13 @@ class StrictFunction(Function):
     strict: bool | None = None
 
 
+class CalledFunction(Struct):
+    """`arguments` is an object, or its JSON."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
 class NamedSchema(Struct):
     """`name` and `description` have no effect; the schema is enforced, `strict` or not."""
 
@@ -73,7 +82,7 @@ def obeyed_fields(
     context: Context,
     *,
     harmless: Set[str] = frozenset(),
-    neutral: Mapping[str, tuple[Any, ...]],
+    neutral: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The fields of a body that `schema` reads; those without effect go to `ignored`.
 
@@ -115,6 +124,30 @@ def ignore_labels(wanted: NamedSchema | None, path: str, ignored: IgnoredFields)
     ignored.add(f"{path}.description", wanted.description)
     if wanted.strict is False:
         ignored.add(f"{path}.strict")
+
+
+def check_counts(
+    num_messages: int,
+    contents: Iterable[object],
+    limits: Limits,
+    *,
+    image: type[Struct],
+    video: type[Struct] | None = None,
+    param: str = "messages",
+) -> None:
+    """Raises InvalidRequest for more messages, parts, images or videos than `limits` allow.
+
+    contents: those of the messages, each a text or a list of parts. image, video: the types of such
+    parts.
+    """
+    given = list(contents)
+    parts = [part for content in given if isinstance(content, list) for part in content]
+    Counts(
+        messages=num_messages,
+        parts=len(parts) + sum(isinstance(content, str) for content in given),
+        images=sum(isinstance(part, image) for part in parts),
+        videos=sum(isinstance(part, video) for part in parts) if video else 0,
+    ).check(limits, param)
 
 
 def submit_of(

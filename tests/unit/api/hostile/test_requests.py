@@ -235,7 +235,8 @@ print("all read")
 
 def test_the_first_requests_at_once_do_not_crash_the_front() -> None:
     asked = [
-        (each.read.__module__, each.read.__qualname__, json.dumps(each.plain)) for each in DIALECTS
+        (each.parse.__module__, each.parse.__qualname__, json.dumps(each.plain))
+        for each in DIALECTS
     ]
     command = [sys.executable, "-c", PROGRAM, json.dumps(asked)]
     for _ in range(3):

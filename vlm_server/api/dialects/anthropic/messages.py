@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from vlm_server.api.dialects.anthropic import schema
-from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.dialects.fields import check_counts
+from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
@@ -29,7 +30,9 @@ def parse_messages(
     """Add all messages of `request`, its system prompt first. Raises RequestError."""
     if not any(message.role == "user" for message in request.messages):
         raise InvalidRequest("At least one message must have the role 'user'.", "messages")
-    _counts(request).check(conversation.limits)
+    check_counts(
+        len(request.messages), _contents(request), conversation.limits, image=schema.ImageBlock
+    )
     if system := _system(request, conversation):
         conversation.add(Message("system", system), "system")
     history = _History(conversation, ignored)
@@ -158,26 +161,13 @@ def _is_billing(block: schema.TextBlock) -> bool:
     return block.text.startswith(BILLING_HEADER)
 
 
-def _counts(request: schema.MessagesRequest) -> Counts:
-    blocks = list(_blocks(request))
-    num_texts = sum(isinstance(message.content, str) for message in request.messages)
-    return Counts(
-        messages=len(request.messages),
-        parts=len(blocks) + num_texts,
-        images=sum(isinstance(block, schema.ImageBlock) for block in blocks),
-        videos=0,
-    )
-
-
-def _blocks(request: schema.MessagesRequest) -> Iterator[schema.ContentBlock]:
-    """All blocks, with those in tool results."""
+def _contents(request: schema.MessagesRequest) -> Iterator[str | Sequence[schema.ContentBlock]]:
+    """The contents of all messages, and those of tool results that are lists."""
     for message in request.messages:
-        if isinstance(message.content, str):
-            continue
-        for block in message.content:
-            yield block
+        yield message.content
+        for block in message.content if isinstance(message.content, list) else ():
             if isinstance(block, schema.ToolResultBlock) and isinstance(block.content, list):
-                yield from block.content
+                yield block.content
 
 
 def _misplaced(block: schema.ContentBlock, role: str, param: str) -> InvalidRequest:

@@ -49,7 +49,7 @@ _LEAST_TOP_P = 1e-6
 """Replaces 0, which in Ollama leaves the likeliest token."""
 
 
-class AnswerOptions(Struct, frozen=True):
+class Options(Struct, frozen=True):
     """A client's wishes for the answer, for the renderer.
 
     `model` is the name that the client used. `done_reason` is that of an answer to a request that
@@ -106,7 +106,7 @@ def _parse(
 
 
 def _parsed_request(
-    request: schema.Request,
+    request: schema.OllamaRequest,
     model: KnownModel,
     ignored: IgnoredFields,
     conversation: Conversation,
@@ -121,7 +121,7 @@ def _parsed_request(
     sampling = _sampling(request, json_schema, reasoning.max_tokens, context.limits)
     template = reasoning.template_options(continue_final=continues)
     submit = submit_of(conversation, context, sampling, tools, template)
-    options = msgpack.encode(AnswerOptions(request.model or model.name))
+    options = msgpack.encode(Options(request.model or model.name))
     return ParsedRequest(
         model.name,
         submit,
@@ -133,7 +133,7 @@ def _parsed_request(
 
 
 def _nothing_asked(
-    request: schema.Request, model: KnownModel, ignored: IgnoredFields, context: Context
+    request: schema.OllamaRequest, model: KnownModel, ignored: IgnoredFields, context: Context
 ) -> ParsedRequest:
     """A request that loads or unloads a model. A pinned model stays.
 
@@ -143,7 +143,7 @@ def _nothing_asked(
         ignored.add(name, getattr(request, name))
     seconds = _keep_alive(request, context, unloads=True)
     options = msgpack.encode(
-        AnswerOptions(request.model or model.name, "load" if seconds != 0 else "unload")
+        Options(request.model or model.name, "load" if seconds != 0 else "unload")
     )
     submit = Submit(context.request_id, (), (), SamplingParams(), client=context.client)
     return ParsedRequest(
@@ -158,7 +158,7 @@ def _nothing_asked(
 
 
 def _keep_alive(
-    request: schema.Request, context: Context, *, unloads: bool = False
+    request: schema.OllamaRequest, context: Context, *, unloads: bool = False
 ) -> float | None:
     """Seconds that the model stays loaded for all its users, which only an admin key may set.
 
@@ -172,7 +172,7 @@ def _keep_alive(
     return None
 
 
-def _reasoning(request: schema.Request) -> ReasoningOptions:
+def _reasoning(request: schema.OllamaRequest) -> ReasoningOptions:
     """A level of `think` is for templates that have levels."""
     think = request.think
     wish = None if think is None else bool(think)
@@ -189,7 +189,7 @@ def _continues(last: Message) -> bool:
 
 
 def _sampling(
-    request: schema.Request,
+    request: schema.OllamaRequest,
     json_schema: str | None,
     max_reasoning_tokens: int | None,
     limits: Limits,
@@ -219,7 +219,7 @@ def _max_tokens(num_predict: int | None) -> int | None:
     return num_predict if num_predict is not None and num_predict > 0 else None
 
 
-def _schema(request: schema.Request, limits: Limits) -> str | None:
+def _schema(request: schema.OllamaRequest, limits: Limits) -> str | None:
     """The JSON schema of `format`. Raises InvalidRequest."""
     match request.format:
         case "json":
@@ -233,7 +233,7 @@ def _schema(request: schema.Request, limits: Limits) -> str | None:
 
 
 def _ignored_fields(
-    fields: dict[str, Any], request: schema.Request, model: KnownModel, context: Context
+    fields: dict[str, Any], request: schema.OllamaRequest, model: KnownModel, context: Context
 ) -> IgnoredFields:
     """Paths of fields without effect, such as `options.num_ctx`; `request` was made of `fields`."""
     ignored = IgnoredFields()

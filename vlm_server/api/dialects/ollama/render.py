@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from vlm_server.api.dialects.logprobs import token_logprob
-from vlm_server.api.dialects.ollama.parse import AnswerOptions
+from vlm_server.api.dialects.ollama.parse import Options
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, ToolCallDelta
 
@@ -82,7 +82,7 @@ class LineRenderer:
         options: bytes,
     ) -> None:
         self._fields_of = fields_of
-        self._options = msgspec.msgpack.decode(options, type=AnswerOptions)
+        self._options = msgspec.msgpack.decode(options, type=Options)
         self._call: ToolCallDelta | None = None
         """The call that is being written, if there is one."""
         self._done_reason = ""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from vlm_server.api.dialects.fields import check_counts
 from vlm_server.api.dialects.openai import schema
-from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import ContentPart as ProtocolPart
-from vlm_server.protocol import Message, ToolCall
+from vlm_server.protocol import ContentPart, Message, ToolCall
 
 _IMAGE_ROLES = ("user", "tool")
 
@@ -22,30 +21,18 @@ def parse_messages(
     """Fill `conversation`. Raises RequestError and BytesNeeded."""
     if not any(message.role == "user" for message in messages):
         raise InvalidRequest("At least one message must have the role 'user'.", "messages")
-    _counts(messages).check(conversation.limits)
+    check_counts(
+        len(messages),
+        (message.content for message in messages),
+        conversation.limits,
+        image=schema.ImageUrlPart,
+        video=schema.VideoUrlPart,
+    )
     parser = _MessageParser(conversation, ignored)
     for i, message in enumerate(messages):
         param = f"messages[{i}]"
         conversation.add(parser.message(message, param), param)
     conversation.check_complete()
-
-
-def parts_of(messages: list[schema.ChatMessage]) -> Iterator[schema.ContentPart]:
-    """The parts of all messages whose content is a list."""
-    for message in messages:
-        if isinstance(message.content, list):
-            yield from message.content
-
-
-def _counts(messages: list[schema.ChatMessage]) -> Counts:
-    parts = list(parts_of(messages))
-    num_texts = sum(isinstance(message.content, str) for message in messages)
-    return Counts(
-        messages=len(messages),
-        parts=len(parts) + num_texts,
-        images=sum(isinstance(part, schema.ImageUrlPart) for part in parts),
-        videos=sum(isinstance(part, schema.VideoUrlPart) for part in parts),
-    )
 
 
 @dataclass(slots=True)
@@ -94,7 +81,7 @@ class _MessageParser:
             tool_calls=tuple(calls),
         )
 
-    def _call(self, call: schema.FunctionCall, param: str) -> ToolCall:
+    def _call(self, call: schema.ToolCall, param: str) -> ToolCall:
         count_text, function = self.conversation.count_text, call.function
         arguments = object_text(function.arguments or "", f"{param}.function.arguments")
         self.called[count_text(call.id, f"{param}.id")] = function.name
@@ -117,7 +104,7 @@ class _MessageParser:
             name=self.conversation.count_text(name, f"{param}.name"),
         )
 
-    def _content(self, message: schema.ChatMessage, param: str) -> tuple[ProtocolPart, ...]:
+    def _content(self, message: schema.ChatMessage, param: str) -> tuple[ContentPart, ...]:
         if message.content is None:
             return ()
         if isinstance(message.content, str):
@@ -127,7 +114,7 @@ class _MessageParser:
             for i, part in enumerate(message.content)
         )
 
-    def _part(self, part: schema.ContentPart, role: str, param: str) -> ProtocolPart:
+    def _part(self, part: schema.ContentPart, role: str, param: str) -> ContentPart:
         match part:
             case schema.ImageUrlPart(image_url=url) if role in _IMAGE_ROLES:
                 given, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)

@@ -186,7 +186,7 @@ def parse_response_format(wanted: schema.ResponseFormat | None, limits: Limits) 
 def _reasoning(request: schema.ChatRequest) -> ReasoningOptions:
     """The fields of OpenAI, Anthropic, OpenRouter and vLLM. Raises InvalidRequest."""
     thinking = request.thinking or schema.Thinking("auto")
-    reasoning = request.reasoning or schema.Reasoning()
+    reasoning = request.reasoning or schema.ReasoningConfig()
     variables = dict(request.chat_template_kwargs or {})
     enabled = variables.pop(_ENABLE_THINKING, None)
     param = f"chat_template_kwargs.{_ENABLE_THINKING}"

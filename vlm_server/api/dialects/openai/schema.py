@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from vlm_server.api.dialects.fields import (
     EFFORT_RULE,
+    CalledFunction,
     Count,
     Effort,
     ImageDetail,
@@ -113,14 +114,7 @@ class VideoUrlPart(Struct, tag_field="type", tag="video_url"):
 ContentPart = TextPart | RefusalPart | ImageUrlPart | VideoUrlPart
 
 
-class CalledFunction(Struct):
-    """`arguments` is the JSON of an object, or the object, as some clients send it."""
-
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class FunctionCall(Struct, tag_field="type", tag="function"):
+class ToolCall(Struct, tag_field="type", tag="function"):
     id: Annotated[str, Meta(min_length=1)]
     function: CalledFunction
 
@@ -133,7 +127,7 @@ class ChatMessage(Struct):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[FunctionCall] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     audio: None = None
@@ -198,7 +192,7 @@ class Thinking(Struct, forbid_unknown_fields=True):
     budget_tokens: Count | None = None
 
 
-class Reasoning(Struct, forbid_unknown_fields=True):
+class ReasoningConfig(Struct, forbid_unknown_fields=True):
     """OpenRouter's field."""
 
     effort: Effort | None = None
@@ -270,7 +264,7 @@ class ChatRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     thinking: Thinking | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None

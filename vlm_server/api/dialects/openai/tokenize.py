@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from vlm_server.api.dialects.fields import (
     Count,
     checked_prompt,
+    obeyed_fields,
     only_counted,
     prepare,
     submit_prompt,
@@ -21,7 +22,7 @@ from vlm_server.api.dialects.openai import parse
 from vlm_server.api.dialects.openai.schema import ChatRequest
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
-from vlm_server.api.parsing.ignored_fields import IgnoredFields, check_neutral, known_fields
+from vlm_server.api.parsing.ignored_fields import IgnoredFields, check_neutral
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Finished, SamplingParams
@@ -65,7 +66,7 @@ def parse_prompt(body: Body, context: Context) -> ParsedRequest:
 def parse_tokens(body: Body, context: Context) -> ParsedRequest:
     """The request in a body of `/v1/detokenize`. Raises RequestError."""
     ignored = IgnoredFields()
-    fields = _known(json_body.parse_object(body), TokensRequest, context, ignored)
+    fields = obeyed_fields(json_body.parse_object(body), TokensRequest, ignored, context)
     request = json_body.convert(fields, TokensRequest, {})
     return _raw(tuple(request.tokens), request.model, context, ignored)
 
@@ -82,16 +83,10 @@ def _fields(body: Body) -> dict[str, Any]:
 
 def _parse_text(fields: dict[str, Any], context: Context) -> ParsedRequest:
     ignored = IgnoredFields()
-    fields = _known(fields, PromptRequest, context, ignored)
+    fields = obeyed_fields(fields, PromptRequest, ignored, context)
     request = json_body.convert(fields, PromptRequest, {})
     prompt = checked_prompt(request.prompt, context)
     return _raw(prompt, request.model, context, ignored)
-
-
-def _known(
-    fields: dict[str, Any], kind: type[Struct], context: Context, ignored: IgnoredFields
-) -> dict[str, Any]:
-    return known_fields(fields, kind, ignored, refuses=context.unknown_fields == "refuse")
 
 
 def _raw(

@@ -43,7 +43,6 @@ class InputVideo(Struct, tag_field="type", tag="input_video"):
     video_url: str
 
 
-TextPart = InputText | OutputText | Refusal
 MessagePart = InputText | OutputText | Refusal | InputImage | InputVideo
 ToolPart = InputText | InputImage
 
@@ -76,7 +75,7 @@ class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
     text: str
 
 
-class Reasoning(Struct, tag_field="type", tag="reasoning", omit_defaults=True):
+class ReasoningItem(Struct, tag_field="type", tag="reasoning", omit_defaults=True):
     """Reasoning; without `content`, as OpenAI's is, it has no effect."""
 
     content: list[ReasoningText] | None = None
@@ -91,9 +90,14 @@ class ItemReference(Struct, tag_field="type", tag="item_reference"):
     id: str
 
 
-Item = MessageItem | FunctionCall | FunctionCallOutput | Reasoning
+Item = MessageItem | FunctionCall | FunctionCallOutput | ReasoningItem
 InputItem = Item | ItemReference
-_ID_PREFIXES = {MessageItem: "msg", FunctionCall: "fc", FunctionCallOutput: "fco", Reasoning: "rs"}
+_ID_PREFIXES = {
+    MessageItem: "msg",
+    FunctionCall: "fc",
+    FunctionCallOutput: "fco",
+    ReasoningItem: "rs",
+}
 _OF_INPUT = "i"
 """Part of the ids of input items: those of the response count from 0, too."""
 
@@ -206,7 +210,7 @@ def normalize(items: Iterable[Item], request_hex: str) -> list[Item]:
             item.id = f"{_ID_PREFIXES[type(item)]}_{request_hex}{_OF_INPUT}{i:04x}"
         ids.add(item.id)
         item.status = item.status or "completed"
-        if isinstance(item, Reasoning):
+        if isinstance(item, ReasoningItem):
             item.summary = item.summary or []
         if isinstance(item, MessageItem) and isinstance(item.content, str):
             is_answer = item.role == "assistant"

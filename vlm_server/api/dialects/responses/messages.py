@@ -54,7 +54,7 @@ class MessageBuilder:
 
     def _add(self, item: items.Item, param: str) -> None:
         match item:
-            case items.Reasoning():
+            case items.ReasoningItem():
                 self._add_reasoning(item, param)
             case items.FunctionCall():
                 self._begin(param).calls.append(self._call(item, param))
@@ -73,7 +73,7 @@ class MessageBuilder:
                 self._end_turn()
                 self._conversation.add(self._result(item, param), param)
 
-    def _add_reasoning(self, item: items.Reasoning, param: str) -> None:
+    def _add_reasoning(self, item: items.ReasoningItem, param: str) -> None:
         if self._turn.content is not None or self._turn.calls:
             self._end_turn()
         text = "".join(part.text for part in item.content or ())

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import msgspec
 
-from vlm_server.api.dialects.fields import ignore_labels, only_counted, submit_of, tool_definitions
+from vlm_server.api.dialects.fields import (
+    check_counts,
+    ignore_labels,
+    only_counted,
+    submit_of,
+    tool_definitions,
+)
 from vlm_server.api.dialects.reasoning import MODES, ReasoningOptions, asks_effort
 from vlm_server.api.dialects.responses import items, schema
 from vlm_server.api.dialects.responses.echo import Options, encode, encode_echo
@@ -20,7 +26,7 @@ from vlm_server.api.parsing.common_fields import (
     model_wanted,
     must_call,
 )
-from vlm_server.api.parsing.conversation import Conversation, Counts, NeedsProcess
+from vlm_server.api.parsing.conversation import Conversation, NeedsProcess
 from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.parsing.parsed_request import Body, Context, HistoryNeeded, ParsedRequest
 from vlm_server.api.parsing.tools import ToolChoice, read_tools
@@ -44,7 +50,7 @@ def parse_response(body: Body, context: Context) -> ParsedRequest:
     turns = (*(context.previous or ()), *context.others)
     if context.on_thread and not _are_small(turns):
         raise NeedsProcess
-    parsed = schema.read(body, context)
+    parsed = schema.parse(body, context)
     return _parsed_request(*_with_history(parsed, context), context)
 
 
@@ -145,7 +151,14 @@ def _parse_messages(
     request: schema.ResponsesRequest, previous: list[items.Item], conversation: Conversation
 ) -> None:
     given = request.items
-    _counts([*previous, *given]).check(conversation.limits, "input")
+    check_counts(
+        len(previous) + len(given),
+        map(items.content_of, [*previous, *given]),
+        conversation.limits,
+        image=items.InputImage,
+        video=items.InputVideo,
+        param="input",
+    )
     builder = MessageBuilder(conversation)
     if request.instructions:
         builder.instruct(request.instructions)
@@ -157,17 +170,6 @@ def _parse_messages(
         raise InvalidRequest("At least one item must be a message of role 'user'.", "input")
     if messages[-1].role == "assistant" and not items.is_unfinished(given[-1]):
         raise InvalidRequest("The last item of `input` is the assistant's own.", "input")
-
-
-def _counts(given: list[items.Item]) -> Counts:
-    contents = list(map(items.content_of, given))
-    parts = list(items.parts_of(given))
-    return Counts(
-        messages=len(given),
-        parts=len(parts) + sum(isinstance(content, str) for content in contents),
-        images=sum(isinstance(part, items.InputImage) for part in parts),
-        videos=sum(isinstance(part, items.InputVideo) for part in parts),
-    )
 
 
 # ---- the answer ------------------------------------------------------------------------
@@ -230,9 +232,9 @@ def _json_schema(request: schema.ResponsesRequest, limits: Limits) -> str | None
 def _choice(request: schema.ResponsesRequest) -> ToolChoice:
     parallel = request.parallel_tool_calls is not False
     match request.tool_choice:
-        case schema.NamedFunction(name=name):
+        case schema.NamedTool(name=name):
             return ToolChoice("required", (name,), parallel=False)
-        case schema.AllowedTools(mode=mode, tools=tools):
+        case schema.AllowedToolsChoice(mode=mode, tools=tools):
             return ToolChoice(mode, tuple(tool.name for tool in tools), parallel)
         case None:
             return ToolChoice(parallel=parallel)

@@ -93,16 +93,16 @@ class FunctionTool(StrictFunction, tag_field="type", tag="function"):
     namespace: str | None = None
 
 
-class NamedFunction(Struct, tag_field="type", tag="function"):
+class NamedTool(Struct, tag_field="type", tag="function"):
     name: str
 
 
-class AllowedTools(Struct, tag_field="type", tag="allowed_tools"):
+class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Meta(min_length=1)]
+    tools: Annotated[list[NamedTool], Meta(min_length=1)]
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedTools
+WantedChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
 class TextFormat(Struct, tag_field="type", tag="text"):
@@ -160,7 +160,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: WantedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -191,7 +191,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
 prepare(ResponsesRequest)
 
 
-# ---- reading -----------------------------------------------------------------------------
+# ---- parsing -----------------------------------------------------------------------------
 
 
 class ParsedBody(NamedTuple):
@@ -202,7 +202,7 @@ class ParsedBody(NamedTuple):
     ignored: IgnoredFields
 
 
-def read(body: Body, context: Context) -> ParsedBody:
+def parse(body: Body, context: Context) -> ParsedBody:
     """The request in `body`. Raises InvalidRequest, naming the field at fault."""
     fields = json_body.parse_object(body)
     ignored = IgnoredFields()
@@ -210,7 +210,7 @@ def read(body: Body, context: Context) -> ParsedBody:
         fields, ResponsesRequest, ignored, context, harmless=HARMLESS, neutral=NEUTRAL
     )
     items.prepare(obeyed.get("input"))
-    _read_tools(obeyed, ignored)
+    _flatten_tools(obeyed, ignored)
     request = json_body.convert(obeyed, ResponsesRequest, RULES)
     _look_into(obeyed, request, ignored)
     return ParsedBody(request, {name: fields.get(name) for name in ECHOED}, ignored)
@@ -276,14 +276,14 @@ def _look_into_items(given: list[items.Item], ignored: IgnoredFields) -> None:
         match item:
             case items.MessageItem(phase=phase):
                 ignored.add("input[].phase", phase)
-            case items.Reasoning(summary=summary):
+            case items.ReasoningItem(summary=summary):
                 ignored.add("input[].summary", summary)
     for part in items.parts_of(given):
         if isinstance(part, items.OutputText):
             ignored.add("input[].content[].annotations", part.annotations)
 
 
-def _read_tools(fields: dict[str, Any], ignored: IgnoredFields) -> None:
+def _flatten_tools(fields: dict[str, Any], ignored: IgnoredFields) -> None:
     """Reduce `tools` to functions, those of namespaces included.
 
     Raises UnsupportedField for tools that OpenAI runs itself, except for web search, which a model
