@@ -108,7 +108,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
 
 
 Parse = Callable[[Body, Context], ParsedRequest]
-"""Raises RequestError, BytesNeeded and HistoryNeeded."""
+"""Raises RequestError; BytesNeeded and HistoryNeeded, to be called again with what is needed."""
 ParseOnThread = Callable[[Body, Context], ParsedRequest | None]
 """As `Parse`, for a request without media; None for a request with media.
 

@@ -59,11 +59,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def parse_message(body: Body, context: Context) -> ParsedRequest:
-    """The request in `body`. Raises RequestError.
-
-    Raises BytesNeeded for `https:` or `file:` URLs whose bytes are not in `context.given`, and no
-    other error then: to be called again with them.
-    """
+    """The request in `body`. Raises RequestError and BytesNeeded."""
     return _parsed_request(*schema.parse(body), context)
 
 
@@ -92,7 +88,8 @@ def _parsed_request(
     submit = submit_of(conversation, context, sampling, tools, template)
     if has_billing_header(request):
         ignored.add(BILLING_HEADER)
-    options = msgspec.msgpack.encode(Options(_shows_reasoning(request)))
+    is_omitted = getattr(request.thinking, "display", None) == "omitted"
+    options = msgspec.msgpack.encode(Options(shows_reasoning=not is_omitted))
     return ParsedRequest(model.name, submit, bool(request.stream), options, ignored.names)
 
 
@@ -128,13 +125,6 @@ def _ignore_reasoning(
         ignored.add("output_config.effort", config.effort)
     if not model.can_reason:
         ignored.add("thinking", request.thinking)
-
-
-def _shows_reasoning(request: schema.MessagesRequest) -> bool:
-    match request.thinking:
-        case schema.ThinkingEnabled(display="omitted") | schema.ThinkingAdaptive(display="omitted"):
-            return False
-    return True
 
 
 def _schema(request: schema.MessagesRequest, limits: Limits) -> str | None:

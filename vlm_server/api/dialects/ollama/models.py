@@ -53,10 +53,11 @@ class Catalog:
         self._started = time.time()
 
     async def tags(self, _: Request) -> Response:
-        return _json({"models": [self._listed(status) for status in self._statuses]})
-
-    def _listed(self, status: EngineStatus) -> dict[str, Any]:
-        return _summary(status) | {"modified_at": self._modified_at(status.model_facts)}
+        listed = [
+            _summary(status) | {"modified_at": self._modified_at(status.model_facts)}
+            for status in self._statuses
+        ]
+        return _json({"models": listed})
 
     async def show(self, request: Request) -> Response:
         _, model = await self._read(request, "stream")

@@ -224,8 +224,8 @@ def _schema(request: schema.OllamaRequest, limits: Limits) -> str | None:
     match request.format:
         case "json":
             return ANY_OBJECT
-        case dict() as schema:
-            return schema_text(schema, limits, "format")
+        case dict() as given:
+            return schema_text(given, limits, "format")
     return None
 
 

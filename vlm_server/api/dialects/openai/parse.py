@@ -48,11 +48,7 @@ class Options(Struct, frozen=True):
 
 
 def parse_chat(body: Body, context: Context) -> ParsedRequest:
-    """The request in `body`. Raises RequestError.
-
-    Raises BytesNeeded for `https:` or `file:` URLs whose bytes are not in `context.given`, and no
-    other error then: to be called again with them.
-    """
+    """The request in `body`. Raises RequestError and BytesNeeded."""
     return parse_fields(json_body.parse_object(body), context)
 
 

@@ -57,10 +57,17 @@ prepare(PromptRequest, TokensRequest)
 
 def parse_prompt(body: Body, context: Context) -> ParsedRequest:
     """The request in a body of `/v1/tokenize`. Raises RequestError and BytesNeeded."""
-    fields = _fields(body)
-    if "messages" not in fields:
-        return _parse_text(fields, context)
-    return _counted(parse.parse_fields(fields, context), fields)
+    fields = json_body.parse_object(body)
+    if ("messages" in fields) == ("prompt" in fields):
+        raise InvalidRequest("Either `prompt` or `messages` must be given.", "prompt")
+    for name, values in {**NEUTRAL, ADDS_SPECIAL: (None, "prompt" in fields)}.items():
+        check_neutral(name, fields.pop(name, None), values)
+    if "messages" in fields:
+        return _counted(parse.parse_fields(fields, context), fields)
+    ignored = IgnoredFields()
+    fields = obeyed_fields(fields, PromptRequest, ignored, context)
+    request = json_body.convert(fields, PromptRequest, {})
+    return _raw(checked_prompt(request.prompt, context), request.model, context, ignored)
 
 
 def parse_tokens(body: Body, context: Context) -> ParsedRequest:
@@ -69,24 +76,6 @@ def parse_tokens(body: Body, context: Context) -> ParsedRequest:
     fields = obeyed_fields(json_body.parse_object(body), TokensRequest, ignored, context)
     request = json_body.convert(fields, TokensRequest, {})
     return _raw(tuple(request.tokens), request.model, context, ignored)
-
-
-def _fields(body: Body) -> dict[str, Any]:
-    fields = json_body.parse_object(body)
-    if ("messages" in fields) == ("prompt" in fields):
-        raise InvalidRequest("Either `prompt` or `messages` must be given.", "prompt")
-    adds_special = (None, "prompt" in fields)
-    for name, values in {**NEUTRAL, ADDS_SPECIAL: adds_special}.items():
-        check_neutral(name, fields.pop(name, None), values)
-    return fields
-
-
-def _parse_text(fields: dict[str, Any], context: Context) -> ParsedRequest:
-    ignored = IgnoredFields()
-    fields = obeyed_fields(fields, PromptRequest, ignored, context)
-    request = json_body.convert(fields, PromptRequest, {})
-    prompt = checked_prompt(request.prompt, context)
-    return _raw(prompt, request.model, context, ignored)
 
 
 def _raw(

@@ -42,11 +42,7 @@ _items_decoder = msgspec.json.Decoder(list[items.Item])
 
 
 def parse_response(body: Body, context: Context) -> ParsedRequest:
-    """The request in `body`. Raises RequestError.
-
-    Raises HistoryNeeded for turns before it that `context` has not, and BytesNeeded for `https:` or
-    `file:` URLs whose bytes are not given: to be called again with them.
-    """
+    """The request in `body`. Raises RequestError, HistoryNeeded and BytesNeeded."""
     turns = (*(context.previous or ()), *context.others)
     if context.on_thread and not _are_small(turns):
         raise NeedsProcess

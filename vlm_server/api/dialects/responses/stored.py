@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 from anyio import to_thread
@@ -106,12 +105,17 @@ def _ignore_all_but(request: Request, *obeyed: str) -> None:
 def _page(turns: tuple[bytes, ...], query: QueryParams) -> bytes:
     """A page of the items of `turns`. Runs on a thread: their pictures may be many."""
     items = [item for turn in turns for item in _lists.decode(turn)]
-    if _order(query.get("order", "desc")) == "desc":
+    order, given = query.get("order", "desc"), query.get("limit", str(DEFAULT_ITEMS))
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("`order` must be 'asc' or 'desc'.", "order")
+    if order == "desc":
         items.reverse()
     page = _after(items, query.get("after"))
-    limit = _limit(query.get("limit", str(DEFAULT_ITEMS)))
+    limit = int(given) if given.isdecimal() and len(given) <= _MAX_DIGITS else 0
+    if not 1 <= limit <= MAX_ITEMS:
+        raise InvalidRequest(f"`limit` must be from 1 to {MAX_ITEMS}.", "limit")
     shown = page[:limit]
-    listed: dict[str, Any] = {
+    listed = {
         "object": "list",
         "data": shown,
         "first_id": _id(shown[0]) if shown else "",
@@ -149,16 +153,3 @@ def _after(items: list[msgspec.Raw], item_id: str | None) -> list[msgspec.Raw]:
         if _id(items[i]) == item_id:
             return items[i + 1 :]
     raise InvalidRequest("`after` is the id of none of the items.", "after")
-
-
-def _order(given: str) -> str:
-    if given not in ("asc", "desc"):
-        raise InvalidRequest("`order` must be 'asc' or 'desc'.", "order")
-    return given
-
-
-def _limit(given: str) -> int:
-    limit = int(given) if given.isdecimal() and len(given) <= _MAX_DIGITS else 0
-    if not 1 <= limit <= MAX_ITEMS:
-        raise InvalidRequest(f"`limit` must be from 1 to {MAX_ITEMS}.", "limit")
-    return limit
