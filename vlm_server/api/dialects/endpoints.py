@@ -20,7 +20,7 @@ from vlm_server.protocol import Finished
 from vlm_server.supervisor.client import ModelClient
 
 
-def _counts(encode: Callable[[Finished], bytes]) -> Callable[[str, str, bytes], Renderer]:
+def _count_renderer(encode: Callable[[Finished], bytes]) -> Callable[[str, str, bytes], Renderer]:
     """The renderer of requests whose tokens are counted."""
     return lambda request_id, model, options: CountRenderer(encode)
 
@@ -30,14 +30,14 @@ COMPLETIONS = Dialect(
     completions.DIALECT, "cmpl-", completions.parse_completion, CompletionRenderer
 )
 DETOKENIZE = Dialect(
-    tokenize.DETOKENIZE, "detokenize-", tokenize.parse_tokens, _counts(tokenize.encode_text)
+    tokenize.DETOKENIZE, "detokenize-", tokenize.parse_tokens, _count_renderer(tokenize.encode_text)
 )
 MESSAGES = Dialect(anthropic.DIALECT, "msg_", anthropic.parse_message, MessageRenderer)
 COUNT_TOKENS = Dialect(
-    anthropic.COUNT_DIALECT, "count_", anthropic.parse_count, _counts(encode_count)
+    anthropic.COUNT_DIALECT, "count_", anthropic.parse_count, _count_renderer(encode_count)
 )
 INPUT_TOKENS = Dialect(
-    responses.COUNT_DIALECT, "count_", responses.parse_count, _counts(encode_input_tokens)
+    responses.COUNT_DIALECT, "count_", responses.parse_count, _count_renderer(encode_input_tokens)
 )
 OLLAMA_CHAT = Dialect(
     ollama.CHAT,

@@ -67,15 +67,15 @@ class NamedSchema(Struct):
 
 
 def prepare(*schemas: type[Struct]) -> None:
-    """Make msgspec's notes on these types.
+    """Build msgspec's information about these types.
 
-    Two threads that make them at the same time, for the first two requests, crash the process.
+    Two threads that build it at the same time, for the first two requests, crash the process.
     """
     for schema in schemas:
         Decoder(schema)
 
 
-def obeyed_fields(
+def effective_fields(
     fields: dict[str, Any],
     schema: type[Struct],
     ignored: IgnoredFields,

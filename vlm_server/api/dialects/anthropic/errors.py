@@ -7,7 +7,7 @@ import msgspec
 from vlm_server.errors import ContextLengthExceeded, RequestError
 
 PATH = "/v1/messages"
-"""The routes whose errors have this shape begin so."""
+"""Prefix of the routes whose errors have this shape."""
 
 TYPES = {
     401: "authentication_error",
@@ -19,7 +19,7 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""By status; the others are `invalid_request_error` below 500 and `api_error` from there."""
+"""Error types by status; others are `invalid_request_error` below 500, else `api_error`."""
 
 _TOO_LONG = "prompt is too long"
 

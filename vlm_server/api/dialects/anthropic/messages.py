@@ -20,7 +20,7 @@ BILLING_HEADER = "x-anthropic-billing-header"
 """Beginning of a block that differs in each request and is left out of the system prompt."""
 
 ERROR_MARK = "Error: "
-"""Stands before the result of a tool that failed."""
+"""Prefix of a failed tool's result."""
 _INDEX = re.compile(r"\[[0-9]+\]")
 
 
@@ -35,9 +35,9 @@ def parse_messages(
     )
     if system := _system(request, conversation):
         conversation.add(Message("system", system), "system")
-    history = _History(conversation, ignored)
+    parser = _MessageParser(conversation, ignored)
     for i, message in enumerate(request.messages):
-        for turn in history.turns(message, f"messages[{i}].content"):
+        for turn in parser.turns(message, f"messages[{i}].content"):
             conversation.add(turn, f"messages[{i}]")
     conversation.check_complete()
 
@@ -47,7 +47,7 @@ def has_billing_header(request: schema.MessagesRequest) -> bool:
     return not isinstance(request.system, str | None) and any(map(_is_billing, request.system))
 
 
-class _History:
+class _MessageParser:
     """Converts messages in their order; results refer to the calls before them."""
 
     def __init__(self, conversation: Conversation, ignored: IgnoredFields) -> None:

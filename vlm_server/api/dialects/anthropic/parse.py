@@ -32,7 +32,7 @@ from vlm_server.api.parsing.common_fields import (
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.json_schema import schema_text
-from vlm_server.api.parsing.parsed_request import Body, Context, KnownModel, ParsedRequest
+from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Message, SamplingParams
@@ -50,10 +50,7 @@ _NOT_IN_PROMPT = (
 
 
 class Options(msgspec.Struct, frozen=True):
-    """A client's wishes for the message, for the renderer.
-
-    Without `shows_reasoning` it is announced, and left out.
-    """
+    """The renderer's options. Without `shows_reasoning` thinking blocks come without text."""
 
     shows_reasoning: bool = True
 
@@ -82,7 +79,12 @@ def _parsed_request(
     schema_wanted = _schema(request, context.limits)
     json_schema = check_constraints(tools, schema_wanted, _FIELDS, ignored, continues=continues)
     reasoning = _reasoning(request)
-    _ignore_reasoning(request, model, ignored)
+    config = request.output_config
+    is_disabled = isinstance(request.thinking, schema.ThinkingDisabled)
+    if config and (is_disabled or not model.can_reason):
+        ignored.add("output_config.effort", config.effort)
+    if not model.can_reason:
+        ignored.add("thinking", request.thinking)
     sampling = _sampling(request, json_schema, reasoning.max_tokens, context.limits)
     template = reasoning.template_options(continue_final=continues)
     submit = submit_of(conversation, context, sampling, tools, template)
@@ -114,17 +116,6 @@ def _reasoning(request: schema.MessagesRequest) -> ReasoningOptions:
         case schema.ThinkingAdaptive(budget_tokens=budget):
             return ReasoningOptions({"thinking": asks_effort(effort)}, effort, (budget,))
     return ReasoningOptions({"thinking": asks_effort(effort)}, effort)
-
-
-def _ignore_reasoning(
-    request: schema.MessagesRequest, model: KnownModel, ignored: IgnoredFields
-) -> None:
-    """Report fields of reasoning without effect: some models never reason."""
-    config = request.output_config
-    if config and (not model.can_reason or isinstance(request.thinking, schema.ThinkingDisabled)):
-        ignored.add("output_config.effort", config.effort)
-    if not model.can_reason:
-        ignored.add("thinking", request.thinking)
 
 
 def _schema(request: schema.MessagesRequest, limits: Limits) -> str | None:

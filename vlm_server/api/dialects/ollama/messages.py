@@ -1,4 +1,4 @@
-"""A chat's messages: Ollama's have pictures beside the text, and calls without ids."""
+"""A chat's messages, where Ollama has images in a field of their own and calls without ids."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class _MessageParser:
 
     def _result(self, message: ChatMessage, param: str) -> Message:
         name = message.tool_name or message.name or ""
-        call = self._answered(message.tool_call_id or "", name)
+        call = self._answered_call(message.tool_call_id or "", name)
         given = (message.tool_call_id, message.tool_name, message.name)
         for text in filter(None, given):
             self.conversation.count_text(text, param)
@@ -88,8 +88,8 @@ class _MessageParser:
             name=call.name,
         )
 
-    def _answered(self, call_id: str, name: str) -> ToolCall:
-        """The call that a result is of: by its id, else its tool's name, else its place."""
+    def _answered_call(self, call_id: str, name: str) -> ToolCall:
+        """The call of a result, found by its id, else by its tool's name, else by its position."""
         for call in self._open:
             if call.id == call_id if call_id else name in ("", call.name):
                 self._open.remove(call)

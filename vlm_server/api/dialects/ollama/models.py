@@ -1,6 +1,6 @@
-"""Models in Ollama's words: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`.
+"""Ollama's endpoints about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`.
 
-Routes that would add, change or delete models answer that they do not.
+Routes that would add, change or delete models are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IN_USE = ("ready", "unresponsive", "unloading")
 """States of engines that hold a model."""
 _CAPABILITIES = ("completion", "vision", "tools", "thinking")
 """Capabilities that Ollama's clients know."""
-_OF_ALL = ("completion", "vision")
+_COMMON_CAPABILITIES = ("completion", "vision")
 """Capabilities of every served model."""
 _QUANTIZATIONS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
@@ -63,8 +63,8 @@ class Catalog:
         _, model = await self._read(request, "stream")
         status = self._shared.models.status(model.name)
         facts = status.model_facts
-        is_coming = not status.is_ready and status.state != "unloaded"
-        if facts == ModelFacts() and is_coming:
+        is_loading = not status.is_ready and status.state != "unloaded"
+        if facts == ModelFacts() and is_loading:
             raise EngineUnavailable(f"The model is not loaded yet: {status.state}.")
         return _json(
             {
@@ -175,7 +175,7 @@ def _details(facts: ModelFacts) -> dict[str, Any]:
 
 def _capabilities(facts: ModelFacts) -> tuple[str, ...]:
     """The model's capabilities, of those that Ollama's clients know."""
-    known = (*_OF_ALL, *facts.capabilities)
+    known = (*_COMMON_CAPABILITIES, *facts.capabilities)
     return tuple(name for name in _CAPABILITIES if name in known)
 
 

@@ -34,26 +34,25 @@ CHAT = "ollama.chat"
 GENERATE = "ollama.generate"
 _FIELDS = ConstraintFields("format", continued="messages", calls="tools")
 
-_OF_QUESTIONS = frozenset({"format", "logprobs", "options", "system", "think", "tools"})
-"""Fields without effect where nothing is asked."""
-_OF_ROLE = {
+_GENERATION_FIELDS = frozenset({"format", "logprobs", "options", "system", "think", "tools"})
+"""Fields without effect in a request that only loads or unloads the model."""
+_ROLE_OF_FIELD = {
     "thinking": "assistant",
     "tool_calls": "assistant",
     "tool_name": "tool",
     "name": "tool",
     "tool_call_id": "tool",
 }
-"""Fields that messages of one role have."""
-_FILL = -2
+"""The role whose messages have a field."""
+_FILL_CONTEXT = -2
 _LEAST_TOP_P = 1e-6
 """Replaces 0, which in Ollama leaves the likeliest token."""
 
 
 class Options(Struct, frozen=True):
-    """A client's wishes for the answer, for the renderer.
+    """The renderer's options.
 
-    `model` is the name that the client used. `done_reason` is that of an answer to a request that
-    asks nothing; empty if the model is asked.
+    model: the name that the client used. done_reason: of an answer without generation, else empty.
     """
 
     model: str
@@ -65,7 +64,7 @@ def parse_chat(body: Body, context: Context) -> ParsedRequest:
     request, model, ignored = _parse(body, schema.OllamaChatRequest, context)
     messages = request.messages or []
     if not messages:
-        return _nothing_asked(request, model, ignored, context)
+        return _load_request(request, model, ignored, context)
     conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
     functions = (tool.function for tool in request.tools or ())
     tools = read_tools(
@@ -83,12 +82,12 @@ def parse_generate(body: Body, context: Context) -> ParsedRequest:
             raise UnsupportedField(f"`{name}` is not supported; leave it out.", name)
     images = request.images or []
     if not (request.prompt or images):
-        return _nothing_asked(request, model, ignored, context)
+        return _load_request(request, model, ignored, context)
     Counts(1, 2 + len(images), len(images), 0).check(context.limits, "images")
     conversation = Conversation(context.limits, context.given, "prompt", context.on_thread)
     if request.system:
-        told = conversation.text(request.system, "system")
-        conversation.add(Message("system", (told,)), "system")
+        system = conversation.text(request.system, "system")
+        conversation.add(Message("system", (system,)), "system")
     text = conversation.text(request.prompt or "", "prompt")
     asked = Message("user", pictures_and_text(images, "images", text, conversation))
     conversation.add(asked, "prompt")
@@ -132,14 +131,14 @@ def _parsed_request(
     )
 
 
-def _nothing_asked(
+def _load_request(
     request: schema.OllamaRequest, model: KnownModel, ignored: IgnoredFields, context: Context
 ) -> ParsedRequest:
     """A request that loads or unloads a model. A pinned model stays.
 
     Raises Forbidden if the client may not unload it.
     """
-    for name in sorted(_OF_QUESTIONS & set(request.__struct_fields__)):
+    for name in sorted(_GENERATION_FIELDS & set(request.__struct_fields__)):
         ignored.add(name, getattr(request, name))
     seconds = _keep_alive(request, context, unloads=True)
     options = msgpack.encode(
@@ -214,7 +213,7 @@ def _sampling(
 
 def _max_tokens(num_predict: int | None) -> int | None:
     """None for the default, as for 0 and -1; -2 fills the context."""
-    if num_predict == _FILL:
+    if num_predict == _FILL_CONTEXT:
         return INT32_MAX
     return num_predict if num_predict is not None and num_predict > 0 else None
 
@@ -253,6 +252,6 @@ def _ignored_fields(
 def _add_misplaced(message: schema.ChatMessage, ignored: IgnoredFields) -> None:
     if message.tool_name and message.name != message.tool_name:
         ignored.add("messages[].name", message.name)
-    for name, role in _OF_ROLE.items():
+    for name, role in _ROLE_OF_FIELD.items():
         if message.role != role:
             ignored.add(f"messages[].{name}", getattr(message, name))

@@ -13,8 +13,8 @@ from msgspec import Meta
 from vlm_server.api.dialects.fields import (
     Count,
     checked_prompt,
+    effective_fields,
     ignore_labels,
-    obeyed_fields,
     prepare,
     submit_prompt,
 )
@@ -53,7 +53,7 @@ prepare(CompletionRequest)
 def parse_completion(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError."""
     ignored = IgnoredFields()
-    fields = obeyed_fields(
+    fields = effective_fields(
         json_body.parse_object(body),
         CompletionRequest,
         ignored,

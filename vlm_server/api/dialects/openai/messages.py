@@ -121,10 +121,9 @@ class _MessageParser:
                 return self.conversation.image(given, param, detail)
             case schema.VideoUrlPart(video_url=url) if role == "user":
                 return self.conversation.video(url if isinstance(url, str) else url.url, param)
-            case schema.ImageUrlPart():
-                raise InvalidRequest(f"Images are not allowed in messages of role '{role}'.", param)
-            case schema.VideoUrlPart():
-                raise InvalidRequest(f"Videos are not allowed in messages of role '{role}'.", param)
+            case schema.ImageUrlPart() | schema.VideoUrlPart():
+                what = "Images" if isinstance(part, schema.ImageUrlPart) else "Videos"
+                raise InvalidRequest(f"{what} are not allowed in messages of role '{role}'.", param)
             case schema.RefusalPart():
                 return self.conversation.text(part.refusal, param)
             case _:

@@ -41,7 +41,7 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class Options(Struct, frozen=True):
-    """A client's wishes for the stream, for the renderer: usage at its end, and in all chunks."""
+    """The renderer's options: usage in the stream's last chunk, and in all of its chunks."""
 
     include_usage: bool = False
     continuous_usage: bool = False
@@ -242,7 +242,7 @@ def parse_sampling(
 
 
 def _check_ends(request: schema.AnswerFields) -> None:
-    """JSON ends where it is complete, so its length can't be set."""
+    """Raises InvalidRequest for a length: JSON ends where it is complete."""
     for name in ("min_tokens", "ignore_eos"):
         if getattr(request, name):
             raise InvalidRequest(

@@ -73,8 +73,8 @@ class ChatRenderer(_Renderer):
 
     def delta(self, delta: Delta) -> bytes:
         """Chunks with the role, the text or the call, and the finish reason."""
-        news = self._role(delta.choice) + _news(delta)
-        choices = [_chunk_choice(each, delta.choice) for each in news]
+        deltas = self._role(delta.choice) + _deltas_of(delta)
+        choices = [_chunk_choice(each, delta.choice) for each in deltas]
         if delta.logprobs:
             choices[-1]["logprobs"] = _logprobs(delta.logprobs)
         if delta.finish_reason:
@@ -84,8 +84,8 @@ class ChatRenderer(_Renderer):
 
     def empty_chunk(self) -> bytes:
         """The role, if nothing else was sent, or a chunk with an empty delta."""
-        (news,) = self._role(0) or [{}]
-        return self._event([_chunk_choice(news, 0)], self._usage_so_far(None))
+        (delta,) = self._role(0) or [{}]
+        return self._event([_chunk_choice(delta, 0)], self._usage_so_far(None))
 
     def _role(self, choice: int) -> list[dict[str, Any]]:
         """The first delta of a choice; empty once it was sent."""
@@ -141,23 +141,23 @@ def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
     ]
 
 
-def _news(delta: Delta) -> list[dict[str, Any]]:
+def _deltas_of(delta: Delta) -> list[dict[str, Any]]:
     """OpenAI's deltas of `delta` but for its end; at least one, if it has log probabilities.
 
     The first one of a call has all but its arguments.
     """
-    news: list[dict[str, Any]] = []
+    deltas: list[dict[str, Any]] = []
     if (call := delta.tool_call) is not None:
         if call.name:
             function = {"arguments": "", "name": call.name}
             head = {"index": call.index, "function": function, "id": call.id, "type": "function"}
-            news.append({"tool_calls": [head]})
+            deltas.append({"tool_calls": [head]})
         if call.arguments:
             more = {"index": call.index, "function": {"arguments": call.arguments}}
-            news.append({"tool_calls": [more]})
-    if not news and (delta.text or delta.logprobs):
-        news.append({"reasoning_content" if delta.is_reasoning else "content": delta.text})
-    return news
+            deltas.append({"tool_calls": [more]})
+    if not deltas and (delta.text or delta.logprobs):
+        deltas.append({"reasoning_content" if delta.is_reasoning else "content": delta.text})
+    return deltas
 
 
 def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from vlm_server.api.dialects.fields import (
     TopK,
     TopLogprobs,
     TopP,
-    obeyed_fields,
+    effective_fields,
     prepare,
 )
 from vlm_server.api.parsing import json_body
@@ -280,14 +280,14 @@ def parse(fields: dict[str, Any], ignored: IgnoredFields, context: Context) -> C
 
     Raises InvalidRequest, naming the field at fault.
     """
-    obeyed = obeyed_fields(
+    effective = effective_fields(
         fields, ChatRequest, ignored, context, harmless=HARMLESS, neutral=NEUTRAL
     )
     for name in ("max_tokens", "max_completion_tokens"):
-        if is_same(obeyed.get(name), _NO_LIMIT):
-            del obeyed[name]
-    request = json_body.convert(obeyed, ChatRequest, RULES)
-    ignored.add_unread(obeyed, request)
+        if is_same(effective.get(name), _NO_LIMIT):
+            del effective[name]
+    request = json_body.convert(effective, ChatRequest, RULES)
+    ignored.add_unread(effective, request)
     return request
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from vlm_server.api.dialects.fields import (
     Count,
     checked_prompt,
-    obeyed_fields,
+    effective_fields,
     only_counted,
     prepare,
     submit_prompt,
@@ -65,20 +65,20 @@ def parse_prompt(body: Body, context: Context) -> ParsedRequest:
     if "messages" in fields:
         return _counted(parse.parse_fields(fields, context), fields)
     ignored = IgnoredFields()
-    fields = obeyed_fields(fields, PromptRequest, ignored, context)
+    fields = effective_fields(fields, PromptRequest, ignored, context)
     request = json_body.convert(fields, PromptRequest, {})
-    return _raw(checked_prompt(request.prompt, context), request.model, context, ignored)
+    return _count_request(checked_prompt(request.prompt, context), request.model, context, ignored)
 
 
 def parse_tokens(body: Body, context: Context) -> ParsedRequest:
     """The request in a body of `/v1/detokenize`. Raises RequestError."""
     ignored = IgnoredFields()
-    fields = obeyed_fields(json_body.parse_object(body), TokensRequest, ignored, context)
+    fields = effective_fields(json_body.parse_object(body), TokensRequest, ignored, context)
     request = json_body.convert(fields, TokensRequest, {})
-    return _raw(tuple(request.tokens), request.model, context, ignored)
+    return _count_request(tuple(request.tokens), request.model, context, ignored)
 
 
-def _raw(
+def _count_request(
     prompt: str | tuple[int, ...], model: str | None, context: Context, ignored: IgnoredFields
 ) -> ParsedRequest:
     wanted = model_wanted(model, context)

@@ -11,7 +11,7 @@ from vlm_server.errors import InvalidRequest
 
 
 class Options(msgspec.Struct, frozen=True):
-    """A client's wishes for the response.
+    """The renderer's options.
 
     owner: whose response it is. echo: a JSON object, the fields that the response repeats. items: a
     JSON list of the request's own items; empty if the response is not stored. namespaces: those of

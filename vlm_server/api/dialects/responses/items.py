@@ -98,8 +98,8 @@ _ID_PREFIXES = {
     FunctionCallOutput: "fco",
     ReasoningItem: "rs",
 }
-_OF_INPUT = "i"
-"""Part of the ids of input items: those of the response count from 0, too."""
+_INPUT_MARK = "i"
+"""Part of input items' ids, whose numbers begin at 0 as those of the response's items do."""
 
 UNSUPPORTED_ITEMS = frozenset(
     {
@@ -128,8 +128,8 @@ def request_hex_of(item_id: str) -> str | None:
 
 
 def resolve(given: Iterable[InputItem], stored: Iterable[Item]) -> list[Item]:
-    """The items of a request, where references are the items that they stand for: `stored` ones,
-    or some of the request's own. Raises NotFound.
+    """The items of a request, with references replaced by their items: `stored` ones, or the
+    request's own. Raises NotFound.
     """
     items = list(given)
     own = (item for item in items if not isinstance(item, ItemReference))
@@ -172,8 +172,8 @@ def content_of(item: Item) -> str | list[MessagePart] | list[ToolPart] | None:
     return None
 
 
-def prepare(given: Any) -> None:
-    """Give the messages in a list of items the type that clients may leave out.
+def add_types(given: Any) -> None:
+    """Set the types that clients may leave out in a list of items.
 
     Raises UnsupportedField for an item or part that OpenAI has and this server has not.
     """
@@ -207,7 +207,7 @@ def normalize(items: Iterable[Item], request_hex: str) -> list[Item]:
     ids = set[str]()
     for i, item in enumerate(normalized):
         if not item.id or item.id in ids:
-            item.id = f"{_ID_PREFIXES[type(item)]}_{request_hex}{_OF_INPUT}{i:04x}"
+            item.id = f"{_ID_PREFIXES[type(item)]}_{request_hex}{_INPUT_MARK}{i:04x}"
         ids.add(item.id)
         item.status = item.status or "completed"
         if isinstance(item, ReasoningItem):

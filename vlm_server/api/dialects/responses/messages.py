@@ -23,10 +23,6 @@ class _Turn:
     param: str = ""
     """The field of the first item."""
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.reasoning or self.content is not None or self.calls)
-
 
 class MessageBuilder:
     """Converts items to messages, in their order. Its methods raise RequestError."""
@@ -39,8 +35,8 @@ class MessageBuilder:
 
     def instruct(self, text: str) -> None:
         """Begin with `text` as a system message."""
-        told = self._conversation.text(text, "instructions")
-        self._conversation.add(Message("system", (told,)), "instructions")
+        part = self._conversation.text(text, "instructions")
+        self._conversation.add(Message("system", (part,)), "instructions")
 
     def add(self, given: Iterable[items.Item], param: str) -> None:
         """Add the items `given`, which the field `param` has."""
@@ -122,7 +118,7 @@ class MessageBuilder:
 
     def _end_turn(self) -> None:
         turn, self._turn = self._turn, _Turn()
-        if not turn.is_empty:
+        if turn.reasoning or turn.content is not None or turn.calls:
             calls = tuple(turn.calls)
             message = Message("assistant", turn.content or (), turn.reasoning, calls)
             self._conversation.add(message, turn.param)

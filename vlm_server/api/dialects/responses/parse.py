@@ -36,7 +36,7 @@ from vlm_server.settings import Limits
 
 DIALECT, COUNT_DIALECT = "responses", "responses-count"
 ID_PREFIX = "resp_"
-_BEFORE = "previous_response_id"
+_PREVIOUS_ID = "previous_response_id"
 
 _items_decoder = msgspec.json.Decoder(list[items.Item])
 
@@ -70,7 +70,7 @@ def _with_history(
     hexes = dict.fromkeys(filter(None, map(items.request_hex_of, request.references)))
     before = request.previous_response_id
     if context.previous is None and (hexes or before is not None):
-        json_body.utf8_length(before or "", _BEFORE)
+        json_body.utf8_length(before or "", _PREVIOUS_ID)
         raise HistoryNeeded(before, tuple(f"{ID_PREFIX}{each}" for each in hexes))
     previous, others = _items_of(context.previous or ()), _items_of(context.others)
     if not isinstance(request.input, str):
@@ -158,7 +158,7 @@ def _parse_messages(
     builder = MessageBuilder(conversation)
     if request.instructions:
         builder.instruct(request.instructions)
-    builder.add(previous, _BEFORE)
+    builder.add(previous, _PREVIOUS_ID)
     builder.add(given, "input")
     conversation.check_complete()
     messages = builder.messages()

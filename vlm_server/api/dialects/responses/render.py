@@ -60,17 +60,17 @@ class ResponsesRenderer:
         """The end of the open item, an event with the failed response, and one with the error.
 
         The error comes last: OpenAI's clients raise it and read no further. They know it by its
-        object `error`, which OpenAI sends, while its documents have the fields beside it.
+        object `error`, which OpenAI sends, although its documents have the fields at the top.
         """
         begun = self._begin() + self._events(self._output.end_item("incomplete"))
-        said = {"code": error.code, "message": error.message}
+        reason = {"code": error.code, "message": error.message}
         self._echo["store"] = False
-        failed = self._response("failed") | {"error": said, "output": self._output.items}
-        told = said | {"param": error.param}
+        failed = self._response("failed") | {"error": reason, "output": self._output.items}
+        details = reason | {"param": error.param}
         return (
             begun
             + self._event("response.failed", {"response": failed})
-            + self._event("error", told | {"error": {"type": error.type, **told}})
+            + self._event("error", details | {"error": {"type": error.type, **details}})
             + sse.DONE
         )
 

@@ -21,7 +21,7 @@ from vlm_server.api.dialects.fields import (
     Temperature,
     TopLogprobs,
     TopP,
-    obeyed_fields,
+    effective_fields,
     prepare,
 )
 from vlm_server.api.dialects.responses import items
@@ -206,13 +206,13 @@ def parse(body: Body, context: Context) -> ParsedBody:
     """The request in `body`. Raises InvalidRequest, naming the field at fault."""
     fields = json_body.parse_object(body)
     ignored = IgnoredFields()
-    obeyed = obeyed_fields(
+    effective = effective_fields(
         fields, ResponsesRequest, ignored, context, harmless=HARMLESS, neutral=NEUTRAL
     )
-    items.prepare(obeyed.get("input"))
-    _flatten_tools(obeyed, ignored)
-    request = json_body.convert(obeyed, ResponsesRequest, RULES)
-    _look_into(obeyed, request, ignored)
+    items.add_types(effective.get("input"))
+    _flatten_tools(effective, ignored)
+    request = json_body.convert(effective, ResponsesRequest, RULES)
+    _report_ignored(effective, request, ignored)
     return ParsedBody(request, {name: fields.get(name) for name in ECHOED}, ignored)
 
 
@@ -250,10 +250,12 @@ def _functions_of_namespace(
     return [{**each, "namespace": name} for each in inner]
 
 
-def _look_into(fields: dict[str, Any], request: ResponsesRequest, ignored: IgnoredFields) -> None:
+def _report_ignored(
+    fields: dict[str, Any], request: ResponsesRequest, ignored: IgnoredFields
+) -> None:
     """Report what has no effect in the `fields` that `request` was made of."""
     ignored.add_unread(fields, request)
-    _look_into_items(request.items, ignored)
+    _report_items(request.items, ignored)
     if request.text is not None:
         ignored.add("text.verbosity", request.text.verbosity)
     if request.reasoning is not None:
@@ -268,7 +270,7 @@ def _look_into(fields: dict[str, Any], request: ResponsesRequest, ignored: Ignor
             ignored.add(f"include.{each}")
 
 
-def _look_into_items(given: list[items.Item], ignored: IgnoredFields) -> None:
+def _report_items(given: list[items.Item], ignored: IgnoredFields) -> None:
     """Report fields that are stored with an item, and have no other effect."""
     for item in given:
         if item.status != "completed" and not (item is given[-1] and items.is_unfinished(item)):

@@ -34,7 +34,7 @@ STRUCTS: tuple[type[Struct], ...] = (
     ModelOptions,
 )
 FIELDS = {name for struct in STRUCTS for name in struct.__struct_fields__}
-UNTOLD = {"modelfile", "models"}
+UNDOCUMENTED = {"modelfile", "models"}
 OBJECTS = {"message", "models", "tool_calls", "details"}
 """Fields of answers whose own fields are documented one by one."""
 
@@ -70,7 +70,7 @@ async def test_every_field_of_an_answer_is_documented(
         (await client.get("/api/tags")).json(),
         (await client.get("/api/ps")).json(),
     ]
-    names = names_of(answers) - UNTOLD
+    names = names_of(answers) - UNDOCUMENTED
     assert {"thinking", "tool_calls", "usage", "response", "logprobs", "size_vram"} <= names
     assert [name for name in sorted(names) if f"`{name}`" not in DOCS] == []
 
