@@ -33,7 +33,7 @@ def encode_error(error: RequestError) -> bytes:
 
 
 @dataclass(slots=True)
-class Piece:
+class AnswerPart:
     """A part of an answer, or all of it. `calls` and `logprobs` are JSON."""
 
     text: str = ""
@@ -44,7 +44,7 @@ class Piece:
     def __bool__(self) -> bool:
         return bool(self.text or self.thinking or self.calls or self.logprobs)
 
-    def add(self, more: Piece) -> None:
+    def add(self, more: AnswerPart) -> None:
         """Append `more`, which comes next in the answer."""
         self.text += more.text
         self.thinking += more.thinking
@@ -52,31 +52,31 @@ class Piece:
         self.logprobs += more.logprobs
 
 
-def chat_fields(piece: Piece) -> dict[str, Any]:
-    """`piece` in an answer of `/api/chat`."""
-    message: dict[str, Any] = {"role": "assistant", "content": piece.text}
-    if piece.thinking:
-        message["thinking"] = piece.thinking
-    if piece.calls:
-        message["tool_calls"] = piece.calls
+def chat_fields(part: AnswerPart) -> dict[str, Any]:
+    """`part` in an answer of `/api/chat`."""
+    message: dict[str, Any] = {"role": "assistant", "content": part.text}
+    if part.thinking:
+        message["thinking"] = part.thinking
+    if part.calls:
+        message["tool_calls"] = part.calls
     return {"message": message}
 
 
-def generate_fields(piece: Piece) -> dict[str, Any]:
-    """`piece` in an answer of `/api/generate`."""
-    thinking = {"thinking": piece.thinking} if piece.thinking else {}
-    return {"response": piece.text, **thinking}
+def generate_fields(part: AnswerPart) -> dict[str, Any]:
+    """`part` in an answer of `/api/generate`."""
+    thinking = {"thinking": part.thinking} if part.thinking else {}
+    return {"response": part.text, **thinking}
 
 
 class LineRenderer:
     """The JSON of one answer. A call is shown when it is complete: its arguments are an object.
 
-    `fields_of` writes a piece as the route has it.
+    `fields_of` writes a part as the route has it.
     """
 
     def __init__(
         self,
-        fields_of: Callable[[Piece], dict[str, Any]],
+        fields_of: Callable[[AnswerPart], dict[str, Any]],
         request_id: str,
         model: str,
         options: bytes,
@@ -88,20 +88,20 @@ class LineRenderer:
         self._done_reason = ""
 
     def whole(self, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:
-        answer = Piece()
+        answer = AnswerPart()
         for delta in choices[0]:
-            for piece in self._pieces(delta):
-                answer.add(piece)
+            for part in self._parts(delta):
+                answer.add(part)
         return self._last(answer, finished)
 
     def delta(self, delta: Delta) -> bytes:
         """Lines of what `delta` completes."""
-        lines = (self._line(piece, done=False) for piece in self._pieces(delta) if piece)
+        lines = (self._line(part, done=False) for part in self._parts(delta) if part)
         return b"".join(line + b"\n" for line in lines)
 
     def end(self, finished: Finished) -> bytes:
         """The last line, with reason, counts and durations."""
-        return self._last(Piece(), finished) + b"\n"
+        return self._last(AnswerPart(), finished) + b"\n"
 
     def error(self, error: RequestError) -> bytes:
         """A line with the error, which is the last."""
@@ -112,52 +112,52 @@ class LineRenderer:
         return self.empty_chunk()
 
     def empty_chunk(self) -> bytes:
-        return self._line(Piece(), done=False) + b"\n"
+        return self._line(AnswerPart(), done=False) + b"\n"
 
-    # ---- pieces ------------------------------------------------------------------------
+    # ---- parts -------------------------------------------------------------------------
 
-    def _pieces(self, delta: Delta) -> list[Piece]:
-        """The pieces of `delta`, in order: first a call that it completes."""
-        pieces = list[Piece]()
+    def _parts(self, delta: Delta) -> list[AnswerPart]:
+        """The parts of `delta`, in order: first a call that it completes."""
+        parts = list[AnswerPart]()
         more = delta.tool_call
         if self._call and (delta.text if more is None else more.index != self._call.index):
-            pieces.append(self._end_call(self._call))
+            parts.append(self._end_call(self._call))
         if more is not None:
             begun = self._call or ToolCallDelta(more.index, more.id, more.name)
             arguments = begun.arguments + more.arguments
             self._call = msgspec.structs.replace(begun, arguments=arguments)
         text, thinking = ("", delta.text) if delta.is_reasoning else (delta.text, "")
         scores = [token_logprob(each, empty_top=False) for each in delta.logprobs]
-        pieces.append(Piece(text, thinking, logprobs=scores))
+        parts.append(AnswerPart(text, thinking, logprobs=scores))
         if delta.finish_reason:
             self._done_reason = "length" if delta.finish_reason == "length" else "stop"
             if self._call:
-                pieces.append(self._end_call(self._call))
-        return pieces
+                parts.append(self._end_call(self._call))
+        return parts
 
-    def _end_call(self, call: ToolCallDelta) -> Piece:
-        """The call as a piece; as text if it broke off before its arguments were complete."""
+    def _end_call(self, call: ToolCallDelta) -> AnswerPart:
+        """The call as a part; as text if it broke off before its arguments were complete."""
         self._call = None
         try:
             arguments = _decode_object(call.arguments or "{}")
         except (msgspec.DecodeError, RecursionError):
-            return Piece(call.arguments)
+            return AnswerPart(call.arguments)
         function = {"index": call.index, "name": call.name, "arguments": arguments}
-        return Piece(calls=[{"id": call.id, "function": function}])
+        return AnswerPart(calls=[{"id": call.id, "function": function}])
 
     # ---- lines -------------------------------------------------------------------------
 
-    def _last(self, piece: Piece, finished: Finished) -> bytes:
+    def _last(self, part: AnswerPart, finished: Finished) -> bytes:
         if self._options.done_reason:
-            return self._line(piece, done=True, done_reason=self._options.done_reason)
+            return self._line(part, done=True, done_reason=self._options.done_reason)
         usage = {"usage": {"images": finished.images}} if finished.images else {}
         measures = _measures(finished)
-        return self._line(piece, done=True, done_reason=self._done_reason, **measures, **usage)
+        return self._line(part, done=True, done_reason=self._done_reason, **measures, **usage)
 
-    def _line(self, piece: Piece, **fields: Any) -> bytes:
+    def _line(self, part: AnswerPart, **fields: Any) -> bytes:
         line = {"model": self._options.model, "created_at": time_text(time.time())}
-        scores = {"logprobs": piece.logprobs} if piece.logprobs else {}
-        return _encode({**line, **self._fields_of(piece), **scores, **fields})
+        scores = {"logprobs": part.logprobs} if part.logprobs else {}
+        return _encode({**line, **self._fields_of(part), **scores, **fields})
 
 
 def time_text(seconds: float) -> str:
