@@ -174,11 +174,7 @@ def submit_of(
 
 
 def submit_prompt(
-    prompt: str | tuple[int, ...],
-    context: Context,
-    sampling: SamplingParams,
-    *,
-    count_only: bool = False,
+    prompt: str | tuple[int, ...], context: Context, sampling: SamplingParams
 ) -> Submit:
     """The engine's request for the continuation of a prompt, which no template writes."""
     return Submit(
@@ -189,7 +185,6 @@ def submit_prompt(
         cache_salt=context.cache_salt,
         client=context.client,
         prompt=prompt,
-        count_only=count_only,
     )
 
 

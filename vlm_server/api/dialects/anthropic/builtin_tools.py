@@ -1,6 +1,6 @@
 """Anthropic's own tool types that clients carry out, as ordinary tools.
 
-Its models know their arguments by heart. Ours are told them, and how large the screen is.
+Anthropic's models know their arguments; others get their descriptions, and the screen's size.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def _model_info(facts: ModelFacts) -> dict[str, str | int]:
 
 
 def _template(facts: ModelFacts) -> str:
-    """A template in Ollama's language, where some clients look whether a model knows tools.
+    """A template in Ollama's language; some clients look in it for support of tools.
 
     Prompts are written by the checkpoint's own template.
     """

@@ -46,7 +46,7 @@ _ROLE_OF_FIELD = {
 """The role whose messages have a field."""
 _FILL_CONTEXT = -2
 _LEAST_TOP_P = 1e-6
-"""Replaces 0, which in Ollama leaves the likeliest token."""
+"""Replaces 0, which in Ollama means the likeliest token."""
 
 
 class Options(Struct, frozen=True):

@@ -166,7 +166,7 @@ def time_text(seconds: float) -> str:
 
 
 def _measures(finished: Finished) -> dict[str, int]:
-    """Counts, and durations in nanoseconds. A load is not told apart.
+    """Counts, and durations in nanoseconds. `load_duration` is 0: loading is part of the others.
 
     The prompt's duration is the time to the first text, its wait for the device included.
     """

@@ -142,7 +142,7 @@ def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
 
 
 def _deltas_of(delta: Delta) -> list[dict[str, Any]]:
-    """OpenAI's deltas of `delta` but for its end; at least one, if it has log probabilities.
+    """`delta` in OpenAI's form, without its end; at least one, if it has log probabilities.
 
     The first one of a call has all but its arguments.
     """
@@ -166,7 +166,7 @@ def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Predictions are drafts, from wherever they come: see `docs/api.md`."""
+    """Prediction tokens are those of all drafts: see `docs/api.md`."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

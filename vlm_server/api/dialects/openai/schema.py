@@ -50,7 +50,7 @@ HARMLESS = frozenset(
         "user",
     }
 )
-"""Fields that do not change the answer: accepted with any value and ignored, and named as such."""
+"""Fields that do not change the answer: accepted with any value, ignored and reported."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),

@@ -35,7 +35,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """vLLM's fields that are not supported, and their values that have no effect."""
 ADDS_SPECIAL = "add_special_tokens"
-"""Another one: true for a prompt, false for messages, whose template writes them."""
+"""As them: true for a prompt, false for messages, whose template writes special tokens."""
 
 
 class PromptRequest(Struct, forbid_unknown_fields=True):
@@ -82,8 +82,8 @@ def _count_request(
     prompt: str | tuple[int, ...], model: str | None, context: Context, ignored: IgnoredFields
 ) -> ParsedRequest:
     wanted = model_wanted(model, context)
-    submit = submit_prompt(prompt, context, SamplingParams(), count_only=True)
-    return ParsedRequest(wanted.name, submit, stream=False, ignored=ignored.names)
+    submit = submit_prompt(prompt, context, SamplingParams())
+    return only_counted(ParsedRequest(wanted.name, submit, stream=False, ignored=ignored.names))
 
 
 IN_PROMPT = frozenset(

@@ -38,7 +38,7 @@ class InputImage(Struct, tag_field="type", tag="input_image", omit_defaults=True
 
 
 class InputVideo(Struct, tag_field="type", tag="input_video"):
-    """Ours: OpenAI has no videos."""
+    """A video, which OpenAI does not have."""
 
     video_url: str
 

@@ -48,7 +48,7 @@ class ResponsesRenderer:
         return self._end(finished)
 
     def delta(self, delta: Delta) -> bytes:
-        """The events of a delta, behind those that begin the stream."""
+        """The events of a delta, after those that begin the stream."""
         return self._begin() + self._events(self._output.add(delta))
 
     def end(self, finished: Finished) -> bytes:
@@ -78,7 +78,7 @@ class ResponsesRenderer:
         return sse.KEEP_ALIVE
 
     def empty_chunk(self) -> bytes:
-        """An event that tells that the response is in progress; empty behind its end."""
+        """An event `response.in_progress`; empty after the response's end."""
         if self._output.finish_reason is not None:
             return b""
         response = {"response": self._response("in_progress")}

@@ -88,7 +88,7 @@ Include = Literal[
 
 
 class FunctionTool(StrictFunction, tag_field="type", tag="function"):
-    """Calls say the `namespace` of their tool, if it has one; the model is not told of it."""
+    """Calls have the `namespace` of their tool, if it has one; the model does not see it."""
 
     namespace: str | None = None
 

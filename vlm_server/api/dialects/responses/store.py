@@ -103,8 +103,8 @@ class ResponseStore:
     ) -> bool:
         """Keep the `items` of a request, and `response` as it stands now.
 
-        Returns whether they are kept: they are not if they are too large together with the turns
-        before them, or if those have gone.
+        Returns whether they are kept: not if they and the turns before them are too large, nor if
+        those have gone.
         """
         self.drop_expired()
         previous = self._get(owner, previous_id) if previous_id is not None else None
@@ -125,8 +125,7 @@ class ResponseStore:
     def finish(self, owner: str, response_id: str, response: bytes, output: bytes) -> bool:
         """Keep the `response` and the items of its `output`.
 
-        Returns whether they are kept: they are not if there is no room for them, or if what was
-        begun has gone.
+        Returns whether they are kept: not without room for them, nor if what was begun has gone.
         """
         entry = self._get(owner, response_id)
         if entry is None or not entry.is_pending:

@@ -93,11 +93,11 @@ class StoredResponses:
         return _json(await to_thread.run_sync(_page, turns, request.query_params))
 
 
-def _ignore_all_but(request: Request, *obeyed: str) -> None:
+def _ignore_all_but(request: Request, *effective: str) -> None:
     """Report parameters without effect in the request's URL."""
     ignored = IgnoredFields()
     for name, value in request.query_params.items():
-        if name not in obeyed:
+        if name not in effective:
             ignored.add(name, value)
     access_log.of(request.scope).ignored = ignored.names
 
@@ -146,7 +146,7 @@ def _id(item: msgspec.Raw) -> str:
 
 
 def _after(items: list[msgspec.Raw], item_id: str | None) -> list[msgspec.Raw]:
-    """Items behind the last one of that id: a client may send an item again in a later turn."""
+    """Items after the last one with that id: a client may send an item again in a later turn."""
     if item_id is None:
         return items
     for i in reversed(range(len(items))):
