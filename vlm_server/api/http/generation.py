@@ -202,7 +202,7 @@ class Endpoint:
 
     async def _parse(self, data: bytearray, slot: QueueSlot, context: Context) -> EncodedRequest:
         dialect, shared = self._dialect, self._shared
-        parse = partial(shared.body_parser.parse, dialect.name, dialect.read_text, data)
+        parse = partial(shared.body_parser.parse, dialect.name, dialect.parse_on_thread, data)
         try:
             while True:
                 try:

@@ -21,8 +21,8 @@ from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.parsed_request import (
     Context,
     EncodedRequest,
+    ParseOnThread,
     ParsingJob,
-    ReadText,
     decode_outcome,
     encode_request,
     with_body,
@@ -63,7 +63,7 @@ class BodyParser:
         self._waiting_threads = anyio.CapacityLimiter(limits.intake_processes)
 
     async def parse(
-        self, dialect: str, read_text: ReadText, body: bytearray, context: Context
+        self, dialect: str, parse_on_thread: ParseOnThread, body: bytearray, context: Context
     ) -> EncodedRequest:
         """The request in `body`, as `dialect` says. Raises RequestError.
 
@@ -72,7 +72,7 @@ class BodyParser:
         Cancelling it ends the work at once.
         """
         if json_body.is_small(body):
-            read = partial(read_text, body, context)
+            read = partial(parse_on_thread, body, context)
             parsed = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
             if parsed is not None:
                 return encode_request(parsed)

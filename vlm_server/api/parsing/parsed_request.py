@@ -107,10 +107,10 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     conversation: str = ""
 
 
-Read = Callable[[Body, Context], ParsedRequest]
-"""Raises RequestError, BytesNeeded and HistoryNeeded."""
-ReadText = Callable[[Body, Context], ParsedRequest | None]
-"""As `Read`, for a request without media; None for a request with media.
+Parse = Callable[[Body, Context], ParsedRequest]
+"""Raises RequestError; BytesNeeded and HistoryNeeded, to be called again with what is needed."""
+ParseOnThread = Callable[[Body, Context], ParsedRequest | None]
+"""As `Parse`, for a request without media; None for a request with media.
 
 Raises RequestError, and HistoryNeeded."""
 
