@@ -16,7 +16,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from vlm_server.api.admin import on_disk
 from vlm_server.api.admin.pulls import Pulls
 from vlm_server.api.http import body
-from vlm_server.api.http.body import ArrivingBodies
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.parsing import json_body, served_models
 from vlm_server.errors import (
@@ -30,7 +29,6 @@ from vlm_server.errors import (
 from vlm_server.hub.find import Found, by_name
 from vlm_server.hub.names import HubName
 from vlm_server.settings import Settings, Sources, described
-from vlm_server.supervisor.client import ModelClient
 
 _MAX_SHOWN_CHARS = 100
 
@@ -51,9 +49,9 @@ class Administration:
     """The endpoints. What they start goes on if their client leaves."""
 
     def __init__(self, shared: Generation, settings: Settings) -> None:
-        self._models: ModelClient = shared.models
+        self._models = shared.models
         self._settings = settings
-        self._arriving: ArrivingBodies = shared.arriving
+        self._arriving = shared.arriving
         self._pulls = Pulls(settings)
 
     async def load(self, request: Request) -> Response:
@@ -116,10 +114,7 @@ class Administration:
     def _served(self, name: str) -> str:
         """The model that is served by this name. Raises ModelNotFound."""
         known = served_models.known_models(self._models, self._settings.server)
-        model = served_models.model_of(name, known)
-        if model is None:
-            raise ModelNotFound(served_models.listed(known), "model")
-        return model.name
+        return served_models.existing(name, known).name
 
     async def _to_load(self, name: str) -> str:
         """A model by its own name, else a checkpoint, else what an alias stands for.

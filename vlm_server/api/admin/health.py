@@ -10,28 +10,21 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from vlm_server.api.http.in_flight import RequestsInFlight
-from vlm_server.api.http.model_metrics import Histogram, MetricsByModel, ModelMetrics
-from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http.generation import Generation
+from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
 from vlm_server.api.parsing import served_models
 from vlm_server.errors import ModelNotFound, NotFound
-from vlm_server.supervisor.client import EngineStatus, ModelClient
+from vlm_server.supervisor.client import EngineStatus
 
 
 class Health:
     """The endpoints for probes and operators."""
 
-    def __init__(
-        self,
-        models: ModelClient,
-        queue_slots: QueueSlots,
-        in_flight: RequestsInFlight,
-        metrics: MetricsByModel,
-    ) -> None:
-        self._models = models
-        self._queue_slots = queue_slots
-        self._in_flight = in_flight
-        self._metrics = metrics
+    def __init__(self, shared: Generation) -> None:
+        self._models = shared.models
+        self._slots = shared.queue_slots
+        self._in_flight = shared.in_flight
+        self._metrics = shared.metrics
 
     async def live(self, _: Request) -> Response:
         return JSONResponse({"status": "live"})
@@ -74,35 +67,22 @@ class Health:
         status = self._models.status(name)
         statuses = served_models.statuses(self._models)
         progress = [told for one in statuses if one.stats for told in one.stats.progress]
+        is_pinned = self._models.is_pinned
+        models = [_model(one, is_pinned=is_pinned(one.model_name)) for one in statuses]
         return JSONResponse(
             {
                 "model": status.model_name,
-                "models": [
-                    _model(one, is_pinned=self._models.is_pinned(one.model_name))
-                    for one in statuses
-                ],
+                "models": models,
                 "time": time.time(),
                 "requests": {
-                    "in_flight": self._queue_slots.taken,
-                    "limit": self._queue_slots.limit,
-                    "waiting_bytes": self._queue_slots.waiting_bytes,
-                    "waiting_bytes_limit": self._queue_slots.waiting_bytes_limit,
+                    "in_flight": self._slots.taken,
+                    "limit": self._slots.limit,
+                    "waiting_bytes": self._slots.waiting_bytes,
+                    "waiting_bytes_limit": self._slots.waiting_bytes_limit,
                     "list": self._in_flight.to_json(progress),
                 },
                 "latencies": _latencies(self._metrics[status.model_name]),
-                "engine": {
-                    "state": status.state,
-                    "pid": status.pid,
-                    "restarts": status.restarts,
-                    "ends": msgspec.to_builtins(status.ends),
-                    "progress": served_models.progress_of(status),
-                    "quarantine": {
-                        "shapes": status.quarantined_shapes,
-                        "refusals": status.quarantine_refusals,
-                    },
-                    "stats": _stats(status),
-                    "memory_samples": msgspec.to_builtins(list(status.memory_samples)),
-                },
+                "engine": _engine(status),
             }
         )
 
@@ -129,6 +109,25 @@ def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
     }
 
 
+def _engine(status: EngineStatus) -> dict[str, Any]:
+    stats = msgspec.to_builtins(status.stats)
+    if stats is not None:
+        del stats["type"], stats["progress"]  # the requests are listed apart
+    return {
+        "state": status.state,
+        "pid": status.pid,
+        "restarts": status.restarts,
+        "ends": msgspec.to_builtins(status.ends),
+        "progress": served_models.progress_of(status),
+        "quarantine": {
+            "shapes": status.quarantined_shapes,
+            "refusals": status.quarantine_refusals,
+        },
+        "stats": stats,
+        "memory_samples": msgspec.to_builtins(list(status.memory_samples)),
+    }
+
+
 def _latencies(metrics: ModelMetrics) -> dict[str, Any]:
     return {
         "time_to_first_token_seconds": _histogram(metrics.time_to_first_token),
@@ -145,11 +144,3 @@ def _histogram(histogram: Histogram) -> dict[str, Any]:
         "counts": counts,
         "sum": histogram.sum,
     }
-
-
-def _stats(status: EngineStatus) -> dict[str, Any] | None:
-    if status.stats is None:
-        return None
-    stats: dict[str, Any] = msgspec.to_builtins(status.stats)
-    del stats["type"], stats["progress"]  # the requests are listed apart
-    return stats

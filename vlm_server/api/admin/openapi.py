@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import vlm_server
+from vlm_server.api.http.errors import ErrorBody
 from vlm_server.errors import RequestError
 
 _REF = "#/components/schemas/{name}"
@@ -44,29 +45,21 @@ class OpenApi:
     application is made of.
     """
 
-    def __init__(
-        self,
-        routes: Iterable[Route],
-        bodies: Mapping[str, Body],
-        error: type[msgspec.Struct],
-    ) -> None:
-        """`error`: the body of errors."""
-        self._routes, self._bodies, self._error = list(routes), bodies, error
+    def __init__(self, routes: Iterable[Route], bodies: Mapping[str, Body]) -> None:
+        self._routes, self._bodies = list(routes), bodies
 
     @cached_property
     def _document(self) -> bytes:
-        return msgspec.json.encode(document(self._routes, self._bodies, self._error))
+        return msgspec.json.encode(_described(self._routes, self._bodies))
 
     async def show(self, _: Request) -> Response:
         return Response(self._document, media_type="application/json")
 
 
-def document(
-    routes: Sequence[Route], bodies: Mapping[str, Body], error: type[msgspec.Struct]
-) -> Json:
+def _described(routes: Sequence[Route], bodies: Mapping[str, Body]) -> Json:
     """The description of an application, as OpenAPI 3.1 has it."""
     structs = list(dict.fromkeys(each for body in bodies.values() for each in body.structs))
-    schemas, components = msgspec.json.schema_components([error, *structs], ref_template=_REF)
+    schemas, components = msgspec.json.schema_components([ErrorBody, *structs], ref_template=_REF)
     refs = dict(zip(structs, schemas[1:], strict=True))
     paths: dict[str, Json] = {}
     for route in filter(lambda each: each.include_in_schema, routes):

@@ -8,18 +8,15 @@ server alone: see `CONTENT_SECURITY_POLICY`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vlm_server.api.http.access.gate import PAGE_FOLDER as FOLDER
 from vlm_server.api.http.access.gate import wants_html
 from vlm_server.errors import NotFound
-
-__all__ = ["CONTENT_SECURITY_POLICY", "FOLDER", "PageFile", "StartPage", "read_files"]
 
 CONTENT_SECURITY_POLICY = "; ".join(
     [
@@ -73,12 +70,8 @@ def read_files() -> dict[str, PageFile]:
 class StartPage:
     """The two endpoints. `plain` answers who does not ask for HTML."""
 
-    def __init__(
-        self,
-        files: Mapping[str, PageFile],
-        plain: Callable[[Request], Awaitable[Response]],
-    ) -> None:
-        self._files = files
+    def __init__(self, plain: Callable[[Request], Awaitable[Response]]) -> None:
+        self._files = read_files()
         self._plain = plain
 
     async def show(self, request: Request) -> Response:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from vlm_server.api.parsing.parsed_request import KnownModel
-from vlm_server.errors import InvalidRequest
+from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Server
 from vlm_server.supervisor.client import EngineStatus, ModelClient
@@ -35,6 +35,14 @@ def model_of(names: str | Sequence[str], known: Iterable[KnownModel]) -> KnownMo
     short = [name for name in wanted if len(name) <= _MAX_NAME_CHARS]
     matching = (m for m, alias in aliases if any(fnmatchcase(name, alias) for name in short))
     return next(matching, None)
+
+
+def existing(name: str, known: Sequence[KnownModel]) -> KnownModel:
+    """The model that `name` means. Raises ModelNotFound, which lists the served ones."""
+    model = model_of(name, known)
+    if model is None:
+        raise ModelNotFound(listed(known), "model")
+    return model
 
 
 def assumed(known: Sequence[KnownModel]) -> KnownModel:
