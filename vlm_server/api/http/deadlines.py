@@ -16,6 +16,7 @@ from typing import Self
 import msgspec
 
 from vlm_server import settings
+from vlm_server.api.http.connection.outgoing import Deadline
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Deadlines, OnDevice, Tokens
 from vlm_server.protocol.deadlines import RequestDeadlines
@@ -84,8 +85,7 @@ class RequestClock:
 class _Backstop:
     """A timeout on the wait for events, for an engine that lets a deadline pass.
 
-    Its timer is moved only when a deadline comes nearer, not with every token. After the process
-    was stopped, events that have arrived are taken before the timeout counts.
+    After the process was stopped, events that have arrived are taken before the timeout counts.
     """
 
     def __init__(self, deadlines: RequestDeadlines) -> None:
@@ -93,20 +93,18 @@ class _Backstop:
         self._loop = asyncio.get_running_loop()
         self._timeout: asyncio.Timeout | None = None
         """The timeout of the wait in progress."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Deadline(self._loop, self._check)
+        self._due = math.inf
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     async def wait_for(self, events: AsyncGenerator[RequestEvent, None]) -> RequestEvent | None:
         """The next event, None at the end. Raises the error of a deadline."""
-        at = self._deadlines.next_at + _GRACE_SECONDS
-        if self._timer is None or at < self._timer.when():
-            self._start(at)
+        self._set(self._deadlines.next_at + _GRACE_SECONDS)
         try:
             async with asyncio.timeout(None) as self._timeout:
                 return await anext(events, None)
@@ -117,19 +115,15 @@ class _Backstop:
         finally:
             self._timeout = None
 
-    def _start(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._check, at)
+    def _set(self, due: float) -> None:
+        self._due = due
+        self._timer.set_at(due)
 
-    def _check(self, due: float) -> None:
-        self._timer = None
-        now, at = self._loop.time(), self._deadlines.next_at + _GRACE_SECONDS
-        was_stopped = now - due > _STOPPED_SECONDS
-        if at > now:
-            self._start(at)
-        elif was_stopped or self._timeout is None:  # or nobody waits: the client does not read
-            self._start(now + _GRACE_SECONDS)
+    def _check(self) -> None:
+        now = self._loop.time()
+        was_stopped = now - self._due > _STOPPED_SECONDS
+        if was_stopped or self._timeout is None:  # or nobody waits: the client does not read
+            self._set(now + _GRACE_SECONDS)
         else:
             self._timeout.reschedule(now)
 

@@ -25,12 +25,16 @@ class Deadline:
 
     def set(self, seconds: float) -> None:
         """Due in `seconds` from now, whatever was set before."""
-        self._due = self._loop.time() + seconds
-        if self._timer is not None and self._timer.when() > self._due:
+        self.set_at(self._loop.time() + seconds)
+
+    def set_at(self, due: float) -> None:
+        """Due at this time of the event loop's clock."""
+        self._due = due
+        if self._timer is not None and self._timer.when() > due:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = self._loop.call_at(self._due, self._fire)
+            self._timer = self._loop.call_at(due, self._fire)
 
     def clear(self) -> None:
         """Never due, until it is set again."""
@@ -38,7 +42,7 @@ class Deadline:
 
     def cancel(self) -> None:
         """As `clear`, and nothing refers to `on_due` any more."""
-        self._due = None
+        self.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -19,7 +19,6 @@ from uvicorn.server import ServerState
 
 from vlm_server.api.http.connection.protocol import HttpConnection, Shared
 from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
-from vlm_server.api.http.errors import EncodeError
 from vlm_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -59,21 +58,29 @@ class _DatedState(ServerState):
         """uvicorn's own is not needed."""
 
 
-class HttpConfig(uvicorn.Config):
-    """uvicorn's, with the connections of its server."""
-
-    table: ConnectionTable
-
-
 class HttpServer(uvicorn.Server):
     """uvicorn's server without its signal handlers, as the engine must be stopped too, and without
     its ten looks a second at whether it should stop.
     """
 
-    def __init__(self, config: HttpConfig) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._exit = asyncio.Event()
+        self._table = ConnectionTable(ConnectionLimit(settings.server.max_connections))
+        shared = Shared(settings, self._table, ParseQueue())
+        drain_seconds = math.ceil(settings.server.drain_seconds)
+        config = uvicorn.Config(
+            cast(Any, app),
+            http=cast("type[asyncio.Protocol]", partial(HttpConnection, shared)),
+            ws="none",
+            lifespan="off",
+            backlog=2048,
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=drain_seconds + SLOW_READER_SECONDS,
+        )
         super().__init__(config)
-        self._table = config.table
         self.server_state = _DatedState()
 
     @property
@@ -142,26 +149,6 @@ class HttpServer(uvicorn.Server):
     def _disconnect_all(self) -> None:
         for connection in list(self.server_state.connections):
             cast(HttpConnection, connection).fail()
-
-
-def http_config(app: ASGIApp, settings: Settings, encode: EncodeError) -> HttpConfig:
-    """The HTTP server's configuration; `encode` is for errors before the app is reached."""
-    table = ConnectionTable(ConnectionLimit(settings.server.max_connections))
-    shared = Shared(settings, encode, table, ParseQueue())
-    config = HttpConfig(
-        cast(Any, app),
-        http=cast("type[asyncio.Protocol]", partial(HttpConnection, shared)),
-        ws="none",
-        lifespan="off",
-        backlog=2048,
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=math.ceil(settings.server.drain_seconds) + SLOW_READER_SECONDS,
-    )
-    config.table = table
-    return config
 
 
 class ConnectionLimit:
