@@ -53,7 +53,7 @@ def create_app(
             Middleware(RequestLog, answered=answered, tracer=tracer),
             Middleware(Cors, origins=settings.server.cors_origins),
             Middleware(Errors, models=models, queue_slots=queue_slots, encode_for=_encode_for),
-            Middleware(Gate, server=settings.server, cache=settings.cache, ring=ring),
+            Middleware(Gate, server=settings.server, ring=ring),
         ],
         exception_handlers={HTTPException: _routing_error},
     )

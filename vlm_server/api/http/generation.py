@@ -57,6 +57,7 @@ class Generation:
         self.limits = settings.limits
         self.server = settings.server
         self.deadlines = settings.deadlines
+        self.separates_caches = settings.cache.separate_api_keys
         self.keepalive_seconds = settings.server.stream_keepalive_seconds
         self.arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
         self.metrics = no_metrics()
@@ -93,7 +94,7 @@ class Endpoint:
         clock = RequestClock(headers, shared.deadlines)
         sse.keepalive_of(headers, shared.server)
         shared.models.check_ready()
-        client = keys.client_of(scope)
+        client = keys.of(scope).name
         shared.queue_slots.check(client, headers)
         async with clock.before_submit():
             data = await body.read(receive, shared.limits, shared.arriving)
@@ -144,14 +145,14 @@ class Endpoint:
 
     def _context(self, scope: Scope) -> Context:
         """The input of request parsing besides the body."""
-        shared = self._shared
+        shared, key = self._shared, keys.of(scope)
         return Context(
             models=served_models.known_models(shared.models, shared.server),
             request_id=self._request_id(scope),
-            cache_salt=keys.cache_salt_of(scope),
-            client=keys.client_of(scope),
-            owner=keys.owner_of(scope),
-            is_admin=keys.is_admin(scope),
+            cache_salt=key.identity if shared.separates_caches else "",
+            client=key.name,
+            owner=key.identity,
+            is_admin=key.is_admin,
             limits=shared.limits,
             unknown_fields=shared.server.unknown_fields,
         )

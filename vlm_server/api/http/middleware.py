@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vlm_server.api.http import access_log, errors
 from vlm_server.api.http.access import cors, gate, keys
 from vlm_server.api.http.access.gate import is_page
-from vlm_server.api.http.access.keys import KeyRing, KeySlots
+from vlm_server.api.http.access.keys import NO_KEY, KeyRing, KeySlots
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.body import ClientGone
 from vlm_server.api.http.errors import EncodeFor
@@ -21,7 +21,7 @@ from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.http.tracing import Tracer
 from vlm_server.api.parsing import routing_key
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.settings import Cache, Server
+from vlm_server.settings import Server
 from vlm_server.supervisor.client import ModelClient
 
 
@@ -100,15 +100,11 @@ class Errors:
 
 
 class Gate:
-    """Refuses a Host that is not ours, a foreign Origin, and a missing, wrong or busy API key.
+    """Refuses a Host that is not ours, a foreign Origin, and a missing, wrong or busy API key."""
 
-    With `cache.separate_api_keys`, requests with different keys get different cache salts.
-    """
-
-    def __init__(self, app: ASGIApp, server: Server, cache: Cache, ring: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, server: Server, ring: KeyRing) -> None:
         self.app = app
         self.server = server
-        self.cache = cache
         self.ring = ring
         self.slots = KeySlots()
 
@@ -117,13 +113,10 @@ class Gate:
         gate.check_host(headers, self.server)
         if not cors.is_listed(scope):
             gate.check_origin(headers, scope["path"])
-        if _is_open(scope["path"], headers):
-            keys.attach(scope, None)
-            await self.app(scope, receive, send)
-            return
-        key = gate.check_key(headers, self.ring)
-        keys.attach(scope, key, separate_caches=self.cache.separate_api_keys)
-        access_log.of(scope).key_name = None if key is None else key.name
+        is_open = _is_open(scope["path"], headers)
+        key = NO_KEY if is_open else gate.check_key(headers, self.ring)
+        keys.attach(scope, key)
+        access_log.of(scope).key_name = key.name or None
         with self.slots.hold(key):
             await self.app(scope, receive, send)
 

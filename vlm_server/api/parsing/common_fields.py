@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from vlm_server.api.parsing import json_body, served_models
-from vlm_server.api.parsing.ignored_fields import Collector
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.parsed_request import Context, KnownModel
 from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.protocol import Tools
@@ -77,7 +77,7 @@ def check_constraints(
     tools: Tools | None,
     json_schema: str | None,
     fields: ConstraintFields,
-    ignored: Collector,
+    ignored: IgnoredFields,
     *,
     continues: bool,
 ) -> str | None:

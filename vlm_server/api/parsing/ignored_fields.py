@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -82,12 +82,6 @@ def safe_name(path: str) -> str:
     return _UNSAFE.sub("?", path[:_MAX_PATH_CHARS])
 
 
-class Collector(Protocol):
-    """A receiver of ignored fields."""
-
-    def add(self, path: str, value: Any, /) -> None: ...
-
-
 def check_neutral(name: str, value: Any, neutral: Sequence[Any]) -> None:
     """Raises UnsupportedField unless `value` is one of `neutral`, which ask for nothing."""
     if not any(is_same(value, each) for each in neutral):
@@ -100,7 +94,7 @@ def is_same(value: Any, other: Any) -> bool:
 
 
 def known_fields(
-    fields: dict[str, Any], schema: type[msgspec.Struct], ignored: Collector, *, refuses: bool
+    fields: dict[str, Any], schema: type[msgspec.Struct], ignored: IgnoredFields, *, refuses: bool
 ) -> dict[str, Any]:
     """The fields of a body that `schema` has; the others go to `ignored`.
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vlm_server.api.http.access import keys
-from vlm_server.api.http.access.keys import ApiKey, KeyRing
+from vlm_server.api.http.access.keys import NO_KEY, ApiKey, KeyRing
 from vlm_server.errors import Forbidden, Unauthorized
 from vlm_server.settings import ORIGIN, Server, is_loopback
 
@@ -62,14 +62,14 @@ def check_origin(headers: Headers, path: str) -> None:
         )
 
 
-def check_key(headers: Headers, ring: KeyRing) -> ApiKey | None:
-    """The key in the headers Authorization or X-Api-Key; None if no key is needed.
+def check_key(headers: Headers, ring: KeyRing) -> ApiKey:
+    """The key in the headers Authorization or X-Api-Key; `NO_KEY` if none is needed.
 
     One of them is enough; the first counts if both are accepted. Raises Unauthorized if a key is
     needed and neither is accepted.
     """
     if not ring.needs_key:
-        return None
+        return NO_KEY
     scheme, _, credentials = _only(headers, "authorization").partition(" ")
     in_bearer = ring.find(credentials.strip().encode("latin-1"))
     in_own_header = ring.find(_only(headers, "x-api-key").strip().encode("latin-1"))
@@ -86,7 +86,7 @@ def admin_only(endpoint: Endpoint) -> Endpoint:
     """`endpoint` guarded: for admin keys only, or for everybody if no key is needed."""
 
     async def guarded(request: Request) -> Response:
-        if not keys.is_admin(request.scope):
+        if not keys.of(request.scope).is_admin:
             raise Forbidden("This route needs a key with `admin = true`.")
         return await endpoint(request)
 

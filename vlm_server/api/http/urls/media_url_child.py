@@ -14,7 +14,7 @@ import msgspec
 
 from vlm_server.api.http.urls import fetch, file_url
 from vlm_server.api.http.urls.fetch import Fetcher, FetchError
-from vlm_server.api.parsing.media.external import Contents, ExternalUrl, UrlError, UrlJob
+from vlm_server.api.parsing.media.external import Contents, ExternalUrl, SentError, UrlJob
 from vlm_server.errors import PayloadTooLarge, RequestError
 from vlm_server.platform.child.serve import ChildLimits, serve
 from vlm_server.settings.paths import expanded
@@ -87,11 +87,11 @@ def main(memory_bytes: int, fetcher_of: Callable[[UrlJob], Fetcher]) -> None:
         # Threads of its own: those of the job before may still wait for a name server.
         runner.get_loop().set_default_executor(ThreadPoolExecutor(_MAX_LOOKUPS))
         reader = Reader(job, fetcher_of(job))
-        made: Contents | UrlError
+        made: Contents | SentError
         try:
             made = Contents(runner.run(reader.read()))
         except RequestError as error:
-            made = UrlError(error.code, error.message, error.param)
+            made = SentError(error.code, error.message, error.param)
         return msgspec.msgpack.encode(made)
 
     serve(answer, ChildLimits(memory_bytes, _CPU_SECONDS, memory_bytes // 4))

@@ -9,7 +9,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from vlm_server.api.parsing.media.external import Contents, ExternalUrl, UrlError, UrlJob
+from vlm_server.api.parsing.media.external import Contents, ExternalUrl, SentError, UrlJob
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
@@ -61,7 +61,7 @@ class MediaUrls:
             raise urls[0].refusal(f"did not arrive within {seconds}") from None
         except ChildFailed:
             raise urls[0].refusal("can't be read: what its URL leads to takes too much") from None
-        if isinstance(made, UrlError):
+        if isinstance(made, SentError):
             raise RequestError.from_code(made.code, made.message, made.param)
         return {url.url: data for url, data in zip(urls, made.data, strict=True)}
 
@@ -75,7 +75,7 @@ class MediaUrls:
                 "must be a base64 data URL; this server fetches no `https:` URLs (urls.https_hosts)"
             )
 
-    async def _run(self, job: bytes) -> Contents | UrlError:
+    async def _run(self, job: bytes) -> Contents | SentError:
         cancellation = Cancellation()
         run = partial(self._answer, job, cancellation)
         try:
@@ -83,11 +83,11 @@ class MediaUrls:
         finally:
             cancellation.cancel()
 
-    def _answer(self, job: bytes, cancellation: Cancellation) -> Contents | UrlError:
+    def _answer(self, job: bytes, cancellation: Cancellation) -> Contents | SentError:
         seconds = self._urls.timeout_seconds + _GRACE_SECONDS
         return _decoder.decode(self._pool.run(job, seconds, cancellation))
 
 
-_decoder: msgspec.msgpack.Decoder[Contents | UrlError] = msgspec.msgpack.Decoder(
-    Contents | UrlError
+_decoder: msgspec.msgpack.Decoder[Contents | SentError] = msgspec.msgpack.Decoder(
+    Contents | SentError
 )

@@ -54,8 +54,8 @@ class Contents(Struct, frozen=True, tag=True):
     data: tuple[bytes, ...]
 
 
-class UrlError(Struct, frozen=True, tag=True):
-    """Why a job failed, as a RequestError: see `errors.RequestError.from_code`."""
+class SentError(Struct, frozen=True, tag=True):
+    """A RequestError on its way between processes: see `errors.RequestError.from_code`."""
 
     code: str
     message: str
