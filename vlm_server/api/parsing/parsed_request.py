@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from vlm_server.api.parsing import routing_key
-from vlm_server.api.parsing.media.external import BytesNeeded, ExternalUrl, SentError
+from vlm_server.api.parsing.media.external import BytesNeeded, MediaUrl, SentError
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.messages import Parts
 from vlm_server.protocol import Submit, decode_encoded_submit, encode_submit
@@ -157,7 +157,7 @@ class RequestSummary(msgspec.Struct, frozen=True, tag=True):
 class Needed(msgspec.Struct, frozen=True, tag=True):
     """`BytesNeeded`, if there are URLs, or `HistoryNeeded` on its way to the front."""
 
-    urls: tuple[ExternalUrl, ...] = ()
+    urls: tuple[MediaUrl, ...] = ()
     response_id: str | None = None
     others: tuple[str, ...] = ()
 

@@ -14,7 +14,7 @@ import msgspec
 
 from vlm_server.api.http.urls import fetch, file_url
 from vlm_server.api.http.urls.fetch import Fetcher, FetchError
-from vlm_server.api.parsing.media.external import Contents, ExternalUrl, SentError, UrlJob
+from vlm_server.api.parsing.media.external import Contents, MediaUrl, SentError, UrlJob
 from vlm_server.errors import PayloadTooLarge, RequestError
 from vlm_server.platform.child.serve import ChildLimits, serve
 from vlm_server.settings.paths import expanded
@@ -48,7 +48,7 @@ class Reader:
             raise errors.exceptions[0] from None
         return tuple(task.result() for task in tasks)
 
-    async def _read(self, url: ExternalUrl) -> bytes:
+    async def _read(self, url: MediaUrl) -> bytes:
         async with self._turns:
             max_bytes = min(url.max_bytes, self._left_bytes)
             try:
@@ -65,7 +65,7 @@ class Reader:
         del self._unread[url]
         return data
 
-    async def _bytes_of(self, url: ExternalUrl, max_bytes: int) -> bytes:
+    async def _bytes_of(self, url: MediaUrl, max_bytes: int) -> bytes:
         if url.is_file:
             return file_url.read(url.url, self._roots, max_bytes)
         return await self._fetcher.fetch(url.url, max_bytes)

@@ -9,7 +9,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from vlm_server.api.parsing.media.external import Contents, ExternalUrl, SentError, UrlJob
+from vlm_server.api.parsing.media.external import Contents, MediaUrl, SentError, UrlJob
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
@@ -40,7 +40,7 @@ class MediaUrls:
             module, NUM_READERS, str(memory_bytes), *arguments, memory_bytes=memory_bytes
         )
 
-    async def read(self, urls: Sequence[ExternalUrl]) -> dict[str, bytes]:
+    async def read(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
         """The bytes of each URL. Raises RequestError for the first that can't be read.
 
         If this is cancelled, the process is killed at once.
@@ -65,7 +65,7 @@ class MediaUrls:
             raise RequestError.from_code(made.code, made.message, made.param)
         return {url.url: data for url, data in zip(urls, made.data, strict=True)}
 
-    def _check_enabled(self, url: ExternalUrl) -> None:
+    def _check_enabled(self, url: MediaUrl) -> None:
         if url.is_file and not self._urls.file_roots:
             raise url.refusal(
                 "must be a base64 data URL; this server reads no `file:` URLs (urls.file_roots)"
