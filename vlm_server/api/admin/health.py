@@ -9,11 +9,14 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
+from vlm_server.api.http import access_log
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
 from vlm_server.api.parsing import served_models
 from vlm_server.errors import ModelNotFound, NotFound
+from vlm_server.protocol import RequestProgress
 from vlm_server.supervisor.client import EngineStatus
 
 
@@ -66,7 +69,6 @@ class Health:
             raise ModelNotFound("There is no such model.", "model")
         status = self._models.status(name)
         statuses = served_models.statuses(self._models)
-        progress = [told for one in statuses if one.stats for told in one.stats.progress]
         is_pinned = self._models.is_pinned
         models = [_model(one, is_pinned=is_pinned(one.model_name)) for one in statuses]
         return JSONResponse(
@@ -75,16 +77,23 @@ class Health:
                 "models": models,
                 "time": time.time(),
                 "requests": {
-                    "in_flight": self._slots.taken,
-                    "limit": self._slots.limit,
-                    "waiting_bytes": self._slots.waiting_bytes,
-                    "waiting_bytes_limit": self._slots.waiting_bytes_limit,
-                    "list": self._in_flight.to_json(progress),
+                    "in_flight": self._slots.requests.taken,
+                    "limit": self._slots.requests.limit,
+                    "waiting_bytes": self._slots.waiting_bytes.taken,
+                    "waiting_bytes_limit": self._slots.waiting_bytes.limit,
+                    "list": self._requests(statuses),
                 },
                 "latencies": _latencies(self._metrics[status.model_name]),
                 "engine": _engine(status),
             }
         )
+
+    def _requests(self, statuses: list[EngineStatus]) -> list[dict[str, Any]]:
+        """The requests that hold a queue slot: the state of each, never its content."""
+        stats = (status.stats for status in statuses if status.stats is not None)
+        reported = {one.request_id: one for each in stats for one in each.progress}
+        now, tracked = time.monotonic(), self._in_flight.items()
+        return [_request(name, scope, reported.get(name), now) for name, scope in tracked]
 
     async def cancel(self, request: Request) -> Response:
         """End one of the requests that `status` lists."""
@@ -92,6 +101,27 @@ class Health:
         if not self._models.cancel(request_id):
             raise NotFound("There is no such request, or it has ended.")
         return JSONResponse({"id": request_id, "cancelled": True})
+
+
+def _request(
+    request_id: str, scope: Scope, progress: RequestProgress | None, now: float
+) -> dict[str, Any]:
+    """A request; `progress` is what its engine reported last."""
+    entry = access_log.of(scope)
+    first_at = None if entry.answer is None else entry.answer.first_at
+    return {
+        "id": request_id,
+        "route": access_log.route_of(scope),
+        "model": entry.model or None,
+        "key": entry.key_name,
+        "state": progress.state if progress else entry.state,
+        "done": progress.done if progress else 0,
+        "total": progress.total if progress else 0,
+        "images": entry.images,
+        "videos": entry.videos,
+        "seconds": round(now - entry.received_at, 3),
+        "first_token_seconds": None if first_at is None else round(first_at - entry.received_at, 3),
+    }
 
 
 def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:

@@ -100,10 +100,10 @@ def _add_front(families: _Families, slots: QueueSlots, answered: AnsweredRequest
     gauge = families.gauge
     waiting = "Bodies of requests that the device has not begun with."
     limit = "Limit on these: `limits.max_waiting_bytes`."
-    gauge("requests_in_flight", "Requests that hold a queue slot.", slots.taken)
-    gauge("requests_limit", "Queue slots: `limits.max_requests`.", slots.limit)
-    gauge("requests_waiting_bytes", waiting, slots.waiting_bytes)
-    gauge("requests_waiting_bytes_limit", limit, slots.waiting_bytes_limit)
+    gauge("requests_in_flight", "Requests that hold a queue slot.", slots.requests.taken)
+    gauge("requests_limit", "Queue slots: `limits.max_requests`.", slots.requests.limit)
+    gauge("requests_waiting_bytes", waiting, slots.waiting_bytes.taken)
+    gauge("requests_waiting_bytes_limit", limit, slots.waiting_bytes.limit)
     help_text = "Requests that ended, by route and status."
     families.family(CounterMetricFamily, "requests", help_text, "route", "status")
     for (route, status), count in answered.items():

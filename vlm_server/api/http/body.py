@@ -16,12 +16,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from vlm_server.api.parsing import json_body
-from vlm_server.errors import (
-    PayloadTooLarge,
-    QueueFull,
-    RequestTimeout,
-    UnsupportedMediaType,
-)
+from vlm_server.errors import PayloadTooLarge, QueueFull, RequestTimeout, UnsupportedMediaType
 from vlm_server.settings import Limits
 
 T = TypeVar("T")
@@ -110,16 +105,12 @@ async def read(receive: Receive, limits: Limits, arriving: ArrivingBodies) -> by
     Raises PayloadTooLarge, RequestTimeout, QueueFull if it had to give way to other bodies, or
     ClientGone.
     """
-    is_refused = False
     try:
         async with asyncio.timeout(limits.body_timeout_seconds) as deadline:
             with arriving.arrival(deadline) as arrival:
-                try:
-                    return await _collect(receive, limits, arriving, arrival)
-                finally:
-                    is_refused = arrival.is_refused
+                return await _collect(receive, limits, arriving, arrival)
     except TimeoutError:
-        if is_refused:
+        if arrival.is_refused:
             raise QueueFull(
                 "Too many large bodies are arriving (limits.max_arriving_bytes), and this one has "
                 "taken longest; try again."
@@ -173,8 +164,7 @@ async def _collect(
     receive: Receive, limits: Limits, arriving: ArrivingBodies, arrival: Arrival
 ) -> bytearray:
     body = bytearray()
-    more = True
-    while more:
+    while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
@@ -183,8 +173,8 @@ async def _collect(
         arriving.add(arrival, len(piece))
         if len(body) > limits.max_body_bytes:
             raise _too_large(limits)
-        more = message.get("more_body", False)
-    return body
+        if not message.get("more_body", False):
+            return body
 
 
 def _too_large(limits: Limits) -> PayloadTooLarge:

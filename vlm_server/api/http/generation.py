@@ -19,7 +19,6 @@ from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
 from vlm_server.api.http.body import ArrivingBodies, until_disconnect
 from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.dialect import Dialect, Renderer
-from vlm_server.api.http.in_flight import RequestsInFlight
 from vlm_server.api.http.model_metrics import ModelMetrics, no_metrics
 from vlm_server.api.http.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.recorder import AnswerRecorder
@@ -54,15 +53,14 @@ class Generation:
         self.models = models
         self.queue_slots = queue_slots
         self.body_parser = body_parser
+        self.settings = settings
         self.limits = settings.limits
         self.server = settings.server
-        self.deadlines = settings.deadlines
-        self.separates_caches = settings.cache.separate_api_keys
-        self.keepalive_seconds = settings.server.stream_keepalive_seconds
         self.arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
         self.metrics = no_metrics()
         self.media_urls = MediaUrls(settings.urls, settings.limits)
-        self.in_flight = RequestsInFlight()
+        self.in_flight: dict[str, Scope] = {}
+        """The requests that hold a queue slot, by the ids that the engine knows."""
 
 
 class Endpoint:
@@ -91,7 +89,7 @@ class Endpoint:
         shared, headers = self._shared, Headers(scope=scope)
         access_log.of(scope).routing_key = routing_key.of_headers(headers)
         body.check_headers(headers, shared.limits, any_type=self._any_type)
-        clock = RequestClock(headers, shared.deadlines)
+        clock = RequestClock(headers, shared.settings.deadlines)
         sse.keepalive_of(headers, shared.server)
         shared.models.check_ready()
         client = keys.of(scope).name
@@ -99,12 +97,13 @@ class Endpoint:
         async with clock.before_submit():
             data = await body.read(receive, shared.limits, shared.arriving)
         request_id = self._request_id(scope)
-        with (
-            shared.queue_slots.hold(client, len(data)) as slot,
-            shared.in_flight.track(request_id, scope),
-        ):
-            answering = self._answer(data, clock, slot, scope, receive, send)
-            await until_disconnect(receive, answering)
+        with shared.queue_slots.hold(client, len(data)) as slot:
+            shared.in_flight[request_id] = scope
+            try:
+                answering = self._answer(data, clock, slot, scope, receive, send)
+                await until_disconnect(receive, answering)
+            finally:
+                del shared.in_flight[request_id]
 
     async def _answer(
         self,
@@ -123,14 +122,15 @@ class Endpoint:
         entry.ignored, entry.model, model = summary.ignored, summary.model, summary.model
         entry.routing_key = entry.routing_key or summary.routing_key
         stream_wanted, num_choices = summary.stream, summary.num_choices
-        shared.in_flight.mark_read(context.request_id)
+        entry.state = "waiting_for_model"
         render = dialect.renderer(context.request_id, model, summary.options)
         is_answer = summary.generates and not request.submit.count_only
         metrics = shared.metrics[model] if is_answer else ModelMetrics()  # else: nobody's
         recorder = entry.answer = AnswerRecorder(
             metrics, model, context.request_id, entry.received_at, is_stream=stream_wanted
         )
-        events = clock.watch(self._events(request, summary, clock), partial(_begin, slot, recorder))
+        events = self._events(request, summary, clock, entry)
+        events = clock.watch(events, partial(_begin, slot, recorder))
         del request, summary  # frees the images while the engine answers
         with recorder:
             async with aclosing(answer(events, recorder)) as deltas:
@@ -149,7 +149,7 @@ class Endpoint:
         return Context(
             models=served_models.known_models(shared.models, shared.server),
             request_id=self._request_id(scope),
-            cache_salt=key.identity if shared.separates_caches else "",
+            cache_salt=key.identity if shared.settings.cache.separate_api_keys else "",
             client=key.name,
             owner=key.identity,
             is_admin=key.is_admin,
@@ -158,7 +158,7 @@ class Endpoint:
         )
 
     async def _events(
-        self, request: EngineRequest, summary: RequestSummary, clock: RequestClock
+        self, request: EngineRequest, summary: RequestSummary, clock: RequestClock, entry: Entry
     ) -> AsyncGenerator[RequestEvent, None]:
         """The events of the model's engine; the model is loaded first if necessary."""
         shared, request_id = self._shared, request.submit.request_id
@@ -168,7 +168,7 @@ class Endpoint:
             yield Finished(request_id, Usage(0, 0))
             return
         async with shared.models.lease(model, request_id, keep_alive) as engine:
-            shared.in_flight.mark_sent(request_id)
+            entry.state = "sent"
             events = engine.stream(request.with_deadlines(clock.left()))
             del request  # its images are not needed here while the engine answers
             async with aclosing(events):
@@ -188,7 +188,7 @@ class Endpoint:
             send,
             self._dialect.content_type,
             signs[sse.keepalive_of(Headers(scope=scope), shared.server)],
-            shared.keepalive_seconds,
+            shared.server.stream_keepalive_seconds,
         )
         async with stream.kept_alive():
             await _send_events(deltas, render, stream, entry, recorder)

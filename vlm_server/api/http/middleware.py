@@ -7,7 +7,6 @@ the type `http`, since the server has neither lifespan nor WebSockets.
 from __future__ import annotations
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlm_server.api.http import access_log, errors
@@ -54,7 +53,7 @@ class RequestLog:
         try:
             await self.app(scope, receive, send_with_id)
         finally:
-            route = _route(scope)
+            route = access_log.route_of(scope)
             entry.log(scope["method"], route)
             self.answered[route, entry.status] += 1
             if self.tracer is not None:
@@ -124,9 +123,3 @@ class Gate:
 def _is_open(path: str, headers: Headers) -> bool:
     """Whether no key is needed."""
     return path in gate.READY or path.startswith("/health/") or is_page(path, headers)
-
-
-def _route(scope: Scope) -> str:
-    """The route as declared, never the path: a client could make up any number of paths."""
-    route = scope.get("route")
-    return route.path if isinstance(route, Route) else "(no route)"

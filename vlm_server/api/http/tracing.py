@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import vlm_server
@@ -33,18 +33,8 @@ _EXPORT_SECONDS = 5.0
 _MISSING = "the extra `otel` is not installed: pip install 'vlm-server[otel]'"
 
 
-class Tracer(Protocol):
-    """A recorder of requests that have ended."""
-
-    def record(self, entry: Entry, method: str, route: str, headers: Mapping[str, str]) -> None: ...
-
-    def close(self) -> None:
-        """Send the spans that are left; may take seconds."""
-        ...
-
-
 def start_tracer(tracing: Tracing, operations: Mapping[str, str]) -> Tracer | None:
-    """A tracer, if there is a collector for it. `operations`: see `SpanTracer`.
+    """A tracer, if there is a collector for it. `operations`: see `Tracer`.
 
     Raises ConfigError if the settings name a collector and the extra is not installed.
     """
@@ -71,10 +61,10 @@ def start_tracer(tracing: Tracing, operations: Mapping[str, str]) -> Tracer | No
     endpoint = _with_path(tracing.endpoint) if tracing.endpoint else None
     exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_SECONDS)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return SpanTracer(provider, operations)
+    return Tracer(provider, operations)
 
 
-class SpanTracer:
+class Tracer:
     """Makes a span of each request to a generating route, and one of each of its phases.
 
     A request with a `traceparent` (https://www.w3.org/TR/trace-context/) becomes part of that
@@ -101,6 +91,7 @@ class SpanTracer:
             logger.exception("id=%s can't be traced", entry.request_id)
 
     def close(self) -> None:
+        """Send the spans that are left; may take seconds."""
         self._provider.shutdown()
 
     def _record(self, entry: Entry, operation: str, route: str, headers: Mapping[str, str]) -> None:

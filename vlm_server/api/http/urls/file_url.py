@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from vlm_server.api.http.urls.fetch import TooLarge
+
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class NotReadable(Exception):
     """The URL names no file that may be read."""
-
-
-class TooLarge(Exception):
-    """The file has more bytes than allowed."""
 
 
 def read(url: str, roots: Sequence[Path], max_bytes: int) -> bytes:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from vlm_server.api.http.urls import fetch, file_url
-from vlm_server.api.http.urls.fetch import Fetcher, FetchError
+from vlm_server.api.http.urls.fetch import Fetcher, FetchError, TooLarge
 from vlm_server.api.parsing.media.external import Contents, MediaUrl, SentError, UrlJob
 from vlm_server.errors import PayloadTooLarge, RequestError
 from vlm_server.platform.child.serve import ChildLimits, serve
@@ -57,7 +57,7 @@ class Reader:
                 raise url.refusal(str(error)) from None
             except file_url.NotReadable:
                 raise url.refusal("is no file that `urls.file_roots` lets clients read") from None
-            except (fetch.TooLarge, file_url.TooLarge):
+            except TooLarge:
                 raise url.too_large() if max_bytes == url.max_bytes else self._too_many() from None
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
