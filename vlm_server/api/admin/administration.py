@@ -82,10 +82,9 @@ class Administration:
         return JSONResponse({"cleared": names})
 
     async def pull(self, request: Request) -> Response:
-        """Download a checkpoint of the hub, with its progress as lines of JSON.
+        """Download a checkpoint of the hub, or follow a download; progress comes as lines of JSON.
 
-        Asked again for one that is on its way, it tells of that. The last line has the `state`
-        `done`, `cancelled`, or `failed` with an `error`.
+        The last line has the `state` `done`, `cancelled`, or `failed` with an `error`.
         """
         name = await self._read_hub_name(request)
         lines = self._pulls.start(name).lines()
@@ -112,15 +111,13 @@ class Administration:
         return JSONResponse({"model": name, "state": self._models.status(name).state})
 
     def _served(self, name: str) -> str:
-        """The model that is served by this name. Raises ModelNotFound."""
         known = served_models.known_models(self._models, self._settings.server)
         return served_models.existing(name, known).name
 
     async def _to_load(self, name: str) -> str:
-        """A model by its own name, else a checkpoint, else what an alias stands for.
+        """A model by its own name, else a checkpoint, else an alias, which `*` may be.
 
-        Aliases are last: `*` may be one. Raises ModelNotFound, and Conflict if it is the name of
-        several checkpoints.
+        Raises ModelNotFound, and Conflict if it is the name of several checkpoints.
         """
         if name in self._models.names:
             return name
@@ -160,10 +157,7 @@ class Administration:
 
 
 class SettingsInForce:
-    """`/v1/settings`: all settings but keys, and where each was given.
-
-    Settings do not change while the daemon runs.
-    """
+    """`/v1/settings`: all settings but keys, which do not change, and where each was given."""
 
     def __init__(self, settings: Settings, sources: Sources) -> None:
         self._settings, self._sources = settings, sources

@@ -38,7 +38,6 @@ Also: {url}/v1/models  {url}/v1/status  {url}/metrics  {url}/health/ready
 
 
 def _is_anthropics(request: Request) -> bool:
-    """Whether its client knows Anthropic's API."""
     return "anthropic-version" in request.headers
 
 
@@ -92,9 +91,8 @@ class Models:
         return {**model, "type": "model", "display_name": model["id"], "created_at": created}
 
     def _model(self, status: EngineStatus) -> dict[str, Any]:
-        """OpenAI's four fields, vLLM's `max_model_len`, and what agents look for.
-
-        Before it was loaded once nobody knows more than the name.
+        """OpenAI's four fields, and once the model was loaded vLLM's and those that agents look
+        for.
         """
         facts, limits = status.model_facts, self._settings.limits
         model: dict[str, Any] = {

@@ -29,8 +29,7 @@ Json = dict[str, Any]
 class Body:
     """The body of a route: one of `structs`.
 
-    Besides its own fields, the first struct takes `harmless` ones with any value, and `neutral`
-    ones with these values.
+    The first struct also takes `harmless` fields with any value, and `neutral` ones with these.
     """
 
     structs: tuple[type[msgspec.Struct], ...]
@@ -39,11 +38,7 @@ class Body:
 
 
 class OpenApi:
-    """The endpoint. `routes` and `bodies` (by path) are those of the application.
-
-    The document is written when it is first asked for: it takes as long as all else that an
-    application is made of.
-    """
+    """The endpoint; the document is made when it is first asked for, since that takes long."""
 
     def __init__(self, routes: Iterable[Route], bodies: Mapping[str, Body]) -> None:
         self._routes, self._bodies = list(routes), bodies
@@ -92,7 +87,6 @@ def _allow(schema: Json, body: Body) -> None:
 
 
 def _name(ref: Json) -> str:
-    """The name of the component that `ref` refers to."""
     return str(ref["$ref"]).rpartition("/")[2]
 
 
@@ -120,7 +114,6 @@ def _operation(route: Route, method: str, error: Any) -> Json:
 
 
 def _codes() -> list[str]:
-    """All codes of errors."""
     found = set[str]()
     kinds = [RequestError]
     while kinds:

@@ -1,7 +1,7 @@
 """The deadlines of a request in the front: which apply, and their enforcement.
 
-The engine ends a request that misses one (`Scheduler.expire`). The front does so itself before the
-engine has the request, and a moment later for an engine that does not react.
+The engine enforces them itself (`Scheduler.expire`); the front does before the engine has the
+request, and a moment later for an engine that does not react.
 """
 
 from __future__ import annotations
@@ -51,10 +51,7 @@ class RequestClock:
 
     @asynccontextmanager
     async def before_submit(self) -> AsyncIterator[None]:
-        """Bounds the `with` block, which runs before the engine has the request.
-
-        Raises the error of the deadline that passed.
-        """
+        """Bound the `with` block, before the engine has the request. Raises a deadline's error."""
         try:
             async with asyncio.timeout_at(self._deadlines.next_at) as timeout:
                 yield
@@ -68,7 +65,7 @@ class RequestClock:
     ) -> AsyncGenerator[RequestEvent, None]:
         """The engine's `events`; `on_begin` is called once the device begins with the request.
 
-        Raises the error of a deadline that passed and that the engine did not react to.
+        Raises the error of a deadline that the engine let pass.
         """
         async with aclosing(events):
             with _Backstop(self._deadlines) as backstop:

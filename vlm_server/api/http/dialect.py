@@ -70,11 +70,10 @@ class CountRenderer:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One kind of requests, and how they are answered.
+    """A kind of request, and how it is answered.
 
-    name: by which the parsing process finds its reader. id_prefix: what ids begin with. renderer:
-    makes the renderer of an answer from (request id, model, `ParsedRequest.options`).
-    content_type: that of its streams.
+    name: key of its reader in the parsing process. renderer: makes the renderer of an answer from
+    (request id, model, `ParsedRequest.options`). content_type: of its streams.
     """
 
     name: str

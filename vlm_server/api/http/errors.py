@@ -30,9 +30,8 @@ def response(
     retry_after_seconds: float,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """`error` as a response, with `Retry-After` if another try may succeed.
-
-    `retry_after_seconds` is for errors that have none of their own.
+    """`error` as a response, with `Retry-After` if another try may succeed: the error's own, or
+    this.
     """
     all_headers = dict(headers or {})
     seconds = error.retry_after_seconds

@@ -66,9 +66,8 @@ class Generation:
 class Endpoint:
     """A generating endpoint of one dialect, as an ASGI application.
 
-    The engine's events are always closed and the queue slot released: if the client
-    disconnects, the work is cancelled, and its clean-up does both. `history` has the earlier turns
-    that requests of the dialect may name.
+    A client that disconnects cancels the work, whose clean-up closes the engine's events and
+    releases the queue slot. `history` has the earlier turns that requests may name.
     """
 
     def __init__(
@@ -218,9 +217,8 @@ class Endpoint:
             body.discard(data)  # the caller still holds it, and the answer may take minutes
 
     def _recall(self, context: Context, needed: HistoryNeeded, body_bytes: int) -> Context:
-        """`context` with the earlier turns.
-
-        Raises PayloadTooLarge if they and the body are together larger than a body may be.
+        """`context` with the earlier turns. Raises PayloadTooLarge if these and the body exceed the
+        limit.
         """
         history, owner, response_id = self._history, context.owner, needed.response_id
         assert history is not None
@@ -237,7 +235,6 @@ class Endpoint:
 
 
 def _begin(slot: QueueSlot, recorder: AnswerRecorder) -> None:
-    """The device begins with a request."""
     slot.release_body()
     recorder.begin()
 
@@ -254,11 +251,10 @@ async def _send_events(
     entry: Entry,
     recorder: AnswerRecorder,
 ) -> None:
-    """Send the answer as events. Errors are raised until the stream has begun, with an event or a
-    comment, and sent as an event after that.
+    """Send the answer as events; an error is raised before the first event, and sent after it.
 
-    A delta with a finish reason is sent together with the next event, so that a client that
-    disconnects when it sees the finish reason interrupts nothing.
+    A delta with a finish reason is sent with the next event, so that a client that disconnects at
+    the finish reason interrupts nothing.
     """
     held, unsent = b"", list[Delta]()
     try:

@@ -27,12 +27,10 @@ _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 60.0
 
 
 class QueueSlots:
-    """At most `limit` requests at a time, with at most `limit_bytes` of bodies that wait.
+    """Bounds on requests in flight and on the bytes of waiting bodies, shared fairly by clients.
 
-    A body counts from its last byte's arrival until the device begins with its request: in the
-    front, on its way, and in the engine while its media are not prepared. Clients share both
-    (`FairShare`); `ArrivingBodies` bounds bodies that are still arriving. Used from the event loop
-    only, so it needs no lock.
+    A body waits from its last byte's arrival until the device begins with its request. Used from
+    the event loop only.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,10 +42,7 @@ class QueueSlots:
         self._clock = clock
 
     def check(self, client: str, headers: Mapping[str, str]) -> None:
-        """Raises QueueFull unless there is a slot, and room for the body that `headers` declare.
-
-        Takes neither, since a body may arrive slowly.
-        """
+        """Raises QueueFull unless there is a slot, and room for the body that `headers` declare."""
         self.check_room(self.requests, client, 1)
         more = _declared_bytes(headers) - _FREE_BYTES
         if more > 0:
@@ -55,10 +50,7 @@ class QueueSlots:
 
     @contextmanager
     def hold(self, client: str, num_bytes: int) -> Iterator[QueueSlot]:
-        """Hold a slot for the `with` block, with room for a body of `num_bytes` that is here.
-
-        Raises QueueFull if there is none left for `client`.
-        """
+        """Hold a slot with room for a body of `num_bytes` for the `with` block. Raises QueueFull."""
         self.check_room(self.requests, client, 1)
         slot = QueueSlot(self, client)
         slot.reserve(num_bytes)
@@ -76,10 +68,11 @@ class QueueSlots:
                 self._awake.release()
 
     def retry_after_seconds(self) -> float:
-        """`Retry-After` of a refused request: a random part, from half to all, of the queue's time.
+        """`Retry-After` of a refused request: half to all of the time that the queue takes, at
+        random.
 
-        Random so that clients refused together do not return together; at most all, so that the
-        queue does not run dry before they do.
+        Random so that refused clients do not return together; at most all, so that the queue does
+        not run dry before they do.
         """
         seconds = self._rate.seconds_for(self.requests.taken, self._clock())
         return max(_MIN_RETRY_SECONDS, seconds * random.uniform(0.5, 1.0))  # noqa: S311  not a secret
@@ -124,10 +117,9 @@ class QueueSlot:
 class FairShare:
     """An amount of at most `limit`, of which clients take and give back parts.
 
-    Each client that holds some, or was refused lately, has the same share. It may take more as long
+    Each client that holds some, or was refused lately, has the same share. It may exceed it as long
     as the amounts that others were refused stay free, up to their shares; so a single client may
-    have everything. Used from the event loop only, so it needs no lock; times are monotonic
-    seconds.
+    have everything. Times are monotonic seconds.
     """
 
     def __init__(self, limit: int) -> None:

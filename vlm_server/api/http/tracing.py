@@ -1,10 +1,8 @@
-"""Traces for OpenTelemetry, with the attributes of its conventions for generative AI.
+"""Traces for OpenTelemetry (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/).
 
-A span is made when its request has ended, out of what was measured anyway; it holds names, counts
-and times, never contents. The extra `otel` brings the library, which is imported only if traces
-are wanted, and which sends them from a thread of its own. What it can't send is dropped.
-
-https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
+A span is made when its request has ended; it holds names, counts and times, never contents. The
+extra `otel` brings the library, imported only if traces are wanted, which sends spans from a thread
+of its own and drops those it can't send.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _MISSING = "the extra `otel` is not installed: pip install 'vlm-server[otel]'"
 
 
 def start_tracer(tracing: Tracing, operations: Mapping[str, str]) -> Tracer | None:
-    """A tracer, if there is a collector for it. `operations`: see `Tracer`.
+    """A tracer, if there is a collector for it; `operations` are those of `Tracer`.
 
     Raises ConfigError if the settings name a collector and the extra is not installed.
     """

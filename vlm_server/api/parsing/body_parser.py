@@ -65,11 +65,10 @@ class BodyParser:
     async def parse(
         self, dialect: str, read_text: ReadText, body: bytearray, context: Context
     ) -> EncodedRequest:
-        """The request in `body`, as `dialect` says. Raises RequestError.
+        """The request in `body`, as `dialect` says. Cancelling ends the work at once.
 
-        Raises BytesNeeded or HistoryNeeded for a body that is to be parsed again, with the bytes of
-        its URLs or the earlier turns.
-        Cancelling it ends the work at once.
+        Raises RequestError, or BytesNeeded or HistoryNeeded for a body to be parsed again with
+        these.
         """
         if json_body.is_small(body):
             read = partial(read_text, body, context)

@@ -51,8 +51,7 @@ class Counts:
 class Conversation:
     """A request's messages, images and videos. Its methods raise RequestError.
 
-    `param` names the field of the request, for errors. Its texts have `limits.max_text_bytes` in
-    all, tools and calls included. `on_thread` media raise NeedsProcess.
+    Parameters `param` name the field of the request. Media raise NeedsProcess if `on_thread`.
     """
 
     limits: Limits
@@ -107,8 +106,7 @@ class Conversation:
     def image(self, url: str, param: str, detail: str | None = None) -> ImagePart:
         """A part with the image of a `data:`, `https:` or `file:` URL.
 
-        `detail` is OpenAI's: with `low` it is scaled down, with `high` or `original` a small one
-        up, see `protocol.Image`; others have no effect.
+        `detail` is OpenAI's: `low` scales down, `high` and `original` scale a small image up.
         """
         if not self._has_bytes(MediaUrl(url, param, "image", self.limits.max_image_bytes)):
             return ImagePart(len(self.images))

@@ -98,8 +98,7 @@ def known_fields(
 ) -> dict[str, Any]:
     """The fields of a body that `schema` has; the others go to `ignored`.
 
-    If the server `refuses` those, they stay, to be refused by name, but what is null: it asks for
-    nothing, and clients send all that they know of so.
+    If the server `refuses` unknown fields, those with a value stay, to be refused by name.
     """
     known = dict[str, Any]()
     for name, value in fields.items():

@@ -35,9 +35,8 @@ class History(Protocol):
     """The store of earlier turns, for dialects whose clients name them."""
 
     def recall(self, owner: str, response_id: str) -> tuple[bytes, ...]:
-        """The turns up to that response, the oldest first, as their dialect wrote them.
-
-        Raises RequestError if `owner` has no such response.
+        """The turns up to that response, oldest first. Raises RequestError if `owner` has none
+        such.
         """
         ...
 
@@ -191,10 +190,7 @@ def encode_outcome(outcome: Outcome) -> bytearray:
 
 
 def decode_outcome(encoded: bytearray) -> EncodedRequest:
-    """The request in a parsing process's answer, whose bytes it shares.
-
-    Raises RequestError, BytesNeeded or HistoryNeeded.
-    """
+    """The request in a parsing process's answer, whose bytes it shares. Raises other outcomes."""
     view = memoryview(encoded)
     end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES])
     head = _head_decoder.decode(view[_LENGTH_BYTES:end])

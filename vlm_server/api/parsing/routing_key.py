@@ -40,8 +40,7 @@ def of_name(name: str) -> str:
 def of_submit(submit: Submit) -> str:
     """The key of the conversation whose latest turn is `submit`, in hex; empty if there is none.
 
-    The SHA-256 of the first image before the first answer, else of the first video, else of the
-    texts.
+    The SHA-256 of the opening's first image, else its first video, else its texts.
     """
     if submit.prompt is not None:
         return hashlib.sha256(_encode(submit.prompt[:_PROMPT_LENGTH])).hexdigest()

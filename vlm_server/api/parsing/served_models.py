@@ -21,8 +21,7 @@ def known_models(models: ModelClient, server: Server) -> tuple[KnownModel, ...]:
 
 
 def model_of(names: str | Sequence[str], known: Iterable[KnownModel]) -> KnownModel | None:
-    """The model that one of `names` means, the first name first: by its own name, by `default`, or
-    by an alias of it."""
+    """The model that the first possible of `names` means: its own name, `default`, or an alias."""
     wanted = (names,) if isinstance(names, str) else names
     models = tuple(known)
     by_name = {model.name: model for model in models}

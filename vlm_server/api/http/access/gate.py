@@ -44,9 +44,8 @@ def check_host(headers: Headers, server: Server) -> None:
 
 
 def check_origin(headers: Headers, path: str) -> None:
-    """Raises Forbidden for a request from a web page of another origin that is not listed.
-
-    Such pages may link to our own page, which is the same for everybody.
+    """Raises Forbidden for a request from a web page of another origin, unless it links to our
+    page.
     """
     origin = headers.get("origin")
     if origin is None:
@@ -63,10 +62,9 @@ def check_origin(headers: Headers, path: str) -> None:
 
 
 def check_key(headers: Headers, ring: KeyRing) -> ApiKey:
-    """The key in the headers Authorization or X-Api-Key; `NO_KEY` if none is needed.
+    """The key in Authorization or X-Api-Key, whichever is accepted; `NO_KEY` if none is needed.
 
-    One of them is enough; the first counts if both are accepted. Raises Unauthorized if a key is
-    needed and neither is accepted.
+    Raises Unauthorized.
     """
     if not ring.needs_key:
         return NO_KEY

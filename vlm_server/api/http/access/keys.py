@@ -1,7 +1,4 @@
-"""API keys: which are accepted, what each may do, and what of a request follows from its key.
-
-Keeps hashes of the keys, never the keys.
-"""
+"""API keys: which are accepted, and what each may do. Keeps hashes of the keys, never the keys."""
 
 from __future__ import annotations
 
@@ -49,9 +46,8 @@ NO_KEY = ApiKey("", b"", "", is_admin=True)
 
 
 class KeyRing:
-    """All accepted keys: `server.api_keys`, and those in `server.api_key_file`.
-
-    Use from the event loop. Raises ConfigError if the file can't be used.
+    """The keys of `server.api_keys` and `server.api_key_file`. Raises ConfigError if it can't read
+    them.
     """
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,10 +83,7 @@ class KeyRing:
 
 
 class KeySlots:
-    """The number of requests of each API key in flight, by the keys' names.
-
-    Used from the event loop only, so it needs no lock.
-    """
+    """The number of requests in flight by the name of their API key."""
 
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()

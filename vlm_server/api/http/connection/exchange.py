@@ -31,10 +31,7 @@ _ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#]*)(?P<rest>.*)", re.IGNORECASE
 
 
 class Exchange:
-    """A request, that of `parser`, answered by the application.
-
-    `send` never waits for the client; the connection bounds what the client leaves unread.
-    """
+    """A request, that of `parser`, answered by the application. `send` never waits for the client."""
 
     def __init__(
         self,

@@ -12,10 +12,7 @@ _READ_BYTES = 64 * 1024
 
 
 class Deadline:
-    """A deadline that moves often and is rarely met: calls `on_due` once its time has come.
-
-    Moving it is cheap: the timer is left alone, and set anew when it fires too early.
-    """
+    """A timer that moves often and is rarely due: moving it later leaves the loop's timer alone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[], None]) -> None:
         self._loop = loop
@@ -59,9 +56,8 @@ class Deadline:
 
 
 class Outgoing:
-    """The sending side of a connection, which never waits.
-
-    Calls `on_stall` with the reason if the client reads too little.
+    """The sending side of a connection, which never waits; `on_stall` gets why the client is too
+    slow.
     """
 
     def __init__(

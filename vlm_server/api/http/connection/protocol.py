@@ -125,10 +125,7 @@ class HttpConnection(asyncio.Protocol):
                 self._drop("sent too much behind a request")
 
     def eof_received(self) -> None:
-        """A client that closes its side has left: a closed socket looks no different.
-
-        What is answered completely is still sent.
-        """
+        """A half-closed connection counts as closed: a complete answer is sent, and no other."""
         if self._exchange is not None:
             self._exchange.disconnect()
         self._close()
@@ -336,10 +333,7 @@ def _refusal(error: RequestError, headers: Headers) -> bytes:
 
 
 def _notice_silence(connection: socket.socket | None) -> None:
-    """Have the kernel find out within two minutes that a client's machine is gone.
-
-    For each connection: on macOS they do not inherit the time of silence from the listener.
-    """
+    """Let the kernel find out within two minutes that a client's machine is gone."""
     if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with contextlib.suppress(OSError):  # the client is gone already

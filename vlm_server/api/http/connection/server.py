@@ -59,8 +59,8 @@ class _DatedState(ServerState):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers, as the engine must be stopped too, and without
-    its ten looks a second at whether it should stop.
+    """uvicorn's server without signal handlers, as the engine must be stopped too, and without
+    polling.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -102,11 +102,11 @@ class HttpServer(uvicorn.Server):
         await self._exit.wait()
 
     async def last_call(self, num_in_engine: Callable[[], int]) -> None:
-        """Accept no more connections, and take what is sent on those that there are as their last
-        request. Returns once the engine has all of these, as far as they come within seconds.
+        """Accept no more connections, and one more request on each open one.
 
-        What connects from now on waits in the kernel, if somebody else keeps the sockets open. The
-        servers are not closed here: asyncio drops what a closed server accepted a moment before.
+        Returns once the engine has these requests, as far as they come within seconds. New
+        connections wait in the kernel, if another process keeps the sockets open. The servers are
+        not closed here: asyncio drops what a closed server accepted a moment before.
         """
         if not self.started:
             return
@@ -126,7 +126,6 @@ class HttpServer(uvicorn.Server):
                 return
 
     def _take_one_more(self) -> list[Stage]:
-        """Let each connection have one more request. Returns their stages."""
         connections = [cast(HttpConnection, each) for each in self.server_state.connections]
         for connection in connections:
             connection.take_one_more()
@@ -170,7 +169,6 @@ class ConnectionLimit:
 
 
 def _file_limit() -> int:
-    """The number of files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
 

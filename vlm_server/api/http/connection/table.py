@@ -33,7 +33,7 @@ class Stage(enum.IntEnum):
 class ConnectionTable:
     """All open connections, at most `limit()`, which may change.
 
-    A new one takes the place of the first by stage, then of the one longest in its stage.
+    A new one replaces the first by stage, then the one longest in its stage.
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:

@@ -24,10 +24,9 @@ _CODE_BYTES = 1024 * MIB
 
 
 class MediaUrls:
-    """Reads URLs that the settings allow, within their limits. Use from the event loop.
+    """Reads URLs that the settings allow, within their limits, in processes that start when needed.
 
-    A process is started at the first URL, and never if the settings allow none. `child` is for
-    tests: its module and arguments.
+    Use from the event loop. `child` is for tests: its module and arguments.
     """
 
     def __init__(self, urls: Urls, limits: Limits, *child: str) -> None:
@@ -41,10 +40,7 @@ class MediaUrls:
         )
 
     async def read(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
-        """The bytes of each URL. Raises RequestError for the first that can't be read.
-
-        If this is cancelled, the process is killed at once.
-        """
+        """The bytes of each URL. Raises RequestError. If cancelled, the process is killed at once."""
         for url in urls:
             self._check_enabled(url)
         job = UrlJob(

@@ -41,10 +41,7 @@ def parse_image(
 
 
 def parse_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> Video:
-    """The video at `url`, checked by its header; `content_hash` is the SHA-256 of its bytes.
-
-    Raises InvalidVideo or PayloadTooLarge, both naming `param`.
-    """
+    """The video at `url`, otherwise as `parse_image`. Raises InvalidVideo or PayloadTooLarge."""
     data = _bytes_of(MediaUrl(url, param, "video", limits.max_video_bytes), given)
     header = video_header.read(data, param)
     return Video(
