@@ -48,9 +48,7 @@ class Health:
         return JSONResponse(body, 503, headers={"Retry-After": str(retry_after)})
 
     async def loads(self, _: Request) -> Response:
-        """Requests as SGLang's `/v1/loads` counts them, for the Shepherd Model Gateway
-        (docs/scale.md).
-        """
+        """SGLang's `/v1/loads`, for the Shepherd Model Gateway (docs/scale.md)."""
         num_running = sum(each.num_running for each in self._metrics.values())
         num_waiting = sum(each.num_waiting for each in self._metrics.values())
         load = {

@@ -91,9 +91,7 @@ class Models:
         return {**model, "type": "model", "display_name": model["id"], "created_at": created}
 
     def _model(self, status: EngineStatus) -> dict[str, Any]:
-        """OpenAI's four fields, and once the model was loaded vLLM's and those that agents look
-        for.
-        """
+        """OpenAI's four fields and, once the model was loaded, those that agents look for."""
         facts, limits = status.model_facts, self._settings.limits
         model: dict[str, Any] = {
             "id": status.model_name,

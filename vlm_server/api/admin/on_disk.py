@@ -19,7 +19,7 @@ from vlm_server.supervisor.memory_shares import needed_bytes
 
 
 def free_for_more(models: ModelClient, settings: Settings) -> int | None:
-    """Device memory in bytes besides models that stay loaded; None before engines report the limit."""
+    """Device memory in bytes besides models that stay loaded; None while the limit is unknown."""
     memories = {
         name: stats.memory
         for name in models.names

@@ -81,7 +81,7 @@ class ArrivingBodies:
 
 
 def check_headers(headers: Headers, limits: Limits, *, any_type: bool = False) -> None:
-    """Raises UnsupportedMediaType (not with `any_type`) or PayloadTooLarge by the body's headers."""
+    """Raises UnsupportedMediaType (not with `any_type`) or PayloadTooLarge, by the headers."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not any_type:
         raise UnsupportedMediaType("The Content-Type must be application/json.")
@@ -123,9 +123,7 @@ def discard(body: bytearray) -> None:
 async def read_small(
     request: Request, limits: Limits, arriving: ArrivingBodies, *, any_type: bool = False
 ) -> dict[str, Any]:
-    """The JSON object in the small body of a request, parsed on the event loop. Raises
-    RequestError.
-    """
+    """The JSON object in a small body, parsed on the event loop. Raises RequestError."""
     check_headers(Headers(scope=request.scope), limits, any_type=any_type)
     data = await read(request.receive, limits, arriving)
     if not json_body.is_small(data):

@@ -217,9 +217,7 @@ class Endpoint:
             body.discard(data)  # the caller still holds it, and the answer may take minutes
 
     def _recall(self, context: Context, needed: HistoryNeeded, body_bytes: int) -> Context:
-        """`context` with the earlier turns. Raises PayloadTooLarge if these and the body exceed the
-        limit.
-        """
+        """`context` with the earlier turns. Raises PayloadTooLarge."""
         history, owner, response_id = self._history, context.owner, needed.response_id
         assert history is not None
         previous = () if response_id is None else history.recall(owner, response_id)
@@ -272,5 +270,5 @@ async def _send_events(
     except Exception as error:
         if not stream.started:
             raise
-        recorder.fail()
+        recorder.reason = "error"
         await stream.end(held + render.error(as_request_error(error, entry)))

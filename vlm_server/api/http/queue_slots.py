@@ -50,7 +50,7 @@ class QueueSlots:
 
     @contextmanager
     def hold(self, client: str, num_bytes: int) -> Iterator[QueueSlot]:
-        """Hold a slot with room for a body of `num_bytes` for the `with` block. Raises QueueFull."""
+        """Hold a slot with room for a body of `num_bytes` in the `with` block. Raises QueueFull."""
         self.check_room(self.requests, client, 1)
         slot = QueueSlot(self, client)
         slot.reserve(num_bytes)
@@ -68,8 +68,7 @@ class QueueSlots:
                 self._awake.release()
 
     def retry_after_seconds(self) -> float:
-        """`Retry-After` of a refused request: half to all of the time that the queue takes, at
-        random.
+        """`Retry-After` of a refused request: half to all of the queue's time.
 
         Random so that refused clients do not return together; at most all, so that the queue does
         not run dry before they do.

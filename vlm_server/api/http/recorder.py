@@ -66,7 +66,7 @@ class AnswerRecorder:
         if isinstance(error, CancelledError):
             self.reason = "abort"
         elif error is not None:
-            self.fail()
+            self.reason = "error"
         if self._has_begun:
             self._metrics.num_running -= 1
         else:
@@ -104,9 +104,6 @@ class AnswerRecorder:
                 self._metrics.inter_token_latency.observe(now - before)
             self._given_at[delta.choice] = self._last_given_at = now
 
-    def finish_choice(self, choice: int, reason: FinishReason) -> None:
-        self.finish_reasons[choice] = reason
-
     def finish(self, finished: Finished) -> None:
         """The engine's answer is complete, and its end about to be sent."""
         self.usage, self.timeline = finished.usage, finished.timeline
@@ -115,16 +112,11 @@ class AnswerRecorder:
         reasons = self.finish_reasons.values()
         self.reason = next((one for one in ("length", "tool_calls") if one in reasons), "stop")
 
-    def fail(self) -> None:
-        self.reason = "error"
-
     # ---- what is known of it ---------------------------------------------------------
 
     @property
     def spans(self) -> list[tuple[str, float, float]]:
-        """(phase, start, end) of each phase so far, in order; `receive` ends where the engine
-        begins.
-        """
+        """(phase, start, end) of each phase so far; `receive` ends where the engine begins."""
         spans = [("receive", self.received_at, self.submitted_at)]
         start, end = self.submitted_at, max(self.submitted_at, self.timeline.began_at)
         for phase in self.timeline.phases:
@@ -141,9 +133,7 @@ class AnswerRecorder:
         return seconds
 
     def server_timing(self, now: float) -> str:
-        """The `Server-Timing` header (https://www.w3.org/TR/server-timing/): ms by phase, and in
-        all.
-        """
+        """The `Server-Timing` header (https://www.w3.org/TR/server-timing/), in milliseconds."""
         seconds = {**self.phase_seconds(), "total": now - self.received_at}
         return ", ".join(f"{name};dur={1e3 * value:.1f}" for name, value in seconds.items())
 

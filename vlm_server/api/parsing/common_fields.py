@@ -33,9 +33,7 @@ def model_wanted(name: str | None, context: Context) -> KnownModel:
 
 
 def max_tokens_or_default(wanted: int | None, limits: Limits, min_tokens: int = 0) -> int | None:
-    """The limit on an answer's tokens, or a default of at least `min_tokens`; None for the
-    context's.
-    """
+    """The limit on an answer's tokens, by default at least `min_tokens`; None is unlimited."""
     if wanted is not None or not limits.default_max_tokens:
         return wanted
     return max(limits.default_max_tokens, min_tokens)

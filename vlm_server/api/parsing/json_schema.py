@@ -14,9 +14,7 @@ ANY_OBJECT = '{"type":"object"}'
 
 
 def schema_text(schema: dict[str, Any], limits: Limits, param: str) -> str:
-    """`schema` as JSON with its names in the client's order, the order in answers. Raises
-    InvalidRequest.
-    """
+    """`schema` as JSON, its names in the client's order as in answers. Raises InvalidRequest."""
     limit = limits.max_schema_bytes
     return json_text(schema, param, limit, "schema", "limits.max_schema_bytes")
 

@@ -35,9 +35,7 @@ class History(Protocol):
     """The store of earlier turns, for dialects whose clients name them."""
 
     def recall(self, owner: str, response_id: str) -> tuple[bytes, ...]:
-        """The turns up to that response, oldest first. Raises RequestError if `owner` has none
-        such.
-        """
+        """The turns up to that response, oldest first. Raises RequestError if there is none."""
         ...
 
     def turn(self, owner: str, response_id: str) -> tuple[bytes, ...]:

@@ -44,9 +44,7 @@ def check_host(headers: Headers, server: Server) -> None:
 
 
 def check_origin(headers: Headers, path: str) -> None:
-    """Raises Forbidden for a request from a web page of another origin, unless it links to our
-    page.
-    """
+    """Raises Forbidden for another origin's web page, unless it only links to our page."""
     origin = headers.get("origin")
     if origin is None:
         if headers.get("sec-fetch-site", "").lower() == "cross-site" and not is_page(path, headers):

@@ -77,10 +77,7 @@ class WatchedKeyFile:
         return read(self._path)
 
     def read_if_changed(self) -> dict[str, KeyEntry] | None:
-        """The keys by their names; None if the file is as it was, or now can't be used.
-
-        Logs which of the two it is, once for each change.
-        """
+        """The keys by their names; None if the file is as it was, or, logged, can't be used now."""
         if _version(self._path) == self._version:
             return None
         try:

@@ -46,9 +46,7 @@ NO_KEY = ApiKey("", b"", "", is_admin=True)
 
 
 class KeyRing:
-    """The keys of `server.api_keys` and `server.api_key_file`. Raises ConfigError if it can't read
-    them.
-    """
+    """The keys of `server.api_keys` and `server.api_key_file`. Raises ConfigError."""
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

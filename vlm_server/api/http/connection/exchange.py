@@ -31,7 +31,7 @@ _ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#]*)(?P<rest>.*)", re.IGNORECASE
 
 
 class Exchange:
-    """A request, that of `parser`, answered by the application. `send` never waits for the client."""
+    """A request, that of `parser`, answered by the application. `send` never waits for clients."""
 
     def __init__(
         self,

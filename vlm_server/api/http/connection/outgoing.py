@@ -56,9 +56,7 @@ class Deadline:
 
 
 class Outgoing:
-    """The sending side of a connection, which never waits; `on_stall` gets why the client is too
-    slow.
-    """
+    """The sending side of a connection, which never waits; `on_stall` gets a stall's reason."""
 
     def __init__(
         self, transport: asyncio.Transport, limits: Limits, on_stall: Callable[[str], None]

@@ -59,9 +59,7 @@ class _DatedState(ServerState):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server without signal handlers, as the engine must be stopped too, and without
-    polling.
-    """
+    """uvicorn's server without polling, and without signals: the engine must be stopped too."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._exit = asyncio.Event()
@@ -117,7 +115,9 @@ class HttpServer(uvicorn.Server):
         clock, began = loop.time, loop.time()
         while clock() < began + PARSING_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
-            stages = self._take_one_more()
+            for connection in self._connections:
+                connection.take_one_more()
+            stages = [connection.stage for connection in self._connections]
             num_answered = stages.count(Stage.ANSWER)
             may_ask = len(stages) > num_answered + stages.count(Stage.CLOSING)
             if may_ask and clock() < began + LAST_CALL_SECONDS:
@@ -125,17 +125,15 @@ class HttpServer(uvicorn.Server):
             if num_answered <= num_in_engine():
                 return
 
-    def _take_one_more(self) -> list[Stage]:
-        connections = [cast(HttpConnection, each) for each in self.server_state.connections]
-        for connection in connections:
-            connection.take_one_more()
-        return [connection.stage for connection in connections]
+    @property
+    def _connections(self) -> list[HttpConnection]:
+        return [cast(HttpConnection, each) for each in self.server_state.connections]
 
     def drain(self) -> None:
         """Finish the requests that are complete, and answer later ones with 503."""
         self._table.takes_requests = False
-        for connection in list(self.server_state.connections):
-            cast(HttpConnection, connection).drain()
+        for connection in self._connections:
+            connection.drain()
 
     def look(self) -> None:
         """Close connections if the limit on open files was lowered; call it now and then."""
@@ -143,11 +141,12 @@ class HttpServer(uvicorn.Server):
 
     def end_within(self, seconds: float) -> None:
         """Disconnect the remaining clients in `seconds`; all requests have been answered."""
-        asyncio.get_running_loop().call_later(seconds, self._disconnect_all)
 
-    def _disconnect_all(self) -> None:
-        for connection in list(self.server_state.connections):
-            cast(HttpConnection, connection).fail()
+        def disconnect_all() -> None:
+            for connection in self._connections:
+                connection.fail()
+
+        asyncio.get_running_loop().call_later(seconds, disconnect_all)
 
 
 class ConnectionLimit:

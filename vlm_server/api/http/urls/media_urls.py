@@ -40,7 +40,7 @@ class MediaUrls:
         )
 
     async def read(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
-        """The bytes of each URL. Raises RequestError. If cancelled, the process is killed at once."""
+        """The bytes of each URL. Raises RequestError. Cancelling it kills the process at once."""
         for url in urls:
             self._check_enabled(url)
         job = UrlJob(

@@ -1,6 +1,4 @@
-"""The size of a HEIC or AVIF image, from its boxes (ISO/IEC 14496-12, 23008-12); no decoder is set
-up.
-"""
+"""The size of a HEIC or AVIF image, from its boxes alone (ISO/IEC 14496-12, 23008-12)."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def size(data: bytes) -> tuple[int, int]:
 def _boxes(
     data: bytes, span: tuple[int, int], name: bytes, left: Iterator[int]
 ) -> Iterator[tuple[int, int]]:
-    """(start, end) of the content of each box `name` right in `span`; each box takes one of `left`."""
+    """(start, end) of the content of each box `name` in `span`; each takes one of `left`."""
     position, end = span
     while position + 8 <= end:
         length, kind = struct.unpack_from(">I4s", data, position)

@@ -52,7 +52,7 @@ class ImageHeader:
 
 
 def read(data: bytes, param: str, max_pixels: int) -> ImageHeader:
-    """The header of `data`. Raises InvalidImage, naming `param`, also for more than `max_pixels`."""
+    """The header of `data`. Raises InvalidImage, naming `param`, also beyond `max_pixels`."""
     try:
         image_bounds.check(data)
     except image_bounds.TooMuch as error:
