@@ -7,16 +7,11 @@ from typing import Any
 
 from starlette.routing import Route
 
-from vlm_server.api.admin.administration import (
-    Administration,
-    CachesOf,
-    ModelNamed,
-    SettingsInForce,
-)
+from vlm_server.api.admin.administration import Administration, CachesOf, ModelNamed
 from vlm_server.api.admin.health import Health
 from vlm_server.api.admin.metrics import Metrics
 from vlm_server.api.admin.models import Models
-from vlm_server.api.admin.openapi import Body, OpenApi
+from vlm_server.api.admin.openapi import Body, document, made_once
 from vlm_server.api.dialects import endpoints
 from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
@@ -38,7 +33,7 @@ from vlm_server.api.http.access import gate
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.page.page import StartPage
-from vlm_server.settings import Settings, Sources
+from vlm_server.settings import Settings, Sources, described
 
 _CHAT = Body((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
 _TOKENIZE = Body((PromptRequest, ChatRequest), (tokenize.ADDS_SPECIAL,), tokenize.NEUTRAL)
@@ -109,7 +104,7 @@ def all_routes(
         *_operations(generation, settings, sources),
         _admin("/metrics", Metrics(settings.metrics.prefix, generation, answered, stored).scrape),
     ]
-    return [*routes, Route("/openapi.json", OpenApi(routes, BODIES).show)]
+    return [*routes, Route("/openapi.json", made_once(lambda: document(routes, BODIES)))]
 
 
 def _post(path: str, endpoint: Callable[..., Any]) -> Route:
@@ -202,5 +197,5 @@ def _operations(generation: Generation, settings: Settings, sources: Sources) ->
         Route("/health/live", health.live),
         Route("/", start.show),
         Route(f"{gate.PAGE_FOLDER}/{{name}}", start.file, include_in_schema=False),
-        _admin("/v1/settings", SettingsInForce(settings, sources).show),
+        _admin("/v1/settings", made_once(lambda: {"sections": described(settings, sources)})),
     ]

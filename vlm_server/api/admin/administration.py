@@ -1,4 +1,4 @@
-"""Operators' routes: load, unload and pull models, clear caches, show the settings.
+"""Operators' routes: load, unload and pull models, clear caches.
 
 All need an admin key, where keys are needed: see `http.access.gate`.
 """
@@ -6,7 +6,6 @@ All need an admin key, where keys are needed: see `http.access.gate`.
 from __future__ import annotations
 
 import asyncio
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -28,7 +27,7 @@ from vlm_server.errors import (
 )
 from vlm_server.hub.find import Found, by_name
 from vlm_server.hub.names import HubName
-from vlm_server.settings import Settings, Sources, described
+from vlm_server.settings import Settings
 
 _MAX_SHOWN_CHARS = 100
 
@@ -154,17 +153,3 @@ class Administration:
         if name is not None:
             json_body.utf8_length(name, "model")
         return asked
-
-
-class SettingsInForce:
-    """`/v1/settings`: all settings but keys, which do not change, and where each was given."""
-
-    def __init__(self, settings: Settings, sources: Sources) -> None:
-        self._settings, self._sources = settings, sources
-
-    @cached_property
-    def _body(self) -> bytes:
-        return msgspec.json.encode({"sections": described(self._settings, self._sources)})
-
-    async def show(self, _: Request) -> Response:
-        return Response(self._body, media_type="application/json")

@@ -7,6 +7,7 @@ engine are left out until it has reported its stats.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -43,27 +44,25 @@ class Stored(Sized, Protocol):
     def size_bytes(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """The endpoint, and the collector it scrapes. `prefix` is that of all names."""
 
-    def __init__(
-        self, prefix: str, shared: Generation, answered: AnsweredRequests, stored: Stored
-    ) -> None:
-        self._prefix = prefix
-        self._shared = shared
-        self._answered = answered
-        self._stored = stored
+    prefix: str
+    shared: Generation
+    answered: AnsweredRequests
+    stored: Stored
 
     async def scrape(self, _: Request) -> Response:
         return Response(generate_latest(self), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     def collect(self) -> Iterable[Metric]:
-        families, models = _Families(self._prefix), self._shared.models
-        _add_front(families, self._shared.queue_slots, self._answered)
-        _add_stored(families, self._stored)
+        families, models = _Families(self.prefix), self.shared.models
+        _add_front(families, self.shared.queue_slots, self.answered)
+        _add_stored(families, self.stored)
         for name in models.names:
             _add_engine(families, models.status(name))
-            _add_answers(families, name, self._shared.metrics[name])
+            _add_answers(families, name, self.shared.metrics[name])
         return families.by_name.values()
 
 

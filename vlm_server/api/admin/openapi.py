@@ -6,9 +6,9 @@ The schemas are made of the structs that decode requests, so that they can't dif
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -37,21 +37,17 @@ class Body:
     neutral: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-class OpenApi:
-    """The endpoint; the document is made when it is first asked for, since that takes long."""
+def made_once(make: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint of a JSON value that never changes, made when it is first asked for."""
+    body = cache(lambda: msgspec.json.encode(make()))
 
-    def __init__(self, routes: Iterable[Route], bodies: Mapping[str, Body]) -> None:
-        self._routes, self._bodies = list(routes), bodies
+    async def show(_: Request) -> Response:
+        return Response(body(), media_type="application/json")
 
-    @cached_property
-    def _document(self) -> bytes:
-        return msgspec.json.encode(_described(self._routes, self._bodies))
-
-    async def show(self, _: Request) -> Response:
-        return Response(self._document, media_type="application/json")
+    return show
 
 
-def _described(routes: Sequence[Route], bodies: Mapping[str, Body]) -> Json:
+def document(routes: Sequence[Route], bodies: Mapping[str, Body]) -> Json:
     """The description of an application, as OpenAPI 3.1 has it."""
     structs = list(dict.fromkeys(each for body in bodies.values() for each in body.structs))
     schemas, components = msgspec.json.schema_components([ErrorBody, *structs], ref_template=_REF)

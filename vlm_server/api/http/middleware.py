@@ -6,6 +6,8 @@ the type `http`, since the server has neither lifespan nor WebSockets.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,6 +26,7 @@ from vlm_server.settings import Server
 from vlm_server.supervisor.client import ModelClient
 
 
+@dataclass
 class RequestLog:
     """The outermost layer: gives each request an id; logs, counts and traces it when it ends.
 
@@ -31,10 +34,9 @@ class RequestLog:
     fields of the body that had no effect; `X-VLM-Routing-Key`, the key of the conversation.
     """
 
-    def __init__(self, app: ASGIApp, answered: AnsweredRequests, tracer: Tracer | None) -> None:
-        self.app = app
-        self.answered = answered
-        self.tracer = tracer
+    app: ASGIApp
+    answered: AnsweredRequests
+    tracer: Tracer | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         entry = access_log.attach(scope)
@@ -60,16 +62,14 @@ class RequestLog:
                 self.tracer.record(entry, scope["method"], route, Headers(scope=scope))
 
 
+@dataclass
 class Errors:
     """Turns exceptions into responses of the dialect; a client never sees a traceback."""
 
-    def __init__(
-        self, app: ASGIApp, models: ModelClient, queue_slots: QueueSlots, encode_for: EncodeFor
-    ) -> None:
-        self.app = app
-        self.models = models
-        self.queue_slots = queue_slots
-        self.encode_for = encode_for
+    app: ASGIApp
+    models: ModelClient
+    queue_slots: QueueSlots
+    encode_for: EncodeFor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         entry = access_log.of(scope)
@@ -98,14 +98,14 @@ class Errors:
         await response(scope, receive, send)
 
 
+@dataclass
 class Gate:
     """Refuses a Host that is not ours, a foreign Origin, and a missing, wrong or busy API key."""
 
-    def __init__(self, app: ASGIApp, server: Server, ring: KeyRing) -> None:
-        self.app = app
-        self.server = server
-        self.ring = ring
-        self.slots = KeySlots()
+    app: ASGIApp
+    server: Server
+    ring: KeyRing
+    slots: KeySlots = field(default_factory=KeySlots)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)

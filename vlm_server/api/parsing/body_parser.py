@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
@@ -75,16 +73,9 @@ class BodyParser:
             parsed = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
             if parsed is not None:
                 return encode_request(parsed)
-        async with self._turn(len(body) + context.num_bytes):
+        is_large = len(body) + context.num_bytes > LARGE_BYTES
+        async with self._large_turns if is_large else contextlib.nullcontext(), self._turns:
             return await self._in_process(ParsingJob(dialect, context), body)
-
-    @asynccontextmanager
-    async def _turn(self, num_bytes: int) -> AsyncIterator[None]:
-        async with contextlib.AsyncExitStack() as stack:
-            if num_bytes > LARGE_BYTES:
-                await stack.enter_async_context(self._large_turns)
-            await stack.enter_async_context(self._turns)
-            yield
 
     async def _in_process(self, job: ParsingJob, body: bytearray) -> EncodedRequest:
         cancellation = Cancellation()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import anyio
@@ -21,6 +21,11 @@ _CHILD = "vlm_server.api.http.urls.media_url_child"
 _GRACE_SECONDS = 5.0
 """Time for a process to start, and between its own timeout and its being killed."""
 _CODE_BYTES = 1024 * MIB
+
+
+_decode: Callable[[bytearray], Contents | SentError] = msgspec.msgpack.Decoder(
+    Contents | SentError
+).decode
 
 
 class MediaUrls:
@@ -51,7 +56,7 @@ class MediaUrls:
             max_total_bytes=self._max_total_bytes,
         )
         try:
-            made = await self._run(msgspec.msgpack.encode(job))
+            made = _decode(await self._run(msgspec.msgpack.encode(job)))
         except ChildTimeout:
             seconds = f"{self._urls.timeout_seconds:g} seconds"
             raise urls[0].refusal(f"did not arrive within {seconds}") from None
@@ -71,19 +76,11 @@ class MediaUrls:
                 "must be a base64 data URL; this server fetches no `https:` URLs (urls.https_hosts)"
             )
 
-    async def _run(self, job: bytes) -> Contents | SentError:
+    async def _run(self, job: bytes) -> bytearray:
         cancellation = Cancellation()
-        run = partial(self._answer, job, cancellation)
+        seconds = self._urls.timeout_seconds + _GRACE_SECONDS
+        run = partial(self._pool.run, job, seconds, cancellation)
         try:
             return await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._turns)
         finally:
             cancellation.cancel()
-
-    def _answer(self, job: bytes, cancellation: Cancellation) -> Contents | SentError:
-        seconds = self._urls.timeout_seconds + _GRACE_SECONDS
-        return _decoder.decode(self._pool.run(job, seconds, cancellation))
-
-
-_decoder: msgspec.msgpack.Decoder[Contents | SentError] = msgspec.msgpack.Decoder(
-    Contents | SentError
-)
