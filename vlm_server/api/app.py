@@ -38,7 +38,7 @@ def create_app(
 ) -> Starlette:
     """The ASGI application that serves `models` as `settings` say.
 
-    `parsing_pool` is for who warms it up and closes it, or shares it between applications.
+    The caller warms up and closes `parsing_pool`, which applications may share.
     `sources` say where settings were given. `tracer` gets the requests that have ended. Raises
     ConfigError if the file of API keys can't be used.
     """

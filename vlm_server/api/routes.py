@@ -11,7 +11,7 @@ from vlm_server.api.admin.administration import Administration, CachesOf, ModelN
 from vlm_server.api.admin.health import Health
 from vlm_server.api.admin.metrics import Metrics
 from vlm_server.api.admin.models import Models
-from vlm_server.api.admin.openapi import Body, document, made_once
+from vlm_server.api.admin.openapi import RouteBody, document, made_once
 from vlm_server.api.dialects import endpoints
 from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
@@ -35,32 +35,32 @@ from vlm_server.api.http.generation import Endpoint, Generation
 from vlm_server.api.page.page import StartPage
 from vlm_server.settings import Settings, Sources, described
 
-_CHAT = Body((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
-_TOKENIZE = Body((PromptRequest, ChatRequest), (tokenize.ADDS_SPECIAL,), tokenize.NEUTRAL)
-_RESPONSE = Body((ResponsesRequest,), responses_schema.HARMLESS, responses_schema.NEUTRAL)
-_MODEL = Body((ModelRequest,))
-_NAMED = Body((ModelNamed,))
+_CHAT = RouteBody((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
+_TOKENIZE = RouteBody((PromptRequest, ChatRequest), (tokenize.ADDS_SPECIAL,), tokenize.NEUTRAL)
+_RESPONSE = RouteBody((ResponsesRequest,), responses_schema.HARMLESS, responses_schema.NEUTRAL)
+_MODEL = RouteBody((ModelRequest,))
+_NAMED = RouteBody((ModelNamed,))
 BODIES = {
     "/v1/chat/completions": _CHAT,
     "/api/v0/chat/completions": _CHAT,
-    "/v1/completions": Body((CompletionRequest,), schema.HARMLESS, completions.NEUTRAL),
+    "/v1/completions": RouteBody((CompletionRequest,), schema.HARMLESS, completions.NEUTRAL),
     "/v1/tokenize": _TOKENIZE,
     "/tokenize": _TOKENIZE,
-    "/v1/detokenize": Body((TokensRequest,)),
-    "/detokenize": Body((TokensRequest,)),
+    "/v1/detokenize": RouteBody((TokensRequest,)),
+    "/detokenize": RouteBody((TokensRequest,)),
     "/v1/responses": _RESPONSE,
     "/v1/responses/input_tokens": _RESPONSE,
-    MESSAGES: Body((MessagesRequest,)),
-    f"{MESSAGES}/count_tokens": Body((MessagesRequest,)),
-    "/api/chat": Body((OllamaChatRequest,)),
-    "/api/generate": Body((OllamaGenerateRequest,)),
+    MESSAGES: RouteBody((MessagesRequest,)),
+    f"{MESSAGES}/count_tokens": RouteBody((MessagesRequest,)),
+    "/api/chat": RouteBody((OllamaChatRequest,)),
+    "/api/generate": RouteBody((OllamaGenerateRequest,)),
     "/api/show": _MODEL,
     "/api/pull": _MODEL,
     "/v1/models/load": _NAMED,
     "/v1/models/unload": _NAMED,
     "/v1/models/pull": _NAMED,
     "/v1/models/pull/cancel": _NAMED,
-    "/v1/caches/clear": Body((CachesOf,)),
+    "/v1/caches/clear": RouteBody((CachesOf,)),
 }
 """The bodies of routes, for `/openapi.json`."""
 OPERATIONS = {
@@ -111,7 +111,7 @@ def _post(path: str, endpoint: Callable[..., Any]) -> Route:
     return Route(path, endpoint, methods=["POST"])
 
 
-def _admin(path: str, endpoint: gate.Endpoint, method: str = "GET") -> Route:
+def _admin(path: str, endpoint: gate.Handler, method: str = "GET") -> Route:
     """A route that needs a key with admin rights."""
     return Route(path, gate.admin_only(endpoint), methods=[method])
 

@@ -67,7 +67,7 @@ class Administration:
         return self._state(name)
 
     async def unload(self, request: Request) -> Response:
-        """Unload a model once nobody uses it."""
+        """Unload a model once it is not in use."""
         name = self._served((await self._read(request, ModelNamed)).model)
         await self._models.unload(name)
         return self._state(name)

@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class RouteBody:
     """The body of a route: one of `structs`.
 
     The first struct also takes `harmless` fields with any value, and `neutral` ones with these.
@@ -47,7 +47,7 @@ def made_once(make: Callable[[], Any]) -> Callable[[Request], Awaitable[Response
     return show
 
 
-def document(routes: Sequence[Route], bodies: Mapping[str, Body]) -> Json:
+def document(routes: Sequence[Route], bodies: Mapping[str, RouteBody]) -> Json:
     """The description of an application, as OpenAPI 3.1 has it."""
     structs = list(dict.fromkeys(each for body in bodies.values() for each in body.structs))
     schemas, components = msgspec.json.schema_components([ErrorBody, *structs], ref_template=_REF)
@@ -75,7 +75,7 @@ def document(routes: Sequence[Route], bodies: Mapping[str, Body]) -> Json:
     }
 
 
-def _allow(schema: Json, body: Body) -> None:
+def _allow(schema: Json, body: RouteBody) -> None:
     """Add the fields that are taken although the struct does not have them."""
     more = {name: {"enum": list(values)} for name, values in body.neutral.items()}
     more |= {name: {} for name in sorted(body.harmless)}

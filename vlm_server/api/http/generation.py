@@ -137,7 +137,9 @@ class Endpoint:
                     await self._stream(deltas, render, scope, send, recorder)
                 else:
                     content = render.whole(*await whole(deltas, num_choices, recorder))
-                    await _whole(content, recorder)(scope, receive, send)
+                    headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
+                    response = Response(content, headers=headers, media_type="application/json")
+                    await response(scope, receive, send)
 
     def _request_id(self, scope: Scope) -> str:
         return f"{self._dialect.id_prefix}{access_log.of(scope).request_id}"
@@ -235,11 +237,6 @@ class Endpoint:
 def _begin(slot: QueueSlot, recorder: AnswerRecorder) -> None:
     slot.release_body()
     recorder.begin()
-
-
-def _whole(content: bytes, recorder: AnswerRecorder) -> Response:
-    headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
-    return Response(content, media_type="application/json", headers=headers)
 
 
 async def _send_events(

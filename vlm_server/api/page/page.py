@@ -1,8 +1,7 @@
 """`GET /`: the page for browsers, plain text for everybody else; and the files of the page.
 
-The files are read once and are the same for everybody: what they show, their scripts ask the API
-for, with the key of whoever looks at them. Scripts, styles and requests come from and go to this
-server alone: see `CONTENT_SECURITY_POLICY`.
+The files are read once and are the same for all users: their scripts ask the API, with the user's
+key. Scripts, styles and requests involve this server alone: see `CONTENT_SECURITY_POLICY`.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def read_files() -> dict[str, PageFile]:
 
 
 class StartPage:
-    """The two endpoints. `plain` answers who does not ask for HTML."""
+    """The two endpoints. `plain` answers clients that do not ask for HTML."""
 
     def __init__(self, plain: Callable[[Request], Awaitable[Response]]) -> None:
         self._files = read_files()

@@ -1,4 +1,4 @@
-"""Bodies parsed beside the event loop: small texts on a thread, everything else in a process.
+"""Bodies parsed off the event loop: small texts on a thread, everything else in a process.
 
 Parsing large bodies (JSON, base64, hashes, image headers) is work on hostile bytes that holds the
 GIL, so none of it is done in the front. A process is killed when its client leaves, and when it

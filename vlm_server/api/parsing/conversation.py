@@ -136,7 +136,7 @@ class Conversation:
         return VideoPart(len(self.videos) - 1)
 
     def _has_bytes(self, url: MediaUrl) -> bool:
-        """Whether the bytes of `url` are in it or given; if not, notes that they are needed."""
+        """Whether the bytes of `url` are there; if not, records that they are needed."""
         if self.on_thread:
             raise NeedsProcess
         if not is_external(url.url):

@@ -1,8 +1,8 @@
-"""Ignored fields: fields of a body that have no effect, which clients are told of.
+"""Ignored fields: fields of a body without effect, reported to clients.
 
 Clients send back their own objects, with fields that this server never heard of, so what is unknown
 inside messages and parts is ignored. What is unknown at the top is refused by name, unless it is
-null or `server.unknown_fields` says otherwise: it may be a parameter that somebody relies on.
+null or `server.unknown_fields` says otherwise: a client may rely on it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from vlm_server.api.parsing import routing_key
+from vlm_server.api.parsing.json_body import Body as Body
 from vlm_server.api.parsing.media.external import BytesNeeded, MediaUrl, SentError
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.messages import Parts
@@ -15,8 +16,6 @@ from vlm_server.protocol import Submit, decode_encoded_submit, encode_submit
 from vlm_server.settings import Limits
 from vlm_server.supervisor.client import EngineRequest
 from vlm_server.supervisor.shape import RequestShape, shape_of
-
-Body = bytes | bytearray
 
 
 class HistoryNeeded(Exception):

@@ -84,11 +84,11 @@ def _known(models: ModelClient, name: str, server: Server) -> KnownModel:
     return KnownModel(
         name=name,
         aliases=(*models.aliases(name), *(server.model_aliases if is_default else ())),
-        can_reason=_can_think(models.status(name).model_facts),
+        can_reason=_can_reason(models.status(name).model_facts),
         stays_loaded=models.is_pinned(name),
     )
 
 
-def _can_think(facts: ModelFacts) -> bool:
+def _can_reason(facts: ModelFacts) -> bool:
     """Whether the model writes reasoning; assumed until it was ready once."""
     return facts == ModelFacts() or "thinking" in facts.capabilities

@@ -19,7 +19,7 @@ from vlm_server.api.http.access.keys import NO_KEY, ApiKey, KeyRing
 from vlm_server.errors import Forbidden, Unauthorized
 from vlm_server.settings import ORIGIN, Server, is_loopback
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 READY = ("/health", "/health/ready", "/healthz", "/ping")
 """Routes where probes ask whether the server is ready."""
@@ -78,7 +78,7 @@ def check_key(headers: Headers, ring: KeyRing) -> ApiKey:
     )
 
 
-def admin_only(endpoint: Endpoint) -> Endpoint:
+def admin_only(endpoint: Handler) -> Handler:
     """`endpoint` guarded: for admin keys only, or for everybody if no key is needed."""
 
     async def guarded(request: Request) -> Response:

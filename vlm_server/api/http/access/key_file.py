@@ -90,7 +90,7 @@ class WatchedKeyFile:
 
 
 def _read_private(path: Path) -> bytes:
-    """The file's bytes. Raises OSError, and ConfigError unless it is our own and nobody else's."""
+    """The file's bytes. Raises OSError, and ConfigError unless it is private and ours."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)

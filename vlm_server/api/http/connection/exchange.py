@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Headers = list[tuple[bytes, bytes]]
+RawHeaders = list[tuple[bytes, bytes]]
 
 RECEIVED_AT = "vlm_server.received_at"
 """Key in a scope: when the head was complete, in monotonic seconds."""
 MAX_SWALLOWED_BYTES = 64 * 1024
-"""A body that nobody reads is read to its end if no more than this is left of it. Otherwise the
+"""An unread body is read to its end if no more than this is left of it. Otherwise the
 connection is closed behind the response."""
 _CLOSE = (b"connection", b"close")
 _ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#]*)(?P<rest>.*)", re.IGNORECASE)
@@ -38,7 +38,7 @@ class Exchange:
         parser: RequestParser,
         scope: Scope,
         connection: HttpConnection,
-        default_headers: Headers,
+        default_headers: RawHeaders,
     ) -> None:
         self.parser = parser
         self.keep_alive = True
@@ -125,7 +125,7 @@ class Exchange:
             self._has_news.set()
             self._connection.responded()
 
-    def _start(self, status: int, headers: Headers) -> bytes:
+    def _start(self, status: int, headers: RawHeaders) -> bytes:
         self.has_begun = True
         headers = self._default_headers + headers
         if _CLOSE not in headers and not (self.keep_alive and self._may_follow()):
@@ -149,7 +149,7 @@ def scope_of(request: h11.Request, peers: dict[str, Any]) -> Scope:
     """`request` as an ASGI scope; `peers` are the scope's entries about the connection.
 
     A target may be an absolute URI. Then its host takes the place of the Host header, as RFC 9112
-    (3.2.2) demands, so that whoever checks Host checks it.
+    (3.2.2) demands, so that checks of Host see it.
     """
     target, headers = request.target, list(request.headers)
     if match := _ABSOLUTE.fullmatch(target):

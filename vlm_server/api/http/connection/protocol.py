@@ -17,7 +17,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from vlm_server.api.http import errors
-from vlm_server.api.http.connection.exchange import RECEIVED_AT, Exchange, Headers, scope_of
+from vlm_server.api.http.connection.exchange import RECEIVED_AT, Exchange, RawHeaders, scope_of
 from vlm_server.api.http.connection.outgoing import Deadline, Outgoing
 from vlm_server.api.http.connection.parser import HeadReader, RequestParser
 from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
@@ -154,7 +154,7 @@ class HttpConnection(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def take_one_more(self) -> None:
-        """The server stops soon: the next response, or this one, tells that it is the last."""
+        """The server stops soon: close the connection behind this response or the next."""
         self._is_stopping = True
         if self._exchange is not None and not self._exchange.has_begun:
             self._exchange.keep_alive = False
@@ -222,7 +222,7 @@ class HttpConnection(asyncio.Protocol):
     def _end_of_request(self) -> None:
         assert self._exchange is not None
         self._transport.resume_reading()
-        if self._exchange.is_complete:  # this was the rest of a body that nobody read
+        if self._exchange.is_complete:  # this was the rest of an unread body
             self._next()
         else:
             self._enter(Stage.ANSWER)
@@ -258,7 +258,7 @@ class HttpConnection(asyncio.Protocol):
         elif exchange.parser.is_complete:
             self._next()
         else:
-            self._deadline.set(LINGER_SECONDS)  # a little is left of a body that nobody read
+            self._deadline.set(LINGER_SECONDS)  # a little is left of an unread body
             self.want_body()
 
     def fail(self) -> None:
@@ -321,7 +321,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
 
-def _refusal(error: RequestError, headers: Headers) -> bytes:
+def _refusal(error: RequestError, headers: RawHeaders) -> bytes:
     """`error` as a whole response on the wire; `headers` are those of every response."""
     request_id = uuid.uuid4().hex
     own = {"X-Request-Id": request_id, "Request-Id": request_id, "Connection": "close"}

@@ -67,7 +67,7 @@ class SentError(Struct, frozen=True, tag=True):
 
 
 class BytesNeeded(Exception):
-    """A request can't be read until somebody has fetched `urls`. Not an error of the client."""
+    """The bytes of `urls` are needed to parse a request. Not an error of the client."""
 
     def __init__(self, urls: Sequence[MediaUrl]) -> None:
         super().__init__(f"{len(urls)} URLs")
