@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from vlm_server.api.app import create_app
-from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
-from vlm_server.api.http.errors import encode_openai as encode
+from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer
 from vlm_server.api.http.tracing import start_tracer
 from vlm_server.api.parsing import body_parser
 from vlm_server.api.routes import OPERATIONS
@@ -106,7 +105,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     with contextlib.suppress(ChildFailed):  # it is started when it is needed
         await asyncio.to_thread(parsing_pool.warm_up)
     app = create_app(settings, models, parsing_pool, tracer, process.sources)
-    server = HttpServer(http_config(app, settings, encode))
+    server = HttpServer(app, settings)
     url = url_of(settings.server.host, listener.addresses[0][1])
     _say(greeting.first_words(url, models.names[0], sys.stdout))
     await models.start()

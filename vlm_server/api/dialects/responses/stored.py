@@ -45,7 +45,7 @@ class ResponsesEndpoint:
             await self._endpoint(scope, receive, send)
         finally:
             response_id = f"{ID_PREFIX}{access_log.of(scope).request_id}"
-            self._store.abandon(keys.owner_of(scope), response_id)
+            self._store.abandon(keys.of(scope).identity, response_id)
             self._expire_later()
 
     def _expire_later(self) -> None:
@@ -134,7 +134,7 @@ _lists = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _of(request: Request) -> tuple[str, str]:
-    return keys.owner_of(request.scope), request.path_params["response_id"]
+    return keys.of(request.scope).identity, request.path_params["response_id"]
 
 
 def _json(content: bytes) -> Response:
