@@ -72,7 +72,7 @@ class CountRenderer:
 class Dialect:
     """A kind of request, and how it is answered.
 
-    name: key of its reader in the parsing process. renderer: makes the renderer of an answer from
+    name: key of its parser in the parsing process. renderer: makes the renderer of an answer from
     (request id, model, `ParsedRequest.options`). content_type: of its streams.
     """
 
