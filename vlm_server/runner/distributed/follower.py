@@ -24,7 +24,6 @@ from vlm_server.runner.distributed.messages import (
     SetLimit,
     Stored,
 )
-from vlm_server.runner.distributed.plans import plan_of
 from vlm_server.runner.distributed.prefixes import FollowingPrefixes
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loading.load import load
@@ -61,7 +60,7 @@ def follow(rank: Rank, device: Device) -> NoReturn:
         match leader.receive():
             case RankPlan() as plan:
                 prefixes.drop(plan.dropped)
-                result = runner.launch(plan_of(plan, prefixes)).result()
+                result = runner.launch(prefixes.plan_of(plan)).result()
                 if result.error is not None:
                     raise EngineBroken(f"a step failed on rank {ranks.rank}: {result.error}")
             case PlanAhead():

@@ -24,10 +24,10 @@ from vlm_server.runner.distributed.messages import (
     Loaded,
     NotLoaded,
     PlanAhead,
+    RankPlan,
     Serve,
     SetLimit,
 )
-from vlm_server.runner.distributed.plans import message_of
 from vlm_server.runner.distributed.prefixes import Book, LeadingPrefixes
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loaded import LoadedModel
@@ -178,7 +178,7 @@ class LeadingRunner(ModelRunner):
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """See `Runner`. Raises EngineBroken if a rank is gone."""
-        self._followers.send(message_of(plan, self._book.take_dropped()))
+        self._followers.send(RankPlan.of(plan, self._book.take_dropped()))
         return super().launch(plan)
 
     def finish(self, step: LaunchedStep) -> StepResult:
