@@ -40,7 +40,7 @@ from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.text.batched_prefill import can_batch_prefills
-from vlm_server.runner.vision.encoder import new_encoder
+from vlm_server.runner.vision.encoder import ImageEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ def build_engine(
 
 
 def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecutor:
-    encoder = new_encoder(loaded, caches.tiles)
+    encoder = ImageEncoder(loaded, caches.tiles)
     in_turns = loaded.device.encodes_in_turns
     return EncoderInTurns(encoder, inbox) if in_turns else EncoderThread(encoder, inbox)
 

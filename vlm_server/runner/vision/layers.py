@@ -49,23 +49,20 @@ def _flat(modules: list[Any]) -> Iterator[Any]:
 def _recorded(types: list[type]) -> Iterator[list[mx.array]]:
     """The results of modules of these classes while the context lasts, in order."""
     results: list[mx.array] = []
-    calls: dict[Any, Any] = {one: vars(one).get("__call__") for one in types}
+    calls: dict[Any, Any] = {one: call for one in types if (call := vars(one).get("__call__"))}
     for one, call in calls.items():
-        if call is not None:
-            one.__call__ = _recording(call, results)
+        one.__call__ = _recording(call, results)
     try:
         yield results
     finally:
         for one, call in calls.items():
-            if call is not None:
-                one.__call__ = call
+            one.__call__ = call
 
 
 def _recording(call: Callable[..., Any], results: list[mx.array]) -> Callable[..., Any]:
     def recording(*args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
-        first = result[0] if isinstance(result, tuple) else result
-        results.append(first)
+        results.append(result[0] if isinstance(result, tuple) else result)
         return result
 
     return recording
