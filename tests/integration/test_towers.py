@@ -80,6 +80,9 @@ def pixels(tower: nn.Module, *grids: tuple[int, int, int]) -> mx.array:
 
 def rows_of(tower: nn.Module, patches: mx.array, *grids: tuple[int, int, int]) -> Rows:
     """The rows, and those of deepstack."""
+    if isinstance(tower, FrameTower):
+        encoded = tower.encode(patches, np.array(grids))
+        return [encoded.rows, *encoded.deepstack]
     made = tower(patches, mx.array(grids))
     return [made[0], *made[1]] if isinstance(made, tuple) else [made]
 

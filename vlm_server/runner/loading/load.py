@@ -46,7 +46,7 @@ from vlm_server.runner.model.compiled_model import CompiledModel
 from vlm_server.runner.model.fixes import Fix
 from vlm_server.runner.model.forward_pass import plain_embedding
 from vlm_server.runner.model.lm_head import use_last_token_head
-from vlm_server.runner.model.mrope import decode_positions, use_shared_mrope
+from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
 from vlm_server.runner.model.patches import use_fast_patches
 from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.model.towers import use_fast_tower
@@ -71,14 +71,13 @@ def load(
     with open_lazily(settings, device, limit_bytes, ranks) as opened:
         config, family = opened.config, opened.family
         model, processor = opened.model, opened.processor
-        _make_fast(family, model, processor, image_settings(folder), device)
+        positions = _make_fast(family, model, processor, image_settings(folder), device)
         spec = model_spec(settings, config, family, model, processor)
         evaluate(model if ranks is None or ranks.leads else model.language_model)
     generation = read_json(folder / "generation_config.json")
     language_model = model.language_model
     attention = ModelAttention(language_model, backend_of(device).attention(spec.context_tokens))
-    positions = decode_positions(language_model, has_mrope=family.mrope is not None)
-    compiled = None
+    text = TextModel(language_model, attention)
     if device.runs_our_kernels and family.is_checked and ranks is None:
         count = device.mixed_step_tokens
         embed = None
@@ -86,7 +85,7 @@ def load(
             embed = plain_embedding(model)
             family.forget_positions(language_model)
         widths = device.draft_widths
-        compiled = CompiledModel(language_model, attention, positions, widths, embed, count)
+        text = CompiledModel(language_model, attention, positions, widths, embed, count)
     return LoadedModel(
         model=model,
         processor=processor,
@@ -96,7 +95,7 @@ def load(
         device=device,
         decode_positions=positions,
         attention=attention,
-        text=TextModel(language_model, attention, compiled),
+        text=text,
         default_temperature=_default_temperature(generation),
         default_top_p=float(generation.get("top_p") or 1.0),
         position_lock=_position_lock(family),
@@ -182,7 +181,7 @@ def _load(folder: Path, view: Path) -> tuple[Any, Any]:
 
 def _make_fast(
     family: Family, model: Any, processor: Any, settings: Mapping[str, Any], device: Device
-) -> None:
+) -> DecodePositions:
     """Replace parts of the model and its processor that are slow or would fail."""
     if family.fix is not None:
         _fix(family.fix, model, processor, settings)
@@ -193,8 +192,9 @@ def _make_fast(
     if has_kernels:
         use_few_rows_kernels(model.language_model)
     use_last_token_head(model.language_model)
-    if family.mrope is not None:
-        use_shared_mrope(model.language_model, kernels.rotate_heads if has_kernels else None)
+    if family.mrope is None:
+        return DecodePositions.NONE
+    return use_shared_mrope(model.language_model, kernels.rotate_heads if has_kernels else None)
 
 
 def _fix(fix: Fix, model: Any, processor: Any, settings: Mapping[str, Any]) -> None:

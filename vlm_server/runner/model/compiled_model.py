@@ -21,7 +21,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
-from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns
+from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns, forget_columns
 from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS, MAX_DRAFTING_ROWS
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
@@ -29,6 +29,7 @@ from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import PaddedChunk, PromptChunk
 from vlm_server.runner.model.forward_pass import Embed, ForwardPass, Sides
 from vlm_server.runner.model.mrope import DecodePositions, next_position_ids
+from vlm_server.runner.model.text_model import TextModel
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +83,8 @@ class _Place:
             advance(layer, self.num_new)
 
 
-class CompiledModel:
-    """The compiled steps of one language model whose layers only append, if it can be compiled."""
+class CompiledModel(TextModel):
+    """A language model with compiled steps, if its layers only append and it can be compiled."""
 
     def __init__(
         self,
@@ -99,8 +100,8 @@ class CompiledModel:
         `embed`: None if that is not known. With it, a mixed step has `mixed_step_tokens`; 0 for no
         mixed steps.
         """
+        super().__init__(language_model, attention)
         self._positions = positions
-        self._attention = attention.attention
         self._in_place = attention.attention.appends_in_place
         self._tokens_per_pass = 0 if embed is None else mixed_step_tokens
         forward = ForwardPass(language_model, attention, embed)
@@ -126,12 +127,11 @@ class CompiledModel:
         mixed = [_Shape(number, count, _Kind.MIXED) for number in few]
         return [*(_Shape(number, 1) for number in rows), *wide, *chunks, *mixed]
 
-    def takes(self, cache: list[Any]) -> bool:
-        """Whether it takes a batch with these layers."""
+    def _takes(self, cache: list[Any]) -> bool:
         return self.works and all(type(layer) in (KVCache, RowsKVCache) for layer in cache)
 
-    def takes_chunk(self, chunk: PromptChunk) -> bool:
-        """Whether it takes a chunk by itself.
+    def _takes_chunk(self, chunk: PromptChunk) -> bool:
+        """Whether there is a compiled step for a chunk by itself.
 
         A long one far into a prompt is left to the model's attention, once that is planned.
         """
@@ -142,10 +142,9 @@ class CompiledModel:
         if count <= _SHORT_CHUNK or end <= _MOST_KEYS:
             return True
         padded = PaddedChunk.around(end - count, end, CUDA_BLOCK_TOKENS)
-        return not self._attention.is_scheduled(padded.last - padded.first, padded.last)
+        return not self._attention.attention.is_scheduled(padded.last - padded.first, padded.last)
 
     def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:
-        """The number of a prompt's tokens that fit into a mixed step of so many rows, or 0."""
         is_known = self.works and bool(self._inputs) and (self._takes_media or not has_media)
         count = self._tokens_per_pass
         return count - rows if is_known and rows <= _MOST_SHARE_OF_ROWS * count else 0
@@ -156,12 +155,23 @@ class CompiledModel:
         cache: list[Any],
         position_ids: dict[str, mx.array],
         chunk: PromptChunk | None = None,
-    ) -> tuple[mx.array, mx.array | None] | None:
-        """Append `token_ids`, (rows, tokens), to `cache`; with `chunk`, if that is possible.
+    ) -> tuple[mx.array, mx.array | None]:
+        """See `TextModel`; by a compiled step, if that is possible."""
+        if self._takes(cache):
+            made = self._compiled_step(token_ids, cache, position_ids, chunk)
+            if made is not None:
+                return made
+        forget_columns(cache)
+        return super().step(token_ids, cache, position_ids)
 
-        Returns logits, (rows, tokens, vocabulary), and those of the chunk's last token, (1, 1,
-        vocabulary), or None if the chunk was not read. None for both: see `_launch`.
-        """
+    def _compiled_step(
+        self,
+        token_ids: mx.array,
+        cache: list[Any],
+        position_ids: dict[str, mx.array],
+        chunk: PromptChunk | None,
+    ) -> tuple[mx.array, mx.array | None] | None:
+        """The result of `step`; None: see `_launch`."""
         rows, count = token_ids.shape
         if chunk is not None and count == 1 and self._fits_mixed_step(rows, chunk):
             made = self._mixed_step(token_ids, cache, position_ids, chunk)
@@ -173,7 +183,9 @@ class CompiledModel:
         return None if logits is None else (logits, None)
 
     def prefill(self, chunk: PromptChunk) -> mx.array | None:
-        """Append `chunk`: the last token's logits, (1, 1, vocabulary). See `_launch`."""
+        """See `TextModel`; None also where `_launch` returns it."""
+        if not self._takes_chunk(chunk):
+            return None
         num_new = chunk.num_tokens
         count = next(size for size in _CHUNKS if size >= num_new)
         self._make_buffers(chunk)
@@ -188,7 +200,6 @@ class CompiledModel:
         return self._launch(token_ids, place, inputs, mx.array([num_new - 1]))
 
     def compile_next(self) -> bool:
-        """Compile a step that may be needed. False if none is left."""
         shape = next((s for s in self._wanted if self._inputs or s.kind is _Kind.STEP), None)
         if shape is None or not self._sides:
             return False
@@ -232,7 +243,7 @@ class CompiledModel:
     def _takes_inputs(self, chunk: PromptChunk) -> bool:
         are_known = chunk.inputs.keys() <= _TOKEN_AXES.keys()
         self._takes_media &= are_known
-        return are_known and bool(self._sides) and self.takes(chunk.cache)
+        return are_known and bool(self._sides) and self._takes(chunk.cache)
 
     def _fits_mixed_step(self, rows: int, chunk: PromptChunk) -> bool:
         has_room = chunk.num_tokens <= self.max_piggybacked_tokens(rows, has_media=False)
@@ -287,7 +298,7 @@ class CompiledModel:
         position_ids: dict[str, mx.array],
         chunk: PromptChunk,
     ) -> tuple[mx.array, mx.array] | None:
-        """A mixed step: see `step`. None if it failed, and nothing was done."""
+        """A mixed step: see `TextModel.step`. None if it failed, and nothing was done."""
         rows, count = len(token_ids), self._tokens_per_pass - len(token_ids)
         logit_rows = mx.array([*range(rows), rows + chunk.num_tokens - 1])
         try:

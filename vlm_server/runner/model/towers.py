@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +32,6 @@ from numpy.typing import NDArray
 
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.rope import Rope, image_rope
-from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.grids import (
     Grid,
@@ -101,16 +101,9 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         self.blocks = tower.blocks
         self.merger = tower.merger
         self.spatial_merge_size = int(tower.spatial_merge_size)
-        self._compiled = dict[Grid, _Encode]()
-        """By grid; the one used longest ago first."""
+        self._function_of = lru_cache(_MOST_COMPILED)(self._new_function)
         self.pixel_values: Callable[[NDArray[np.uint8]], mx.array] | None = None
         """Turns an image's bytes into pixel values, where its processor gives bytes."""
-
-    def __call__(
-        self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
-    ) -> Any:
-        """mlx-vlm's signature: patches (patches, pixels) of grids (images, 3)."""
-        return self.encode(pixel_values, read(grid_thw)).rows
 
     def encode_inputs(self, inputs: Mapping[str, NDArray[Any]]) -> TowerRows:
         """The rows of an image or video, lazy, from what its processor made of it."""
@@ -141,18 +134,12 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
             [each for part in parts for each in part.parts],
         )
 
-    def _function_of(self, grid: Grid) -> _Encode:
-        """The function from patches of such a grid to rows: compiled where that pays.
-
-        Those of the grids that were met last are kept, each with positions on the device.
-        """
-        function = self._compiled.pop(grid, None) or self._new_function(grid)
-        self._compiled[grid] = function
-        if len(self._compiled) > _MOST_COMPILED:
-            del self._compiled[next(iter(self._compiled))]
-        return function
-
     def _new_function(self, grid: Grid) -> _Encode:
+        """A function from patches of such a grid to rows, compiled where that pays.
+
+        It keeps positions on the device.
+        """
+
         def run(patches: mx.array) -> tuple[mx.array, list[mx.array], list[mx.array]]:
             made = self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid)
             return made.rows, made.deepstack, made.parts
@@ -208,12 +195,6 @@ class DeepstackTower(FrameTower):
         self.deepstack_merger_list = tower.deepstack_merger_list
         self._positions_side = int(tower.num_grid_per_side)
         self._deepstack_layers = list(tower.deepstack_visual_indexes)
-
-    def __call__(
-        self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
-    ) -> Any:
-        made = self.encode(pixel_values, read(grid_thw))
-        return made.rows, made.deepstack
 
     def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
         indices, weights = interpolation(grid, positions, self._positions_side)

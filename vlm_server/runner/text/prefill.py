@@ -23,7 +23,7 @@ from vlm_server.runner.kv.segments import (
 )
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk
-from vlm_server.runner.model.lm_head import has_last_token_head, logits_of_last
+from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
 from vlm_server.runner.vision.encoder import ImageFeatures
 
 
@@ -166,8 +166,8 @@ class Prefill(Prefilled):
         if not padded.is_exact:
             cache = [PaddedChunkCache(layer, padded) for layer in self.cache]
             token_ids, arguments = padded.padded(token_ids, 1), padded.padded_inputs(arguments)
-        attention = self._loaded.attention.in_place()
-        with attention, logits_of_last(language_model, num_padding=padded.num_after):
+        wanted = WantedLogits(num_padding=padded.num_after)
+        with self._loaded.attention.in_place(), logits_of(language_model, wanted):
             logits: mx.array = language_model(token_ids, cache=cache, **arguments).logits
         return logits
 
