@@ -27,11 +27,11 @@ from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
-from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends import rows as kv_rows
 from vlm_server.runner.backends.bounded_layer import first_columns
 from vlm_server.runner.backends.cpu import CpuAttention
 from vlm_server.runner.backends.cuda import few_rows, kernels
+from vlm_server.runner.backends.cuda.attention import CudaBackend
 from vlm_server.runner.backends.cuda.few_rows import SharedProduct, use_few_rows_kernels
 from vlm_server.runner.backends.rows import KeysAndValues, Run
 from vlm_server.runner.device.device import Device, DeviceKind
@@ -700,8 +700,7 @@ def test_a_layer_with_an_input_of_its_own_gets_its_own():
 def test_a_tower_is_compiled_for_each_size(load_tiny: Load, family: str):
     tower = copy.copy(load_tiny(family)[0].model.vision_tower)
     assert isinstance(tower, FrameTower)
-    tower.device = Device(DeviceKind.CUDA, "a GPU", 1, 1)
-    tower._backend = backend_of(tower.device)
+    tower._backend = CudaBackend()
     tower._function_of = lru_cache(16)(tower._new_function)
     side = tower.patch_embed.patch_size
     for grid in (Grid(1, 16, 24), Grid(1, 10, 12), Grid(1, 16, 24)):

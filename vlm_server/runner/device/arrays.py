@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import InternalError, OutOfMemory, RequestError, StepTooLong
-from vlm_server.runner.device.device import Device
 
 _NO_MEMORY = "The device ran out of memory; please try again."
 _TOO_LONG = "The device ended a step that took too long; please try again."
@@ -63,9 +62,9 @@ def is_out_of_memory(error: Exception) -> bool:
 class Faults:
     """The errors of one model's device."""
 
-    def __init__(self, device: Device) -> None:
-        self.come_late = device.tells_errors_late
-        """Whether work fails after it was launched."""
+    def __init__(self, *, come_late: bool) -> None:
+        """`come_late`: whether work can fail after it was launched."""
+        self.come_late = come_late
         self.num_late = 0
         """Number of late errors so far. What was launched before one, and not waited for, may never
         have been computed."""

@@ -8,7 +8,6 @@ from typing import NoReturn
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.protocol.commands import Rank
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.distributed.connection import Leader
 from vlm_server.runner.distributed.messages import (
     Clear,
@@ -27,6 +26,7 @@ from vlm_server.runner.distributed.messages import (
 from vlm_server.runner.distributed.prefixes import FollowingPrefixes
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loading.load import load
+from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.ranks import Ranks, fingerprint_of
 

@@ -13,7 +13,6 @@ from vlm_server.interfaces import Runner, SchedulerOutput, StepResult
 from vlm_server.protocol import Start
 from vlm_server.protocol.commands import Rank
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.distributed.connection import Followers
 from vlm_server.runner.distributed.messages import (
     Clear,
@@ -32,6 +31,7 @@ from vlm_server.runner.distributed.prefixes import Book, LeadingPrefixes
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
+from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.ranks import Ranks, fingerprint_of
 from vlm_server.settings import Memory, Model

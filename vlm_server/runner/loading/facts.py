@@ -20,7 +20,6 @@ from vlm_server.hub.messages import DownloadPlan
 from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.device.memory import limit_bytes
 from vlm_server.runner.families import FAMILIES, refuse_unservable
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.checkpoint.config import as_read
@@ -34,6 +33,7 @@ from vlm_server.runner.loading.evaluate import arrays_of
 from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
 from vlm_server.runner.loading.probe import planned_state_size
+from vlm_server.runner.memory import limit_bytes
 from vlm_server.settings import Model
 
 _MIB = 1 << 20

@@ -75,16 +75,16 @@ def load(
         spec = model_spec(settings, config, family, model, processor)
         evaluate(model if ranks is None or ranks.leads else model.language_model)
     generation = read_json(folder / "generation_config.json")
-    language_model = model.language_model
-    attention = ModelAttention(language_model, backend_of(device).attention(spec.context_tokens))
+    language_model, backend = model.language_model, backend_of(device)
+    attention = ModelAttention(language_model, backend.attention(spec.context_tokens))
     text = TextModel(language_model, attention)
     if device.runs_our_kernels and family.is_checked and ranks is None:
-        count = device.mixed_step_tokens
+        count = backend.mixed_step_tokens
         embed = None
         if count:
             embed = plain_embedding(model)
             family.forget_positions(language_model)
-        widths = device.draft_widths
+        widths = backend.draft_widths
         text = CompiledModel(language_model, attention, positions, widths, embed, count)
     return LoadedModel(
         model=model,
@@ -99,7 +99,7 @@ def load(
         default_temperature=_default_temperature(generation),
         default_top_p=float(generation.get("top_p") or 1.0),
         position_lock=_position_lock(family),
-        faults=Faults(device),
+        faults=Faults(come_late=backend.errors_come_late),
         ranks=ranks,
     )
 
@@ -186,7 +186,7 @@ def _make_fast(
     if family.fix is not None:
         _fix(family.fix, model, processor, settings)
     if family.tower is not None:
-        use_fast_tower(model, family.tower, device)
+        use_fast_tower(model, family.tower, backend_of(device))
         use_fast_patches(processor, model.vision_tower)
     has_kernels = device.runs_our_kernels and kernels.can_be_used()
     if has_kernels:

@@ -22,8 +22,9 @@ import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
 from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns, forget_columns
+from vlm_server.runner.backends.cuda.attention import BLOCK_TOKENS
+from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.device.arrays import is_out_of_memory
-from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS, MAX_DRAFTING_ROWS
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.chunks import PaddedChunk, PromptChunk
@@ -95,7 +96,7 @@ class CompiledModel(TextModel):
         embed: Embed | None = None,
         mixed_step_tokens: int = 0,
     ) -> None:
-        """`draft_widths`: see `Device`.
+        """`draft_widths`: see `Backend`.
 
         `embed`: None if that is not known. With it, a mixed step has `mixed_step_tokens`; 0 for no
         mixed steps.
@@ -141,7 +142,7 @@ class CompiledModel(TextModel):
         end = chunk.cache[0].offset + count
         if count <= _SHORT_CHUNK or end <= _MOST_KEYS:
             return True
-        padded = PaddedChunk.around(end - count, end, CUDA_BLOCK_TOKENS)
+        padded = PaddedChunk.around(end - count, end, BLOCK_TOKENS)
         return not self._attention.attention.is_scheduled(padded.last - padded.first, padded.last)
 
     def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:

@@ -30,9 +30,8 @@ from mlx_vlm.models import (
 )
 from numpy.typing import NDArray
 
-from vlm_server.runner.backends import backend_of
+from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.backends.rope import Rope, image_rope
-from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.grids import (
     Grid,
     interpolation,
@@ -52,9 +51,9 @@ PIXEL_BYTES = "pixel_bytes"
 _MOST_COMPILED = 16
 
 
-def use_fast_tower(model: Any, tower: type[FrameTower], device: Device) -> None:
+def use_fast_tower(model: Any, tower: type[FrameTower], backend: Backend) -> None:
     """Replace the vision tower of a loaded model by `tower`, which gives the same rows sooner."""
-    model.vision_tower = tower(model.vision_tower, device)
+    model.vision_tower = tower(model.vision_tower, backend)
 
 
 def fast_tower_of(tower: Any) -> type[FrameTower] | None:
@@ -93,10 +92,9 @@ _Encode = Callable[[mx.array], tuple[mx.array, list[mx.array], list[mx.array]]]
 class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
     """Qwen2-VL's tower: every patch attends to its whole frame, in every layer."""
 
-    def __init__(self, tower: Any, device: Device) -> None:
+    def __init__(self, tower: Any, backend: Backend) -> None:
         super().__init__()
-        self.device = device
-        self._backend = backend_of(device)
+        self._backend = backend
         self.patch_embed = tower.patch_embed
         self.blocks = tower.blocks
         self.merger = tower.merger
@@ -144,7 +142,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
             made = self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid)
             return made.rows, made.deepstack, made.parts
 
-        return mx.compile(run) if self.device.compiles_towers else run
+        return mx.compile(run) if self._backend.compiles_towers else run
 
     def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
         positions = patch_positions(grid.height, grid.width, self.spatial_merge_size)
@@ -154,7 +152,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         for number, block in enumerate(self.blocks):
             x = self._layer(block, x, rope, segments)
             deepstack += self._deepstack(number, x)
-            parts += [x] if self.device.encodes_in_turns else []
+            parts += [x] if self._backend.encodes_in_turns else []
         return TowerRows(self._merge(_flat(x)), deepstack, parts)
 
     def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
@@ -189,8 +187,8 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
 class DeepstackTower(FrameTower):
     """Qwen3-VL's tower: learned positions besides, and rows for the text's first layers."""
 
-    def __init__(self, tower: Any, device: Device) -> None:
-        super().__init__(tower, device)
+    def __init__(self, tower: Any, backend: Backend) -> None:
+        super().__init__(tower, backend)
         self.pos_embed = tower.pos_embed
         self.deepstack_merger_list = tower.deepstack_merger_list
         self._positions_side = int(tower.num_grid_per_side)
@@ -212,8 +210,8 @@ class DeepstackTower(FrameTower):
 class WindowTower(FrameTower):
     """Qwen2.5-VL's tower: attention within windows, and within whole frames in a few layers."""
 
-    def __init__(self, tower: Any, device: Device) -> None:
-        super().__init__(tower, device)
+    def __init__(self, tower: Any, backend: Backend) -> None:
+        super().__init__(tower, backend)
         self._frame_layers = frozenset(tower.fullatt_block_indexes)
         self._window_side = tower.window_size // tower.spatial_merge_size // tower.patch_size
         for block in self.blocks:
@@ -233,7 +231,7 @@ class WindowTower(FrameTower):
         for number, block in enumerate(self.blocks):
             segments = frame if number in self._frame_layers else windows
             x = self._layer(block, x, rope, segments)
-            parts += [x] if self.device.encodes_in_turns else []
+            parts += [x] if self._backend.encodes_in_turns else []
         rows = self.merger(_flat(x)).reshape(grid.frames, len(layout.order), -1)
         return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [], parts)
 
@@ -248,8 +246,8 @@ class GlmTower(FrameTower):
     mlx-vlm 0.7.10 splits every call into three parts, two of them empty for one image.
     """
 
-    def __init__(self, tower: Any, device: Device) -> None:
-        super().__init__(tower, device)
+    def __init__(self, tower: Any, backend: Backend) -> None:
+        super().__init__(tower, backend)
         self.embeddings = tower.embeddings
         self.post_conv_layernorm = tower.post_conv_layernorm
         self.post_layernorm = tower.post_layernorm

@@ -66,7 +66,7 @@ class Prefill(Prefilled):
             if type(layer) is KVCache:  # made once for all chunks, which then do not grow it
                 layer.step = room_for(request.prompt.num_tokens)
         self._can_be_padded = self._takes_padding()
-        self._multiple = loaded.device.prefill_padding_tokens if self._can_be_padded else 1
+        self._multiple = loaded.backend.prefill_padding_tokens if self._can_be_padded else 1
         """Multiple to which chunks are padded that no compiled step takes."""
         self._logits: mx.array | None = None
         """The last chunk's."""

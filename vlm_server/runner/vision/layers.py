@@ -20,7 +20,7 @@ def by_layers(loaded: LoadedModel, compute: Callable[[], T]) -> Generator[list[m
     Layers are modules of mlx-vlm's that stand in a list with others of their class, outside of the
     language model.
     """
-    if not loaded.device.encodes_in_turns:
+    if not loaded.backend.encodes_in_turns:
         return compute()
     with _recorded(_layer_types(loaded.model)) as results:
         made = compute()

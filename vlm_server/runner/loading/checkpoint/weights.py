@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.layout import read_weight_files
+from vlm_server.runner.backends import backend_of
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.loading.checkpoint.files import check_weights
 
@@ -35,11 +36,8 @@ class Budget:
 
 
 def dtype_on(device: Device, name: str) -> str:
-    """The type that floating-point weights are cast to; `auto` if they keep theirs.
-
-    MLX's CPU is fast in float32 alone.
-    """
-    return "float32" if name == "auto" and device.is_cpu else name
+    """The type that floating-point weights are cast to; `auto` if they keep theirs."""
+    return backend_of(device).default_dtype if name == "auto" else name
 
 
 def check_files_fit(folder: Path, dtype: str, budget: Budget) -> None:
