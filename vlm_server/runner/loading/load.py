@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from vlm_server.runner.backends.cuda import kernels
 from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
 from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.families import FAMILIES, Family, Spelling, refuse_unservable
+from vlm_server.runner.families import FAMILIES, Family, refuse_unservable
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.loading.checkpoint.config import normalised
+from vlm_server.runner.loading.checkpoint.config import normalised, spelling_of
 from vlm_server.runner.loading.checkpoint.files import (
     check_files,
     check_shards,
@@ -33,12 +33,11 @@ from vlm_server.runner.loading.checkpoint.files import (
 from vlm_server.runner.loading.checkpoint.view import no_code_of, view_of, weights_renamed
 from vlm_server.runner.loading.checkpoint.weights import (
     Budget,
-    check_files_fit,
     check_fits,
     dtype_on,
-    weight_bytes,
+    tensors_in,
 )
-from vlm_server.runner.loading.evaluate import arrays_of, evaluate
+from vlm_server.runner.loading.evaluate import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
 from vlm_server.runner.loading.probe import family_of
 from vlm_server.runner.model.attention import ModelAttention
@@ -73,7 +72,7 @@ def load(
         model, processor = opened.model, opened.processor
         positions = _make_fast(family, model, processor, image_settings(folder), device)
         spec = model_spec(settings, config, family, model, processor)
-        evaluate(model if ranks is None or ranks.leads else model.language_model)
+        mx.eval(arrays_of(model if ranks is None or ranks.leads else model.language_model))
     generation = read_json(folder / "generation_config.json")
     language_model, backend = model.language_model, backend_of(device)
     attention = ModelAttention(language_model, backend.attention(spec.context_tokens))
@@ -86,6 +85,7 @@ def load(
             family.forget_positions(language_model)
         widths = backend.draft_widths
         text = CompiledModel(language_model, attention, positions, widths, embed, count)
+    writes = family.tower is None and bool(family.position_state)  # when it encodes
     return LoadedModel(
         model=model,
         processor=processor,
@@ -98,7 +98,7 @@ def load(
         text=text,
         default_temperature=_default_temperature(generation),
         default_top_p=float(generation.get("top_p") or 1.0),
-        position_lock=_position_lock(family),
+        position_lock=threading.Lock() if writes else nullcontext(),
         faults=Faults(come_late=backend.errors_come_late),
         ranks=ranks,
     )
@@ -126,18 +126,14 @@ def open_lazily(
     folder = Path(settings.path)
     config = _read_config(folder)
     refuse_unservable(config, allow_unchecked=settings.allow_unchecked)
-    row = FAMILIES.get(str(config["model_type"]))
-    spelling = row.spelling if row else Spelling()
-    config = normalised(config, spelling)
+    row, prefixes = FAMILIES.get(config["model_type"]), spelling_of(config).weight_prefixes
+    config = normalised(config)
     dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
+    tensors = tensors_in(folder)
     if ranks is None:
-        check_files_fit(folder, dtype, budget)
+        check_fits(tensors, dtype, budget)
     with view_of(folder, config) as view:
-        with (
-            no_code_of(folder),
-            no_code_of(view),
-            weights_renamed(config, spelling.weight_prefixes),
-        ):
+        with no_code_of(folder), no_code_of(view), weights_renamed(config, prefixes):
             model, processor = _load(folder, view)
         if row is not None and row.part:
             model, config = getattr(model, row.part), config.get(f"{row.part}_config", {}) | config
@@ -149,14 +145,8 @@ def open_lazily(
         if ranks is not None:
             ranks.shard(model, family.name)
         size_bytes = sum(array.nbytes for array in arrays_of(model))
-        check_fits(size_bytes, weight_bytes(folder, "auto"), dtype, budget)
+        check_fits(tensors, dtype, budget, size_bytes)
         yield OpenedModel(config, family, model, processor, size_bytes)
-
-
-def _position_lock(family: Family) -> AbstractContextManager[Any]:
-    """See `LoadedModel.position_lock`. An encode by our own tower writes nothing."""
-    writes = family.tower is None and bool(family.position_state)
-    return threading.Lock() if writes else nullcontext()
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -29,17 +29,12 @@ _UNSCALED = ("default", "axial")
 """Kinds of rope with no parameters but a base, and perhaps `mrope_section`."""
 
 
-def as_read(config: Json) -> Json:
-    """`normalised`, with the spelling of the family of `config`."""
-    row = FAMILIES.get(str(config.get("model_type")))
-    return normalised(config, row.spelling if row else Spelling())
-
-
-def normalised(config: Json, spelling: Spelling) -> Json:
+def normalised(config: Json) -> Json:
     """A copy of `config` (config.json) that mlx-vlm reads as transformers does.
 
     Raises ModelLoadError for a model that mlx-vlm can't run.
     """
+    spelling = spelling_of(config)
     made = copy.deepcopy(config)
     vision = made.get("vision_config")
     if spelling.vision_type and isinstance(vision, dict):
@@ -60,6 +55,11 @@ def normalised(config: Json, spelling: Spelling) -> Json:
             if isinstance(part := holder.get(f"{name}_config"), dict):
                 _Part(part, _fields(module, owner)).read()
     return made
+
+
+def spelling_of(config: Json) -> Spelling:
+    row = FAMILIES.get(str(config.get("model_type")))
+    return row.spelling if row else Spelling()
 
 
 def _give_both_names(table: Json, one: str, other: str) -> None:
