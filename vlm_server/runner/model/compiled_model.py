@@ -27,7 +27,7 @@ from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
 from vlm_server.runner.model.attention import ModelAttention
-from vlm_server.runner.model.chunks import PaddedChunk, PromptChunk
+from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, padded_inputs
 from vlm_server.runner.model.forward_pass import Embed, ForwardPass, Sides
 from vlm_server.runner.model.mrope import DecodePositions, next_position_ids
 from vlm_server.runner.model.text_model import TextModel
@@ -45,8 +45,8 @@ _MOST_KEYS = 4096
 """Most keys of longer chunks. With more, MLX's own attention is faster, once it is planned."""
 _MOST_SHARE_OF_ROWS = 0.25
 """Most rows of a mixed step, as a share of its tokens: with more, hardly a chunk would fit."""
-_TOKEN_AXES = {"inputs_embeds": 1, "position_ids": 2}
-"""Arguments of compiled steps, and which of their axes has an entry for each token."""
+_INPUTS = frozenset({"inputs_embeds", "position_ids"})
+"""Arguments of compiled steps, of those in `TOKEN_AXES`."""
 
 
 class _Kind(enum.Enum):
@@ -174,8 +174,9 @@ class CompiledModel(TextModel):
     ) -> tuple[mx.array, mx.array | None] | None:
         """The result of `step`; None: see `_launch`."""
         rows, count = token_ids.shape
-        if chunk is not None and count == 1 and self._fits_mixed_step(rows, chunk):
-            made = self._mixed_step(token_ids, cache, position_ids, chunk)
+        if chunk is not None and count == 1 and self._takes_inputs(chunk):
+            has_room = chunk.num_tokens <= self.max_piggybacked_tokens(rows, has_media=False)
+            made = self._mixed_step(token_ids, cache, position_ids, chunk) if has_room else None
             if made is not None:
                 return made
         self._wanted.pop(_Shape(rows, count), None)
@@ -193,11 +194,11 @@ class CompiledModel(TextModel):
         self._wanted.pop(_Shape(1, count, _Kind.CHUNK), None)
         if not self._inputs:
             self._inputs = {
-                name: _first(value, _TOKEN_AXES[name]) for name, value in chunk.inputs.items()
+                name: _first(value, TOKEN_AXES[name]) for name, value in chunk.inputs.items()
             }
             mx.eval(self._inputs)
         place = self._place(chunk.cache, num_new, count)
-        token_ids, inputs = _padded(chunk, count)
+        token_ids, inputs = chunk.padded(0, count - num_new)
         return self._launch(token_ids, place, inputs, mx.array([num_new - 1]))
 
     def compile_next(self) -> bool:
@@ -217,22 +218,24 @@ class CompiledModel(TextModel):
     def _some_rows(self, rows: int, count: int) -> tuple[Any, ...]:
         """Arguments of `ForwardPass.run` for rows: zeros in the shapes of real ones, lazy."""
         positions = next_position_ids(self._positions, [0] * rows, count)
-        bounds = mx.zeros((rows, 3), mx.int32)
-        sides = self._empty_sides(rows, VIEW_TOKENS)
-        return mx.zeros((rows, count), mx.int32), bounds, sides, positions
+        return self._some_tokens(rows, count, positions)
 
     def _some_prompt(self, count: int) -> tuple[Any, ...]:
         """Arguments of `ForwardPass.run` for a prompt's chunk: zeros, lazy."""
-        inputs = {n: _filled_up(value, _TOKEN_AXES[n], count) for n, value in self._inputs.items()}
-        bounds, sides = mx.zeros((1, 3), mx.int32), self._empty_sides(1, VIEW_TOKENS)
-        return mx.zeros((1, count), mx.int32), bounds, sides, inputs
+        return self._some_tokens(1, count, padded_inputs(self._inputs, 0, count - 1))
+
+    def _some_tokens(self, rows: int, count: int, inputs: dict[str, mx.array]) -> tuple[Any, ...]:
+        bounds, sides = mx.zeros((rows, 3), mx.int32), self._empty_sides(rows, VIEW_TOKENS)
+        return mx.zeros((rows, count), mx.int32), bounds, sides, inputs
 
     def _empty_sides(self, rows: int, capacity: int) -> Sides:
         """New buffers, lazy."""
-        return [
-            (_zeros(keys, rows, capacity), _zeros(values, rows, capacity))
-            for keys, values in self._sides
-        ]
+
+        def zeros(like: mx.array) -> mx.array:
+            _, heads, _, size = like.shape
+            return mx.zeros((rows, heads, capacity, size), like.dtype)
+
+        return [(zeros(keys), zeros(values)) for keys, values in self._sides]
 
     def _make_buffers(self, chunk: PromptChunk) -> None:
         """Make the buffers of the prompt's layers, if they have none."""
@@ -242,13 +245,9 @@ class CompiledModel(TextModel):
                 layer.keys, layer.values = sides
 
     def _takes_inputs(self, chunk: PromptChunk) -> bool:
-        are_known = chunk.inputs.keys() <= _TOKEN_AXES.keys()
+        are_known = chunk.inputs.keys() <= _INPUTS
         self._takes_media &= are_known
         return are_known and bool(self._sides) and self._takes(chunk.cache)
-
-    def _fits_mixed_step(self, rows: int, chunk: PromptChunk) -> bool:
-        has_room = chunk.num_tokens <= self.max_piggybacked_tokens(rows, has_media=False)
-        return self._takes_inputs(chunk) and has_room
 
     def _place(self, cache: list[Any], num_new: int, count: int) -> _Place:
         """Where `num_new` tokens of each row go, by a compiled step of `count`; there is room."""
@@ -306,7 +305,7 @@ class CompiledModel(TextModel):
             self._make_buffers(chunk)
             mine = self._place(cache, 1, 1)
             theirs = self._place(chunk.cache, chunk.num_tokens, count)
-            prompt_ids, inputs = _padded(chunk, count)
+            prompt_ids, inputs = chunk.padded(0, count - chunk.num_tokens)
             rows_arguments = token_ids, mine.bounds, mine.sides, position_ids
             prompt_arguments = prompt_ids, theirs.bounds, theirs.sides, inputs
             logits, new = self._mixed(*rows_arguments, *prompt_arguments, logit_rows)
@@ -327,21 +326,3 @@ class CompiledModel(TextModel):
 def _first(array: mx.array, axis: int) -> mx.array:
     """A copy of the first entry along `axis`, of the first row."""
     return mx.contiguous(mx.take(array, mx.array([0]), axis=axis))
-
-
-def _zeros(like: mx.array, rows: int, capacity: int) -> mx.array:
-    _, heads, _, size = like.shape
-    return mx.zeros((rows, heads, capacity, size), like.dtype)
-
-
-def _padded(chunk: PromptChunk, count: int) -> tuple[mx.array, dict[str, mx.array]]:
-    """Its token ids and inputs, as a compiled step of `count` tokens takes them."""
-    inputs = {n: _filled_up(value, _TOKEN_AXES[n], count) for n, value in chunk.inputs.items()}
-    return _filled_up(chunk.token_ids, 1, count), inputs
-
-
-def _filled_up(array: mx.array, axis: int, count: int) -> mx.array:
-    """`array` with zeros after it, up to `count` entries along `axis`."""
-    widths = [(0, 0)] * array.ndim
-    widths[axis] = 0, count - array.shape[axis]
-    return mx.pad(array, widths)

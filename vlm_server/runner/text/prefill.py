@@ -165,7 +165,7 @@ class Prefill(Prefilled):
         forget_columns(cache)
         if not padded.is_exact:
             cache = [PaddedChunkCache(layer, padded) for layer in self.cache]
-            token_ids, arguments = padded.padded(token_ids, 1), padded.padded_inputs(arguments)
+            token_ids, arguments = chunk.padded(padded.num_before, padded.num_after)
         wanted = WantedLogits(num_padding=padded.num_after)
         with self._loaded.attention.in_place(), logits_of(language_model, wanted):
             logits: mx.array = language_model(token_ids, cache=cache, **arguments).logits
