@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +23,10 @@ _ALIGNED = 64
 
 Mask = mx.array | str | None
 """`causal`, or what may be attended to: (rows or 1, 1, queries, keys) bool; None for all."""
+
+
+Rotate = Callable[[mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.array]]
+"""RoPE of queries and keys, given their angles' cosines and sines: see `rotate_heads`."""
 
 
 class Attention(ABC):
@@ -126,6 +131,13 @@ class Backend(ABC):
     @abstractmethod
     def attention(self, context_tokens: int) -> Attention:
         """New attention of a language model; `context_tokens`: the most of prompt and answer."""
+
+    def use_kernels(self, language_model: Any) -> Rotate | None:
+        """Let a language model's layers use kernels of ours, if there are any for this device.
+
+        Returns their RoPE; None for operations of MLX.
+        """
+        return None
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
         """`softmax(q @ k.T * scale) @ v`, all (rows, heads, patches, head size), of a tower.

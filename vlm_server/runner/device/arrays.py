@@ -1,15 +1,12 @@
-"""Reads arrays, and says what MLX's errors mean, which have no types.
+"""Reads arrays, and sorts MLX's errors, which have no types.
 
-All arrays are read by `read`, which evaluates first.
+All arrays are read by `read`, which evaluates first: numpy alone would lose MLX's exception, ask
+again, and get the bytes of an array that was never computed.
 
-numpy asks an array for its buffer, loses the exception if computing it failed, and asks again; by
-then MLX has told the error and forgotten it, and what was never computed is read as numbers. On
-Metal every failure is late like this: out of memory, time-outs, another program's faults.
-
-Metal runs commands after the call that launched them has returned, and MLX tells an error once, to
-whoever waits next for anything of that stream. All others read what was never computed. So where
+Metal runs commands after the call that launched them has returned, and MLX raises an error once, in
+the next wait for its stream; later waits succeed, with arrays that were never computed. So where
 errors come late, the work of one owner (sequences that decode, a prompt, an encode) is waited for
-before another's; and whoever did not see an error asks whether somebody else saw one meanwhile.
+before another's, and an owner that saw no error asks whether another saw one meanwhile.
 """
 
 from __future__ import annotations

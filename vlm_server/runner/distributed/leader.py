@@ -1,4 +1,4 @@
-"""The processes that compute a model: this one alone, or rank 0, which tells the others."""
+"""The processes that compute a model: this one alone, or rank 0, which directs the others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Group:
-    """The processes that an engine is built on, in the order of its methods: this one alone."""
+    """The processes of an engine: this one alone. Its methods are called in their order."""
 
     def common(self, start: Start, device: Device) -> Start:
         """`start` as it suits all processes."""

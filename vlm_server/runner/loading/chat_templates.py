@@ -41,7 +41,7 @@ _REASONING = {
     ("\u25c1/think\u25b7",): ReasoningFormat("\u25c1think\u25b7", "\u25c1/think\u25b7"),
     ("<think>", "</think>"): ReasoningFormat("<think>", "</think>"),
 }
-"""The marks of reasoning, by substrings that tell a family's templates; any of them."""
+"""Formats by substrings of chat templates, any of which identifies one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +181,7 @@ def tool_parser(template: str | None, parser: str) -> ToolParser | None:
 
 def reasoning_format(template: str | None) -> ReasoningFormat | None:
     """The marks of reasoning in a chat template; None if it has none."""
-    text = template or ""
-    found = (marks for told, marks in _REASONING.items() if any(each in text for each in told))
+    found = (
+        f for marks, f in _REASONING.items() if any(mark in (template or "") for mark in marks)
+    )
     return next(found, None)

@@ -15,8 +15,7 @@ import mlx_vlm
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.backends import backend_of
-from vlm_server.runner.backends.cuda import kernels
-from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
+from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.families import FAMILIES, Family, refuse_unservable
@@ -42,13 +41,11 @@ from vlm_server.runner.loading.model_spec import model_spec
 from vlm_server.runner.loading.probe import family_of
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.compiled_model import CompiledModel
-from vlm_server.runner.model.fixes import Fix
 from vlm_server.runner.model.forward_pass import plain_embedding
 from vlm_server.runner.model.lm_head import use_last_token_head
 from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
 from vlm_server.runner.model.patches import use_fast_patches
 from vlm_server.runner.model.text_model import TextModel
-from vlm_server.runner.model.towers import use_fast_tower
 from vlm_server.runner.ranks import Ranks
 from vlm_server.settings import Model as ModelSettings
 
@@ -65,16 +62,16 @@ def load(
     Runs no code from it and fetches nothing. Raises ModelLoadError if the folder is no checkpoint
     that can be served, or if its weights take more than `limit_bytes`.
     """
-    folder = Path(settings.path)
+    folder, backend = Path(settings.path), backend_of(device)
     checkpoint = Checkpoint(folder, str(settings.dtype), settings.chat_template)
     with open_lazily(settings, device, limit_bytes, ranks) as opened:
         config, family = opened.config, opened.family
         model, processor = opened.model, opened.processor
-        positions = _make_fast(family, model, processor, image_settings(folder), device)
+        positions = _make_fast(family, model, processor, image_settings(folder), backend)
         spec = model_spec(settings, config, family, model, processor)
         mx.eval(arrays_of(model if ranks is None or ranks.leads else model.language_model))
     generation = read_json(folder / "generation_config.json")
-    language_model, backend = model.language_model, backend_of(device)
+    language_model = model.language_model
     attention = ModelAttention(language_model, backend.attention(spec.context_tokens))
     text = TextModel(language_model, attention)
     if device.runs_our_kernels and family.is_checked and ranks is None:
@@ -124,7 +121,10 @@ def open_lazily(
     They can be read during the `with` block only.
     """
     folder = Path(settings.path)
-    config = _read_config(folder)
+    check_files(folder)
+    config = read_json(folder / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise ModelLoadError(f"{folder}/config.json names no model_type")
     refuse_unservable(config, allow_unchecked=settings.allow_unchecked)
     row, prefixes = FAMILIES.get(config["model_type"]), spelling_of(config).weight_prefixes
     config = normalised(config)
@@ -149,14 +149,6 @@ def open_lazily(
         yield OpenedModel(config, family, model, processor, size_bytes)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    check_files(folder)
-    config = read_json(folder / "config.json")
-    if not isinstance(config.get("model_type"), str):
-        raise ModelLoadError(f"{folder}/config.json names no model_type")
-    return config
-
-
 def _load(folder: Path, view: Path) -> tuple[Any, Any]:
     """mlx-vlm's model and processor of `folder`, seen through `view`; the weights are lazy."""
     try:
@@ -170,29 +162,24 @@ def _load(folder: Path, view: Path) -> tuple[Any, Any]:
 
 
 def _make_fast(
-    family: Family, model: Any, processor: Any, settings: Mapping[str, Any], device: Device
+    family: Family, model: Any, processor: Any, settings: Mapping[str, Any], backend: Backend
 ) -> DecodePositions:
     """Replace parts of the model and its processor that are slow or would fail."""
     if family.fix is not None:
-        _fix(family.fix, model, processor, settings)
+        try:
+            family.fix(model, processor, settings)
+        except AttributeError as error:  # transformers may have found a processor of another kind
+            raise ModelLoadError(
+                f"the checkpoint's processor is not its family's: {error}"
+            ) from error
     if family.tower is not None:
-        use_fast_tower(model, family.tower, backend_of(device))
+        model.vision_tower = family.tower(model.vision_tower, backend)
         use_fast_patches(processor, model.vision_tower)
-    has_kernels = device.runs_our_kernels and kernels.can_be_used()
-    if has_kernels:
-        use_few_rows_kernels(model.language_model)
+    rotate = backend.use_kernels(model.language_model)
     use_last_token_head(model.language_model)
     if family.mrope is None:
         return DecodePositions.NONE
-    return use_shared_mrope(model.language_model, kernels.rotate_heads if has_kernels else None)
-
-
-def _fix(fix: Fix, model: Any, processor: Any, settings: Mapping[str, Any]) -> None:
-    """Raises ModelLoadError for a processor of another kind, which transformers may have found."""
-    try:
-        fix(model, processor, settings)
-    except AttributeError as error:
-        raise ModelLoadError(f"the checkpoint's processor is not its family's: {error}") from error
+    return use_shared_mrope(model.language_model, rotate)
 
 
 def _default_temperature(generation: dict[str, Any]) -> float:

@@ -7,7 +7,7 @@ through views of their first columns, so that their size does not matter; elsewh
 compiled step for each size, too.
 
 A mixed step decodes, and reads a piggybacked chunk of a prompt in the same pass: the weights are
-read once for both, and those who decode hardly wait.
+read once for both, and the decoding sequences hardly wait.
 """
 
 from __future__ import annotations
@@ -96,11 +96,7 @@ class CompiledModel(TextModel):
         embed: Embed | None = None,
         mixed_step_tokens: int = 0,
     ) -> None:
-        """`draft_widths`: see `Backend`.
-
-        `embed`: None if that is not known. With it, a mixed step has `mixed_step_tokens`; 0 for no
-        mixed steps.
-        """
+        """`embed`: see `plain_embedding`. `draft_widths`, `mixed_step_tokens`: see `Backend`."""
         super().__init__(language_model, attention)
         self._positions = positions
         self._in_place = attention.attention.appends_in_place
@@ -111,9 +107,9 @@ class CompiledModel(TextModel):
         self.works = True
         """False once it was found that the model can't be compiled."""
         self._sides: Sides = []
-        """A column of those of the first call; steps that are compiled ahead have such shapes."""
+        """One column of the first call's buffers, whose shapes steps compiled ahead take."""
         self._inputs: dict[str, mx.array] = {}
-        """A token of those of the first chunk, likewise."""
+        """One token of the first chunk's inputs, likewise."""
         self._takes_media = True
         """Whether media bring no further arguments, as far as is known."""
         self._wanted = dict.fromkeys(self._shapes(draft_widths) if self._in_place else ())
@@ -269,9 +265,8 @@ class CompiledModel(TextModel):
     ) -> mx.array | None:
         """Append tokens at `place`, and return logits: of each row's at `logit_places`, or of all.
 
-        They are launched when this returns, so that whatever anyone asks of the cache comes after
-        that on the stream. None if there was no memory or the model can't be compiled, and nothing
-        was done.
+        The step is launched when this returns: later reads of the cache follow it on the stream.
+        None if there was no memory or the model can't be compiled, and nothing was done.
         """
         try:
             logits, new = self._step(token_ids, place.bounds, place.sides, inputs, logit_places)

@@ -10,21 +10,18 @@ A text token has one position three times, whatever the family: there M-RoPE is 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding
 
+from vlm_server.runner.backends.interface import Rotate
 from vlm_server.runner.backends.rope import Rope
 
 _STYLES = frozenset({"chunked", "interleaved"})
 """Styles of M-RoPE in which each frequency follows one of the three positions."""
-
-
-Rotate = Callable[[mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.array]]
-"""RoPE of queries and keys, given their angles' cosines and sines: see `rotate_heads`."""
 
 
 class DecodePositions(enum.Enum):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import mlx.core as mx
@@ -51,11 +52,6 @@ PIXEL_BYTES = "pixel_bytes"
 _MOST_COMPILED = 16
 
 
-def use_fast_tower(model: Any, tower: type[FrameTower], backend: Backend) -> None:
-    """Replace the vision tower of a loaded model by `tower`, which gives the same rows sooner."""
-    model.vision_tower = tower(model.vision_tower, backend)
-
-
 def fast_tower_of(tower: Any) -> type[FrameTower] | None:
     """Our tower for a vision tower of exactly a known class of mlx-vlm; None for others."""
     return _TOWERS.get(type(tower))
@@ -85,8 +81,8 @@ class TowerRows:
         ]
 
 
-_Encode = Callable[[mx.array], tuple[mx.array, list[mx.array], list[mx.array]]]
-"""Makes rows, deepstack and parts of `TowerRows` of the patches of one grid."""
+_Arrays = tuple[mx.array, list[mx.array], list[mx.array]]
+"""The rows, deepstack and parts of `TowerRows`, as `mx.compile` takes them."""
 
 
 class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
@@ -118,33 +114,23 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         What follows another of the same height and width is more frames to it: frames do not
         attend to each other.
         """
-        parts, start = [], 0
+        made, start = [], 0
         for grid in join_frames(Grid(*row) for row in grid_thw.tolist()):
-            patches = pixel_values[start : start + grid.patches]
-            parts.append(TowerRows(*self._function_of(grid)(patches)))
+            made.append(self._function_of(grid)(pixel_values[start : start + grid.patches]))
             start += grid.patches
-        return TowerRows(
-            mx.concatenate([part.rows for part in parts]),
-            [
-                mx.concatenate(list(layer))
-                for layer in zip(*(part.deepstack for part in parts), strict=True)
-            ],
-            [each for part in parts for each in part.parts],
-        )
+        rows, deepstack, parts = zip(*made, strict=True)
+        layers = [mx.concatenate(list(layer)) for layer in zip(*deepstack, strict=True)]
+        return TowerRows(mx.concatenate(list(rows)), layers, list(chain(*parts)))
 
-    def _new_function(self, grid: Grid) -> _Encode:
-        """A function from patches of such a grid to rows, compiled where that pays.
+    def _new_function(self, grid: Grid) -> Callable[[mx.array], _Arrays]:
+        """`_encode_one` for one grid, whose positions it keeps; compiled where that pays."""
 
-        It keeps positions on the device.
-        """
-
-        def run(patches: mx.array) -> tuple[mx.array, list[mx.array], list[mx.array]]:
-            made = self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid)
-            return made.rows, made.deepstack, made.parts
+        def run(patches: mx.array) -> _Arrays:
+            return self._encode_one(patches, grid)
 
         return mx.compile(run) if self._backend.compiles_towers else run
 
-    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
+    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> _Arrays:
         positions = patch_positions(grid.height, grid.width, self.spatial_merge_size)
         x = self._embed(pixel_values, grid, positions)
         rope, segments = self._rope(positions), Segments(((1, grid.frame_patches),))
@@ -153,7 +139,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
             x = self._layer(block, x, rope, segments)
             deepstack += self._deepstack(number, x)
             parts += [x] if self._backend.encodes_in_turns else []
-        return TowerRows(self._merge(_flat(x)), deepstack, parts)
+        return self._merge(_flat(x)), deepstack, parts
 
     def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
         """The input of the first layer, (frames, patches, hidden)."""
@@ -163,7 +149,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         """(patches, pixels) to (patches, hidden): a convolution whose steps do not overlap."""
         proj = self.patch_embed.proj
         weight = mx.moveaxis(proj.weight, -1, 1).reshape(proj.weight.shape[0], -1)
-        rows: mx.array = pixel_values @ weight.T
+        rows: mx.array = pixel_values.astype(weight.dtype) @ weight.T
         return rows + proj.bias if "bias" in proj else rows
 
     def _rope(self, positions: NDArray[np.int32]) -> Rope:
@@ -217,7 +203,7 @@ class WindowTower(FrameTower):
         for block in self.blocks:
             self._backend.prepare_mlp(block.mlp)
 
-    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
+    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> _Arrays:
         """Tokens are sorted by window before the first layer, and back after the last."""
         merged, unit = self.spatial_merge_size, self.spatial_merge_size**2
         layout = window_layout(grid.height // merged, grid.width // merged, self._window_side)
@@ -233,7 +219,7 @@ class WindowTower(FrameTower):
             x = self._layer(block, x, rope, segments)
             parts += [x] if self._backend.encodes_in_turns else []
         rows = self.merger(_flat(x)).reshape(grid.frames, len(layout.order), -1)
-        return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [], parts)
+        return _flat(rows[:, mx.array(np.argsort(layout.order))]), [], parts
 
     def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
         x = x + attend(block.attn, block.norm1(x), rope, segments, self._backend)

@@ -99,11 +99,10 @@ class ImageEncoding:
         self._are_finite = mx.array(True)
 
     def advance(self) -> bool:
-        """Launch parts of about `_TURN_SECONDS`, and wait for those that were launched before.
+        """Launch parts of about `_TURN_SECONDS`, and wait for the parts that were launched before.
 
-        Or for themselves, where errors come late. The first parts are waited for, and tell how long
-        the others take. False if nothing is left. Raises OutOfMemory, StepTooLong, and
-        InternalError for other failures.
+        Where errors come late, it waits for the new parts. False if nothing is left. Raises
+        OutOfMemory, StepTooLong, and InternalError for other failures.
         """
         before = self._launched
         with self._request_errors():
@@ -138,7 +137,7 @@ class ImageEncoding:
             raise self._faults.request_error(error, _FAILED) from error
 
     def _measure(self) -> float:
-        """Run the first parts; how many more of them fit into this turn, and all into the next.
+        """Run the first two parts; returns how many more fit into this turn.
 
         The first one also takes the pixels to the device: the second is measured.
         """

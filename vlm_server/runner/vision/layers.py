@@ -1,4 +1,4 @@
-"""Splits what mlx-vlm's vision towers compute at their layers."""
+"""Splits an encode by mlx-vlm's own vision tower into the results of its layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def by_layers(loaded: LoadedModel, compute: Callable[[], T]) -> Generator[list[mx.array], None, T]:
-    """The result of `compute`, lazy; where media are encoded in turns, yields each layer's.
+    """The lazy result of `compute`; where media are encoded in turns, yields each layer's first.
 
     Layers are modules of mlx-vlm's that stand in a list with others of their class, outside of the
     language model.

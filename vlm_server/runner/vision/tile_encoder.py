@@ -1,4 +1,4 @@
-"""Encodes pictures tile by tile, and only the tiles that no picture before had."""
+"""Encodes pictures tile by tile, and only tiles that are not cached."""
 
 from __future__ import annotations
 

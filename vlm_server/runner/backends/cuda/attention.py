@@ -19,15 +19,18 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 
 from vlm_server.runner.backends.bounded_layer import BoundedLayer, MixedLayer
+from vlm_server.runner.backends.cuda import kernels
 from vlm_server.runner.backends.cuda.attention_kernels import (
     append_and_attend,
     append_and_attend_mixed,
 )
-from vlm_server.runner.backends.interface import Attention, Backend, Mask
+from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
+from vlm_server.runner.backends.interface import Attention, Backend, Mask, Rotate
 from vlm_server.runner.device.arrays import read
 
 logger = logging.getLogger(__name__)
@@ -139,6 +142,12 @@ class CudaBackend(Backend):
 
     def attention(self, context_tokens: int) -> Attention:
         return CudaAttention(context_tokens, num_kept_plans())
+
+    def use_kernels(self, language_model: Any) -> Rotate | None:
+        if not kernels.can_be_used():
+            return None
+        use_few_rows_kernels(language_model)
+        return kernels.rotate_heads
 
 
 class CudaAttention(Attention):
