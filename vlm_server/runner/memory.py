@@ -25,7 +25,7 @@ class MlxMemory:
         self._device = device
         self._backend = backend_of(device)
         self._wanted_pool_bytes = settings.pool_limit_bytes
-        self.set_limit(limit_bytes(settings, device))
+        MlxMemory.set_limit(self, limit_bytes(settings, device))  # ranks set their first one alike
 
     def set_limit(self, limit_bytes: int) -> None:
         """See `DeviceMemory.set_limit`."""

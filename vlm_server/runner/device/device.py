@@ -1,4 +1,4 @@
-"""The device that MLX computes on: made once at start, and passed to whoever depends on it."""
+"""The device that MLX computes on: found once, at start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeviceKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device and its size; what it computes in a way of its own is its `Backend`'s.
+    """A device and its size. What depends on its kind is in its `Backend`.
 
     name: for people and for cache keys: `cpu`, or the GPU's name.
     memory_bytes: all that it has; a CPU's is what the process may use of the machine's.

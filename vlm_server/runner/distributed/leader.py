@@ -142,19 +142,16 @@ class LeadingMemory(MlxMemory):
     """The `DeviceMemory` of rank 0; the others follow its limit and clear when it does."""
 
     def __init__(self, settings: Memory, device: Device, followers: Followers, book: Book) -> None:
-        self._book = book
-        self._followers: Followers | None = None  # they set the first limit themselves
         super().__init__(settings, device)
+        self._book = book
         self._followers = followers
 
     def set_limit(self, limit_bytes: int) -> None:
         super().set_limit(limit_bytes)
-        if self._followers is not None:
-            self._followers.send(SetLimit(limit_bytes))
+        self._followers.send(SetLimit(limit_bytes))
 
     def clear(self) -> None:
-        if self._followers is not None:
-            self._followers.send(Clear(self._book.take_dropped()))
+        self._followers.send(Clear(self._book.take_dropped()))
         super().clear()
 
 

@@ -3,7 +3,7 @@
 CUDA plans attention anew for each number of queries and keys, and hardly two prompts are of one
 length (`runner.backends.cuda.attention`). A padded chunk starts and ends at multiples of the
 padding. What comes after the chunk is masked, since attention is causal. The positions before it
-are those of tokens that the cache holds already; nobody reads their queries.
+are those of tokens that the cache holds already; their queries are not read.
 
 Only queries after a token can hide keys after it: CUDA's causal attention takes the last query to
 be at the last key, and a mask would cost more than it saves. So the padding costs tokens: on an

@@ -1,7 +1,7 @@
 """Tilings: how families cut pictures into tiles that are encoded independently of each other.
 
-Each is encoded in a call of its own, always of the same shape: so its features are the same bits
-whatever else is in the picture, and whether or not they come from a cache. Knows no cache.
+Each is encoded by one call, always of the same shape. So its features are the same bits whatever
+the rest of the picture is, and whether or not they come from a cache.
 """
 
 from __future__ import annotations
