@@ -27,7 +27,7 @@ from vlm_server.runner.loading.checkpoint.weights import (
     check_fits,
     dtype_on,
 )
-from vlm_server.runner.loading.evaluate import arrays_of
+from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
 from vlm_server.runner.loading.probe import planned_state_size

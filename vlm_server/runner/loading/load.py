@@ -36,7 +36,7 @@ from vlm_server.runner.loading.checkpoint.weights import (
     dtype_on,
     tensors_in,
 )
-from vlm_server.runner.loading.evaluate import arrays_of
+from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
 from vlm_server.runner.loading.probe import family_of
 from vlm_server.runner.model.attention import ModelAttention

@@ -157,8 +157,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
 
     def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
         x = x + attend(block.attn, block.norm1(x), rope, segments, self._backend)
-        after: mx.array = x + block.mlp(block.norm2(x))
-        return after
+        return x + block.mlp(block.norm2(x))  # type: ignore[no-any-return]
 
     def _deepstack(self, layer: int, x: mx.array) -> list[mx.array]:
         """Rows for the text's layers from the result `x` of layer `layer`; none for most layers."""
@@ -166,8 +165,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
 
     def _merge(self, x: mx.array) -> mx.array:
         """(patches, hidden) to (tokens, the text's hidden)."""
-        rows: mx.array = self.merger(x)
-        return rows
+        return self.merger(x)  # type: ignore[no-any-return]
 
 
 class DeepstackTower(FrameTower):

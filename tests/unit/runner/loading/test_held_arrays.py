@@ -10,7 +10,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from vlm_server.runner.loading.evaluate import arrays_of
+from vlm_server.runner.loading.held_arrays import arrays_of
 
 
 class Rope:
