@@ -46,11 +46,14 @@ _REASONING = {
 
 @dataclass(frozen=True, slots=True)
 class ChosenTemplate:
-    """A template. `end_token`, if any, ends an answer; `warning` is for the log and clients."""
+    """A template, if any; `end_token`, if any, ends an answer.
 
-    text: str
+    warnings: for the log and clients.
+    """
+
+    text: str | None = None
     end_token: str | None = None
-    warning: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ def own_template(image: str, video: str | None, tokens: Collection[str]) -> Chos
         f"the checkpoint has no chat template: {as_what}, which may not be how the model was "
         "trained; name a file with its template in model.chat_template (--chat-template)"
     )
-    return ChosenTemplate(text, marks.end_token if name else None, warning)
+    return ChosenTemplate(text, marks.end_token, (warning,))
 
 
 def _between_marks(token: str, tokens: Collection[str]) -> str:

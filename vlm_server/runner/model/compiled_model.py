@@ -12,11 +12,10 @@ read once for both, and the decoding sequences hardly wait.
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
@@ -49,22 +48,17 @@ _INPUTS = frozenset({"inputs_embeds", "position_ids"})
 """Arguments of compiled steps, of those in `TOKEN_AXES`."""
 
 
-class _Kind(enum.Enum):
-    STEP = enum.auto()
-    """`rows` that append `count` tokens each."""
-    CHUNK = enum.auto()
-    """`count` tokens of one prompt."""
-    MIXED = enum.auto()
-    """`rows` that append a token each, and a prompt's tokens, `count` in all."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The shape of a compiled step."""
+    """The shape of a compiled step, which appends `count` tokens.
+
+    To each of `rows` (step), to one prompt (chunk), or in all to `rows`, one each, and to a prompt
+    (mixed).
+    """
 
     rows: int
     count: int
-    kind: _Kind = _Kind.STEP
+    kind: Literal["step", "chunk", "mixed"] = "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +112,10 @@ class CompiledModel(TextModel):
     def _shapes(self, draft_widths: Sequence[int]) -> list[_Shape]:
         rows = range(1, _MOST_ROWS + 1)
         wide = [_Shape(rows, n) for rows in range(1, MAX_DRAFTING_ROWS + 1) for n in draft_widths]
-        chunks = [_Shape(1, count, _Kind.CHUNK) for count in _CHUNKS]
+        chunks = [_Shape(1, count, "chunk") for count in _CHUNKS]
         count = self._tokens_per_pass
         few = [number for number in rows if number <= _MOST_SHARE_OF_ROWS * count]
-        mixed = [_Shape(number, count, _Kind.MIXED) for number in few]
+        mixed = [_Shape(number, count, "mixed") for number in few]
         return [*(_Shape(number, 1) for number in rows), *wide, *chunks, *mixed]
 
     def _takes(self, cache: list[Any]) -> bool:
@@ -187,7 +181,7 @@ class CompiledModel(TextModel):
         num_new = chunk.num_tokens
         count = next(size for size in _CHUNKS if size >= num_new)
         self._make_buffers(chunk)
-        self._wanted.pop(_Shape(1, count, _Kind.CHUNK), None)
+        self._wanted.pop(_Shape(1, count, "chunk"), None)
         if not self._inputs:
             self._inputs = {
                 name: _first(value, TOKEN_AXES[name]) for name, value in chunk.inputs.items()
@@ -198,13 +192,13 @@ class CompiledModel(TextModel):
         return self._launch(token_ids, place, inputs, mx.array([num_new - 1]))
 
     def compile_next(self) -> bool:
-        shape = next((s for s in self._wanted if self._inputs or s.kind is _Kind.STEP), None)
+        shape = next((s for s in self._wanted if self._inputs or s.kind == "step"), None)
         if shape is None or not self._sides:
             return False
         del self._wanted[shape]
-        if shape.kind is _Kind.STEP:
+        if shape.kind == "step":
             self._step(*self._some_rows(shape.rows, shape.count), None)
-        elif shape.kind is _Kind.CHUNK:
+        elif shape.kind == "chunk":
             self._step(*self._some_prompt(shape.count), mx.array([0]))
         else:
             prompt = self._some_prompt(shape.count - shape.rows)
@@ -309,10 +303,10 @@ class CompiledModel(TextModel):
             logger.warning("a mixed step failed", exc_info=True)
             if not is_out_of_memory(error):
                 self._tokens_per_pass = 0
-                shapes = [shape for shape in self._wanted if shape.kind is not _Kind.MIXED]
+                shapes = [shape for shape in self._wanted if shape.kind != "mixed"]
                 self._wanted = dict.fromkeys(shapes)
             return None
-        self._wanted.pop(_Shape(rows, self._tokens_per_pass, _Kind.MIXED), None)
+        self._wanted.pop(_Shape(rows, self._tokens_per_pass, "mixed"), None)
         for place, buffers in zip((mine, theirs), new, strict=True):
             place.advance(buffers)
         return logits[:rows], logits[rows:]
