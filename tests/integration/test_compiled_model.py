@@ -25,6 +25,7 @@ from tests.integration.test_caches import cached_tokens, caches_of
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
+from vlm_server.engine.scheduler import sizing
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams
 from vlm_server.runner.backends import rows as kv_rows
@@ -313,6 +314,7 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     some: Served, monkeypatch: pytest.MonkeyPatch, *, is_scheduled: bool
 ):
     monkeypatch.setattr(compiled_model, "_MOST_KEYS", 600)
+    monkeypatch.setattr(sizing, "_ALONE_SECONDS", 60.0)  # chunks are as long on a busy machine
     monkeypatch.setattr(CpuAttention, "is_scheduled", lambda *_: is_scheduled)
     prompts = [" ".join([word] * 130) for word in ("red", "blue")]
     turns = ("user", prompts[:1]), ("assistant", ("Yes.",)), ("user", prompts[1:])
