@@ -64,12 +64,12 @@ from vlm_server.protocol import (
     Message as ChatMessage,
 )
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.loading.processors import ModelProcessor
+from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
-from vlm_server.runner.vision.encoder import new_encoder
+from vlm_server.runner.vision.encoder import ImageEncoder
 
 Part = str | PillowImage.Image | Image | Video
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
@@ -337,7 +337,7 @@ class Engine:
         self.inbox = ImpatientQueue()
         self.preparers = InlinePreparers(self.preparer, self.inbox)
         self.disk_reader = InlineDiskReader(self.caches, self.inbox)
-        self.encoder = InlineEncoder(new_encoder(self.loaded, self.caches.tiles), self.inbox)
+        self.encoder = InlineEncoder(ImageEncoder(self.loaded, self.caches.tiles), self.inbox)
         self.loop = EngineLoop(
             self.inbox,
             self.scheduler,

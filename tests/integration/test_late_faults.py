@@ -26,7 +26,7 @@ from vlm_server.runner.kv import segments
 from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.prefill import Prefill
 from vlm_server.runner.vision import encoder
-from vlm_server.runner.vision.encoder import ImageEncoding, new_encoder
+from vlm_server.runner.vision.encoder import ImageEncoder, ImageEncoding
 
 WORDS = "lu factorization failed"
 """Of LAPACK's error; each test takes it for one of Metal's."""
@@ -83,7 +83,7 @@ def add(result: Any) -> Any:
 def in_turns(served: Served, chunk_tokens: int = 512) -> Engine:
     caches = caches_of(served, prefix_bytes=LOTS, encoder_bytes=LOTS)
     engine = Engine(*served, chunk_tokens, caches=caches)
-    in_parts = new_encoder(served[0], engine.caches.tiles)
+    in_parts = ImageEncoder(served[0], engine.caches.tiles)
     engine.loop._encoder = EncoderInTurns(in_parts, engine.inbox)
     return engine
 

@@ -40,7 +40,7 @@ from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.text.batched_prefill import can_batch_prefills
-from vlm_server.runner.vision.encoder import new_encoder
+from vlm_server.runner.vision.encoder import ImageEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +112,8 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     engine = build_engine(start, loaded, governor, caches, channel.inbox, group)
     host = loaded.spec
     first = stages(
-        is_thorough=not (device.is_cpu and loaded.family.is_checked),
-        compiles=not device.is_cpu,
+        is_thorough=loaded.backend.compiles_kernels or not loaded.family.is_checked,
+        compiles=loaded.backend.compiles_kernels,
         with_video=host.video_token_id is not None,
         context_tokens=host.context_tokens,
     )
@@ -123,7 +123,8 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     _plan_ahead(engine.runner)
     engine.end_warm_up()
     engine.check_room(loaded.spec.context_tokens)
-    warn_of_slow_products(device)
+    if loaded.backend.uses_blas:
+        warn_of_slow_products()
     gc.collect()
     gc.freeze()  # else each full collection goes through all of it: 30 ms in somebody's answer
     facts = model_facts(loaded, Path(start.model.path))
@@ -193,8 +194,8 @@ def build_engine(
 
 
 def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecutor:
-    encoder = new_encoder(loaded, caches.tiles)
-    in_turns = loaded.device.encodes_in_turns
+    encoder = ImageEncoder(loaded, caches.tiles)
+    in_turns = loaded.backend.encodes_in_turns
     return EncoderInTurns(encoder, inbox) if in_turns else EncoderThread(encoder, inbox)
 
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk.tier import DiskLoad
 from vlm_server.cache.prompt_key import MediaSpan
@@ -52,6 +55,10 @@ class EncodeWork:
     @property
     def span(self) -> MediaSpan:
         return self.prompt.spans[self.span_index]
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        return self.prompt.token_ids[self.span.start : self.span.end]
 
     @property
     def num_tokens(self) -> int:

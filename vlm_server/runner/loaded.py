@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm_server.interfaces.model_spec import ModelSpec
+from vlm_server.runner.backends import backend_of
+from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.families import Family
@@ -53,9 +55,13 @@ class LoadedModel:
         return self.model.language_model
 
     @property
+    def backend(self) -> Backend:
+        return backend_of(self.device)
+
+    @property
     def tiling(self) -> Tiling | None:
         """The tiling by which its pictures are encoded; None if they are encoded as a whole."""
-        return self.family.tiling if self.device.is_filled_by_a_tile else None
+        return self.family.tiling if self.backend.is_filled_by_a_tile else None
 
     def forget_positions(self) -> None:
         """Clear what mlx-vlm keeps of a prompt on the model."""

@@ -17,7 +17,9 @@ import mlx.core as mx
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
-from vlm_server.runner.distributed.messages import Segment, Split, Stored, Taken
+from vlm_server.interfaces import NewRequest, SchedulerOutput
+from vlm_server.protocol import SamplingParams
+from vlm_server.runner.distributed.messages import RankPlan, Segment, Split, Stored, Taken
 from vlm_server.runner.kv.segments import KVSegment, LayerStates, SequenceState
 
 # ---- rank 0 ------------------------------------------------------------------------------
@@ -138,6 +140,26 @@ class FollowingPrefixes:
     def drop(self, numbers: tuple[int, ...]) -> None:
         for number in numbers:
             self._segments.pop(number, None)  # rank 0 may number one that it fails to take
+
+    def plan_of(self, message: RankPlan) -> SchedulerOutput:
+        """The plan for this rank's runner. Raises KeyError for a segment that is not here."""
+        new = [
+            NewRequest(
+                request_id=each.request_id,
+                prompt=each.prompt,
+                sampling=SamplingParams(n=each.n),
+                prefix=self.prefix(each.prefix),
+                features=each.features,
+            )
+            for each in message.new
+        ]
+        return SchedulerOutput(
+            finished_seqs=message.finished_seqs,
+            new=tuple(new),
+            decode=message.decode,
+            prefill=message.prefill,
+            batched_prefills=message.batched_prefills,
+        )
 
     def prefix(self, segments: tuple[Segment, ...]) -> HeldPrefix:
         """The stored prefix of a prompt that begins with these segments."""

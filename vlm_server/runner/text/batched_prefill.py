@@ -18,7 +18,7 @@ from vlm_server.interfaces import NewRequest, PreparedPrompt
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 from vlm_server.runner.kv.segments import restore, room_for
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model.lm_head import has_last_token_head, logits_at
+from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
 from vlm_server.runner.text.prefill import Prefilled
 
 
@@ -41,7 +41,8 @@ def launch_batched(
     cache = _restored(loaded, requests, start, room_for(max(ends)))
     token_ids, arguments = _inputs(loaded, prompts, start)
     places = mx.array([end - start - 1 for end in ends])
-    with loaded.attention.in_place(), logits_at(loaded.language_model, places):
+    wanted = WantedLogits(places=places)
+    with loaded.attention.in_place(), logits_of(loaded.language_model, wanted):
         output = loaded.language_model(token_ids, cache=cache, **arguments)
     loaded.forget_positions()
     logits: mx.array = output.logits[:, -1]

@@ -23,7 +23,7 @@ from vlm_server.runner.kv.segments import (
 )
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, PromptChunk
-from vlm_server.runner.model.lm_head import has_last_token_head, logits_of_last
+from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
 from vlm_server.runner.vision.encoder import ImageFeatures
 
 
@@ -66,7 +66,7 @@ class Prefill(Prefilled):
             if type(layer) is KVCache:  # made once for all chunks, which then do not grow it
                 layer.step = room_for(request.prompt.num_tokens)
         self._can_be_padded = self._takes_padding()
-        self._multiple = loaded.device.prefill_padding_tokens if self._can_be_padded else 1
+        self._multiple = loaded.backend.prefill_padding_tokens if self._can_be_padded else 1
         """Multiple to which chunks are padded that no compiled step takes."""
         self._logits: mx.array | None = None
         """The last chunk's."""
@@ -165,9 +165,9 @@ class Prefill(Prefilled):
         forget_columns(cache)
         if not padded.is_exact:
             cache = [PaddedChunkCache(layer, padded) for layer in self.cache]
-            token_ids, arguments = padded.padded(token_ids, 1), padded.padded_inputs(arguments)
-        attention = self._loaded.attention.in_place()
-        with attention, logits_of_last(language_model, num_padding=padded.num_after):
+            token_ids, arguments = chunk.padded(padded.num_before, padded.num_after)
+        wanted = WantedLogits(num_padding=padded.num_after)
+        with self._loaded.attention.in_place(), logits_of(language_model, wanted):
             logits: mx.array = language_model(token_ids, cache=cache, **arguments).logits
         return logits
 

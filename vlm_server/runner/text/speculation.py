@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
-from vlm_server.runner.device.device import MAX_DRAFTING_ROWS
+from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.text.drafts import FORCED_PROBABILITY
 from vlm_server.runner.text.sequence import DecodingSequence
@@ -39,7 +39,7 @@ def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation | 
     if not (loaded.family.is_checked and all(type(layer) is KVCache for layer in layers)):
         return None
     most = num_draft_tokens + 1
-    widths = sorted({min(width, most) for width in loaded.device.draft_widths} - {1})
+    widths = sorted({min(width, most) for width in loaded.backend.draft_widths} - {1})
     if not widths:
         return None
     return Speculation(widths, needs_even_rows=loaded.family.needs_even_rows)

@@ -9,7 +9,6 @@ import pytest
 from vlm_server.errors import EngineBroken
 from vlm_server.interfaces import SeqId
 from vlm_server.runner.device.arrays import Faults
-from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.text.prefix_writer import LateErrors, PrefixWriter
 
 LATE = RuntimeError("Command buffer execution failed: of somebody")
@@ -43,9 +42,9 @@ class Store:
 
 
 class Ground:
-    def __init__(self, kind: DeviceKind = DeviceKind.METAL) -> None:
+    def __init__(self, *, errors_come_late: bool = True) -> None:
         self.groups, self.store = Groups(), Store()
-        self.faults = Faults(Device(kind, "it", 1, 1))
+        self.faults = Faults(come_late=errors_come_late)
         self.errors = LateErrors(self.faults, self.groups)  # type: ignore[arg-type]
         self.writer = PrefixWriter(self.store, self.groups, self.faults, self.errors)  # type: ignore[arg-type]
 
@@ -89,7 +88,7 @@ def test_it_is_not_if_sequences_were_waited_for_before():
 
 
 def test_nobody_waits_where_errors_come_at_once():
-    ground = Ground(DeviceKind.CPU)
+    ground = Ground(errors_come_late=False)
     ground.groups.error = LATE
     ground.errors.synchronize()
     ground.errors.check()

@@ -11,7 +11,6 @@ from vlm_server.interfaces import NewRequest, PrefillWork, PreparedPrompt, Sched
 from vlm_server.protocol import SamplingParams
 from vlm_server.runner.distributed import messages
 from vlm_server.runner.distributed.messages import RankPlan, Stored, Taken
-from vlm_server.runner.distributed.plans import message_of, plan_of
 from vlm_server.runner.distributed.prefixes import FollowingPrefixes, HeldPrefix
 from vlm_server.runner.vision.encoder import ImageFeatures
 
@@ -34,10 +33,10 @@ PROMPT = PreparedPrompt(
 def arrived(
     plan: SchedulerOutput, dropped: tuple[int, ...] = ()
 ) -> tuple[RankPlan, SchedulerOutput]:
-    message = messages.decode_message(messages.encode(message_of(plan, dropped)))
+    message = messages.decode_message(messages.encode(RankPlan.of(plan, dropped)))
     assert isinstance(message, RankPlan)
     following = FollowingPrefixes(lambda: Stored(()), stores_prefixes=True)
-    return message, plan_of(message, following)
+    return message, following.plan_of(message)
 
 
 def test_a_new_request_with_a_picture():

@@ -10,7 +10,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from vlm_server.runner.loading.evaluate import arrays_of, evaluate
+from vlm_server.runner.loading.held_arrays import arrays_of
 
 
 class Rope:
@@ -59,7 +59,7 @@ def test_strings_configurations_and_classes_hold_none():
 def test_evaluated_arrays_are_read_on_another_thread():
     """A lazy array needs its stream, which other threads do not have."""
     model = everywhere()
-    evaluate(model)
+    mx.eval(arrays_of(model))
     results: list[float] = []
     thread = threading.Thread(
         target=lambda: results.extend(float(np.array(each)[0]) for each in arrays_of(model))

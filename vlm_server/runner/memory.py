@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from vlm_server.interfaces import MemoryReading
+from vlm_server.runner.backends import backend_of
 from vlm_server.runner.device.device import Device
 from vlm_server.settings import Memory
 
@@ -22,15 +23,14 @@ class MlxMemory:
 
     def __init__(self, settings: Memory, device: Device) -> None:
         self._device = device
+        self._backend = backend_of(device)
         self._wanted_pool_bytes = settings.pool_limit_bytes
-        self.set_limit(limit_bytes(settings, device))
+        MlxMemory.set_limit(self, limit_bytes(settings, device))  # ranks set their first one alike
 
     def set_limit(self, limit_bytes: int) -> None:
         """See `DeviceMemory.set_limit`."""
         self._limit_bytes = limit_bytes
-        self._pool_limit_bytes = self._wanted_pool_bytes or _suitable_pool_bytes(
-            limit_bytes, self._device
-        )
+        self._pool_limit_bytes = self._wanted_pool_bytes or self._backend.pool_bytes(limit_bytes)
         mx.set_memory_limit(self._limit_bytes)
         mx.set_cache_limit(self._pool_limit_bytes)
 
@@ -45,11 +45,11 @@ class MlxMemory:
 
     @property
     def is_shared(self) -> bool:
-        return self._device.shares_memory
+        return self._backend.shares_memory
 
     @property
     def trims_own_pool(self) -> bool:
-        return self._device.trims_own_pool
+        return self._backend.trims_own_pool
 
     def read(self) -> MemoryReading:
         return MemoryReading(mx.get_active_memory(), mx.get_cache_memory(), self._limit_bytes)
@@ -70,13 +70,8 @@ class MlxMemory:
 
     def is_short(self) -> bool:
         """See `DeviceMemory`."""
-        return self._device.is_short_of_memory()
+        return self._backend.is_short_of_memory(self._device.memory_bytes)
 
     def device_used_bytes(self) -> int:
-        """The used memory of a CUDA device; 0 for others, whose memory is the machine's."""
-        return self._device.used_bytes()
-
-
-def _suitable_pool_bytes(limit_bytes: int, device: Device) -> int:
-    """A CPU's memory is shared, and the system allocates it fast; a GPU's is MLX's own."""
-    return 256 << 20 if device.is_cpu else limit_bytes // 8
+        """See `DeviceMemory`."""
+        return self._backend.used_bytes()

@@ -1,4 +1,4 @@
-"""Evaluates every array that a loaded model holds, whether it is a parameter or not.
+"""Finds every array that a loaded model holds, whether it is a parameter or not.
 
 MLX arrays are lazy, and a lazy array can only be evaluated on a thread that has its stream. A
 model is loaded on one thread and its vision tower runs on another, so nothing may stay lazy.
@@ -14,11 +14,6 @@ from typing import Any
 import mlx.core as mx
 
 _LEAVES = (str, bytes, int, float, complex, type, types.ModuleType, types.FunctionType)
-
-
-def evaluate(model: Any) -> None:
-    """Evaluate what `arrays_of` finds."""
-    mx.eval(arrays_of(model))
 
 
 def arrays_of(root: Any) -> list[mx.array]:
