@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
+from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
@@ -48,6 +49,7 @@ class Planner:
         self,
         config: SchedulerConfig,
         requests: Requests,
+        caches: Caches,
         admission: Admission,
         piggyback_tokens: Callable[[PreparedPrompt, int], int],
         clock: Callable[[], float],
@@ -57,6 +59,7 @@ class Planner:
         `piggyback_tokens`: see `interfaces.Runner.max_piggybacked_tokens`.
         """
         self._requests = requests
+        self._caches = caches
         self._admission = admission
         self._piggyback_tokens = piggyback_tokens
         self._max_chunk_tokens = config.prefill_chunk_tokens
@@ -69,9 +72,16 @@ class Planner:
         """The request that the disk reader reads for; it may have ended."""
         self._encodes_beside = False
         """Whether the encode under way began beside a prompt's chunk."""
+        self._finished_seqs: list[SeqId] = []
+        """Sequences that have ended since the last plan, and that the runner still holds."""
+        self._stored_prompts: list[str] = []
+        self._stored_answers: list[SeqId] = []
 
-    def plan(self, finished_seqs: tuple[SeqId, ...], *, is_draining: bool) -> SchedulerOutput:
-        """The next step. finished_seqs: ended sequences, which the runner drops with it."""
+    def plan(self, *, is_draining: bool) -> SchedulerOutput:
+        """The next step."""
+        finished_seqs, self._finished_seqs = tuple(self._finished_seqs), []
+        stored_prompts, self._stored_prompts = tuple(self._stored_prompts), []
+        stored_answers, self._stored_answers = tuple(self._stored_answers), []
         # Before preparing: it may send a request back to be prepared again.
         refused = self._admit_waiting(some_are_ending=bool(finished_seqs))
         prepare = self._start_preparing()
@@ -88,6 +98,8 @@ class Planner:
             encode=encode,
             encode_next=encode_next,
             finished_seqs=finished_seqs,
+            stored_prompts=stored_prompts,
+            stored_answers=stored_answers,
             new=new,
             decode=decode,
             prefill=prefills[0] if prefills else None,
@@ -103,10 +115,14 @@ class Planner:
     # ---- reports of what became of plans ---------------------------------------------
 
     def record(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Learn from what a step's prefills took: the next ones are sized by it."""
+        """Learn from a step's prefills, by which the next are sized; have whole prompts stored."""
         for work in plan.prefills:
-            if isinstance(result.failures.get(work.request_id), OutOfMemory | StepTooLong):
+            failure = result.failures.get(work.request_id)
+            if isinstance(failure, OutOfMemory | StepTooLong):
                 self._chunk_sizer.record_failure(work.num_tokens)
+            elif work.is_last and failure is None:
+                request = self._requests[work.request_id]
+                self._stored_prompts += [request.request_id] if self._can_reuse(request) else []
         seconds = result.prefill_seconds
         if seconds is None:
             return
@@ -120,6 +136,21 @@ class Planner:
                 None if result.error else seconds,
                 others_decode=bool(plan.decode),
             )
+
+    def finish_seqs(self, request: Request, seqs: Sequence[SeqId]) -> None:
+        """Have the runner drop sequences of `request` with the next plan, and store their KV.
+
+        A prompt whose prefill is cancelled is stored up to its last chunk, unless that has failed.
+        """
+        self._finished_seqs += seqs
+        if request.state is State.PREFILL:
+            self._stored_prompts += [request.request_id] if self._caches.stores_prefixes else []
+        elif self._can_reuse(request):
+            self._stored_answers += seqs
+
+    def _can_reuse(self, request: Request) -> bool:
+        """Whether other prompts can begin with the KV of `request`."""
+        return self._caches.stores_prefixes and not request.prompt.is_atomic
 
     def finish_prepare(self, request_id: str) -> None:
         """A preparer is done with a request."""
@@ -137,9 +168,9 @@ class Planner:
 
     @property
     def num_tracked(self) -> int:
-        """Requests that are live, being prepared, read from disk or encoded."""
+        """Requests that are live, being prepared, read from disk or encoded; finished sequences."""
         known = self._requests.keys() | self._preparer_order.request_ids
-        return len(known | self._under_way)
+        return len(known | self._under_way) + len(self._finished_seqs)
 
     @property
     def _under_way(self) -> set[str]:

@@ -88,9 +88,7 @@ class Scheduler:
         self._caches = caches
         self._admission = admission
         self._requests = Requests()
-        self._planner = Planner(config, self._requests, admission, piggyback_tokens, clock)
-        self._finished_seqs: list[SeqId] = []
-        """Sequences that have ended since the last plan, and that the runner still holds."""
+        self._planner = Planner(config, self._requests, caches, admission, piggyback_tokens, clock)
         self._is_draining = False
         self.reset_stats()
 
@@ -192,8 +190,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """The next step; see `SchedulerOutput`."""
-        plan = self._planner.plan(tuple(self._finished_seqs), is_draining=self._is_draining)
-        self._finished_seqs.clear()
+        plan = self._planner.plan(is_draining=self._is_draining)
         for new in plan.new:
             self._counts.add_started(self._requests[new.request_id])
         return plan
@@ -229,7 +226,7 @@ class Scheduler:
     def read(self) -> SchedulerStats:
         return SchedulerStats(
             requests={s.value: sum(1 for _ in self._requests.in_state(s)) for s in LIVE},
-            num_tracked=self._planner.num_tracked + len(self._finished_seqs),
+            num_tracked=self._planner.num_tracked,
             counts=replace(self._counts),
             caches=self._caches.read(),
             progress=tuple(request.progress for request in self._requests.values()),
@@ -266,7 +263,7 @@ class Scheduler:
         """The deltas of a sequence's tokens; a choice that ends releases its sequence."""
         deltas = self._output.append(request, seq, result, self._clock(), self._counts)
         if request.choices[seq.choice].finish_reason is not None:
-            self._finished_seqs.append(seq)
+            self._planner.finish_seqs(request, [seq])
         return deltas
 
     def _fail_or_retry(self, request: Request, error: RequestError) -> list[Event]:
@@ -274,7 +271,7 @@ class Scheduler:
         is_read = request.state is not State.PREFILL
         if is_read or not _is_too_much(error) or not self._may_retry(request.request_id, error):
             return self._fail(request, error)
-        self._finished_seqs += request.seqs  # of its prompt, whoever still has it
+        self._planner.finish_seqs(request, request.seqs)  # should the runner still have it
         request.restart()
         return []
 
@@ -308,11 +305,11 @@ class Scheduler:
 
     def _end(self, request: Request, state: State) -> None:
         """Stop tracking a request, which ends in `state`."""
+        if request.is_known_to_runner:
+            self._planner.finish_seqs(request, request.seqs)  # even if only its prompt was begun
         request.end(state)
         del self._requests[request.request_id]
         self._counts.add_ended(request)
-        if request.is_known_to_runner:
-            self._finished_seqs += request.seqs  # even if only its prompt was begun
 
 
 def _is_too_much(outcome: object) -> TypeGuard[OutOfMemory | StepTooLong]:

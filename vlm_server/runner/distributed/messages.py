@@ -62,9 +62,7 @@ class NotLoaded(msgspec.Struct, frozen=True, tag="not_loaded"):
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
-    """The start of plans. stores_prefixes: whether `Stored` follows each prompt's state."""
-
-    stores_prefixes: bool
+    """The start of plans."""
 
 
 # ---- a step ------------------------------------------------------------------------------
@@ -97,6 +95,8 @@ class RankPlan(msgspec.Struct, frozen=True, tag="plan"):
     """The runner's part of a `SchedulerOutput`. dropped: stored segments to free."""
 
     finished_seqs: tuple[SeqId, ...]
+    stored_prompts: tuple[str, ...]
+    stored_answers: tuple[SeqId, ...]
     new: tuple[New, ...]
     decode: tuple[SeqId, ...]
     prefill: PrefillWork | None

@@ -14,6 +14,8 @@ def message_of(plan: SchedulerOutput, dropped: tuple[int, ...]) -> RankPlan:
     """The part of `plan` that other ranks need."""
     return RankPlan(
         finished_seqs=plan.finished_seqs,
+        stored_prompts=plan.stored_prompts,
+        stored_answers=plan.stored_answers,
         new=tuple(map(_new, plan.new)),
         decode=plan.decode,
         prefill=plan.prefill,
@@ -26,6 +28,8 @@ def plan_of(message: RankPlan, prefixes: FollowingPrefixes) -> SchedulerOutput:
     """The plan for this rank's runner. Raises KeyError for a segment that is not here."""
     return SchedulerOutput(
         finished_seqs=message.finished_seqs,
+        stored_prompts=message.stored_prompts,
+        stored_answers=message.stored_answers,
         new=tuple(_request(new, prefixes) for new in message.new),
         decode=message.decode,
         prefill=message.prefill,

@@ -89,7 +89,6 @@ class LeadingPrefixes:
         self._caches = caches
         self._send = send
         self._book = book
-        self.stores_prefixes = bool(caches.prefixes.limit_bytes)
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """See `Caches.store_prefix`. Sends the changes even of a failure half-way."""
@@ -119,10 +118,9 @@ class HeldPrefix:
 class FollowingPrefixes:
     """The `PrefixStore` of any other rank: repeats rank 0's changes for the same prompt."""
 
-    def __init__(self, receive: Callable[[], Stored], *, stores_prefixes: bool) -> None:
+    def __init__(self, receive: Callable[[], Stored]) -> None:
         self._receive = receive
         self._segments: dict[int, KVSegment] = {}
-        self.stores_prefixes = stores_prefixes
 
     def __len__(self) -> int:
         return len(self._segments)
