@@ -24,13 +24,12 @@ from vlm_server.engine.heartbeat import Heartbeat
 from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, Message, PrepareDone
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduler.scheduler import Scheduler
-from vlm_server.errors import EngineBroken, OutOfMemory, RequestError, StepTooLong
+from vlm_server.engine.threads import DiskReaderThread, PreparerThreads
+from vlm_server.errors import DeviceLimit, EngineBroken, OutOfMemory, RequestError
 from vlm_server.interfaces import (
     EncodeExecutor,
     EncodeWork,
-    LoadExecutor,
     LoadWork,
-    PrepareExecutor,
     Runner,
     SchedulerOutput,
     StepResult,
@@ -65,8 +64,8 @@ class EngineLoop:
         inbox: Inbox,
         scheduler: Scheduler,
         runner: Runner,
-        preparers: PrepareExecutor,
-        disk_reader: LoadExecutor,
+        preparers: PreparerThreads,
+        disk_reader: DiskReaderThread,
         encoder: EncodeExecutor,
         governor: Governor,
         send: Callable[[Event], None],
@@ -194,7 +193,7 @@ class EngineLoop:
     def _relieve(self, errors: Collection[object]) -> None:
         """Count errors of the device's limits; after one of its memory, free what is not in use."""
         for error in errors:
-            if isinstance(error, OutOfMemory | StepTooLong):
+            if isinstance(error, DeviceLimit):
                 self._governor.count(f"failure_{error.code}")
         if any(isinstance(error, OutOfMemory) for error in errors):
             self._governor.relieve()
@@ -205,9 +204,7 @@ class EngineLoop:
         A lone prompt that is too much for the device does not count: it says nothing about it.
         """
         failures = result.failures.values()
-        only_too_much = failures and all(
-            isinstance(one, OutOfMemory | StepTooLong) for one in failures
-        )
+        only_too_much = failures and all(isinstance(one, DeviceLimit) for one in failures)
         if result.tokens:
             self._num_failed_steps = 0
         elif result.error is not None and (plan.decode or not only_too_much):

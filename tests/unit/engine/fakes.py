@@ -286,6 +286,7 @@ class FakeRunner:
             failures[work.request_id] = InternalError("the chunk failed")
             return
         if errors := self.chunk_errors.get(work.request_id):
+            self.prefills.pop(work.request_id, None)
             failures[work.request_id] = errors.pop(0)
             return
         prefill = self.prefills[work.request_id]

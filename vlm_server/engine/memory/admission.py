@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from vlm_server.engine.memory.governor import MIB, Governor
 from vlm_server.engine.request.request import Request
@@ -13,25 +12,6 @@ from vlm_server.errors import MemoryExceeded
 
 _UNBOUNDED_ANSWER_TOKENS = 2048
 """Reserved for an answer that may fill the context, as hardly any does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admit:
-    """The request may begin; `transient_bytes` are reserved for its peak."""
-
-    transient_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Others hold the memory that the request needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The request could not even run alone."""
-
-    error: MemoryExceeded
 
 
 class Admission:
@@ -53,17 +33,18 @@ class Admission:
 
     def decide(
         self, request: Request, admitted: Iterable[Request], *, some_are_ending: bool
-    ) -> Admit | Wait | Refuse:
-        """Whether `request` may begin beside those `admitted`.
+    ) -> int | None:
+        """Make room for `request` beside those `admitted` (`Governor.make_room`).
 
-        Makes room for it (`Governor.make_room`). While `some_are_ending`, requests that have ended
-        still hold memory.
+        Returns the bytes to reserve for its peak; None if others hold the memory that it needs.
+        While `some_are_ending`, requests that have ended still do. Raises MemoryExceeded if it
+        could not even run alone.
         """
         admitted = list(admitted)
         alone = self._resident([request])
         if not self._governor.fits_alone(alone):
             self._governor.count("refuse")
-            return Refuse(self._too_large(request, alone))
+            raise self._too_large(request, alone)
         transient = self._transient(request, admitted)
         theirs = [one.transient_bytes for one in admitted if one.state is not State.DECODE]
         added = self._resident([request, *admitted]) - self._resident(admitted)
@@ -74,11 +55,11 @@ class Admission:
             some_are_ending=some_are_ending,
         )
         if has_room:
-            return Admit(transient)
+            return transient
         if not some_are_ending and self._last_waiting != request.request_id:
             self._last_waiting = request.request_id
             self._governor.count("wait")
-        return Wait()
+        return None
 
     def _too_large(self, request: Request, needed_bytes: int) -> MemoryExceeded:
         free_bytes = self._governor.free_bytes

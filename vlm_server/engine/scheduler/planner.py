@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.cache.caches import Caches
-from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
+from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.batching import EncodeBatcher, PrefillBatcher
@@ -19,7 +19,7 @@ from vlm_server.engine.scheduler.limits import SchedulerConfig
 from vlm_server.engine.scheduler.preparer_order import PreparerOrder
 from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.sizing import ChunkSizer
-from vlm_server.errors import OutOfMemory, RequestError, StepTooLong
+from vlm_server.errors import DeviceLimit, MemoryExceeded, RequestError
 from vlm_server.interfaces import (
     EncodeWork,
     LoadWork,
@@ -118,7 +118,7 @@ class Planner:
         """Learn from a step's prefills, by which the next are sized; have whole prompts stored."""
         for work in plan.prefills:
             failure = result.failures.get(work.request_id)
-            if isinstance(failure, OutOfMemory | StepTooLong):
+            if isinstance(failure, DeviceLimit):
                 self._chunk_sizer.record_failure(work.num_tokens)
             elif work.is_last and failure is None:
                 request = self._requests[work.request_id]
@@ -137,15 +137,17 @@ class Planner:
                 others_decode=bool(plan.decode),
             )
 
-    def finish_seqs(self, request: Request, seqs: Sequence[SeqId]) -> None:
-        """Have the runner drop sequences of `request` with the next plan, and store their KV.
+    def finish_seqs(self, request: Request, seqs: Sequence[SeqId], *, is_sound: bool) -> None:
+        """Have the runner drop sequences of `request` with the next plan; store what `is_sound`.
 
-        A prompt whose prefill is cancelled is stored up to its last chunk, unless that has failed.
+        A prompt whose prefill is cancelled is stored up to its last chunk.
         """
         self._finished_seqs += seqs
+        if not (is_sound and self._can_reuse(request)):
+            return
         if request.state is State.PREFILL:
-            self._stored_prompts += [request.request_id] if self._caches.stores_prefixes else []
-        elif self._can_reuse(request):
+            self._stored_prompts.append(request.request_id)
+        else:
             self._stored_answers += seqs
 
     def _can_reuse(self, request: Request) -> bool:
@@ -193,15 +195,16 @@ class Planner:
             if not self._admission.may_load(request):
                 request.restart(use_disk=False)
                 continue
-            match self._admission.decide(
-                request, self._requests.admitted, some_are_ending=some_are_ending
-            ):
-                case Admit(transient_bytes):
-                    request.admit(transient_bytes)
-                case Refuse(error):
-                    refused[request.request_id] = error
-                case Wait():
-                    break
+            try:
+                transient_bytes = self._admission.decide(
+                    request, self._requests.admitted, some_are_ending=some_are_ending
+                )
+            except MemoryExceeded as error:
+                refused[request.request_id] = error
+                continue
+            if transient_bytes is None:
+                break
+            request.admit(transient_bytes)
         return refused
 
     def _start_preparing(self) -> tuple[PrepareWork, ...]:

@@ -18,7 +18,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeGuard
 
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.disk.tier import Loaded
@@ -33,6 +32,7 @@ from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.stats import Counts, SchedulerStats
 from vlm_server.errors import (
     ContextLengthExceeded,
+    DeviceLimit,
     EngineUnavailable,
     OutOfMemory,
     RequestError,
@@ -158,7 +158,9 @@ class Scheduler:
         events, retried = list[Event](), set[str]()
         for work, outcome in zip(works, outcomes, strict=True):
             name = work.request_id
-            if _is_too_much(outcome) and (name in retried or self._may_retry(name, outcome)):
+            if isinstance(outcome, DeviceLimit) and (
+                name in retried or self._may_retry(name, outcome)
+            ):
                 retried.add(name)  # once for all its media
             else:
                 events += self._add_features(work, outcome)
@@ -263,15 +265,15 @@ class Scheduler:
         """The deltas of a sequence's tokens; a choice that ends releases its sequence."""
         deltas = self._output.append(request, seq, result, self._clock(), self._counts)
         if request.choices[seq.choice].finish_reason is not None:
-            self._planner.finish_seqs(request, [seq])
+            self._planner.finish_seqs(request, [seq], is_sound=True)
         return deltas
 
     def _fail_or_retry(self, request: Request, error: RequestError) -> list[Event]:
         """Restart a prompt that was too much for the device: the next chunks are smaller."""
-        is_read = request.state is not State.PREFILL
-        if is_read or not _is_too_much(error) or not self._may_retry(request.request_id, error):
-            return self._fail(request, error)
-        self._planner.finish_seqs(request, request.seqs)  # should the runner still have it
+        is_too_much = request.state is State.PREFILL and isinstance(error, DeviceLimit)
+        if not (is_too_much and self._may_retry(request.request_id, error)):
+            return self._fail(request, error, is_sound=False)
+        self._planner.finish_seqs(request, request.seqs, is_sound=False)
         request.restart()
         return []
 
@@ -292,8 +294,8 @@ class Scheduler:
         prompt = prepared.prompt
         return [_finished(request, tuple(prompt.token_ids.tolist()), prompt.text)]
 
-    def _fail(self, request: Request, error: RequestError) -> list[Event]:
-        self._end(request, State.FINISHED_FAILED)
+    def _fail(self, request: Request, error: RequestError, *, is_sound: bool = True) -> list[Event]:
+        self._end(request, State.FINISHED_FAILED, is_sound=is_sound)
         return [_failed(request.request_id, error)]
 
     def _finished_work(self, request_id: str) -> Request | None:
@@ -303,18 +305,13 @@ class Scheduler:
             request.cancellation = None
         return request
 
-    def _end(self, request: Request, state: State) -> None:
-        """Stop tracking a request, which ends in `state`."""
-        if request.is_known_to_runner:
-            self._planner.finish_seqs(request, request.seqs)  # even if only its prompt was begun
+    def _end(self, request: Request, state: State, *, is_sound: bool = True) -> None:
+        """Stop tracking a request, which ends in `state`; `is_sound` unless a step of it failed."""
+        if request.is_known_to_runner:  # even if only its prompt was begun
+            self._planner.finish_seqs(request, request.seqs, is_sound=is_sound)
         request.end(state)
         del self._requests[request.request_id]
         self._counts.add_ended(request)
-
-
-def _is_too_much(outcome: object) -> TypeGuard[OutOfMemory | StepTooLong]:
-    """Whether an outcome is an error of the device's limits, which another try may not meet."""
-    return isinstance(outcome, OutOfMemory | StepTooLong)
 
 
 def _finished(request: Request, token_ids: tuple[int, ...] = (), text: str = "") -> Finished:

@@ -46,8 +46,7 @@ def test_a_prompt_that_fails_is_not_stored():
     engine.runner.chunk_errors["a"] = [InternalError("it fails")]
     engine.add("a", text="abc")
     engine.run()
-    assert ("a",) not in [plan.stored_prompts for plan in engine.plans if plan.decode]
-    assert engine.caches.prefixes.read().entries == 0
+    assert not stored(engine)
 
 
 def test_nothing_is_stored_without_a_cache_nor_of_a_prompt_that_no_other_can_begin_with():
