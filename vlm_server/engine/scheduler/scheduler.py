@@ -29,7 +29,7 @@ from vlm_server.engine.scheduler.limits import SchedulerConfig
 from vlm_server.engine.scheduler.output_processor import OutputProcessor
 from vlm_server.engine.scheduler.planner import Planner
 from vlm_server.engine.scheduler.requests import Requests
-from vlm_server.engine.scheduler.stats import Counts, SchedulerStats
+from vlm_server.engine.scheduler.stats import SchedulerStats
 from vlm_server.errors import (
     ContextLengthExceeded,
     DeviceLimit,
@@ -226,10 +226,10 @@ class Scheduler:
         return max(0.0, min(deadlines, default=math.inf) - self._clock())
 
     def read(self) -> SchedulerStats:
-        return SchedulerStats(
+        return replace(
+            self._counts,
             requests={s.value: sum(1 for _ in self._requests.in_state(s)) for s in LIVE},
-            num_tracked=self._planner.num_tracked,
-            counts=replace(self._counts),
+            tracked=self._planner.num_tracked,
             caches=self._caches.read(),
             progress=tuple(request.progress for request in self._requests.values()),
             max_num_seqs=self._config.max_num_seqs,
@@ -242,7 +242,7 @@ class Scheduler:
 
     def reset_stats(self) -> None:
         """Count tokens, media and tool calls from zero."""
-        self._counts = Counts()
+        self._counts = SchedulerStats()
 
     # ---- parts of an update --------------------------------------------------------
 

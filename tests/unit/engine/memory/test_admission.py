@@ -217,7 +217,7 @@ def test_a_step_that_ran_out_of_memory_frees_what_nobody_uses():
 
 def test_a_prompt_that_finds_no_memory_does_not_end_the_engine():
     engine = Engine(room=1000)
-    engine.loop._max_failed_steps = 3
+    engine.loop.max_failed_steps = 3
     launch = engine.runner.launch
 
     def failing(plan: SchedulerOutput) -> FakeStep:
