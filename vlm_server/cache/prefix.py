@@ -181,7 +181,6 @@ class PrefixCache(MemoryCache, Generic[T, S]):
                 self._fill(gap)
 
     def _ends(self, prompt: PromptKey, source: Source[T, S]) -> list[int]:
-        """Positions where nodes shall end."""
         if not self.needs_snapshots:
             return [len(prompt)]
         return sorted(position for position in source.snapshots if position)

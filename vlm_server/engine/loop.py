@@ -169,7 +169,6 @@ class EngineLoop:
             self.send(working)
 
     def _account(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Report what the step did to memory to the governor, and count failures."""
         if chunk := plan.prefill:
             has_merged = chunk.is_last and bool(plan.decode or plan.batched_prefills)
             self.governor.after_chunk(

@@ -182,14 +182,12 @@ def _submit(
 
 
 def _image_bytes(side_pixels: int) -> bytes:
-    """A PNG of noise."""
     encoded = io.BytesIO()
     next(_noise(side_pixels)).save(encoded, "PNG")
     return encoded.getvalue()
 
 
 def _video() -> bytes:
-    """A GIF of noise, of one second."""
     noise, encoded = _noise(_VIDEO_PIXELS), io.BytesIO()
     first, *others = (next(noise) for _ in range(_VIDEO_FRAMES))
     first.save(encoded, "GIF", save_all=True, append_images=others, duration=_FRAME_MILLISECONDS)

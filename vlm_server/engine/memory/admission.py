@@ -32,7 +32,7 @@ class Admission:
         """The request that was last told to wait: each is counted once."""
 
     def decide(
-        self, request: Request, admitted: Iterable[Request], *, some_are_ending: bool
+        self, request: Request, admitted: Sequence[Request], *, some_are_ending: bool
     ) -> int | None:
         """Make room for `request` beside those `admitted` (`Governor.make_room`).
 
@@ -40,7 +40,6 @@ class Admission:
         While `some_are_ending`, requests that have ended still do. Raises MemoryExceeded if it
         could not even run alone.
         """
-        admitted = list(admitted)
         alone = self._resident([request])
         if not self._governor.fits_alone(alone):
             self._governor.count("refuse")
@@ -50,7 +49,7 @@ class Admission:
         added = self._resident([request, *admitted]) - self._resident(admitted)
         has_room = self._governor.make_room(
             added + request.load_bytes + max([transient, *theirs]),
-            self._reserved(admitted),
+            self.reserved_bytes(admitted),
             others_run=bool(admitted) or some_are_ending,
             some_are_ending=some_are_ending,
         )
@@ -82,22 +81,30 @@ class Admission:
         taken = load.size_bytes + load.transient_bytes
         return self._resident([request]) + taken <= self._governor.free_bytes
 
-    def reserved_bytes(self, admitted: Iterable[Request]) -> int:
-        """Bytes that those `admitted` may still allocate until they end."""
-        return self._reserved(list(admitted))
+    def reserved_bytes(self, admitted: Sequence[Request]) -> int:
+        """Bytes that those `admitted`, and what is read for them, may still take until they end."""
+        decoding = [one for one in admitted if one.state is State.DECODE]
+        held = self._side_by_side(decoding, lambda one: one.num_kv_tokens)
+        held += sum(
+            self._kv_bytes(one.num_kv_tokens)
+            for one in admitted
+            if one.state is State.PREFILL and one.is_known_to_runner
+        )
+        to_load = sum(one.load_bytes for one in admitted)
+        return max(0, self._resident(admitted) - held) + to_load
 
-    def make_room_for_reserved(self, admitted: Iterable[Request]) -> None:
+    def make_room_for_reserved(self, admitted: Sequence[Request]) -> None:
         """Evict what was cached since, if it takes room that is reserved for `admitted`."""
-        if reserved := self._reserved(list(admitted)):
+        if reserved := self.reserved_bytes(admitted):
             self._governor.make_room_for_reserved(reserved)
 
-    def fit_together(self, requests: Iterable[Request], admitted: Iterable[Request]) -> bool:
+    def fit_together(self, requests: Iterable[Request], admitted: Sequence[Request]) -> bool:
         """Whether these requests may have their peaks at once; each was admitted for its own."""
-        reserved = self._reserved(list(admitted))
+        reserved = self.reserved_bytes(admitted)
         return self._governor.has_room(reserved + sum(one.transient_bytes for one in requests))
 
     def fits_encode(
-        self, num_tokens: int, requests: Iterable[Request], admitted: Iterable[Request]
+        self, num_tokens: int, requests: Iterable[Request], admitted: Sequence[Request]
     ) -> bool:
         """Whether media of `num_tokens`, of these requests, may be encoded in one call.
 
@@ -105,10 +112,10 @@ class Admission:
         """
         needed = self._governor.estimator.of("encode", num_tokens)
         needed += sum(one.transient_bytes for one in requests)
-        return self._governor.has_room(self._reserved(list(admitted)) + needed)
+        return self._governor.has_room(self.reserved_bytes(admitted) + needed)
 
     def fits_prefill(
-        self, num_tokens: int, requests: Sequence[Request], admitted: Iterable[Request]
+        self, num_tokens: int, requests: Sequence[Request], admitted: Sequence[Request]
     ) -> bool:
         """Whether the prompts of these, of at most `num_tokens` each, may be prefilled in one call.
 
@@ -119,9 +126,9 @@ class Admission:
         longest = max(one.prompt.num_tokens for one in requests)
         needed += len(requests) * self._kv_bytes(longest)
         needed += max(one.transient_bytes for one in requests)
-        return self._governor.has_room(self._reserved(list(admitted)) + needed)
+        return self._governor.has_room(self.reserved_bytes(admitted) + needed)
 
-    def _transient(self, request: Request, admitted: list[Request]) -> int:
+    def _transient(self, request: Request, admitted: Sequence[Request]) -> int:
         """Bytes at its peak: of a read from disk, an encode, a chunk, or joining the others.
 
         Joining copies all sequences once. Its media's features come on top, and a second time
@@ -145,19 +152,7 @@ class Admission:
         features = request.num_media_tokens + sum(to_encode)
         return worst + features * estimator.feature_bytes
 
-    def _reserved(self, admitted: list[Request]) -> int:
-        """Bytes that those admitted, and what is read for them, will take until they end."""
-        decoding = [one for one in admitted if one.state is State.DECODE]
-        held = self._side_by_side(decoding, lambda one: one.num_kv_tokens)
-        held += sum(
-            self._kv_bytes(one.num_kv_tokens)
-            for one in admitted
-            if one.state is State.PREFILL and one.is_known_to_runner
-        )
-        to_load = sum(one.load_bytes for one in admitted)
-        return max(0, self._resident(admitted) - held) + to_load
-
-    def _resident(self, requests: list[Request]) -> int:
+    def _resident(self, requests: Sequence[Request]) -> int:
         """Bytes of their KV as it will be when the longest of them ends."""
         return self._side_by_side(requests, _final_width)
 
@@ -170,12 +165,12 @@ class Admission:
 
         return bisect_left(range(1, request.max_tokens + 1), True, key=is_too_long)
 
-    def _side_by_side(self, requests: list[Request], width: Callable[[Request], int]) -> int:
+    def _side_by_side(self, requests: Sequence[Request], width: Callable[[Request], int]) -> int:
         """Bytes of one batch: all its sequences are padded to the longest."""
         return _num_seqs(requests) * self._kv_bytes(max(map(width, requests), default=0))
 
 
-def _num_seqs(requests: list[Request]) -> int:
+def _num_seqs(requests: Sequence[Request]) -> int:
     return sum(len(one.seqs) for one in requests)
 
 

@@ -70,12 +70,13 @@ class Planner:
         self._device_order = DeviceOrder(requests, config.max_num_seqs)
         self._loading: str | None = None
         """The request that the disk reader reads for; it may have ended."""
-        self._encodes_beside = False
-        """Whether the encode under way began beside a prompt's chunk."""
+        self._encode_overlaps = False
+        """Whether the encode under way began during a prompt's chunk: it is no measure."""
         self._finished_seqs: list[SeqId] = []
         """Sequences that have ended since the last plan, and that the runner still holds."""
         self._stored_prompts: list[str] = []
         self._stored_answers: list[SeqId] = []
+        """What the next plan stores; see `SchedulerOutput`."""
 
     def plan(self, *, is_draining: bool) -> SchedulerOutput:
         """The next step."""
@@ -86,11 +87,11 @@ class Planner:
         refused = self._admit_waiting(some_are_ending=bool(finished_seqs))
         prepare = self._start_preparing()
         load = self._start_load()
-        encode = self._start_encode(beside=None)
+        encode = self._start_encode(during=None)
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.
         decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
         new, prefills = self._start_prefills(num_decoding=len(decode))
-        encode_next = self._start_encode_beside(prefills)
+        encode_next = self._start_encode_next(prefills)
         requests = self._requests.values()
         return SchedulerOutput(
             prepare=prepare,
@@ -130,7 +131,7 @@ class Planner:
         if len(works) == 1 and works[0].request_id not in result.failures:
             self._chunk_sizer.record(works[0].num_tokens, seconds, works[0].start)
         is_whole = plan.new and works and works[0].is_last
-        if is_whole and not self._device_order.encoding:  # beside an encode a chunk takes longer
+        if is_whole and not self._device_order.encoding:  # during an encode a chunk takes longer
             self._prefill_batcher.record(
                 [self._requests[work.request_id] for work in works],
                 None if result.error else seconds,
@@ -165,7 +166,7 @@ class Planner:
     def finish_encode(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
         """The encoder is done with `works`; see `EncodeDone`."""
         self._device_order.finish_encode()
-        if not self._encodes_beside:
+        if not self._encode_overlaps:
             self._encode_batcher.record(works, seconds)
 
     @property
@@ -221,34 +222,34 @@ class Planner:
         self._loading = request.request_id
         return request.start_load()
 
-    def _start_encode(self, beside: Request | None) -> tuple[EncodeWork, ...]:
-        """Encodes to start, beside the last chunk of `beside` if there is one."""
-        while request := self._device_order.next_to_encode(beside):
+    def _start_encode(self, during: Request | None) -> tuple[EncodeWork, ...]:
+        """Encodes to start now, or during the last chunk of `during`."""
+        while request := self._device_order.next_to_encode(during):
             request.rematch_prefix()  # this or the next may find all that was to be encoded
             first = request.next_encode() if request.state is State.ENCODING else None
             if first is None:
                 continue
             works = [first]
-            if beside is not None:
-                together = (request, beside)
+            if during is not None:
+                together = (request, during)
                 if not self._admission.fit_together(together, self._requests.admitted):
                     return ()
             elif not self._device_order.texts_wait:
                 turns = self._device_order.encodes_after(request)
                 works = self._encode_batcher.batch(first, turns)
             self._device_order.start_encode(works)
-            self._encodes_beside = beside is not None
+            self._encode_overlaps = during is not None
             for request_id in {work.request_id for work in works}:
                 self._requests[request_id].leave_queue()
             return tuple(works)
         return ()
 
-    def _start_encode_beside(self, prefills: Sequence[PrefillWork]) -> tuple[EncodeWork, ...]:
+    def _start_encode_next(self, prefills: Sequence[PrefillWork]) -> tuple[EncodeWork, ...]:
         """Encodes to start once a step with `prefills` is launched."""
         if not prefills or not prefills[0].is_last:
             return ()
         request = self._requests[prefills[0].request_id]
-        return self._start_encode(beside=request) if request.has_uncached_media else ()
+        return self._start_encode(during=request) if request.has_uncached_media else ()
 
     def _start_prefills(
         self, num_decoding: int
@@ -260,9 +261,9 @@ class Planner:
         if request.is_known_to_runner:
             return (), (self._next_chunk(request, num_decoding),)
         batch = self._prefill_batch(request, others_decode=num_decoding > 0)
-        beside = num_decoding if len(batch) == 1 else 0
+        num_seqs = num_decoding if len(batch) == 1 else 0  # a batched prefill is no mixed step
         new = tuple(one.start_in_runner() for one in batch)
-        return new, tuple(self._next_chunk(one, beside) for one in batch)
+        return new, tuple(self._next_chunk(one, num_seqs) for one in batch)
 
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
         """`request` and those that are prefilled with it; all begin after as many tokens."""

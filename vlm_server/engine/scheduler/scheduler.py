@@ -1,15 +1,7 @@
-"""Takes requests in, has each step planned, and reports what it brought as events.
+"""Takes requests in, has each step planned (`schedule`), and reports its events (`update`).
 
-One step, which `engine.loop` drives:
-
-    plan     = scheduler.schedule()
-    launched = runner.launch(plan)
-    result   = launched.result()
-    events   = scheduler.update(plan, result)
-
-Beside `schedule` and `update` there is only what comes in: `add`, `abort`, `prepared`, `loaded`,
-`encoded`, `drain`; and `expire`, since time passes. `Planner` decides and starts the work, and the
-scheduler reports its ends; nothing else changes a request.
+`engine.loop` drives the steps, and calls the scheduler for what comes in meanwhile. `Planner`
+decides and starts the work, and the scheduler reports its ends; nothing else changes a request.
 """
 
 from __future__ import annotations
