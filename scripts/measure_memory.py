@@ -103,8 +103,7 @@ class Engine:
         caches = build_caches(cache, device.read(), loaded)
         self.governor = kind(memory, device, SystemProcessMemory(), caches)
         self.inbox = Inbox()
-        built = build_engine(start, loaded, self.governor, caches, self.inbox)
-        self.loop = built.loop(self._take)
+        self.loop = build_engine(start, loaded, self.governor, caches, self.inbox, self._take)
         self.times: dict[str, list[float]] = {}
         self._num_ended = self._number = 0
 

@@ -371,7 +371,7 @@ class Engine:
 
     @property
     def num_tracked(self) -> int:
-        return self.scheduler.read().num_tracked + self.runner.num_tracked
+        return self.scheduler.read().tracked + self.runner.num_tracked
 
     def add(self, submit: Submit) -> None:
         """It is prepared with the next step."""

@@ -245,7 +245,7 @@ def test_other_ranks_store_what_the_first_stores_of_a_cancelled_prefill(
     served = load_tiny("qwen3_vl")
     engine, book, sent = new_engine(served), Book(), list[Stored]()
     leading = LeadingPrefixes(engine.caches, sent.append, book)
-    following = FollowingPrefixes(lambda: sent.pop(0), stores_prefixes=True)
+    following = FollowingPrefixes(lambda: sent.pop(0))
     follower, launch = ModelRunner(served[0], following), engine.runner.launch
 
     def launch_both(plan: SchedulerOutput) -> LaunchedStep:

@@ -53,7 +53,7 @@ class Counting:
 def in_turns(served: Served) -> tuple[Engine, Counting]:
     engine = Engine(*served)
     counting = Counting(ImageEncoder(served[0], engine.caches.tiles))
-    engine.loop._encoder = EncoderInTurns(counting, engine.inbox)  # type: ignore[arg-type]
+    engine.loop.encoder = EncoderInTurns(counting, engine.inbox)  # type: ignore[arg-type]
     return engine, counting
 
 
@@ -76,7 +76,7 @@ def test_sequences_decode_between_the_parts(load_tiny: Load, family: str):
     engine.add(ask("picture", picture(1, 200, 140), "what?"))
     engine.step_until(lambda: bool(counting.num_parts))
     before = len(engine.tokens["long"])
-    engine.step_until(lambda: not engine.loop._encoder.needs_turns)
+    engine.step_until(lambda: not engine.loop.encoder.needs_turns)
     assert len(engine.tokens["long"]) - before >= counting.num_parts[0] > 1
     engine.run()
     assert isinstance(engine.ends["picture"], Finished)

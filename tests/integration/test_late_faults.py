@@ -84,7 +84,7 @@ def in_turns(served: Served, chunk_tokens: int = 512) -> Engine:
     caches = caches_of(served, prefix_bytes=LOTS, encoder_bytes=LOTS)
     engine = Engine(*served, chunk_tokens, caches=caches)
     in_parts = ImageEncoder(served[0], engine.caches.tiles)
-    engine.loop._encoder = EncoderInTurns(in_parts, engine.inbox)
+    engine.loop.encoder = EncoderInTurns(in_parts, engine.inbox)
     return engine
 
 
@@ -166,7 +166,7 @@ def test_an_encode_is_done_again_and_the_others_go_on(
     engine.add(first())
     engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
     engine.add(second())
-    engine.step_until(lambda: engine.loop._encoder.needs_turns)
+    engine.step_until(lambda: engine.loop.encoder.needs_turns)
     for _ in range(part - 1):
         engine.step()
     left = spoil(monkeypatch, ImageEncoding, "_next_part", lambda made: [*made, failing()])

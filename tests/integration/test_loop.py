@@ -40,8 +40,9 @@ class Served:
         self.caches = build_caches(self.start.cache, memory.read(), self.loaded)
         self.inbox = Inbox()
         governor = Governor(self.start.memory, memory, SystemProcessMemory(), self.caches)
-        self.engine = build_engine(self.start, self.loaded, governor, self.caches, self.inbox)
-        self.loop = self.engine.loop(self.events.append)
+        self.loop = build_engine(
+            self.start, self.loaded, governor, self.caches, self.inbox, self.events.append
+        )
 
     @property
     def texts(self) -> dict[str, str]:

@@ -42,7 +42,7 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_turns(engine: Engine) -> Engine:
     """As the program does where `Backend.encodes_in_turns`."""
     in_parts = ImageEncoder(engine.loaded, engine.caches.tiles)
-    engine.loop._encoder = EncoderInTurns(in_parts, engine.inbox)
+    engine.loop.encoder = EncoderInTurns(in_parts, engine.inbox)
     return engine
 
 

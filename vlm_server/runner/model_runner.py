@@ -84,6 +84,8 @@ class ModelRunner:
         """`num_draft_tokens`: the most that a step verifies of a sequence; 0 for none."""
         self._loaded = loaded
         self._prefills: dict[str, Prefill] = {}
+        self._joined: dict[str, Prefilled] = {}
+        """Prompts whose sequences have joined since the last launch; the next plan stores them."""
         self._state_size: StateSize | None = None
         self._groups = DecodeGroups(loaded, speculation_of(loaded, num_draft_tokens))
         self._errors = LateErrors(loaded.faults, self._groups)
@@ -109,10 +111,13 @@ class ModelRunner:
         self._errors.attribute_to_others()
         failures = _Failures(self._loaded.faults)
         with self._loaded.position_lock:
-            self._remove_finished(plan.finished_seqs)
+            if plan.finished_seqs:
+                self._remove_finished(plan)
             chunk = self._piggybacked_chunk(plan, failures)
             chunk_logits = self._launch_decode(plan, chunk, failures)
-            self._prefixes.store_joined()
+            if not plan.finished_seqs:
+                self._store(plan)  # while the device decodes
+            self._joined = {}
             if plan.prefill is not None:
                 self.synchronize()
             started = time.perf_counter()
@@ -157,15 +162,22 @@ class ModelRunner:
             error=failures.error,
         )
 
-    def _remove_finished(self, seqs: tuple[SeqId, ...]) -> None:
-        """Remove sequences, and prompts that were cancelled; the prefix cache gets their state."""
-        if seqs:
-            self._prefixes.store_joined()
-        for seq in seqs:
-            if (prefill := self._prefills.pop(seq.request_id, None)) is not None:
+    def _remove_finished(self, plan: SchedulerOutput) -> None:
+        """Remove sequences, and prompts that were cancelled, once they are stored."""
+        self._store(plan)
+        for seq in plan.finished_seqs:
+            self._prefills.pop(seq.request_id, None)
+        self._groups.remove(plan.finished_seqs)
+
+    def _store(self, plan: SchedulerOutput) -> None:
+        """Store what `plan` says in the prefix cache, if it has not failed."""
+        for request_id in plan.stored_prompts:
+            if joined := self._joined.get(request_id):
+                self._prefixes.store_prompt(joined)
+            elif prefill := self._prefills.get(request_id):
                 self._prefixes.store_cancelled(prefill)
+        for seq in plan.stored_answers:
             self._prefixes.store_answer(seq)
-        self._groups.remove(seqs)
 
     # ---- decode --------------------------------------------------------------------
 
@@ -214,7 +226,7 @@ class ModelRunner:
         request_ids = tuple(seq.request_id for seq in plan.decode)
         failures.add(error, request_ids, "The model failed while decoding.")
         self._groups.remove(plan.decode)
-        self._prefixes.discard_joined()
+        self._joined = {}
         for request_id, prefill in list(self._prefills.items()):
             if prefill.is_piggybacked:
                 self._end_prefill(request_id, error, failures)
@@ -281,19 +293,8 @@ class ModelRunner:
             self._end_prefill(work.request_id, error, failures)
             return Sampled()
         del self._prefills[work.request_id]
-        return self._joined({work.request_id: prefill}, sampled, failures)
-
-    def _joined(
-        self, prompts: Mapping[str, Prefilled], sampled: Sampled, failures: _Failures
-    ) -> Sampled:
-        """The first tokens of prompts that have joined, which are to be stored."""
-        sampled = self._without_unsampled(sampled, failures)
-        self._prefixes.add_joined(
-            prefilled
-            for request_id, prefilled in prompts.items()
-            if request_id not in failures.requests
-        )
-        return sampled
+        self._joined[work.request_id] = prefill
+        return self._without_unsampled(sampled, failures)
 
     def _end_prefill(self, request_id: str, error: Exception, failures: _Failures) -> None:
         """End a request whose chunk failed; nothing of its prompt is stored."""
@@ -324,7 +325,8 @@ class ModelRunner:
             logger.exception("prefilling %d prompts together failed", len(step.batched))
             self._fail_batched(error, step.failures)
             return self._prefill_one_by_one(step.plan, step.failures)
-        return self._joined(step.batched, sampled, step.failures)
+        self._joined |= step.batched
+        return self._without_unsampled(sampled, step.failures)
 
     def _fail_batched(self, error: Exception, failures: _Failures) -> None:
         failures.add(error, (), "")

@@ -51,10 +51,8 @@ def follow(rank: Rank, device: Device) -> NoReturn:
     except ModelLoadError as error:
         leader.send(NotLoaded(str(error)))
         raise
-    serve = leader.expect(Serve)
-    prefixes = FollowingPrefixes(
-        lambda: leader.expect(Stored), stores_prefixes=serve.stores_prefixes
-    )
+    leader.expect(Serve)
+    prefixes = FollowingPrefixes(lambda: leader.expect(Stored))
     runner = ModelRunner(loaded, prefixes)
     while True:
         match leader.receive():

@@ -117,7 +117,7 @@ class Leading(Group):
     def runner(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> Runner:
         """The runner here, which sends its plans to the others."""
         prefixes = LeadingPrefixes(caches, self._followers.send, self._book)
-        self._followers.send(Serve(prefixes.stores_prefixes))
+        self._followers.send(Serve())
         self._followers.watch()
         return LeadingRunner(loaded, prefixes, num_draft_tokens, self._book, self._followers)
 

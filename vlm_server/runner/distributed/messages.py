@@ -68,9 +68,7 @@ class NotLoaded(msgspec.Struct, frozen=True, tag="not_loaded"):
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
-    """The start of plans. stores_prefixes: whether `Stored` follows each prompt's state."""
-
-    stores_prefixes: bool
+    """The start of plans."""
 
 
 # ---- a step ------------------------------------------------------------------------------
@@ -113,6 +111,8 @@ class RankPlan(msgspec.Struct, frozen=True, tag="plan"):
     """The runner's part of a `SchedulerOutput`. dropped: stored segments to free."""
 
     finished_seqs: tuple[SeqId, ...]
+    stored_prompts: tuple[str, ...]
+    stored_answers: tuple[SeqId, ...]
     new: tuple[New, ...]
     decode: tuple[SeqId, ...]
     prefill: PrefillWork | None
@@ -124,6 +124,8 @@ class RankPlan(msgspec.Struct, frozen=True, tag="plan"):
         """The message of `plan`."""
         return cls(
             finished_seqs=plan.finished_seqs,
+            stored_prompts=plan.stored_prompts,
+            stored_answers=plan.stored_answers,
             new=tuple(map(New.of, plan.new)),
             decode=plan.decode,
             prefill=plan.prefill,

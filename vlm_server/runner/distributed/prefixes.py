@@ -91,7 +91,6 @@ class LeadingPrefixes:
         self._caches = caches
         self._send = send
         self._book = book
-        self.stores_prefixes = bool(caches.prefixes.limit_bytes)
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """See `Caches.store_prefix`. Sends the changes even of a failure half-way."""
@@ -121,10 +120,9 @@ class HeldPrefix:
 class FollowingPrefixes:
     """The `PrefixStore` of any other rank: repeats rank 0's changes for the same prompt."""
 
-    def __init__(self, receive: Callable[[], Stored], *, stores_prefixes: bool) -> None:
+    def __init__(self, receive: Callable[[], Stored]) -> None:
         self._receive = receive
         self._segments: dict[int, KVSegment] = {}
-        self.stores_prefixes = stores_prefixes
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -155,6 +153,8 @@ class FollowingPrefixes:
         ]
         return SchedulerOutput(
             finished_seqs=message.finished_seqs,
+            stored_prompts=message.stored_prompts,
+            stored_answers=message.stored_answers,
             new=tuple(new),
             decode=message.decode,
             prefill=message.prefill,

@@ -139,11 +139,11 @@ class DecodeBatch:
     def state_of(self, seq_id: SeqId) -> tuple[PromptKey, SequenceState, str] | None:
         """All tokens of a sequence that its cache holds, their KV, and its salt.
 
-        None if it was removed, or if nobody can reuse the KV of its prompt. The KV is to be read
-        before the next launch, and before any sequence is removed.
+        None if it was removed. The KV is to be read before the next launch, and before any sequence
+        is removed.
         """
         for i, seq in enumerate(self._seqs):
-            if seq.id == seq_id and not seq.prompt.is_atomic:
+            if seq.id == seq_id:
                 return *self._state_of(i, seq), seq.prompt.cache_salt
         return None
 

@@ -1,4 +1,4 @@
-"""Stores in the prefix cache what prompts and answers computed, for other requests to begin with.
+"""Stores in the prefix cache what prompts and answers computed, as the plan says.
 
 Storing is optional: state that can't be stored, as when memory is short, is computed again. State
 that sequences computed since an error came late is not stored, for it may be worthless.
@@ -7,7 +7,7 @@ that sequences computed since an error came late is not stored, for it may be wo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,11 +26,6 @@ _Found = tuple[PromptKey, Source[Any, Any], str]
 
 class PrefixStore(Protocol):
     """Where the state of prompts and answers goes: `Caches`."""
-
-    @property
-    def stores_prefixes(self) -> bool:
-        """Whether anything is kept."""
-        ...
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """Store the state that `source` has of `prompt`."""
@@ -84,33 +79,18 @@ class PrefixWriter:
         self._groups = groups
         self._faults = faults
         self._errors = errors
-        self._joined: list[Prefilled] = []
-        """Prompts whose sequences have joined, and which are not stored yet."""
 
-    def add_joined(self, prompts: Iterable[Prefilled]) -> None:
-        """Store these with the next `store_joined`: not while their first token waits."""
-        self._joined += prompts
-
-    def discard_joined(self) -> None:
-        """Store none of the prompts that have joined."""
-        self._joined.clear()
-
-    def store_joined(self) -> None:
-        """Store the prompts that have joined."""
-        joined, self._joined = self._joined, []
-        for each in joined:
-            if not each.prompt.is_atomic:
-                self._write(partial(self._joined_state, each))
+    def store_prompt(self, prefilled: Prefilled) -> None:
+        """Store a prompt whose sequences have joined."""
+        self._write(partial(self._joined_state, prefilled))
 
     def store_cancelled(self, prefill: Prefill) -> None:
         """Store a prompt up to where its prefill was cancelled."""
-        if self._store.stores_prefixes:
-            self._write(partial(self._cancelled_state, prefill))
+        self._write(partial(self._cancelled_state, prefill))
 
     def store_answer(self, seq: SeqId) -> None:
         """Store a sequence that is about to be removed, for the next turn of its conversation."""
-        if self._store.stores_prefixes:
-            self._write(partial(self._groups.state_of, seq))
+        self._write(partial(self._groups.state_of, seq))
 
     def _joined_state(self, prefill: Prefilled) -> _Found:
         state = prefill.state(are_free=not self._groups.runs_on(prefill.cache))

@@ -35,7 +35,7 @@ def arrived(
 ) -> tuple[RankPlan, SchedulerOutput]:
     message = messages.decode_message(messages.encode(RankPlan.of(plan, dropped)))
     assert isinstance(message, RankPlan)
-    following = FollowingPrefixes(lambda: Stored(()), stores_prefixes=True)
+    following = FollowingPrefixes(lambda: Stored(()))
     return message, following.plan_of(message)
 
 
@@ -44,6 +44,8 @@ def test_a_new_request_with_a_picture():
     request = NewRequest("a", PROMPT, sampling, HeldPrefix(), (FEATURES,))
     plan = SchedulerOutput(
         finished_seqs=(SeqId("b", 1),),
+        stored_prompts=("f",),
+        stored_answers=(SeqId("b", 1),),
         new=(request,),
         decode=(SeqId("c"), SeqId("d", 2)),
         prefill=PrefillWork("a", 0, 6, is_last=True),
@@ -52,6 +54,7 @@ def test_a_new_request_with_a_picture():
     message, got = arrived(plan, (4, 5))
     assert message.dropped == (4, 5)
     assert (got.finished_seqs, got.decode) == (plan.finished_seqs, plan.decode)
+    assert (got.stored_prompts, got.stored_answers) == (("f",), plan.stored_answers)
     assert (got.prefill, got.batched_prefills) == (plan.prefill, plan.batched_prefills)
     (new,) = got.new
     assert new.sampling.n == 3

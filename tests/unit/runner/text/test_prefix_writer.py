@@ -29,7 +29,6 @@ class Groups:
 
 
 class Store:
-    stores_prefixes = True
     error: Exception | None = None
 
     def __init__(self) -> None:
