@@ -48,7 +48,8 @@ class SequenceSampler:
         matcher: AnswerMatcher | None = None,
     ) -> None:
         self.params = params
-        self._matcher = matcher
+        self.matcher = matcher
+        """The grammar of its answer; sampling needs `take_mask` first."""
         self._allowed: mx.array | None = None
         """(vocabulary,) bool: which tokens the grammar allows next; None without a grammar."""
         self._mask: NDArray[np.bool_] | None = None
@@ -74,12 +75,8 @@ class SequenceSampler:
 
     @property
     def is_plainly_greedy(self) -> bool:
-        return self.temperature == 0 and not self.changes_scores
-
-    @property
-    def changes_scores(self) -> bool:
-        """Whether logits are changed before a token is sampled from them."""
-        return (
+        """Whether its token is the best one by the logits as they are."""
+        return self.temperature == 0 and not (
             self._allowed is not None
             or self._bias is not None
             or self._counts is not None
@@ -119,26 +116,20 @@ class SequenceSampler:
             other._use(allowed)
         return other
 
-    @property
-    def matcher(self) -> AnswerMatcher | None:
-        """The grammar of its answer; sampling needs `take_mask` first."""
-        return self._matcher
-
     def follow(self, token_ids: Sequence[int]) -> None:
         """Advance the grammar by the tokens that were sampled last, once the host knows them."""
-        if self._matcher is not None:
-            self._matcher.advance([i for i in token_ids if i != NO_TOKEN])
+        if self.matcher is not None:
+            self.matcher.advance([i for i in token_ids if i != NO_TOKEN])
 
     def close(self) -> None:
         """Release the matcher: the row has left the batch."""
-        if self._matcher is not None:
-            self._matcher.close()
+        if self.matcher is not None:
+            self.matcher.close()
 
     def take_mask(self) -> None:
         """Sample only what the grammar allows now; if that is nothing, this row alone ends."""
-        if self._matcher is None:
-            return
-        self._use(self._matcher.allowed())
+        if self.matcher is not None:
+            self._use(self.matcher.allowed())
 
     @property
     def state(self) -> list[mx.array]:

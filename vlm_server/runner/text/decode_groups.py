@@ -48,7 +48,7 @@ class _Detached:
 class DecodeGroups:
     """The sequences of a model. Each `launch` is followed by one `result`."""
 
-    def __init__(self, loaded: LoadedModel, speculation: Speculation | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, speculation: Speculation) -> None:
         """`speculation`: for the batch; detached requests verify no drafts."""
         self._speculation = speculation
         self._batch = DecodeBatch(loaded, speculation)
@@ -96,7 +96,7 @@ class DecodeGroups:
         is_alone: whether the device has nothing else to do meanwhile. chunk, and the logits that
         are returned: see `DecodeBatch.forward`.
         """
-        if self._speculation is not None and (self._detached or not is_alone):
+        if self._detached or not is_alone:
             self._speculation.discard_time()
         self._reattach()
         batch, detached = self._batch, list(self._detached)
