@@ -9,6 +9,7 @@ padding. Here the host knows the paddings.
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -53,7 +54,7 @@ def _extended(running: list[Any], num_running: int, new: list[Any]) -> list[Any]
 
 
 def filtered(running: list[Any], rows: list[int]) -> list[Any]:
-    """The layers of only those `rows`, at least one, of the two or more in `running`."""
+    """The layers of those `rows`, at least one, of the two or more in `running`."""
     if len(rows) == 1:
         return [layer.extract(rows[0]) for layer in running]
     indices = mx.array(rows)
@@ -224,10 +225,8 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
             return
         lengths = [end - padding for padding, end in zip(self.paddings, self.ends, strict=True)]
         longest = max(lengths)
-        runs = [
-            Run(row, 1, padding, length, longest - length)
-            for row, (padding, length) in enumerate(zip(self.paddings, lengths, strict=True))
-        ]
+        rows = enumerate(zip(self.paddings, lengths, strict=True))
+        runs = [Run(row, 1, start, length, longest - length) for row, (start, length) in rows]
         self._arrange(runs, self.capacity(longest))
         self._set_rows([longest - n for n in lengths], [longest] * len(lengths))
 
@@ -237,7 +236,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return self.keys[..., : self._idx, :], self.values[..., : self._idx, :]
 
     def filter(self, batch_indices: mx.array) -> None:
-        """`keep`, as mlx-vlm's caches name it."""
+        """`keep`, as mlx-vlm names it."""
         self.keep(read(batch_indices).tolist())
 
     def keep(self, rows: list[int]) -> None:
@@ -245,14 +244,12 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
         Neighbouring rows are copied at once: gathering rows one by one is slower on a GPU.
         """
-        paddings, ends = (
-            [all_rows[row] for row in rows] for all_rows in (self.paddings, self.ends)
-        )
-        surplus = min(paddings)
+        surplus = min(self.paddings[row] for row in rows)
         capacity = self.keys.shape[2] - surplus
         runs = [Run(start, end - start, surplus, capacity) for start, end in _runs(rows)]
         self._arrange(runs, capacity)
-        self._set_rows([padding - surplus for padding in paddings], [e - surplus for e in ends])
+        paddings, ends = ([of[row] - surplus for row in rows] for of in (self.paddings, self.ends))
+        self._set_rows(paddings, ends)
 
     def extract(self, idx: int) -> KVCache:
         """Row `idx` alone."""
@@ -305,10 +302,6 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
 def _runs(rows: list[int]) -> list[tuple[int, int]]:
     """`rows` as runs of neighbours, each (first, last + 1)."""
-    runs: list[tuple[int, int]] = []
-    for row in rows:
-        if runs and runs[-1][1] == row:
-            runs[-1] = (runs[-1][0], row + 1)
-        else:
-            runs.append((row, row + 1))
-    return runs
+    starts = [i for i, row in enumerate(rows) if i == 0 or row != rows[i - 1] + 1]
+    pieces = [rows[start:end] for start, end in pairwise([*starts, len(rows)])]
+    return [(piece[0], piece[-1] + 1) for piece in pieces]

@@ -32,7 +32,7 @@ from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.model.mrope import next_position_ids
 from vlm_server.runner.sampling import NO_TOKEN, LazyLogprobs, SequenceSampler, choice_params
 from vlm_server.runner.text.drafts import Drafter
-from vlm_server.runner.text.prefill import Prefilled
+from vlm_server.runner.text.prefill import Prefilled, Storable
 from vlm_server.runner.text.sequence import DecodingSequence, Sampled, by_sequence, sample_next
 from vlm_server.runner.text.speculation import Speculation
 from vlm_server.runner.text.wide_step import WideStep
@@ -129,8 +129,8 @@ class DecodeBatch:
         matchers = (seq.sampler.matcher for seq in self._seqs if seq.id == seq_id)
         return next((matcher.fault for matcher in matchers if matcher is not None), None)
 
-    def state_of(self, seq_id: SeqId) -> tuple[PromptKey, SequenceState, str] | None:
-        """All tokens of a sequence that its cache holds, their KV, and its salt.
+    def storable(self, seq_id: SeqId) -> Storable | None:
+        """All tokens of a sequence that its cache holds.
 
         None if it was removed, or if nobody can reuse the KV of its prompt. The KV is to be read
         before the next launch, and before any sequence is removed.
@@ -317,8 +317,8 @@ class DecodeBatch:
         self, request_id: str, prefill: Prefilled, vocabulary_size: int
     ) -> list[DecodingSequence]:
         count = prefill.sampling.n
-        matchers = prefill.grammar.begin(count) if prefill.grammar else [None] * count
         prompt = prefill.prompt
+        matchers = prompt.grammar.begin(count) if prompt.grammar else [None] * count
         return [
             DecodingSequence(
                 SeqId(request_id, choice),

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, takewhile
 
-from mlx_vlm.models.cache import KVCache, make_prompt_cache
+from mlx_vlm.models.cache import make_prompt_cache
 
 from vlm_server.runner.device.device import MAX_DRAFTING_ROWS
+from vlm_server.runner.kv.segments import only_append
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.text.drafts import FORCED_PROBABILITY
 from vlm_server.runner.text.sequence import DecodingSequence
@@ -37,7 +38,7 @@ def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation:
     `needs_even_rows` takes no keys beyond its longest row.
     """
     layers = make_prompt_cache(loaded.language_model)
-    if not (loaded.family.is_checked and all(type(layer) is KVCache for layer in layers)):
+    if not (loaded.family.is_checked and only_append(layers)):
         return Speculation()
     most = num_draft_tokens + 1
     widths = sorted({min(width, most) for width in loaded.device.draft_widths} - {1})
@@ -110,7 +111,7 @@ class Speculation:
     def _guess(
         self, seq: DecodingSequence, eos_token_ids: frozenset[int]
     ) -> tuple[list[int], list[float]] | None:
-        """Draft tokens and how likely each is right; None if a grammar is late."""
+        """Draft tokens and the probability of each; None if a grammar is late."""
         assert seq.drafter is not None
         most = seq.num_useful_drafts(self._most)
         guess = list(takewhile(lambda i: i not in eos_token_ids, seq.drafter.guess(most)))
@@ -122,10 +123,8 @@ class Speculation:
             return None
         if not matcher.can_look_ahead:
             return [], []
-        forced = list(matcher.forced[:most])
-        forced_chances = [FORCED_PROBABILITY] * len(forced)
-        if expected_tokens(forced_chances) > expected_tokens(chances):
-            guess, chances = forced, forced_chances
+        forced = list(matcher.forced[:most]), [FORCED_PROBABILITY] * len(matcher.forced[:most])
+        guess, chances = max((guess, chances), forced, key=lambda one: expected_tokens(one[1]))
         matcher.look_ahead(guess)
         if not matcher.wait(_MASK_SECONDS):
             return None
@@ -161,9 +160,8 @@ class StepTimes:
     def _slope(self, rows: int, width: int) -> float:
         """The slope at the nearest width that was measured: kernels change at some widths."""
         measured = self._slopes.get(rows, {})
-        if not measured:
-            return _PRIOR_SLOPE
-        return measured[min(measured, key=lambda one: abs(one - width))]
+        nearest = min(measured, key=lambda one: abs(one - width), default=0)
+        return measured.get(nearest, _PRIOR_SLOPE)
 
 
 def _mixed(known: float | None, new: float) -> float:
