@@ -43,12 +43,10 @@ _MOST_MASKED_QUERIES = 64
 _MOST_SCORES = 1 << 26
 """Most scores of a batched prefill: 128 MiB."""
 _MOST_HEAD_SIZE = 128
-"""Limit of cuDNN."""
 _DTYPES = (mx.bfloat16, mx.float16)
-"""Limit of cuDNN."""
+"""Limits of cuDNN."""
 _TOLERANCE = 0.05
 """Between two ways to attend in half precision."""
-
 _KEPT_BY_DEFAULT = 256
 """Default of MLX."""
 
@@ -145,12 +143,7 @@ class CudaAttention(Attention):
         return mask == "causal" and are_blocks and size <= _MOST_HEAD_SIZE
 
     def __call__(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        scale: float,
-        mask: Mask,
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
     ) -> mx.array:
         if isinstance(mask, mx.array):
             return masked_attention(queries, keys, values, scale, mask)
@@ -165,9 +158,9 @@ class CudaAttention(Attention):
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float
     ) -> mx.array:
         """Causal attention of one row, in planned shapes if that is possible."""
-        schedule = self._schedules.setdefault(
-            _heads(queries, keys, values), _Schedule(self._block_lengths)
-        )
+        _, count, _, size = queries.shape
+        heads = _Heads(count, keys.shape[1], size, values.shape[-1], queries.dtype)
+        schedule = self._schedules.setdefault(heads, _Schedule(self._block_lengths))
         shape = queries.shape[2], keys.shape[2]
         if not (self._works_ahead and schedule.is_checked):
             schedule.want(shape)
@@ -196,14 +189,12 @@ class CudaAttention(Attention):
         shape = num_queries, num_keys
         if not self._works_ahead or num_keys not in self._block_lengths:
             return True  # no plan is to come
-        missing = [
-            schedule
-            for schedule in self._schedules.values()
-            if not (schedule.is_checked and (shape in schedule or schedule.has_blocks(shape)))
-        ]
-        for schedule in missing:
-            schedule.want(shape)
-        return not missing
+        is_missing = False
+        for schedule in self._schedules.values():
+            if not (schedule.is_checked and (shape in schedule or schedule.has_blocks(shape))):
+                schedule.want(shape)
+                is_missing = True
+        return not is_missing
 
     def schedule_next(self) -> bool:
         if not self._works_ahead:
@@ -234,15 +225,15 @@ def causal_attention(
 
     (1, heads, tokens, head size). The last query is at the last key.
     """
-    laid_out = [mx.contiguous(each.squeeze(0).swapaxes(0, 1)) for each in (queries, keys, values)]
-    before, end = keys.shape[2] - queries.shape[2], 0
-    outputs = []
+    queries, keys, values = (
+        mx.contiguous(each.squeeze(0).swapaxes(0, 1)) for each in (queries, keys, values)
+    )
+    before, end, outputs = len(keys) - len(queries), 0, []
     for count in blocks:
         start, end = end, end + count
         seen = before + end
-        ours = _slice(laid_out[0], start, end)
-        theirs, values = (_slice(each, 0, seen) for each in laid_out[1:])
-        output = _whole(ours, theirs, values, scale)
+        seen_keys, seen_values = _slice(keys, 0, seen), _slice(values, 0, seen)
+        output = _whole(_slice(queries, start, end), seen_keys, seen_values, scale)
         outputs.append(output.swapaxes(1, 2))
     return (outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)).swapaxes(1, 2)
 
@@ -273,8 +264,7 @@ def _whole(queries: mx.array, keys: mx.array, values: mx.array, scale: float) ->
 
 def _blocks(shape: Shape) -> list[Shape]:
     """The blocks of a chunk of this shape, the longest first."""
-    left, num_keys = shape
-    blocks = []
+    (left, num_keys), blocks = shape, []
     while left:
         block = next(each for each in _BLOCKS if each <= left)
         left -= block
@@ -298,11 +288,6 @@ def _slice(array: mx.array, start: int, end: int) -> mx.array:
     _, heads, size = array.shape
     strides = (heads * size, size, heads * size, 1)
     return mx.as_strided(array, (1, heads, end - start, size), strides, start * heads * size)
-
-
-def _heads(queries: mx.array, keys: mx.array, values: mx.array) -> _Heads:
-    _, num_queries, _, size = queries.shape
-    return _Heads(num_queries, keys.shape[1], size, values.shape[-1], queries.dtype)
 
 
 def _random(heads: _Heads, shape: Shape) -> tuple[mx.array, mx.array, mx.array]:
