@@ -19,8 +19,7 @@ from vlm_server.settings import Cache
 logger = logging.getLogger(__name__)
 
 _TILES_PART = 4
-"""The tiles' part of `encoder_bytes` is one of so many: a conversation needs those of its latest
-screenshot alone."""
+"""Tiles get one of so many parts of `encoder_bytes`: those of the latest screenshot are enough."""
 
 
 def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) -> Caches:

@@ -182,10 +182,9 @@ class ModelRunner:
 
     @contextmanager
     def _decode_faults(self, step: LaunchedStep, work: PrefillWork | None = None) -> Iterator[None]:
-        """End all sequences with the error that is raised, and the prompts of mixed steps.
+        """End all sequences with the error that is raised, and prompts whose chunk was in the step.
 
-        Those are the prompts whose latest chunk was part of one, and that of `work`, which may
-        be read in part.
+        Among these is the one of `work`, which may be read in part.
         """
         try:
             yield

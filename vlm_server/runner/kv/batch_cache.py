@@ -1,9 +1,7 @@
 """The KV caches of sequences that decode together.
 
 A sequence that decodes alone stays on the plain cache of its prompt: no copy, no mask, and each
-family's fastest path. mlx-vlm's batched KV cache reads the paddings of every layer from the device
-when a sequence leaves, counts an offset on the device in every layer, and masks rows that have no
-padding. Here the host knows the paddings.
+family's fastest path. Unlike in mlx-vlm's batched KV cache, the host knows all paddings.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from vlm_server.runner.device.arrays import read
 def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) -> list[Any]:
     """The layers of `num_running` rows followed by `count` rows of one prompt's layers.
 
-    The arguments are not changed, except that a prompt that joins no other is returned itself.
+    The arguments are not changed. A prompt that joins no other is returned itself.
     """
     if num_running == 0 and count == 1:
         return prompt
@@ -101,10 +99,7 @@ def bounds_of(layer: KVCache | RowsKVCache) -> list[tuple[int, int]]:
 
 
 def make_room(layer: KVCache | RowsKVCache, count: int) -> None:
-    """Make room in the buffers of `layer` for `count` more tokens of each row.
-
-    They have at least `KVCache.step` columns then.
-    """
+    """Make room for `count` more tokens of each row, and at least `KVCache.step` columns in all."""
     end = max(end for _, end in bounds_of(layer))
     if max(end + count, KVCache.step) > layer.keys.shape[2]:
         capacity = RowsKVCache.capacity(end + count)
@@ -113,7 +108,7 @@ def make_room(layer: KVCache | RowsKVCache, count: int) -> None:
 
 
 def advance(layer: KVCache | RowsKVCache, count: int) -> None:
-    """`count` more tokens of each row were written into the buffers of `layer`."""
+    """Count `count` more tokens of each row, which were written into the buffers of `layer`."""
     if isinstance(layer, RowsKVCache):
         layer.advance(count)
     else:
@@ -130,9 +125,8 @@ def _as_rows(layer: Any, count: int) -> Any:
 
 
 class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
-    """One layer of a batch, a row for each sequence.
+    """One layer of a batch, a row for each sequence; `merge`, `prepare` and `trim` don't fit it.
 
-    Has what models and `DecodeBatch` call; `merge`, `prepare` and `trim` of the base don't fit it.
     keys, values: (rows, heads, capacity, head size). Row i's tokens are columns `paddings[i]` to
     `ends[i]`: rows are padded on the left so that all end alike, until `cut` takes tokens off some.
     Capacity grows by `step` columns at a time.
@@ -156,10 +150,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     @classmethod
     def taking(cls, cache: KVCache) -> RowsKVCache:
-        """The arrays of `cache` as one row; it has none until `give_back`.
-
-        Nobody else may have them while they are written, or all of them would be copied.
-        """
+        """The arrays of `cache` as one row; it has none until `give_back`: MLX would copy them."""
         keys, values, cache.keys, cache.values = cache.keys, cache.values, None, None
         return cls(keys, values, [0], [cache.offset])
 
@@ -242,7 +233,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     def keep(self, rows: list[int]) -> None:
         """Keep `rows`, in that order, and drop padding that all of them have.
 
-        Neighbouring rows are copied at once: gathering rows one by one is slower on a GPU.
+        Neighbours are copied at once: gathering rows one by one is slower on a GPU.
         """
         surplus = min(self.paddings[row] for row in rows)
         capacity = self.keys.shape[2] - surplus

@@ -2,14 +2,11 @@
 
 A step is `forward`, the model on the tokens that were sampled last, and `sample`, the next ones. It
 runs one step ahead of what it reports: `forward` begins on those tokens, and only `result` reads
-them, so the device works while the host reads. The first token of a sequence is waited for, and
-reported when it joins. Sequences that follow a grammar need those tokens before they are sampled
-from: the host reads them, and the grammars advance, between `forward` and `sample`. `decode_groups`
-decides what becomes of those whose grammar is late.
+them, so the device works while the host reads. The first token of a sequence is reported when it
+joins. Grammars need the tokens before the next are sampled: the host reads them, and grammars
+advance, between `forward` and `sample`. `decode_groups` decides what becomes of late ones.
 
-Where drafts promise more, the host reads the tokens first, and the step is a wide one: the model
-takes each row's token and its drafts at once, each row samples at each place what it would have
-sampled there, and keeps the tokens up to the first that differs from its draft (`wide_step`).
+Where drafts promise more, the host reads the tokens first, and the step is a wide one.
 """
 
 from __future__ import annotations
@@ -83,10 +80,9 @@ class DecodeBatch:
     def join(self, prefills: Mapping[str, Prefilled], logits: mx.array) -> Sampled:
         """Add a sequence for each choice of prefilled requests; their first tokens.
 
-        There is one request, or a batched prefill of several. Those tokens are sampled from
-        `logits` (requests, vocabulary), between two steps. Each sequence gets a copy of the
-        prompt's cache, or the cache itself if it is alone. The running sequences are left as they
-        were if this fails. See `result` for `NO_TOKEN`.
+        Of one request, or of a batched prefill; sampled from `logits` (requests, vocabulary),
+        between two steps. Each sequence gets a copy of the prompt's cache, or the cache itself if
+        it is alone. If this fails, nothing has changed. See `result` for `NO_TOKEN`.
         """
         seqs = [
             seq
@@ -125,15 +121,14 @@ class DecodeBatch:
         return self._cache is cache
 
     def fault(self, seq_id: SeqId) -> RequestError | None:
-        """Why a sequence's grammar does not let it go on, if it does not."""
+        """Why a sequence's grammar ends it, if it does."""
         matchers = (seq.sampler.matcher for seq in self._seqs if seq.id == seq_id)
         return next((matcher.fault for matcher in matchers if matcher is not None), None)
 
     def storable(self, seq_id: SeqId) -> Storable | None:
-        """All tokens of a sequence that its cache holds.
+        """All tokens of a sequence that its cache holds; read it before launching or removing.
 
-        None if it was removed, or if nobody can reuse the KV of its prompt. The KV is to be read
-        before the next launch, and before any sequence is removed.
+        None if it was removed, or if the KV of its prompt can't be reused.
         """
         for row, seq in enumerate(self._seqs):
             if seq.id == seq_id and not seq.prompt.is_atomic:
@@ -146,7 +141,7 @@ class DecodeBatch:
         return None
 
     def remove(self, seq_ids: Collection[SeqId]) -> None:
-        """Remove sequences, and their unread tokens. Those that are not here are no error."""
+        """Remove those of the sequences that are here, and their unread tokens."""
         staying = [i for i, seq in enumerate(self._seqs) if seq.id not in seq_ids]
         for seq in self._seqs:
             if seq.id in seq_ids:
@@ -156,10 +151,7 @@ class DecodeBatch:
             self._unread = self._unread if staying else None
 
     def detach(self, request_id: str) -> DecodeBatch:
-        """Move a request's sequences to a batch of their own.
-
-        Between `forward` and `sample`: that is where they go on.
-        """
+        """Move a request's sequences to a batch of their own, between `forward` and `sample`."""
         assert self._logits is not None
         assert self._wide is None
         rows = [i for i, seq in enumerate(self._seqs) if seq.id.request_id == request_id]
@@ -190,8 +182,7 @@ class DecodeBatch:
         """Begin the model's part of the next step, if there is a sequence.
 
         With `chunk` it may be a mixed step, which verifies no drafts. Returns the chunk's logits,
-        (1, 1, vocabulary), lazy; None if the chunk was not read. The grammars get the tokens that
-        the step begins with, and work meanwhile.
+        (1, 1, vocabulary), lazy; None if the chunk was not read. Grammars work meanwhile.
         """
         if self._tokens is None:
             return None
@@ -212,7 +203,7 @@ class DecodeBatch:
         return chunk_logits
 
     def late(self, seconds: float) -> list[str]:
-        """Requests whose grammars do not know yet what they allow, after so much time."""
+        """Requests whose masks are not known after so much time."""
         deadline = time.monotonic() + seconds
         late = dict[str, None]()
         for seq, matcher in self._guided():
@@ -244,8 +235,7 @@ class DecodeBatch:
     def result(self) -> Sampled:
         """The tokens that `forward` began with, and those of drafts; not what `join` reported.
 
-        `NO_TOKEN` is that of a sequence which has to be removed: its logits are not numbers, or its
-        grammar does not let it go on.
+        `NO_TOKEN` for a sequence to be removed: its logits are NaN, or its grammar ends it.
         """
         sampled = Sampled()
         if self._unread is None:
@@ -276,9 +266,9 @@ class DecodeBatch:
         return None if drafts is None else WideStep(self._seqs, tokens, *drafts)
 
     def _accept(self, wide: WideStep, sampled: Sampled) -> None:
-        """Keep the tokens that `wide` verified, and report them at once.
+        """Keep the tokens that `wide` verified, and report all but `NO_TOKEN` at once.
 
-        All but `NO_TOKEN`, as by a plain step: the tokens before it may have ended the answer.
+        A plain step will report that: the tokens before it may have ended the answer.
         """
         last = []
         taken, logprobs = wide.result(self._cache)
@@ -337,7 +327,7 @@ class DecodeBatch:
         ]
 
     def _advance_grammars(self, tokens: mx.array, logits: mx.array) -> None:
-        """Advance the grammars by `tokens`, while the device works on `logits`."""
+        """Advance the grammars, while the device works on `logits`."""
         if self._guided():
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
             self._append_newest(tokens)
