@@ -11,10 +11,8 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
-from vlm_server.cache.disk.files import default_folder
 from vlm_server.cache.disk.folder import is_gone
 from vlm_server.cache.disk.store import DiskStore, is_passing
 from vlm_server.cache.disk.tier import DiskTier, EncodedImage, StoredPrefixSizes
@@ -26,11 +24,8 @@ from vlm_server.runner.device.arrays import is_out_of_memory
 from vlm_server.runner.disk import records
 from vlm_server.runner.disk.disk_writer import DiskWriter, WriteJob
 from vlm_server.runner.disk.records import Record, StoredPrefix
-from vlm_server.runner.fingerprint import state_fingerprint
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
 from vlm_server.runner.vision.encoder import ImageFeatures
-from vlm_server.settings import Cache as CacheSettings
-from vlm_server.settings.paths import expanded
 
 logger = logging.getLogger(__name__)
 
@@ -223,32 +218,3 @@ class DiskCache(DiskTier):
         """Drop blocks from the index, except those that are stored again, or will be."""
         with self._lock:
             self._blocks.drop([key for key in keys if not self._is_known(key)])
-
-
-def disk_folder(settings: CacheSettings) -> Path:
-    """The folder of the disk cache; a relative path is one in the system's folder for caches."""
-    return default_folder() / expanded(settings.disk_path)
-
-
-def open_disk_cache(
-    settings: CacheSettings,
-    checkpoint: Callable[[], str],
-    device_name: str,
-    prefix_bytes: Callable[[], int],
-    *,
-    needs_snapshots: bool,
-) -> DiskTier:
-    """The disk cache of `settings`; if the folder can't be used, a warning and an empty tier.
-
-    `checkpoint` returns the checkpoint's fingerprint, and may raise OSError.
-    """
-    if not settings.disk_bytes:
-        return DiskTier()
-    folder = disk_folder(settings)
-    try:
-        fingerprint = state_fingerprint(checkpoint(), device_name)
-        store = DiskStore("disk", folder, fingerprint, settings.disk_bytes)
-    except OSError as error:
-        logger.warning("nothing is stored on disk in %s: %s", folder, error.strerror)
-        return DiskTier()
-    return DiskCache(store, fingerprint, prefix_bytes, needs_snapshots=needs_snapshots)
