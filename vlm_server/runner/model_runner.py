@@ -93,7 +93,8 @@ class ModelRunner:
                 self.synchronize()
             step.prefill_started = time.perf_counter()
             if plan.batched_prefills:
-                self._launch_batched(step)
+                with self._batched_faults(step):
+                    step.batched, step.logits = launch_batched(self._loaded, plan.new)
             else:
                 self._launch_prefill(step, chunk_logits)
         return step
@@ -203,15 +204,13 @@ class ModelRunner:
         """Remove, and don't store, the sequences of `sampled` for which no token was found."""
         for seq in [seq for seq, tokens in sampled.tokens.items() if NO_TOKEN in tokens]:
             del sampled.tokens[seq]
-            step.failures[seq.request_id] = self._reason_of_no_token(seq)
+            fault = self._groups.fault(seq)
+            if fault is None:
+                logger.error("a sequence's scores are not finite: no token can be sampled")
+                fault = InternalError("The model's scores for the next token are NaN.")
+            step.failures[seq.request_id] = fault
             self._groups.remove([seq])
         return sampled
-
-    def _reason_of_no_token(self, seq: SeqId) -> RequestError:
-        if fault := self._groups.fault(seq):
-            return fault
-        logger.error("a sequence's scores are not finite: no token can be sampled")
-        return InternalError("The model's scores for the next token are NaN.")
 
     # ---- prefill -------------------------------------------------------------------
 
@@ -277,10 +276,6 @@ class ModelRunner:
         self._errors.attribute_to_others()
 
     # ---- batched prefill -----------------------------------------------------------
-
-    def _launch_batched(self, step: LaunchedStep) -> None:
-        with self._batched_faults(step):
-            step.batched, step.logits = launch_batched(self._loaded, step.plan.new)
 
     def _finish_batched(self, step: LaunchedStep) -> Sampled:
         """Wait for a batched prefill: first tokens. If it fails, prompts are read one by one."""

@@ -58,7 +58,8 @@ class SequenceSampler:
         self.top_p = math.inf if top_p >= 1 else max(top_p, _LEAST_TOP_P)
         self._seed = secrets.randbits(63) if params.seed is None else params.seed
         self._step = 0
-        self._eos = _with_logits(eos_token_ids, vocabulary_size) if params.min_tokens else None
+        with_logits = sorted(i for i in eos_token_ids if 0 <= i < vocabulary_size)  # not all have
+        self._eos = mx.array(with_logits) if with_logits and params.min_tokens else None
         self._bias: mx.array | None = None
         if params.logit_bias:
             bias = np.zeros(vocabulary_size, dtype=np.float32)
@@ -225,12 +226,6 @@ def _keep_likely(scores: mx.array, rows: list[SequenceSampler]) -> mx.array:
     is_kept &= mx.cumsum(probs, axis=-1) - probs < mx.array(top_p)[:, None]
     is_kept &= probs >= mx.array(min_p)[:, None] * probs[:, :1]
     return mx.put_along_axis(scores, order, mx.where(is_kept, ranked, -mx.inf), axis=-1)
-
-
-def _with_logits(token_ids: frozenset[int], vocabulary_size: int) -> mx.array | None:
-    """The ids that have a logit, (ids,): checkpoints name others too. None if there are none."""
-    found = sorted(i for i in token_ids if 0 <= i < vocabulary_size)
-    return mx.array(found) if found else None
 
 
 def _mix(seed: int, step: int) -> int:

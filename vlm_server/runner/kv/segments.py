@@ -64,10 +64,9 @@ class LayerStates:
 class SequenceState:
     """The `Source` of one sequence: its own layers, or row `row` of a batch's.
 
-    `snapshots` are those that were taken on the way, by the number of tokens before them. If no
-    sequence runs on the layers any more (`are_free`), their buffers are stored without a copy where
-    most of a buffer is worth it. What is taken is computed then if `waits`, else it is launched:
-    one cache alone has it.
+    snapshots: by the number of tokens before them. are_free: no sequence runs on the layers any
+    more, so that buffers are stored without a copy where most of one is worth it. waits: whether
+    `take` waits for what it takes.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ def needs_snapshots(language_model: Any) -> bool:
 
 
 def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
-    """The current states of the layers that can't be cut, of one sequence or of a batch's `row`."""
+    """The states of the layers that can't be cut, of one sequence or of a batch's `row`."""
     arrays, counters = [], []
     for layer in layers:
         if _can_be_cut(layer):
@@ -187,10 +186,7 @@ def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
 
 
 def restore(layers: Sequence[Any], prefix: PrefixState, num_tokens: int) -> None:
-    """Copy what is stored of a prompt of `num_tokens` into its new `layers`.
-
-    They get room for the rest of it and for some of its answer.
-    """
+    """Copy what is stored of a prompt of `num_tokens` into its new `layers`, with room for all."""
     room = room_for(num_tokens) - prefix.length
 
     @cache

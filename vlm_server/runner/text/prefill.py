@@ -35,7 +35,7 @@ class Prefilled:
     """A request whose prompt is in `cache`, or will be.
 
     row: of the prompt in a cache that a batched prefill shares; None if the cache is its own.
-    snapshots: taken at the prompt's snapshot points, by the number of tokens that they follow.
+    snapshots: at the prompt's snapshot points, by the number of tokens before them.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Prefill(Prefilled):
         self._is_compiled = False
         """Whether the last chunk was a compiled step, of which only the logits are waited for."""
         self.is_piggybacked = False
-        """Whether the last chunk is part of a mixed step, and nobody has waited for it."""
+        """Whether the last chunk is part of a mixed step that was not waited for."""
         self._num_read = 0
         """Tokens of the prompt up to the end of the last chunk; 0 before the first one."""
         self._before_media: dict[int, LayerStates] = {}
@@ -120,7 +120,7 @@ class Prefill(Prefilled):
     def end_early(self) -> Storable | None:
         """What was read of a prompt that is cancelled.
 
-        Waits for the last chunk, and raises what it raises. None if that has no sound logits, or if
+        Waits for the last chunk, and raises what it raises. None if its logits are NaN, or if
         nothing before a media item was read.
         """
         self._inputs = None
@@ -136,7 +136,7 @@ class Prefill(Prefilled):
         return self._storable(key.part(0, end), snapshots, are_free=True)
 
     def _keep_before_media(self, start: int, end: int) -> None:
-        """Before tokens `start` to `end` are launched: what to go back to if they are the last."""
+        """Keep the state before tokens `start` to `end`, if they end inside a media item."""
         key = self.prompt.key
         if self._num_read and key.floor(start) == start:
             is_inside = key.floor(end) < end

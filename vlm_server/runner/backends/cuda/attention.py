@@ -3,13 +3,13 @@
 Making cuDNN's plan for a shape, strides among it, takes 45 to 80 ms on an H200's host, where the
 attention of a chunk takes 2 to 7 in all layers. So prefill chunks are padded (`model.chunks`) and
 laid out alike, and an attention schedule says which shapes are to be planned while the engine is
-idle: those that were met, and single blocks of queries to so many keys. A chunk that is met for the
-first time goes block by block, which takes some milliseconds more than at once, but no plan.
+idle: those that were met, and single blocks of queries to so many keys. A chunk whose shape is new
+goes block by block, which takes some milliseconds more than at once, but no plan.
 
 Decode steps of most models, and their chunks until those are planned, are compiled steps with a
-kernel of ours, which takes any lengths (`attend_bounded`). Steps of other models have a mask, and
-another shape each time; so have batched prefills. They take two matrix products, which need no
-plan. Queries that share keys are one matrix; MLX's own way reads the keys again for each.
+kernel of ours, which takes any lengths (`attend_bounded`). Steps of other models, and batched
+prefills, have a mask and another shape each time: two matrix products, which need no plan. Queries
+that share keys are one matrix; MLX's own way reads the keys again for each.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """The part of a plan besides its shape."""
+    """Heads of a layer: what a plan depends on besides its shape."""
 
     num_queries: int
     num_keys: int
@@ -69,26 +69,24 @@ class _Heads:
 class _Schedule:
     """The shapes that are planned, or will be, for layers with one sort of heads.
 
-    block_lengths: the numbers of keys for which all blocks are to be planned.
+    block_lengths: numbers of keys for which all blocks are planned. chunks: planned as a whole,
+    least recently used first. wanted: chunks that were met, and are to be planned.
     """
 
     block_lengths: range
     is_checked: bool = False
     blocks: set[Shape] = field(default_factory=set)
     chunks: dict[Shape, None] = field(default_factory=dict)
-    """Planned at once; the one used longest ago first."""
     wanted: dict[Shape, None] = field(default_factory=dict)
-    """Chunks that were met, and are to be planned."""
 
     def __contains__(self, shape: Shape) -> bool:
         return shape in self.blocks or shape in self.chunks
 
     def has_blocks(self, shape: Shape) -> bool:
-        """Whether all blocks of a chunk are planned."""
         return all(block in self for block in _blocks(shape))
 
     def add(self, shape: Shape) -> None:
-        """Record that a shape is planned, or used again."""
+        """Record that a shape was planned or used."""
         self.wanted.pop(shape, None)
         if shape[0] in _BLOCKS and shape[1] in self.block_lengths:
             self.blocks.add(shape)
@@ -273,7 +271,6 @@ def _blocks(shape: Shape) -> list[Shape]:
 
 
 def num_kept_plans() -> int:
-    """The number of plans that MLX keeps in this process."""
     try:
         return int(os.environ["MLX_CUDA_SDPA_CACHE_SIZE"])
     except (KeyError, ValueError):
@@ -308,10 +305,7 @@ def _some(heads: _Heads, shape: Shape) -> mx.array:
 
 
 def _is_sound(heads: _Heads) -> bool:
-    """Whether blocks give what MLX's attention does, and a shape is planned once.
-
-    Asked on the device that serves, once for each sort of heads: what holds here is cuDNN's.
-    """
+    """Whether blocks give what MLX's attention does, and cuDNN plans a shape once: measured."""
     scale, seconds = heads.size**-0.5, []
     for _ in range(2):
         inputs = _random(heads, (2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS))
