@@ -157,8 +157,13 @@ class ModelRunner:
         if work is not None:
             with self._chunk_faults(step, work):
                 chunk = self._prefill_of(plan, work).chunk(work.start, work.end)
-        with self._decode_faults(step, work if chunk is not None else None):
+        try:
             logits = self._groups.launch(is_alone=plan.prefill is None, chunk=chunk)
+        except Exception as error:
+            logger.exception("a decode step of %d sequences failed", len(plan.decode))
+            self._fail_decode(step, error)
+            if chunk is not None and work is not None:  # it may be read in part
+                self._end_prefill(work.request_id, error, step)
         step.is_mixed = logits is not None
         return logits
 
@@ -174,30 +179,24 @@ class ModelRunner:
         return work
 
     def _read_decode(self, step: LaunchedStep) -> Sampled:
-        sampled = Sampled()
-        with self._decode_faults(step):
-            result = self._groups.result()
+        try:
+            sampled = self._groups.result()
             self._errors.check()
-            sampled = result
+        except Exception as error:
+            logger.exception("a decode step of %d sequences failed", len(step.plan.decode))
+            self._fail_decode(step, error)
+            return Sampled()
         return self._without_unsampled(sampled, step)
 
-    @contextmanager
-    def _decode_faults(self, step: LaunchedStep, work: PrefillWork | None = None) -> Iterator[None]:
-        """End all sequences with the error that is raised, and prompts whose chunk was in the step.
-
-        Among these is the one of `work`, which may be read in part.
-        """
-        try:
-            yield
-        except Exception as error:
-            seqs = step.plan.decode
-            logger.exception("a decode step of %d sequences failed", len(seqs))
-            request_ids = tuple(seq.request_id for seq in seqs)
-            self._fail(step, error, request_ids, "The model failed while decoding.")
-            self._groups.remove(seqs)
-            self._prefixes.discard_joined()
-            mixed = {name for name, each in self._prefills.items() if each.is_piggybacked}
-            for request_id in mixed | ({work.request_id} if work else set()):
+    def _fail_decode(self, step: LaunchedStep, error: Exception) -> None:
+        """End all sequences, and the prompts whose latest chunk was part of a mixed step."""
+        seqs = step.plan.decode
+        request_ids = tuple(seq.request_id for seq in seqs)
+        self._fail(step, error, request_ids, "The model failed while decoding.")
+        self._groups.remove(seqs)
+        self._prefixes.discard_joined()
+        for request_id, prefill in list(self._prefills.items()):
+            if prefill.is_piggybacked:
                 self._end_prefill(request_id, error, step)
 
     def _without_unsampled(self, sampled: Sampled, step: LaunchedStep) -> Sampled:

@@ -4,7 +4,7 @@ A layer that only appends (`KVCache`) can be cut after any token: its keys and v
 segments. Other layers, with a window or a recurrent state, are stored as a snapshot after one
 token. Both are copied when they are used, and when they are stored unless no sequence runs on the
 buffers any more: nothing stored is shared with a running sequence, and it takes no more memory
-than its `size_bytes`, but for what `_copied` says.
+than its `size_bytes`, but for what `_copy` says.
 """
 
 from __future__ import annotations
@@ -230,9 +230,10 @@ def _put_state(layer: Any, arrays: Sequence[mx.array | None], counters: Sequence
 
 
 def _copied(arrays: Iterable[Any]) -> tuple[Any, ...]:
-    """Copies of arrays, in buffers of their own; of those that are None, None.
+    return tuple(None if array is None else _copy(array) for array in arrays)
 
-    An array that is all of its buffer, but for some 16 KiB that MLX puts up with, may stay there.
-    It is copied then before anybody writes into that buffer.
-    """
-    return tuple(None if array is None else mx.contiguous(array) for array in arrays)
+
+def _copy(array: mx.array) -> mx.array:
+    """A copy in a buffer of its own; one that is all of its buffer, but for some 16 KiB that MLX
+    puts up with, may stay there. It is copied then before anybody writes into that buffer."""
+    return mx.contiguous(array)

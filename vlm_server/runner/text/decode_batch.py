@@ -219,7 +219,7 @@ class DecodeBatch:
         if self._wide is not None:
             self._wide.sample(logits)
             return
-        for seq in self._seqs:
+        for seq, _ in self._guided():
             seq.sampler.take_mask()
         self._tokens, self._logprobs = sample_next(logits, self._seqs, self._loaded.ranks)
         state = _counters(self._cache)
@@ -300,8 +300,7 @@ class DecodeBatch:
             self._logits = self._logits[mx.array(rows)]
 
     def _guided(self) -> list[tuple[DecodingSequence, AnswerMatcher]]:
-        matchers = ((seq, seq.sampler.matcher) for seq in self._seqs)
-        return [(seq, matcher) for seq, matcher in matchers if matcher is not None]
+        return [(seq, seq.sampler.matcher) for seq in self._seqs if seq.sampler.matcher is not None]
 
     def _new_seqs(
         self, request_id: str, prefill: Prefilled, vocabulary_size: int

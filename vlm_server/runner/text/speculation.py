@@ -84,6 +84,8 @@ class Speculation:
 
     def record_step(self, rows: int, width: int) -> None:
         """Record the end of a step; its time counts if the one before was of its kind."""
+        if not self.widths:
+            return
         now, last = time.perf_counter(), self._last
         if last is not None and (last[1] > 1) == (width > 1):
             self._times.record(rows, width, now - last[0])
