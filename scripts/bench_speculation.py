@@ -12,22 +12,23 @@ import json
 import random
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import mlx.core as mx
 
+from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.governor import Governor
-from vlm_server.engine.start import Engine, build_engine
+from vlm_server.engine.start import build_engine
 from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.protocol import Event, Failed, SamplingParams, Start, Submit, Tokens
 from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
+from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.sampling import SequenceSampler
 from vlm_server.runner.text import decode_batch
 from vlm_server.settings import Cache, Log, Memory, Model, Scheduler
@@ -138,7 +139,7 @@ SCRIPTS: dict[int, list[int]] = {}
 class ScriptedSampler(SequenceSampler):
     """Draws what its script says, of what its grammar allows."""
 
-    changes_scores = True  # type: ignore[assignment]  # a property of the base
+    is_plainly_greedy = False  # type: ignore[assignment]  # a property of the base
 
     def adjust(self, scores: mx.array) -> mx.array:
         adjusted = super().adjust(scores)
@@ -149,7 +150,7 @@ class ScriptedSampler(SequenceSampler):
         return adjusted
 
 
-def new_engine(loaded: LoadedModel, num_speculative_tokens: int) -> Engine:
+def new_engine(loaded: LoadedModel, num_speculative_tokens: int) -> EngineLoop:
     memory, cache = MlxMemory(Memory(), loaded.device), Cache(prefix_bytes=0, disk_bytes=0)
     caches = build_caches(cache, memory.read(), loaded)
     start = Start(
@@ -160,10 +161,10 @@ def new_engine(loaded: LoadedModel, num_speculative_tokens: int) -> Engine:
         cache=cache,
     )
     governor = Governor(Memory(), memory, SystemProcessMemory(), caches)
-    return build_engine(start, loaded, governor, caches, SimpleQueue())
+    return build_engine(start, loaded, governor, caches, SimpleQueue(), lambda event: None)
 
 
-def run(engine: Engine, loaded: LoadedModel, kind: str, rows: int) -> tuple[float, float]:
+def run(engine: EngineLoop, loaded: LoadedModel, kind: str, rows: int) -> tuple[float, float]:
     """Tokens per second from the first to the last, and the part of drafts that were right."""
     times: list[float] = []
     texts = dict[str, str]()
@@ -186,9 +187,9 @@ def run(engine: Engine, loaded: LoadedModel, kind: str, rows: int) -> tuple[floa
             max_tokens=len(ids), temperature=0.0, seed=row + 1, json_schema=schema
         )
         engine.inbox.put(Submit(f"r{row}", (), (), params, prompt=work.prompt))
-    engine.loop(take).run_until_idle()
+    replace(engine, send=take).run_until_idle()
     assert texts == answers, "something else was drawn"
-    counts = engine.scheduler.read().counts
+    counts = engine.scheduler.read()
     right = counts.spec_accepted_tokens / max(counts.spec_draft_tokens, 1)
     return (len(times) - rows) / (times[-1] - times[0]), right
 

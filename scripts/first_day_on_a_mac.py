@@ -32,7 +32,7 @@ from PIL import Image
 from vlm_server.platform import machine
 from vlm_server.platform.footprint import footprint_bytes
 from vlm_server.runner.backends.metal import MetalAttention
-from vlm_server.runner.device.device import Device, current_device
+from vlm_server.runner.device.device import Device, DeviceKind, current_device
 
 _SCHEMA = {
     "type": "object",
@@ -127,7 +127,7 @@ def passed_sockets(ground: Ground) -> str:
 
 def late_errors(ground: Ground) -> str:
     """3, 4: in which words the device refuses a buffer; commands that fail can't be provoked."""
-    if ground.device.is_cpu:
+    if ground.device.kind is DeviceKind.CPU:
         raise NeedsAMac
     most = int(mx.device_info().get("max_buffer_length", 0))
     try:
@@ -139,7 +139,7 @@ def late_errors(ground: Ground) -> str:
 
 def attention(ground: Ground) -> str:
     """5: memory of a late chunk with heads of 256, by blocks and at once."""
-    count, dtype = (512, mx.float32) if ground.device.is_cpu else (2048, mx.float16)
+    count, dtype = (512, mx.float32) if ground.device.kind is DeviceKind.CPU else (2048, mx.float16)
     q, k = mx.zeros((1, 8, count, 256), dtype), mx.zeros((1, 2, 8 * count, 256), dtype)
     mx.eval(q, k)
 
@@ -181,7 +181,7 @@ def encode_in_turns(ground: Ground) -> str:
 
 def memory(ground: Ground) -> str:
     """8: the limit, and what the system says."""
-    device, info = ground.device, {} if ground.device.is_cpu else mx.device_info()
+    device, info = ground.device, {} if ground.device.kind is DeviceKind.CPU else mx.device_info()
     recommended = int(info.get("max_recommended_working_set_size", 0))
     pressure = machine.memory_pressure()
     return (
@@ -244,7 +244,9 @@ def vision_heads(ground: Ground) -> str:
     """14: attention of a picture by the size of a head."""
 
     def seconds(size: int) -> float:
-        count, dtype = (256, mx.float32) if ground.device.is_cpu else (2048, mx.float16)
+        count, dtype = (
+            (256, mx.float32) if ground.device.kind is DeviceKind.CPU else (2048, mx.float16)
+        )
         q, times = mx.random.normal((1, 16, count, size)).astype(dtype), []
         for _ in range(5):
             started = time.perf_counter()

@@ -50,10 +50,10 @@ from vlm_server.protocol import (
     Tokens,
 )
 from vlm_server.runner.caches import build_caches
-from vlm_server.runner.device.device import current_device
-from vlm_server.runner.device.memory import MlxMemory
+from vlm_server.runner.device.device import DeviceKind, current_device
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
+from vlm_server.runner.memory import MlxMemory
 from vlm_server.supervisor.start import for_models
 
 matplotlib.use("agg")
@@ -61,7 +61,8 @@ from matplotlib import pyplot
 
 MIB = 1 << 20
 DEVICE = current_device()
-SIZE = (560, 420) if DEVICE.is_cpu else (1092, 812)
+IS_CPU = DEVICE.kind is DeviceKind.CPU
+SIZE = (560, 420) if IS_CPU else (1092, 812)
 NO_CACHES = settings.Cache(prefix_bytes=0, encoder_bytes=0, pixel_bytes=0)
 
 
@@ -102,8 +103,7 @@ class Engine:
         caches = build_caches(cache, device.read(), loaded)
         self.governor = kind(memory, device, SystemProcessMemory(), caches)
         self.inbox = Inbox()
-        built = build_engine(start, loaded, self.governor, caches, self.inbox)
-        self.loop = built.loop(self._take)
+        self.loop = build_engine(start, loaded, self.governor, caches, self.inbox, self._take)
         self.times: dict[str, list[float]] = {}
         self._num_ended = self._number = 0
 
@@ -215,8 +215,13 @@ def long_prompts(loaded: LoadedModel, sizes: list[int], rounds: int) -> dict[str
     "Tight" is a memory limit 5 % above the most that `never` held. On a GPU, which plans for each
     new shape, an engine's first prompt of a size is not counted.
     """
-    num_skipped, num_counted = (0, 1) if DEVICE.is_cpu else (1, 5)
-    policies = ["never", "always", "auto, tight", *([] if DEVICE.is_cpu else ["always, tight"])]
+    num_skipped, num_counted = (0, 1) if IS_CPU else (1, 5)
+    policies = [
+        "never",
+        "always",
+        "auto, tight",
+        *([] if IS_CPU else ["always, tight"]),
+    ]
     found: dict[str, Any] = {}
     for size in sizes:
         for policy in rounds * policies:

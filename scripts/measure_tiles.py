@@ -25,7 +25,7 @@ from tests.tiny_models.vocabulary import Vocabulary
 from vlm_server.cache.lru import LruCache
 from vlm_server.interfaces import EncodeWork
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.vision.encoder import ImageEncoder, new_encoder
+from vlm_server.runner.vision.encoder import ImageEncoder
 
 _TOWER = {
     "hidden_size": 128,
@@ -59,11 +59,11 @@ def _measure(loaded: LoadedModel, turns: int, seeds: int) -> dict[str, Any]:
     preparer, first, later, shares, num_tiles = new_preparer(loaded), [], [], [], 0
     for seed in range(seeds):
         tiles: LruCache[Any] = LruCache("tile", _CACHE_BYTES)
-        encoders = [ImageEncoder(loaded), new_encoder(loaded, tiles)]
+        encoders = [ImageEncoder(loaded), ImageEncoder(loaded, tiles)]
         for turn, shown in enumerate(screenshots(seed, turns)):
             (work,) = encode_works(preparer, ask("a", shown, "what changed?"))
             if turn == seed == 0:
-                for encoder in (ImageEncoder(loaded), new_encoder(loaded, LruCache("tile", 0))):
+                for encoder in (ImageEncoder(loaded), ImageEncoder(loaded, LruCache("tile", 0))):
                     encoder.encode(work)  # a process's first is slower
             before = tiles.read()
             seconds = _in_turns(encoders, work, is_swapped=bool(turn % 2))

@@ -244,6 +244,10 @@ class StepTooLong(RequestError):
     status, code = 503, "step_too_long"
 
 
+DeviceLimit = OutOfMemory | StepTooLong
+"""What another try, with less at once, may not meet."""
+
+
 class EngineUnavailable(RequestError):
     """The engine is starting, restarting or draining."""
 

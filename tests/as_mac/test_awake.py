@@ -69,5 +69,5 @@ async def test_without_the_program_requests_are_served(monkeypatch: pytest.Monke
     monkeypatch.setattr(awake, "_CAFFEINATE", "/nowhere/caffeinate")
     slots = QueueSlots(Limits())
     with slots.hold("me", 1):
-        assert slots.taken == 1
-    assert slots.taken == 0
+        assert slots.requests.taken == 1
+    assert slots.requests.taken == 0

@@ -91,7 +91,7 @@ def test_a_schema_is_compiled_by_a_server_that_is_busy(grammars: Grammars, sent:
 
 def test_answers_are_followed_by_a_grammar_that_was_busy(grammars: Grammars):
     grammar = compiled(grammars, 12)
-    with stopped(grammar._process._pid):
+    with stopped(grammar.process._pid):
         (matcher,) = grammar.begin(1)
         matcher.advance([byte_host().backend.token_to_id("1")])
         assert not matcher.wait(0.05)
@@ -103,7 +103,7 @@ def test_answers_are_followed_by_a_grammar_that_was_busy(grammars: Grammars):
 
 def test_a_grammar_that_ends_before_it_takes_the_socket_ends_the_answers(grammars: Grammars):
     grammar = compiled(grammars, 1)
-    pid = grammar._process._pid
+    pid = grammar.process._pid
     with stopped(pid):
         (matcher,) = grammar.begin(1)
         os.kill(pid, signal.SIGKILL)

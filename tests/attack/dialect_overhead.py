@@ -29,8 +29,7 @@ from PIL import Image
 from tests.scripted_daemon import ScriptedSupervisor
 from tests.unit.api.scripted_engine import OneModel
 from vlm_server.api.app import create_app
-from vlm_server.api.http.connection.server import HttpServer, http_config
-from vlm_server.api.http.errors import encode_openai as encode
+from vlm_server.api.http.connection.server import HttpServer
 from vlm_server.api.parsing import body_parser
 from vlm_server.platform import heap
 from vlm_server.settings import Engine, Settings
@@ -94,9 +93,7 @@ async def _serve(ready: Connection) -> None:
     supervisor = ScriptedSupervisor(settings, lambda _stage, _fraction: None)
     pool = body_parser.start_pool(settings.limits)
     await asyncio.to_thread(pool.warm_up)
-    server = HttpServer(
-        http_config(create_app(settings, OneModel(supervisor), pool), settings, encode)
-    )
+    server = HttpServer(create_app(settings, OneModel(supervisor), pool), settings)
     await supervisor.start()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

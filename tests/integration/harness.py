@@ -64,12 +64,12 @@ from vlm_server.protocol import (
     Message as ChatMessage,
 )
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.loading.processors import ModelProcessor
+from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
-from vlm_server.runner.vision.encoder import new_encoder
+from vlm_server.runner.vision.encoder import ImageEncoder
 
 Part = str | PillowImage.Image | Image | Video
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
@@ -126,10 +126,11 @@ def _adds_bos_to_pictures(loaded: LoadedModel) -> bool:
     return int(made.token_ids[0]) == host.tokenizer.bos_token_id
 
 
-def load_model(folder: Path | str, **options: Any) -> LoadedModel:
+def load_model(folder: Path | str, limit_bytes: int | None = None, **options: Any) -> LoadedModel:
     """The checkpoint in `folder` on MLX's default device; `options` are further settings."""
     device = current_device()
-    return load(settings.Model(path=str(folder), **options), device, device.memory_bytes)
+    limit = device.memory_bytes if limit_bytes is None else limit_bytes
+    return load(settings.Model(path=str(folder), **options), device, limit)
 
 
 DECODERS = Decoders(settings.Image(), settings.Video(), 2)
@@ -337,7 +338,7 @@ class Engine:
         self.inbox = ImpatientQueue()
         self.preparers = InlinePreparers(self.preparer, self.inbox)
         self.disk_reader = InlineDiskReader(self.caches, self.inbox)
-        self.encoder = InlineEncoder(new_encoder(self.loaded, self.caches.tiles), self.inbox)
+        self.encoder = InlineEncoder(ImageEncoder(self.loaded, self.caches.tiles), self.inbox)
         self.loop = EngineLoop(
             self.inbox,
             self.scheduler,
@@ -371,7 +372,7 @@ class Engine:
 
     @property
     def num_tracked(self) -> int:
-        return self.scheduler.read().num_tracked + self.runner.num_tracked
+        return self.scheduler.read().tracked + self.runner.num_tracked
 
     def add(self, submit: Submit) -> None:
         """It is prepared with the next step."""

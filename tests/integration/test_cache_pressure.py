@@ -27,7 +27,6 @@ from vlm_server.errors import InvalidImage
 from vlm_server.interfaces import SchedulerOutput, SeqId
 from vlm_server.protocol import Failed, SamplingParams, Submit, TokenLogprob
 from vlm_server.runner.distributed.messages import RankPlan, Stored, decode_message, encode
-from vlm_server.runner.distributed.plans import message_of, plan_of
 from vlm_server.runner.distributed.prefixes import Book, FollowingPrefixes, LeadingPrefixes
 from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
@@ -246,15 +245,15 @@ def test_other_ranks_store_what_the_first_stores_of_a_cancelled_prefill(
     served = load_tiny("qwen3_vl")
     engine, book, sent = new_engine(served), Book(), list[Stored]()
     leading = LeadingPrefixes(engine.caches, sent.append, book)
-    following = FollowingPrefixes(lambda: sent.pop(0), stores_prefixes=True)
+    following = FollowingPrefixes(lambda: sent.pop(0))
     follower, launch = ModelRunner(served[0], following), engine.runner.launch
 
     def launch_both(plan: SchedulerOutput) -> LaunchedStep:
-        message = decode_message(encode(message_of(plan, book.take_dropped())))
+        message = decode_message(encode(RankPlan.of(plan, book.take_dropped())))
         assert isinstance(message, RankPlan)
         step = launch(plan)
         following.drop(message.dropped)
-        assert follower.launch(plan_of(message, following)).result().error is None
+        assert follower.launch(following.plan_of(message)).result().error is None
         assert not sent
         return step
 

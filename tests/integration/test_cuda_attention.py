@@ -13,7 +13,6 @@ from tests.integration.test_caches import caches_of
 from tests.integration.test_padded_chunks import Served
 from vlm_server.runner.backends.cuda import attention as cuda_attention
 from vlm_server.runner.backends.cuda.attention import CudaAttention
-from vlm_server.runner.device import device
 from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.model.attention import ModelAttention
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.families("rope")
 @pytest.fixture
 def as_on_cuda(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
     """A model in float32 with small blocks."""
-    monkeypatch.setattr(device, "CUDA_BLOCK_TOKENS", 16)
+    monkeypatch.setattr(cuda_attention.CudaBackend, "prefill_padding_tokens", 16)
     monkeypatch.setattr(cuda_attention, "BLOCK_TOKENS", 16)
     monkeypatch.setattr(cuda_attention, "_DTYPES", (mx.float32,))
     monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: True)

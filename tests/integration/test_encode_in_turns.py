@@ -17,7 +17,7 @@ from vlm_server.interfaces import Encoder, EncodeWork
 from vlm_server.protocol import Finished
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.vision import encoder
-from vlm_server.runner.vision.encoder import ImageEncoder, ImageEncoding, new_encoder
+from vlm_server.runner.vision.encoder import ImageEncoder, ImageEncoding
 
 pytestmark = pytest.mark.families("tower", "tiling")
 
@@ -52,8 +52,8 @@ class Counting:
 
 def in_turns(served: Served) -> tuple[Engine, Counting]:
     engine = Engine(*served)
-    counting = Counting(new_encoder(served[0], engine.caches.tiles))
-    engine.loop._encoder = EncoderInTurns(counting, engine.inbox)  # type: ignore[arg-type]
+    counting = Counting(ImageEncoder(served[0], engine.caches.tiles))
+    engine.loop.encoder = EncoderInTurns(counting, engine.inbox)  # type: ignore[arg-type]
     return engine, counting
 
 
@@ -76,7 +76,7 @@ def test_sequences_decode_between_the_parts(load_tiny: Load, family: str):
     engine.add(ask("picture", picture(1, 200, 140), "what?"))
     engine.step_until(lambda: bool(counting.num_parts))
     before = len(engine.tokens["long"])
-    engine.step_until(lambda: not engine.loop._encoder.needs_turns)
+    engine.step_until(lambda: not engine.loop.encoder.needs_turns)
     assert len(engine.tokens["long"]) - before >= counting.num_parts[0] > 1
     engine.run()
     assert isinstance(engine.ends["picture"], Finished)
@@ -98,4 +98,4 @@ def test_what_takes_no_time_is_one_part(
     monkeypatch.setattr(encoder, "_TURN_SECONDS", math.inf)
     loaded, preparer = load_tiny(family)
     (work,) = encode_works(preparer, ask("a", picture(1, 200, 140), "what?"))
-    assert not new_encoder(loaded, LruCache("tile", 0)).begin([work]).advance()
+    assert not ImageEncoder(loaded, LruCache("tile", 0)).begin([work]).advance()

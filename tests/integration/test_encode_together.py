@@ -19,10 +19,9 @@ from tests.integration.harness import (
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
-from vlm_server.cache.caches import EncodedImage
 from vlm_server.engine.encoding import encode
 from vlm_server.errors import InternalError
-from vlm_server.interfaces import Encoder, EncodeWork
+from vlm_server.interfaces import Encoder, EncodeWork, Encoding
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.families import FAMILIES as ROWS
 from vlm_server.runner.loaded import LoadedModel
@@ -97,9 +96,9 @@ class Counting:
         self._encoder = encoder
         self.counts: list[int] = []
 
-    def encode(self, works: Sequence[EncodeWork]) -> Sequence[EncodedImage]:
+    def begin(self, works: Sequence[EncodeWork]) -> Encoding:
         self.counts.append(len(works))
-        return self._encoder.encode(works)
+        return self._encoder.begin(works)
 
 
 def test_answers_are_as_in_turn(served: Served):

@@ -26,7 +26,7 @@ from vlm_server.runner.kv import segments
 from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.prefill import Prefill
 from vlm_server.runner.vision import encoder
-from vlm_server.runner.vision.encoder import ImageEncoding, new_encoder
+from vlm_server.runner.vision.encoder import ImageEncoder, ImageEncoding
 
 WORDS = "lu factorization failed"
 """Of LAPACK's error; each test takes it for one of Metal's."""
@@ -83,8 +83,8 @@ def add(result: Any) -> Any:
 def in_turns(served: Served, chunk_tokens: int = 512) -> Engine:
     caches = caches_of(served, prefix_bytes=LOTS, encoder_bytes=LOTS)
     engine = Engine(*served, chunk_tokens, caches=caches)
-    in_parts = new_encoder(served[0], engine.caches.tiles)
-    engine.loop._encoder = EncoderInTurns(in_parts, engine.inbox)
+    in_parts = ImageEncoder(served[0], engine.caches.tiles)
+    engine.loop.encoder = EncoderInTurns(in_parts, engine.inbox)
     return engine
 
 
@@ -166,7 +166,7 @@ def test_an_encode_is_done_again_and_the_others_go_on(
     engine.add(first())
     engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
     engine.add(second())
-    engine.step_until(lambda: engine.loop._encoder.needs_turns)
+    engine.step_until(lambda: engine.loop.encoder.needs_turns)
     for _ in range(part - 1):
         engine.step()
     left = spoil(monkeypatch, ImageEncoding, "_next_part", lambda made: [*made, failing()])

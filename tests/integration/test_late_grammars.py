@@ -206,7 +206,7 @@ def test_a_process_that_dies_ends_its_request_alone(engine: Callable[[], Engine]
         for seq in batch._seqs
     ]
     (matcher,) = [seq.sampler.matcher for seq in seqs if seq.sampler.matcher]
-    matcher._answers._process.kill()
+    matcher._answers.process.kill()
     made.run()
     end = made.ends["held"]
     assert isinstance(end, Failed)

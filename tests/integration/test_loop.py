@@ -20,8 +20,8 @@ from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Abort, Event, Failed, Finished, Start, Stats, Tokens
 from vlm_server.runner.caches import build_caches
-from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep
 
 pytestmark = pytest.mark.families("caches", "turns")
@@ -40,8 +40,9 @@ class Served:
         self.caches = build_caches(self.start.cache, memory.read(), self.loaded)
         self.inbox = Inbox()
         governor = Governor(self.start.memory, memory, SystemProcessMemory(), self.caches)
-        self.engine = build_engine(self.start, self.loaded, governor, self.caches, self.inbox)
-        self.loop = self.engine.loop(self.events.append)
+        self.loop = build_engine(
+            self.start, self.loaded, governor, self.caches, self.inbox, self.events.append
+        )
 
     @property
     def texts(self) -> dict[str, str]:

@@ -18,10 +18,10 @@ from vlm_server.platform.footprint import SystemProcessMemory
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished
 from vlm_server.runner import model_runner
-from vlm_server.runner.device.device import Device, DeviceKind, current_device
-from vlm_server.runner.device.memory import MlxMemory
+from vlm_server.runner.device.device import current_device
 from vlm_server.runner.kv.segments import StateSize, room_for
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.text.decode_batch import DecodeBatch
 from vlm_server.runner.text.prefill import Prefill
 from vlm_server.runner.vision.encoder import ImageEncoding
@@ -100,22 +100,6 @@ def test_the_footprint_grows_with_what_is_held():
     mx.eval(array)
     assert process.footprint_bytes() - before >= 60 * MIB
     del array
-
-
-@pytest.mark.parametrize(
-    ("kind", "info", "used"),
-    [
-        (DeviceKind.CUDA, {"total_memory": 100, "free_memory": 30}, 70),
-        (DeviceKind.METAL, {"memory_size": 100}, 0),
-        (DeviceKind.CPU, {}, 0),
-    ],
-)
-def test_what_a_gpus_driver_counts(
-    monkeypatch: pytest.MonkeyPatch, kind: DeviceKind, info: dict[str, int], used: int
-):
-    """Of memory that is the machine's own nobody but the system counts."""
-    monkeypatch.setattr(mx, "device_info", lambda _: info)
-    assert Device(kind, "a device", 100, 90).used_bytes() == used
 
 
 # ---- what a row holds --------------------------------------------------------------------

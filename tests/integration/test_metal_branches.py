@@ -20,7 +20,7 @@ from vlm_server.runner.backends.metal import MetalAttention
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.vision import encoder
-from vlm_server.runner.vision.encoder import new_encoder
+from vlm_server.runner.vision.encoder import ImageEncoder
 
 pytestmark = pytest.mark.families("tiling")
 
@@ -40,9 +40,9 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_turns(engine: Engine) -> Engine:
-    """As the program does where `Device.encodes_in_turns`."""
-    in_parts = new_encoder(engine.loaded, engine.caches.tiles)
-    engine.loop._encoder = EncoderInTurns(in_parts, engine.inbox)
+    """As the program does where `Backend.encodes_in_turns`."""
+    in_parts = ImageEncoder(engine.loaded, engine.caches.tiles)
+    engine.loop.encoder = EncoderInTurns(in_parts, engine.inbox)
     return engine
 
 

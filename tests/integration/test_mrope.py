@@ -17,7 +17,6 @@ from tests.tiny_models.fixtures import TinyModel
 from vlm_server.runner.model.mrope import (
     DecodePositions,
     SharedMRope,
-    decode_positions,
     use_shared_mrope,
 )
 
@@ -40,15 +39,13 @@ def test_metals_own_kernel_is_replaced_as_well(
     monkeypatch.setattr(rope_utils, "_HAS_METAL", True)
     model, _ = mlx_vlm.load(str(tiny_model("qwen2_5_vl")))
     assert model.language_model.layers[0].self_attn.rotary_emb.fused_apply
-    assert use_shared_mrope(model.language_model)
-    assert decode_positions(model.language_model, has_mrope=True) is DecodePositions.ONE
+    assert use_shared_mrope(model.language_model) is DecodePositions.ONE
 
 
 def test_other_families_keep_their_own(tiny_model: TinyModel):
     model, _ = mlx_vlm.load(str(tiny_model("gemma3")))
-    assert not use_shared_mrope(model.language_model)
-    assert decode_positions(model.language_model, has_mrope=True) is DecodePositions.THREE
-    assert decode_positions(model.language_model, has_mrope=False) is DecodePositions.NONE
+    assert use_shared_mrope(model.language_model) is DecodePositions.THREE
+    assert load_model(tiny_model("gemma3")).decode_positions is DecodePositions.NONE
 
 
 # ---- what it computes, and what it leaves ------------------------------------------

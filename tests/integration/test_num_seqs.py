@@ -13,9 +13,9 @@ from tests.tiny_models.pictures import picture
 from vlm_server import settings
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Finished, SamplingParams, Start, Stats
-from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.probe import planned_state_size
+from vlm_server.runner.memory import MlxMemory
 
 pytestmark = pytest.mark.families("caches")
 

@@ -14,7 +14,7 @@ from tests.integration.test_caches import caches_of
 from tests.whole import few_of
 from vlm_server.interfaces.model_spec import ChunkPolicy
 from vlm_server.prompt.preparer import MultimodalPreparer
-from vlm_server.runner.device import device
+from vlm_server.runner.backends.cuda.attention import CudaBackend
 from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.families import Deepstack
 from vlm_server.runner.kv.segments import room_for
@@ -38,7 +38,7 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> list[PaddedChunk]:
             super().__init__(cache, chunk)
 
     monkeypatch.setattr(prefill, "PaddedChunkCache", Watched)
-    monkeypatch.setattr(device, "CUDA_BLOCK_TOKENS", 16)
+    monkeypatch.setattr(CudaBackend, "prefill_padding_tokens", 16)
     return padded
 
 
@@ -103,5 +103,5 @@ def test_a_padded_chunk_is_the_least_around_its_tokens():
 
 def test_a_padded_chunk_fits_into_the_room_of_its_prompt():
     for num_tokens in range(1, 2000):
-        chunk = PaddedChunk.around(num_tokens // 2, num_tokens, device.CUDA_BLOCK_TOKENS)
+        chunk = PaddedChunk.around(num_tokens // 2, num_tokens, CudaBackend.prefill_padding_tokens)
         assert chunk.last <= room_for(num_tokens)

@@ -34,7 +34,7 @@ Answers = dict[SeqId, list[int]]
 
 @pytest.fixture
 def eligible(served: Served) -> None:
-    if speculation_of(served[0], 15) is None:
+    if not speculation_of(served[0], 15).widths:
         pytest.skip("this family's layers can't forget tokens")
 
 
@@ -68,7 +68,7 @@ def taken(engine: Engine, params: SamplingParams) -> Answers:
 
 
 def spec_counts(engine: Engine) -> Any:
-    return engine.scheduler.read().counts
+    return engine.scheduler.read()
 
 
 @pytest.mark.parametrize("stagger", [0, 3])

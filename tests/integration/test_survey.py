@@ -17,8 +17,8 @@ from tests.tiny_models.fixtures import TinyModel
 from vlm_server.hub import layout
 from vlm_server.hub.messages import DownloadPlan
 from vlm_server.hub.survey import SurveyRequest
-from vlm_server.runner.loading.evaluate import arrays_of
 from vlm_server.runner.loading.facts import survey
+from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.settings import Memory, Model
 
 pytestmark = pytest.mark.families()

@@ -27,7 +27,7 @@ from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.model.tiles import tile_key
-from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures, new_encoder
+from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures
 from vlm_server.runner.vision.tile_encoder import TileCache
 from vlm_server.settings import Cache
 
@@ -85,7 +85,7 @@ def with_a_spot(shown: PillowImage.Image) -> PillowImage.Image:
 @pytest.mark.parametrize("size", SIZES)
 def test_tile_by_tile_is_at_once(served: Served, size: tuple[int, int]):
     work, cache = work_of(served, picture(1, *size)), new_cache()
-    encoder, wanted = new_encoder(served[0], cache), ImageEncoder(served[0]).encode([work])[0]
+    encoder, wanted = ImageEncoder(served[0], cache), ImageEncoder(served[0]).encode([work])[0]
     assert_equal(encoder.encode([work])[0], wanted)
     assert_equal(encoder.encode([work])[0], wanted)
     keys = keys_of(served, work)
@@ -100,7 +100,7 @@ def test_tile_by_tile_is_at_once(served: Served, size: tuple[int, int]):
 
 def test_it_is_told_how_many_tokens_were_encoded_at_once(served: Served):
     """As the memory that an encode takes is learned from it."""
-    work, alone = work_of(served, picture(1, 500, 170)), new_encoder(served[0], new_cache())
+    work, alone = work_of(served, picture(1, 500, 170)), ImageEncoder(served[0], new_cache())
     num_tokens, num_tiles = work.num_tokens, len(keys_of(served, work))
     at_once = alone.encode([work])[0].tokens_at_once
     assert at_once is not None
@@ -117,7 +117,7 @@ def test_each_family_is_tried_with_several_tiles(served: Served):
 def test_only_what_changed_is_encoded(served: Served):
     shown, cache = picture(2, 500, 170), new_cache()
     before, after = work_of(served, shown), work_of(served, with_a_spot(shown))
-    encoder = new_encoder(served[0], cache)
+    encoder = ImageEncoder(served[0], cache)
     encoder.encode([before])[0]
     known, keys = set(keys_of(served, before)), set(keys_of(served, after))
     assert 0 < len(keys - known) < len(keys)
@@ -131,7 +131,7 @@ def test_tiles_that_look_the_same_are_encoded_once(served: Served):
     work, cache = work_of(served, PillowImage.new("RGB", (500, 170), (30, 60, 90))), new_cache()
     keys = keys_of(served, work)
     assert_equal(
-        new_encoder(served[0], cache).encode([work])[0], ImageEncoder(served[0]).encode([work])[0]
+        ImageEncoder(served[0], cache).encode([work])[0], ImageEncoder(served[0]).encode([work])[0]
     )
     assert cache.read().entries == cache.read().misses == len(set(keys))
     assert len(set(keys)) < len(keys)
@@ -160,7 +160,7 @@ def test_a_conversation_about_screenshots_is_answered_as_without(served: Served)
 
 def test_nobody_meets_another_clients_tiles(served: Served):
     shown, cache = picture(5, 500, 170), new_cache()
-    encoder = new_encoder(served[0], cache)
+    encoder = ImageEncoder(served[0], cache)
     mine, theirs = work_of(served, shown, "mine"), work_of(served, shown, "theirs")
     assert not set(keys_of(served, mine)) & set(keys_of(served, theirs))
     encoder.encode([mine])[0]
@@ -188,9 +188,9 @@ def test_a_tile_is_named_by_all_that_it_follows_from():
 def test_a_cache_that_is_too_small_changes_nothing(smol: Served, part: float):
     first, second = (work_of(smol, picture(seed, 200, 140)) for seed in (6, 7))
     whole = new_cache()
-    new_encoder(smol[0], whole).encode([first])[0]
+    ImageEncoder(smol[0], whole).encode([first])[0]
     cache = new_cache(int(part * whole.read().size_bytes))
-    encoder = new_encoder(smol[0], cache)
+    encoder = ImageEncoder(smol[0], cache)
     for work in (first, second, first):
         assert_equal(encoder.encode([work])[0], ImageEncoder(smol[0]).encode([work])[0])
         cache.check_integrity()
@@ -203,7 +203,7 @@ def test_what_is_known_is_not_displaced_by_what_is_new(smol: Served):
     shown = picture(8, 200, 140)
     before, cache = work_of(smol, shown), new_cache()
     shown.paste((255, 0, 0), (0, 0, shown.width, 12))
-    after, encoder = work_of(smol, shown), new_encoder(smol[0], cache)
+    after, encoder = work_of(smol, shown), ImageEncoder(smol[0], cache)
     encoder.encode([before])[0]
     cache.resize(cache.read().size_bytes)
     for key in reversed(keys_of(smol, before)):
@@ -222,7 +222,7 @@ def test_features_that_are_not_finite_are_not_stored(served: Served):
     work = replace(work, inputs={**work.inputs, "pixel_values": pixels})
     if served[0].family.name == "lfm2_vl":
         pixels[-1] = np.nan  # its end is padding
-    encoder = new_encoder(served[0], cache)
+    encoder = ImageEncoder(served[0], cache)
     for _ in range(2):
         with pytest.raises(InternalError, match="not finite"):
             encoder.encode([work])[0]
@@ -270,7 +270,7 @@ def test_on_cuda_a_picture_is_encoded_at_once(smol: Served):
     assert loaded.tiling is metal.tiling is loaded.family.tiling is not None
     assert cuda.tiling is None
     cache = new_cache()
-    new_encoder(cuda, cache).encode([work_of(smol, picture(1, 200, 140))])[0]
+    ImageEncoder(cuda, cache).encode([work_of(smol, picture(1, 200, 140))])[0]
     assert cache.read().entries == cache.read().misses == 0
 
 

@@ -23,7 +23,7 @@ from vlm_server.runner.backends import backend_of
 from vlm_server.runner.backends.cpu import attention_on_cpu
 from vlm_server.runner.backends.metal import MetalBackend
 from vlm_server.runner.backends.rope import image_rope
-from vlm_server.runner.device.device import Device, DeviceKind, current_device
+from vlm_server.runner.device.device import current_device
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model import vision_attention as attention
 from vlm_server.runner.model.grids import window_layout
@@ -80,6 +80,9 @@ def pixels(tower: nn.Module, *grids: tuple[int, int, int]) -> mx.array:
 
 def rows_of(tower: nn.Module, patches: mx.array, *grids: tuple[int, int, int]) -> Rows:
     """The rows, and those of deepstack."""
+    if isinstance(tower, FrameTower):
+        encoded = tower.encode(patches, np.array(grids))
+        return [encoded.rows, *encoded.deepstack]
     made = tower(patches, mx.array(grids))
     return [made[0], *made[1]] if isinstance(made, tuple) else [made]
 
@@ -114,7 +117,7 @@ def test_rows_are_the_same_if_all_windows_are_attended_to_at_once(
 
     monkeypatch.setattr(attention, "attend_to_segments", at_once)
     own = load_mlx_vlms("qwen2_5_vl").model.vision_tower
-    ours = WindowTower(own, current_device())
+    ours = WindowTower(own, backend_of(current_device()))
     patches = pixels(own, grid)
     assert distance(rows_of(ours, patches, grid), rows_of(own, patches, grid)) < 1e-5
     assert used
@@ -179,7 +182,7 @@ def test_bfloat16_rows_are_as_near_to_exact_ones(load_mlx_vlms: LoadMlxVlms):
     half.set_dtype(mx.bfloat16)
     grid = (1, 30, 22)
     patches = pixels(own, grid)
-    rows = rows_of(WindowTower(half, current_device()), patches, grid)
+    rows = rows_of(WindowTower(half, backend_of(current_device())), patches, grid)
     theirs = rows_of(half, patches.astype(mx.bfloat16), grid)
     assert rows[0].dtype == theirs[0].dtype == mx.bfloat16
     exact = rows_of(own, patches, grid)
@@ -211,7 +214,6 @@ def test_other_head_sizes_are_padded_to_the_next(
 
 def sizes_attended_to(monkeypatch: pytest.MonkeyPatch, size: int) -> set[int]:
     """Head sizes that MLX gets of one layer of a tower on Metal, with heads of `size`."""
-    metal = Device(DeviceKind.METAL, "Apple M1", 1 << 34, 1 << 33)
     real, sizes = mx.fast.scaled_dot_product_attention, set()
 
     def spy(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
@@ -225,9 +227,7 @@ def sizes_attended_to(monkeypatch: pytest.MonkeyPatch, size: int) -> set[int]:
     )
     x = mx.random.normal((1, 12, hidden))
     rope = image_rope(np.zeros((12, 2), dtype=np.int32), size)
-    output = attention.attend(
-        layer, x, rope, attention.Segments(((2, 4), (1, 4))), backend_of(metal)
-    )
+    output = attention.attend(layer, x, rope, attention.Segments(((2, 4), (1, 4))), MetalBackend())
     assert output.shape == x.shape
     return sizes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from tests.whole import few_of
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.loop import EngineLoop
+from vlm_server.engine.start import end_warm_up
 from vlm_server.engine.warm_up import Stage, stages, warm_up
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.interfaces import NewRequest, SchedulerOutput
@@ -46,11 +47,11 @@ def test_pictures_and_videos_are_encoded_and_nothing_stays(
     grown = {}
     for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192):
         before = units_encoded(served.caches)
-        warm_up(served.engine.loop, served.inbox, stage)
+        warm_up(served.loop, stage)
         grown[stage.name] = units_encoded(served.caches) - before
     assert grown == {"text": 0, "a video": 1, "a picture": 1, "what is cached": 0}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    served.engine.end_warm_up()
+    end_warm_up(served.loop, served.caches)
     assert served.events == [], "nobody else hears of it"
     stats = served.loop._stats()
     assert stats.generated_tokens == stats.prompt_tokens == stats.cached_tokens == 0
@@ -67,19 +68,23 @@ def test_a_text_is_decoded_until_the_picture_is_answered_and_no_longer(loaded: L
     )
     text, picture = (submit.request_id for submit in stage.submits)
     batches: list[int] = []
-    launch = served.engine.runner.launch
+    launch = served.loop.runner.launch
 
     def noting(plan: SchedulerOutput) -> Any:
         batches.append(len(plan.decode))
         return launch(plan)
 
-    served.engine.runner.launch = noting  # type: ignore[method-assign]
+    served.loop.runner.launch = noting  # type: ignore[method-assign]
     events: list[Event] = []
 
-    def loop(send: Callable[[Event], None]) -> EngineLoop:
-        return served.engine.loop(lambda event: (events.append(event), send(event)))  # type: ignore[func-returns-value]
+    class Noting(EngineLoop):
+        def _send_all(self, sent: Iterable[Event]) -> None:
+            for event in sent:
+                events.append(event)
+                self.send(event)
 
-    warm_up(loop, served.inbox, stage)
+    served.loop.__class__ = Noting
+    warm_up(served.loop, stage)
     ends = {each.request_id: each for each in events if isinstance(each, Finished)}
     assert max(batches) == 2, "they were decoded in one batch"
     assert ends[text].is_aborted
@@ -109,7 +114,7 @@ def test_texts_together_and_drafts_are_compiled(
     monkeypatch.setattr(model_runner, "launch_batched", noting_together)
     monkeypatch.setattr(WideStep, "result", noting_wide)
     for stage in stages(is_thorough=True, compiles=True, with_video=False, context_tokens=8192):
-        warm_up(served.engine.loop, served.inbox, stage)
+        warm_up(served.loop, stage)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert any(len(lengths) > 1 for lengths in together)
     assert any(len(counts) == 1 < counts[0] for counts in wide)
@@ -122,7 +127,7 @@ def test_a_video_that_fails_is_told_and_refuses_nobody(
     start = replace(START, video=settings.Video(max_pixels=1))
     served = Served(load_tiny("qwen3_vl")[0], start)
     for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192):
-        warm_up(served.engine.loop, served.inbox, stage)
+        warm_up(served.loop, stage)
     (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
     assert "can't answer a prompt with a video" in record.getMessage()
     assert "1 pixels" in record.getMessage()
@@ -140,15 +145,11 @@ def test_a_video_that_ends_the_loop_refuses_nobody(load_tiny: Callable[[str], Lo
         def run_until_idle(self) -> None:
             raise EngineBroken("1 steps in a row failed")
 
-    def breaking(send: Callable[[Event], None]) -> EngineLoop:
-        loop = served.engine.loop(send)
-        loop.__class__ = Breaks
-        return loop
-
-    warm_up(breaking, served.inbox, video)
+    served.loop.__class__ = Breaks
+    warm_up(served.loop, video)
     text = stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192)[0]
     with pytest.raises(EngineBroken):
-        warm_up(breaking, served.inbox, text)
+        warm_up(served.loop, text)
 
 
 def test_what_is_needed_and_fails_refuses_the_model(load_tiny: Callable[[str], Loaded]):
@@ -156,18 +157,18 @@ def test_what_is_needed_and_fails_refuses_the_model(load_tiny: Callable[[str], L
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
     stage = Stage("a picture", (ask("a picture", broken),))
     with pytest.raises(ModelLoadError, match="can't answer a picture: "):
-        warm_up(served.engine.loop, served.inbox, stage)
+        warm_up(served.loop, stage)
 
 
 def test_a_warm_up_that_need_not_be_thorough_is_one_small_picture(loaded: LoadedModel):
     served = Served(loaded, START)
     (stage,) = stages(is_thorough=False, compiles=False, with_video=True, context_tokens=8192)
-    warm_up(served.engine.loop, served.inbox, stage)
+    warm_up(served.loop, stage)
     assert units_encoded(served.caches) == 1
     assert served.caches.features.read().size_bytes < 64 << 10
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
     with pytest.raises(ModelLoadError):
-        warm_up(served.engine.loop, served.inbox, Stage("a picture", (ask("a", broken),)))
+        warm_up(served.loop, Stage("a picture", (ask("a", broken),)))
 
 
 def test_a_family_without_videos_is_shown_none():

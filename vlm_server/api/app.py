@@ -38,7 +38,7 @@ def create_app(
 ) -> Starlette:
     """The ASGI application that serves `models` as `settings` say.
 
-    `parsing_pool` is for who warms it up and closes it, or shares it between applications.
+    The caller warms up and closes `parsing_pool`, which applications may share.
     `sources` say where settings were given. `tracer` gets the requests that have ended. Raises
     ConfigError if the file of API keys can't be used.
     """
@@ -53,7 +53,7 @@ def create_app(
             Middleware(RequestLog, answered=answered, tracer=tracer),
             Middleware(Cors, origins=settings.server.cors_origins),
             Middleware(Errors, models=models, queue_slots=queue_slots, encode_for=_encode_for),
-            Middleware(Gate, server=settings.server, cache=settings.cache, ring=ring),
+            Middleware(Gate, server=settings.server, ring=ring),
         ],
         exception_handlers={HTTPException: _routing_error},
     )

@@ -14,7 +14,7 @@ from vlm_server.api.parsing.media.external import BytesNeeded
 from vlm_server.api.parsing.parsed_request import (
     HistoryNeeded,
     Outcome,
-    Read,
+    Parse,
     encode_outcome,
     take_job,
 )
@@ -24,17 +24,17 @@ from vlm_server.platform.child.serve import ChildLimits, serve
 from vlm_server.settings import MIB
 
 _RETIRE_BYTES = 256 * MIB
-_READERS: dict[str, Read] = {
-    openai.DIALECT: openai.read_chat,
-    anthropic.DIALECT: anthropic.read_message,
-    anthropic.COUNT_DIALECT: anthropic.read_count,
-    completions.DIALECT: completions.read,
-    tokenize.TOKENIZE: tokenize.read_prompt,
-    tokenize.DETOKENIZE: tokenize.read_tokens,
-    ollama.CHAT: ollama.read_chat,
-    ollama.GENERATE: ollama.read_generate,
-    responses.DIALECT: responses.read_response,
-    responses.COUNT_DIALECT: responses.read_count,
+_PARSERS: dict[str, Parse] = {
+    openai.DIALECT: openai.parse_chat,
+    anthropic.DIALECT: anthropic.parse_message,
+    anthropic.COUNT_DIALECT: anthropic.parse_count,
+    completions.DIALECT: completions.parse_completion,
+    tokenize.TOKENIZE: tokenize.parse_prompt,
+    tokenize.DETOKENIZE: tokenize.parse_tokens,
+    ollama.CHAT: ollama.parse_chat,
+    ollama.GENERATE: ollama.parse_generate,
+    responses.DIALECT: responses.parse_response,
+    responses.COUNT_DIALECT: responses.parse_count,
 }
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def answer(job: bytearray) -> bytearray:
 def _read(body: bytearray) -> Outcome:
     try:
         job = take_job(body)
-        return _READERS[job.dialect](body, job.context)
+        return _PARSERS[job.dialect](body, job.context)
     except (RequestError, BytesNeeded, HistoryNeeded) as outcome:
         return outcome
     except MemoryError:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from starlette.routing import Route
 
-from vlm_server.api.admin.administration import (
-    Administration,
-    CachesOf,
-    ModelNamed,
-    SettingsInForce,
-)
+from vlm_server.api.admin.administration import Administration, CachesOf, ModelNamed
 from vlm_server.api.admin.health import Health
 from vlm_server.api.admin.metrics import Metrics
-from vlm_server.api.admin.models import LmStudioModels, Models
-from vlm_server.api.admin.openapi import Body, OpenApi
+from vlm_server.api.admin.models import Models
+from vlm_server.api.admin.openapi import RouteBody, document, made_once
 from vlm_server.api.dialects import endpoints
 from vlm_server.api.dialects.anthropic.errors import PATH as MESSAGES
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
@@ -33,37 +31,36 @@ from vlm_server.api.dialects.responses.stored import (
 )
 from vlm_server.api.http.access import gate
 from vlm_server.api.http.access_log import AnsweredRequests
-from vlm_server.api.http.errors import ErrorBody
 from vlm_server.api.http.generation import Endpoint, Generation
-from vlm_server.api.page import page
-from vlm_server.settings import Settings, Sources
+from vlm_server.api.page.page import StartPage
+from vlm_server.settings import Settings, Sources, described
 
-_CHAT = Body((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
-_TOKENIZE = Body((PromptRequest, ChatRequest), (tokenize.ADDS_SPECIAL,), tokenize.NEUTRAL)
-_RESPONSE = Body((ResponsesRequest,), responses_schema.HARMLESS, responses_schema.NEUTRAL)
-_MODEL = Body((ModelRequest,))
-_NAMED = Body((ModelNamed,))
+_CHAT = RouteBody((ChatRequest,), schema.HARMLESS, schema.NEUTRAL)
+_TOKENIZE = RouteBody((PromptRequest, ChatRequest), (tokenize.ADDS_SPECIAL,), tokenize.NEUTRAL)
+_RESPONSE = RouteBody((ResponsesRequest,), responses_schema.HARMLESS, responses_schema.NEUTRAL)
+_MODEL = RouteBody((ModelRequest,))
+_NAMED = RouteBody((ModelNamed,))
 BODIES = {
     "/v1/chat/completions": _CHAT,
     "/api/v0/chat/completions": _CHAT,
-    "/v1/completions": Body((CompletionRequest,), schema.HARMLESS, completions.NEUTRAL),
+    "/v1/completions": RouteBody((CompletionRequest,), schema.HARMLESS, completions.NEUTRAL),
     "/v1/tokenize": _TOKENIZE,
     "/tokenize": _TOKENIZE,
-    "/v1/detokenize": Body((TokensRequest,)),
-    "/detokenize": Body((TokensRequest,)),
+    "/v1/detokenize": RouteBody((TokensRequest,)),
+    "/detokenize": RouteBody((TokensRequest,)),
     "/v1/responses": _RESPONSE,
     "/v1/responses/input_tokens": _RESPONSE,
-    MESSAGES: Body((MessagesRequest,)),
-    f"{MESSAGES}/count_tokens": Body((MessagesRequest,)),
-    "/api/chat": Body((OllamaChatRequest,)),
-    "/api/generate": Body((OllamaGenerateRequest,)),
+    MESSAGES: RouteBody((MessagesRequest,)),
+    f"{MESSAGES}/count_tokens": RouteBody((MessagesRequest,)),
+    "/api/chat": RouteBody((OllamaChatRequest,)),
+    "/api/generate": RouteBody((OllamaGenerateRequest,)),
     "/api/show": _MODEL,
     "/api/pull": _MODEL,
     "/v1/models/load": _NAMED,
     "/v1/models/unload": _NAMED,
     "/v1/models/pull": _NAMED,
     "/v1/models/pull/cancel": _NAMED,
-    "/v1/caches/clear": Body((CachesOf,)),
+    "/v1/caches/clear": RouteBody((CachesOf,)),
 }
 """The bodies of routes, for `/openapi.json`."""
 OPERATIONS = {
@@ -100,27 +97,37 @@ def all_routes(
     routes = [
         *_openai(generation),
         *_responses(generation, stored),
-        *_anthropic(generation),
+        _post(MESSAGES, Endpoint(generation, endpoints.MESSAGES)),
+        _post(f"{MESSAGES}/count_tokens", Endpoint(generation, endpoints.COUNT_TOKENS)),
         *_ollama(generation),
-        *_operations(generation, settings, answered, stored),
-        *_page(generation, settings, sources),
+        *_administration(Administration(generation, settings)),
+        *_operations(generation, settings, sources),
+        _admin("/metrics", Metrics(settings.metrics.prefix, generation, answered, stored).scrape),
     ]
-    return [*routes, Route("/openapi.json", OpenApi(routes, BODIES, ErrorBody).show)]
+    return [*routes, Route("/openapi.json", made_once(lambda: document(routes, BODIES)))]
+
+
+def _post(path: str, endpoint: Callable[..., Any]) -> Route:
+    return Route(path, endpoint, methods=["POST"])
+
+
+def _admin(path: str, endpoint: gate.Handler, method: str = "GET") -> Route:
+    """A route that needs a key with admin rights."""
+    return Route(path, gate.admin_only(endpoint), methods=[method])
 
 
 def _openai(generation: Generation) -> list[Route]:
     chat = Endpoint(generation, endpoints.CHAT_COMPLETIONS)
-    completion = Endpoint(generation, endpoints.COMPLETIONS)
     tokens = Endpoint(generation, endpoints.tokenize_for(generation.models))
     text = Endpoint(generation, endpoints.DETOKENIZE)
     return [
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/api/v0/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", completion, methods=["POST"]),
-        Route("/v1/tokenize", tokens, methods=["POST"]),
-        Route("/tokenize", tokens, methods=["POST"]),
-        Route("/v1/detokenize", text, methods=["POST"]),
-        Route("/detokenize", text, methods=["POST"]),
+        _post("/v1/chat/completions", chat),
+        _post("/api/v0/chat/completions", chat),
+        _post("/v1/completions", Endpoint(generation, endpoints.COMPLETIONS)),
+        _post("/v1/tokenize", tokens),
+        _post("/tokenize", tokens),
+        _post("/v1/detokenize", text),
+        _post("/detokenize", text),
     ]
 
 
@@ -130,26 +137,15 @@ def _responses(generation: Generation, store: ResponseStore) -> list[Route]:
     count = Endpoint(generation, endpoints.INPUT_TOKENS, store)
     one = "/v1/responses/{response_id}"
     return [
-        Route("/v1/responses", ResponsesEndpoint(make, store), methods=["POST"]),
-        Route("/v1/responses/input_tokens", count, methods=["POST"]),
-        Route(one, stored.retrieve, methods=["GET"]),
+        _post("/v1/responses", ResponsesEndpoint(make, store)),
+        _post("/v1/responses/input_tokens", count),
+        Route(one, stored.retrieve),
         Route(one, stored.delete, methods=["DELETE"]),
-        Route(f"{one}/cancel", stored.cancel, methods=["POST"]),
+        _post(f"{one}/cancel", stored.cancel),
         Route(f"{one}/input_items", stored.input_items),
         *(
             Route(path, refuse_conversation, methods=_ANY_METHOD, include_in_schema=False)
             for path in ("/v1/conversations", "/v1/conversations/{rest:path}")
-        ),
-    ]
-
-
-def _anthropic(generation: Generation) -> list[Route]:
-    return [
-        Route(MESSAGES, Endpoint(generation, endpoints.MESSAGES), methods=["POST"]),
-        Route(
-            f"{MESSAGES}/count_tokens",
-            Endpoint(generation, endpoints.COUNT_TOKENS),
-            methods=["POST"],
         ),
     ]
 
@@ -160,13 +156,13 @@ def _ollama(generation: Generation) -> list[Route]:
     generate = Endpoint(generation, endpoints.OLLAMA_GENERATE, any_type=True)
     catalog = Catalog(generation)
     return [
-        Route("/api/chat", chat, methods=["POST"]),
-        Route("/api/generate", generate, methods=["POST"]),
+        _post("/api/chat", chat),
+        _post("/api/generate", generate),
         Route("/api/tags", catalog.tags),
-        Route("/api/show", catalog.show, methods=["POST"]),
+        _post("/api/show", catalog.show),
         Route("/api/ps", catalog.ps),
         Route("/api/version", catalog.version),
-        Route("/api/pull", catalog.pull, methods=["POST"]),
+        _post("/api/pull", catalog.pull),
         *(
             Route(path, catalog.refuse, methods=methods, include_in_schema=False)
             for path, methods in _NO_OLLAMA.items()
@@ -175,59 +171,31 @@ def _ollama(generation: Generation) -> list[Route]:
 
 
 def _administration(administration: Administration) -> list[Route]:
-    posts = {
-        "/v1/models/load": administration.load,
-        "/v1/models/unload": administration.unload,
-        "/v1/models/pull": administration.pull,
-        "/v1/models/pull/cancel": administration.cancel_pull,
-        "/v1/caches/clear": administration.clear_caches,
-    }
-    checkpoints = gate.admin_only(administration.checkpoints)
     return [
-        *(Route(path, gate.admin_only(post), methods=["POST"]) for path, post in posts.items()),
-        Route("/v1/checkpoints", checkpoints),
+        _admin("/v1/models/load", administration.load, "POST"),
+        _admin("/v1/models/unload", administration.unload, "POST"),
+        _admin("/v1/models/pull", administration.pull, "POST"),
+        _admin("/v1/models/pull/cancel", administration.cancel_pull, "POST"),
+        _admin("/v1/caches/clear", administration.clear_caches, "POST"),
+        _admin("/v1/checkpoints", administration.checkpoints),
     ]
 
 
-def _operations(
-    generation: Generation,
-    settings: Settings,
-    answered: AnsweredRequests,
-    stored: ResponseStore,
-) -> list[Route]:
-    queue_slots = generation.queue_slots
-    models = Models(generation.models, settings)
-    lm_studio = LmStudioModels(generation.models, settings.server)
-    health = Health(generation.models, queue_slots, generation.in_flight, generation.metrics)
-    metrics = Metrics(
-        settings.metrics.prefix,
-        generation.models,
-        queue_slots,
-        answered,
-        generation.metrics,
-        stored,
-    )
+def _operations(generation: Generation, settings: Settings, sources: Sources) -> list[Route]:
+    models, health = Models(generation.models, settings), Health(generation)
+    start = StartPage(models.page)
     return [
-        *_administration(Administration(generation, settings)),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
-        Route("/api/v0/models", lm_studio.list),
-        Route("/api/v0/models/{model:path}", lm_studio.retrieve),
+        Route("/api/v0/models", models.lm_studio_list),
+        Route("/api/v0/models/{model:path}", models.lm_studio_retrieve),
         Route("/v1/loads", health.loads),
-        Route("/v1/status", gate.admin_only(health.status)),
-        Route("/v1/requests/{request_id}/cancel", gate.admin_only(health.cancel), methods=["POST"]),
-        Route("/metrics", gate.admin_only(metrics.scrape)),
+        _admin("/v1/status", health.status),
+        _admin("/v1/requests/{request_id}/cancel", health.cancel, "POST"),
         *(Route(path, health.ready) for path in gate.READY),
         Route("/version", models.version),
         Route("/health/live", health.live),
-    ]
-
-
-def _page(generation: Generation, settings: Settings, sources: Sources) -> list[Route]:
-    in_force = SettingsInForce(settings, sources)
-    start = page.StartPage(page.read_files(), Models(generation.models, settings).page)
-    return [
         Route("/", start.show),
-        Route(f"{page.FOLDER}/{{name}}", start.file, include_in_schema=False),
-        Route("/v1/settings", gate.admin_only(in_force.show)),
+        Route(f"{gate.PAGE_FOLDER}/{{name}}", start.file, include_in_schema=False),
+        _admin("/v1/settings", made_once(lambda: {"sections": described(settings, sources)})),
     ]

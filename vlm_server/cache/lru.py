@@ -1,14 +1,15 @@
-"""A cache of values by key, bounded in bytes: least recently used first out, leases pinned."""
+"""Caches in memory, bounded in bytes: least recently used first out, pinned entries stay."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from vlm_server.protocol import CacheStats
 
+K = TypeVar("K")
 V = TypeVar("V")
 
 
@@ -20,6 +21,108 @@ class Cache(Protocol):
     def check_integrity(self) -> None:
         """Raises AssertionError if counters and entries disagree."""
         ...
+
+
+class Pinnable(Protocol):
+    """An entry, which is not evicted while it has pins."""
+
+    @property
+    def pins(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+E = TypeVar("E", bound=Pinnable)
+
+
+class BoundedEntries(Generic[K, E]):
+    """Entries of bounded bytes; `order` has the least recently used first. Not thread-safe."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = self.pinned_bytes = self.num_evictions = 0
+        self.order: OrderedDict[K, E] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def evict(self, num_bytes: int) -> int:
+        """Evict `num_bytes` or more, if so many are not pinned; returns the bytes."""
+        victims, freed = list[K](), 0
+        for key, entry in self.order.items():  # stops early: this runs for each that is stored
+            if freed >= num_bytes:
+                break
+            if not entry.pins:
+                victims.append(key)
+                freed += entry.size_bytes
+        for key in victims:
+            self.remove(key)
+        self.num_evictions += len(victims)
+        return freed
+
+    def remove(self, key: K) -> None:
+        """Remove an entry, which is not pinned."""
+        self.size_bytes -= self.order.pop(key).size_bytes
+
+
+class MemoryCache:
+    """A cache in memory: its lock, its limit and its counters. Thread-safe."""
+
+    def __init__(self, name: str, entries: BoundedEntries[Any, Any]) -> None:
+        self._name = name
+        self._bounded = entries
+        self._lock = threading.Lock()
+        self._hits = self._misses = self._num_references = 0
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._bounded.limit_bytes
+
+    @property
+    def evictable_bytes(self) -> int:
+        with self._lock:
+            return self._bounded.size_bytes - self._bounded.pinned_bytes
+
+    @property
+    def num_references(self) -> int:
+        """Number of leases and matches that were not released, and of insertions under way."""
+        with self._lock:
+            return self._num_references
+
+    def evict(self, num_bytes: int) -> int:
+        """Evict `num_bytes` or more, if so many are not pinned; returns the bytes."""
+        with self._lock:
+            return self._bounded.evict(num_bytes)
+
+    def resize(self, limit_bytes: int) -> None:
+        """Set the limit; pinned entries above it go when they are released."""
+        with self._lock:
+            self._bounded.limit_bytes = limit_bytes
+            self._keep_limit()
+
+    def clear(self) -> None:
+        """Drop unpinned entries, and reset the counters."""
+        with self._lock:
+            self._bounded.evict(self._bounded.size_bytes + 1)
+            self._hits = self._misses = self._bounded.num_evictions = 0
+
+    def read(self) -> CacheStats:
+        with self._lock:
+            return CacheStats(
+                name=self._name,
+                entries=len(self._bounded),
+                size_bytes=self._bounded.size_bytes,
+                pinned_bytes=self._bounded.pinned_bytes,
+                limit_bytes=self._bounded.limit_bytes,
+                hits=self._hits,
+                misses=self._misses,
+                evictions=self._bounded.num_evictions,
+            )
+
+    def _keep_limit(self) -> None:
+        """Evict down to the limit, which may have been lowered while entries were pinned."""
+        self._bounded.evict(self._bounded.size_bytes - self._bounded.limit_bytes)
 
 
 @dataclass(slots=True)
@@ -44,22 +147,17 @@ class Lease(Generic[V]):
         self._cache._release(self)
 
 
-class LruCache(Generic[V]):
-    """A cache that evicts the least recently used entry without a lease. Thread-safe."""
+class LruCache(MemoryCache, Generic[V]):
+    """A cache of values by key. Thread-safe."""
 
     def __init__(self, name: str, limit_bytes: int) -> None:
-        self._name = name
-        self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _Entry[V]] = OrderedDict()
-        """Least recently used first."""
-        self._size_bytes = self._pinned_bytes = 0
-        self._hits = self._misses = self._evictions = self._num_holds = 0
+        self._entries = entries = BoundedEntries[str, _Entry[V]](limit_bytes)
+        super().__init__(name, entries)
 
     def lease(self, key: str) -> Lease[V] | None:
         """The value of `key`, pinned; None if it is not stored."""
         with self._lock:
-            entry = self._entries.get(key)
+            entry = self._entries.order.get(key)
             if entry is None:
                 self._misses += 1
                 return None
@@ -77,7 +175,7 @@ class LruCache(Generic[V]):
     def __contains__(self, key: str) -> bool:
         """Whether `key` is stored; no use of it."""
         with self._lock:
-            return key in self._entries
+            return key in self._entries.order
 
     def put(self, key: str, value: V, size_bytes: int) -> Lease[V]:
         """Store `value`, if room can be made; a value that `key` has already stays.
@@ -85,93 +183,39 @@ class LruCache(Generic[V]):
         The lease holds the stored value, or `value` alone if there is no room for it.
         """
         with self._lock:
-            if key not in self._entries:
-                if size_bytes > self._limit_bytes - self._pinned_bytes:
-                    self._num_holds += 1
+            entries = self._entries
+            if key not in entries.order:
+                if size_bytes > entries.limit_bytes - entries.pinned_bytes:
+                    self._num_references += 1
                     return Lease(self, value, None)
-                self._make_room(size_bytes)
-                self._entries[key] = _Entry(value, size_bytes)
-                self._size_bytes += size_bytes
-            return self._lease(key, self._entries[key])
+                entries.evict(entries.size_bytes + size_bytes - entries.limit_bytes)
+                entries.order[key] = _Entry(value, size_bytes)
+                entries.size_bytes += size_bytes
+            return self._lease(key, entries.order[key])
 
     def discard(self, key: str) -> None:
         """Drop the value of `key`, unless it is leased."""
         with self._lock:
-            entry = self._entries.get(key)
+            entry = self._entries.order.get(key)
             if entry is not None and not entry.pins:
-                self._size_bytes -= self._entries.pop(key).size_bytes
-
-    @property
-    def evictable_bytes(self) -> int:
-        with self._lock:
-            return self._size_bytes - self._pinned_bytes
-
-    @property
-    def num_references(self) -> int:
-        """Number of leases that were not released."""
-        with self._lock:
-            return self._num_holds
-
-    def evict(self, num_bytes: int) -> int:
-        """Evict `num_bytes` of entries without a lease, if there are so many; returns the bytes."""
-        with self._lock:
-            before = self._size_bytes
-            self._make_room(num_bytes + self._limit_bytes - before)
-            return before - self._size_bytes
-
-    def resize(self, limit_bytes: int) -> None:
-        """Set the limit; leased entries above it go when they are released."""
-        with self._lock:
-            self._limit_bytes = limit_bytes
-            self._make_room(0)
-
-    def clear(self) -> None:
-        """Drop entries without a lease, and reset the counters."""
-        with self._lock:
-            self._make_room(self._limit_bytes)
-            self._hits = self._misses = self._evictions = 0
-
-    def read(self) -> CacheStats:
-        with self._lock:
-            return CacheStats(
-                name=self._name,
-                entries=len(self._entries),
-                size_bytes=self._size_bytes,
-                pinned_bytes=self._pinned_bytes,
-                limit_bytes=self._limit_bytes,
-                hits=self._hits,
-                misses=self._misses,
-                evictions=self._evictions,
-            )
+                self._entries.remove(key)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if sums, entries, leases and limit disagree."""
         with self._lock:
-            entries = self._entries.values()
-            assert self._size_bytes == sum(entry.size_bytes for entry in entries)
-            assert self._pinned_bytes == sum(e.size_bytes for e in entries if e.pins)
+            bounded, entries = self._entries, self._entries.order.values()
+            assert bounded.size_bytes == sum(entry.size_bytes for entry in entries)
+            assert bounded.pinned_bytes == sum(e.size_bytes for e in entries if e.pins)
             assert all(entry.pins >= 0 for entry in entries)
-            assert sum(entry.pins for entry in entries) <= self._num_holds
-            assert self._size_bytes <= max(self._limit_bytes, self._pinned_bytes)
-
-    def _make_room(self, size_bytes: int) -> None:
-        victims, excess = list[str](), self._size_bytes + size_bytes - self._limit_bytes
-        for key, entry in self._entries.items():
-            if excess <= 0:
-                break
-            if not entry.pins:
-                victims.append(key)
-                excess -= entry.size_bytes
-        for key in victims:
-            self._size_bytes -= self._entries.pop(key).size_bytes
-        self._evictions += len(victims)
+            assert sum(entry.pins for entry in entries) <= self._num_references
+            assert bounded.size_bytes <= max(bounded.limit_bytes, bounded.pinned_bytes)
 
     def _lease(self, key: str, entry: _Entry[V]) -> Lease[V]:
-        self._entries.move_to_end(key)
+        self._entries.order.move_to_end(key)
         if not entry.pins:
-            self._pinned_bytes += entry.size_bytes
+            self._entries.pinned_bytes += entry.size_bytes
         entry.pins += 1
-        self._num_holds += 1
+        self._num_references += 1
         return Lease(self, entry.value, entry)
 
     def _release(self, lease: Lease[V]) -> None:
@@ -179,11 +223,11 @@ class LruCache(Generic[V]):
             if lease._is_released:
                 raise RuntimeError("a lease was released twice")
             lease._is_released = True
-            self._num_holds -= 1
+            self._num_references -= 1
             entry = lease._entry
             if entry is None:
                 return
             entry.pins -= 1
             if not entry.pins:
-                self._pinned_bytes -= entry.size_bytes
-                self._make_room(0)  # the limit may have been lowered meanwhile
+                self._entries.pinned_bytes -= entry.size_bytes
+                self._keep_limit()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from vlm_server.cache.lru import MemoryCache
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.cache.radix_tree import Node, RadixTree, S, Segment, Snapshot, T
-from vlm_server.protocol import CacheStats
 
 _MOST_JOINED_BYTES = 256 << 20
 """Longer parts are not joined: the copy takes memory next to the original."""
@@ -83,7 +82,7 @@ class _Gap(Generic[T, S]):
     fill: Callable[[tuple[T, ...]], None]
 
 
-class PrefixCache(Generic[T, S]):
+class PrefixCache(MemoryCache, Generic[T, S]):
     """A cache bounded in bytes: least recently used ends of prompts first out. Thread-safe.
 
     With `needs_snapshots` a prompt can only be continued after a position that has a snapshot,
@@ -92,12 +91,9 @@ class PrefixCache(Generic[T, S]):
     """
 
     def __init__(self, name: str, limit_bytes: int, *, needs_snapshots: bool = False) -> None:
-        self._name = name
-        self.limit_bytes = limit_bytes
         self.needs_snapshots = needs_snapshots
-        self._lock = threading.Lock()
         self._tree = RadixTree[T, S](limit_bytes)
-        self._hits = self._misses = self._num_holds = 0
+        super().__init__(name, self._tree)
 
     # ---- lookup ----------------------------------------------------------------------
 
@@ -117,7 +113,7 @@ class PrefixCache(Generic[T, S]):
     def match_nothing(self) -> PrefixMatch[T, S]:
         """An empty match for `improve`; neither a hit nor a miss."""
         with self._lock:
-            self._num_holds += 1
+            self._num_references += 1
             return PrefixMatch(self, [], None)
 
     def improve(
@@ -148,7 +144,7 @@ class PrefixCache(Generic[T, S]):
         for last, _ in matched[-1:]:
             self._tree.pin(last)
             self._tree.touch(last)
-        self._num_holds += 1
+        self._num_references += 1
         snapshot = matched[-1][0].snapshot if matched and self.needs_snapshots else None
         return PrefixMatch(self, matched, snapshot)
 
@@ -157,7 +153,7 @@ class PrefixCache(Generic[T, S]):
             if match._is_released:
                 raise RuntimeError("a prefix match was released twice")
             match._is_released = True
-            self._num_holds -= 1
+            self._num_references -= 1
             if match._node is not None:
                 self._tree.unpin(match._node)
                 self._keep_limit()
@@ -185,7 +181,6 @@ class PrefixCache(Generic[T, S]):
                 self._fill(gap)
 
     def _ends(self, prompt: PromptKey, source: Source[T, S]) -> list[int]:
-        """Positions where nodes shall end."""
         if not self.needs_snapshots:
             return [len(prompt)]
         return sorted(position for position in source.snapshots if position)
@@ -289,7 +284,7 @@ class PrefixCache(Generic[T, S]):
     def _hold(self, gap: _Gap[T, S]) -> _Gap[T, S]:
         if gap.has_room:
             self._tree.pin(gap.node)
-            self._num_holds += 1
+            self._num_references += 1
         return gap
 
     def _fill(self, gap: _Gap[T, S]) -> None:
@@ -300,63 +295,15 @@ class PrefixCache(Generic[T, S]):
         finally:
             with self._lock:
                 self._tree.unpin(gap.node)
-                self._num_holds -= 1
+                self._num_references -= 1
                 if made is not None:
                     gap.fill(made)
                 self._keep_limit()
 
-    # ---- room and counts -------------------------------------------------------------
-
-    @property
-    def evictable_bytes(self) -> int:
-        with self._lock:
-            return self._tree.size_bytes - self._tree.pinned_bytes
-
-    @property
-    def num_references(self) -> int:
-        """Number of matches that were not released, and of insertions under way."""
-        with self._lock:
-            return self._num_holds
-
-    def evict(self, num_bytes: int) -> int:
-        """Evict `num_bytes` or more of unpinned nodes, if there are so many; returns the bytes."""
-        with self._lock:
-            return self._tree.evict(num_bytes)
-
-    def resize(self, limit_bytes: int) -> None:
-        """Set the limit; pinned nodes above it go when they are unpinned."""
-        with self._lock:
-            self.limit_bytes = self._tree.limit_bytes = limit_bytes
-            self._keep_limit()
-
-    def _keep_limit(self) -> None:
-        """Evict down to the limit, which may have been lowered while nodes were pinned."""
-        if (excess := self._tree.size_bytes - self.limit_bytes) > 0:
-            self._tree.evict(excess)
-
-    def clear(self) -> None:
-        """Drop unpinned nodes, and reset the counters."""
-        with self._lock:
-            self._tree.evict(self.limit_bytes + 1)
-            self._hits = self._misses = self._tree.num_evictions = 0
-
-    def read(self) -> CacheStats:
-        with self._lock:
-            return CacheStats(
-                name=self._name,
-                entries=len(self._tree),
-                size_bytes=self._tree.size_bytes,
-                pinned_bytes=self._tree.pinned_bytes,
-                limit_bytes=self.limit_bytes,
-                hits=self._hits,
-                misses=self._misses,
-                evictions=self._tree.num_evictions,
-            )
-
     def check_integrity(self) -> None:
         """Raises AssertionError if tree, order of use, sums and references disagree."""
         with self._lock:
-            assert self._tree.check_integrity() <= self._num_holds
+            assert self._tree.check_integrity() <= self._num_references
 
 
 def _may_join(nodes: list[Node[T, S]], num_positions: int) -> bool:

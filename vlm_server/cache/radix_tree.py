@@ -7,11 +7,11 @@ media span.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
+from vlm_server.cache.lru import BoundedEntries
 from vlm_server.cache.prompt_key import NOTHING, PromptKey
 
 
@@ -65,19 +65,16 @@ class Node(Generic[T, S]):
             node = node.parent
 
 
-class RadixTree(Generic[T, S]):
-    """A tree bounded in bytes: least recently used leaves first out. A root for each salt."""
+class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
+    """A tree bounded in bytes: least recently used leaves first out. A root for each salt.
+
+    A use of a node is a use of its ancestors right after it: in `order`, none comes before one
+    below it.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.size_bytes = self.pinned_bytes = self.num_evictions = 0
+        super().__init__(limit_bytes)
         self._roots: dict[str, Node[T, S]] = {}
-        self._nodes: OrderedDict[Node[T, S], None] = OrderedDict()
-        """Least recently used first. A use of a node is a use of its ancestors right after it, so
-        that no node comes before one below it."""
-
-    def __len__(self) -> int:
-        return len(self._nodes)
 
     @property
     def num_roots(self) -> int:
@@ -85,7 +82,7 @@ class RadixTree(Generic[T, S]):
 
     def contains(self, node: Node[T, S]) -> bool:
         """Whether `node`, which may be a root, is still in the tree."""
-        return node in self._nodes or any(node is root for root in self._roots.values())
+        return node in self.order or any(node is root for root in self._roots.values())
 
     # ---- lookup ----------------------------------------------------------------------
 
@@ -125,7 +122,7 @@ class RadixTree(Generic[T, S]):
     def touch(self, node: Node[T, S]) -> None:
         """Make `node` the most recently used."""
         for each in node.path:
-            self._nodes.move_to_end(each)
+            self.order.move_to_end(each)
 
     def pin(self, node: Node[T, S]) -> None:
         """Keep `node` and its ancestors from eviction until `unpin`; or a root in the tree."""
@@ -150,7 +147,7 @@ class RadixTree(Generic[T, S]):
         """A new child of `parent`, which has no child that begins like `edge`."""
         node = Node(edge, segment, parent, snapshot)
         parent.children[edge.first] = node
-        self._nodes[node] = None
+        self.order[node] = node
         self.touch(node)
         self._grew(node, node.size_bytes)
         return node
@@ -171,7 +168,7 @@ class RadixTree(Generic[T, S]):
         node.parent.children[upper.edge.first] = upper
         node.edge, node.segment, node.parent = node.edge.part(at, len(node.edge)), halves[1], upper
         upper.children[node.edge.first] = node
-        self._nodes[upper] = None
+        self.order[upper] = upper
         self.touch(upper)
         self._grew(node, upper.size_bytes + node.size_bytes - size_bytes)
         return upper
@@ -193,35 +190,21 @@ class RadixTree(Generic[T, S]):
         self.unpin(after)
         return has_room
 
-    def evict(self, num_bytes: int) -> int:
-        """Evict `num_bytes` or more of unpinned nodes, if there are so many; returns the bytes."""
-        victims, freed = list[Node[T, S]](), 0
-        for node in self._nodes:  # stops early: this runs for each prompt that is stored
-            if freed >= num_bytes:
-                break
-            if not node.pins:
-                victims.append(node)
-                freed += node.size_bytes
-        for node in victims:
-            self._remove(node)
-        self.num_evictions += len(victims)
-        return freed
-
     def remove_with_leaves(self, node: Node[T, S]) -> None:
         """Remove a node whose children are all leaves; those are evicted. None is pinned."""
         leaves = list(node.children.values())
         for leaf in leaves:
-            self._remove(leaf)
+            self.remove(leaf)
         self.num_evictions += len(leaves)
-        self._remove(node)
+        self.remove(node)
 
-    def _remove(self, node: Node[T, S]) -> None:
-        assert not node.children
-        assert not node.pins
-        assert node.parent is not None
-        del node.parent.children[node.edge.first]
-        del self._nodes[node]
-        self.size_bytes -= node.size_bytes
+    def remove(self, key: Node[T, S]) -> None:
+        """Remove a leaf, which is not pinned."""
+        assert not key.children
+        assert not key.pins
+        assert key.parent is not None
+        del key.parent.children[key.edge.first]
+        super().remove(key)
 
     # ---- integrity -------------------------------------------------------------------
 
@@ -240,8 +223,8 @@ class RadixTree(Generic[T, S]):
                 assert child.edge.first == first
             in_tree.update(node.children.values())
             waiting += node.children.values()
-        assert in_tree == set(self._nodes)
-        order = {node: number for number, node in enumerate(self._nodes)}
+        assert in_tree == set(self.order)
+        order = {node: number for number, node in enumerate(self.order)}
         assert all(order[n] < order[n.parent] for n in order if n.parent in order)
         assert self.size_bytes == sum(node.size_bytes for node in order)
         assert self.pinned_bytes == sum(node.size_bytes for node in order if node.pins)

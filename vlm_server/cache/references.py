@@ -151,7 +151,7 @@ class CacheReferences:
     def release(self) -> None:
         """Unpin all of it. Raises RuntimeError the second time."""
         if self._is_released:
-            raise RuntimeError("the holds of a request are released twice")
+            raise RuntimeError("the references of a request are released twice")
         self._is_released = True
         for lease in self._features.values():
             lease.release()

@@ -1,7 +1,4 @@
-"""`vlm-server check-config`: validates the settings, or prints all of them with their defaults.
-
-`configs/default.toml` is what it prints.
-"""
+"""`vlm-server check-config`: validates the settings, or prints `configs/default.toml`."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ def add_to(parser: Parser) -> None:
     parser.add_argument(
         "--print-defaults", action="store_true", help="print all settings with their defaults"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run="check_config:run")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,8 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_models(settings: Settings) -> None:
-    """Raises ModelLoadError for a model on this machine that its files or the memory limit rule
-    out.
+    """Raises ModelLoadError for a model here that its files or the memory limit rule out.
 
     Loads nothing; a model that several hosts share is not looked at.
     """
@@ -88,7 +84,7 @@ def _render_section(name: str, section: msgspec.Struct) -> str:
     blocks = [f"[{name}]\n"]
     for field in msgspec.structs.fields(section):
         comment = textwrap.wrap(describe(type(section), field.name), _WIDTH)
-        value = _toml_value(getattr(section, field.name))
+        value = json.dumps(getattr(section, field.name), ensure_ascii=False)
         blocks += [*(f"# {line}\n" for line in comment), f"{field.name} = {value}\n"]
     return "".join(blocks)
 
@@ -98,7 +94,3 @@ def _render_example(model: ListedModel) -> str:
     lines = _render_section("models.NAME", model).splitlines(keepends=True)
     heading = "# More models, a table for each; see docs/models.md.\n"
     return heading + "".join(f"# {line}" for line in lines)
-
-
-def _toml_value(value: str | float | tuple[str, ...]) -> str:
-    return json.dumps(value, ensure_ascii=False)

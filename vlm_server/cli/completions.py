@@ -1,7 +1,4 @@
-"""`vlm-server completions`: a script that completes the command line in a shell.
-
-shtab makes it from the parser, so it knows every command and option.
-"""
+"""`vlm-server completions`: shtab makes a shell's script of the parser."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def add_to(parser: Parser) -> None:
         "models on this machine."
     )
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run="completions:run")
     parser.manual = _MANUAL
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -38,8 +37,7 @@ _MOST_KINDS = 256
 
 
 def for_a_person(settings: Settings, sources: Sources) -> Settings:
-    """`settings` with a quieter log if it goes to a terminal and its level was not chosen. Requests
-    are logged all the same."""
+    """`settings` with a log for a terminal: warnings and requests, unless its level was chosen."""
     if not sys.stderr.isatty() or "log.level" in sources:
         return settings
     logging.getLogger(_ACCESS_LOGGER).setLevel(logging.INFO)
@@ -50,7 +48,7 @@ def for_a_person(settings: Settings, sources: Sources) -> Settings:
 
 
 def has_started() -> None:
-    """Log errors of loading from now on: until here, they are the last line that `serve` prints."""
+    """Log errors of loading from now on: until here, they are the last line of `serve`."""
     logging.getLogger(_LOADING_LOGGER).removeFilter(_is_no_error)
 
 
@@ -78,8 +76,7 @@ class _Recent:
 
 
 class LogRate(logging.Filter):
-    """Filter that passes `lines` lines of a kind within `seconds`, and counts the others in the
-    next one.
+    """Filter that passes `lines` lines of a kind within `seconds`, and counts the others.
 
     A kind is a logger, a level and the beginning of the text before its values are filled in.
     """
@@ -113,13 +110,10 @@ class LogRate(logging.Filter):
 
 
 class LogFile:
-    """Standard output and standard error, of this process and its children, in a file of bounded
-    size.
+    """Standard output and error of this process and its children, in a file of bounded size.
 
-    It is emptied once it is larger than `max_bytes`; its contents are then in `path.1`, and before
-    that in `path.2` and so on: launchd does not rotate logs, and newsyslog needs root. The file is
-    not replaced: children hold it open, at its end, wherever that is. A line that is written while
-    it is copied may be lost.
+    Larger than `max_bytes`, it is copied to `path.1`, which was moved to `path.2` and so on, and
+    emptied, not replaced: children hold it open. A line written meanwhile may be lost.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, num_older: int = NUM_OLDER) -> None:
@@ -145,8 +139,9 @@ class LogFile:
 
     def _rotate(self) -> None:
         draft = self._path.with_name(f".{self._path.name}.draft")
-        with self._path.open("rb") as old, _private(draft) as new:
-            shutil.copyfileobj(old, new)
+        draft.unlink(missing_ok=True)
+        draft.touch(mode=0o600)
+        shutil.copyfile(self._path, draft)
         for number in range(self._num_older, 1, -1):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self._older(number - 1), self._older(number))
@@ -155,9 +150,3 @@ class LogFile:
 
     def _older(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
-
-
-def _private(path: Path) -> BinaryIO:
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    return path.open("wb")

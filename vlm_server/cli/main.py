@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
 from vlm_server.cli import exit_codes, usage
 from vlm_server.cli.entry import discard_output
@@ -17,19 +18,28 @@ from vlm_server.errors import ConfigError, ModelLoadError, NotAvailable, VlmServ
 
 _PACKAGE = "vlm_server.cli"
 _OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-COMMANDS = {
-    "serve": ("serve.command", "start the daemon"),
-    "ask": ("ask.command", "ask about images and videos"),
-    "pull": ("models:add_pull", "download a model, if it can be served here"),
-    "models": ("models", "list, check, download and remove models"),
-    "ps": ("ps", "show what a daemon has loaded and is doing"),
-    "check-config": ("check_config", "validate the settings without starting"),
-    "doctor": ("doctor.command", "find out what is wrong, and what to do about it"),
-    "service": ("service.command", "run the daemon in the background, from login"),
-    "bench": ("bench.command", "compare the speed of servers"),
-    "completions": ("completions", "print the completions for a shell"),
+_CODES: dict[type[BaseException], int] = {
+    NotAvailable: exit_codes.NOT_AVAILABLE,
+    ConfigError: exit_codes.WRONG_SETTINGS,
+    ModelLoadError: exit_codes.MODEL_UNUSABLE,
+    VlmServerError: exit_codes.FAILURE,
+    OSError: exit_codes.FAILURE,
+    BaseException: exit_codes.DEFECT,
 }
-"""Module of each command, which adds its options to a parser, and its line in the overview."""
+"""Exit codes of errors, the more special ones first."""
+COMMANDS = {
+    "serve": ("serve.command:add_to", "start the daemon"),
+    "ask": ("ask.command:add_to", "ask about images and videos"),
+    "pull": ("models:add_pull", "download a model, if it can be served here"),
+    "models": ("models:add_to", "list, check, download and remove models"),
+    "ps": ("ps:add_to", "show what a daemon has loaded and is doing"),
+    "check-config": ("check_config:add_to", "validate the settings without starting"),
+    "doctor": ("doctor.command:add_to", "find out what is wrong, and what to do about it"),
+    "service": ("service.command:add_to", "run the daemon in the background, from login"),
+    "bench": ("bench.command:add_to", "compare the speed of servers"),
+    "completions": ("completions:add_to", "print the completions for a shell"),
+}
+"""Place of the function that adds a command's options to a parser, and its line in the overview."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.Namespace(debug="--debug" in words)
     try:
         options = build_parser(words).parse_args(words)
-        code = int(options.run(options))
+        code = int(imported(options.run)(options))
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a person gets one line
         return report(error, options)
@@ -52,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser(words: Sequence[str] | None = None) -> Parser:
-    """Parser of the command line; it sets `run` to the command's function.
+    """Parser of the command line; it sets `run` to the place of the command's function.
 
-    Only the module of the command that `words` begin with is imported; all, if they are None.
+    Only the command that `words` begin with is imported; all, if they are None.
     """
     parser = Parser(
         prog="vlm-server",
@@ -71,9 +81,15 @@ def build_parser(words: Sequence[str] | None = None) -> Parser:
     for name, (place, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary)
         if words is None or name == wanted:
-            module, _, function = place.partition(":")
-            getattr(import_module(f"{_PACKAGE}.{module}"), function or "add_to")(command)
+            imported(place)(command)
     return parser
+
+
+def imported(place: str) -> Callable[..., Any]:
+    """Function at `MODULE:FUNCTION` of this package, imported only now."""
+    module, _, function = place.partition(":")
+    found: Callable[..., Any] = getattr(import_module(f"{_PACKAGE}.{module}"), function)
+    return found
 
 
 def report(error: BaseException, options: argparse.Namespace) -> int:
@@ -99,17 +115,7 @@ def report(error: BaseException, options: argparse.Namespace) -> int:
 
 def code_of(error: BaseException) -> int:
     """Exit code of `error`."""
-    match error:
-        case NotAvailable():
-            return exit_codes.NOT_AVAILABLE
-        case ConfigError():
-            return exit_codes.WRONG_SETTINGS
-        case ModelLoadError():
-            return exit_codes.MODEL_UNUSABLE
-        case VlmServerError() | OSError():
-            return exit_codes.FAILURE
-        case _:
-            return exit_codes.DEFECT
+    return next(code for kind, code in _CODES.items() if isinstance(error, kind))
 
 
 def _line_of(error: BaseException, code: int) -> str:

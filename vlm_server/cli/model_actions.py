@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -69,8 +71,7 @@ def pull(arguments: argparse.Namespace) -> int:
 
 
 def list_models(arguments: argparse.Namespace) -> int:
-    """Print a table of the models that `serve --model` finds by name or a daemon serves, or their
-    names.
+    """Print a table of models that `serve --model` finds or a daemon serves, or their names.
 
     Raises CommandFailed if the daemon of `--url` does not answer.
     """
@@ -79,10 +80,10 @@ def list_models(arguments: argparse.Namespace) -> int:
     if arguments.names:
         print("\n".join(sorted({one.name for one in found})))
         return 0
-    shown = [_listed(one) for one in found if _sees(one)]
+    shown = [_listed(one, config) for one in found if layout.sees(config := _config(one))]
     names = {one.name for one in shown}
     shown += [_begun(one) for one in find.unfinished() if one.name not in names]
-    states = _served(arguments, settings) or {}
+    states = _served(arguments, settings)
     names = {one.name for one in shown}
     shown += [_Entry(name) for name in states if name not in names]
     for one in shown:
@@ -99,8 +100,8 @@ def list_models(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _served(arguments: argparse.Namespace, settings: Settings) -> dict[str, str] | None:
-    """State of each model that the daemon serves; None if none runs, or it does not say."""
+def _served(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]:
+    """State of each model that the daemon serves; none if none runs, or it does not say."""
     with Daemon(*address_of(arguments, settings)) as daemon:
         try:
             if arguments.url or daemon.is_there():
@@ -108,15 +109,14 @@ def _served(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]
         except CommandFailed:
             if arguments.url:
                 raise
-    return None
+    return {}
 
 
-def _sees(found: find.Found) -> bool:
-    return layout.sees(layout.read_object(found.folder / layout.CONFIG))
+def _config(found: find.Found) -> dict[str, Any]:
+    return layout.read_object(found.folder / layout.CONFIG)
 
 
-def _listed(found: find.Found) -> _Entry:
-    config = layout.read_object(found.folder / layout.CONFIG)
+def _listed(found: find.Found, config: dict[str, Any]) -> _Entry:
     return _Entry(
         name=found.name,
         bytes=sum(path.stat().st_size for path in layout.weight_files(found.folder)),
@@ -152,11 +152,16 @@ def remove(arguments: argparse.Namespace) -> int:
     settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
     plan = cached.removal(name)
     if plan is None:
-        raise CommandFailed(_not_cached(name, settings))
+        found = find.find(str(name), settings.model.search_paths)
+        where = f"in {found.folder}, which you may remove yourself" if found else "not here"
+        raise CommandFailed(f"{name} is not in the hub's cache ({find.hub_cache()}): it is {where}")
     print(f"{name}: {size_text(plan.size_bytes)} in {find.hub_cache()}")
     for path in plan.paths:
         print(f"  {path}")
-    if not arguments.yes and not _is_granted("Remove this? [y/N] "):
+    granted = "yes" if arguments.yes else ""
+    with contextlib.suppress(EOFError):
+        granted = granted or input("Remove this? [y/N] ").strip().lower()
+    if granted not in ("y", "yes"):
         print("Nothing was removed.")
         return 1
     plan.execute()
@@ -164,19 +169,6 @@ def remove(arguments: argparse.Namespace) -> int:
         raise CommandFailed(f"could not remove {', '.join(left)}")
     print(f"Removed {name}.")
     return 0
-
-
-def _not_cached(name: HubName, settings: Settings) -> str:
-    found = find.find(str(name), settings.model.search_paths)
-    where = f"it is in {found.folder}, which you may remove yourself" if found else "it is not here"
-    return f"{name} is not in the hub's cache ({find.hub_cache()}): {where}"
-
-
-def _is_granted(question: str) -> bool:
-    try:
-        return input(question).strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
 
 
 def _hub_name(text: str) -> HubName:

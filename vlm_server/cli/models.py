@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from vlm_server.cli import options, usage
 from vlm_server.cli.usage import Manual, Parser
 
@@ -38,7 +36,7 @@ def add_to(parser: Parser) -> None:
     listing.add_argument("--json", action="store_true", help="print a list of objects")
     options.add_daemon_options(listing, "whose models to list")
     options.add_config_options(listing)
-    listing.set_defaults(run=_run, action="list_models")
+    listing.set_defaults(run="model_actions:list_models")
     listing.manual = Manual(environment=usage.HUB, files=usage.HUB_FILES)
     add_pull(actions.add_parser("pull", help=_PULL))
     checking = actions.add_parser("check", help=_CHECK, description=f"{_CHECK.capitalize()}.")
@@ -57,12 +55,6 @@ def add_to(parser: Parser) -> None:
 
 def _end(parser: Parser, name: str, action: str) -> None:
     options.add_config_options(parser)
-    parser.set_defaults(run=_run, action=action)
+    parser.set_defaults(run=f"model_actions:{action}")
     files = (*usage.CONFIG_FILES, *usage.HUB_FILES)
     parser.manual = Manual(_EXAMPLES[name], (*usage.HUB, *usage.TERMINAL), files)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from vlm_server.cli import model_actions  # takes a moment
-
-    return int(getattr(model_actions, arguments.action)(arguments))

@@ -13,7 +13,7 @@ from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
 
 if TYPE_CHECKING:
-    from vlm_server.settings import Checkpoint, ListedModel, Model, Settings, Sources
+    from vlm_server.settings import Checkpoint, Model, Settings, Sources
 
 _SURPLUS = 1.25
 """Files may hold weights that the model does not use."""
@@ -80,10 +80,7 @@ def add_unchecked_option(group: argparse._ActionsContainer) -> None:
 
 
 def parse_settings(words: Sequence[str]) -> argparse.Namespace:
-    """Options of model and settings among the arguments of `serve`, as in a service's file.
-
-    Raises ConfigError.
-    """
+    """Options of model and settings in a service's command line. Raises ConfigError."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_model_option(parser)
     add_config_options(parser)
@@ -94,12 +91,11 @@ def parse_settings(words: Sequence[str]) -> argparse.Namespace:
 
 
 def load_settings(options: argparse.Namespace) -> Settings:
-    """Settings from `--config`, then `--set`, then `--model`, `--host` and `--port`.
+    """Settings from `--config`, `--set`, `--model`, `--host` and `--port`; a later one wins.
 
-    A named checkpoint on this machine is found: `model.path` is then its folder, otherwise the name
-    for its download; `model.name` is its name in the API. Raises ConfigError, also if `model.path`
-    is not the folder of a checkpoint, or if the file of API keys can't be used; and NotAvailable if
-    the disk of a folder is not mounted, or the folder is empty, as a mount point is.
+    `model.path` becomes the folder of a checkpoint on this machine, else the name to download;
+    `model.name` its name in the API. Raises ConfigError, also if there is no checkpoint or the key
+    file can't be used; NotAvailable if a folder's disk is not mounted, or a folder is empty.
     """
     return load_settings_with_sources(options)[0]
 
@@ -115,10 +111,12 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
     loaded, sources = settings.load_with_sources(options.config, tuple(overrides(options)))
     if loaded.model.path:
         loaded = msgspec.structs.replace(loaded, model=find_checkpoint(loaded.model))
-    models = {name: _found(one, loaded) for name, one in loaded.models.items()}
-    loaded = msgspec.structs.replace(loaded, models=models)
-    for name, listed in models.items():
+    models = {}
+    for name, listed in loaded.models.items():
+        model = find_checkpoint(listed.as_model("", loaded.model.search_paths))
+        models[name] = msgspec.structs.replace(listed, path=model.path)
         _check_template(f"models.{name}", listed)
+    loaded = msgspec.structs.replace(loaded, models=models)
     _check_template("model", loaded.model)
     keys.check_settings(loaded.server)
     if loaded.distributed.hosts:
@@ -127,10 +125,7 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
 
 
 def find_checkpoint(model: Model) -> Model:
-    """`model` with the folder and the name of its checkpoint, if it is on this machine.
-
-    Raises ConfigError and NotAvailable as `check_model`.
-    """
+    """`model` with folder and name of a checkpoint on this machine. Raises as `check_model`."""
     from vlm_server.hub.find import located
     from vlm_server.hub.names import to_download
 
@@ -140,32 +135,16 @@ def find_checkpoint(model: Model) -> Model:
     return found
 
 
-def _found(listed: ListedModel, settings: Settings) -> ListedModel:
-    """`listed` with the folder of its checkpoint. Raises ConfigError and NotAvailable."""
-    import msgspec
-
-    from vlm_server.settings import Model
-
-    model = Model(path=listed.path, search_paths=settings.model.search_paths)
-    return msgspec.structs.replace(listed, path=find_checkpoint(model).path)
-
-
 def settings_arguments(options: argparse.Namespace) -> list[str]:
-    """`options` as arguments for `serve`, with absolute paths.
-
-    Raises ConfigError for API keys: every user of the machine can read a command line.
-    """
+    """`options` as arguments for `serve`, with absolute paths. Raises ConfigError for API keys."""
     arguments: list[str] = []
-    if options.config is not None:
-        arguments += ["--config", str(options.config.absolute())]
+    for name in ("config", "chat_template", "hosts"):  # not every command has all of them
+        if (path := getattr(options, name, None)) is not None:
+            arguments += [f"--{name.replace('_', '-')}", str(path.absolute())]
     if options.model is not None:
         arguments += ["--model", _portable_model(options.model)]
-    if getattr(options, "chat_template", None) is not None:  # `models check` has no such option
-        arguments += ["--chat-template", str(options.chat_template.absolute())]
     if getattr(options, "allow_unchecked", None):
         arguments += ["--allow-unchecked"]
-    if getattr(options, "hosts", None) is not None:
-        arguments += ["--hosts", str(options.hosts.absolute())]
     for override in options.set:
         arguments += ["--set", _portable(override)]
     return arguments
@@ -196,7 +175,7 @@ def check_model(path: Path) -> None:
         if (path / "config.json").is_file():
             (path / "config.json").open("rb").close()
             return
-        names = [each.name for each in path.iterdir()]
+        names = os.listdir(path)
     except FileNotFoundError:
         close = did_you_mean(path.name, [one.name for one in every()])
         text = f"model.path: {path} is not the folder of a checkpoint: it is not there{close}"
@@ -210,10 +189,9 @@ def check_model(path: Path) -> None:
 
 
 def check_memory_limit(settings: Settings) -> None:
-    """Raises ModelLoadError if `memory.limit_bytes` can't hold a model that is always loaded.
+    """Raises ModelLoadError if `memory.limit_bytes` can't hold the files of a pinned model.
 
-    By the sizes of its files: the engine finds out the rest. Neither a model that several hosts
-    share is looked at, nor a limit that is a share of the device's memory.
+    Not for a model that several hosts share, nor for a limit that is a share of the memory.
     """
     from vlm_server.errors import ModelLoadError
     from vlm_server.hub import layout
@@ -252,12 +230,13 @@ def _portable(override: str) -> str:
             "server.api_keys: every user of this machine can read a service's command line; put "
             "them into a settings file that only you can read (chmod 600), and pass --config"
         )
-    if name == "model.path":
-        path = settings.load(None, (override,)).model.path
-        return f"model.path={_toml(_portable_model(path))}" if path else override
-    if name == "model.chat_template":
-        path = settings.load(None, (override,)).model.chat_template
-        return f"{name}={_toml(str(expanded(path).absolute()))}" if path else override
+    if name not in ("model.path", "model.chat_template"):
+        return override
+    model = settings.load(None, (override,)).model
+    if name == "model.path" and model.path:
+        return f"{name}={_toml(_portable_model(model.path))}"
+    if model.chat_template:
+        return f"{name}={_toml(expanded(model.chat_template).absolute())}"
     return override
 
 

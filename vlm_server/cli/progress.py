@@ -16,8 +16,6 @@ _REFRESHES_PER_SECOND = 5
 _BAR_COLUMNS = 24
 _FIGURE_COLUMNS = 15
 """Room for what stands beside the text and the bar."""
-_KIND = re.compile(r"[^\d:]*")
-"""Beginning of a stage's text, which stays while its numbers change."""
 
 
 class ProgressLine:
@@ -35,8 +33,7 @@ class ProgressLine:
         self._kind = ""
 
     def show(self, stage: str, fraction: float | None) -> None:
-        """Show `stage`; `fraction` is from 0 to 1, None if unknown. An empty `stage` removes the
-        line."""
+        """Show `stage` and `fraction` from 0 to 1, if known; an empty `stage` removes the line."""
         if not stage:
             self.clear()
             return
@@ -131,5 +128,5 @@ def fitted(stage: str, columns: int) -> str:
 
 
 def _kind_of(stage: str) -> str:
-    found = _KIND.match(stage)
-    return found[0] if found else ""
+    """Beginning of a stage's text, which stays while its numbers change."""
+    return re.split(r"[\d:]", stage, maxsplit=1)[0]

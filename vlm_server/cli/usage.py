@@ -1,12 +1,10 @@
-"""Parser of the command line: errors of one line, and help with the sections of a manual page.
-
-Knows argparse; knows none of the commands.
-"""
+"""Parser of the command line: errors of one line, and help with the sections of a manual page."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -23,10 +21,7 @@ HUB = (
     ("HF_HUB_OFFLINE", "1: nothing is downloaded."),
     ("HF_HOME, HF_HUB_CACHE", "Where downloaded models are kept."),
 )
-TERMINAL = (
-    ("NO_COLOR", "If set, no colours."),
-    ("TERM", "dumb: plain lines, no moving progress."),
-)
+TERMINAL = (("NO_COLOR", "If set, no colours."), ("TERM", "dumb: plain lines, no moving progress."))
 HUB_FILES = (("~/.cache/huggingface/hub", "Downloaded models, unless HF_HOME says otherwise."),)
 CONFIG_FILES = (
     ("FILE of --config", "Settings in TOML; `vlm-server check-config --print-defaults` has all."),
@@ -37,10 +32,9 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Manual(NamedTuple):
-    """Help on a command beside its arguments.
+    """Help on a command beside its arguments: pairs of purpose and command line, or name and text.
 
-    `examples` are pairs of purpose and command line; `environment` and `files` pairs of name and
-    text; `exit_codes` pairs of code and text, if they are not those of all commands.
+    `exit_codes` are given if they are not those of all commands.
     """
 
     examples: Sequence[tuple[str, str]] = ()
@@ -121,7 +115,12 @@ class Parser(argparse.ArgumentParser):
         """Help of argparse, and the sections of the manual."""
         self._action_groups.sort(key=lambda group: group is self.others)
         sections = self._get_formatter()
-        for title, rows in self._sections():
+        codes = () if commands_of(self) else self.manual.exit_codes
+        for title, rows in (
+            ("environment", self.manual.environment),
+            ("files", self.manual.files),
+            ("exit codes", [(str(code), text) for code, text in codes]),
+        ):
             sections.start_section(title)
             sections.add_arguments(
                 argparse.Action((), name, metavar=name, help=text.replace("%", "%%"))
@@ -132,18 +131,14 @@ class Parser(argparse.ArgumentParser):
         examples = f"\nexamples:\n{lines}\n" if lines else ""
         return f"{super().format_help()}{examples}\n{sections.format_help()}"
 
-    def _sections(self) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
-        yield "environment", self.manual.environment
-        yield "files", self.manual.files
-        if not commands_of(self):
-            yield "exit codes", [(str(code), text) for code, text in self.manual.exit_codes]
-
 
 class _Formatter(argparse.HelpFormatter):
     """Formatter of argparse in which an empty line begins a paragraph."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=_HELP_COLUMN, width=columns())
+        columns = shutil.get_terminal_size().columns - 2
+        width = max(_LEAST_COLUMNS, min(columns, _MOST_COLUMNS))
+        super().__init__(prog, max_help_position=_HELP_COLUMN, width=width)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
@@ -165,10 +160,3 @@ def every(parser: Parser) -> Iterator[Parser]:
     yield parser
     for _, each in commands_of(parser):
         yield from every(each)
-
-
-def columns() -> int:
-    """Width of the lines of help."""
-    import shutil
-
-    return max(_LEAST_COLUMNS, min(shutil.get_terminal_size().columns - 2, _MOST_COLUMNS))

@@ -17,20 +17,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from queue import Empty
 
 from vlm_server.engine.heartbeat import Heartbeat
 from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, Message, PrepareDone
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduler.scheduler import Scheduler
-from vlm_server.errors import EngineBroken, OutOfMemory, RequestError, StepTooLong
+from vlm_server.engine.threads import DiskReaderThread, PreparerThreads
+from vlm_server.errors import DeviceLimit, EngineBroken, OutOfMemory, RequestError
 from vlm_server.interfaces import (
     EncodeExecutor,
     EncodeWork,
-    LoadExecutor,
     LoadWork,
-    PrepareExecutor,
     Runner,
     SchedulerOutput,
     StepResult,
@@ -57,43 +56,32 @@ _PLAN_AFTER_SECONDS = 0.25
 """After the last request: an agent that asks again at once would wait for a plan, some 50 ms."""
 
 
+@dataclass(eq=False)
 class EngineLoop:
     """The driver of scheduler, runner and the threads beside it; `send` gets all events."""
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        scheduler: Scheduler,
-        runner: Runner,
-        preparers: PrepareExecutor,
-        disk_reader: LoadExecutor,
-        encoder: EncodeExecutor,
-        governor: Governor,
-        send: Callable[[Event], None],
-        max_failed_steps: int,
-    ) -> None:
-        self._inbox = inbox
-        self._scheduler = scheduler
-        self._runner = runner
-        self._preparers = preparers
-        self._disk_reader = disk_reader
-        self._encoder = encoder
-        self._governor = governor
-        self._send = send
-        self._max_failed_steps = max_failed_steps
-        self._num_failed_steps = 0
-        self._last_plan = SchedulerOutput()
-        self._encoding: tuple[str, ...] = ()
-        """The requests whose media the encoder works on."""
-        self._loading: str | None = None
-        """The request that the disk reader reads for."""
-        self._announced = OnDevice(())
-        """The last announcement of the requests on the device."""
-        self._heartbeat = Heartbeat()
-        self._last_stats: Stats | None = None
-        self._stats_due = 0.0
-        self._plan_due: float | None = 0.0
-        """The time from which the runner may plan ahead; None if nothing is left to plan."""
+    inbox: Inbox
+    scheduler: Scheduler
+    runner: Runner
+    preparers: PreparerThreads
+    disk_reader: DiskReaderThread
+    encoder: EncodeExecutor
+    governor: Governor
+    send: Callable[[Event], None]
+    max_failed_steps: int
+    _num_failed_steps: int = field(default=0, init=False)
+    _last_plan: SchedulerOutput = field(default=SchedulerOutput(), init=False)
+    _encoding: tuple[str, ...] = field(default=(), init=False)
+    """The requests whose media the encoder works on."""
+    _loading: str | None = field(default=None, init=False)
+    """The request that the disk reader reads for."""
+    _announced: OnDevice = field(default=OnDevice(()), init=False)
+    """The last announcement of the requests on the device."""
+    _heartbeat: Heartbeat = field(default_factory=Heartbeat, init=False)
+    _last_stats: Stats | None = field(default=None, init=False)
+    _stats_due: float = field(default=0.0, init=False)
+    _plan_due: float | None = field(default=0.0, init=False)
+    """The time from which the runner may plan ahead; None if nothing is left to plan."""
 
     def run(self) -> None:
         """Work until drained, and until the runner has dropped the last sequences.
@@ -106,30 +94,30 @@ class EngineLoop:
 
     def run_until_idle(self) -> None:
         """Work until nothing is left of any request posted so far."""
-        while not (self._last_plan.is_idle and self._inbox.empty()):
+        while not (self._last_plan.is_idle and self.inbox.empty()):
             self.step()
 
     def step(self) -> SchedulerOutput:
         """Handle the inbox, waiting for it if there is nothing to do; then one step."""
         self._handle_inbox()
-        self._send_all(self._scheduler.expire())
+        self._send_all(self.scheduler.expire())
         self._last_plan = SchedulerOutput()  # so that the features in it can be evicted now
-        plan = self._last_plan = self._scheduler.schedule()
+        plan = self._last_plan = self.scheduler.schedule()
         if not plan.is_idle:
             self._plan_due = time.monotonic() + _PLAN_AFTER_SECONDS
         self._clear_if_idle(plan)
         for work in plan.prepare:
             self._heartbeat.start(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
-            self._preparers.start(work)
+            self.preparers.start(work)
         self._start_load(plan.load, plan)
         self._start_encode(plan.encode, plan)
         self._announce(plan)
         result = self._execute(plan) if plan.has_runner_work else StepResult()
-        self._send_all(self._scheduler.update(plan, result))
+        self._send_all(self.scheduler.update(plan, result))
         is_long = bool(plan.decode and plan.prefill)
-        if self._encoder.needs_turns:
-            self._runner.synchronize()
-        self._encoder.advance_encode(is_alone=not plan.has_runner_work, is_long=is_long)
+        if self.encoder.needs_turns:
+            self.runner.synchronize()
+        self.encoder.advance_encode(is_alone=not plan.has_runner_work, is_long=is_long)
         if plan.has_runner_work:
             self._account(plan, result)
         if time.monotonic() >= self._stats_due:
@@ -141,8 +129,8 @@ class EngineLoop:
     def _execute(self, plan: SchedulerOutput) -> StepResult:
         started = time.perf_counter()
         if plan.prefill:
-            self._governor.before_chunk()
-        launched = self._runner.launch(plan)
+            self.governor.before_chunk()
+        launched = self.runner.launch(plan)
         self._start_encode(plan.encode_next, plan)
         result = launched.result()
         _log_step(plan, time.perf_counter() - started)
@@ -153,17 +141,17 @@ class EngineLoop:
             return
         self._loading = work.request_id
         self._announce(plan)
-        self._governor.before_load(work.load.size_bytes + work.load.transient_bytes)
-        self._disk_reader.start(work)
+        self.governor.before_load(work.load.size_bytes + work.load.transient_bytes)
+        self.disk_reader.start(work)
 
     def _start_encode(self, works: Sequence[EncodeWork], plan: SchedulerOutput) -> None:
         if not works:
             return
         self._encoding = tuple(dict.fromkeys(work.request_id for work in works))
         self._announce(plan)
-        self._governor.before_encode(sum(work.num_tokens for work in works))
+        self.governor.before_encode(sum(work.num_tokens for work in works))
         self._heartbeat.start(ENCODER, works[0].request_id)
-        self._encoder.start(works)
+        self.encoder.start(works)
 
     def _announce(self, plan: SchedulerOutput) -> None:
         """Send the front the requests that the device is about to work on, if they change.
@@ -178,26 +166,25 @@ class EngineLoop:
         is_between = not request_ids and plan.waits_for_first_token
         if working != self._announced and not is_between:
             self._announced = working
-            self._send(working)
+            self.send(working)
 
     def _account(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Report what the step did to memory to the governor, and count failures."""
         if chunk := plan.prefill:
             has_merged = chunk.is_last and bool(plan.decode or plan.batched_prefills)
-            self._governor.after_chunk(
+            self.governor.after_chunk(
                 plan.num_prefill_tokens, is_last=chunk.is_last, has_merged=has_merged
             )
-        self._governor.after_decode(len(plan.decode), somebody_waits=plan.waits_for_first_token)
+        self.governor.after_decode(len(plan.decode), somebody_waits=plan.waits_for_first_token)
         self._relieve(result.failures.values())
         self._count_failures(plan, result)
 
     def _relieve(self, errors: Collection[object]) -> None:
         """Count errors of the device's limits; after one of its memory, free what is not in use."""
         for error in errors:
-            if isinstance(error, OutOfMemory | StepTooLong):
-                self._governor.count(f"failure_{error.code}")
+            if isinstance(error, DeviceLimit):
+                self.governor.count(f"failure_{error.code}")
         if any(isinstance(error, OutOfMemory) for error in errors):
-            self._governor.relieve()
+            self.governor.relieve()
 
     def _count_failures(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Count steps that failed with no token since: a token shows that the model works.
@@ -205,14 +192,12 @@ class EngineLoop:
         A lone prompt that is too much for the device does not count: it says nothing about it.
         """
         failures = result.failures.values()
-        only_too_much = failures and all(
-            isinstance(one, OutOfMemory | StepTooLong) for one in failures
-        )
+        only_too_much = failures and all(isinstance(one, DeviceLimit) for one in failures)
         if result.tokens:
             self._num_failed_steps = 0
         elif result.error is not None and (plan.decode or not only_too_much):
             self._num_failed_steps += 1
-        if self._num_failed_steps >= self._max_failed_steps:
+        if self._num_failed_steps >= self.max_failed_steps:
             raise EngineBroken(
                 f"{self._num_failed_steps} steps in a row failed, the last with: {result.error}"
             )
@@ -226,15 +211,15 @@ class EngineLoop:
         second: the supervisor's watchdog takes longer silence for a hang.
         """
         # A refusal may let the next request in.
-        is_busy = self._last_plan.has_runner_work or self._encoder.needs_turns
+        is_busy = self._last_plan.has_runner_work or self.encoder.needs_turns
         wait = not (is_busy or self._last_plan.refused)
-        if wait and self._inbox.empty():
+        if wait and self.inbox.empty():
             self._send_stats()
             self._plan_ahead()
         seconds = self._seconds_to_wait() if wait else None
         while True:
             try:
-                message = self._inbox.get(block=wait, timeout=seconds)
+                message = self.inbox.get(block=wait, timeout=seconds)
             except Empty:
                 return
             self._send_all(self._handle(message))
@@ -243,8 +228,8 @@ class EngineLoop:
     def _plan_ahead(self) -> None:
         """Let the runner plan ahead until a message comes, if there were no requests lately."""
         is_idle = self._last_plan.is_idle and not self._heartbeat.is_needed
-        while is_idle and self._inbox.empty() and self._seconds_to_plan() == 0:
-            if not self._runner.prepare_ahead():
+        while is_idle and self.inbox.empty() and self._seconds_to_plan() == 0:
+            if not self.runner.prepare_ahead():
                 self._plan_due = None
 
     def _seconds_to_plan(self) -> float | None:
@@ -254,79 +239,79 @@ class EngineLoop:
         if self._last_plan.waits_for_memory:
             return _MEMORY_RETRY_SECONDS
         if self._is_anything_due:
-            return min(_STATS_SECONDS, self._scheduler.seconds_to_deadline())
-        left = self._governor.idle_seconds_left()
+            return min(_STATS_SECONDS, self.scheduler.seconds_to_deadline())
+        left = self.governor.idle_seconds_left()
         until_clear = None if left is None else min(left, _STATS_SECONDS)
-        until_look = self._governor.seconds_to_look()
+        until_look = self.governor.seconds_to_look()
         waits = (until_clear, until_look, self._seconds_to_plan())
         return min((each for each in waits if each is not None), default=None)
 
     def _handle(self, message: Message) -> list[Event]:
         match message:
             case Submit():
-                return self._scheduler.add(message)
+                return self.scheduler.add(message)
             case Abort():
-                return self._scheduler.abort(message.request_id)
+                return self.scheduler.abort(message.request_id)
             case PrepareDone():
                 self._heartbeat.finish(PREPARERS, message.request_id)
-                return self._scheduler.prepared(message.request_id, message.outcome)
+                return self.scheduler.prepared(message.request_id, message.outcome)
             case LoadDone():
                 self._handle_loaded(message)
                 return []
             case EncodeDone():
                 return self._handle_encoded(message)
             case SetMemoryLimit(limit_bytes):
-                self._governor.set_limit(limit_bytes, self._scheduler.reserved_bytes)
+                self.governor.set_limit(limit_bytes, self.scheduler.reserved_bytes)
                 return []
             case ClearCaches():
-                self._governor.clear_caches()
+                self.governor.clear_caches()
                 return []
             case Drain():
-                self._scheduler.drain()
+                self.scheduler.drain()
                 return []
 
     def _handle_loaded(self, done: LoadDone) -> None:
         self._loading = None
-        self._governor.mark_busy()
+        self.governor.mark_busy()
         if done.loaded.is_out_of_memory:
-            self._governor.relieve()
-        self._scheduler.loaded(done.request_id, done.loaded)
+            self.governor.relieve()
+        self.scheduler.loaded(done.request_id, done.loaded)
 
     def _handle_encoded(self, done: EncodeDone) -> list[Event]:
         self._encoding = ()
         self._heartbeat.finish(ENCODER, done.works[0].request_id)
         made = [one for one in done.outcomes if not isinstance(one, RequestError)]
-        self._governor.mark_busy()  # the device has worked, even if the requests are gone
+        self.governor.mark_busy()  # the device has worked, even if the requests are gone
         num_tokens = sum(work.num_tokens for work in done.works)
         at_once = made[0].tokens_at_once if len(done.works) == len(made) == 1 else None
-        self._governor.after_encode(
+        self.governor.after_encode(
             num_tokens,
             sum(one.size_bytes for one in made),
             num_tokens if at_once is None else at_once,
         )
         self._relieve(done.outcomes)
-        return self._scheduler.encoded(done.works, done.outcomes, done.seconds)
+        return self.scheduler.encoded(done.works, done.outcomes, done.seconds)
 
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:
-            self._governor.mark_busy()
+            self.governor.mark_busy()
         elif not plan.has_runner_work:
-            self._governor.yield_to_others()
-            if self._governor.idle_seconds_left() == 0:
-                self._governor.idle()
+            self.governor.yield_to_others()
+            if self.governor.idle_seconds_left() == 0:
+                self.governor.idle()
 
     # ---- events --------------------------------------------------------------------
 
     def _send_all(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._send(event)
+            self.send(event)
 
     def _send_stats(self) -> None:
         self._stats_due = time.monotonic() + _STATS_SECONDS
         stats = self._stats()
         if stats != self._last_stats or self._is_anything_due:
             self._last_stats = stats
-            self._send(stats)
+            self.send(stats)
 
     @property
     def _is_anything_due(self) -> bool:
@@ -334,22 +319,17 @@ class EngineLoop:
         return self._last_plan.has_requests or self._heartbeat.is_needed
 
     def _stats(self) -> Stats:
-        reading = self._scheduler.read()
+        reading = self.scheduler.read()
         tracked_by = {
-            "scheduler": reading.num_tracked,
-            "runner": self._runner.num_tracked,
-            "preparer": self._preparers.num_tracked,
+            "scheduler": reading.tracked,
+            "runner": self.runner.num_tracked,
+            "preparer": self.preparers.num_tracked,
         }
         return Stats(
-            requests=reading.requests,
-            tracked=reading.num_tracked,
             tracked_by=tracked_by,
-            memory=self._governor.read(self._scheduler.reserved_bytes),
-            caches=reading.caches,
+            memory=self.governor.read(self.scheduler.reserved_bytes),
             at_work=self._heartbeat.read_oldest(),
-            progress=reading.progress,
-            max_num_seqs=reading.max_num_seqs,
-            **asdict(reading.counts),
+            **vars(reading),
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_server.cache.caches import Caches
@@ -40,7 +39,7 @@ from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.text.batched_prefill import can_batch_prefills
-from vlm_server.runner.vision.encoder import new_encoder
+from vlm_server.runner.vision.encoder import ImageEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -49,52 +48,6 @@ _PLANS_BEFORE_READY = 56
 
 LEAST_TOKENS = 1024
 """Prompt and answer of the shortest request for which there must be room."""
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """An engine around a loaded model: the objects that live as long as the process."""
-
-    inbox: Inbox
-    scheduler: Scheduler
-    runner: Runner
-    preparers: PreparerThreads
-    disk_reader: DiskReaderThread
-    encoder: EncodeExecutor
-    governor: Governor
-    caches: Caches
-    max_failed_steps: int
-
-    def loop(self, send: Callable[[Event], None]) -> EngineLoop:
-        """A loop whose events go to `send`; only one may run at a time."""
-        return EngineLoop(
-            inbox=self.inbox,
-            scheduler=self.scheduler,
-            runner=self.runner,
-            preparers=self.preparers,
-            disk_reader=self.disk_reader,
-            encoder=self.encoder,
-            governor=self.governor,
-            send=send,
-            max_failed_steps=self.max_failed_steps,
-        )
-
-    def check_room(self, context_tokens: int) -> None:
-        """Raises ModelLoadError if the model leaves no room for even a short request."""
-        num_tokens = min(LEAST_TOKENS, context_tokens)
-        needed, free = self.runner.kv_bytes(num_tokens), self.governor.free_bytes
-        if needed > free:
-            raise ModelLoadError(
-                f"the model leaves no room for requests: {needed / MIB:.0f} MiB are needed for "
-                f"{num_tokens} tokens, and {free / MIB:.0f} MiB of memory.limit_bytes are left "
-                "beside it: raise that, or serve a smaller or a quantized checkpoint"
-            )
-
-    def end_warm_up(self) -> None:
-        """Clear caches, counters and MLX's memory pool of the warm-up."""
-        self.scheduler.reset_stats()
-        self.caches.begin_serving()
-        self.governor.reset_stats()
 
 
 def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
@@ -109,26 +62,46 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     loaded = group.load(start.model, device, memory.limit_bytes)
     caches = build_caches(start.cache, memory.read(), loaded)
     governor = Governor(start.memory, memory, SystemProcessMemory(), caches)
-    engine = build_engine(start, loaded, governor, caches, channel.inbox, group)
+    loop = build_engine(start, loaded, governor, caches, channel.inbox, channel.send, group)
     host = loaded.spec
     first = stages(
-        is_thorough=not (device.is_cpu and loaded.family.is_checked),
-        compiles=not device.is_cpu,
+        is_thorough=loaded.backend.compiles_kernels or not loaded.family.is_checked,
+        compiles=loaded.backend.compiles_kernels,
         with_video=host.video_token_id is not None,
         context_tokens=host.context_tokens,
     )
     for number, stage in enumerate(first):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.5 * number / len(first)))
-        warm_up(engine.loop, engine.inbox, stage)
-    _plan_ahead(engine.runner)
-    engine.end_warm_up()
-    engine.check_room(loaded.spec.context_tokens)
-    warn_of_slow_products(device)
+        warm_up(loop, stage)
+    _plan_ahead(loop.runner)
+    end_warm_up(loop, caches)
+    _check_room(loop, loaded.spec.context_tokens)
+    if loaded.backend.uses_blas:
+        warn_of_slow_products()
     gc.collect()
     gc.freeze()  # else each full collection goes through all of it: 30 ms in somebody's answer
     facts = model_facts(loaded, Path(start.model.path))
     channel.send(Ready(loaded.family.name, device.name, loaded.spec.context_tokens, facts))
-    return engine.loop(channel.send), caches
+    return loop, caches
+
+
+def end_warm_up(loop: EngineLoop, caches: Caches) -> None:
+    """Clear caches, counters and MLX's memory pool of the warm-up."""
+    loop.scheduler.reset_stats()
+    caches.begin_serving()
+    loop.governor.reset_stats()
+
+
+def _check_room(loop: EngineLoop, context_tokens: int) -> None:
+    """Raises ModelLoadError if the model leaves no room for even a short request."""
+    num_tokens = min(LEAST_TOKENS, context_tokens)
+    needed, free = loop.runner.kv_bytes(num_tokens), loop.governor.free_bytes
+    if needed > free:
+        raise ModelLoadError(
+            f"the model leaves no room for requests: {needed / MIB:.0f} MiB are needed for "
+            f"{num_tokens} tokens, and {free / MIB:.0f} MiB of memory.limit_bytes are left "
+            "beside it: raise that, or serve a smaller or a quantized checkpoint"
+        )
 
 
 def _plan_ahead(runner: Runner) -> None:
@@ -144,9 +117,10 @@ def build_engine(
     governor: Governor,
     caches: Caches,
     inbox: Inbox,
+    send: Callable[[Event], None],
     group: Group | None = None,
-) -> Engine:
-    """The engine around a loaded model, with its threads."""
+) -> EngineLoop:
+    """The engine around a loaded model, with its threads; its events go to `send`."""
     config = SchedulerConfig(
         max_num_seqs=start.scheduler.max_num_seqs or _suitable_num_seqs(loaded, governor),
         prefill_chunk_tokens=start.scheduler.prefill_chunk_tokens,
@@ -172,7 +146,7 @@ def build_engine(
     num_decoders = max(start.scheduler.preparer_threads, 2)
     decoders = Decoders(start.image, start.video, num_decoders)
     preparer = MultimodalPreparer(loaded.spec, decoders, grammars, caches)
-    return Engine(
+    return EngineLoop(
         inbox=inbox,
         scheduler=Scheduler(
             config,
@@ -187,14 +161,14 @@ def build_engine(
         disk_reader=DiskReaderThread(caches, inbox),
         encoder=_encoder(loaded, caches, inbox),
         governor=governor,
-        caches=caches,
+        send=send,
         max_failed_steps=start.engine.max_failed_steps,
     )
 
 
 def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecutor:
-    encoder = new_encoder(loaded, caches.tiles)
-    in_turns = loaded.device.encodes_in_turns
+    encoder = ImageEncoder(loaded, caches.tiles)
+    in_turns = loaded.backend.encodes_in_turns
     return EncoderInTurns(encoder, inbox) if in_turns else EncoderThread(encoder, inbox)
 
 

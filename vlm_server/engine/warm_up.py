@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 from PIL import Image as PillowImage
 
-from vlm_server.engine.inbox import Inbox
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.protocol import (
@@ -132,12 +131,10 @@ def _stages_that_compile(text: Submit, max_tokens: int) -> list[Stage]:
     ]
 
 
-def warm_up(
-    new_loop: Callable[[Callable[[Event], None]], EngineLoop], inbox: Inbox, stage: Stage
-) -> None:
-    """Run a stage's requests to their ends. Raises ModelLoadError if a needed stage fails.
+def warm_up(loop: EngineLoop, stage: Stage) -> None:
+    """Run a stage's requests to their ends, with no event sent.
 
-    `new_loop` makes a loop whose events go to the given function.
+    Raises ModelLoadError if a needed stage fails.
     """
     events: list[Event] = []
     *beside, last = (submit.request_id for submit in stage.submits)
@@ -146,14 +143,13 @@ def warm_up(
         events.append(event)
         if isinstance(event, Finished | Failed) and event.request_id == last:
             for request_id in beside:
-                inbox.put(Abort(request_id))
+                loop.inbox.put(Abort(request_id))
 
-    loop = new_loop(take)
     started = time.monotonic()
     for submit in stage.submits:
-        inbox.put(submit)
+        loop.inbox.put(submit)
     try:
-        loop.run_until_idle()
+        replace(loop, send=take).run_until_idle()
     except EngineBroken as error:
         if stage.is_needed:
             raise
@@ -186,14 +182,12 @@ def _submit(
 
 
 def _image_bytes(side_pixels: int) -> bytes:
-    """A PNG of noise."""
     encoded = io.BytesIO()
     next(_noise(side_pixels)).save(encoded, "PNG")
     return encoded.getvalue()
 
 
 def _video() -> bytes:
-    """A GIF of noise, of one second."""
     noise, encoded = _noise(_VIDEO_PIXELS), io.BytesIO()
     first, *others = (next(noise) for _ in range(_VIDEO_FRAMES))
     first.save(encoded, "GIF", save_all=True, append_images=others, duration=_FRAME_MILLISECONDS)

@@ -9,8 +9,6 @@ from vlm_server.cache.caches import EncodedImage
 from vlm_server.interfaces.prompts import Prepared, PreparedPrompt
 from vlm_server.interfaces.step import (
     EncodeWork,
-    LoadWork,
-    PrepareWork,
     SchedulerOutput,
     StepResult,
 )
@@ -24,21 +22,6 @@ class Step(Protocol):
     def result(self) -> StepResult:
         """Wait for the step's result. To be called once, before the next launch."""
         ...
-
-
-class PrepareExecutor(Protocol):
-    """Runs a `Preparer` on threads, and posts prepared requests into the engine's inbox."""
-
-    @property
-    def num_tracked(self) -> int: ...
-
-    def start(self, work: PrepareWork) -> None: ...
-
-
-class LoadExecutor(Protocol):
-    """Reads from disk on a thread, and posts loaded entries into the engine's inbox."""
-
-    def start(self, work: LoadWork) -> None: ...
 
 
 class EncodeExecutor(Protocol):
@@ -108,7 +91,7 @@ class Encoding(Protocol):
         ...
 
     def result(self) -> Sequence[EncodedImage]:
-        """Wait for the features, in order. Raises RequestError, as `Encoder.encode`."""
+        """Wait for the features, in order. Raises RequestError, as `Encoder.begin`."""
         ...
 
 
@@ -116,11 +99,7 @@ class Encoder(Protocol):
     """The vision encoder: media to features. All calls come from one thread."""
 
     def begin(self, works: Sequence[EncodeWork]) -> Encoding:
-        """The same as `encode`, part by part. Raises RequestError."""
-        ...
-
-    def encode(self, works: Sequence[EncodeWork]) -> Sequence[EncodedImage]:
-        """The features of media of one size, in order, each as if it were encoded alone.
+        """Begin to encode media of one size, each as if it were encoded alone.
 
         Raises RequestError if one of them is wrong; then none counts as encoded.
         """

@@ -83,7 +83,7 @@ class PreparedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request after preparation. Its receiver owns `holds`, and releases them once.
+    """A request after preparation. Its receiver owns `references`, and releases them once.
 
     inputs: the processor's output for each uncached span, by index in `prompt.spans`. load: the
     disk's entries of the prompt, if any; spans that it `covers` have no inputs.

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vlm_server.cache.caches import EncodedImage
 from vlm_server.cache.disk.tier import DiskLoad
 from vlm_server.cache.prompt_key import MediaSpan
@@ -52,6 +55,10 @@ class EncodeWork:
     @property
     def span(self) -> MediaSpan:
         return self.prompt.spans[self.span_index]
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        return self.prompt.token_ids[self.span.start : self.span.end]
 
     @property
     def num_tokens(self) -> int:
@@ -127,8 +134,9 @@ class SchedulerOutput:
     media now, in one call, and `encode_next` once the step is launched. For the runner: drop
     `finished_seqs`, add `new`, decode these sequences, and `prefill` a chunk of one prompt, which
     may be the new one. With it go the prompts of `batched_prefills`: all are new, begin after as
-    many cached tokens as the first, and end. A sequence may finish before it decoded: then what was
-    read of its prompt is stored. `refused` requests never fit into device memory.
+    many cached tokens as the first, and end. The prefix cache gets `stored_prompts`, whose last
+    chunks were in the step before, or which are cancelled and stored up to their last chunks; and
+    `stored_answers`, of finished sequences. `refused` requests never fit into device memory.
 
     The rest is for the loop: whether there are requests at all, whether one waits for memory,
     whether one that does not waits for its first token. `is_drained`: no request is left, and none
@@ -140,6 +148,8 @@ class SchedulerOutput:
     encode: tuple[EncodeWork, ...] = ()
     encode_next: tuple[EncodeWork, ...] = ()
     finished_seqs: tuple[SeqId, ...] = ()
+    stored_prompts: tuple[str, ...] = ()
+    stored_answers: tuple[SeqId, ...] = ()
     new: tuple[NewRequest, ...] = ()
     decode: tuple[SeqId, ...] = ()
     prefill: PrefillWork | None = None

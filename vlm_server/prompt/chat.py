@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from vlm_server.errors import InvalidRequest
@@ -16,12 +15,12 @@ from vlm_server.protocol import ContentPart, Message, Submit, TemplateOptions, T
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """Variables that the request itself sets."""
-_STRUCTURE = frozenset(
-    {"type", "function", "name", "description", "parameters", "properties", "required", "items"}
-    | {"object", "array", "string", "number", "integer", "boolean", "null", "enum", "const"}
-    | {"anyOf", "oneOf", "allOf", "additionalProperties", "nullable", "default", "format"}
-    | {"title", "strict", "return", "response", "$defs", "$ref", "minimum", "maximum"}
-)
+_STRUCTURE = frozenset({
+    "type", "function", "name", "description", "parameters", "properties", "required", "items",
+    "object", "array", "string", "number", "integer", "boolean", "null", "enum", "const", "anyOf",
+    "oneOf", "allOf", "additionalProperties", "nullable", "default", "format", "title", "strict",
+    "return", "response", "$defs", "$ref", "minimum", "maximum",
+})  # fmt: skip
 """Words of tool definitions that templates look for; they stay as they are."""
 _GAP = TextPart("\n\n")
 
@@ -54,16 +53,12 @@ class Chat:
 def read_chat(submit: Submit) -> Chat:
     """The chat of a request. Raises InvalidRequest for variables that the request itself sets."""
     tools = () if submit.tools is None else tuple(json.loads(submit.tools.definitions))
-    return Chat(
-        messages=submit.messages,
-        tools=tools,
-        variables=_variables(submit.template),
-        continue_final=submit.template.continue_final,
-    )
+    template = submit.template
+    return Chat(submit.messages, tools, _variables(template), template.continue_final)
 
 
 def _variables(options: TemplateOptions) -> Mapping[str, Any]:
-    """Template variables of a request, which win over `enable_thinking`; templates know that by two
+    """The template variables of a request, over `enable_thinking`, which templates know by two
     names."""
     param = "chat_template_kwargs"
     try:
@@ -99,24 +94,21 @@ def field_of(messages: Sequence[Message]) -> str:
 def join_turns(messages: Iterable[Message]) -> tuple[Message, ...]:
     """`messages` with adjacent turns of a role as one, since many templates refuse two.
 
-    Results of tools stay apart, and so does what the assistant says after a call.
+    Results of tools stay separate, and so does the assistant's text after a call.
     """
     joined = list[Message]()
     for message in messages:
-        if joined and _are_one_turn(joined[-1], message):
-            joined[-1] = _one_turn(joined[-1], message)
+        last = joined[-1] if joined else None
+        is_after_call = bool(last and last.tool_calls and message.content)
+        if last and last.role == message.role != "tool" and not is_after_call:
+            joined[-1] = _one_turn(last, message)
         else:
             joined.append(message)
     return tuple(joined)
 
 
-def _are_one_turn(first: Message, second: Message) -> bool:
-    is_later = bool(first.tool_calls and second.content)
-    return first.role == second.role != "tool" and not is_later
-
-
 def _one_turn(first: Message, second: Message) -> Message:
-    return msgspec.structs.replace(
+    return replace(
         first,
         content=with_gap(first.content, second.content),
         reasoning="\n\n".join(filter(None, (first.reasoning, second.reasoning))),
@@ -134,13 +126,10 @@ def with_gap(
 def join_texts(messages: Sequence[Message]) -> tuple[Message, ...]:
     """`messages` with neighbouring text parts as one, as the model reads them.
 
-    Templates trim parts, or take the first one alone. And a control token that is split between
-    two parts is whole again once they are rendered.
+    Templates trim parts, and a control token that is split between two parts is whole once
+    rendered.
     """
-    return tuple(
-        msgspec.structs.replace(message, content=tuple(_joined(message.content)))
-        for message in messages
-    )
+    return tuple(replace(message, content=tuple(_joined(message.content))) for message in messages)
 
 
 def _joined(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
@@ -178,11 +167,7 @@ def cleaned(value: Any, clean: Callable[[str], str]) -> Any:
 def fold_system(
     messages: Sequence[Message], *, takes_first: bool, takes_later: bool
 ) -> tuple[Message, ...]:
-    """`messages` without system messages that the template refuses; their texts stay in place.
-
-    Those that follow the first at once are part of it. Each of the others becomes a part of the
-    user's turn beside it, or a turn of the user's own.
-    """
+    """`messages` without system messages that the template refuses: those become user turns."""
     return join_turns(
         replace(message, role="user")
         if message.role == "system" and not (takes_later if index else takes_first)

@@ -1,8 +1,6 @@
 """The preparation of a request: token ids, M-RoPE positions, and pixel arrays of uncached media.
 
-The whole prompt is tokenized with one token for each image and video, then those are expanded. The
-caches are asked before any pixel is needed. A family that takes no videos is shown the frames as
-images, each with its time.
+The prompt is tokenized with one token for each image and video, which are then expanded.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.reasoning import with_reasoning
 from vlm_server.prompt.reasoning_marks import ReasoningMarks
 from vlm_server.prompt.snapshot_points import SnapshotPoints
-from vlm_server.prompt.tokenizer import Placeholder, PromptTokenizer
+from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import (
     ContentPart,
     ImagePart,
@@ -43,6 +41,9 @@ from vlm_server.protocol import (
     VideoPart,
     VideoUse,
 )
+
+_TAIL_TOKENS = 32
+"""Enough for the start mark of reasoning."""
 
 
 class MultimodalPreparer:
@@ -64,12 +65,11 @@ class MultimodalPreparer:
     def prepare(
         self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
     ) -> Prepared:
-        """The prompt of a request, what the caches have of it, and pixels for the rest.
+        """The prompt of a request, its cache entries, and pixels for the rest.
 
-        Raises InvalidImage and InvalidVideo for what can't be read, DecodeBudgetExceeded and
-        ContextLengthExceeded for more than a request may have, Cancelled between two steps, and
-        what `Constraints.of`, `Grammars.compile` and `PromptTokenizer` do. A request that is
-        counted only gets no grammar and no pixels.
+        Raises InvalidImage, InvalidVideo, DecodeBudgetExceeded, ContextLengthExceeded, Cancelled
+        between two steps, and what `Constraints.of`, `Grammars.compile` and `PromptTokenizer` do. A
+        request that is only counted gets no grammar and no pixels.
         """
         cancellation.check()
         if submit.prompt is not None:
@@ -78,14 +78,12 @@ class MultimodalPreparer:
         arranged, answer_format = self._arrange(submit)
         chat, media = self._lay_out(submit, arranged, self._media.begin(cancellation))
         cancellation.check()
-        layouts = [item.layout for item in media]
-        placeholders = [Placeholder(each.token_id, each.prefix, each.suffix) for each in layouts]
-        token_ids = self._prompts.tokenize(chat, placeholders)
+        token_ids = self._prompts.tokenize(chat, [item.layout for item in media])
         if self._starts_in_reasoning(chat, token_ids):
             answer_format = replace(answer_format, starts_in_reasoning=True)
-        prompt = self._build(token_ids, media, chat, submit.cache_salt)
+        starts = answer_format.starts_in_reasoning
         prompt = replace(
-            prompt,
+            self._build(token_ids, media, chat, submit.cache_salt),
             answer_format=answer_format,
             images=_images(media),
             videos=_videos(media),
@@ -93,11 +91,11 @@ class MultimodalPreparer:
         )
         if submit.count_only:
             return self._count(prompt)
-        grammar = with_reasoning(
-            self._marks, grammar, submit, starts=answer_format.starts_in_reasoning
+        prompt = replace(
+            prompt,
+            grammar=with_reasoning(self._marks, grammar, submit, starts=starts),
+            prediction=self._prompts.tokenize_prediction(submit.prediction),
         )
-        prediction = self._prompts.tokenize_prediction(submit.prediction)
-        prompt = replace(prompt, grammar=grammar, prediction=prediction)
         return self._look_up(prompt, media, use_disk=use_disk)
 
     def _prepare_raw(
@@ -126,10 +124,11 @@ class MultimodalPreparer:
 
     def _count(self, prompt: PreparedPrompt) -> Prepared:
         """`prompt` to be counted only: with its prefix cache hits, and without inputs."""
-        references = CacheReferences(
-            self._caches, prompt.key, prompt.cache_salt, prompt.atomic_prefill_tokens
-        )
-        return Prepared(prompt, references)
+        return Prepared(prompt, self._references(prompt))
+
+    def _references(self, prompt: PreparedPrompt) -> CacheReferences:
+        num_atomic = prompt.atomic_prefill_tokens
+        return CacheReferences(self._caches, prompt.key, prompt.cache_salt, num_atomic)
 
     def pixels_to_decode(self, submit: Submit) -> int:
         """The approximate number of pixels of a request's images that are not cached."""
@@ -166,7 +165,8 @@ class MultimodalPreparer:
             text = "".join(part.text for part in parts if isinstance(part, TextPart))
             if text.rfind(marks.start) > text.rfind(marks.end):
                 return True
-        return self._prompts.ends_in_reasoning(token_ids)
+        tail = self._prompts.text_of(token_ids[-_TAIL_TOKENS:]).rstrip()
+        return bool(marks.start) and tail.endswith(marks.start)
 
     @property
     def num_tracked(self) -> int:
@@ -176,10 +176,7 @@ class MultimodalPreparer:
     def _lay_out(
         self, submit: Submit, chat: Chat, budget: DecodeBudget
     ) -> tuple[Chat, list[MediaItem]]:
-        """The conversation for the chat template, and its media items in order.
-
-        Media are processed one after another: only one is in memory decoded.
-        """
+        """The conversation for the chat template, and its media items, decoded one by one."""
         messages: list[Message] = []
         media: list[MediaItem] = []
         num_tokens, limit = 0, self._spec.context_tokens
@@ -251,9 +248,7 @@ class MultimodalPreparer:
 
         Nothing is read from disk here: memory is reserved for that first.
         """
-        references = CacheReferences(
-            self._caches, prompt.key, prompt.cache_salt, prompt.atomic_prefill_tokens
-        )
+        references = self._references(prompt)
         units = [(item, unit) for item in media for unit in range(len(item.mm_hashes))]
         inputs: dict[int, MediaInputs] = {}
         try:
@@ -291,10 +286,9 @@ def _videos(media: Sequence[MediaItem]) -> tuple[VideoUse, ...]:
 def _expand(
     token_ids: list[int], media: list[MediaItem]
 ) -> tuple[NDArray[np.int32], tuple[MediaSpan, ...], list[tuple[int, NDArray[np.int32]]]]:
-    """A prompt with all tokens of its media.
+    """The token ids of a prompt with all tokens of its media, (tokens,), and its spans in order.
 
-    Returns the token ids, (tokens,); spans of media that are encoded at once, in order; the first
-    token and the M-RoPE positions, (3, tokens), of each media item, for families that have any.
+    Also the first token and the M-RoPE positions, (3, tokens), of each media item that has any.
     """
     ids = np.array(token_ids, dtype=np.int32)
     kinds = [item.layout.token_id for item in media]
@@ -316,9 +310,8 @@ def _expand(
 def atomic_prefill_tokens(policy: ChunkPolicy, token_types: NDArray[np.int32]) -> int:
     """The number of first tokens that must be prefilled in one chunk; 0 in most families.
 
-    In some families the tokens of an image attend to each other, or all tokens of a prompt do, and
-    mlx-vlm masks them correctly only in one call that starts at the first token.
-    token_types: (tokens,), see `PreparedPrompt`.
+    In some families the tokens of an image, or of a prompt, attend to each other, and mlx-vlm masks
+    them correctly only in one call from the first token on. token_types: see `PreparedPrompt`.
     """
     match policy:
         case ChunkPolicy.ANYWHERE:

@@ -1,23 +1,22 @@
 """Reasoning before an answer: a grammar begins after it, and a budget ends it.
 
-Reasoning ends where its text has the end mark, however that is split into tokens, since the answer
-is read as text. The grammar's process has no part in it: nearly every token is allowed.
+It ends where its text has the end mark, however that is split into tokens. The grammar's process
+has no part in it: nearly every token is allowed.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import AnswerMatcher, Grammar
-from vlm_server.prompt.reasoning_marks import ReasoningMarks
+from vlm_server.prompt.reasoning_marks import Mask, ReasoningMarks
 from vlm_server.protocol import Submit
 
 
+@dataclass(frozen=True, eq=False)
 class ReasoningGrammar:
     """The `Grammar` of an answer that may begin with reasoning, and then follows `inner`, if any.
 
@@ -25,41 +24,23 @@ class ReasoningGrammar:
     reasoning. may_begin: whether the answer may begin with it.
     """
 
-    def __init__(
-        self,
-        marks: ReasoningMarks,
-        inner: Grammar | None,
-        budget: int | None,
-        *,
-        starts: bool,
-        may_begin: bool,
-    ) -> None:
-        self._marks = marks
-        self._inner = inner
-        self._budget = budget
-        self._starts = starts
-        self._may_begin = may_begin
+    marks: ReasoningMarks
+    inner: Grammar | None
+    budget: int | None
+    _: KW_ONLY
+    starts: bool
+    may_begin: bool
 
     def begin(self, count: int) -> Sequence[AnswerMatcher]:
         """Matchers at the beginning of `count` answers of one request. Returns at once."""
-        inner: Sequence[AnswerMatcher | None] = [None] * count
-        if self._inner is not None:
-            inner = self._inner.begin(count)
-        return [
-            ReasoningMatcher(
-                self._marks, each, self._budget, starts=self._starts, may_begin=self._may_begin
-            )
-            for each in inner
-        ]
+        inner = [None] * count if self.inner is None else self.inner.begin(count)
+        return [ReasoningMatcher(self, each) for each in inner]
 
 
 def with_reasoning(
     marks: ReasoningMarks | None, grammar: Grammar | None, submit: Submit, *, starts: bool
 ) -> Grammar | None:
-    """`grammar` after reasoning within its budget, for a model with these `marks`.
-
-    starts: whether the prompt ends inside reasoning.
-    """
+    """`grammar` after reasoning in its budget. starts: whether the prompt ends inside reasoning."""
     budget = submit.sampling.max_reasoning_tokens
     is_asked = submit.template.enable_thinking is True and budget != 0
     may_begin = grammar is None or is_asked
@@ -68,174 +49,133 @@ def with_reasoning(
     return ReasoningGrammar(marks, grammar, budget, starts=starts, may_begin=may_begin)
 
 
-class _State(enum.Enum):
-    BEFORE = enum.auto()
-    """All tokens so far may begin a start mark."""
-    STARTING = enum.auto()
-    """The rest of the start mark is forced."""
-    INSIDE = enum.auto()
-    CLOSING = enum.auto()
-    """The end mark is forced, or the blanks after it."""
-    AFTER = enum.auto()
-    """Tokens belong to the answer, and to its grammar if there is one."""
+def _reason(grammar: ReasoningGrammar, inner: AnswerMatcher | None) -> Generator[Mask, int, None]:
+    """The masks of an answer up to its own text; each sampled token is sent."""
+    marks = grammar.marks
+    if not grammar.starts:
+        if not grammar.may_begin or not marks.start_ids:
+            return
+        begins = _look_for_start(marks) if inner is None else _choose(marks, inner)
+        if not (yield from begins):
+            return
+    num_left = math.inf if grammar.budget is None else grammar.budget
+    while True:
+        num_left = yield from _inside(marks, inner, num_left)
+        if inner is not None or not marks.start_ids or not (yield from _look_for_start(marks)):
+            return
+
+
+def _choose(marks: ReasoningMarks, inner: AnswerMatcher) -> Generator[Mask, int, bool]:
+    """Whether an answer with a grammar begins with reasoning, by its first token."""
+    start, *rest = marks.start_ids
+    token_id = yield marks.with_start(inner.allowed())
+    if token_id != start or (rest and inner.allowed()[start]):
+        inner.advance([token_id])
+        return False
+    yield from _force(marks, rest)
+    return True
+
+
+def _look_for_start(marks: ReasoningMarks) -> Generator[Mask, int, bool]:
+    """Whether reasoning begins here, in an answer without a grammar."""
+    recent: list[int] = []
+    has_started = None
+    while has_started is None:
+        recent = [*recent, (yield marks.everything)][-marks.window :]
+        has_started = marks.may_start_in(recent)
+    return has_started
+
+
+def _inside(
+    marks: ReasoningMarks, inner: AnswerMatcher | None, num_left: float
+) -> Generator[Mask, int, float]:
+    """Reasoning up to its end, of `num_left` tokens at most; returns how many are left then."""
+    recent: list[int] = []
+    while num_left > 0:
+        token_id = yield marks.everything if inner is None else marks.inside(recent)
+        num_left -= 1
+        recent = [*recent, token_id][-marks.window :]
+        rest = marks.after_end(recent)
+        if rest is not None:
+            if inner is not None and not rest:
+                # Blanks that the template writes after reasoning come before a grammar's text.
+                yield from _force(marks, marks.blank_ids)
+            return num_left
+    yield from _force(marks, marks.closing_ids)
+    return num_left
+
+
+def _force(marks: ReasoningMarks, token_ids: Sequence[int]) -> Generator[Mask, int, None]:
+    for token_id in token_ids:
+        yield marks.only(token_id)
 
 
 class ReasoningMatcher:
     """Follows one answer: see `ReasoningGrammar`."""
 
-    def __init__(
-        self,
-        marks: ReasoningMarks,
-        inner: AnswerMatcher | None,
-        budget: int | None,
-        *,
-        starts: bool,
-        may_begin: bool,
-    ) -> None:
-        self._marks = marks
+    def __init__(self, grammar: ReasoningGrammar, inner: AnswerMatcher | None) -> None:
+        self._everything = grammar.marks.everything
         self._inner = inner
-        self._budget = budget
-        self._forced: list[int] = []
-        """The next tokens, where there is no choice."""
-        self._recent: list[int] = []
-        """The last sampled tokens, which may be part of a mark."""
-        self._num_inside = 0
-        self._state = _State.BEFORE
-        self._first: NDArray[np.bool_] | None = None
-        if starts:
-            self._enter()
-        elif not may_begin or not marks.start_ids:
-            self._state = _State.AFTER
-        elif inner is not None:
-            self._first = marks.with_start(inner.allowed())
+        self._reasoning = _reason(grammar, inner)
+        self._mask = next(self._reasoning, None)
+        """The allowed tokens, until the answer's own text begins."""
 
     @property
     def fault(self) -> RequestError | None:
-        return self._inner.fault if self._inner is not None else None
+        return self._inner.fault if self._inner else None
+
+    @property
+    def _active(self) -> AnswerMatcher | None:
+        """The matcher of the grammar, once the answer follows it."""
+        return self._inner if self._mask is None else None
 
     @property
     def can_look_ahead(self) -> bool:
         """Whether the answer has begun, and follows a grammar."""
-        return self._state is _State.AFTER and self._inner is not None
+        return self._active is not None
 
     @property
     def forced(self) -> Sequence[int]:
         """Tokens that the grammar forces next; none inside reasoning."""
-        return self._inner.forced if self._inner is not None and self.can_look_ahead else ()
+        return self._active.forced if self._active else ()
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Append sampled tokens. Returns at once."""
         for i, token_id in enumerate(token_ids):
-            match self._state:
-                case _State.AFTER:
-                    self._advance_inner(token_ids[i:])
-                    return
-                case _State.BEFORE if self._inner is not None:
-                    self._choose(self._inner, token_id)
-                case _State.BEFORE:
-                    self._look_for_start(token_id)
-                case _State.INSIDE:
-                    self._record_inside(token_id)
-                case _State.STARTING | _State.CLOSING:
-                    self._go_on()
+            if self._mask is None:
+                if self._inner:
+                    self._inner.advance(token_ids[i:])
+                return
+            try:
+                self._mask = self._reasoning.send(token_id)
+            except StopIteration:
+                self._mask = None
 
     def look_ahead(self, token_ids: Sequence[int]) -> None:
         """Request the masks after draft tokens; ignored inside reasoning."""
-        if self._inner is not None and self.can_look_ahead:
-            self._inner.look_ahead(token_ids)
+        if self._active:
+            self._active.look_ahead(token_ids)
 
-    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+    def ahead(self) -> Sequence[Mask]:
         """See `AnswerMatcher`."""
-        return self._inner.ahead() if self._inner is not None and self.can_look_ahead else ()
+        return self._active.ahead() if self._active else ()
 
     def wait(self, seconds: float) -> bool:
         """Whether `allowed` is known within `seconds`; inside reasoning it always is."""
-        return self._inner is None or self._state is not _State.AFTER or self._inner.wait(seconds)
+        return self._active is None or self._active.wait(seconds)
 
-    def allowed(self) -> NDArray[np.bool_]:
+    def allowed(self) -> Mask:
         """(vocabulary,) bool: allowed next tokens. Equal masks are mostly the same array."""
-        if self._forced:
-            return self._marks.only(self._forced[0])
-        if self._state is _State.AFTER and self._inner is not None:
-            return self._inner.allowed()
-        if self._inner is None:
-            return self._marks.everything
-        if self._state is _State.INSIDE:
-            return self._marks.inside(self._recent)
-        assert self._first is not None
-        return self._first
+        if self._mask is not None:
+            return self._mask
+        return self._inner.allowed() if self._inner else self._everything
 
     def yield_to_others(self) -> None:
         """See `AnswerMatcher`."""
-        if self._inner is not None:
+        if self._inner:
             self._inner.yield_to_others()
 
     def close(self) -> None:
         """Stop following the answer. Closing twice is no error."""
-        if self._inner is not None:
+        if self._inner:
             self._inner.close()
-
-    def _choose(self, inner: AnswerMatcher, token_id: int) -> None:
-        """Assign the first token of an answer with a grammar to reasoning, or to the grammar."""
-        start, *rest = self._marks.start_ids
-        if token_id == start and (not rest or not inner.allowed()[start]):
-            self._forced = rest
-            self._state = _State.STARTING
-            if not rest:
-                self._enter()
-        else:
-            self._state = _State.AFTER
-            inner.advance([token_id])
-
-    def _look_for_start(self, token_id: int) -> None:
-        """Look for a start mark at the beginning of an answer, or right after reasoning."""
-        self._recent = [*self._recent, token_id][-self._marks.window :]
-        has_started = self._marks.may_start_in(self._recent)
-        if has_started:
-            self._enter()
-        elif has_started is False:
-            self._state = _State.AFTER
-
-    def _enter(self) -> None:
-        """Begin reasoning."""
-        self._state, self._recent = _State.INSIDE, []
-        self._close_if_spent()
-
-    def _record_inside(self, token_id: int) -> None:
-        self._num_inside += 1
-        self._recent = [*self._recent, token_id][-self._marks.window :]
-        if (rest := self._marks.after_end(self._recent)) is not None:
-            self._force_blanks(has_some=bool(rest))
-        else:
-            self._close_if_spent()
-
-    def _close_if_spent(self) -> None:
-        if self._budget is not None and self._num_inside >= self._budget:
-            self._state, self._forced = _State.CLOSING, list(self._marks.closing_ids)
-
-    def _force_blanks(self, *, has_some: bool) -> None:
-        """End reasoning; blanks that the template writes after it come before a grammar's text."""
-        needs_blanks = self._inner is not None and not has_some
-        self._state = _State.CLOSING
-        self._forced = list(self._marks.blank_ids) if needs_blanks else []
-        if not self._forced:
-            self._leave()
-
-    def _go_on(self) -> None:
-        """Go on after a forced token was sampled."""
-        del self._forced[:1]
-        if self._forced:
-            return
-        if self._state is _State.STARTING:
-            self._enter()
-        else:
-            self._leave()
-
-    def _leave(self) -> None:
-        self._recent = []
-        is_free = self._inner is None and bool(self._marks.start_ids)
-        self._state = _State.BEFORE if is_free else _State.AFTER
-
-    def _advance_inner(self, token_ids: Sequence[int]) -> None:
-        if self._inner is not None:
-            self._inner.advance(token_ids)

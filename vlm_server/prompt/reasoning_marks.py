@@ -55,10 +55,7 @@ class ReasoningMarks:
         return allowed
 
     def inside(self, token_ids: Sequence[int]) -> Mask:
-        """The mask after `token_ids` inside reasoning that a grammar follows.
-
-        It has no end token, and no token that goes on beyond the end mark.
-        """
+        """The mask inside reasoning, after `token_ids`: no end token, none beyond the end mark."""
         text = self._text(token_ids)
         for rest, mask in self._not_beyond.items():
             if text.endswith(self._end.removesuffix(rest)):

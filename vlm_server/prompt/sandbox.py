@@ -1,9 +1,8 @@
 """Chat templates, which are programs of the checkpoint's, rendered in a sandbox with a budget.
 
-jinja2's immutable sandbox keeps templates from changing or reaching into their variables, but
-bounds neither time nor memory: of 33 templates that take too much (tests/unit/prompt/test_sandbox)
-it refuses 3. Here a rendering has a budget of steps and seconds, and the result of a single call is
-bounded by the size of its arguments.
+jinja2's immutable sandbox bounds neither time nor memory: of 33 hostile templates (see
+tests/unit/prompt/test_sandbox) it refuses 3. Here a rendering has a budget of steps and seconds,
+and the result of a call is bounded by the size of its arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
 _MAX_STEPS = 2_000_000
 _MAX_SECONDS = 10.0
@@ -36,16 +34,15 @@ _MAX_WIDTH = 1000
 _WIDE = re.compile(r"\d{4,}|\*|\{[^}]*\{")
 """A width in a format that could make a text of any length."""
 _WIDENERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "format_map"})
-_UNKNOWN_FILTERS = frozenset(
-    {"batch", "center", "filesizeformat", "format", "pprint", "round", "slice", "urlize"}
-    | {"wordwrap", "xmlattr"}
-)
+_UNKNOWN_FILTERS = (
+    "batch", "center", "filesizeformat", "format", "pprint", "round", "slice", "urlize", "wordwrap",
+    "xmlattr",
+)  # fmt: skip
 """Filters that take a number of any size; chat templates need none."""
-_TEXT_FILTERS = frozenset(
-    {"capitalize", "e", "escape", "forceescape", "indent", "join", "lower", "replace", "safe"}
-    | {"string", "striptags", "title", "tojson", "trim", "truncate", "upper", "urlencode"}
-    | {"wordcount"}
-)
+_TEXT_FILTERS = (
+    "capitalize", "e", "escape", "forceescape", "indent", "join", "lower", "replace", "safe",
+    "string", "striptags", "title", "tojson", "trim", "truncate", "upper", "urlencode", "wordcount",
+)  # fmt: skip
 """Filters that make a text of any value."""
 _UNKNOWN_GLOBALS = ("cycler", "joiner", "lipsum")
 _METER, _CONCATENATE = "metered", "concatenated"
@@ -78,8 +75,8 @@ class SandboxedTemplate:
                 pieces.append(piece)
                 size += len(piece)
                 _check_size(size)
-        except _RaisedByTemplate as error:
-            raise TemplateRefusal(str(error)) from None
+        except TemplateRefusal:
+            raise
         except Exception as error:  # noqa: BLE001 - templates are programs of their own
             raise TemplateError(str(error) or type(error).__name__) from None
         finally:
@@ -135,8 +132,10 @@ class _Environment(ImmutableSandboxedEnvironment):
             if loop.recursive:
                 raise jinja2.TemplateSyntaxError("recursive loops are not supported", loop.lineno)
             loop.iter = _filtered(loop.iter, _METER)
-        made: nodes.Template = _Concatenations().visit(tree)
-        return made
+        for joined in tree.find_all(nodes.Concat):
+            parts = nodes.List(joined.nodes, lineno=joined.lineno)
+            joined.nodes = [_filtered(parts, _CONCATENATE)]
+        return tree
 
     def call(
         __self,
@@ -185,14 +184,6 @@ class _Generation(Extension):
         return body
 
 
-class _Concatenations(NodeTransformer):
-    """`~` as a filter, which knows how much comes together."""
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCATENATE)
-
-
 class _Namespace(utils.Namespace):
     """Takes no names that begin with an underscore, as those of Python's own attributes do."""
 
@@ -210,12 +201,8 @@ class _Namespace(utils.Namespace):
 # ---- what templates call -----------------------------------------------------------------
 
 
-def _metered(value: Any) -> Any:
-    """The iterable of a loop, with each iteration counted."""
-    return value if isinstance(value, jinja2.Undefined) else _counted(value)
-
-
-def _counted(values: Iterable[Any]) -> Iterator[Any]:
+def _metered(values: Iterable[Any]) -> Iterator[Any]:
+    """The iterations of a loop, each of which is counted."""
     budget = _budget.get()
     for value in values:
         budget.take()
@@ -246,16 +233,12 @@ def _indented(text: str, width: int | str = 4, first: bool = False, blank: bool 
 
 
 def _replaced(text: str, old: str, new: str, count: int | None = None) -> str:
-    (old, new) = _checked_arguments(str(text), "replace", (str(old), str(new)))[:2]
+    old, new = _checked_arguments(str(text), "replace", (str(old), str(new)))
     return str(text).replace(old, new, -1 if count is None else count)
 
 
-class _RaisedByTemplate(jinja2.TemplateError):
-    """A call of `raise_exception`."""
-
-
-def _raise_exception(message: str) -> None:
-    raise _RaisedByTemplate(message)
+def _raise_exception(message: Any) -> None:
+    raise TemplateRefusal(str(message))
 
 
 def _now(form: str) -> str:
@@ -325,14 +308,13 @@ def _checked_arguments(text: str, name: str, args: tuple[Any, ...]) -> tuple[Any
     return args
 
 
-def _check_size(size: int) -> None:
-    if size > _MAX_CHARACTERS:
+def _check_size(size: int, most: int = _MAX_CHARACTERS) -> None:
+    if size > most:
         raise jinja2.TemplateRuntimeError("it makes too long a text")
 
 
-def _check_width(width: Any) -> None:
-    if (len(width) if isinstance(width, str) else width or 0) > _MAX_WIDTH:
-        raise jinja2.TemplateRuntimeError("it makes too long a text")
+def _check_width(width: str | int | None) -> None:
+    _check_size(len(width) if isinstance(width, str) else width or 0, _MAX_WIDTH)
 
 
 def _check_format(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -23,54 +23,41 @@ _HEAD_BYTES = 4 << 20
 _ENTRY_BYTES = 500
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    """The tokens that prompts with the same system message, tools and variables share.
-
-    head: before the user's text. suffix: the generation prompt. Both (tokens,) int32.
-    """
-
-    head: NDArray[np.int32]
-    suffix: NDArray[np.int32]
+Tokens = NDArray[np.int32]
 
 
 class SnapshotPoints:
     """The snapshot points of one model's prompts.
 
-    Other prompts are likely to differ from this one after the system prompt, after each image,
-    and after the last message, before the template's own words begin the answer. An agent that
-    keeps only its latest images differs where the first one is, as soon as it drops it.
+    The next prompt is likely to differ after the system prompt, after an image, or after the last
+    message; and at the first image, if an agent keeps only its latest ones.
     """
 
     def __init__(self, prompts: PromptTokenizer) -> None:
         self._prompts = prompts
-        self._ends = LruCache[_Ends]("system prompts", _HEAD_BYTES)
+        self._ends = LruCache[tuple[Tokens, Tokens]]("system prompts", _HEAD_BYTES)
 
     def of(
-        self, chat: Chat, token_ids: NDArray[np.int32], spans: Sequence[MediaSpan], salt: str
+        self, chat: Chat, token_ids: Tokens, spans: Sequence[MediaSpan], salt: str
     ) -> tuple[int, ...]:
-        """Numbers of tokens, ascending, none of them the whole prompt or inside a span.
+        """Token counts, ascending, none of them the whole prompt or inside a span.
 
-        `salt` separates requests that must not share what is remembered.
+        salt: separates requests that must not share cached tokens of system prompts.
         """
         num_tokens = len(token_ids)
         first = chat.messages[:1]
         system = first if first and first[0].role == "system" else ()
-        ends = self._ends_of(replace(chat, messages=system, continue_final=False), salt)
+        head, suffix = self._ends_of(replace(chat, messages=system, continue_final=False), salt)
         points = {span.end for span in spans}
-        points.add(_num_common(token_ids, ends.head))
-        points.add(self._first_image(chat, token_ids))
-        num_before = num_tokens - len(ends.suffix)
-        if len(ends.suffix) and np.array_equal(token_ids[max(num_before, 0) :], ends.suffix):
+        points |= {_num_common(token_ids, head), self._first_image(chat, token_ids)}
+        num_before = num_tokens - len(suffix)
+        if len(suffix) and np.array_equal(token_ids[max(num_before, 0) :], suffix):
             points.add(num_before)
         inside = {point for span in spans for point in points if span.start < point < span.end}
         return tuple(sorted(point for point in points - inside if 0 < point < num_tokens))
 
-    def _first_image(self, chat: Chat, token_ids: NDArray[np.int32]) -> int:
-        """The number of tokens that stay if the first image, if it comes late, becomes words.
-
-        0 if only the system message is before it.
-        """
+    def _first_image(self, chat: Chat, token_ids: Tokens) -> int:
+        """The number of tokens up to the first image; 0 if only a system message is before it."""
         messages = chat.messages
         first = next((i for i, message in enumerate(messages) if not _is_text(message)), 0)
         if all(message.role == "system" for message in messages[:first]):
@@ -82,7 +69,11 @@ class SnapshotPoints:
         except InvalidRequest:  # the template wants more messages: there is no such prompt
             return 0
 
-    def _ends_of(self, chat: Chat, salt: str) -> _Ends:
+    def _ends_of(self, chat: Chat, salt: str) -> tuple[Tokens, Tokens]:
+        """What prompts with this system message, tools and variables share.
+
+        The tokens before the user's text, and those of the generation prompt.
+        """
         own = json.dumps([list(chat.tools), dict(chat.variables)])
         named = msgspec.msgpack.encode((salt, chat.messages, own))
         key = hashlib.sha256(named).hexdigest()
@@ -90,7 +81,7 @@ class SnapshotPoints:
         if ends is None:
             head = np.array(self._find_head(chat), dtype=np.int32)
             suffix = np.array(self._prompts.generation_suffix(chat.variables), dtype=np.int32)
-            ends = _Ends(head, suffix)
+            ends = head, suffix
             self._ends.put(key, ends, head.nbytes + suffix.nbytes + _ENTRY_BYTES).release()
         return ends
 
@@ -98,11 +89,9 @@ class SnapshotPoints:
         system = chat.messages
         if not all(map(_is_text, system)):
             return []
+        users = (Message("user", (TextPart(text),)) for text in ("A", "B"))
         one, other = (
-            self._prompts.tokenize(
-                replace(chat, messages=(*system, Message("user", (TextPart(text),)))), []
-            )
-            for text in ("A", "B")
+            self._prompts.tokenize(replace(chat, messages=(*system, user)), []) for user in users
         )
         return one[: _num_common(np.array(one), np.array(other))]
 
@@ -111,7 +100,7 @@ def _is_text(message: Message) -> bool:
     return all(isinstance(part, TextPart) for part in message.content)
 
 
-def _num_common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+def _num_common(one: Tokens, other: Tokens) -> int:
     length = min(len(one), len(other))
     unequal = np.flatnonzero(one[:length] != other[:length])
     return int(unequal[0]) if len(unequal) else length

@@ -1,12 +1,9 @@
 """Control tokens in users' text, made plain text.
 
-A user who writes `<|im_end|>` must have those characters read, not end a message. Every such string
-in user text, also one that overlaps another or holds it, is split by a mark, a private-use
-character that no tokenizer merges with its neighbours. After tokenizing, the mark's token ids are
-removed.
-
-A template may take something out of the text, so that what stood before and behind becomes such a
-string. Where the rendered prompt shows that, the mark follows every character that could begin one.
+A user who writes `<|im_end|>` must have those characters read, not end a message. Each such string
+is split by a mark, a private-use character that no tokenizer merges with its neighbours, and the
+mark's token ids are removed afterwards. Where a template takes something out of the text, so that
+the rest becomes such a string, the mark follows every character that could begin one.
 """
 
 from __future__ import annotations
@@ -23,13 +20,13 @@ _MARKS = "\ue0ff\ue0fe\ue0fd"
 class SpecialTokens:
     """The control tokens of one tokenizer, and how to disarm them in text.
 
-    Those are what the tokenizer calls special, and the placeholders. Other added tokens stay what
-    they are: no message begins or ends with one, templates look for `</think>` in earlier answers,
-    and some vocabularies list line breaks and HTML tags among them.
+    Those are the tokens that it calls special, and the placeholders. Other added tokens are left
+    alone: templates look for `</think>`, and some vocabularies list line breaks and HTML tags among
+    them.
     """
 
     def __init__(self, tokenizer: Any, placeholders: Iterable[str]) -> None:
-        """`placeholders` are expanded by the processor, whether tokens are called so or not."""
+        """placeholders: expanded by the processor, whether called special or not."""
         added = tokenizer.added_tokens_decoder.values()
         strings = {token.content for token in added if token.special} | set(placeholders)
         by_first = list(_by_first_character(filter(None, strings)))
@@ -52,7 +49,7 @@ class SpecialTokens:
         return next((mark for mark in self._mark_ids if mark not in text), None)
 
     def disarm(self, text: str, mark: str) -> str:
-        """`text` with `mark` inside every control token's string."""
+        """`text` with `mark` inside every string of a control token."""
         return self._pattern.sub(lambda found: found[0] + mark, text)
 
     def disarm_beginnings(self, text: str, mark: str) -> str:
@@ -75,10 +72,9 @@ class SpecialTokens:
 
 
 def _beginning_with(strings: Collection[str]) -> str:
-    """A pattern for texts that begin with one of `strings`.
+    """A pattern for texts that begin with one of `strings`, as a trie.
 
-    It tells each character apart once: of alternatives as they are, Python tries one after another,
-    and some vocabularies have a thousand.
+    Python tries alternatives one after another, and some vocabularies have a thousand.
     """
     pattern = ""
     while "" not in strings:

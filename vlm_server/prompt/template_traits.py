@@ -1,8 +1,4 @@
-"""The traits of a chat template, found out by rendering short conversations with it.
-
-Templates differ in the roles for which they take a list of parts, in what they write for an image,
-and in how they write tools, calls and their results, if they do.
-"""
+"""The traits of a chat template, found out by rendering short conversations with it."""
 
 from __future__ import annotations
 
@@ -13,23 +9,16 @@ from typing import Any
 from vlm_server.prompt.tool_turns import MakeId, given_id, numbered_id, short_id
 from vlm_server.protocol import ToolCall
 
-Apply = Callable[[Sequence[Mapping[str, Any]], bool, Mapping[str, Any]], Any]
+Apply = Callable[[Sequence[Mapping[str, Any]], bool, Mapping[str, Any]], str]
 """(messages, add_generation_prompt, variables of the template's own, `tools` among them) to the
 prompt's text."""
 PROBE = "probe of the template"
 PROBE_PARTS = [{"type": "text", "text": PROBE}]
 _VALUE, _RESULT, _TOOL = "probed_value", "probed result", "probed_tool"
 _KIMI = "<|tool_call_argument_begin|>"
-_TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": _TOOL,
-            "description": "does nothing",
-            "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
-        },
-    }
-]
+_PARAMETERS = {"type": "object", "properties": {"key": {"type": "string"}}}
+_FUNCTION = {"name": _TOOL, "description": "does nothing", "parameters": _PARAMETERS}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
 _CALL = ToolCall("call_0123456789abcdef01234567", _TOOL, "{}")
 _Messages = Sequence[Mapping[str, Any]]
 
@@ -46,10 +35,10 @@ class CallStyle:
 class TemplateTraits:
     """The traits of a chat template.
 
-    placeholder: what it writes for an image. video_placeholder: what it writes for a video; None if
-    nothing. roles_with_parts: those whose messages may be lists of parts, with media. calls: None
-    if it has no place for calls in the conversation. takes_user_after_result: whether the user may
-    speak next after a tool's result.
+    placeholder, video_placeholder: what it writes for an image, and for a video, if anything.
+    roles_with_parts: roles whose messages may be lists of parts, with media. calls: None if it has
+    no place for calls in the conversation. takes_user_after_result: whether the user may speak
+    next.
     """
 
     placeholder: str
@@ -63,19 +52,15 @@ class TemplateTraits:
     takes_user_after_result: bool
 
 
-def probe(
-    apply: Apply, image_placeholders: Sequence[str], video_token: str | None
-) -> TemplateTraits:
-    """`image_placeholders` are as in `ModelSpec`; a video's tokens replace `video_token`."""
-    return _Probe(apply).run(image_placeholders, video_token)
+class TemplateProbe:
+    """Finds the traits of the template that `apply` renders."""
 
-
-class _Probe:
     def __init__(self, apply: Apply) -> None:
         self._apply = apply
         self._user: Mapping[str, Any] = {"role": "user", "content": PROBE}
 
     def run(self, image_placeholders: Sequence[str], video_token: str | None) -> TemplateTraits:
+        """`image_placeholders` are as in `ModelSpec`; a video's tokens replace `video_token`."""
         asked = self._shown({"role": "user", "content": [{"type": "image"}, *PROBE_PARTS]})
         found = next((name for name in image_placeholders if name in asked), None)
         placeholder = found or image_placeholders[0]
@@ -159,10 +144,9 @@ class _Probe:
     def _render(self, messages: _Messages, variables: Mapping[str, Any] | None = None) -> str:
         """The rendered `messages`; empty if the template refuses them."""
         try:
-            prompt = self._apply(list(messages), True, variables or {})
+            return self._apply(list(messages), True, variables or {})
         except Exception:  # noqa: BLE001 - any failure means that it does not take them
             return ""
-        return prompt if isinstance(prompt, str) else ""
 
 
 def _is_repr(prompt: str) -> bool:

@@ -1,7 +1,6 @@
 """A conversation rendered to one prompt string with the checkpoint's chat template.
 
-Content parts keep the user's order. The traits of a template are found out once
-(`template_traits.py`), and conversations are arranged accordingly (`tool_turns.py`).
+Conversations are arranged (`tool_turns.py`) by the traits of the template (`template_traits.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from vlm_server.prompt.chat import (
     join_turns,
 )
 from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError, TemplateRefusal
-from vlm_server.prompt.template_traits import PROBE, PROBE_PARTS, Apply, CallStyle, probe
+from vlm_server.prompt.template_traits import PROBE, PROBE_PARTS, Apply, CallStyle, TemplateProbe
 from vlm_server.prompt.tool_turns import (
     add_to_results,
     given_id,
@@ -51,15 +50,19 @@ Clean = Callable[[str], str]
 
 
 def template_of(spec: ModelSpec) -> Apply:
-    """The renderer of a model's prompts: its template in a sandbox, or the family's own.
-
-    Raises ModelLoadError for a template that can't be read.
-    """
+    """The renderer of a model's prompts. Raises ModelLoadError for an unreadable template."""
     if spec.chat_template is not None:
         return sandboxed(spec.chat_template, spec.template_variables)
-    return lambda messages, add_generation_prompt, _: spec.write_prompt(
-        messages, add_generation_prompt
-    )
+
+    def write(
+        messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, _: Mapping[str, Any]
+    ) -> str:
+        prompt = spec.write_prompt(messages, add_generation_prompt)
+        if not isinstance(prompt, str):
+            raise TemplateError("it does not render text")
+        return prompt
+
+    return write
 
 
 def sandboxed(source: str, variables: Mapping[str, Any]) -> Apply:
@@ -92,24 +95,22 @@ class ChatTemplate:
         video_token: str | None,
         names: Sequence[str] = (),
     ) -> None:
-        """`apply`: see `template_of`; `image_placeholders` are as in `ModelSpec`.
-
-        `video_token` is the token whose embeddings a video replaces, for families that take videos.
-        `names` are variables that no request may set.
-        """
-        self._apply_template = apply
+        """apply: see `template_of`. image_placeholders: as in `ModelSpec`. video_token: the token
+        whose embeddings a video replaces, if the family takes videos. names: variables that no
+        request may set."""
+        self._apply = apply
         self._names = frozenset(names)
-        self._traits = probe(apply, image_placeholders, video_token)
+        self._traits = TemplateProbe(apply).run(image_placeholders, video_token)
         self.placeholder = self._traits.placeholder
         """The text of one image in a rendered prompt."""
         self.video_placeholder = self._traits.video_placeholder
         """The text of one video in a rendered prompt; None if the template knows none."""
 
     def arrange(self, chat: Chat, *, must_call: bool = False) -> Chat:
-        """`chat` as the template takes it; to be rendered, its media in this order.
+        """`chat` as the template takes it, with its media in the order in which they are rendered.
 
         Tools that the template has no place for are described to the system if one of them
-        `must_call`. Raises InvalidRequest if that is left to the model.
+        `must_call`; otherwise, raises InvalidRequest.
         """
         traits = self._traits
         messages = fold_system(
@@ -128,14 +129,14 @@ class ChatTemplate:
         if not must_call:
             raise InvalidRequest("this model's chat template has no place for tools", "tools")
         text = instruction(chat.tools)
-        told = with_instruction(messages, text, takes_system=traits.takes_system)
-        return replace(chat, messages=tuple(told), tools=())
+        instructed = with_instruction(messages, text, takes_system=traits.takes_system)
+        return replace(chat, messages=tuple(instructed), tools=())
 
     def render(self, chat: Chat, clean: Clean) -> str:
-        """The prompt up to where the answer begins; what users say goes through `clean` first.
+        """The prompt up to where the answer begins; users' text goes through `clean` first.
 
-        Raises InvalidRequest if the template refuses the order of roles, or can't leave the last
-        message open.
+        Raises InvalidRequest if the template refuses the messages, or can't leave the last one
+        open.
         """
         if taken := sorted(self._names & chat.variables.keys()):
             param = "chat_template_kwargs"
@@ -150,7 +151,7 @@ class ChatTemplate:
     def check(self) -> None:
         """Raises ModelLoadError for a template that can't even render one message."""
         try:
-            self._apply([self._question()], {})
+            self._apply([self._question()], True, {})
         except TemplateError as error:
             raise ModelLoadError(f"the chat template can't render a message: {error}") from None
 
@@ -158,8 +159,8 @@ class ChatTemplate:
         """The generation prompt, which the template writes after the last message; may be empty."""
         messages = [self._question()]
         try:
-            with_suffix = self._apply(messages, variables)
-            without = self._apply(messages, variables, add_generation_prompt=False)
+            with_suffix = self._apply(messages, True, variables)
+            without = self._apply(messages, False, variables)
         except TemplateError:
             return ""
         return with_suffix.removeprefix(without) if with_suffix.startswith(without) else ""
@@ -185,10 +186,8 @@ class ChatTemplate:
 
     def _content(self, message: Message, clean: Clean) -> str | list[Any]:
         if message.role not in self._traits.roles_with_parts or not message.content:
-            return "".join(
-                clean(part.text) if isinstance(part, TextPart) else self.placeholder
-                for part in message.content
-            )
+            placeholder, parts = self.placeholder, message.content
+            return "".join(clean(p.text) if isinstance(p, TextPart) else placeholder for p in parts)
         return [
             {"type": "text", "text": clean(part.text)}
             if isinstance(part, TextPart)
@@ -224,7 +223,7 @@ class ChatTemplate:
     ) -> str:
         made = [self._message(message, clean) for message in messages]
         try:
-            return self._apply(made, variables, add_generation_prompt=add_generation_prompt)
+            return self._apply(made, add_generation_prompt, variables)
         except TemplateRefusal as error:
             refused = messages[self._num_taken(made, variables, str(error))].param
             raise _refusal(f"`{refused}`", error, refused) from None
@@ -238,24 +237,12 @@ class ChatTemplate:
 
         def is_refused(num_messages: int) -> bool:
             try:
-                self._apply(messages[:num_messages], variables)
+                self._apply(messages[:num_messages], True, variables)
             except TemplateError as error:
                 return str(error) == reason
             return False
 
         return bisect_left(range(1, len(messages)), True, key=is_refused)
-
-    def _apply(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any],
-        *,
-        add_generation_prompt: bool = True,
-    ) -> str:
-        prompt = self._apply_template(messages, add_generation_prompt, variables)
-        if not isinstance(prompt, str):
-            raise ModelLoadError("the chat template does not render text")
-        return prompt
 
 
 def _refusal(what: str, error: Exception, param: str) -> InvalidRequest:

@@ -1,14 +1,14 @@
 """The token ids of a conversation.
 
-There is no lock: the tokenizer is a copy that nobody changes, while processors set padding and
-truncation on theirs. Encoding releases the interpreter lock.
+The tokenizer is a copy that nobody changes, so it needs no lock: processors set padding and
+truncation on theirs.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import tokenizers
@@ -16,20 +16,9 @@ import tokenizers
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.prompt.chat import Chat, field_of, join_texts
+from vlm_server.prompt.media.processing import TokenLayout
 from vlm_server.prompt.special_tokens import SpecialTokens
 from vlm_server.prompt.templates import ChatTemplate, template_of
-
-_TAIL_TOKENS = 32
-"""Enough for the start mark of reasoning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placeholder:
-    """The text of one image or video in a prompt: its token, and the text around it."""
-
-    token_id: int
-    prefix: str
-    suffix: str
 
 
 class PromptTokenizer:
@@ -48,7 +37,6 @@ class PromptTokenizer:
             template_of(spec), spec.image_placeholders, video_token, tuple(spec.template_variables)
         )
         self.template.check()
-        self._reasoning_start = spec.reasoning_format.start if spec.reasoning_format else ""
         placeholders = {self.template.placeholder, *self._tokens.values()}
         self._special = SpecialTokens(spec.tokenizer, placeholders)
         either = filter(None, (self.template.video_placeholder, self.template.placeholder))
@@ -65,19 +53,12 @@ class PromptTokenizer:
         text = self.template.generation_suffix(variables)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def ends_in_reasoning(self, token_ids: Sequence[int]) -> bool:
-        """Whether a prompt ends with the start mark of reasoning."""
-        if not self._reasoning_start:
-            return False
-        tail = self._tokenizer.decode(list(token_ids[-_TAIL_TOKENS:]), skip_special_tokens=False)
-        return tail.rstrip().endswith(self._reasoning_start)
-
-    def tokenize(self, chat: Chat, placeholders: Sequence[Placeholder]) -> list[int]:
+    def tokenize(self, chat: Chat, media: Sequence[TokenLayout]) -> list[int]:
         """Ids of the prompt of an arranged chat, up to where the answer begins.
 
-        `placeholders` are those of the images and videos, in order. Raises InvalidRequest for a
-        conversation that the template refuses, and ContextLengthExceeded, without tokenizing it,
-        for a text that could not fit whatever its tokens are.
+        media: its images and videos, in order. Raises InvalidRequest for a conversation that the
+        template refuses, and ContextLengthExceeded for a text that can't fit whatever its tokens
+        are.
         """
         chat = replace(chat, messages=join_texts(chat.messages))
         param = field_of(chat.messages)
@@ -89,19 +70,17 @@ class PromptTokenizer:
             rendered = self._render(chat, mark) if mark else self._render_unmarked(chat)
         else:
             rendered = self.template.render(chat, str)
-        text = self._place_media(rendered, placeholders, param)
-        has_bos = self._bos is not None and text.startswith(self._bos)
-        token_ids = self._ids(text, param, adds_special=self._adds_special and not has_bos)
+        text = self._place_media(rendered, media, param)
+        token_ids = self._ids(text, param, adds_special=self._adds_special)
         return self._special.remove_marks(token_ids, mark) if mark else token_ids
 
     def tokenize_text(self, text: str) -> list[int]:
         """Ids of a prompt that no template writes: what looks like a control token is one.
 
-        Raises InvalidRequest for tokens that stand for media, and ContextLengthExceeded as above.
+        Raises InvalidRequest for tokens that stand for media, and ContextLengthExceeded.
         """
         self._check_length(text, "prompt")
-        has_bos = self._bos is not None and text.startswith(self._bos)
-        token_ids = self._ids(text, "prompt", adds_special=not has_bos)
+        token_ids = self._ids(text, "prompt", adds_special=True)
         self._check_no_media(token_ids)
         return token_ids
 
@@ -112,7 +91,8 @@ class PromptTokenizer:
 
     def check_ids(self, token_ids: Sequence[int], *, allows_media: bool = False) -> list[int]:
         """The ids of a prompt that was given as such. Raises InvalidRequest."""
-        if not all(map(self._is_known, set(token_ids))):
+        size, token_of = self._vocabulary_size, self._tokenizer.id_to_token
+        if not all(0 <= i < size and token_of(i) is not None for i in set(token_ids)):
             raise InvalidRequest("This model's tokenizer does not have one of the ids.", "prompt")
         if not allows_media:
             self._check_no_media(token_ids)
@@ -121,10 +101,6 @@ class PromptTokenizer:
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, control tokens included."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
-
-    def _is_known(self, token_id: int) -> bool:
-        in_model = 0 <= token_id < self._vocabulary_size
-        return in_model and self._tokenizer.id_to_token(token_id) is not None
 
     def _check_no_media(self, token_ids: Sequence[int]) -> None:
         if not self._tokens.keys().isdisjoint(token_ids):
@@ -147,10 +123,8 @@ class PromptTokenizer:
         return strict if special.count(rendered) > special.count(strict) else rendered
 
     def _render_unmarked(self, chat: Chat) -> str:
-        """The prompt of a text that leaves no mark to choose.
-
-        Raises InvalidRequest if it has more control tokens than the template writes.
-        """
+        """The prompt of a text that holds every mark. Raises InvalidRequest for control tokens in
+        it."""
         rendered = self.template.render(chat, str)
         harmless = self.template.render(chat, self._special.without_beginnings)
         if self._special.count(rendered) > self._special.count(harmless):
@@ -158,19 +132,19 @@ class PromptTokenizer:
             raise InvalidRequest(message, field_of(chat.messages))
         return rendered
 
-    def _place_media(self, rendered: str, placeholders: Sequence[Placeholder], param: str) -> str:
+    def _place_media(self, rendered: str, media: Sequence[TokenLayout], param: str) -> str:
         text, *parts = self._placeholders.split(rendered)
-        if len(parts) != len(placeholders):
-            raise InvalidRequest(
-                f"this model's chat template keeps {len(parts)} of {len(placeholders)} pictures",
-                param,
-            )
-        for each, part in zip(placeholders, parts, strict=True):
+        if len(parts) != len(media):
+            message = f"this model's chat template keeps {len(parts)} of {len(media)} pictures"
+            raise InvalidRequest(message, param)
+        for each, part in zip(media, parts, strict=True):
             text += each.prefix + self._tokens[each.token_id] + each.suffix + part
         return text
 
     def _ids(self, text: str, param: str, *, adds_special: bool) -> list[int]:
         """Raises InvalidRequest for a text with lone surrogates."""
+        has_bos = self._bos is not None and text.startswith(self._bos)
+        adds_special = adds_special and not has_bos
         try:
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)
         except (TypeError, UnicodeEncodeError):

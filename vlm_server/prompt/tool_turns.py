@@ -1,6 +1,5 @@
 """Tool calls and results, arranged for what a chat template has a place for.
 
-Templates differ: some show pictures in a tool's result, some text alone; some know no calls at all.
 Pictures keep their order, whichever turn they end up in.
 """
 
@@ -8,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -41,28 +40,34 @@ def numbered_id(call: ToolCall, index: int) -> str:
 def name_results(messages: Sequence[Message], make_id: MakeId) -> tuple[Message, ...]:
     """`messages` where each call has an id, and each result the id and the name of its call.
 
-    A result without an id is that of the oldest call, of that name if it says any, in the newest
-    turn that has one: earlier calls may have had no answer. Results that follow each other are put
-    in the order of their calls, since many templates show neither ids nor names.
+    A result without an id is that of the oldest call (of its name, if it has one) in the newest
+    turn with an open call. Adjacent results are sorted by call: many templates show neither ids nor
+    names.
     """
     given = {call.id for message in messages for call in message.tool_calls}
     given |= {message.tool_call_id for message in messages}
-    waiting = _WaitingCalls()
+    waiting = defaultdict[tuple[str, str], list[_WaitingCall]](list)
+    """By id, by name, and all: the newest turn last, and within a turn the oldest call last."""
     num_calls = 0
     named: list[Message] = []
     results: list[tuple[int, Message]] = []
     for message in messages:
         made = []
-        for call in message.tool_calls:
-            new_id = make_id(_with_id(call, num_calls, given), num_calls)
-            made.append(_WaitingCall(call, new_id, num_calls))
-            num_calls += 1
+        for index, call in enumerate(message.tool_calls, num_calls):
+            made.append(_WaitingCall(call, make_id(_with_id(call, index, given), index), index))
+        num_calls += len(made)
+        for each in reversed(made):
+            for key in {("id", each.call.id), ("name", each.call.name), _ANY}:
+                waiting[key].append(each)
         if made:
-            waiting.add_turn(made)
             calls = tuple(replace(each.call, id=each.new_id) for each in made)
             message = replace(message, tool_calls=calls)
         if message.role == "tool":
-            found = waiting.take(message) or _unknown(message, make_id, num_calls, given)
+            found = _take(waiting[_key_of(message)])
+            if found is None:  # the conversation does not have this call
+                call = ToolCall(message.tool_call_id, message.name, "{}")
+                new_id = make_id(_with_id(call, num_calls, given), num_calls)
+                found = _WaitingCall(call, new_id, num_calls)
             result = replace(message, tool_call_id=found.new_id, name=found.call.name)
             results.append((found.index, result))
             continue
@@ -85,33 +90,14 @@ def _with_id(call: ToolCall, index: int, given: Container[str]) -> ToolCall:
     return replace(call, id=new_id)
 
 
-class _WaitingCalls:
-    """Calls without a result, found in constant time by what a result says of its call."""
-
-    def __init__(self) -> None:
-        self._turns: dict[tuple[str, str], list[deque[_WaitingCall]]] = {}
-        """Waiting calls by turn, in order; by id, by name, and all."""
-
-    def add_turn(self, calls: Sequence[_WaitingCall]) -> None:
-        """Add the calls of one message."""
-        turns: dict[tuple[str, str], deque[_WaitingCall]] = {}
-        for waiting in calls:
-            for key in {("id", waiting.call.id), ("name", waiting.call.name), _ANY}:
-                turns.setdefault(key, deque()).append(waiting)
-        for key, turn in turns.items():
-            self._turns.setdefault(key, []).append(turn)
-
-    def take(self, result: Message) -> _WaitingCall | None:
-        """The call that `result` is of, which waits no longer; None if there is none."""
-        turns = self._turns.get(_key_of(result), [])
-        while turns:
-            while turns[-1]:
-                found = turns[-1].popleft()
-                if not found.is_taken:
-                    found.is_taken = True
-                    return found
-            turns.pop()
-        return None
+def _take(waiting: list[_WaitingCall]) -> _WaitingCall | None:
+    """The next call without a result, which waits no longer; None if there is none."""
+    while waiting:
+        found = waiting.pop()
+        if not found.is_taken:
+            found.is_taken = True
+            return found
+    return None
 
 
 @dataclass(slots=True)
@@ -133,19 +119,8 @@ def _key_of(result: Message) -> tuple[str, str]:
     return ("name", result.name) if result.name else _ANY
 
 
-def _unknown(
-    result: Message, make_id: MakeId, num_calls: int, given: Container[str]
-) -> _WaitingCall:
-    """The call that `result` says it is of, which the conversation does not have."""
-    call = _with_id(ToolCall(result.tool_call_id, result.name, "{}"), num_calls, given)
-    return _WaitingCall(call, make_id(call, num_calls), num_calls)
-
-
 def move_media_to_user(messages: Sequence[Message]) -> Iterator[Message]:
-    """The media of tools' results follow in the next user turn, in order.
-
-    Where one stood, the result says so. The turn is made if there is none.
-    """
+    """Messages whose tools' results have pointers for media, which follow in the next user turn."""
     moved: list[ContentPart] = []
     for message in messages:
         if message.role == "tool":
@@ -173,10 +148,7 @@ def _pointers(parts: Sequence[ContentPart], moved: list[ContentPart]) -> Iterato
 
 
 def add_to_results(messages: Sequence[Message]) -> Iterator[Message]:
-    """Messages in which the user's text after a tool's result is a part of that.
-
-    For templates in which the assistant speaks next.
-    """
+    """Messages in which a user's text after a tool's result is a part of that result."""
     result: Message | None = None
     for message in messages:
         if result is not None and message.role == "user":
@@ -192,10 +164,7 @@ def add_to_results(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def write_as_text(messages: Sequence[Message]) -> Iterator[Message]:
-    """Messages for templates without calls, which become JSON of the assistant's.
-
-    The results of a turn's calls become one turn of the user's.
-    """
+    """Messages with calls as JSON of the assistant's, and their results as turns of the user's."""
     results: list[ContentPart] = []
     for message in messages:
         if message.role == "tool":
@@ -231,7 +200,7 @@ def instruction(tools: Sequence[Mapping[str, Any]]) -> str:
 def with_instruction(
     messages: Sequence[Message], text: str, *, takes_system: bool
 ) -> Iterator[Message]:
-    """`messages` that say `text`: in the system's, or in the first where there is no such role."""
+    """`messages` with `text` in the system message; in the first one if there is no such role."""
     first, *others = messages
     if first.role == "system":
         yield replace(first, content=(*first.content, TextPart("\n\n" + text)))

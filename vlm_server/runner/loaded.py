@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from vlm_server.interfaces.model_spec import ModelSpec
+from vlm_server.runner.backends import backend_of
+from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.families import Family
@@ -23,14 +26,12 @@ class LoadedModel:
     """A model on its device, and all that is known of it.
 
     model: mlx-vlm's, with every array evaluated, so that any thread may run it.
-    spec: what prompts need of it. checkpoint: its files. family: what sort of model it is.
+    spec: what prompts need of it. checkpoint: its files.
     decode_positions: which positions a decode step passes.
     attention: our own, where the device gains by it. text: runs its language model.
-    position_lock: whoever calls the model holds it. A lock for families whose encode writes
-    positions on the language model, which another thread may be launching; a null context for
-    others.
-    faults: the errors of its device.
-    ranks: the processes that have the other parts of it, if this one has not all.
+    position_lock: held by callers of the model; a null context unless encoding writes positions on
+    the language model, which another thread may be launching.
+    faults: the errors of its device. ranks: None if this process has all of the model.
     """
 
     model: Any
@@ -38,6 +39,10 @@ class LoadedModel:
     family: Family
     spec: ModelSpec
     checkpoint: Checkpoint
+    parameters: Counter[str]
+    """Numbers of parameters, as before quantization, by their storage: `4bit`, `bfloat16`."""
+    size_bytes: int
+    """Bytes of the weights as the checkpoint has them."""
     device: Device
     decode_positions: DecodePositions
     attention: ModelAttention
@@ -53,9 +58,13 @@ class LoadedModel:
         return self.model.language_model
 
     @property
+    def backend(self) -> Backend:
+        return backend_of(self.device)
+
+    @property
     def tiling(self) -> Tiling | None:
         """The tiling by which its pictures are encoded; None if they are encoded as a whole."""
-        return self.family.tiling if self.device.is_filled_by_a_tile else None
+        return self.family.tiling if self.backend.is_filled_by_a_tile else None
 
     def forget_positions(self) -> None:
         """Clear what mlx-vlm keeps of a prompt on the model."""

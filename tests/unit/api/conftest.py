@@ -14,8 +14,7 @@ import pytest
 
 from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
 from vlm_server.api.app import create_app
-from vlm_server.api.http.connection.server import HttpServer, http_config
-from vlm_server.api.http.errors import encode_openai as encode
+from vlm_server.api.http.connection.server import HttpServer
 from vlm_server.api.parsing.body_parser import start_pool
 from vlm_server.platform.child.pool import ChildPool
 from vlm_server.settings import Limits, Settings
@@ -63,7 +62,7 @@ async def listening(engine: ScriptedEngine, settings: Settings | None = None) ->
     """The application behind our HTTP server; gives the port."""
     settings = settings or Settings()
     app = create_app(settings, OneModel(engine), parsing_pool())
-    server = HttpServer(http_config(app, settings, encode))
+    server = HttpServer(app, settings)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:

@@ -192,7 +192,9 @@ async def test_a_call_of_the_history_may_have_no_arguments(
         assert call.arguments == "{}"
 
 
-async def test_so_are_the_inputs_of_anthropics_calls(client: httpx.AsyncClient) -> None:
+async def test_lone_surrogates_in_inputs_of_anthropics_calls_are_refused(
+    client: httpx.AsyncClient,
+) -> None:
     call = {"type": "tool_use", "id": "1", "name": "f", "input": {"x": "\ud800"}}
     history = [user("hi"), {"role": "assistant", "content": [call]}, user("so?")]
     error = error_of(await send(client, MESSAGES, messages=history))
@@ -210,7 +212,7 @@ async def test_a_models_name_is_text(connect: Connect, route: str) -> None:
     assert "`model` contains a lone surrogate" in answer.text
 
 
-async def test_so_are_the_arguments_of_items(client: httpx.AsyncClient) -> None:
+async def test_lone_surrogates_in_arguments_of_items_are_refused(client: httpx.AsyncClient) -> None:
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": "\\ud800"}'}
     error = error_of(await send(client, RESPONSES, input=[user("hi"), call, user("so?")]))
     assert error["param"] == "input[1].arguments"
@@ -220,7 +222,7 @@ async def test_so_are_the_arguments_of_items(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("route", [*ROUTES, "/api/v0/chat/completions", "/v1/detokenize"])
-async def test_what_is_null_is_not_there(client: httpx.AsyncClient, route: str) -> None:
+async def test_null_fields_count_as_absent(client: httpx.AsyncClient, route: str) -> None:
     odd = dict.fromkeys(("seed", "stop", "transforms", "best_of", "functions", "made_up"))
     asked = {"tokens": [1]} if route == "/v1/detokenize" else body(route)
     answer = await client.post(route, json={**asked, **odd})
@@ -235,7 +237,7 @@ async def test_what_is_null_is_not_there(client: httpx.AsyncClient, route: str) 
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
-async def test_a_silent_stream_shows_signs_of_life(
+async def test_a_silent_stream_has_keep_alives(
     connect: Connect, engine: ScriptedEngine, route: str
 ) -> None:
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.02)))
@@ -324,7 +326,7 @@ def data(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
-async def test_nothing_is_lost_of_a_stream_that_fails_after_its_last_words(
+async def test_a_stream_that_fails_after_its_text_keeps_all_of_it(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str
 ) -> None:
     engine.script = (says("One, "), last("two."), failed("engine_died", "It died."))
@@ -351,7 +353,7 @@ async def test_the_events_before_the_error_are_in_order(
 HOSTILE = ("a\r\nSet-Cookie: b", "na\u00efve \u2603", "\ud800", "x" * 10_000, *"abcdefgh" * 20)
 
 
-async def test_a_header_holds_no_name_as_it_came(caplog: pytest.LogCaptureFixture) -> None:
+async def test_hostile_names_are_escaped_in_headers(caplog: pytest.LogCaptureFixture) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         access_log.of(scope).ignored = HOSTILE
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -397,7 +399,7 @@ async def test_unknown_fields_are_as_the_settings_say(connect: Connect, route: s
         (OLLAMA, {"format": "json"}, "messages"),
     ],
 )
-async def test_an_answer_that_goes_on_has_no_grammar(
+async def test_a_continued_answer_can_not_have_a_grammar(
     client: httpx.AsyncClient, route: str, fields: dict[str, Any], param: str
 ) -> None:
     begun = {"messages": BEGUN} | ({"continue_final_message": True} if route == CHAT else {})
@@ -443,7 +445,7 @@ async def test_calls_that_must_be_made_have_no_schema_beside_them(
 
 @pytest.mark.parametrize("kind", ["enabled", "disabled", "adaptive"])
 @pytest.mark.parametrize("budget", [None, 0, 50])
-async def test_thinking_is_read_alike(
+async def test_thinking_means_the_same_in_all_dialects(
     client: httpx.AsyncClient, engine: ScriptedEngine, kind: str, budget: int | None
 ) -> None:
     wanted = {"type": kind} if budget is None or kind == "disabled" else {
@@ -474,7 +476,7 @@ class Thought:
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
-async def test_an_effort_is_read_alike(
+async def test_an_effort_means_the_same_in_all_dialects(
     client: httpx.AsyncClient, engine: ScriptedEngine, effort: str
 ) -> None:
     await send(client, CHAT, reasoning_effort=effort)
@@ -489,7 +491,7 @@ async def test_an_effort_is_read_alike(
     assert len(others) >= 3
 
 
-async def test_no_effort_goes_into_thoughts_that_are_off(
+async def test_disabled_reasoning_has_no_effort(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     off = {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}
@@ -512,7 +514,7 @@ THINKING: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("route", "fields", "named"), THINKING)
-async def test_a_model_without_thoughts_names_what_asks_for_them(
+async def test_a_model_without_reasoning_reports_fields_that_ask_for_it(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     route: str,
@@ -532,7 +534,7 @@ async def test_a_model_without_thoughts_names_what_asks_for_them(
 # ---- histories that were cut off -------------------------------------------------------
 
 
-async def test_a_result_whose_call_was_cut_off_is_taken_everywhere(
+async def test_all_dialects_accept_a_result_without_its_call(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     block = {"type": "tool_result", "tool_use_id": "lost", "content": "x"}

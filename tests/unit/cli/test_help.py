@@ -8,15 +8,14 @@ import shlex
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from vlm_server.cli import man_page
+from tests.docs import man_page
 from vlm_server.cli.main import COMMANDS, build_parser, main
 from vlm_server.cli.usage import Parser, commands_of, every
 
-PAGE = Path(__file__).parents[3] / "docs/vlm-server.1"
+PAGE = man_page.PATH
 LEAVES = [parser.prog.split()[1:] for parser in every(build_parser())]
 HEAVY = (
     *("mlx", "mlx_vlm", "numpy", "transformers", "torch", "starlette", "uvicorn", "httpx", "PIL"),
@@ -135,7 +134,7 @@ def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_manual_page_is_the_one_that_is_kept() -> None:
-    """`python -m vlm_server.cli.man_page > docs/vlm-server.1` writes it."""
+    """`python -m tests.docs.man_page` writes it."""
     assert man_page.render() == PAGE.read_text()
 
 

@@ -282,7 +282,7 @@ class Engine:
 
     @property
     def num_tracked(self) -> int:
-        return self.scheduler.read().num_tracked
+        return self.scheduler.read().tracked
 
     @property
     def chunks(self) -> list[tuple[str, int, int]]:

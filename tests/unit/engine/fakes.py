@@ -246,12 +246,10 @@ class FakeRunner:
         assert not self.is_launched, "a step was launched before the last one's result was read"
         self.is_launched = True
         self.plans.append(plan)
+        self._store(plan)
         for seq in plan.finished_seqs:
-            self._store_begun(seq)
-            self._store_answer(seq)
+            self.prefills.pop(seq.request_id, None)
             self.seqs.pop(seq, None)
-        for seq in plan.finished_seqs:
-            self.joined.pop(seq.request_id, None)
         for new in plan.new:
             assert new.request_id not in self.prefills
             assert new.request_id not in {seq.request_id for seq in self.seqs}
@@ -279,15 +277,7 @@ class FakeRunner:
             failures.update({seq.request_id: InternalError("decode failed") for seq in plan.decode})
             self.seqs.clear()
             self.joined.clear()
-        tokens = {seq_id: seq.next_token() for seq_id, seq in self.seqs.items()}
-        for prefill in self.joined.values():
-            made = prefill.request.prompt
-            if made.is_atomic:
-                continue
-            source = FakeSource(made.key, frozenset(prefill.snapshots))
-            self.caches.prefixes.insert(made.key, source, made.cache_salt)
-        self.joined.clear()
-        return tokens
+        return {seq_id: seq.next_token() for seq_id, seq in self.seqs.items()}
 
     def _prefill(self, work: PrefillWork, failures: dict[str, RequestError]) -> None:
         if work.request_id in self.failing_prefills:
@@ -296,6 +286,7 @@ class FakeRunner:
             failures[work.request_id] = InternalError("the chunk failed")
             return
         if errors := self.chunk_errors.get(work.request_id):
+            self.prefills.pop(work.request_id, None)
             failures[work.request_id] = errors.pop(0)
             return
         prefill = self.prefills[work.request_id]
@@ -329,21 +320,31 @@ class FakeRunner:
         self.num_cached_tokens[new.request_id] = length
         self.prefills[new.request_id] = _Prefill(new, length)
 
-    def _store_begun(self, seq_id: SeqId) -> None:
-        """What was read of a prompt that is not read to its end."""
-        prefill = self.prefills.pop(seq_id.request_id, None)
-        if prefill is None:
-            return
+    def _store(self, plan: SchedulerOutput) -> None:
+        finished = {seq.request_id for seq in plan.finished_seqs}
+        for request_id in plan.stored_prompts:
+            prefill = self.joined.get(request_id)
+            assert prefill or request_id in finished, "it is read on"
+            if prefill := prefill or self.prefills.get(request_id):
+                self._store_prompt(prefill)
+        self.joined.clear()
+        for seq in plan.stored_answers:
+            self._store_answer(seq)
+
+    def _store_prompt(self, prefill: _Prefill) -> None:
+        """Up to where it was read."""
         made = prefill.request.prompt
         end = made.key.floor(prefill.num_prefilled)
         key, snapshots = made.key.part(0, end), {p for p in prefill.snapshots if p <= end}
-        source = FakeSource(key, frozenset(snapshots | {end} & {prefill.num_prefilled}))
-        self.caches.prefixes.insert(key, source, made.cache_salt)
+        if end < made.num_tokens:
+            snapshots |= {end} & {prefill.num_prefilled}
+        self.caches.prefixes.insert(key, FakeSource(key, frozenset(snapshots)), made.cache_salt)
 
     def _store_answer(self, seq_id: SeqId) -> None:
         seq = self.seqs.get(seq_id)
-        if seq is None or seq_id.request_id in self.joined or seq.prompt.is_atomic:
+        if seq is None:
             return
+        assert not seq.prompt.is_atomic, "no other prompt can begin with it"
         token_ids = np.concatenate([seq.prompt.token_ids, np.array(seq.told, dtype=np.int32)])
         key = PromptKey(token_ids, seq.prompt.spans)
         source = FakeSource(key, frozenset([len(key)]))

@@ -104,7 +104,7 @@ class Engine:
 
     @property
     def num_tracked(self) -> int:
-        return self.scheduler.read().num_tracked + self.runner.num_tracked
+        return self.scheduler.read().tracked + self.runner.num_tracked
 
     def wait_for(self, kind: type[Event], request_id: str | None = None) -> Event:
         deadline = time.monotonic() + 10

@@ -90,7 +90,7 @@ def refusal(grammars: Grammars, schema: Any, salt: str = "") -> str:
 
 
 def pid_of(grammar: CompiledGrammar) -> int:
-    return grammar._process._pid
+    return grammar.process._pid
 
 
 def comes_true(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -190,7 +190,7 @@ def test_cancelling_ends_the_process_and_is_not_remembered(new: New):
     with pytest.raises(InternalError):
         grammars.compile(Schema(json.dumps(HUGE)), "", cancellation)
     assert time.monotonic() - started < 20
-    assert not grammars._refusals._reasons
+    assert not grammars._refusals.read().entries
 
 
 def test_a_server_that_was_killed_is_started_again(new: New):
@@ -215,9 +215,9 @@ def test_grammars_are_kept_by_schema_and_key(new: New):
 def test_refusals_are_kept_by_key(new: New):
     grammars = new()
     refusal(grammars, {"not": {}}, "mine")
-    assert len(grammars._refusals._reasons) == 1
+    assert grammars._refusals.read().entries == 1
     refusal(grammars, {"not": {}}, "yours")
-    assert len(grammars._refusals._reasons) == 2
+    assert grammars._refusals.read().entries == 2
 
 
 def test_kept_grammars_are_bounded_in_bytes_and_their_processes_end(new: New):
@@ -240,7 +240,7 @@ def test_one_larger_than_the_cache_is_used_and_not_kept(new: New):
 def test_a_grammar_whose_process_was_killed_is_compiled_again(new: New):
     grammars = new()
     first = compiled(grammars, {"const": 1})
-    first._process.kill()
+    first.process.kill()
     assert comes_true(lambda: not first.is_alive)
     (orphan,) = first.begin(1)
     orphan.advance([1])
@@ -262,7 +262,7 @@ def test_answers_that_end_take_their_process_along(new: New):
     for each in (first, second):
         each.advance([byte_host().backend.token_to_id('"')])
         assert each.wait(10)
-    pid = first._answers._process._pid
+    pid = first._answers.process._pid
     assert is_alive(pid)
     first.close()
     first.close()
@@ -279,7 +279,7 @@ def test_answers_that_end_while_they_are_waited_for_are_killed(new: New):
     assert matcher.wait(30)
     matcher.advance([letter("a")])
     matcher.close()
-    pid = matcher._answers._process._pid
+    pid = matcher._answers.process._pid
     assert comes_true(lambda: not is_alive(pid))
 
 

@@ -1,4 +1,4 @@
-"""Operators' routes: load, unload and pull models, clear caches, show the settings.
+"""Operators' routes: load, unload and pull models, clear caches.
 
 All need an admin key, where keys are needed: see `http.access.gate`.
 """
@@ -6,7 +6,6 @@ All need an admin key, where keys are needed: see `http.access.gate`.
 from __future__ import annotations
 
 import asyncio
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from vlm_server.api.admin import on_disk
 from vlm_server.api.admin.pulls import Pulls
 from vlm_server.api.http import body
-from vlm_server.api.http.body import ArrivingBodies
 from vlm_server.api.http.generation import Generation
 from vlm_server.api.parsing import json_body, served_models
 from vlm_server.errors import (
@@ -29,8 +27,7 @@ from vlm_server.errors import (
 )
 from vlm_server.hub.find import Found, by_name
 from vlm_server.hub.names import HubName
-from vlm_server.settings import Settings, Sources, described
-from vlm_server.supervisor.client import ModelClient
+from vlm_server.settings import Settings
 
 _MAX_SHOWN_CHARS = 100
 
@@ -51,9 +48,9 @@ class Administration:
     """The endpoints. What they start goes on if their client leaves."""
 
     def __init__(self, shared: Generation, settings: Settings) -> None:
-        self._models: ModelClient = shared.models
+        self._models = shared.models
         self._settings = settings
-        self._arriving: ArrivingBodies = shared.arriving
+        self._arriving = shared.arriving
         self._pulls = Pulls(settings)
 
     async def load(self, request: Request) -> Response:
@@ -70,7 +67,7 @@ class Administration:
         return self._state(name)
 
     async def unload(self, request: Request) -> Response:
-        """Unload a model once nobody uses it."""
+        """Unload a model once it is not in use."""
         name = self._served((await self._read(request, ModelNamed)).model)
         await self._models.unload(name)
         return self._state(name)
@@ -84,10 +81,9 @@ class Administration:
         return JSONResponse({"cleared": names})
 
     async def pull(self, request: Request) -> Response:
-        """Download a checkpoint of the hub, with its progress as lines of JSON.
+        """Download a checkpoint of the hub, or follow a download; progress comes as lines of JSON.
 
-        Asked again for one that is on its way, it tells of that. The last line has the `state`
-        `done`, `cancelled`, or `failed` with an `error`.
+        The last line has the `state` `done`, `cancelled`, or `failed` with an `error`.
         """
         name = await self._read_hub_name(request)
         lines = self._pulls.start(name).lines()
@@ -114,18 +110,13 @@ class Administration:
         return JSONResponse({"model": name, "state": self._models.status(name).state})
 
     def _served(self, name: str) -> str:
-        """The model that is served by this name. Raises ModelNotFound."""
         known = served_models.known_models(self._models, self._settings.server)
-        model = served_models.model_of(name, known)
-        if model is None:
-            raise ModelNotFound(served_models.listed(known), "model")
-        return model.name
+        return served_models.existing(name, known).name
 
     async def _to_load(self, name: str) -> str:
-        """A model by its own name, else a checkpoint, else what an alias stands for.
+        """A model by its own name, else a checkpoint, else an alias, which `*` may be.
 
-        Aliases are last: `*` may be one. Raises ModelNotFound, and Conflict if it is the name of
-        several checkpoints.
+        Raises ModelNotFound, and Conflict if it is the name of several checkpoints.
         """
         if name in self._models.names:
             return name
@@ -162,20 +153,3 @@ class Administration:
         if name is not None:
             json_body.utf8_length(name, "model")
         return asked
-
-
-class SettingsInForce:
-    """`/v1/settings`: all settings but keys, and where each was given.
-
-    Settings do not change while the daemon runs.
-    """
-
-    def __init__(self, settings: Settings, sources: Sources) -> None:
-        self._settings, self._sources = settings, sources
-
-    @cached_property
-    def _body(self) -> bytes:
-        return msgspec.json.encode({"sections": described(self._settings, self._sources)})
-
-    async def show(self, _: Request) -> Response:
-        return Response(self._body, media_type="application/json")

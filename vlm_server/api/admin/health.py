@@ -9,29 +9,25 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
-from vlm_server.api.http.in_flight import RequestsInFlight
-from vlm_server.api.http.model_metrics import Histogram, MetricsByModel, ModelMetrics
-from vlm_server.api.http.queue_slots import QueueSlots
+from vlm_server.api.http import access_log
+from vlm_server.api.http.generation import Generation
+from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
 from vlm_server.api.parsing import served_models
 from vlm_server.errors import ModelNotFound, NotFound
-from vlm_server.supervisor.client import EngineStatus, ModelClient
+from vlm_server.protocol import RequestProgress
+from vlm_server.supervisor.client import EngineStatus
 
 
 class Health:
     """The endpoints for probes and operators."""
 
-    def __init__(
-        self,
-        models: ModelClient,
-        queue_slots: QueueSlots,
-        in_flight: RequestsInFlight,
-        metrics: MetricsByModel,
-    ) -> None:
-        self._models = models
-        self._queue_slots = queue_slots
-        self._in_flight = in_flight
-        self._metrics = metrics
+    def __init__(self, shared: Generation) -> None:
+        self._models = shared.models
+        self._slots = shared.queue_slots
+        self._in_flight = shared.in_flight
+        self._metrics = shared.metrics
 
     async def live(self, _: Request) -> Response:
         return JSONResponse({"status": "live"})
@@ -52,10 +48,7 @@ class Health:
         return JSONResponse(body, 503, headers={"Retry-After": str(retry_after)})
 
     async def loads(self, _: Request) -> Response:
-        """Numbers of running and waiting requests, in the form of SGLang's `/v1/loads`.
-
-        The Shepherd Model Gateway leaves out workers with too many waiting (docs/scale.md).
-        """
+        """SGLang's `/v1/loads`, for the Shepherd Model Gateway (docs/scale.md)."""
         num_running = sum(each.num_running for each in self._metrics.values())
         num_waiting = sum(each.num_waiting for each in self._metrics.values())
         load = {
@@ -73,38 +66,31 @@ class Health:
             raise ModelNotFound("There is no such model.", "model")
         status = self._models.status(name)
         statuses = served_models.statuses(self._models)
-        progress = [told for one in statuses if one.stats for told in one.stats.progress]
+        is_pinned = self._models.is_pinned
+        models = [_model(one, is_pinned=is_pinned(one.model_name)) for one in statuses]
         return JSONResponse(
             {
                 "model": status.model_name,
-                "models": [
-                    _model(one, is_pinned=self._models.is_pinned(one.model_name))
-                    for one in statuses
-                ],
+                "models": models,
                 "time": time.time(),
                 "requests": {
-                    "in_flight": self._queue_slots.taken,
-                    "limit": self._queue_slots.limit,
-                    "waiting_bytes": self._queue_slots.waiting_bytes,
-                    "waiting_bytes_limit": self._queue_slots.waiting_bytes_limit,
-                    "list": self._in_flight.to_json(progress),
+                    "in_flight": self._slots.requests.taken,
+                    "limit": self._slots.requests.limit,
+                    "waiting_bytes": self._slots.waiting_bytes.taken,
+                    "waiting_bytes_limit": self._slots.waiting_bytes.limit,
+                    "list": self._requests(statuses),
                 },
                 "latencies": _latencies(self._metrics[status.model_name]),
-                "engine": {
-                    "state": status.state,
-                    "pid": status.pid,
-                    "restarts": status.restarts,
-                    "ends": msgspec.to_builtins(status.ends),
-                    "progress": served_models.progress_of(status),
-                    "quarantine": {
-                        "shapes": status.quarantined_shapes,
-                        "refusals": status.quarantine_refusals,
-                    },
-                    "stats": _stats(status),
-                    "memory_samples": msgspec.to_builtins(list(status.memory_samples)),
-                },
+                "engine": _engine(status),
             }
         )
+
+    def _requests(self, statuses: list[EngineStatus]) -> list[dict[str, Any]]:
+        """The requests that hold a queue slot: the state of each, never its content."""
+        stats = (status.stats for status in statuses if status.stats is not None)
+        reported = {one.request_id: one for each in stats for one in each.progress}
+        now, tracked = time.monotonic(), self._in_flight.items()
+        return [_request(name, scope, reported.get(name), now) for name, scope in tracked]
 
     async def cancel(self, request: Request) -> Response:
         """End one of the requests that `status` lists."""
@@ -112,6 +98,27 @@ class Health:
         if not self._models.cancel(request_id):
             raise NotFound("There is no such request, or it has ended.")
         return JSONResponse({"id": request_id, "cancelled": True})
+
+
+def _request(
+    request_id: str, scope: Scope, progress: RequestProgress | None, now: float
+) -> dict[str, Any]:
+    """A request; `progress` is what its engine reported last."""
+    entry = access_log.of(scope)
+    first_at = None if entry.answer is None else entry.answer.first_at
+    return {
+        "id": request_id,
+        "route": access_log.route_of(scope),
+        "model": entry.model or None,
+        "key": entry.key_name,
+        "state": progress.state if progress else entry.state,
+        "done": progress.done if progress else 0,
+        "total": progress.total if progress else 0,
+        "images": entry.images,
+        "videos": entry.videos,
+        "seconds": round(now - entry.received_at, 3),
+        "first_token_seconds": None if first_at is None else round(first_at - entry.received_at, 3),
+    }
 
 
 def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
@@ -126,6 +133,25 @@ def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
         "expires_at": status.expires_at,
         "memory_bytes": memory.active_bytes + memory.pool_bytes if memory else 0,
         "limit_bytes": memory.limit_bytes if memory else 0,
+    }
+
+
+def _engine(status: EngineStatus) -> dict[str, Any]:
+    stats = msgspec.to_builtins(status.stats)
+    if stats is not None:
+        del stats["type"], stats["progress"]  # the requests are listed apart
+    return {
+        "state": status.state,
+        "pid": status.pid,
+        "restarts": status.restarts,
+        "ends": msgspec.to_builtins(status.ends),
+        "progress": served_models.progress_of(status),
+        "quarantine": {
+            "shapes": status.quarantined_shapes,
+            "refusals": status.quarantine_refusals,
+        },
+        "stats": stats,
+        "memory_samples": msgspec.to_builtins(list(status.memory_samples)),
     }
 
 
@@ -145,11 +171,3 @@ def _histogram(histogram: Histogram) -> dict[str, Any]:
         "counts": counts,
         "sum": histogram.sum,
     }
-
-
-def _stats(status: EngineStatus) -> dict[str, Any] | None:
-    if status.stats is None:
-        return None
-    stats: dict[str, Any] = msgspec.to_builtins(status.stats)
-    del stats["type"], stats["progress"]  # the requests are listed apart
-    return stats

@@ -6,20 +6,32 @@ engine are left out until it has reported its stats.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
-from typing import Protocol
+from collections.abc import Iterable, Sized
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vlm_server.api.admin.engine_metrics import add_engine
-from vlm_server.api.admin.families import Families
 from vlm_server.api.http.access_log import AnsweredRequests
-from vlm_server.api.http.model_metrics import MetricsByModel, ModelMetrics
+from vlm_server.api.http.generation import Generation
+from vlm_server.api.http.model_metrics import Histogram, ModelMetrics
 from vlm_server.api.http.queue_slots import QueueSlots
-from vlm_server.supervisor.client import ModelClient
+from vlm_server.protocol import CacheStats, Stats
+from vlm_server.supervisor.client import EngineStatus
+
+_ON_DEVICE = ("encoder", "tile", "prefix")
+"""The caches that hold device memory."""
+
+Kind = TypeVar("Kind", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily)
 
 
 class Stored(Sized, Protocol):
@@ -32,124 +44,202 @@ class Stored(Sized, Protocol):
     def size_bytes(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
 class Metrics:
-    """The endpoint, and the collector it scrapes."""
+    """The endpoint, and the collector it scrapes. `prefix` is that of all names."""
 
-    def __init__(
-        self,
-        prefix: str,
-        models: ModelClient,
-        queue_slots: QueueSlots,
-        answered: AnsweredRequests,
-        metrics: MetricsByModel,
-        stored: Stored,
-    ) -> None:
-        """`prefix`: of all names."""
-        self._prefix = prefix
-        self._stored = stored
-        self._models = models
-        self._queue_slots = queue_slots
-        self._answered = answered
-        self._metrics = metrics
+    prefix: str
+    shared: Generation
+    answered: AnsweredRequests
+    stored: Stored
 
     async def scrape(self, _: Request) -> Response:
         return Response(generate_latest(self), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    def collect(self) -> Iterator[Metric]:
-        families = Families(self._prefix)
-        _add_front(families, self._queue_slots, self._answered)
-        _add_stored(families, self._stored)
-        for name in self._models.names:
-            add_engine(families, self._models.status(name))
-            _add_answers(families, name, self._metrics[name])
-        yield from families
+    def collect(self) -> Iterable[Metric]:
+        families, models = _Families(self.prefix), self.shared.models
+        _add_front(families, self.shared.queue_slots, self.answered)
+        _add_stored(families, self.stored)
+        for name in models.names:
+            _add_engine(families, models.status(name))
+            _add_answers(families, name, self.shared.metrics[name])
+        return families.by_name.values()
 
 
-def _add_front(families: Families, queue_slots: QueueSlots, answered: AnsweredRequests) -> None:
+class _Families:
+    """Prometheus' metric families by name, filled in any order."""
+
+    def __init__(self, prefix: str) -> None:
+        self.by_name: dict[str, Metric] = {}
+        self._prefix = prefix
+
+    def family(self, kind: type[Kind], name: str, help_text: str, *labels: str) -> Kind:
+        """The family of this name, which is listed even without samples."""
+        family = self.by_name.get(name)
+        if family is None:
+            family = self.by_name[name] = kind(f"{self._prefix}{name}", help_text, labels=labels)
+        assert isinstance(family, kind)
+        return family
+
+    def gauge(self, name: str, help_text: str, value: float, **labels: str) -> None:
+        family = self.family(GaugeMetricFamily, name, help_text, *labels)
+        family.add_metric(list(labels.values()), value)
+
+    def counter(self, name: str, help_text: str, value: float, **labels: str) -> None:
+        """The library adds `_total` to the name."""
+        family = self.family(CounterMetricFamily, name, help_text, *labels)
+        family.add_metric(list(labels.values()), value)
+
+    def histogram(self, name: str, help_text: str, value: Histogram, **labels: str) -> None:
+        family = self.family(HistogramMetricFamily, name, help_text, *labels)
+        family.add_metric(list(labels.values()), value.buckets(), value.sum)
+
+
+def _add_front(families: _Families, slots: QueueSlots, answered: AnsweredRequests) -> None:
+    gauge = families.gauge
     waiting = "Bodies of requests that the device has not begun with."
     limit = "Limit on these: `limits.max_waiting_bytes`."
-    families.gauges(
-        (
-            ("requests_in_flight", "Requests that hold a queue slot.", queue_slots.taken),
-            ("requests_limit", "Queue slots: `limits.max_requests`.", queue_slots.limit),
-            ("requests_waiting_bytes", waiting, queue_slots.waiting_bytes),
-            ("requests_waiting_bytes_limit", limit, queue_slots.waiting_bytes_limit),
-        )
-    )
+    gauge("requests_in_flight", "Requests that hold a queue slot.", slots.requests.taken)
+    gauge("requests_limit", "Queue slots: `limits.max_requests`.", slots.requests.limit)
+    gauge("requests_waiting_bytes", waiting, slots.waiting_bytes.taken)
+    gauge("requests_waiting_bytes_limit", limit, slots.waiting_bytes.limit)
     help_text = "Requests that ended, by route and status."
-    families.counter_family("requests", help_text, "route", "status")
+    families.family(CounterMetricFamily, "requests", help_text, "route", "status")
     for (route, status), count in answered.items():
         families.counter("requests", help_text, count, route=route, status=str(status))
 
 
-def _add_stored(families: Families, stored: Stored) -> None:
-    limit = "Its limit: `server.responses_store_bytes`."
-    families.gauges(
-        (
-            ("stored_responses", "Responses that clients may go on from.", len(stored)),
-            ("stored_responses_size_bytes", "Size of these, with their turns.", stored.size_bytes),
-            ("stored_responses_limit_bytes", limit, stored.limit_bytes),
-        )
-    )
-    help_text = "Responses that were dropped for want of room."
-    families.counter("stored_responses_evictions", help_text, stored.num_evicted)
+def _add_stored(families: _Families, stored: Stored) -> None:
+    gauge = families.gauge
+    size, limit = "Size of these, with their turns.", "Its limit: `server.responses_store_bytes`."
+    evictions = "Responses that were dropped for want of room."
+    gauge("stored_responses", "Responses that clients may go on from.", len(stored))
+    gauge("stored_responses_size_bytes", size, stored.size_bytes)
+    gauge("stored_responses_limit_bytes", limit, stored.limit_bytes)
+    families.counter("stored_responses_evictions", evictions, stored.num_evicted)
 
 
-_ANSWERS = {
-    "time_to_first_token_seconds": "From the request's headers to the first text of its answer.",
-    "inter_token_latency_seconds": "Between two deltas of a choice.",
-    "stream_longest_silence_seconds": "The longest time between two deltas of a stream.",
-    "e2e_request_latency_seconds": "From the request's headers to the last byte of its answer.",
-    "request_inference_time_seconds": (
-        "From when the device begins with a request to the last token."
-    ),
-    "request_prompt_tokens": "Tokens of a prompt.",
-    "request_generation_tokens": "Tokens of an answer.",
-    "request_image_tokens": "Tokens of a prompt's pictures, of prompts that have some.",
-    "request_queue_time_seconds": (
-        "Until the device begins with a request, without its preparation."
-    ),
-    "request_prepare_time_seconds": (
-        "Template, tokenizer, and the decoding of pictures and videos."
-    ),
-    "request_encode_time_seconds": (
-        "From the first picture's encoding to the last's, of requests that need it."
-    ),
-    "request_prefill_time_seconds": (
-        "From the first chunk of a prompt, or its pictures' encoding, to the first token."
-    ),
-    "request_decode_time_seconds": "From the first token to the last.",
-}
-"""Histograms of answers, under vLLM's names where it has the same; see `ModelMetrics`."""
-
-
-def _add_answers(families: Families, model: str, metrics: ModelMetrics) -> None:
-    histograms = {
-        "time_to_first_token_seconds": metrics.time_to_first_token,
-        "inter_token_latency_seconds": metrics.inter_token_latency,
-        "stream_longest_silence_seconds": metrics.longest_silence,
-        "e2e_request_latency_seconds": metrics.latency,
-        "request_inference_time_seconds": metrics.inference,
-        "request_prompt_tokens": metrics.prompt_tokens,
-        "request_generation_tokens": metrics.generation_tokens,
-        "request_image_tokens": metrics.image_tokens,
-        **{f"request_{phase}_time_seconds": each for phase, each in metrics.phases.items()},
-    }
-    for name, histogram in histograms.items():
-        families.histogram(name, _ANSWERS[name], histogram, model_name=model)
-    families.gauges(
-        (
-            (
-                "num_requests_running",
-                "Requests that the device has begun with.",
-                metrics.num_running,
-            ),
-            ("num_requests_waiting", "Requests that it has not begun with.", metrics.num_waiting),
+def _add_answers(families: _Families, model: str, metrics: ModelMetrics) -> None:
+    """Add the histograms of answers, under vLLM's names where it has the same."""
+    phases = {
+        "queue": "Until the device begins with a request, without its preparation.",
+        "prepare": "Template, tokenizer, and the decoding of pictures and videos.",
+        "encode": "From the first picture's encoding to the last's, of requests that need it.",
+        "prefill": (
+            "From the first chunk of a prompt, or its pictures' encoding, to the first token."
         ),
-        model_name=model,
-    )
-    help_text = "Requests that ended, by why."
+        "decode": "From the first token to the last.",
+    }
+    first = "From the request's headers to the first text of its answer."
+    silence = "The longest time between two deltas of a stream."
+    last = "From the request's headers to the last byte of its answer."
+    inference = "From when the device begins with a request to the last token."
+    image = "Tokens of a prompt's pictures, of prompts that have some."
+    add = partial(families.histogram, model_name=model)
+    add("time_to_first_token_seconds", first, metrics.time_to_first_token)
+    between = "Between two deltas of a choice."
+    add("inter_token_latency_seconds", between, metrics.inter_token_latency)
+    add("stream_longest_silence_seconds", silence, metrics.longest_silence)
+    add("e2e_request_latency_seconds", last, metrics.latency)
+    add("request_inference_time_seconds", inference, metrics.inference)
+    add("request_prompt_tokens", "Tokens of a prompt.", metrics.prompt_tokens)
+    add("request_generation_tokens", "Tokens of an answer.", metrics.generation_tokens)
+    add("request_image_tokens", image, metrics.image_tokens)
+    for phase, histogram in metrics.phases.items():
+        add(f"request_{phase}_time_seconds", phases[phase], histogram)
+    gauge = partial(families.gauge, model_name=model)
+    running = "Requests that the device has begun with."
+    gauge("num_requests_running", running, metrics.num_running)
+    gauge("num_requests_waiting", "Requests that it has not begun with.", metrics.num_waiting)
+    counter, help_text = partial(families.counter, model_name=model), "Requests that ended, by why."
     for reason, count in metrics.ended.items():
-        families.counter(
-            "request_success", help_text, count, model_name=model, finished_reason=reason
-        )
+        counter("request_success", help_text, count, finished_reason=reason)
+
+
+def _add_engine(families: _Families, status: EngineStatus) -> None:
+    """Add the metrics of a model's engine; without `Stats`, only those of the process."""
+    gauge = partial(families.gauge, model_name=status.model_name)
+    counter = partial(families.counter, model_name=status.model_name)
+    shapes = "Sizes of requests that are refused because engines crashed on them."
+    refusals = "Requests refused because engines crashed on their size."
+    gauge("engine_up", "Whether an engine process is running.", status.pid is not None)
+    gauge("engine_ready", "Whether requests are accepted.", status.is_ready)
+    gauge("quarantined_shapes", shapes, status.quarantined_shapes)
+    counter("engine_restarts", "Restarts of the engine process.", status.restarts)
+    counter("quarantine_refusals", refusals, status.quarantine_refusals)
+    if status.stats is not None:
+        _add_requests(families, status.model_name, status.stats)
+        _add_memory(families, status.model_name, status.stats)
+        for cache in status.stats.caches:
+            _add_cache(families, status.model_name, cache)
+
+
+def _add_requests(families: _Families, model: str, stats: Stats) -> None:
+    gauge = partial(families.gauge, model_name=model)
+    counter = partial(families.counter, model_name=model)
+    for state, count in stats.requests.items():
+        gauge("engine_requests", "Requests in the engine, by state.", count, state=state)
+    gauge("engine_tracked_requests", "Requests in the engine.", stats.tracked)
+    tracked = "Requests that a part of the engine keeps state for; 0 when idle."
+    for who, count in stats.tracked_by.items():
+        gauge("engine_tracked", tracked, count, who=who)
+    queries = "Prompt tokens looked up in the cache."
+    hits = "Prompt tokens found in the prefix cache."
+    media, cached = "Pictures and parts of videos in prompts.", "Of these, those not encoded anew."
+    accepted = "Draft tokens that are part of answers."
+    counter("generation_tokens", "Generated tokens.", stats.generated_tokens)
+    counter("prompt_tokens", "Prompt tokens, cached ones too.", stats.prompt_tokens)
+    counter("prefix_cache_queries", queries, stats.prompt_tokens)
+    counter("prefix_cache_hits", hits, stats.cached_tokens)
+    counter("mm_cache_queries", media, stats.media_items)
+    counter("mm_cache_hits", cached, stats.cached_media_items)
+    counter("tool_calls", "Complete tool calls.", stats.tool_calls)
+    counter("broken_tool_calls", "Calls sent as text, or cut off.", stats.broken_tool_calls)
+    counter("spec_decode_num_drafts", "Drafts verified.", stats.spec_drafts)
+    counter("spec_decode_num_draft_tokens", "Tokens of drafts.", stats.spec_draft_tokens)
+    counter("spec_decode_num_accepted_tokens", accepted, stats.spec_accepted_tokens)
+
+
+def _add_memory(families: _Families, model: str, stats: Stats) -> None:
+    gauge, memory = partial(families.gauge, model_name=model), stats.memory
+    counter = partial(families.counter, model_name=model)
+    baseline = "Device memory in use without requests."
+    footprint = "The engine process, as the system counts it."
+    used = "GPU memory in use by all programs."
+    usage = "Part of the memory beside the weights that is in use by requests; 1 is all."
+    gauge("memory_active_bytes", "Device memory in use by arrays.", memory.active_bytes)
+    gauge("memory_pool_bytes", "Freed device memory kept for reuse.", memory.pool_bytes)
+    gauge("memory_peak_bytes", "Peak device memory.", memory.peak_bytes)
+    gauge("memory_limit_bytes", "Limit on device memory.", memory.limit_bytes)
+    gauge("memory_baseline_bytes", baseline, memory.baseline_bytes)
+    gauge("memory_footprint_bytes", footprint, memory.footprint_bytes)
+    gauge("memory_device_used_bytes", used, memory.device_used_bytes)
+    gauge("kv_cache_usage_perc", usage, _memory_usage(stats))
+    for kind, count in memory.decisions.items():
+        counter("memory_decisions", "Actions of the memory governor, by kind.", count, kind=kind)
+    counter("memory_clear_seconds", "Time spent releasing the pool.", memory.clear_seconds)
+
+
+def _memory_usage(stats: Stats) -> float:
+    """The part of the device memory beside the weights that no eviction can free, 0 to 1."""
+    memory = stats.memory
+    room = memory.limit_bytes - memory.baseline_bytes
+    if room <= 0:
+        return 0.0
+    caches = [cache for cache in stats.caches if cache.name in _ON_DEVICE]
+    evictable = sum(cache.size_bytes - cache.pinned_bytes for cache in caches)
+    used = memory.active_bytes - memory.baseline_bytes - evictable
+    return min(1.0, max(0.0, used / room))
+
+
+def _add_cache(families: _Families, model: str, cache: CacheStats) -> None:
+    gauge = partial(families.gauge, model_name=model, cache=cache.name)
+    counter = partial(families.counter, model_name=model, cache=cache.name)
+    gauge("cache_size_bytes", "Size of a cache.", cache.size_bytes)
+    gauge("cache_pinned_bytes", "Bytes in use by requests.", cache.pinned_bytes)
+    gauge("cache_limit_bytes", "Largest size of a cache.", cache.limit_bytes)
+    gauge("cache_entries", "Entries of a cache.", cache.entries)
+    counter("cache_hits", "Lookups that hit.", cache.hits)
+    counter("cache_misses", "Lookups that missed.", cache.misses)
+    counter("cache_evictions", "Evicted entries.", cache.evictions)
+    counter("cache_damaged", "Damaged entries, which were deleted.", cache.damaged)

@@ -12,10 +12,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from vlm_server import __version__
 from vlm_server.api.parsing import served_models
 from vlm_server.api.parsing.media import image_header
-from vlm_server.api.parsing.parsed_request import KnownModel
-from vlm_server.errors import ModelNotFound
 from vlm_server.protocol import ModelFacts
-from vlm_server.settings import Server, Settings
+from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineStatus, ModelClient
 
 _PAGE = """\
@@ -39,28 +37,16 @@ Also: {url}/v1/models  {url}/v1/status  {url}/metrics  {url}/health/ready
 """
 
 
-def _named(request: Request, models: ModelClient, server: Server) -> KnownModel:
-    """The model that the path of `request` names. Raises ModelNotFound."""
-    known = served_models.known_models(models, server)
-    model = served_models.model_of(request.path_params["model"], known)
-    if model is None:
-        raise ModelNotFound(served_models.listed(known), "model")
-    return model
-
-
 def _is_anthropics(request: Request) -> bool:
-    """Whether its client knows Anthropic's API."""
     return "anthropic-version" in request.headers
 
 
 class Models:
-    """The endpoints about models."""
+    """The endpoints about models. LM Studio's say which see pictures and call tools."""
 
     def __init__(self, models: ModelClient, settings: Settings) -> None:
         self._models = models
-        self._limits = settings.limits
-        self._server = settings.server
-        self._max_pixels = settings.image.max_pixels
+        self._settings = settings
         self._started = int(time.time())
 
     async def list(self, request: Request) -> Response:
@@ -73,8 +59,14 @@ class Models:
         return JSONResponse(listed)
 
     async def retrieve(self, request: Request) -> Response:
-        model = _named(request, self._models, self._server)
-        return JSONResponse(self._shown(self._models.status(model.name), request))
+        return JSONResponse(self._shown(self._named(request), request))
+
+    async def lm_studio_list(self, _: Request) -> Response:
+        models = [_lm_studio_model(status) for status in served_models.statuses(self._models)]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def lm_studio_retrieve(self, request: Request) -> Response:
+        return JSONResponse(_lm_studio_model(self._named(request)))
 
     async def version(self, _: Request) -> Response:
         return JSONResponse({"version": __version__})
@@ -85,6 +77,11 @@ class Models:
         lines = "\n".join(f"model     {one.model_name} ({one.state})" for one in statuses)
         return PlainTextResponse(_PAGE.format(models=lines, url=url))
 
+    def _named(self, request: Request) -> EngineStatus:
+        """The model that the path of `request` names. Raises ModelNotFound."""
+        known = served_models.known_models(self._models, self._settings.server)
+        return self._models.status(served_models.existing(request.path_params["model"], known).name)
+
     def _shown(self, status: EngineStatus, request: Request) -> dict[str, Any]:
         """The JSON of a model, with Anthropic's fields for its clients."""
         model = self._model(status)
@@ -94,11 +91,8 @@ class Models:
         return {**model, "type": "model", "display_name": model["id"], "created_at": created}
 
     def _model(self, status: EngineStatus) -> dict[str, Any]:
-        """OpenAI's four fields, vLLM's `max_model_len`, and what agents look for.
-
-        Before it was loaded once nobody knows more than the name.
-        """
-        facts, limits = status.model_facts, self._limits
+        """OpenAI's four fields and, once the model was loaded, those that agents look for."""
+        facts, limits = status.model_facts, self._settings.limits
         model: dict[str, Any] = {
             "id": status.model_name,
             "object": "model",
@@ -132,30 +126,12 @@ class Models:
         """The sizes at which the model sees pictures, for families that scale them."""
         if not facts.image_side_multiple:
             return None
+        max_pixels = self._settings.image.max_pixels or facts.max_image_pixels
         return {
             "min_pixels": facts.min_image_pixels,
-            "max_pixels": min(facts.max_image_pixels, self._max_pixels or facts.max_image_pixels),
+            "max_pixels": min(facts.max_image_pixels, max_pixels),
             "side_multiple": facts.image_side_multiple,
         }
-
-
-class LmStudioModels:
-    """`/api/v0/models`: the models as LM Studio lists its own; read only.
-
-    Its clients ask which models see pictures and call tools, and how much fits.
-    """
-
-    def __init__(self, models: ModelClient, server: Server) -> None:
-        self._models = models
-        self._server = server
-
-    async def list(self, _: Request) -> Response:
-        models = [_lm_studio_model(status) for status in served_models.statuses(self._models)]
-        return JSONResponse({"object": "list", "data": models})
-
-    async def retrieve(self, request: Request) -> Response:
-        model = _named(request, self._models, self._server)
-        return JSONResponse(_lm_studio_model(self._models.status(model.name)))
 
 
 def _lm_studio_model(status: EngineStatus) -> dict[str, Any]:

@@ -19,10 +19,7 @@ from vlm_server.supervisor.memory_shares import needed_bytes
 
 
 def free_for_more(models: ModelClient, settings: Settings) -> int | None:
-    """Device memory for a model besides those that stay loaded, in bytes.
-
-    None until an engine has reported the limit.
-    """
+    """Device memory in bytes besides models that stay loaded; None while the limit is unknown."""
     memories = {
         name: stats.memory
         for name in models.names

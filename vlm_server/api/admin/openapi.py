@@ -6,9 +6,9 @@ The schemas are made of the structs that decode requests, so that they can't dif
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import vlm_server
+from vlm_server.api.http.errors import ErrorBody
 from vlm_server.errors import RequestError
 
 _REF = "#/components/schemas/{name}"
@@ -25,11 +26,10 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class RouteBody:
     """The body of a route: one of `structs`.
 
-    Besides its own fields, the first struct takes `harmless` ones with any value, and `neutral`
-    ones with these values.
+    The first struct also takes `harmless` fields with any value, and `neutral` ones with these.
     """
 
     structs: tuple[type[msgspec.Struct], ...]
@@ -37,36 +37,20 @@ class Body:
     neutral: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-class OpenApi:
-    """The endpoint. `routes` and `bodies` (by path) are those of the application.
+def made_once(make: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint of a JSON value that never changes, made when it is first asked for."""
+    body = cache(lambda: msgspec.json.encode(make()))
 
-    The document is written when it is first asked for: it takes as long as all else that an
-    application is made of.
-    """
+    async def show(_: Request) -> Response:
+        return Response(body(), media_type="application/json")
 
-    def __init__(
-        self,
-        routes: Iterable[Route],
-        bodies: Mapping[str, Body],
-        error: type[msgspec.Struct],
-    ) -> None:
-        """`error`: the body of errors."""
-        self._routes, self._bodies, self._error = list(routes), bodies, error
-
-    @cached_property
-    def _document(self) -> bytes:
-        return msgspec.json.encode(document(self._routes, self._bodies, self._error))
-
-    async def show(self, _: Request) -> Response:
-        return Response(self._document, media_type="application/json")
+    return show
 
 
-def document(
-    routes: Sequence[Route], bodies: Mapping[str, Body], error: type[msgspec.Struct]
-) -> Json:
+def document(routes: Sequence[Route], bodies: Mapping[str, RouteBody]) -> Json:
     """The description of an application, as OpenAPI 3.1 has it."""
     structs = list(dict.fromkeys(each for body in bodies.values() for each in body.structs))
-    schemas, components = msgspec.json.schema_components([error, *structs], ref_template=_REF)
+    schemas, components = msgspec.json.schema_components([ErrorBody, *structs], ref_template=_REF)
     refs = dict(zip(structs, schemas[1:], strict=True))
     paths: dict[str, Json] = {}
     for route in filter(lambda each: each.include_in_schema, routes):
@@ -91,7 +75,7 @@ def document(
     }
 
 
-def _allow(schema: Json, body: Body) -> None:
+def _allow(schema: Json, body: RouteBody) -> None:
     """Add the fields that are taken although the struct does not have them."""
     more = {name: {"enum": list(values)} for name, values in body.neutral.items()}
     more |= {name: {} for name in sorted(body.harmless)}
@@ -99,7 +83,6 @@ def _allow(schema: Json, body: Body) -> None:
 
 
 def _name(ref: Json) -> str:
-    """The name of the component that `ref` refers to."""
     return str(ref["$ref"]).rpartition("/")[2]
 
 
@@ -127,7 +110,6 @@ def _operation(route: Route, method: str, error: Any) -> Json:
 
 
 def _codes() -> list[str]:
-    """All codes of errors."""
     found = set[str]()
     kinds = [RequestError]
     while kinds:

@@ -1,4 +1,4 @@
-"""Downloads that operators have started, and their progress for all who watch."""
+"""Downloads that operators have started, and their progress."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Pull:
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Lines of progress: now, at most once a second while it changes, and at the end."""
-        told = None
+        sent = None
         while True:
             news = self.news
-            if news != told:
-                told = news
+            if news != sent:
+                sent = news
                 yield json.dumps(news).encode() + b"\n"
             if news["state"] != "downloading":
                 return

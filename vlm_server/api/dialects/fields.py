@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, structs
 from msgspec.json import Decoder
 
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.conversation import Conversation
+from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.ignored_fields import IgnoredFields, check_neutral, known_fields
 from vlm_server.api.parsing.parsed_request import Context, ParsedRequest
+from vlm_server.api.parsing.tools import ToolDefinition
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import SamplingParams, Submit, TemplateOptions, Tools
+from vlm_server.settings import Limits
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -35,23 +38,51 @@ ImageDetail = Literal["auto", "low", "high", "original"]
 """`low` scales an image down; `high` and `original` scale a small one up."""
 
 
-def prepare(*schemas: type[Struct]) -> None:
-    """Make msgspec's notes on these types.
+class Function(Struct):
+    """A tool that the model may call; `parameters` is the JSON schema of its arguments."""
 
-    Two threads that make them at the same time, for the first two requests, crash the process.
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class StrictFunction(Function):
+    strict: bool | None = None
+
+
+class CalledFunction(Struct):
+    """`arguments` is an object, or its JSON."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class NamedSchema(Struct):
+    """`name` and `description` have no effect; the schema is enforced, `strict` or not."""
+
+    schema: dict[str, Any]
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+def prepare(*schemas: type[Struct]) -> None:
+    """Build msgspec's information about these types.
+
+    Two threads that build it at the same time, for the first two requests, crash the process.
     """
     for schema in schemas:
         Decoder(schema)
 
 
-def obeyed_fields(
+def effective_fields(
     fields: dict[str, Any],
     schema: type[Struct],
     ignored: IgnoredFields,
     context: Context,
     *,
     harmless: Set[str] = frozenset(),
-    neutral: Mapping[str, tuple[Any, ...]],
+    neutral: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The fields of a body that `schema` reads; those without effect go to `ignored`.
 
@@ -69,6 +100,54 @@ def obeyed_fields(
         if name not in neutral and name not in harmless
     }
     return known_fields(others, schema, ignored, refuses=context.unknown_fields == "refuse")
+
+
+def tool_definitions(functions: Iterable[Function], param: str) -> list[ToolDefinition]:
+    """The tools of a request; `param` is the path of each, with `{}` for its number."""
+    return [
+        ToolDefinition(
+            function.name,
+            param.format(i),
+            function.description,
+            function.parameters,
+            strict=isinstance(function, StrictFunction) and bool(function.strict),
+        )
+        for i, function in enumerate(functions)
+    ]
+
+
+def ignore_labels(wanted: NamedSchema | None, path: str, ignored: IgnoredFields) -> None:
+    """Report a schema's name and description, which the model does not get."""
+    if wanted is None:
+        return
+    ignored.add(f"{path}.name", wanted.name)
+    ignored.add(f"{path}.description", wanted.description)
+    if wanted.strict is False:
+        ignored.add(f"{path}.strict")
+
+
+def check_counts(
+    num_messages: int,
+    contents: Iterable[object],
+    limits: Limits,
+    *,
+    image: type[Struct],
+    video: type[Struct] | None = None,
+    param: str = "messages",
+) -> None:
+    """Raises InvalidRequest for more messages, parts, images or videos than `limits` allow.
+
+    contents: those of the messages, each a text or a list of parts. image, video: the types of such
+    parts.
+    """
+    given = list(contents)
+    parts = [part for content in given if isinstance(content, list) for part in content]
+    Counts(
+        messages=num_messages,
+        parts=len(parts) + sum(isinstance(content, str) for content in given),
+        images=sum(isinstance(part, image) for part in parts),
+        videos=sum(isinstance(part, video) for part in parts) if video else 0,
+    ).check(limits, param)
 
 
 def submit_of(
@@ -95,11 +174,7 @@ def submit_of(
 
 
 def submit_prompt(
-    prompt: str | tuple[int, ...],
-    context: Context,
-    sampling: SamplingParams,
-    *,
-    count_only: bool = False,
+    prompt: str | tuple[int, ...], context: Context, sampling: SamplingParams
 ) -> Submit:
     """The engine's request for the continuation of a prompt, which no template writes."""
     return Submit(
@@ -110,7 +185,6 @@ def submit_prompt(
         cache_salt=context.cache_salt,
         client=context.client,
         prompt=prompt,
-        count_only=count_only,
     )
 
 

@@ -1,29 +1,14 @@
-"""Log probabilities of tokens in answers, as OpenAI writes them and all dialects that have them."""
+"""Log probabilities of tokens in answers, in OpenAI's form, which all dialects use."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
-
-from vlm_server import protocol
+from vlm_server.protocol import TokenLogprob, TokenText
 
 _IMPOSSIBLE = -9999.0
 """OpenAI's value for minus infinity, which JSON does not have."""
-
-
-class TopLogprob(Struct, frozen=True):
-    """`bytes` is `token` in UTF-8, or its part of a character."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...]
-
-
-class TokenLogprob(TopLogprob, frozen=True):
-    """The sampled token, and the likeliest tokens in its place."""
-
-    top_logprobs: tuple[TopLogprob, ...] | UnsetType
 
 
 def finite(logprob: float) -> float:
@@ -31,11 +16,12 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _IMPOSSIBLE
 
 
-def token_logprob(entry: protocol.TokenLogprob, *, empty_top: bool = True) -> TokenLogprob:
-    """`entry` as JSON. Without `empty_top` an empty `top_logprobs` is left out."""
-    top = tuple(TopLogprob(*_shown(token)) for token in entry.top)
-    return TokenLogprob(*_shown(entry.token), top if top or empty_top else UNSET)
+def token_logprob(entry: TokenLogprob, *, empty_top: bool = True) -> dict[str, Any]:
+    """The JSON of a sampled token. Without `empty_top` an empty `top_logprobs` is left out."""
+    top = [_token(token) for token in entry.top]
+    return _token(entry.token) | ({"top_logprobs": top} if top or empty_top else {})
 
 
-def _shown(token: protocol.TokenText) -> tuple[str, float, tuple[int, ...]]:
-    return token.text, finite(token.logprob), tuple(token.utf8)
+def _token(token: TokenText) -> dict[str, Any]:
+    """`bytes` is the token's text in UTF-8, or its part of a character."""
+    return {"token": token.text, "logprob": finite(token.logprob), "bytes": list(token.utf8)}

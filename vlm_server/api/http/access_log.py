@@ -7,7 +7,9 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
 
+from starlette.routing import Route
 from starlette.types import Scope
 
 from vlm_server.api.http.connection.exchange import RECEIVED_AT
@@ -33,11 +35,13 @@ class Entry:
     `received_at` is when all headers were here, on the monotonic clock. `key_name` is the name of
     the API key, never the key; `ignored` are the names of fields of the body that had no effect.
     `answer` is set once the engine gets the request. `routing_key` is the key of the conversation,
-    see `parsing.routing_key`, and goes to the client alone.
+    see `parsing.routing_key`, and goes to the client alone. `state` is that of a request for an
+    engine, until the engine reports one.
     """
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     received_at: float = field(default_factory=time.monotonic)
+    state: Literal["reading", "waiting_for_model", "sent"] = "reading"
     status: int = 0
     model: str = ""
     images: int = 0
@@ -98,6 +102,12 @@ def of(scope: Scope) -> Entry:
     entry = scope[_SCOPE_KEY]
     assert isinstance(entry, Entry)
     return entry
+
+
+def route_of(scope: Scope) -> str:
+    """The route as declared, never the path: a client could make up any number of paths."""
+    route = scope.get("route")
+    return route.path if isinstance(route, Route) else "(no route)"
 
 
 def _milliseconds(seconds: float) -> int:

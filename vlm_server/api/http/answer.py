@@ -40,7 +40,7 @@ async def answer(events: AsyncGenerator[RequestEvent, None], recorder: AnswerRec
                         held[delta.choice] = logprobs
                         continue
                     if delta.finish_reason:
-                        recorder.finish_choice(delta.choice, delta.finish_reason)
+                        recorder.finish_reasons[delta.choice] = delta.finish_reason
                     yield msgspec.structs.replace(delta, logprobs=logprobs)
             elif isinstance(event, Finished | Failed):
                 ending = event

@@ -1,7 +1,4 @@
-"""Request bodies within the limits on type, size and time; and clients that disconnect.
-
-Bodies that are still arriving hold no queue slot, and are bounded together in bytes.
-"""
+"""Request bodies within the limits on type, size and time; and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -16,12 +13,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from vlm_server.api.parsing import json_body
-from vlm_server.errors import (
-    PayloadTooLarge,
-    QueueFull,
-    RequestTimeout,
-    UnsupportedMediaType,
-)
+from vlm_server.errors import PayloadTooLarge, QueueFull, RequestTimeout, UnsupportedMediaType
 from vlm_server.settings import Limits
 
 T = TypeVar("T")
@@ -41,7 +33,6 @@ class Arrival:
         self._since = asyncio.get_running_loop().time()
 
     def cost(self, now: float) -> float:
-        """Cost so far, in bytes times seconds."""
         return self.num_bytes * (now - self._since)
 
     def refuse(self) -> None:
@@ -54,7 +45,7 @@ class Arrival:
 class ArrivingBodies:
     """All bodies that are arriving; beyond `limit_bytes` the costliest is refused.
 
-    A body that is sent at once costs little even if it is large. Used from the event loop only.
+    The cost of a body is its bytes times seconds, so a large one that is sent at once costs little.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -90,10 +81,7 @@ class ArrivingBodies:
 
 
 def check_headers(headers: Headers, limits: Limits, *, any_type: bool = False) -> None:
-    """Refuse a body that is not plain JSON, or too large, by its headers.
-
-    With `any_type`, any Content-Type is taken. Raises UnsupportedMediaType or PayloadTooLarge.
-    """
+    """Raises UnsupportedMediaType (not with `any_type`) or PayloadTooLarge, by the headers."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not any_type:
         raise UnsupportedMediaType("The Content-Type must be application/json.")
@@ -107,19 +95,15 @@ def check_headers(headers: Headers, limits: Limits, *, any_type: bool = False) -
 async def read(receive: Receive, limits: Limits, arriving: ArrivingBodies) -> bytearray:
     """The whole body, its size checked while it arrives, whatever Content-Length says.
 
-    Raises PayloadTooLarge, RequestTimeout, QueueFull if it had to give way to other bodies, or
-    ClientGone.
+    Raises PayloadTooLarge, RequestTimeout, ClientGone, or QueueFull if other bodies needed its
+    room.
     """
-    is_refused = False
     try:
         async with asyncio.timeout(limits.body_timeout_seconds) as deadline:
             with arriving.arrival(deadline) as arrival:
-                try:
-                    return await _collect(receive, limits, arriving, arrival)
-                finally:
-                    is_refused = arrival.is_refused
+                return await _collect(receive, limits, arriving, arrival)
     except TimeoutError:
-        if is_refused:
+        if arrival.is_refused:
             raise QueueFull(
                 "Too many large bodies are arriving (limits.max_arriving_bytes), and this one has "
                 "taken longest; try again."
@@ -139,10 +123,7 @@ def discard(body: bytearray) -> None:
 async def read_small(
     request: Request, limits: Limits, arriving: ArrivingBodies, *, any_type: bool = False
 ) -> dict[str, Any]:
-    """The JSON object in the small body of a request, parsed on the event loop.
-
-    Raises what `check_headers`, `read` and `json_body.parse_object` raise.
-    """
+    """The JSON object in a small body, parsed on the event loop. Raises RequestError."""
     check_headers(Headers(scope=request.scope), limits, any_type=any_type)
     data = await read(request.receive, limits, arriving)
     if not json_body.is_small(data):
@@ -151,10 +132,9 @@ async def read_small(
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Cancels it and raises ClientGone if the client disconnects first.
+    """The result of `work`, which is cancelled if the client disconnects: that raises ClientGone.
 
-    The request's body must have been read. `work` has ended, including its clean-up, when this
-    returns or raises, even if this is cancelled itself.
+    The request's body must have been read. `work` has ended, clean-up included, on return.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnect(receive))
@@ -173,8 +153,7 @@ async def _collect(
     receive: Receive, limits: Limits, arriving: ArrivingBodies, arrival: Arrival
 ) -> bytearray:
     body = bytearray()
-    more = True
-    while more:
+    while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
@@ -183,8 +162,8 @@ async def _collect(
         arriving.add(arrival, len(piece))
         if len(body) > limits.max_body_bytes:
             raise _too_large(limits)
-        more = message.get("more_body", False)
-    return body
+        if not message.get("more_body", False):
+            return body
 
 
 def _too_large(limits: Limits) -> PayloadTooLarge:

@@ -1,7 +1,7 @@
 """The deadlines of a request in the front: which apply, and their enforcement.
 
-The engine ends a request that misses one (`Scheduler.expire`). The front does so itself before the
-engine has the request, and a moment later for an engine that does not react.
+The engine enforces them itself (`Scheduler.expire`); the front does before the engine has the
+request, and a moment later for an engine that does not react.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Self
 import msgspec
 
 from vlm_server import settings
+from vlm_server.api.http.connection.outgoing import Deadline
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Deadlines, OnDevice, Tokens
 from vlm_server.protocol.deadlines import RequestDeadlines
@@ -50,10 +51,7 @@ class RequestClock:
 
     @asynccontextmanager
     async def before_submit(self) -> AsyncIterator[None]:
-        """Bounds the `with` block, which runs before the engine has the request.
-
-        Raises the error of the deadline that passed.
-        """
+        """Bound the `with` block, before the engine has the request. Raises a deadline's error."""
         try:
             async with asyncio.timeout_at(self._deadlines.next_at) as timeout:
                 yield
@@ -67,7 +65,7 @@ class RequestClock:
     ) -> AsyncGenerator[RequestEvent, None]:
         """The engine's `events`; `on_begin` is called once the device begins with the request.
 
-        Raises the error of a deadline that passed and that the engine did not react to.
+        Raises the error of a deadline that the engine let pass.
         """
         async with aclosing(events):
             with _Backstop(self._deadlines) as backstop:
@@ -84,8 +82,7 @@ class RequestClock:
 class _Backstop:
     """A timeout on the wait for events, for an engine that lets a deadline pass.
 
-    Its timer is moved only when a deadline comes nearer, not with every token. After the process
-    was stopped, events that have arrived are taken before the timeout counts.
+    After the process was stopped, events that have arrived are taken before the timeout counts.
     """
 
     def __init__(self, deadlines: RequestDeadlines) -> None:
@@ -93,20 +90,18 @@ class _Backstop:
         self._loop = asyncio.get_running_loop()
         self._timeout: asyncio.Timeout | None = None
         """The timeout of the wait in progress."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Deadline(self._loop, self._check)
+        self._due = math.inf
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     async def wait_for(self, events: AsyncGenerator[RequestEvent, None]) -> RequestEvent | None:
         """The next event, None at the end. Raises the error of a deadline."""
-        at = self._deadlines.next_at + _GRACE_SECONDS
-        if self._timer is None or at < self._timer.when():
-            self._start(at)
+        self._set(self._deadlines.next_at + _GRACE_SECONDS)
         try:
             async with asyncio.timeout(None) as self._timeout:
                 return await anext(events, None)
@@ -117,19 +112,15 @@ class _Backstop:
         finally:
             self._timeout = None
 
-    def _start(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._check, at)
+    def _set(self, due: float) -> None:
+        self._due = due
+        self._timer.set_at(due)
 
-    def _check(self, due: float) -> None:
-        self._timer = None
-        now, at = self._loop.time(), self._deadlines.next_at + _GRACE_SECONDS
-        was_stopped = now - due > _STOPPED_SECONDS
-        if at > now:
-            self._start(at)
-        elif was_stopped or self._timeout is None:  # or nobody waits: the client does not read
-            self._start(now + _GRACE_SECONDS)
+    def _check(self) -> None:
+        now = self._loop.time()
+        was_stopped = now - self._due > _STOPPED_SECONDS
+        if was_stopped or self._timeout is None:  # or nobody waits: the client does not read
+            self._set(now + _GRACE_SECONDS)
         else:
             self._timeout.reschedule(now)
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from vlm_server.api.http import sse
 from vlm_server.api.parsing.conversation import NeedsProcess
-from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest, Read
+from vlm_server.api.parsing.parsed_request import Body, Context, Parse, ParsedRequest
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.protocol import Delta, Finished
 
@@ -70,22 +70,21 @@ class CountRenderer:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One kind of requests, and how they are answered.
+    """A kind of request, and how it is answered.
 
-    name: by which the parsing process finds its reader. id_prefix: what ids begin with. renderer:
-    makes the renderer of an answer from (request id, model, `ParsedRequest.options`).
-    content_type: that of its streams.
+    name: key of its parser in the parsing process. renderer: makes the renderer of an answer from
+    (request id, model, `ParsedRequest.options`). content_type: of its streams.
     """
 
     name: str
     id_prefix: str
-    read: Read
+    parse: Parse
     renderer: Callable[[str, str, bytes], Renderer]
     content_type: bytes = sse.CONTENT_TYPE
 
-    def read_text(self, body: Body, context: Context) -> ParsedRequest | None:
-        """The request in `body`; None if it must be read in a process. See `ReadText`."""
+    def parse_on_thread(self, body: Body, context: Context) -> ParsedRequest | None:
+        """The request in `body`; None if it must be parsed in a process. See `ParseOnThread`."""
         try:
-            return self.read(body, structs.replace(context, on_thread=True))
+            return self.parse(body, structs.replace(context, on_thread=True))
         except NeedsProcess:
             return None

@@ -30,10 +30,7 @@ def response(
     retry_after_seconds: float,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """`error` as a response, with `Retry-After` if another try may succeed.
-
-    `retry_after_seconds` is for errors that have none of their own.
-    """
+    """`error` as a response; `Retry-After` is the error's own, or `retry_after_seconds`."""
     all_headers = dict(headers or {})
     seconds = error.retry_after_seconds
     if seconds is None and error.status in _RETRY_STATUSES:

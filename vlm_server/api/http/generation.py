@@ -19,7 +19,6 @@ from vlm_server.api.http.answer import Answer, answer, as_request_error, whole
 from vlm_server.api.http.body import ArrivingBodies, until_disconnect
 from vlm_server.api.http.deadlines import RequestClock
 from vlm_server.api.http.dialect import Dialect, Renderer
-from vlm_server.api.http.in_flight import RequestsInFlight
 from vlm_server.api.http.model_metrics import ModelMetrics, no_metrics
 from vlm_server.api.http.queue_slots import QueueSlot, QueueSlots
 from vlm_server.api.http.recorder import AnswerRecorder
@@ -54,22 +53,21 @@ class Generation:
         self.models = models
         self.queue_slots = queue_slots
         self.body_parser = body_parser
+        self.settings = settings
         self.limits = settings.limits
         self.server = settings.server
-        self.deadlines = settings.deadlines
-        self.keepalive_seconds = settings.server.stream_keepalive_seconds
         self.arriving = ArrivingBodies(settings.limits.max_arriving_bytes)
         self.metrics = no_metrics()
         self.media_urls = MediaUrls(settings.urls, settings.limits)
-        self.in_flight = RequestsInFlight()
+        self.in_flight: dict[str, Scope] = {}
+        """The requests that hold a queue slot, by the ids that the engine knows."""
 
 
 class Endpoint:
     """A generating endpoint of one dialect, as an ASGI application.
 
-    The engine's events are always closed and the queue slot released: if the client
-    disconnects, the work is cancelled, and its clean-up does both. `history` has the earlier turns
-    that requests of the dialect may name.
+    A client that disconnects cancels the work, whose clean-up closes the engine's events and
+    releases the queue slot. `history` has the earlier turns that requests may name.
     """
 
     def __init__(
@@ -90,20 +88,21 @@ class Endpoint:
         shared, headers = self._shared, Headers(scope=scope)
         access_log.of(scope).routing_key = routing_key.of_headers(headers)
         body.check_headers(headers, shared.limits, any_type=self._any_type)
-        clock = RequestClock(headers, shared.deadlines)
+        clock = RequestClock(headers, shared.settings.deadlines)
         sse.keepalive_of(headers, shared.server)
         shared.models.check_ready()
-        client = keys.client_of(scope)
+        client = keys.of(scope).name
         shared.queue_slots.check(client, headers)
         async with clock.before_submit():
             data = await body.read(receive, shared.limits, shared.arriving)
         request_id = self._request_id(scope)
-        with (
-            shared.queue_slots.hold(client, len(data)) as slot,
-            shared.in_flight.track(request_id, scope),
-        ):
-            answering = self._answer(data, clock, slot, scope, receive, send)
-            await until_disconnect(receive, answering)
+        with shared.queue_slots.hold(client, len(data)) as slot:
+            shared.in_flight[request_id] = scope
+            try:
+                answering = self._answer(data, clock, slot, scope, receive, send)
+                await until_disconnect(receive, answering)
+            finally:
+                del shared.in_flight[request_id]
 
     async def _answer(
         self,
@@ -122,14 +121,15 @@ class Endpoint:
         entry.ignored, entry.model, model = summary.ignored, summary.model, summary.model
         entry.routing_key = entry.routing_key or summary.routing_key
         stream_wanted, num_choices = summary.stream, summary.num_choices
-        shared.in_flight.mark_read(context.request_id)
+        entry.state = "waiting_for_model"
         render = dialect.renderer(context.request_id, model, summary.options)
         is_answer = summary.generates and not request.submit.count_only
         metrics = shared.metrics[model] if is_answer else ModelMetrics()  # else: nobody's
         recorder = entry.answer = AnswerRecorder(
             metrics, model, context.request_id, entry.received_at, is_stream=stream_wanted
         )
-        events = clock.watch(self._events(request, summary, clock), partial(_begin, slot, recorder))
+        events = self._events(request, summary, clock, entry)
+        events = clock.watch(events, partial(_begin, slot, recorder))
         del request, summary  # frees the images while the engine answers
         with recorder:
             async with aclosing(answer(events, recorder)) as deltas:
@@ -137,27 +137,29 @@ class Endpoint:
                     await self._stream(deltas, render, scope, send, recorder)
                 else:
                     content = render.whole(*await whole(deltas, num_choices, recorder))
-                    await _whole(content, recorder)(scope, receive, send)
+                    headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
+                    response = Response(content, headers=headers, media_type="application/json")
+                    await response(scope, receive, send)
 
     def _request_id(self, scope: Scope) -> str:
         return f"{self._dialect.id_prefix}{access_log.of(scope).request_id}"
 
     def _context(self, scope: Scope) -> Context:
         """The input of request parsing besides the body."""
-        shared = self._shared
+        shared, key = self._shared, keys.of(scope)
         return Context(
             models=served_models.known_models(shared.models, shared.server),
             request_id=self._request_id(scope),
-            cache_salt=keys.cache_salt_of(scope),
-            client=keys.client_of(scope),
-            owner=keys.owner_of(scope),
-            is_admin=keys.is_admin(scope),
+            cache_salt=key.identity if shared.settings.cache.separate_api_keys else "",
+            client=key.name,
+            owner=key.identity,
+            is_admin=key.is_admin,
             limits=shared.limits,
             unknown_fields=shared.server.unknown_fields,
         )
 
     async def _events(
-        self, request: EngineRequest, summary: RequestSummary, clock: RequestClock
+        self, request: EngineRequest, summary: RequestSummary, clock: RequestClock, entry: Entry
     ) -> AsyncGenerator[RequestEvent, None]:
         """The events of the model's engine; the model is loaded first if necessary."""
         shared, request_id = self._shared, request.submit.request_id
@@ -167,7 +169,7 @@ class Endpoint:
             yield Finished(request_id, Usage(0, 0))
             return
         async with shared.models.lease(model, request_id, keep_alive) as engine:
-            shared.in_flight.mark_sent(request_id)
+            entry.state = "sent"
             events = engine.stream(request.with_deadlines(clock.left()))
             del request  # its images are not needed here while the engine answers
             async with aclosing(events):
@@ -187,7 +189,7 @@ class Endpoint:
             send,
             self._dialect.content_type,
             signs[sse.keepalive_of(Headers(scope=scope), shared.server)],
-            shared.keepalive_seconds,
+            shared.server.stream_keepalive_seconds,
         )
         async with stream.kept_alive():
             await _send_events(deltas, render, stream, entry, recorder)
@@ -202,7 +204,7 @@ class Endpoint:
 
     async def _parse(self, data: bytearray, slot: QueueSlot, context: Context) -> EncodedRequest:
         dialect, shared = self._dialect, self._shared
-        parse = partial(shared.body_parser.parse, dialect.name, dialect.read_text, data)
+        parse = partial(shared.body_parser.parse, dialect.name, dialect.parse_on_thread, data)
         try:
             while True:
                 try:
@@ -217,10 +219,7 @@ class Endpoint:
             body.discard(data)  # the caller still holds it, and the answer may take minutes
 
     def _recall(self, context: Context, needed: HistoryNeeded, body_bytes: int) -> Context:
-        """`context` with the earlier turns.
-
-        Raises PayloadTooLarge if they and the body are together larger than a body may be.
-        """
+        """`context` with the earlier turns. Raises PayloadTooLarge."""
         history, owner, response_id = self._history, context.owner, needed.response_id
         assert history is not None
         previous = () if response_id is None else history.recall(owner, response_id)
@@ -236,14 +235,8 @@ class Endpoint:
 
 
 def _begin(slot: QueueSlot, recorder: AnswerRecorder) -> None:
-    """The device begins with a request."""
     slot.release_body()
     recorder.begin()
-
-
-def _whole(content: bytes, recorder: AnswerRecorder) -> Response:
-    headers = {"Server-Timing": recorder.server_timing(time.monotonic())}
-    return Response(content, media_type="application/json", headers=headers)
 
 
 async def _send_events(
@@ -253,11 +246,10 @@ async def _send_events(
     entry: Entry,
     recorder: AnswerRecorder,
 ) -> None:
-    """Send the answer as events. Errors are raised until the stream has begun, with an event or a
-    comment, and sent as an event after that.
+    """Send the answer as events; an error is raised before the first event, and sent after it.
 
-    A delta with a finish reason is sent together with the next event, so that a client that
-    disconnects when it sees the finish reason interrupts nothing.
+    A delta with a finish reason is sent with the next event, so that a client that disconnects at
+    the finish reason interrupts nothing.
     """
     held, unsent = b"", list[Delta]()
     try:
@@ -275,5 +267,5 @@ async def _send_events(
     except Exception as error:
         if not stream.started:
             raise
-        recorder.fail()
+        recorder.reason = "error"
         await stream.end(held + render.error(as_request_error(error, entry)))

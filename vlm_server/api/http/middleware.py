@@ -6,14 +6,15 @@ the type `http`, since the server has neither lifespan nor WebSockets.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlm_server.api.http import access_log, errors
 from vlm_server.api.http.access import cors, gate, keys
 from vlm_server.api.http.access.gate import is_page
-from vlm_server.api.http.access.keys import KeyRing, KeySlots
+from vlm_server.api.http.access.keys import NO_KEY, KeyRing, KeySlots
 from vlm_server.api.http.access_log import AnsweredRequests
 from vlm_server.api.http.body import ClientGone
 from vlm_server.api.http.errors import EncodeFor
@@ -21,10 +22,11 @@ from vlm_server.api.http.queue_slots import QueueSlots
 from vlm_server.api.http.tracing import Tracer
 from vlm_server.api.parsing import routing_key
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.settings import Cache, Server
+from vlm_server.settings import Server
 from vlm_server.supervisor.client import ModelClient
 
 
+@dataclass
 class RequestLog:
     """The outermost layer: gives each request an id; logs, counts and traces it when it ends.
 
@@ -32,10 +34,9 @@ class RequestLog:
     fields of the body that had no effect; `X-VLM-Routing-Key`, the key of the conversation.
     """
 
-    def __init__(self, app: ASGIApp, answered: AnsweredRequests, tracer: Tracer | None) -> None:
-        self.app = app
-        self.answered = answered
-        self.tracer = tracer
+    app: ASGIApp
+    answered: AnsweredRequests
+    tracer: Tracer | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         entry = access_log.attach(scope)
@@ -54,23 +55,21 @@ class RequestLog:
         try:
             await self.app(scope, receive, send_with_id)
         finally:
-            route = _route(scope)
+            route = access_log.route_of(scope)
             entry.log(scope["method"], route)
             self.answered[route, entry.status] += 1
             if self.tracer is not None:
                 self.tracer.record(entry, scope["method"], route, Headers(scope=scope))
 
 
+@dataclass
 class Errors:
     """Turns exceptions into responses of the dialect; a client never sees a traceback."""
 
-    def __init__(
-        self, app: ASGIApp, models: ModelClient, queue_slots: QueueSlots, encode_for: EncodeFor
-    ) -> None:
-        self.app = app
-        self.models = models
-        self.queue_slots = queue_slots
-        self.encode_for = encode_for
+    app: ASGIApp
+    models: ModelClient
+    queue_slots: QueueSlots
+    encode_for: EncodeFor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         entry = access_log.of(scope)
@@ -99,31 +98,24 @@ class Errors:
         await response(scope, receive, send)
 
 
+@dataclass
 class Gate:
-    """Refuses a Host that is not ours, a foreign Origin, and a missing, wrong or busy API key.
+    """Refuses a Host that is not ours, a foreign Origin, and a missing, wrong or busy API key."""
 
-    With `cache.separate_api_keys`, requests with different keys get different cache salts.
-    """
-
-    def __init__(self, app: ASGIApp, server: Server, cache: Cache, ring: KeyRing) -> None:
-        self.app = app
-        self.server = server
-        self.cache = cache
-        self.ring = ring
-        self.slots = KeySlots()
+    app: ASGIApp
+    server: Server
+    ring: KeyRing
+    slots: KeySlots = field(default_factory=KeySlots)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         gate.check_host(headers, self.server)
         if not cors.is_listed(scope):
             gate.check_origin(headers, scope["path"])
-        if _is_open(scope["path"], headers):
-            keys.attach(scope, None)
-            await self.app(scope, receive, send)
-            return
-        key = gate.check_key(headers, self.ring)
-        keys.attach(scope, key, separate_caches=self.cache.separate_api_keys)
-        access_log.of(scope).key_name = None if key is None else key.name
+        is_open = _is_open(scope["path"], headers)
+        key = NO_KEY if is_open else gate.check_key(headers, self.ring)
+        keys.attach(scope, key)
+        access_log.of(scope).key_name = key.name or None
         with self.slots.hold(key):
             await self.app(scope, receive, send)
 
@@ -131,9 +123,3 @@ class Gate:
 def _is_open(path: str, headers: Headers) -> bool:
     """Whether no key is needed."""
     return path in gate.READY or path.startswith("/health/") or is_page(path, headers)
-
-
-def _route(scope: Scope) -> str:
-    """The route as declared, never the path: a client could make up any number of paths."""
-    route = scope.get("route")
-    return route.path if isinstance(route, Route) else "(no route)"

@@ -17,10 +17,7 @@ TOKENS = (*(step * 10.0**power for power in range(6) for step in (1, 2, 5)), 1e6
 
 
 class Histogram:
-    """A histogram as Prometheus has it; each bucket includes its bound.
-
-    Not one of the library's: it is written for each token, from one thread, and read as it is.
-    """
+    """A Prometheus histogram with inclusive bounds, cheap enough to be written for each token."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -53,10 +50,7 @@ REASONS = ("stop", "length", "tool_calls", "abort", "error")
 
 
 class ModelMetrics:
-    """Metrics of the requests that were handed to one model's engine, in seconds and tokens.
-
-    `AnswerRecorder` writes it; docs/operations.md says what each is, and from where to where.
-    """
+    """Metrics of one model's requests in seconds and tokens, see docs/operations.md."""
 
     def __init__(self) -> None:
         self.num_waiting = 0

@@ -27,135 +27,98 @@ _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 60.0
 
 
 class QueueSlots:
-    """At most `limit` requests at a time, with at most `limit_bytes` of bodies that wait.
+    """Bounds on requests in flight and on the bytes of waiting bodies, shared fairly by clients.
 
-    A body counts from its last byte's arrival until the device begins with its request: in the
-    front, on its way, and in the engine while its media are not prepared. Clients share both
-    (`FairShare`); `ArrivingBodies` bounds bodies that are still arriving. Used from the event loop
-    only, so it needs no lock.
+    A body waits from its last byte's arrival until the device begins with its request. Used from
+    the event loop only.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._slots = FairShare(limits.max_requests)
-        self._bytes = FairShare(_limit_bytes(limits))
+        self.requests = FairShare(limits.max_requests)
+        self.waiting_bytes = FairShare(_limit_bytes(limits))
+        """Bytes of waiting bodies, beyond the first 64 KiB of each."""
         self._rate = ServiceRate()
         self._awake = Awake()
         self._clock = clock
 
-    @property
-    def taken(self) -> int:
-        return self._slots.taken
-
-    @property
-    def limit(self) -> int:
-        return self._slots.limit
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of waiting bodies, beyond the first 64 KiB of each."""
-        return self._bytes.taken
-
-    @property
-    def waiting_bytes_limit(self) -> int:
-        return self._bytes.limit
-
     def check(self, client: str, headers: Mapping[str, str]) -> None:
-        """Raises QueueFull unless there is a slot, and room for the body that `headers` declare.
-
-        Takes neither, since a body may arrive slowly.
-        """
-        now = self._clock()
-        self._check_slot(client, now)
+        """Raises QueueFull unless there is a slot, and room for the body that `headers` declare."""
+        self.check_room(self.requests, client, 1)
         more = _declared_bytes(headers) - _FREE_BYTES
-        if more > 0 and not self._bytes.has_room(client, more, now):
-            raise self._full(self._bytes, client, more)
+        if more > 0:
+            self.check_room(self.waiting_bytes, client, more)
 
     @contextmanager
     def hold(self, client: str, num_bytes: int) -> Iterator[QueueSlot]:
-        """Hold a slot for the `with` block, with room for a body of `num_bytes` that is here.
-
-        Raises QueueFull if there is none left for `client`.
-        """
-        now = self._clock()
-        self._check_slot(client, now)
-        slot = QueueSlot(self._bytes, client, self._clock, self._full)
+        """Hold a slot with room for a body of `num_bytes` in the `with` block. Raises QueueFull."""
+        self.check_room(self.requests, client, 1)
+        slot = QueueSlot(self, client)
         slot.reserve(num_bytes)
-        if not self.taken:
-            self._rate.begin(now)
+        if not self.requests.taken:
+            self._rate.begin(self._clock())
             self._awake.hold()
-        self._slots.take(client, 1)
+        self.requests.take(client, 1)
         try:
             yield slot
         finally:
             slot.release_body()
-            self._slots.release(client, 1)
+            self.requests.release(client, 1)
             self._rate.end(self._clock())
-            if not self.taken:
+            if not self.requests.taken:
                 self._awake.release()
 
     def retry_after_seconds(self) -> float:
-        """`Retry-After` of a refused request: a random part, from half to all, of the queue's time.
+        """`Retry-After` of a refused request: half to all of the queue's time.
 
-        Random so that clients refused together do not return together; at most all, so that the
-        queue does not run dry before they do.
+        Random so that refused clients do not return together; at most all, so that the queue does
+        not run dry before they do.
         """
-        seconds = self._rate.seconds_for(self.taken, self._clock())
+        seconds = self._rate.seconds_for(self.requests.taken, self._clock())
         return max(_MIN_RETRY_SECONDS, seconds * random.uniform(0.5, 1.0))  # noqa: S311  not a secret
 
-    def _check_slot(self, client: str, now: float) -> None:
-        if not self._slots.has_room(client, 1, now):
-            raise self._full(self._slots, client, 1)
-
-    def _full(self, share: FairShare, client: str, amount: int) -> QueueFull:
+    def check_room(self, share: FairShare, client: str, amount: int) -> None:
+        """Raises QueueFull unless `client` may take `amount` of `share`, which is kept for it."""
+        now = self._clock()
+        if share.has_room(client, amount, now):
+            return
         seconds = self.retry_after_seconds()
-        share.want(client, amount, self._clock() + seconds + _RETRY_SECONDS)
-        if share is self._bytes:
+        share.want(client, amount, now + seconds + _RETRY_SECONDS)
+        if share is self.waiting_bytes:
             what, setting = "bytes for requests that wait are in use", "max_waiting_bytes"
         else:
             what, setting = "requests are in flight", "max_requests"
         message = f"{share.taken} of {share.limit} {what} (limits.{setting})"
-        return QueueFull(f"{message}; try again later.", retry_after_seconds=seconds)
+        raise QueueFull(f"{message}; try again later.", retry_after_seconds=seconds)
 
 
 class QueueSlot:
     """A request's place in the queue, and the bytes of its body while they wait."""
 
-    def __init__(
-        self,
-        share: FairShare,
-        client: str,
-        clock: Callable[[], float],
-        full: Callable[[FairShare, str, int], QueueFull],
-    ) -> None:
-        self._share = share
+    def __init__(self, slots: QueueSlots, client: str) -> None:
+        self._slots = slots
         self._client = client
-        self._clock = clock
-        self._full = full
         self._num_reserved = 0
 
     def reserve(self, num_bytes: int) -> None:
         """Reserve room for a body of `num_bytes` in all. Raises QueueFull if there is none."""
         more = num_bytes - _FREE_BYTES - self._num_reserved
-        if more <= 0:
-            return
-        if not self._share.has_room(self._client, more, self._clock()):
-            raise self._full(self._share, self._client, more)
-        self._share.take(self._client, more)
-        self._num_reserved += more
+        if more > 0:
+            self._slots.check_room(self._slots.waiting_bytes, self._client, more)
+            self._slots.waiting_bytes.take(self._client, more)
+            self._num_reserved += more
 
     def release_body(self) -> None:
         """Give back the body's bytes; later calls do nothing."""
-        self._share.release(self._client, self._num_reserved)
+        self._slots.waiting_bytes.release(self._client, self._num_reserved)
         self._num_reserved = 0
 
 
 class FairShare:
     """An amount of at most `limit`, of which clients take and give back parts.
 
-    Each client that holds some, or was refused lately, has the same share. It may take more as long
+    Each client that holds some, or was refused lately, has the same share. It may exceed it as long
     as the amounts that others were refused stay free, up to their shares; so a single client may
-    have everything. Used from the event loop only, so it needs no lock; times are monotonic
-    seconds.
+    have everything. Times are monotonic seconds.
     """
 
     def __init__(self, limit: int) -> None:

@@ -16,10 +16,10 @@ _ON_DEVICE = ("load", "encode", "prefill", "decode")
 
 
 class AnswerRecorder:
-    """A context: from handing a request to the engine until its answer was written, or not.
+    """Measures one answer, as a context from the engine's getting the request to the answer's end.
 
-    All times are of the system's monotonic clock. A delta is given once its bytes were passed to
-    the operating system; one of a whole answer once the front has it.
+    Times are monotonic seconds. A delta is given once its bytes were passed to the operating
+    system; one of a whole answer once the front has it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class AnswerRecorder:
         if isinstance(error, CancelledError):
             self.reason = "abort"
         elif error is not None:
-            self.fail()
+            self.reason = "error"
         if self._has_begun:
             self._metrics.num_running -= 1
         else:
@@ -104,10 +104,6 @@ class AnswerRecorder:
                 self._metrics.inter_token_latency.observe(now - before)
             self._given_at[delta.choice] = self._last_given_at = now
 
-    def finish_choice(self, choice: int, reason: FinishReason) -> None:
-        """A choice is complete, for `reason`."""
-        self.finish_reasons[choice] = reason
-
     def finish(self, finished: Finished) -> None:
         """The engine's answer is complete, and its end about to be sent."""
         self.usage, self.timeline = finished.usage, finished.timeline
@@ -116,19 +112,11 @@ class AnswerRecorder:
         reasons = self.finish_reasons.values()
         self.reason = next((one for one in ("length", "tool_calls") if one in reasons), "stop")
 
-    def fail(self) -> None:
-        """The client is told of an error."""
-        self.reason = "error"
-
     # ---- what is known of it ---------------------------------------------------------
 
     @property
     def spans(self) -> list[tuple[str, float, float]]:
-        """(phase, start, end) of each phase of the request so far, in order; monotonic seconds.
-
-        `receive` is the front's: from the headers until the engine gets the request. `queue`
-        begins there.
-        """
+        """(phase, start, end) of each phase so far; `receive` ends where the engine begins."""
         spans = [("receive", self.received_at, self.submitted_at)]
         start, end = self.submitted_at, max(self.submitted_at, self.timeline.began_at)
         for phase in self.timeline.phases:
@@ -145,10 +133,7 @@ class AnswerRecorder:
         return seconds
 
     def server_timing(self, now: float) -> str:
-        """The `Server-Timing` of a whole answer (https://www.w3.org/TR/server-timing/).
-
-        Milliseconds of each phase, and of all until `now`.
-        """
+        """The `Server-Timing` header (https://www.w3.org/TR/server-timing/), in milliseconds."""
         seconds = {**self.phase_seconds(), "total": now - self.received_at}
         return ", ".join(f"{name};dur={1e3 * value:.1f}" for name, value in seconds.items())
 

@@ -25,10 +25,7 @@ KEEPALIVE_HEADER = "X-VLM-Keepalive"
 
 
 def keepalive_of(headers: Headers, server: Server) -> Keepalive:
-    """The keep-alive of silent streams: the request's header if it has one, else the setting.
-
-    Raises InvalidRequest for a header that is none of the three.
-    """
+    """The keep-alive of silent streams: the header's, else the setting's. Raises InvalidRequest."""
     try:
         mode: Keepalive = msgspec.convert(
             headers.get(KEEPALIVE_HEADER, server.keepalive), Keepalive
@@ -53,8 +50,7 @@ def comment(text: str) -> bytes:
 class EventStream:
     """A streaming response, whose status line goes out with the first events or keep-alive.
 
-    While it is `kept_alive`, the result of `keep_alive` is sent after each `keepalive_seconds` of
-    silence; nothing if `keep_alive` is None.
+    While `kept_alive`, `keep_alive()` is sent after each `keepalive_seconds` of silence.
     """
 
     def __init__(

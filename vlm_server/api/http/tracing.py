@@ -1,10 +1,8 @@
-"""Traces for OpenTelemetry, with the attributes of its conventions for generative AI.
+"""Traces for OpenTelemetry (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/).
 
-A span is made when its request has ended, out of what was measured anyway; it holds names, counts
-and times, never contents. The extra `otel` brings the library, which is imported only if traces
-are wanted, and which sends them from a thread of its own. What it can't send is dropped.
-
-https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
+A span is made when its request has ended; it holds names, counts and times, never contents. The
+extra `otel` brings the library, imported only if traces are wanted, which sends spans from a thread
+of its own and drops those it can't send.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import vlm_server
@@ -33,18 +31,8 @@ _EXPORT_SECONDS = 5.0
 _MISSING = "the extra `otel` is not installed: pip install 'vlm-server[otel]'"
 
 
-class Tracer(Protocol):
-    """A recorder of requests that have ended."""
-
-    def record(self, entry: Entry, method: str, route: str, headers: Mapping[str, str]) -> None: ...
-
-    def close(self) -> None:
-        """Send the spans that are left; may take seconds."""
-        ...
-
-
 def start_tracer(tracing: Tracing, operations: Mapping[str, str]) -> Tracer | None:
-    """A tracer, if there is a collector for it. `operations`: see `SpanTracer`.
+    """A tracer, if there is a collector for it; `operations` are those of `Tracer`.
 
     Raises ConfigError if the settings name a collector and the extra is not installed.
     """
@@ -71,10 +59,10 @@ def start_tracer(tracing: Tracing, operations: Mapping[str, str]) -> Tracer | No
     endpoint = _with_path(tracing.endpoint) if tracing.endpoint else None
     exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_SECONDS)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return SpanTracer(provider, operations)
+    return Tracer(provider, operations)
 
 
-class SpanTracer:
+class Tracer:
     """Makes a span of each request to a generating route, and one of each of its phases.
 
     A request with a `traceparent` (https://www.w3.org/TR/trace-context/) becomes part of that
@@ -101,6 +89,7 @@ class SpanTracer:
             logger.exception("id=%s can't be traced", entry.request_id)
 
     def close(self) -> None:
+        """Send the spans that are left; may take seconds."""
         self._provider.shutdown()
 
     def _record(self, entry: Entry, operation: str, route: str, headers: Mapping[str, str]) -> None:

@@ -1,25 +1,21 @@
 """`GET /`: the page for browsers, plain text for everybody else; and the files of the page.
 
-The files are read once and are the same for everybody: what they show, their scripts ask the API
-for, with the key of whoever looks at them. Scripts, styles and requests come from and go to this
-server alone: see `CONTENT_SECURITY_POLICY`.
+The files are read once and are the same for all users: their scripts ask the API, with the user's
+key. Scripts, styles and requests involve this server alone: see `CONTENT_SECURITY_POLICY`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vlm_server.api.http.access.gate import PAGE_FOLDER as FOLDER
 from vlm_server.api.http.access.gate import wants_html
 from vlm_server.errors import NotFound
-
-__all__ = ["CONTENT_SECURITY_POLICY", "FOLDER", "PageFile", "StartPage", "read_files"]
 
 CONTENT_SECURITY_POLICY = "; ".join(
     [
@@ -71,14 +67,10 @@ def read_files() -> dict[str, PageFile]:
 
 
 class StartPage:
-    """The two endpoints. `plain` answers who does not ask for HTML."""
+    """The two endpoints. `plain` answers clients that do not ask for HTML."""
 
-    def __init__(
-        self,
-        files: Mapping[str, PageFile],
-        plain: Callable[[Request], Awaitable[Response]],
-    ) -> None:
-        self._files = files
+    def __init__(self, plain: Callable[[Request], Awaitable[Response]]) -> None:
+        self._files = read_files()
         self._plain = plain
 
     async def show(self, request: Request) -> Response:

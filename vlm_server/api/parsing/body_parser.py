@@ -1,4 +1,4 @@
-"""Bodies parsed beside the event loop: small texts on a thread, everything else in a process.
+"""Bodies parsed off the event loop: small texts on a thread, everything else in a process.
 
 Parsing large bodies (JSON, base64, hashes, image headers) is work on hostile bytes that holds the
 GIL, so none of it is done in the front. A process is killed when its client leaves, and when it
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
@@ -21,8 +19,8 @@ from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.parsed_request import (
     Context,
     EncodedRequest,
+    ParseOnThread,
     ParsingJob,
-    ReadText,
     decode_outcome,
     encode_request,
     with_body,
@@ -63,29 +61,21 @@ class BodyParser:
         self._waiting_threads = anyio.CapacityLimiter(limits.intake_processes)
 
     async def parse(
-        self, dialect: str, read_text: ReadText, body: bytearray, context: Context
+        self, dialect: str, parse_on_thread: ParseOnThread, body: bytearray, context: Context
     ) -> EncodedRequest:
-        """The request in `body`, as `dialect` says. Raises RequestError.
+        """The request in `body`, as `dialect` says. Cancelling ends the work at once.
 
-        Raises BytesNeeded or HistoryNeeded for a body that is to be parsed again, with the bytes of
-        its URLs or the earlier turns.
-        Cancelling it ends the work at once.
+        Raises RequestError, or BytesNeeded or HistoryNeeded for a body to be parsed again with
+        these.
         """
         if json_body.is_small(body):
-            read = partial(read_text, body, context)
+            read = partial(parse_on_thread, body, context)
             parsed = await anyio.to_thread.run_sync(read, limiter=self._text_threads)
             if parsed is not None:
                 return encode_request(parsed)
-        async with self._turn(len(body) + context.num_bytes):
+        is_large = len(body) + context.num_bytes > LARGE_BYTES
+        async with self._large_turns if is_large else contextlib.nullcontext(), self._turns:
             return await self._in_process(ParsingJob(dialect, context), body)
-
-    @asynccontextmanager
-    async def _turn(self, num_bytes: int) -> AsyncIterator[None]:
-        async with contextlib.AsyncExitStack() as stack:
-            if num_bytes > LARGE_BYTES:
-                await stack.enter_async_context(self._large_turns)
-            await stack.enter_async_context(self._turns)
-            yield
 
     async def _in_process(self, job: ParsingJob, body: bytearray) -> EncodedRequest:
         cancellation = Cancellation()

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from vlm_server.api.parsing import json_body, served_models
-from vlm_server.api.parsing.ignored_fields import Collector
+from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.parsed_request import Context, KnownModel
 from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.protocol import Tools
@@ -18,11 +18,7 @@ StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 def model_wanted(name: str | None, context: Context) -> KnownModel:
-    """The model that `name` means, or the only one. Raises ModelNotFound if it means none.
-
-    Raises InvalidRequest for no name where there are several models, and for a lone surrogate,
-    which answers could not repeat.
-    """
+    """The model that `name` means, or the only one. Raises ModelNotFound and InvalidRequest."""
     if not name:
         return served_models.assumed(context.models)
     json_body.utf8_length(name, "model")
@@ -37,10 +33,7 @@ def model_wanted(name: str | None, context: Context) -> KnownModel:
 
 
 def max_tokens_or_default(wanted: int | None, limits: Limits, min_tokens: int = 0) -> int | None:
-    """The most tokens of an answer; None is as many as the context has room for.
-
-    `min_tokens` raises the default.
-    """
+    """The limit on an answer's tokens, by default at least `min_tokens`; None is unlimited."""
     if wanted is not None or not limits.default_max_tokens:
         return wanted
     return max(limits.default_max_tokens, min_tokens)
@@ -58,10 +51,7 @@ def stop_strings(wanted: str | Sequence[str] | None, param: str, limits: Limits)
 
 
 class ConstraintFields(NamedTuple):
-    """A dialect's own names of the fields, for errors and what is ignored.
-
-    `continued` is the one by which an answer goes on where the assistant's last message ends.
-    """
+    """A dialect's names of fields; `continued` continues the assistant's last message."""
 
     schema: str
     continued: str
@@ -77,15 +67,14 @@ def check_constraints(
     tools: Tools | None,
     json_schema: str | None,
     fields: ConstraintFields,
-    ignored: Collector,
+    ignored: IgnoredFields,
     *,
     continues: bool,
 ) -> str | None:
     """The JSON schema that the answer has to match; one rule for all dialects.
 
-    An answer of required calls has no text: its schema is ignored, as OpenAI does, and reported in
-    `ignored`. Raises InvalidRequest for a constrained answer that `continues` the assistant's last
-    message: a grammar begins anew.
+    Required calls have no text: the schema is ignored, as OpenAI does. Raises InvalidRequest for a
+    constrained answer that `continues` a message, since a grammar begins anew.
     """
     is_required = must_call(tools)
     if is_required and json_schema is not None:

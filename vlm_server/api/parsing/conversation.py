@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from vlm_server.api.parsing import json_body
-from vlm_server.api.parsing.media.external import BytesNeeded, ExternalUrl, is_external
-from vlm_server.api.parsing.media.parse import Given, parse_base64_image, parse_image, parse_video
+from vlm_server.api.parsing.media.external import BytesNeeded, MediaUrl, is_external
+from vlm_server.api.parsing.media.parse import Given, parse_image, parse_video
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, Image, ImagePart, Message, TextPart, Video, VideoPart
 from vlm_server.settings import Limits
@@ -51,8 +51,7 @@ class Counts:
 class Conversation:
     """A request's messages, images and videos. Its methods raise RequestError.
 
-    `param` names the field of the request, for errors. Its texts have `limits.max_text_bytes` in
-    all, tools and calls included. `on_thread` media raise NeedsProcess.
+    Parameters `param` name the field of the request. Media raise NeedsProcess if `on_thread`.
     """
 
     limits: Limits
@@ -65,7 +64,7 @@ class Conversation:
     min_pixels: int | None = None
     max_pixels: int | None = None
     """Bounds on every image's pixels, as the model sees it."""
-    _needed: dict[str, ExternalUrl] = field(default_factory=dict)
+    _needed: dict[str, MediaUrl] = field(default_factory=dict)
     _num_text_bytes: int = 0
 
     def add(self, message: Message, param: str) -> None:
@@ -104,18 +103,12 @@ class Conversation:
             )
         return text
 
-    def image(
-        self,
-        url: str,
-        param: str,
-        detail: str | None = None,
-    ) -> ImagePart:
+    def image(self, url: str, param: str, detail: str | None = None) -> ImagePart:
         """A part with the image of a `data:`, `https:` or `file:` URL.
 
-        `detail` is OpenAI's: with `low` it is scaled down, with `high` or `original` a small one
-        up, see `protocol.Image`; others have no effect.
+        `detail` is OpenAI's: `low` scales down, `high` and `original` scale a small image up.
         """
-        if not self._has_bytes(ExternalUrl(url, param, "image", self.limits.max_image_bytes)):
+        if not self._has_bytes(MediaUrl(url, param, "image", self.limits.max_image_bytes)):
             return ImagePart(len(self.images))
         image = parse_image(url, param, self.limits, self.given)
         image = msgspec.structs.replace(
@@ -130,24 +123,22 @@ class Conversation:
 
     def base64_image(self, base64: str, param: str) -> ImagePart:
         """A part with the image in `base64`."""
-        self._check_process()
-        self.images.append(parse_base64_image(base64, param, self.limits))
+        if self.on_thread:
+            raise NeedsProcess
+        self.images.append(parse_image(base64, param, self.limits, is_base64=True))
         return ImagePart(len(self.images) - 1)
 
     def video(self, url: str, param: str) -> VideoPart:
         """A part with the video of a `data:`, `https:` or `file:` URL."""
-        if not self._has_bytes(ExternalUrl(url, param, "video", self.limits.max_video_bytes)):
+        if not self._has_bytes(MediaUrl(url, param, "video", self.limits.max_video_bytes)):
             return VideoPart(len(self.videos))
         self.videos.append(parse_video(url, param, self.limits, self.given))
         return VideoPart(len(self.videos) - 1)
 
-    def _check_process(self) -> None:
+    def _has_bytes(self, url: MediaUrl) -> bool:
+        """Whether the bytes of `url` are there; if not, records that they are needed."""
         if self.on_thread:
             raise NeedsProcess
-
-    def _has_bytes(self, url: ExternalUrl) -> bool:
-        """Whether the bytes of `url` are in it or given; if not, notes that they are needed."""
-        self._check_process()
         if not is_external(url.url):
             return True
         json_body.utf8_length(url.url, url.param)

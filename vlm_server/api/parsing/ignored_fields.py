@@ -1,15 +1,15 @@
-"""Ignored fields: fields of a body that have no effect, which clients are told of.
+"""Ignored fields: fields of a body without effect, reported to clients.
 
 Clients send back their own objects, with fields that this server never heard of, so what is unknown
 inside messages and parts is ignored. What is unknown at the top is refused by name, unless it is
-null or `server.unknown_fields` says otherwise: it may be a parameter that somebody relies on.
+null or `server.unknown_fields` says otherwise: a client may rely on it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -82,12 +82,6 @@ def safe_name(path: str) -> str:
     return _UNSAFE.sub("?", path[:_MAX_PATH_CHARS])
 
 
-class Collector(Protocol):
-    """A receiver of ignored fields."""
-
-    def add(self, path: str, value: Any, /) -> None: ...
-
-
 def check_neutral(name: str, value: Any, neutral: Sequence[Any]) -> None:
     """Raises UnsupportedField unless `value` is one of `neutral`, which ask for nothing."""
     if not any(is_same(value, each) for each in neutral):
@@ -100,12 +94,11 @@ def is_same(value: Any, other: Any) -> bool:
 
 
 def known_fields(
-    fields: dict[str, Any], schema: type[msgspec.Struct], ignored: Collector, *, refuses: bool
+    fields: dict[str, Any], schema: type[msgspec.Struct], ignored: IgnoredFields, *, refuses: bool
 ) -> dict[str, Any]:
     """The fields of a body that `schema` has; the others go to `ignored`.
 
-    If the server `refuses` those, they stay, to be refused by name, but what is null: it asks for
-    nothing, and clients send all that they know of so.
+    If the server `refuses` unknown fields, those with a value stay, to be refused by name.
     """
     known = dict[str, Any]()
     for name, value in fields.items():

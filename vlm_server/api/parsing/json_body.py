@@ -133,12 +133,9 @@ def _parse_strictly(body: Body) -> Any:
 
 
 def convert(fields: dict[str, Any], schema: type[T], rules: Mapping[str, str]) -> T:
-    """`fields` as an instance of `schema`.
+    """`fields` as an instance of `schema`. Raises InvalidRequest or UnsupportedField.
 
-    Raises InvalidRequest, or UnsupportedField for unknown names.
-
-    `rules` says what a field's value must be, by the field's path (`tools[].type`) or its name
-    alone.
+    `rules` says what a field's value must be, by its path (`tools[].type`) or its name alone.
     """
     try:
         return msgspec.convert(fields, schema)
@@ -170,7 +167,6 @@ def _check_num_values(body: Body) -> None:
 
 
 def _num_of(characters: bytes, body: Body) -> int:
-    """The number of `characters` in `body`."""
     return sum(_num_of_one(character, body) for character in characters)
 
 

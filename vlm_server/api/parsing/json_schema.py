@@ -14,10 +14,7 @@ ANY_OBJECT = '{"type":"object"}'
 
 
 def schema_text(schema: dict[str, Any], limits: Limits, param: str) -> str:
-    """`schema` as JSON with its names in the client's order, which is the order in answers.
-
-    Raises InvalidRequest, naming `param`.
-    """
+    """`schema` as JSON, its names in the client's order as in answers. Raises InvalidRequest."""
     limit = limits.max_schema_bytes
     return json_text(schema, param, limit, "schema", "limits.max_schema_bytes")
 
@@ -25,10 +22,9 @@ def schema_text(schema: dict[str, Any], limits: Limits, param: str) -> str:
 def json_text(
     value: dict[str, Any], param: str, max_bytes: int, noun: str, setting: str | None = None
 ) -> str:
-    """`value` as JSON, within bounds on its depth and size.
+    """`value`, a `noun`, as JSON of at most `max_bytes`, a limit that `setting` sets.
 
-    `noun` says what it is, and `setting` names the one that sets `max_bytes`. Raises
-    InvalidRequest, naming `param`.
+    Raises InvalidRequest, naming `param`, also for too much nesting.
     """
     if _is_deeper(value, MAX_SCHEMA_DEPTH):
         message = f"The {noun} is nested more than {MAX_SCHEMA_DEPTH} levels deep."
@@ -44,7 +40,6 @@ def json_text(
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Whether objects and lists are nested more than `depth` levels deep in `value`."""
     level = [value]
     for _ in range(depth):
         level = [child for each in level for child in _children(each)]

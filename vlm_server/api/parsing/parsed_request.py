@@ -8,15 +8,14 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from vlm_server.api.parsing import routing_key
-from vlm_server.api.parsing.media.external import BytesNeeded, ExternalUrl
+from vlm_server.api.parsing.json_body import Body as Body
+from vlm_server.api.parsing.media.external import BytesNeeded, MediaUrl, SentError
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.messages import Parts
 from vlm_server.protocol import Submit, decode_encoded_submit, encode_submit
 from vlm_server.settings import Limits
 from vlm_server.supervisor.client import EngineRequest
 from vlm_server.supervisor.shape import RequestShape, shape_of
-
-Body = bytes | bytearray
 
 
 class HistoryNeeded(Exception):
@@ -35,10 +34,7 @@ class History(Protocol):
     """The store of earlier turns, for dialects whose clients name them."""
 
     def recall(self, owner: str, response_id: str) -> tuple[bytes, ...]:
-        """The turns up to that response, the oldest first, as their dialect wrote them.
-
-        Raises RequestError if `owner` has no such response.
-        """
+        """The turns up to that response, oldest first. Raises RequestError if there is none."""
         ...
 
     def turn(self, owner: str, response_id: str) -> tuple[bytes, ...]:
@@ -62,11 +58,11 @@ class KnownModel(msgspec.Struct, frozen=True):
 class Context(msgspec.Struct, frozen=True):
     """Input of request parsing besides the body.
 
-    models: those that are served, the default one first. client: whose request it is. owner: whose
-    stored turns it may go on from, see `keys.owner_of`. is_admin: see `keys.is_admin`. given: the
-    bytes of the `https:` and `file:` URLs that were read for it. unknown_fields: the setting of the
-    server. previous: the earlier turns that it goes on from, see `History`; None until they are
-    asked for. others: turns that it refers to items of. on_thread: see `conversation.NeedsProcess`.
+    models: the served ones, the default one first. client, is_admin: of its API key. owner: of the
+    stored turns that it may go on from. given: the bytes of its `https:` and `file:` URLs, as far
+    as they were read. unknown_fields: the server's setting. previous: the earlier turns that it
+    goes on from, see `History`; None until they are asked for. others: turns that it refers to
+    items of. on_thread: see `conversation.NeedsProcess`.
     """
 
     models: tuple[KnownModel, ...]
@@ -107,10 +103,10 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     conversation: str = ""
 
 
-Read = Callable[[Body, Context], ParsedRequest]
-"""Raises RequestError, BytesNeeded and HistoryNeeded."""
-ReadText = Callable[[Body, Context], ParsedRequest | None]
-"""As `Read`, for a request without media; None for a request with media.
+Parse = Callable[[Body, Context], ParsedRequest]
+"""Raises RequestError; BytesNeeded and HistoryNeeded, to be called again with what is needed."""
+ParseOnThread = Callable[[Body, Context], ParsedRequest | None]
+"""As `Parse`, for a request without media; None for a request with media.
 
 Raises RequestError, and HistoryNeeded."""
 
@@ -154,25 +150,12 @@ class RequestSummary(msgspec.Struct, frozen=True, tag=True):
     routing_key: str
 
 
-class ErrorHead(msgspec.Struct, frozen=True, tag=True):
-    """A `RequestError` on its way to the front."""
+class Needed(msgspec.Struct, frozen=True, tag=True):
+    """`BytesNeeded`, if there are URLs, or `HistoryNeeded` on its way to the front."""
 
-    code: str
-    message: str
-    param: str | None
-
-
-class BytesNeededHead(msgspec.Struct, frozen=True, tag=True):
-    """`BytesNeeded` on its way to the front."""
-
-    urls: tuple[ExternalUrl, ...]
-
-
-class HistoryNeededHead(msgspec.Struct, frozen=True, tag=True):
-    """`HistoryNeeded` on its way to the front."""
-
-    response_id: str | None
-    others: tuple[str, ...]
+    urls: tuple[MediaUrl, ...] = ()
+    response_id: str | None = None
+    others: tuple[str, ...] = ()
 
 
 class EncodedRequest(NamedTuple):
@@ -183,7 +166,7 @@ class EncodedRequest(NamedTuple):
 
 
 Outcome = ParsedRequest | RequestError | BytesNeeded | HistoryNeeded
-_Head = RequestSummary | ErrorHead | BytesNeededHead | HistoryNeededHead
+_Head = RequestSummary | SentError | Needed
 
 
 def encode_request(parsed: ParsedRequest) -> EncodedRequest:
@@ -204,36 +187,31 @@ def encode_outcome(outcome: Outcome) -> bytearray:
 
 
 def decode_outcome(encoded: bytearray) -> EncodedRequest:
-    """The request in a parsing process's answer, whose bytes it shares.
-
-    Raises RequestError, BytesNeeded or HistoryNeeded.
-    """
+    """The request in a parsing process's answer, whose bytes it shares. Raises other outcomes."""
     view = memoryview(encoded)
     end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES])
     head = _head_decoder.decode(view[_LENGTH_BYTES:end])
-    if isinstance(head, ErrorHead):
+    if isinstance(head, SentError):
         raise RequestError.from_code(head.code, head.message, head.param)
-    if isinstance(head, BytesNeededHead):
-        raise BytesNeeded(head.urls)
-    if isinstance(head, HistoryNeededHead):
-        raise HistoryNeeded(head.response_id, head.others)
+    if isinstance(head, Needed):
+        raise BytesNeeded(head.urls) if head.urls else HistoryNeeded(head.response_id, head.others)
     return EncodedRequest(EngineRequest(decode_encoded_submit(view[end:]), head.shape), head)
 
 
 def _head(outcome: Outcome) -> _Head:
     match outcome:
         case RequestError():
-            return ErrorHead(outcome.code, outcome.message, outcome.param)
+            return SentError(outcome.code, outcome.message, outcome.param)
         case BytesNeeded():
-            return BytesNeededHead(outcome.urls)
+            return Needed(outcome.urls)
         case HistoryNeeded():
-            return HistoryNeededHead(outcome.response_id, outcome.others)
+            return Needed((), outcome.response_id, outcome.others)
         case ParsedRequest():
             return _summary(outcome)
 
 
 def _summary(parsed: ParsedRequest) -> RequestSummary:
-    submit = parsed.submit
+    submit, name = parsed.submit, parsed.conversation
     return RequestSummary(
         model=parsed.model,
         stream=parsed.stream,
@@ -245,13 +223,8 @@ def _summary(parsed: ParsedRequest) -> RequestSummary:
         shape=shape_of(submit),
         generates=parsed.generates,
         keep_alive_seconds=parsed.keep_alive_seconds,
-        routing_key=_routing_key(parsed),
+        routing_key=routing_key.of_name(name) if name else routing_key.of_submit(submit),
     )
-
-
-def _routing_key(parsed: ParsedRequest) -> str:
-    name = parsed.conversation
-    return routing_key.of_name(name) if name else routing_key.of_submit(parsed.submit)
 
 
 _LENGTH_BYTES = 4

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 import msgspec
 
-from vlm_server.protocol import Image, ImagePart, Message, Submit, Video, VideoPart
+from vlm_server.protocol import ImagePart, Submit, VideoPart
 
 REQUEST_HEADER = "X-SMG-Routing-Key"
 RESPONSE_HEADER = "X-VLM-Routing-Key"
@@ -40,26 +40,15 @@ def of_name(name: str) -> str:
 def of_submit(submit: Submit) -> str:
     """The key of the conversation whose latest turn is `submit`, in hex; empty if there is none.
 
-    The SHA-256 of the first image before the first answer, else of the first video, else of the
-    texts.
+    The SHA-256 of the opening's first image, else its first video, else its texts.
     """
     if submit.prompt is not None:
         return hashlib.sha256(_encode(submit.prompt[:_PROMPT_LENGTH])).hexdigest()
     said = takewhile(lambda message: message.role != "assistant", submit.messages)
     opening = tuple(msgspec.structs.replace(message, param="") for message in said)
-    media = _media(submit, opening)
-    return (
-        media[0].content_hash
-        if media
-        else hashlib.sha256(_encode(opening)).hexdigest()
-        if opening
-        else ""
-    )
-
-
-def _media(submit: Submit, messages: tuple[Message, ...]) -> list[Image | Video]:
-    """Pictures, then videos."""
-    parts = [part for message in messages for part in message.content]
+    parts = [part for message in opening for part in message.content]
     pictures = [submit.images[part.index] for part in parts if isinstance(part, ImagePart)]
     videos = [submit.videos[part.index] for part in parts if isinstance(part, VideoPart)]
-    return [*pictures, *videos]
+    if pictures or videos:
+        return pictures[0].content_hash if pictures else videos[0].content_hash
+    return hashlib.sha256(_encode(opening)).hexdigest() if opening else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from vlm_server.api.parsing.parsed_request import KnownModel
-from vlm_server.errors import InvalidRequest
+from vlm_server.errors import InvalidRequest, ModelNotFound
 from vlm_server.protocol import ModelFacts
 from vlm_server.settings import Server
 from vlm_server.supervisor.client import EngineStatus, ModelClient
@@ -21,8 +21,7 @@ def known_models(models: ModelClient, server: Server) -> tuple[KnownModel, ...]:
 
 
 def model_of(names: str | Sequence[str], known: Iterable[KnownModel]) -> KnownModel | None:
-    """The model that one of `names` means, the first name first: by its own name, by `default`, or
-    by an alias of it."""
+    """The model that the first possible of `names` means: its own name, `default`, or an alias."""
     wanted = (names,) if isinstance(names, str) else names
     models = tuple(known)
     by_name = {model.name: model for model in models}
@@ -35,6 +34,14 @@ def model_of(names: str | Sequence[str], known: Iterable[KnownModel]) -> KnownMo
     short = [name for name in wanted if len(name) <= _MAX_NAME_CHARS]
     matching = (m for m, alias in aliases if any(fnmatchcase(name, alias) for name in short))
     return next(matching, None)
+
+
+def existing(name: str, known: Sequence[KnownModel]) -> KnownModel:
+    """The model that `name` means. Raises ModelNotFound, which lists the served ones."""
+    model = model_of(name, known)
+    if model is None:
+        raise ModelNotFound(listed(known), "model")
+    return model
 
 
 def assumed(known: Sequence[KnownModel]) -> KnownModel:
@@ -77,11 +84,11 @@ def _known(models: ModelClient, name: str, server: Server) -> KnownModel:
     return KnownModel(
         name=name,
         aliases=(*models.aliases(name), *(server.model_aliases if is_default else ())),
-        can_reason=_can_think(models.status(name).model_facts),
+        can_reason=_can_reason(models.status(name).model_facts),
         stays_loaded=models.is_pinned(name),
     )
 
 
-def _can_think(facts: ModelFacts) -> bool:
+def _can_reason(facts: ModelFacts) -> bool:
     """Whether the model writes reasoning; assumed until it was ready once."""
     return facts == ModelFacts() or "thinking" in facts.capabilities

@@ -83,7 +83,6 @@ class FolderLock:
             os.close(held)
 
     def _locked(self) -> int:
-        """The descriptor of the locked file; closing it unlocks."""
         give_up_at = time.monotonic() + _TURN_WAIT_SECONDS
         while True:
             held = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)

@@ -201,7 +201,6 @@ class DiskStore:
         return self._folder.find(self._owner, key)
 
     def _files(self, keys: Iterable[str]) -> list[StoredFile]:
-        """The stored files among `keys`."""
         return [file for key in keys if (file := self._file(key))]
 
     def _make_room(self, size_bytes: int, keep: Collection[str]) -> bool:

@@ -23,8 +23,7 @@ Ask, or give a picture first:  other.png What is different here?
 
 
 def run(conversation: ChatSession, first: Sequence[Medium], limits: Limits) -> int:
-    """Read and answer lines until the input ends; `first` are the pictures of the first
-    question."""
+    """Read and answer lines until the input ends; `first` are the first question's pictures."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives `input` its line editing and history
     print(_HELP, file=sys.stderr)

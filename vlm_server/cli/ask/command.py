@@ -1,11 +1,7 @@
-"""`vlm-server ask`: questions about images and videos, answered on the terminal.
-
-Asks the running daemon, or starts one for these questions alone.
-"""
+"""`vlm-server ask`: its options."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from vlm_server.cli import options, usage
@@ -70,12 +66,5 @@ def add_to(parser: Parser) -> None:
     options.add_daemon_options(parser, "to ask")
     options.add_model_option(parser)
     options.add_config_options(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run="ask.work:run")
     parser.manual = _MANUAL
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Print the answer as it arrives. Raises CommandFailed or ConfigError."""
-    from vlm_server.cli.ask import work
-
-    return work.run(arguments)

@@ -20,10 +20,7 @@ OnText = Callable[[str], None]
 
 @dataclass(slots=True)
 class ChatReply:
-    """One answer. Times are seconds since the request was sent.
-
-    `picture` is the last one of the conversation; `regions` are places in it.
-    """
+    """One answer; `picture` is the conversation's last one, `regions` are places in it."""
 
     model: str
     text: str = ""
@@ -38,8 +35,7 @@ class ChatReply:
 
 
 class ChatSession:
-    """Messages of a conversation. Each question is sent with all before it, most of which the
-    daemon has cached."""
+    """Messages of a conversation; each question is sent with all before it."""
 
     def __init__(
         self, daemon: Daemon, model: dict[str, Any], max_tokens: int | None, system: str | None
@@ -54,7 +50,6 @@ class ChatSession:
         self._key = ""
 
     def __len__(self) -> int:
-        """Number of questions and answers so far."""
         return len(self._messages)
 
     def forget(self) -> None:
@@ -64,8 +59,7 @@ class ChatSession:
     async def ask(self, media: Sequence[Medium], question: str, on_text: OnText) -> ChatReply:
         """Answer to `question`; `on_text` gets its pieces. Raises CommandFailed.
 
-        An answer cut off by an interrupt becomes part of the conversation; a failed question does
-        not.
+        An answer cut off by an interrupt is kept in the conversation; a failed question is not.
         """
         content = [*(medium.part for medium in media), {"type": "text", "text": question}]
         asked = [*self._messages, {"role": "user", "content": content}]
@@ -83,7 +77,15 @@ class ChatSession:
     async def _receive(
         self, reply: ChatReply, messages: list[dict[str, Any]], on_text: OnText
     ) -> None:
-        body = self._body(messages)
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        request = {
+            "model": self._model,
+            "messages": [*system, *messages],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._options,
+        }
+        body = json.dumps(request).encode()
         self._key = self._key or routing_key(messages)
         sent = time.perf_counter()
         async with aclosing(stream_chunks(self._daemon, body, self._key)) as chunks:
@@ -101,14 +103,3 @@ class ChatSession:
         if reply.picture is not None:
             seen = reply.usage.last_seen if self._counts_pixels else None
             reply.regions = find_regions(reply.text, *([seen] if seen else []))
-
-    def _body(self, messages: list[dict[str, Any]]) -> bytes:
-        system = [{"role": "system", "content": self._system}] if self._system else []
-        body = {
-            "model": self._model,
-            "messages": [*system, *messages],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **self._options,
-        }
-        return json.dumps(body).encode()

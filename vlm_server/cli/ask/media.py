@@ -1,5 +1,4 @@
-"""Arguments of `ask`: the pictures and videos, checked before anything is started, and the
-question."""
+"""Pictures and videos of `ask`, checked before anything is started, and its question."""
 
 from __future__ import annotations
 
@@ -34,9 +33,9 @@ _STILL_BRANDS = (b"mif1", b"msf1")
 
 
 def split(words: Sequence[str]) -> tuple[Sequence[str], str | None]:
-    """Files and question: the last of `words`, unless it is or looks like a file; None for none.
+    """Files, and the question: the last word unless it is a file or named like one, else None.
 
-    `-` is standard input. Raises ConfigError if two of the words are.
+    Raises ConfigError if two words are `-`, standard input.
     """
     if words.count(STDIN) > 1:
         raise ConfigError("standard input (-) can be one picture or the question, not both")
@@ -81,10 +80,7 @@ class Medium:
 
 
 def read(word: str, limits: Limits, stdin: Callable[[], bytes] | None = None) -> Medium:
-    """Medium in the file `word`, or in standard input.
-
-    Raises CommandFailed for a file that can't be read, or that the daemon would refuse.
-    """
+    """Medium in a file or standard input. Raises CommandFailed if the daemon would refuse it."""
     name = "standard input" if word == STDIN else word
     try:
         data = (stdin or _stdin)() if word == STDIN else Path(word).read_bytes()

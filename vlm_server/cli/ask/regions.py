@@ -11,7 +11,7 @@ import base64
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -60,50 +60,46 @@ class Region:
 
 
 def find_regions(text: str, scale: tuple[float, float] = (_THOUSAND, _THOUSAND)) -> list[Region]:
-    """Regions in `text`; `scale` is the right and the lower edge of the picture in the model's
-    units.
+    """Regions in `text`; `scale` is the right and lower edge of the picture in the model's units.
 
-    1000 for both unless the model's family counts the pixels of its input. box_2d (y first, to
-    1000) and Molmo's points (percent) have scales of their own.
+    Boxes with y first (box_2d, to 1000) and Molmo's points (percent) have scales of their own.
     """
-    across, down = scale
-    found = [*_boxes(text, across, down), *_points(text, across, down)]
+    thousand, percent = (_THOUSAND, _THOUSAND), (100.0, 100.0)
+    forms = (
+        (_BOX, scale),
+        (_Y_FIRST_BOX, thousand),
+        (_MARKED_BOX, scale),
+        (_POINT, scale),
+        (_X_AND_Y, scale),
+        (_PERCENT, percent),
+    )
+    found = [
+        _region(match, edges, _label_of(text, match) if match[0].startswith('"') else "")
+        for pattern, edges in forms
+        for match in pattern.finditer(text)
+    ]
     if not found and (bare := _BARE.fullmatch(text.strip())):
-        x1, y1, x2, y2 = bare.groups()
-        if x2 is None:
-            found = [_point(x1, y1, across, down)]
-        else:
-            found = [_box((x1, y1, x2, y2), across, down)]
-    return [region for region in found if _is_inside(region)]
+        found = [_region(bare, scale, "")]
+    return [
+        region
+        for region in found
+        if min(region.x, region.y) >= 0
+        and max(region.x + region.width, region.y + region.height) <= _TOLERANCE
+    ]
 
 
-def _boxes(text: str, across: float, down: float) -> Iterator[Region]:
-    for match in _BOX.finditer(text):
-        yield _box(match.groups(), across, down, _label_of(text, match))
-    for match in _Y_FIRST_BOX.finditer(text):
-        y1, x1, y2, x2 = match.groups()
-        yield _box((x1, y1, x2, y2), _THOUSAND, _THOUSAND, _label_of(text, match))
-    for match in _MARKED_BOX.finditer(text):
-        yield _box(match.groups(), across, down)
-
-
-def _points(text: str, across: float, down: float) -> Iterator[Region]:
-    for pattern in (_POINT, _X_AND_Y):
-        for match in pattern.finditer(text):
-            yield _point(match[1], match[2], across, down, _label_of(text, match))
-    for match in _PERCENT.finditer(text):
-        yield _point(match[1], match[2], 100.0, 100.0)
-
-
-def _box(corners: tuple[str, ...], across: float, down: float, label: str = "") -> Region:
-    x1, y1, x2, y2 = map(float, corners)
-    left, right = sorted((x1 / across, x2 / across))
-    top, bottom = sorted((y1 / down, y2 / down))
+def _region(match: re.Match[str], scale: tuple[float, float], label: str) -> Region:
+    """Region of a match: two numbers are a point, four a box."""
+    numbers = [float(number) for number in match.groups() if number is not None]
+    if match.re is _Y_FIRST_BOX:
+        numbers = [numbers[place] for place in (1, 0, 3, 2)]
+    across, down = scale
+    x, y = numbers[0] / across, numbers[1] / down
+    if len(numbers) == 2:
+        return Region("point", x, y, label=label)
+    left, right = sorted((x, numbers[2] / across))
+    top, bottom = sorted((y, numbers[3] / down))
     return Region("box", left, top, right - left, bottom - top, label)
-
-
-def _point(x: str, y: str, across: float, down: float, label: str = "") -> Region:
-    return Region("point", float(x) / across, float(y) / down, label=label)
 
 
 def _label_of(text: str, match: re.Match[str]) -> str:
@@ -112,11 +108,6 @@ def _label_of(text: str, match: re.Match[str]) -> str:
     around = text[start : end if end >= 0 else None] if start >= 0 else ""
     found = _LABEL.search(around)
     return found[1] if found else ""
-
-
-def _is_inside(region: Region) -> bool:
-    right, bottom = region.x + region.width, region.y + region.height
-    return region.x >= 0 and region.y >= 0 and max(right, bottom) <= _TOLERANCE
 
 
 def drawn(data: bytes, regions: Sequence[Region]) -> Image.Image:

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from vlm_server.cli.ask import regions
 from vlm_server.cli.ask.conversation import ChatReply
 from vlm_server.cli.exit_codes import CommandFailed
@@ -40,10 +38,6 @@ class Screen:
         print(printable(text) if self._is_terminal else text, end="", flush=True)
         self._ends_line = text.endswith("\n")
 
-    def clear(self, _: str = "") -> None:
-        """Remove the spinner, and print nothing of the piece."""
-        self._waiting.clear()
-
     def end(self) -> None:
         """End the line of an answer, complete or not."""
         self._waiting.clear()
@@ -53,7 +47,7 @@ class Screen:
 
 
 def after(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) -> None:
-    """Print what follows an answer: that it was cut off, and its picture with boxes and points.
+    """Print what follows an answer: that it was cut off, and its picture with regions.
 
     `is_quiet`: only write `save_boxes`. Raises CommandFailed if there is nothing to write.
     """
@@ -63,7 +57,9 @@ def after(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) 
     protocol = regions.protocol_of(os.environ) if can_show else None
     if reply.regions and reply.picture is not None and (protocol or save_boxes):
         image = regions.drawn(reply.picture.data, reply.regions)
-        _show(image, protocol)
+        if protocol is not None:
+            columns = shutil.get_terminal_size().columns
+            print(regions.sequence(image, protocol, columns), end="", flush=True)
         if save_boxes is not None:
             regions.save(image, save_boxes)
     elif save_boxes is not None:
@@ -72,20 +68,16 @@ def after(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) 
 
 def as_json(reply: ChatReply) -> str:
     """Answer as one JSON object; `regions` in pixels of the last picture."""
-    usage, seconds = reply.usage, reply.total_seconds
+    counts = ("prompt_tokens", "cached_tokens", "completion_tokens")
     said: dict[str, Any] = {
         "model": reply.model,
         "answer": reply.text,
         **({"reasoning": reply.reasoning} if reply.reasoning else {}),
         "finish_reason": reply.finish_reason,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "completion_tokens": usage.completion_tokens,
-        },
+        "usage": {name: getattr(reply.usage, name) for name in counts},
         "timings": {
             "first_text_seconds": _rounded(reply.first_text_seconds),
-            "total_seconds": _rounded(seconds),
+            "total_seconds": _rounded(reply.total_seconds),
             "tokens_per_second": _rounded(_rate(reply)),
         },
         "regions": _regions(reply),
@@ -105,23 +97,12 @@ def _regions(reply: ChatReply) -> list[dict[str, Any]]:
     if not reply.regions or reply.picture is None:
         return []
     width, height = regions.upright_size(reply.picture.data)
-    return [
-        {
-            "kind": region.kind,
-            "x": round(region.x * width, 1),
-            "y": round(region.y * height, 1),
-            "width": round(region.width * width, 1),
-            "height": round(region.height * height, 1),
-            "label": region.label,
-        }
-        for region in reply.regions
-    ]
-
-
-def _show(image: Image.Image, protocol: regions.Protocol | None) -> None:
-    if protocol is not None:
-        columns = shutil.get_terminal_size().columns
-        print(regions.sequence(image, protocol, columns), end="", flush=True)
+    scales = {"x": width, "y": height, "width": width, "height": height}
+    found = []
+    for region in reply.regions:
+        sizes = {name: round(getattr(region, name) * size, 1) for name, size in scales.items()}
+        found.append({"kind": region.kind, **sizes, "label": region.label})
+    return found
 
 
 def _rounded(value: float | None) -> float | None:

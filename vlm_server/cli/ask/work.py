@@ -73,7 +73,7 @@ def answer(
     screen = shown.Screen()
     screen.wait()
     try:
-        show = screen.clear if arguments.json else screen.write
+        show = (lambda _: None) if arguments.json else screen.write
         reply = asyncio.run(conversation.ask(attached, question, show))
     finally:
         screen.end()
@@ -87,9 +87,9 @@ def answer(
 def ready_daemon(
     arguments: argparse.Namespace, settings: Settings
 ) -> Iterator[tuple[Daemon, ServedModel]]:
-    """Daemon whose model is loaded, and that model: a running daemon, or one started here.
+    """Daemon and its loaded model: a running one, or one started here.
 
-    Raises CommandFailed if there is none, or not with this model; ConfigError for an unknown model.
+    Raises CommandFailed if there is none with this model, ConfigError for an unknown model.
     """
     url, api_key = address_of(arguments, settings)
     with Daemon(url, api_key) as daemon:
@@ -124,17 +124,12 @@ def _chosen(
     listed: Sequence[ServedModel], wanted: str | None, settings: Settings
 ) -> ServedModel | None:
     """Model that is `wanted`, else that of the settings, else the first."""
-    names = _names_of(wanted, settings) if wanted else [settings.model.name]
-    if not any(names):
-        return listed[0] if listed else None
-    return next((model for model in listed if model["id"] in names), None)
-
-
-def _names_of(wanted: str, settings: Settings) -> list[str]:
-    """Names by which the API may know a model that the command line calls `wanted`."""
-    found = find.find(wanted, settings.model.search_paths)
-    hub = HubName.parse(wanted)
-    return [wanted, *([found.name] if found else []), *([hub.repo] if hub else [])]
+    names = {wanted or settings.model.name}
+    if wanted and (found := find.find(wanted, settings.model.search_paths)):
+        names.add(found.name)
+    if wanted and (hub := HubName.parse(wanted)):
+        names.add(hub.repo)
+    return next((model for model in listed if names == {""} or model["id"] in names), None)
 
 
 def _check_may_start(

@@ -11,24 +11,14 @@ from vlm_server.cli.usage import Manual, Parser
 # The keys of `servers.KINDS` and `scenarios.SCENARIOS`: help imports neither.
 KINDS = ("ours", "mlx-vlm")
 USUAL = (
-    "repeat",
-    "question",
-    "agent",
-    "agent-window",
-    "agent-drops",
-    "stall",
-    "conc",
-    "text",
-    "right",
+    *("repeat", "question", "agent", "agent-window", "agent-drops"),
+    *("stall", "conc", "text", "right"),
 )
 """Scenarios that run unless others are named."""
 SCENARIOS = (*USUAL, "streams", "longagent", "agents4", "day")
 _MANUAL = Manual(
     examples=(
-        (
-            "A daemon that runs",
-            "vlm-server bench --url it=http://127.0.0.1:8000/v1 --rounds 1",
-        ),
+        ("A daemon that runs", "vlm-server bench --url it=http://127.0.0.1:8000/v1 --rounds 1"),
         (
             "Next to mlx-vlm's server, with the same model",
             "vlm-server bench --start mlx-vlm --start ours --model ORG/NAME",
@@ -88,7 +78,7 @@ def add_to(parser: Parser) -> None:
         metavar="FILE",
         help="draw the times to the first token of the scenario day, as SVG",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run="bench.work:run")
     parser.manual = _MANUAL
 
 
@@ -100,10 +90,8 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
         choices=KINDS,
         help="start this server with --model on a free port; may be repeated",
     )
-    group.add_argument(
-        "--model", metavar="NAME", help="checkpoint for --start: its folder, or its name if it is "
-        "on this machine",
-    )  # fmt: skip
+    where = "its folder, or its name if it is on this machine"
+    group.add_argument("--model", metavar="NAME", help=f"checkpoint for --start: {where}")
     group.add_argument(
         "--url",
         action="append",
@@ -111,18 +99,6 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
         metavar="NAME=URL[,MODEL]",
         help="a running server, such as ours=http://127.0.0.1:8000/v1; may be repeated",
     )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Returns 0 if every server answered a request, else 1. Raises VlmServerError."""
-    import asyncio
-
-    from vlm_server.cli.bench.work import until_told_to_stop
-
-    try:
-        return asyncio.run(until_told_to_stop(args))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
 
 
 def _seconds(text: str) -> float:

@@ -1,10 +1,9 @@
 """The scenario `day`: a day of mixed requests, compressed, and the server's drift over it.
 
 The day consists of rounds. Each has the same requests with new pictures and words, in an order
-drawn from the seed: an agent, a burst of several users, a user with questions, texts; then a pause.
-Whole rounds are compared, so that all have requests of the same kinds and sizes. Drift is the end
-of the day against its beginning, by kind of request; the machine's own drift is measured by fixed
-work.
+that depends on the seed: an agent, a burst of several users, a user with questions, texts; then a
+pause. Whole rounds are compared. Drift is the end of the day against its beginning, by kind of
+request; the machine's own drift is measured by fixed work.
 """
 
 from __future__ import annotations
@@ -53,10 +52,9 @@ _PARTS = 10
 
 
 class DaySample(msgspec.Struct, frozen=True):
-    """One request of a day. `seconds` is when it was sent, since the day began; `round` counts from
-    0. Requests of one `kind` have the same size. `ttft` is None if it failed.
+    """One request of a day, sent `seconds` after its begin; `ttft` is None if it failed.
 
-    Of `FIXED_WORK`, `ttft` is how long the work took.
+    Requests of one `kind` have the same size. Of `FIXED_WORK`, `ttft` is how long it took.
     """
 
     kind: str
@@ -66,8 +64,7 @@ class DaySample(msgspec.Struct, frozen=True):
 
 
 async def spend_day(client: Client, material: Material, seconds: float) -> list[DaySample]:
-    """Samples of whole rounds that take `seconds` or a little longer, in the order of their
-    answers' ends."""
+    """Samples of whole rounds that take `seconds` or a little longer, as the answers ended."""
     day = Day(client, material)
     while day.elapsed_seconds < seconds:
         await day.spend_round()
@@ -103,7 +100,6 @@ class Day:
         await asyncio.sleep(self._material.seconds(*_IDLE_SECONDS))
 
     async def _agent(self) -> None:
-        """A conversation with a new picture in every turn."""
         messages: list[ChatMessage] = [self._material.system()]
         for turn in range(1, _AGENT_TURNS + 1):
             messages.append(user(f"Step {turn}: what changed?", self._material.image()))
@@ -112,12 +108,10 @@ class Day:
             await self._think()
 
     async def _burst(self) -> None:
-        """Several users at once, each with a new picture."""
         asked = [[user(DESCRIBE, self._material.image())] for _ in range(_BURST_USERS)]
         await asyncio.gather(*(self._ask("burst", messages, 24) for messages in asked))
 
     async def _questions(self) -> None:
-        """One user, who asks several things about one picture."""
         image = self._material.image()
         for number, question in enumerate(QUESTIONS[:_QUESTIONS]):
             kind = "known picture" if number else "new picture"
@@ -149,30 +143,32 @@ class Day:
 def figures(samples: Sequence[DaySample]) -> list[Figure]:
     """Drift and whether it is within `MOST_DRIFT`, then each kind's median and drift."""
     by_part = parts(samples)
-    found = levels(samples)
-    drift = quotient(found[-1], found[0]) if len(found) > 1 else None
-    machine = fixed_work_levels(samples)
-    return [
-        percent("TTFT, last tenth against the first", drift),
-        Figure(f"within {MOST_DRIFT:.0%}", _is_within(drift), Unit.MET),
-        percent("slowest tenth against the fastest", _spread(found)),
-        milliseconds(FIXED_WORK, _of(FIXED_WORK, samples)),
-        percent(f"{FIXED_WORK}: last tenth", _drift_of(FIXED_WORK, by_part)),
-        percent(f"{FIXED_WORK}: slowest tenth against the fastest", _spread(machine)),
-        *(
-            figure
-            for kind in _kinds(samples)
-            for figure in (
-                milliseconds(f"{kind}: TTFT", _of(kind, samples)),
-                percent(f"{kind}: last tenth", _drift_of(kind, by_part)),
-            )
-        ),
+    of_server = levels(samples, kinds(samples))
+
+    def drift(kind: str) -> float | None:
+        if len(by_part) < 2:
+            return None
+        return quotient(usual(kind, by_part[-1]), usual(kind, by_part[0]))
+
+    change = quotient(of_server[-1], of_server[0]) if len(of_server) > 1 else None
+    is_within = None if change is None else float(abs(change - 1) <= MOST_DRIFT)
+    spread_of_machine = _spread(levels(samples, [FIXED_WORK]))
+    found = [
+        percent("TTFT, last tenth against the first", change),
+        Figure(f"within {MOST_DRIFT:.0%}", is_within, Unit.MET),
+        percent("slowest tenth against the fastest", _spread(of_server)),
+        milliseconds(FIXED_WORK, usual(FIXED_WORK, samples)),
+        percent(f"{FIXED_WORK}: last tenth", drift(FIXED_WORK)),
+        percent(f"{FIXED_WORK}: slowest tenth against the fastest", spread_of_machine),
     ]
+    for kind in kinds(samples):
+        found.append(milliseconds(f"{kind}: TTFT", usual(kind, samples)))
+        found.append(percent(f"{kind}: last tenth", drift(kind)))
+    return found
 
 
 def parts(samples: Sequence[DaySample]) -> list[list[DaySample]]:
-    """Ten parts of the day, of as many whole rounds each as possible; fewer for a day of fewer
-    rounds."""
+    """Up to ten parts of the day, of as many whole rounds each as possible."""
     num_rounds = max((sample.round for sample in samples), default=-1) + 1
     num_parts = min(_PARTS, num_rounds)
     found: list[list[DaySample]] = [[] for _ in range(num_parts)]
@@ -181,53 +177,27 @@ def parts(samples: Sequence[DaySample]) -> list[list[DaySample]]:
     return found
 
 
-def levels(samples: Sequence[DaySample]) -> list[float | None]:
-    """Slowness of each part of the day, 1.0 being usual: median over the kinds of request of the
-    kind's median TTFT in this part, divided by that of the whole day."""
-    return _levels(samples, _kinds(samples))
-
-
-def fixed_work_levels(samples: Sequence[DaySample]) -> list[float | None]:
-    """Slowness of the machine itself in each part of the day."""
-    return _levels(samples, [FIXED_WORK])
-
-
-def relative(samples: Sequence[DaySample]) -> list[tuple[DaySample, float]]:
-    """Samples with a TTFT, and that TTFT divided by the median of the sample's kind."""
-    usual = {kind: _of(kind, samples) for kind in _kinds(samples)}
-    asked = (sample for sample in samples if sample.kind in usual)
-    found = [(sample, quotient(sample.ttft, usual[sample.kind])) for sample in asked]
-    return [(sample, value) for sample, value in found if value is not None]
-
-
-def _kinds(samples: Sequence[DaySample]) -> list[str]:
+def kinds(samples: Sequence[DaySample]) -> list[str]:
     """Kinds of request, without the fixed work."""
     return sorted({sample.kind for sample in samples} - {FIXED_WORK})
 
 
-def _levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | None]:
-    usual = {kind: _of(kind, samples) for kind in kinds}
-    return [
-        median(quotient(_of(kind, part), usual[kind]) for kind in kinds) for part in parts(samples)
-    ]
-
-
-def _of(kind: str, samples: Sequence[DaySample]) -> float | None:
+def usual(kind: str, samples: Sequence[DaySample]) -> float | None:
     """Median TTFT of one kind."""
     return median(sample.ttft for sample in samples if sample.kind == kind)
 
 
-def _drift_of(kind: str, by_part: Sequence[Sequence[DaySample]]) -> float | None:
-    if len(by_part) < 2:
-        return None
-    return quotient(_of(kind, by_part[-1]), _of(kind, by_part[0]))
+def levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | None]:
+    """Slowness of each part of the day, 1.0 being usual: median over `kinds` of the median TTFT in
+    the part, divided by that of the whole day. That of `FIXED_WORK` is the machine's.
+    """
+    whole = {kind: usual(kind, samples) for kind in kinds}
+    return [
+        median(quotient(usual(kind, part), whole[kind]) for kind in kinds)
+        for part in parts(samples)
+    ]
 
 
 def _spread(values: Sequence[float | None]) -> float | None:
-    """Largest value divided by the smallest."""
     seen = known(values)
     return quotient(max(seen), min(seen)) if len(seen) > 1 else None
-
-
-def _is_within(drift: float | None) -> float | None:
-    return None if drift is None else float(abs(drift - 1) <= MOST_DRIFT)

@@ -66,12 +66,13 @@ def quotient(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
+def grown(before: int | None, after: int | None) -> float | None:
+    """By how much a counter has grown; None if one reading is unknown."""
+    return None if before is None or after is None else float(after - before)
+
+
 def milliseconds(name: str, seconds: float | None) -> Figure:
     return Figure(name, None if seconds is None else 1000 * seconds, Unit.MILLISECONDS)
-
-
-def token_count(name: str, count: float | None) -> Figure:
-    return Figure(name, count, Unit.TOKENS)
 
 
 def percent(name: str, ratio: float | None) -> Figure:
@@ -81,13 +82,6 @@ def percent(name: str, ratio: float | None) -> Figure:
 
 def ratio(name: str, above: float | None, below: float | None) -> Figure:
     return Figure(name, quotient(above, below), Unit.RATIO)
-
-
-def count(name: str, before: int | None, after: int | None) -> Figure:
-    """By how much a counter has grown; unknown if one reading is."""
-    if before is None or after is None:
-        return Figure(name, None, Unit.COUNT)
-    return Figure(name, float(after - before), Unit.COUNT)
 
 
 def throughput(name: str, tokens: Sequence[int | None], seconds: float) -> Figure:

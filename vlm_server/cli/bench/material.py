@@ -65,11 +65,7 @@ def data_url(png: bytes) -> str:
 
 
 class Material:
-    """Images and words of one scenario in one round.
-
-    The same (seed, round, scenario) gives the same sequence, so that every server gets the same
-    requests; another round gives another, so that nothing is cached.
-    """
+    """Images and words of a scenario in a round: the same for every server, new in every round."""
 
     def __init__(self, size: tuple[int, int], seed: int, scenario: str, round_: int) -> None:
         self._size = size

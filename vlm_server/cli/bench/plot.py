@@ -10,7 +10,8 @@ import msgspec
 
 from vlm_server.cli.bench import day
 from vlm_server.cli.bench.day import FIXED_WORK, DaySample
-from vlm_server.cli.bench.measure import BenchRun
+from vlm_server.cli.bench.figures import quotient
+from vlm_server.cli.bench.report import BenchRun
 
 _WIDTH = 960
 _LEFT, _RIGHT = 70, 170
@@ -56,13 +57,18 @@ def _times(samples: Sequence[DaySample], minutes: Axis) -> Iterator[str]:
     scale = Axis(low / 1.3, high * 1.3, _TITLE + _UPPER, _TITLE, is_logarithmic=True)
     panel = Panel(minutes, scale)
     yield from panel.frame("TTFT, ms", "")
-    for number, group in enumerate(sorted({_group(sample) for sample in samples})):
+    groups: dict[str, list[str]] = {}
+    """Dots by the name of their colour, one for all turns of an agent."""
+    for sample in samples:
+        dots = groups.setdefault(sample.kind.partition(",")[0], [])
+        if sample.ttft:
+            dots.append(panel.dot(sample.seconds / 60, 1000 * sample.ttft))
+    for number, (name, dots) in enumerate(sorted(groups.items())):
         color = _COLORS[number % len(_COLORS)]
-        of_group = [s for s in samples if _group(s) == group and s.ttft]
-        yield f'<g fill="{color}" fill-opacity="0.6">'
-        yield from (panel.dot(s.seconds / 60, 1000 * (s.ttft or 0.0)) for s in of_group)
-        yield "</g>"
-        yield from _key(number, color, group)
+        yield from (f'<g fill="{color}" fill-opacity="0.6">', *dots, "</g>")
+        x, y = _WIDTH - _RIGHT + 18, _TITLE + 14 + 18 * number
+        yield f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{color}"/>'
+        yield f'<text x="{x + 10}" y="{y}">{escape(name)}</text>'
 
 
 def _levels(run: BenchRun, minutes: Axis) -> Iterator[str]:
@@ -73,35 +79,23 @@ def _levels(run: BenchRun, minutes: Axis) -> Iterator[str]:
     yield panel.band(1 - day.MOST_DRIFT, 1 + day.MOST_DRIFT, "#009e73")
     yield from panel.frame("TTFT ÷ its kind's median", "minutes")
     yield '<g fill="#999999" fill-opacity="0.5">'
-    for sample, value in day.relative(run.samples):
-        yield panel.dot(sample.seconds / 60, min(max(value, least), most))
+    kinds = day.kinds(run.samples)
+    usual = {kind: day.usual(kind, run.samples) for kind in kinds}
+    for sample in run.samples:
+        if value := quotient(sample.ttft, usual.get(sample.kind)):
+            yield panel.dot(sample.seconds / 60, min(max(value, least), most))
     yield "</g>"
     parts = day.parts(run.samples)
     begins = [min(sample.seconds for sample in part) / 60 for part in parts]
     ends = [*begins[1:], run.seconds / 60]
-    of_server, of_machine = day.levels(run.samples), day.fixed_work_levels(run.samples)
-    for levels, color in ((of_machine, _MACHINE_COLOR), (of_server, "#000000")):
-        for begin, end, level in zip(begins, ends, levels, strict=True):
+    for each, color in (([FIXED_WORK], _MACHINE_COLOR), (kinds, "#000000")):
+        for begin, end, level in zip(begins, ends, day.levels(run.samples, each), strict=True):
             if level is not None:
                 yield panel.line(begin, end, min(max(level, least), most), color)
-    yield _note(top + 14, "black: a tenth, median")
-    yield _note(top + 30, f"red: {FIXED_WORK}, likewise")
-    yield _note(top + 46, f"green: ± {day.MOST_DRIFT:.0%}")
-
-
-def _group(sample: DaySample) -> str:
-    """Name of the sample's colour, one for all turns of an agent."""
-    return sample.kind.partition(",")[0]
-
-
-def _key(number: int, color: str, name: str) -> Iterator[str]:
-    x, y = _WIDTH - _RIGHT + 18, _TITLE + 14 + 18 * number
-    yield f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{color}"/>'
-    yield f'<text x="{x + 10}" y="{y}">{escape(name)}</text>'
-
-
-def _note(y: int, text: str) -> str:
-    return f'<text x="{_WIDTH - _RIGHT + 14}" y="{y}">{escape(text)}</text>'
+    notes = ("black: a tenth, median", f"red: {FIXED_WORK}, likewise")
+    for number, note in enumerate((*notes, f"green: ± {day.MOST_DRIFT:.0%}")):
+        y = top + 14 + 16 * number
+        yield f'<text x="{_WIDTH - _RIGHT + 14}" y="{y}">{escape(note)}</text>'
 
 
 class Axis(msgspec.Struct, frozen=True):

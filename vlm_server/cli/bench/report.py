@@ -1,18 +1,20 @@
-"""Report of a bench: a table that compares servers, and JSON."""
+"""What a bench runs and has measured; a table that compares servers, and JSON."""
 
 from __future__ import annotations
 
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
 import msgspec
 
-from vlm_server.cli.bench.figures import Unit, known, median, quotient
-from vlm_server.cli.bench.measure import BenchPlan, BenchRun
+from vlm_server.cli.bench.day import DaySample
+from vlm_server.cli.bench.figures import Figure, Unit, known, median, quotient
 from vlm_server.cli.bench.servers import BenchTarget
+from vlm_server.cli.client.answer import TimedAnswer
 from vlm_server.cli.text import table
 
 _NOTHING = "-"
@@ -28,19 +30,45 @@ Key = tuple[str, str, Unit]
 """A figure's scenario, name and unit."""
 
 
+class BenchPlan(msgspec.Struct, frozen=True):
+    """Scenarios to run, by name; size of images in pixels (width, height); length of a day."""
+
+    scenarios: tuple[str, ...]
+    rounds: int
+    image_size: tuple[int, int]
+    seed: int
+    day_seconds: float
+
+    def num_runs(self, num_servers: int) -> int:
+        """Number of runs that `measure` makes, with the warm-up of each server."""
+        return num_servers * (1 + self.rounds * len(self.scenarios))
+
+
+class BenchRun(msgspec.Struct, frozen=True):
+    """One scenario in one round on one server. Round 0 is the warm-up."""
+
+    scenario: str
+    round: int
+    server: str
+    seconds: float
+    figures: list[Figure]
+    answers: list[TimedAnswer]
+    samples: list[DaySample] = []
+    """Of a day."""
+
+
 def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]) -> str:
-    """Table of each figure's median [least - most] by server, and its ratio to the first
-    server's."""
+    """Table of each figure's median [least - most] by server, and its ratio to the first one's."""
     names = [target.name for target in targets]
     rows = [["scenario", "figure", "", names[0]]]
     for name in names[1:]:
         rows[0] += [name, f"/ {names[0]}"]
     scenario = ""
-    for key, values in _by_figure(runs).items():
-        shown = key[0] if key[0] != scenario else ""
-        scenario = key[0]
-        rows.append([shown, key[1], "" if key[2] in _WORDS else key[2].value])
-        rows[-1] += _cells(key[2], [values.get(name, []) for name in names])
+    for (of, figure, unit), values in _by_figure(runs).items():
+        cells = _cells(unit, [values.get(name, []) for name in names])
+        shown = "" if unit in _WORDS else unit.value
+        rows.append([of if of != scenario else "", figure, shown, *cells])
+        scenario = of
     width, height = plan.image_size
     head = (
         f"median [least - most] of {max((run.round for run in runs), default=0)} rounds; "
@@ -51,7 +79,6 @@ def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[B
 
 def document(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]) -> bytes:
     """All measurements, as JSON."""
-    servers = {target.name: {"url": target.base_url, "model": target.model} for target in targets}
     content: dict[str, Any] = {
         "machine": {
             "system": platform.platform(),
@@ -60,10 +87,10 @@ def document(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[Ben
         },
         "versions": {name: version for name in _VERSIONS if (version := _version(name))},
         "plan": plan,
-        "servers": servers,
+        "servers": {each.name: {"url": each.base_url, "model": each.model} for each in targets},
         "figures": [
-            {"scenario": key[0], "name": key[1], "unit": key[2], "rounds": values}
-            for key, values in _by_figure(runs).items()
+            {"scenario": scenario, "name": name, "unit": unit, "rounds": values}
+            for (scenario, name, unit), values in _by_figure(runs).items()
         ],
         "runs": runs,
     }
@@ -105,15 +132,12 @@ def _cell(unit: Unit, values: Sequence[float | None]) -> str:
         yes, no = _WORDS[unit]
         true, count = int(sum(present)), len(present)
         return {count: yes, 0: no}.get(true, f"{yes} in {true} of {count}")
-    middle, least, most = (
-        _number(value) for value in (median(present), min(present), max(present))
-    )
+    middle, least, most = map(_number, (statistics.median(present), min(present), max(present)))
     return middle if len(present) == 1 else f"{middle} [{least} - {most}]"
 
 
-def _number(value: float | None) -> str:
+def _number(value: float) -> str:
     """Three significant digits, with at most two decimals."""
-    assert value is not None
     decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
     return f"{value:.{decimals}f}"
 

@@ -1,8 +1,6 @@
-"""The scenarios, each a coroutine that sends one round's requests and returns its figures.
+"""The scenarios: each sends one round's requests and returns its figures.
 
-Time to first token (TTFT) is from sending a request to its first text. In `agent_window` and
-`agent_drops`, old screenshots are taken out of the conversation and their words stay: everything
-after such a picture is another prompt, which is prefilled again.
+Time to first token (TTFT) is from sending a request to its first text.
 """
 
 from __future__ import annotations
@@ -10,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import chain
 
 from vlm_server.cli.bench.figures import (
     Figure,
-    count,
+    Unit,
     equality,
+    grown,
     largest,
     mean,
     median,
@@ -23,7 +23,6 @@ from vlm_server.cli.bench.figures import (
     percentile,
     ratio,
     throughput,
-    token_count,
 )
 from vlm_server.cli.bench.material import (
     DESCRIBE,
@@ -47,12 +46,10 @@ _STALL_SECONDS = 0.4
 _STALL_IMAGES = 6
 _USERS = 8
 _STORY_TOKENS = 300
-_MANY_STREAMS = (16, 32)
-TURNS = 12
+_FORGETFUL_TURNS = 12
 _KEPT = 3
-_MOST = 6
 _SETTLED = 5
-"""From this turn on, `TURNS` ends after whole periods of either agent."""
+"""From this turn on, `_FORGETFUL_TURNS` are whole periods of either forgetful agent."""
 
 
 async def warm_up(client: Client, material: Material) -> None:
@@ -86,7 +83,7 @@ async def question(client: Client, material: Material) -> list[Figure]:
 
 async def agent(client: Client, material: Material) -> list[Figure]:
     """A conversation with a new image in every turn."""
-    ttfts = await _turns(client, material, _TURNS)
+    ttfts = [answer.ttft for answer in await _conversation(client, material, _TURNS)]
     return [
         milliseconds("TTFT, turn 1", ttfts[0]),
         milliseconds(f"TTFT, turn {_TURNS}", ttfts[-1]),
@@ -98,7 +95,7 @@ async def long_agent(client: Client, material: Material) -> list[Figure]:
     """Twice a conversation of 25 turns: the second finds what the first has warmed up."""
     figures = []
     for name in ("first", "second"):
-        ttfts = await _turns(client, material, _MANY_TURNS)
+        ttfts = [answer.ttft for answer in await _conversation(client, material, _MANY_TURNS)]
         figures += [
             milliseconds(f"TTFT, {name}, turn 1", ttfts[0]),
             milliseconds(f"TTFT, {name}, turns 2 to {_MANY_TURNS}, median", median(ttfts[1:])),
@@ -109,26 +106,54 @@ async def long_agent(client: Client, material: Material) -> list[Figure]:
 
 async def four_agents(client: Client, material: Material) -> list[Figure]:
     """Four agents side by side."""
-    several = await asyncio.gather(*(_turns(client, material, _TURNS, 24) for _ in range(4)))
-    ttfts = list(chain.from_iterable(several))
+    agents = [_conversation(client, material, _TURNS, max_tokens=24) for _ in range(4)]
+    ttfts = [answer.ttft for answer in chain.from_iterable(await asyncio.gather(*agents))]
     return [
         milliseconds("TTFT, median", median(ttfts)),
         milliseconds("TTFT, slowest", largest(ttfts)),
     ]
 
 
-async def _turns(
-    client: Client, material: Material, count: int, max_tokens: int = 12
-) -> list[float | None]:
-    """TTFT of each turn of a conversation that keeps all its images."""
+async def forgetful_agent(client: Client, material: Material, most: int) -> list[Figure]:
+    """A conversation that keeps up to `most` pictures, and then the latest three alone."""
+    answers = await _conversation(client, material, _FORGETFUL_TURNS, most=most)
+    settled = answers[_SETTLED - 1 :]
+    again = [
+        answer.prompt_tokens - answer.cached_tokens
+        if answer.prompt_tokens is not None and answer.cached_tokens is not None
+        else None
+        for answer in settled
+    ]
+    return [
+        *(milliseconds(f"TTFT, turn {turn}", each.ttft) for turn, each in enumerate(answers, 1)),
+        milliseconds(f"TTFT, mean from turn {_SETTLED} on", mean([a.ttft for a in settled])),
+        Figure(f"not cached, mean from turn {_SETTLED} on", mean(again), Unit.TOKENS),
+    ]
+
+
+async def _conversation(
+    client: Client, material: Material, turns: int, *, max_tokens: int = 12, most: int | None = None
+) -> list[TimedAnswer]:
+    """Answers in a conversation with a new picture in each turn.
+
+    Beyond `most` pictures, all but the latest `_KEPT` are taken out; their words stay. What follows
+    such a picture is then another prompt, which is prefilled again.
+    """
     messages: list[ChatMessage] = [material.system()]
-    ttfts = []
-    for turn in range(1, count + 1):
-        messages.append(user(f"Step {turn}: what changed?", material.image()))
-        answer = await client.ask(messages, max_tokens)
-        messages.append(assistant(answer.text))
-        ttfts.append(answer.ttft)
-    return ttfts
+    answers: list[TimedAnswer] = []
+    key = ""
+    shown: dict[int, str] = {}
+    """Words of the messages that still have their picture, by their place."""
+    for turn in range(1, turns + 1):
+        words = shown[len(messages)] = f"Step {turn}: what changed?"
+        messages.append(user(words, material.image()))
+        if most is not None and len(shown) > most:
+            for place in sorted(shown)[:-_KEPT]:
+                messages[place] = user(shown.pop(place))
+        key = key or routing_key(messages)
+        answers.append(await client.ask(messages, max_tokens, key))
+        messages.append(assistant(answers[-1].text))
+    return answers
 
 
 async def stall(client: Client, material: Material) -> list[Figure]:
@@ -165,31 +190,21 @@ async def conc(client: Client, material: Material) -> list[Figure]:
         milliseconds("between tokens, median", median(gaps)),
         milliseconds("between tokens, p99", most),
         ratio("between tokens, p99 / median", most, median(gaps)),
-        count("clears of freed memory", clears, await client.num_clears()),
+        Figure("clears of freed memory", grown(clears, await client.num_clears()), Unit.COUNT),
     ]
 
 
-async def text(client: Client, material: Material) -> list[Figure]:
-    """One text stream, then eight at once."""
-    return [
-        await _stories(client, [material.story()], "one stream"),
-        await _stories(client, [material.story() for _ in range(_USERS)], f"{_USERS} streams"),
-    ]
-
-
-async def streams(client: Client, material: Material) -> list[Figure]:
-    """16 text streams at once, then 32."""
-    return [
-        await _stories(client, [material.story() for _ in range(count)], f"{count} streams")
-        for count in _MANY_STREAMS
-    ]
-
-
-async def _stories(client: Client, stories: list[list[ChatMessage]], name: str) -> Figure:
-    start = time.perf_counter()
-    answers = await asyncio.gather(*(client.ask(story, _STORY_TOKENS) for story in stories))
-    seconds = time.perf_counter() - start
-    return throughput(name, [answer.completion_tokens for answer in answers], seconds)
+async def streams(client: Client, material: Material, counts: tuple[int, ...]) -> list[Figure]:
+    """So many text streams at once, for each of `counts`."""
+    figures = []
+    for count in counts:
+        stories = [material.story() for _ in range(count)]
+        start = time.perf_counter()
+        answers = await asyncio.gather(*(client.ask(story, _STORY_TOKENS) for story in stories))
+        seconds = time.perf_counter() - start
+        name = f"{count} streams" if count > 1 else "one stream"
+        figures.append(throughput(name, [each.completion_tokens for each in answers], seconds))
+    return figures
 
 
 async def right(client: Client, material: Material) -> list[Figure]:
@@ -215,64 +230,17 @@ def _words(answer: TimedAnswer) -> str | None:
     return answer.text if answer.error is None else None
 
 
-async def agent_window(client: Client, material: Material) -> list[Figure]:
-    """Only the latest three pictures stay: from the fourth turn on, each turn drops one."""
-    return await _agent(client, material, most=_KEPT)
-
-
-async def agent_drops(client: Client, material: Material) -> list[Figure]:
-    """Up to six pictures stay; then all but the latest three are dropped at once."""
-    return await _agent(client, material, most=_MOST)
-
-
-async def _agent(client: Client, material: Material, most: int) -> list[Figure]:
-    messages: list[ChatMessage] = [material.system()]
-    answers: list[TimedAnswer] = []
-    key = ""
-    shown: dict[int, str] = {}
-    """The words of the messages that still have their picture, by their place."""
-    for turn in range(1, TURNS + 1):
-        words = f"Step {turn}: what changed?"
-        shown[len(messages)] = words
-        messages.append(user(words, material.image()))
-        if len(shown) > most:
-            for place in sorted(shown)[:-_KEPT]:
-                messages[place] = user(shown.pop(place))
-        key = key or routing_key(messages)
-        answers.append(await client.ask(messages, 12, key))
-        messages.append(assistant(answers[-1].text))
-    return _figures(answers)
-
-
-def _figures(answers: list[TimedAnswer]) -> list[Figure]:
-    settled = answers[_SETTLED - 1 :]
-    again = [
-        answer.prompt_tokens - answer.cached_tokens
-        if answer.prompt_tokens is not None and answer.cached_tokens is not None
-        else None
-        for answer in settled
-    ]
-    by_turn = [
-        milliseconds(f"TTFT, turn {turn}", answer.ttft) for turn, answer in enumerate(answers, 1)
-    ]
-    return [
-        *by_turn,
-        milliseconds(f"TTFT, mean from turn {_SETTLED} on", mean([a.ttft for a in settled])),
-        token_count(f"not cached, mean from turn {_SETTLED} on", mean(again)),
-    ]
-
-
 SCENARIOS: dict[str, Scenario] = {
     "repeat": repeat,
     "question": question,
     "agent": agent,
-    "agent-window": agent_window,
-    "agent-drops": agent_drops,
+    "agent-window": partial(forgetful_agent, most=_KEPT),
+    "agent-drops": partial(forgetful_agent, most=2 * _KEPT),
     "stall": stall,
     "conc": conc,
-    "text": text,
+    "text": partial(streams, counts=(1, _USERS)),
     "right": right,
-    "streams": streams,
+    "streams": partial(streams, counts=(16, 32)),
     "longagent": long_agent,
     "agents4": four_agents,
 }

@@ -1,7 +1,6 @@
 """The servers of a bench: found or started, and asked.
 
-While an answer arrives, only the time of each read is noted; it is parsed when it is complete, so
-that parsing one answer does not delay the times of another.
+An answer is parsed when it is complete, so that parsing does not delay the times of another.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import msgspec
@@ -46,10 +45,7 @@ class ServerUnusable(VlmServerError):
 
 
 class ServerKind(msgspec.Struct, frozen=True):
-    """A kind of server that can be started: arguments after `python -m`, and how to ask it.
-
-    `{model}` and `{port}` are filled in.
-    """
+    """A kind of server that can be started with `python -m`; `{model}`, `{port}` are filled in."""
 
     command: tuple[str, ...]
     ready_path: str
@@ -70,6 +66,14 @@ KINDS = {
 }
 
 
+class BenchTarget(msgspec.Struct, frozen=True):
+    """A server to ask: `base_url` ends in `/v1`; `model` is the name in requests."""
+
+    name: str
+    base_url: str
+    model: str
+
+
 def parse_url(text: str) -> BenchTarget:
     """`NAME=http://host:port/v1[,model]`; without a model, `BenchTarget.model` is empty."""
     name, equals, rest = text.partition("=")
@@ -86,36 +90,33 @@ async def find_model(target: BenchTarget) -> BenchTarget:
         async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
             response = await http.get(f"{target.base_url}/models")
             models = response.raise_for_status().json()["data"]
-            return (
-                target if target.model else msgspec.structs.replace(target, model=models[0]["id"])
-            )
+            name = target.model or models[0]["id"]
+            return msgspec.structs.replace(target, model=name)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         if target.model and isinstance(error, httpx.HTTPStatusError):
             return target
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise ServerUnusable(
-            f"{target.name}: {target.base_url}/models does not list a model: {_line(error)}"
+            f"{target.name}: {target.base_url}/models does not list a model: {reason}"
         ) from None
-
-
-def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 @contextlib.asynccontextmanager
 async def started(
     name: str, kind: ServerKind, model: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[BenchTarget]:
-    """Ready server of `kind` on a free port, ended when the block is left."""
-    port = _free_port()
-    fill = _fill(model, port)
+    """Ready server of `kind` on a free port, ended when the block is left. `model` is absolute."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    fill = {"model": str(model), "port": str(port)}
     command = launch.command(*(word.format(**fill) for word in kind.command))
     url = f"http://127.0.0.1:{port}"
     with (
         tempfile.TemporaryFile("w+") as log,
         _running(command, environment, log.fileno()) as process,
     ):
-        ready = await _wait_ready(process, url + kind.ready_path)
-        if not ready:
+        if not await _wait_ready(process, url + kind.ready_path):
             log.seek(0)
             tail = "".join(log.readlines()[-_LOG_TAIL_LINES:])
             reason = tail.strip().rpartition("\n")[2].strip() or "it said nothing"
@@ -159,44 +160,19 @@ async def _wait_ready(process: subprocess.Popen[bytes], url: str) -> bool:
     return False
 
 
-def _fill(model: Path, port: int) -> dict[str, str]:
-    return {"model": str(model.absolute()), "port": str(port)}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class BenchTarget(msgspec.Struct, frozen=True):
-    """A server to ask: `base_url` ends in `/v1`; `model` is the name in requests."""
-
-    name: str
-    base_url: str
-    model: str
-
-
-class Client:
-    """Client of one target. Every request gives an `TimedAnswer`, kept until `take_answers`."""
+class Client(ChatClient):
+    """Client of one target. Every request gives a `TimedAnswer`, kept until `take_answers`."""
 
     def __init__(self, target: BenchTarget, timeout_seconds: float) -> None:
+        super().__init__(target.base_url, api_key=None, timeout=None, trust_env=False)
         self.target = target
         self._timeout_seconds = timeout_seconds
         self._answers: list[TimedAnswer] = []
-        self._chat = ChatClient(target.base_url, api_key=None, timeout=None, trust_env=False)
-
-    async def __aenter__(self) -> Self:
-        await self._chat.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._chat.__aexit__()
 
     async def ask(self, messages: list[ChatMessage], max_tokens: int, key: str = "") -> TimedAnswer:
         """Stream one greedy answer of at most `max_tokens`; failures are answers too.
 
-        `key` is the conversation's routing key, if the messages no longer hold what it was made of.
+        `key` is the routing key, if the messages no longer hold what it was made of.
         """
         body = msgspec.json.encode(
             {
@@ -213,8 +189,7 @@ class Client:
         return answer
 
     async def num_clears(self) -> int | None:
-        """Number of times that the target has given freed device memory back; None if it does not
-        say. To be called while it answers nothing."""
+        """Times that an idle target has given freed device memory back; None if it does not say."""
         await asyncio.sleep(_STATUS_DELAY_SECONDS)
         try:
             async with httpx.AsyncClient(trust_env=False, timeout=_STATUS_SECONDS) as http:
@@ -236,7 +211,7 @@ class Client:
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),
-                self._chat.post(body, len(body), key) as response,
+                self.post(body, len(body), key) as response,
             ):
                 received = [each async for each in response.received()]
         except TimeoutError:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import secrets
 import signal
 import sys
-from collections import Counter
+import time
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from vlm_server.cli.bench import plot, report
+from vlm_server.cli.bench import day, plot, report, scenarios
 from vlm_server.cli.bench.command import SCENARIOS
-from vlm_server.cli.bench.day import NAME as DAY
-from vlm_server.cli.bench.material import parse_size
-from vlm_server.cli.bench.measure import BenchPlan, BenchRun, measure
+from vlm_server.cli.bench.day import DaySample
+from vlm_server.cli.bench.figures import Figure
+from vlm_server.cli.bench.material import Material, parse_size
+from vlm_server.cli.bench.report import BenchPlan, BenchRun
 from vlm_server.cli.bench.servers import KINDS, BenchTarget, Client, find_model, parse_url, started
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.text import did_you_mean
@@ -28,7 +31,15 @@ from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.supervisor.start import for_any_server
 
 
-async def until_told_to_stop(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Returns 0 if every server answered a request, else 1. Raises VlmServerError."""
+    try:
+        return asyncio.run(_until_told_to_stop(args))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _until_told_to_stop(args: argparse.Namespace) -> int:
     """Treat SIGTERM like Ctrl-C, so that no started server is left running."""
     task = asyncio.current_task()
     assert task is not None
@@ -37,8 +48,7 @@ async def until_told_to_stop(args: argparse.Namespace) -> int:
 
 
 async def bench(args: argparse.Namespace) -> int:
-    """Measure as `args` say. Measurements are written even if it ends early; returns the exit
-    code."""
+    """Measure as `args` say, and write even if it ends early; returns the exit code."""
     plan = _plan(args)
     _check_target("--json", args.json)
     _check_target("--plot", args.plot)
@@ -56,22 +66,50 @@ async def bench(args: argparse.Namespace) -> int:
                 progress.show(f"{len(runs)} of {total} runs", len(runs) / total)
         finally:
             progress.clear()
-            _write(args, targets, plan, runs)
-    return 0 if all(_answered(target, runs) for target in targets) else 1
+            print(report.comparison(targets, plan, runs))
+            if args.json is not None:
+                args.json.write_bytes(report.document(targets, plan, runs))
+            if args.plot is not None:
+                args.plot.write_text(plot.svg(runs))
+    answered = {run.server for run in runs if any(each.error is None for each in run.answers)}
+    return 0 if all(target.name in answered for target in targets) else 1
 
 
-def _write(
-    args: argparse.Namespace, targets: list[BenchTarget], plan: BenchPlan, runs: list[BenchRun]
-) -> None:
-    sys.stdout.write(report.comparison(targets, plan, runs) + "\n")
-    if args.json is not None:
-        args.json.write_bytes(report.document(targets, plan, runs))
-    if args.plot is not None:
-        args.plot.write_text(plot.svg(runs))
+async def measure(clients: Sequence[Client], plan: BenchPlan) -> AsyncIterator[BenchRun]:
+    """Runs of `plan`. Servers alternate within each scenario, and in which one is first."""
+    for client in clients:
+        yield await _run("warm-up", 0, client, plan)
+    for round_ in range(1, plan.rounds + 1):
+        for scenario in plan.scenarios:
+            for turn in range(len(clients)):
+                client = clients[(round_ - 1 + turn) % len(clients)]
+                yield await _run(scenario, round_, client, plan)
+
+
+async def _run(scenario: str, round_: int, client: Client, plan: BenchPlan) -> BenchRun:
+    material = Material(plan.image_size, plan.seed, scenario, round_)
+    figures: list[Figure] = []
+    samples: list[DaySample] = []
+    start = time.perf_counter()
+    gc.collect()
+    gc.disable()  # its pauses would be in the times
+    try:
+        if scenario in scenarios.SCENARIOS:
+            figures = await scenarios.SCENARIOS[scenario](client, material)
+        elif scenario == day.NAME:
+            samples = await day.spend_day(client, material, plan.day_seconds)
+            figures = day.figures(samples)
+        else:
+            await scenarios.warm_up(client, material)
+    finally:
+        gc.enable()
+    seconds = time.perf_counter() - start
+    name, answers = client.target.name, client.take_answers()
+    return BenchRun(scenario, round_, name, seconds, figures, answers, samples)
 
 
 def _check_target(option: str, file: Path | None) -> None:
-    """Raises ConfigError if measurements, which take long, could not be written to `file`."""
+    """Raises ConfigError if `file` could not be written after the measurements."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise ConfigError(f"{option} {file}: it is a folder, or there is no folder for it")
 
@@ -85,14 +123,13 @@ def _plan(args: argparse.Namespace) -> BenchPlan:
         raise ConfigError("--rounds must be at least 1")
     if not args.minutes > 0:
         raise ConfigError("--minutes must be above 0")
-    if args.plot is not None and DAY not in names:
-        raise ConfigError(f"--plot needs --scenarios {DAY}")
+    if args.plot is not None and day.NAME not in names:
+        raise ConfigError(f"--plot needs --scenarios {day.NAME}")
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
     return BenchPlan(names, args.rounds, parse_size(args.size), seed, 60 * args.minutes)
 
 
 async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> list[BenchTarget]:
-    """Servers to ask: those started here, then the running ones."""
     targets = [parse_url(text) for text in args.url]
     names = [*_numbered(args.start), *(target.name for target in targets)]
     _check(args, names, targets)
@@ -122,10 +159,9 @@ def _check(args: argparse.Namespace, names: list[str], targets: list[BenchTarget
 
 
 def checkpoint(text: str) -> Path:
-    """Folder of the checkpoint that `text` names. Raises ConfigError if it is not on this
-    machine."""
+    """Folder of the checkpoint `text`. Raises ConfigError if it is not on this machine."""
     if (found := find.find(text)) is not None:
-        return found.folder
+        return found.folder.absolute()
     if to_download(text) is not None:
         raise ConfigError(f"--model {text} is not on this machine: vlm-server pull {text}")
     close = did_you_mean(text, [one.name for one in find.every()])
@@ -134,17 +170,8 @@ def checkpoint(text: str) -> Path:
 
 def _numbered(kinds: list[str]) -> list[str]:
     """Names for servers of these kinds: `ours`, `ours-2`, ..."""
-    seen: Counter[str] = Counter()
-    names = []
-    for kind in kinds:
-        seen[kind] += 1
-        names.append(kind if seen[kind] == 1 else f"{kind}-{seen[kind]}")
-    return names
-
-
-def _answered(target: BenchTarget, runs: list[BenchRun]) -> bool:
-    answers = [answer for run in runs if run.server == target.name for answer in run.answers]
-    return any(answer.error is None for answer in answers)
+    counts = (kinds[:place].count(kind) for place, kind in enumerate(kinds, 1))
+    return [f"{kind}-{n}" if n > 1 else kind for kind, n in zip(kinds, counts, strict=True)]
 
 
 def _warn_if_busy() -> None:

@@ -12,8 +12,7 @@ _MAX_ERROR_CHARS = 300
 
 
 class EventReader:
-    """Reader of server-sent events: bytes that were split anywhere give the `data` of complete
-    events."""
+    """Reader of server-sent events: bytes split anywhere give the `data` of complete events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -35,8 +34,7 @@ class EventReader:
 
 
 class Delta(msgspec.Struct):
-    """Part of a message. `reasoning_content` and `reasoning` are two servers' names for the
-    same."""
+    """Part of a message; two servers call the same `reasoning_content` and `reasoning`."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -97,12 +95,6 @@ class Chunk(msgspec.Struct):
         """Reason why the first choice ended, in the chunk in which it does."""
         return self.choices[0].finish_reason if self.choices else None
 
-    @property
-    def text(self) -> str | None:
-        """Text of the first choice, reasoning or answer."""
-        delta = self.choices[0].delta if self.choices else None
-        return (delta.content or delta.reasoning_content or delta.reasoning) if delta else None
-
 
 _decode = msgspec.json.Decoder(Chunk).decode
 
@@ -116,23 +108,22 @@ class ChunkReader:
 
     def feed(self, received: bytes) -> list[Chunk]:
         """Chunks that `received` completes; an event that is no chunk is one with an error."""
-        events = self._events.feed(received)
-        self.has_ended = self.has_ended or b"[DONE]" in events
-        return [_chunk(data) for data in events if data != b"[DONE]"]
-
-
-def _chunk(data: bytes) -> Chunk:
-    try:
-        return _decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return Chunk(error=f"an event is not a chat completion chunk: {error}")
+        chunks = []
+        for data in self._events.feed(received):
+            if data == b"[DONE]":
+                self.has_ended = True
+                continue
+            try:
+                chunks.append(_decode(data))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                chunks.append(Chunk(error=f"an event is not a chat completion chunk: {error}"))
+        return chunks
 
 
 class TimedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one request. Times are seconds since it was sent.
 
-    `arrivals` has one entry for each delta with text; deltas of one read share a time. Token counts
-    are the server's own, None where it gave none.
+    `arrivals` has an entry for each delta with text. Token counts are None if the server gave none.
     """
 
     text: str = ""
@@ -168,12 +159,13 @@ def read_answer(received: Iterable[tuple[float, bytes]], total_seconds: float) -
     usage = Usage()
     for seconds, data in received:
         for chunk in reader.feed(data):
-            if text := chunk.text:
+            if text := chunk.content or chunk.reasoning:
                 texts.append(text)
                 arrivals.append(seconds)
             usage = chunk.usage or usage
             if chunk.error is not None:
-                errors.append(_shown(chunk.error))
+                told = chunk.error
+                errors.append(told if isinstance(told, str) else msgspec.json.encode(told).decode())
     if not reader.has_ended:
         errors.append("the stream ended before [DONE]")
     return TimedAnswer(
@@ -190,7 +182,3 @@ def read_answer(received: Iterable[tuple[float, bytes]], total_seconds: float) -
 def error_message(error: Any) -> str:
     """Message in an error of OpenAI's shape; all of an error of another shape."""
     return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)
-
-
-def _shown(error: Any) -> str:
-    return error if isinstance(error, str) else msgspec.json.encode(error).decode()

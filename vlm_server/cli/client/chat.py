@@ -1,8 +1,4 @@
-"""Chat completion requests over HTTP: the response's bytes with their times, or its chunks.
-
-`ChatClient` parses nothing: `answer` does, while the bytes arrive (`ask`) or afterwards (`bench`,
-where parsing one answer must not delay the times of another).
-"""
+"""Chat completion requests over HTTP: the response's bytes with their times, or its chunks."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import takewhile
 from typing import Any, Self
@@ -43,20 +39,13 @@ class Response:
         self.headers = response.headers
 
     async def received(self) -> AsyncIterator[tuple[float, bytes]]:
-        """Bytes of the body as they arrive, each with the seconds since the request was sent.
-
-        Raises httpx.HTTPError if the connection breaks.
-        """
+        """Bytes as they arrive, and seconds since the request was sent. Raises httpx.HTTPError."""
         async for data in self._response.aiter_raw():
             yield time.perf_counter() - self._sent, data
 
 
 class ChatClient:
-    """Client of the server at `base_url`, which ends in `/v1`.
-
-    `timeout` is httpx's, None for no limit; `trust_env` is whether the environment's proxies are
-    used.
-    """
+    """Client of the server at `base_url`, which ends in `/v1`; the other options are httpx's."""
 
     def __init__(
         self, base_url: str, *, api_key: str | None, timeout: httpx.Timeout | None, trust_env: bool
@@ -82,8 +71,7 @@ class ChatClient:
     ) -> AsyncIterator[Response]:
         """Response to a body of `num_bytes`; leaving the block early closes the connection.
 
-        `key` is the conversation's `routing_key`. Raises httpx.HTTPError, and what iterating
-        `content` raises.
+        `key` is the conversation's `routing_key`. Raises httpx.HTTPError, and as `content`.
         """
         sent = time.perf_counter()
         headers = {"Content-Length": str(num_bytes), **({HEADER: key} if key else {})}
@@ -93,10 +81,9 @@ class ChatClient:
 
 
 async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGenerator[Chunk, None]:
-    """Chunks of the answer to a request with `"stream": true`. Raises CommandFailed.
+    """Chunks of the answer to a request with `"stream": true`, without a time limit.
 
-    `key` is the conversation's `routing_key`. Without a time limit: a long prompt may take minutes
-    to prefill.
+    `key` is the conversation's `routing_key`. Raises CommandFailed.
     """
     client = ChatClient(
         daemon.url,
@@ -127,25 +114,16 @@ def routing_key(messages: Sequence[dict[str, Any]]) -> str:
     """Key by which a gateway sends all turns of a conversation to one worker, in hex.
 
     The SHA-256 of the first picture or video if one comes before the first answer, else of the
-    messages until then. Sent from the first turn on: a gateway without a key chooses by chance. Of
-    a picture in a data URL it is the daemon's own (`api.http.routing_key`), so that other clients
-    who ask about that picture find it cached.
+    messages until then. Of a picture in a data URL it is the daemon's own (`api.http.routing_key`),
+    so that other clients who ask about that picture find it cached.
     """
     opening = list(takewhile(lambda message: message["role"] != "assistant", messages))
-    url = next(_urls(opening), None)
-    said = json.dumps(opening).encode() if url is None else _bytes_at(url)
-    return hashlib.sha256(said).hexdigest()
-
-
-def _urls(messages: list[dict[str, Any]]) -> Iterator[str]:
-    """URLs of pictures, then of videos."""
-    contents = [message["content"] for message in messages]
+    contents = [message["content"] for message in opening]
     parts = [part for content in contents if isinstance(content, list) for part in content]
-    for kind in ("image_url", "video_url"):
-        yield from (part[kind]["url"] for part in parts if part["type"] == kind)
-
-
-def _bytes_at(url: str) -> bytes:
-    """Bytes in a data URL; of another URL the URL itself, since nobody reads it here."""
-    head, _, content = url.partition(";base64,")
-    return base64.b64decode(content) if head.startswith("data:") else url.encode()
+    kinds = ("image_url", "video_url")
+    urls = [part[kind]["url"] for kind in kinds for part in parts if part["type"] == kind]
+    said = json.dumps(opening).encode()
+    if urls:
+        head, _, content = urls[0].partition(";base64,")
+        said = base64.b64decode(content) if head.startswith("data:") else urls[0].encode()
+    return hashlib.sha256(said).hexdigest()

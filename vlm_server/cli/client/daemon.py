@@ -32,8 +32,7 @@ OnStage = Callable[[str, float], None]
 
 
 class Readiness(NamedTuple):
-    """What `/health/ready` says: `ready`, or another state of the models and the stage of loading,
-    with its fraction from 0 to 1."""
+    """State in `/health/ready`, and the stage of loading with its fraction from 0 to 1."""
 
     state: str
     stage: str = ""
@@ -41,10 +40,9 @@ class Readiness(NamedTuple):
 
 
 class Daemon:
-    """The daemon at `url`, which ends in `/v1`, or the Shepherd Model Gateway before several.
+    """Client of the daemon at `url`, which ends in `/v1`, or of a Shepherd Model Gateway.
 
-    A context manager. `seconds` limit each look; `has_proxy` is False for what runs here, whatever
-    its address: proxies of the environment are for other machines.
+    `seconds` limit each look; `has_proxy` is False for what runs here, whatever its address.
     """
 
     def __init__(
@@ -60,9 +58,7 @@ class Daemon:
         self._root = self.url.removesuffix("/v1")
         self.trust_env = has_proxy and not is_local(url)
         self._http = httpx.Client(
-            headers=authorization(api_key),
-            timeout=seconds,
-            trust_env=self.trust_env,
+            headers=authorization(api_key), timeout=seconds, trust_env=self.trust_env
         )
 
     def __enter__(self) -> Daemon:
@@ -93,23 +89,18 @@ class Daemon:
         stage, fraction = str(progress.get("stage", "")), float(progress.get("fraction", 0))
         return Readiness(str(body.get("status", "")), stage, fraction)
 
-    def is_ready(self, on_progress: OnStage | None = None) -> bool:
-        """Whether the model is loaded. Raises CommandFailed if it can't be loaded."""
-        return self._look(on_progress).state == "ready"
-
     def wait_ready(self, seconds: float, on_progress: OnStage | None = None) -> None:
-        """Wait until the model is loaded. Raises CommandFailed after `seconds`, in which the time
-        for downloading it does not count.
-        """
+        """Wait for the model. Raises CommandFailed after `seconds`; downloads do not count."""
         deadline = time.monotonic() + seconds
-        while (found := self._look(on_progress)).state != "ready":
+        while (found := self.look(on_progress)).state != "ready":
             if found.state == "downloading":
                 deadline = time.monotonic() + seconds
             if time.monotonic() > deadline:
                 raise CommandFailed(f"the model was not ready within {seconds:.0f} seconds")
             time.sleep(_POLL_SECONDS)
 
-    def _look(self, on_progress: OnStage | None) -> Readiness:
+    def look(self, on_progress: OnStage | None = None) -> Readiness:
+        """`readiness`. Raises CommandFailed also if the model can't be loaded."""
         found = self.readiness()
         if found.state == "failed":
             raise CommandFailed("the daemon can't load its model: its log says why")
@@ -117,15 +108,9 @@ class Daemon:
             on_progress(found.stage, found.fraction)
         return found
 
-    def models(self) -> list[str]:
-        """Names of its models. Raises CommandFailed."""
-        return [str(model["id"]) for model in self.listed()]
-
     def listed(self) -> list[dict[str, Any]]:
         """Entries of `/v1/models`. Raises CommandFailed."""
-        response = self._get(f"{self.url}/models")
-        if not response.is_success:
-            raise CommandFailed(refusal(response.status_code, response.content))
+        response = self._get_ok("models")
         try:
             return [model for model in response.json()["data"] if "id" in model]
         except (ValueError, LookupError, TypeError):
@@ -133,12 +118,15 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         """Object at `/v1/status`. Raises CommandFailed."""
-        response = self._get(f"{self.url}/status")
-        if not response.is_success:
-            raise CommandFailed(refusal(response.status_code, response.content))
-        if "models" not in (status := _object(response)):
+        if "models" not in (status := _object(self._get_ok("status"))):
             raise CommandFailed(f"{self.url} tells no status: is it a daemon of vlm-server?")
         return status
+
+    def _get_ok(self, name: str) -> httpx.Response:
+        response = self._get(f"{self.url}/{name}")
+        if not response.is_success:
+            raise CommandFailed(refusal(response.status_code, response.content))
+        return response
 
     def _get(self, url: str) -> httpx.Response:
         try:
@@ -185,8 +173,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 
 
 def address_of(arguments: argparse.Namespace, settings: Settings) -> tuple[str, str | None]:
-    """URL of the API and API key, from the options of `options.add_daemon_options`, else the
-    settings.
+    """URL of the API and API key, from `options.add_daemon_options`, else the settings.
 
     Raises CommandFailed or ConfigError for a key that can't be read.
     """
@@ -199,8 +186,7 @@ def address_of(arguments: argparse.Namespace, settings: Settings) -> tuple[str, 
 
 
 def read_key(path: Path) -> str:
-    """API key in a file. Raises CommandFailed if the file can't be read, or holds something
-    else."""
+    """API key in a file. Raises CommandFailed if it can't be read, or holds something else."""
     try:
         key = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -236,10 +222,9 @@ def running_daemon(
 ) -> Iterator[str]:
     """URL of a daemon on a free port, started here and ended when the block is left.
 
-    Its model may still be loading. If this process is killed, the daemon sees the end of its
-    standard input and ends too. Its log goes to `log`, or where that of this process does. Raises
-    CommandFailed if it does not start, with its own message in that log, and ModelLoadError if no
-    model can run here.
+    Its model may still be loading. It ends with this process, even a killed one. Its log goes to
+    `log`, or where that of this process does. Raises CommandFailed if it does not start, and
+    ModelLoadError if no model can run here.
     """
     backend.check()
     command = launch.command("vlm_server.cli", "serve", "--set", "log.level=warning")
@@ -253,28 +238,15 @@ def running_daemon(
         text=True,
         start_new_session=True,
     )
-    try:
-        yield _read_url(process)
-    finally:
-        _end(process, stop_seconds)
-
-
-def _read_url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := _LISTENING.match(line):
-            return found[1]
-    raise CommandFailed("the daemon did not start")
-
-
-def _end(process: subprocess.Popen[str], seconds: float) -> None:
-    """Terminate `process`; kill it after `seconds`, or at a second Ctrl-C."""
-    process.terminate()
-    try:
-        process.wait(seconds)
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
+    with process:
+        try:
+            said = filter(None, map(_LISTENING.match, process.stdout or ()))
+            if (found := next(said, None)) is None:
+                raise CommandFailed("the daemon did not start")
+            yield found[1]
+        finally:
+            process.terminate()
+            try:
+                process.wait(stop_seconds)
+            finally:  # after so long, or at a second Ctrl-C
+                process.kill()

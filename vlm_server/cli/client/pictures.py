@@ -1,7 +1,4 @@
-"""Test questions about drawn pictures, and the answers of a daemon to them.
-
-`models check` asks all, the doctor and a service that was just installed the first.
-"""
+"""Test questions about drawn pictures, and the answers of a daemon to them."""
 
 from __future__ import annotations
 
@@ -47,8 +44,7 @@ def drawn() -> Iterator[Drawn]:
 
 
 def answer_about(picture: Drawn, daemon: Daemon, seconds: float | None = None) -> str:
-    """Answer of the daemon's default model. Raises CommandFailed, and TimeoutError after `seconds`
-    unless they are None."""
+    """Answer of the default model. Raises CommandFailed, and TimeoutError after `seconds`."""
     image = {"type": "image_url", "image_url": {"url": picture.url}}
     content = [image, {"type": "text", "text": picture.question}]
     body = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from vlm_server.cli import options
@@ -31,11 +30,4 @@ def add_to(parser: Parser) -> None:
         "--embedded", action="store_true", help="ask the embedded model, in a daemon of its own"
     )
     tests.add_argument("--no-self-test", action="store_true", help="load and ask no model")
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Exit code 0 if there is no problem, else 1. Raises CommandFailed for a report not written."""
-    from vlm_server.cli.doctor.examine import examine  # takes a moment
-
-    return examine(arguments)
+    parser.set_defaults(run="doctor.examine:examine")

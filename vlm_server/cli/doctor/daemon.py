@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import pwd
 import sys
@@ -78,8 +79,13 @@ def owner(port: int) -> str:
         said = output_of(("lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc")) or ""
         return owner_in_lsof(said)
     sockets = dict(listening(port))
-    for pid, inode in _open_sockets(set(sockets)):
-        return f"{_name_of(pid)} (process {pid}, user {_user(sockets[inode])})"
+    for link in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            inode = os.readlink(link).removeprefix("socket:[").removesuffix("]")
+            if inode in sockets:
+                pid = link.split("/")[2]
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+                return f"{name} (process {pid}, user {_user(sockets[inode])})"
     return f"a program of user {_user(next(iter(sockets.values())))}" if sockets else "a program"
 
 
@@ -110,29 +116,6 @@ def _bindable(server: Server, where: str) -> Finding:
     except ConfigError as error:
         return problem("port", str(error), "set server.host and server.port to what this user may")
     return ok("port", f"{where} is free")
-
-
-def _open_sockets(inodes: set[str]) -> Iterator[tuple[int, str]]:
-    """Id and inode of each visible process that holds one of the sockets."""
-    for process in Path("/proc").glob("[0-9]*"):
-        for link in _links(process / "fd"):
-            if (inode := link.removeprefix("socket:[").removesuffix("]")) in inodes:
-                yield int(process.name), inode
-
-
-def _links(folder: Path) -> Iterator[str]:
-    """Targets of the links in `folder` that this user may see."""
-    with contextlib.suppress(OSError):
-        for link in folder.iterdir():
-            with contextlib.suppress(OSError):  # closed meanwhile
-                yield os.readlink(link)
-
-
-def _name_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return "a program"
 
 
 def _user(number: int) -> str:
@@ -238,7 +221,8 @@ def service(manager: ServiceManager) -> Finding:
     program = Path(words[0])
     if not os.access(program, os.X_OK):
         return problem(check, f"it starts {program}, which is not there", _AGAIN)
-    version = version_of(program)
+    told = (output_of((str(program), "--version"), 20.0) or "").split()
+    version = told[-1] if told else None
     if version != __version__:
         text = f"it starts {program}, version {version or 'unknown'}; this is {__version__}"
         return warning(check, text, _AGAIN)
@@ -246,9 +230,3 @@ def service(manager: ServiceManager) -> Finding:
         advice = "see its log (docs/service.md), then `vlm-server service install` starts it anew"
         return problem(check, f"installed, and not running: {manager.path}", advice)
     return ok(check, f"installed and running, version {version}")
-
-
-def version_of(program: Path) -> str | None:
-    """Version that `program --version` prints; None if it fails."""
-    words = (output_of((str(program), "--version"), 20.0) or "").split()
-    return words[-1] if words else None

@@ -108,8 +108,7 @@ def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
 
 
 def wired_limit(said: str | None, memory: Memory, found: DeviceReport) -> Finding:
-    """Memory that a Mac's GPU may use: `said` is `iogpu.wired_limit_mb`, None if there is no such
-    limit."""
+    """Memory that a Mac's GPU may use: `said` is `iogpu.wired_limit_mb`, None without a limit."""
     limit_mb = int(said) if said and said.strip().isdecimal() else 0
     allowed = limit_mb << 20 if limit_mb else found.suitable_bytes
     chosen = f"iogpu.wired_limit_mb is {limit_mb}" if limit_mb else "the system's own choice"

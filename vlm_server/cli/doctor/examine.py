@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -35,36 +34,28 @@ CHECKS = (
 
 
 def examine(arguments: argparse.Namespace) -> int:
-    """Print the findings as they come; returns the exit code. Raises CommandFailed for the
-    report."""
+    """Print the findings as they come; returns the exit code. Raises CommandFailed."""
     logging.disable(logging.CRITICAL)  # what modules would warn of is a finding here
     seen = within(_READ_SECONDS, lambda: situation.examine(arguments))
     if seen is None:
         seen = situation.unread(arguments, f"they can't be read within {_READ_SECONDS:.0f} s")
     findings: list[Finding] = []
     for check in checks(arguments, seen):
-        found = check.run(seen)
-        findings += found
-        for finding in found if not arguments.json else ():
+        new = check.run(seen)
+        findings += new
+        for finding in new if not arguments.json else ():
             print_finding(finding)
     if arguments.json:
         print(msgspec.json.encode(findings).decode())
     else:
         print(f"\n{summary(findings)}")
     if arguments.report is not None:
-        report.write(arguments.report, contents(findings, seen, arguments.log))
+        found = within(_REPORT_SECONDS, lambda: report.contents(findings, seen, arguments.log))
+        if found is None:
+            raise CommandFailed("no report: the log, the daemon or a disk does not answer")
+        report.write(arguments.report, found)
         print(f"Wrote {arguments.report}. Read it before you send it.", file=sys.stderr)
     return exit_codes.FAILURE if any(each.level == "problem" for each in findings) else 0
-
-
-def contents(
-    findings: Sequence[Finding], seen: situation.Situation, log: Path | None
-) -> dict[str, Any]:
-    """Contents of the report. Raises CommandFailed if something that it reads does not answer."""
-    found = within(_REPORT_SECONDS, lambda: report.contents(findings, seen, log))
-    if found is None:
-        raise CommandFailed("no report: the log, the daemon or a disk does not answer")
-    return found
 
 
 def checks(arguments: argparse.Namespace, seen: situation.Situation) -> list[Check]:
@@ -85,10 +76,6 @@ def print_finding(finding: Finding) -> None:
 
 def summary(findings: Sequence[Finding]) -> str:
     """Number of problems and warnings, in one line."""
-    counts = {level: sum(each.level == level for each in findings) for level in _MARKS}
-    if counts["problem"] + counts["warning"] == 0:
-        return "Everything is well."
-    words = [
-        f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in ("problem", "warning")
-    ]
-    return " and ".join(word for word in words if not word.startswith("0")) + "."
+    counts = Counter(each.level for each in findings if each.level != "ok")
+    words = [f"{n} {level}{'s' * (n != 1)}" for level, n in sorted(counts.items())]
+    return " and ".join(words) + "." if words else "Everything is well."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Result of a check. `text` and `advice` are one line each; without advice all is well.
+    """Result of a check: `text`, and `advice` unless all is well, one line each.
 
     A `problem` keeps the daemon from working as the settings say; a `warning` does not.
     """
@@ -31,17 +31,14 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def ok(check: str, text: str) -> Finding:
-    """A finding with nothing to do."""
     return Finding(check, "ok", text)
 
 
 def warning(check: str, text: str, advice: str) -> Finding:
-    """A finding of what works, but not as well or as safely as it could."""
     return Finding(check, "warning", text, advice)
 
 
 def problem(check: str, text: str, advice: str) -> Finding:
-    """A finding of what does not work."""
     return Finding(check, "problem", text, advice)
 
 
@@ -55,25 +52,23 @@ class Check:
 
     def run(self, situation: Situation) -> Sequence[Finding]:
         """Findings; one that is a problem if the check fails or takes too long."""
-        found = within(self.seconds, lambda: self._look(situation))
+
+        def look() -> Finding | Sequence[Finding]:
+            try:
+                return self.look(situation)
+            except Exception as error:  # noqa: BLE001  what is broken must not hide the rest
+                text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                return problem(self.name, f"could not be checked: {text}", "please report this")
+
+        found = within(self.seconds, look)
         if found is None:
             advice = "something that it asks does not answer: a disk, the daemon, a system service"
             found = problem(self.name, f"no result within {self.seconds:.0f} s", advice)
         return [found] if isinstance(found, Finding) else found
 
-    def _look(self, situation: Situation) -> Finding | Sequence[Finding]:
-        try:
-            return self.look(situation)
-        except Exception as error:  # noqa: BLE001  what is broken must not hide the rest
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            return problem(self.name, f"could not be checked: {text}", "please report this")
-
 
 def within(seconds: float, function: Callable[[], T]) -> T | None:
-    """Result of `function`; None if it takes longer.
-
-    A function that hangs, as on a network disk, is left behind in its thread.
-    """
+    """Result of `function`; None if it takes longer, and is left behind in its thread."""
     returned: list[T] = []
     thread = threading.Thread(target=lambda: returned.append(function()), daemon=True)
     thread.start()
@@ -81,18 +76,11 @@ def within(seconds: float, function: Callable[[], T]) -> T | None:
     return returned[0] if returned else None
 
 
-def output_of(
-    words: Sequence[str], seconds: float = 10.0, environment: Mapping[str, str] | None = None
-) -> str | None:
+def output_of(words: Sequence[str], seconds: float = 10.0) -> str | None:
     """Output of a program; None if it is missing, fails, or takes longer."""
     try:
         done = subprocess.run(
-            words,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
-            check=False,
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

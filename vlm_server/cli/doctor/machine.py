@@ -30,9 +30,10 @@ _STATE_BYTES = 64 * MIB
 def look_at_machine(_: Situation) -> list[Finding]:
     """Checks of chip, memory, system and Python."""
     available = available_bytes(Path("/"))
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return [
         chip(platform.system(), platform.machine()),
-        memory(_physical_bytes(), machine.memory_bytes(), available),
+        memory(physical, machine.memory_bytes(), available),
         system(platform.system(), macos_version()),
         ok("python", f"{platform.python_version()}, {sys.executable}"),
     ]
@@ -59,8 +60,7 @@ def chip(name: str, architecture: str) -> Finding:
 
 
 def memory(physical: int, allowed: int, available: int | None) -> Finding:
-    """Whether memory suffices: bytes of the machine, bytes left by control groups, bytes free now
-    (None if unknown)."""
+    """Whether memory suffices: bytes in all, bytes left by control groups, bytes free if known."""
     text = binary_size(physical)
     if allowed < physical:
         text += f", of which a control group allows {binary_size(allowed)}"
@@ -83,32 +83,27 @@ def system(name: str, macos: str) -> Finding:
 
 def available_bytes(root: Path) -> int | None:
     """Memory that can be had without swapping, in bytes, where the system says so (Linux)."""
-    try:
-        text = (root / "proc/meminfo").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
-
-
-def _physical_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    told = _in_file(root / "proc/meminfo", r"^MemAvailable:\s+(\d+) kB")
+    return int(told) * 1024 if told else None
 
 
 def _chip_name(name: str) -> str:
     if name == "Darwin":
         return (output_of(("sysctl", "-n", "machdep.cpu.brand_string")) or "").strip()
+    return _in_file(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$")
+
+
+def _in_file(path: Path, pattern: str) -> str:
+    """What `pattern` finds in a file of the system; empty if that is nothing."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        found = re.search(pattern, path.read_text(), re.MULTILINE)
     except OSError:
         return ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return found[1].strip() if found else ""
 
 
 def macos_version() -> str:
-    """Version of macOS, empty elsewhere. `sw_vers` is asked, since macOS 26 calls itself 16 to a
-    Python that was built for an older one."""
+    """Version of macOS, empty elsewhere; to an old Python, macOS 26 calls itself 16."""
     if platform.system() != "Darwin":
         return ""
     told = (output_of(("sw_vers", "-productVersion")) or "").strip()
@@ -128,28 +123,25 @@ def look_at_disks(situation: Situation) -> list[Finding]:
     """Checks of room for models, state, temporary files, and the disk cache if there is one."""
     caches = caches_folder(situation.home)
     cache = situation.settings.cache
+    for_models = "a 4-bit model takes 3 GB and more: free some, or set HF_HOME to another disk"
     findings = [
-        models(expanded(constants.HF_HUB_CACHE)),
+        room("disk for models", expanded(constants.HF_HUB_CACHE), _MODEL_BYTES, for_models),
         room("disk for state", caches, _STATE_BYTES, "make room, or set XDG_CACHE_HOME"),
         room("disk for temporary files", temporary_folder(), _STATE_BYTES, "set TMPDIR to another"),
     ]
     if cache.disk_bytes:
         folder = expanded(cache.disk_path) if cache.disk_path else caches / "vlm-server"
-        wanted = max(0, cache.disk_bytes - _size(folder))
+        used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        wanted = max(0, cache.disk_bytes - used)
         advice = "free some, or set cache.disk_bytes or cache.disk_path: less is stored until then"
         findings.append(room("disk for caches", folder, wanted, advice))
     return findings
 
 
-def models(folder: Path) -> Finding:
-    """Whether there is room where downloads go."""
-    advice = "a 4-bit model takes 3 GB and more: free some, or set HF_HOME to another disk"
-    return room("disk for models", folder, _MODEL_BYTES, advice)
-
-
 def room(check: str, folder: Path, wanted: int, advice: str) -> Finding:
     """Whether `folder`, which need not exist yet, can be written to and has `wanted` bytes free."""
-    there = nearest(folder)
+    around = (each for each in (folder, *folder.parents) if os.path.isdir(each))
+    there = next(around, Path("/"))
     free, inodes = free_in(there)
     text = f"{folder}, {binary_size(free)} free"
     if not os.access(there, os.W_OK | os.X_OK):
@@ -171,19 +163,7 @@ def temporary_folder() -> Path:
         return Path("/")
 
 
-def nearest(folder: Path) -> Path:
-    """`folder` if it exists, else the innermost folder around it that does."""
-    for each in (folder, *folder.parents):
-        if os.path.isdir(each):
-            return each
-    return Path("/")
-
-
 def free_in(folder: Path) -> tuple[int, int | None]:
     """Bytes and files that may be written; None where a file system does not count files."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

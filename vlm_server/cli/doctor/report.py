@@ -99,8 +99,8 @@ def contents(
 
 def packages() -> dict[str, str]:
     """Versions of all installed distributions, by name."""
-    found = {each.metadata["Name"]: each.version for each in metadata.distributions()}
-    return dict(sorted((str(name), version) for name, version in found.items()))
+    found = {str(each.metadata["Name"]): each.version for each in metadata.distributions()}
+    return dict(sorted(found.items()))
 
 
 def running(server: Server) -> dict[str, Any]:
@@ -115,10 +115,10 @@ def running(server: Server) -> dict[str, Any]:
 def _changed(situation: Situation) -> dict[str, Any]:
     """Settings that were given, by name. Of API keys only their number is told."""
     return {
-        f"{section['name']}.{setting['name']}": setting["value"]
+        name: setting["value"]
         for section in described(situation.settings, situation.sources)
         for setting in section["settings"]
-        if f"{section['name']}.{setting['name']}" in situation.sources
+        if (name := f"{section['name']}.{setting['name']}") in situation.sources
     }
 
 

@@ -73,8 +73,9 @@ class Redactor:
 
 
 def known_secrets(situation: Situation, environment: Mapping[str, str] = os.environ) -> set[str]:
-    """API keys of the settings, even of broken ones, of the key file and of the environment; the
-    hub's token; and paths of collectors' URLs, where some collectors take a token."""
+    """API keys of the settings, of the key file and of the environment; the hub's token; paths of
+    collectors' URLs, where some take a token. Files may be broken.
+    """
     found = set(situation.settings.server.api_keys)
     found.add(_path(situation.settings.tracing.endpoint))
     found |= {_path(environment.get(name, "")) for name in ENDPOINT_VARIABLES}

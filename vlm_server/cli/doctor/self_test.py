@@ -64,7 +64,7 @@ def of_own(arguments: argparse.Namespace, start_seconds: float) -> Finding:
 def _of_running(url: str, key: str | None) -> Finding:
     try:
         with Daemon(url, key) as daemon:
-            if not daemon.is_ready():
+            if daemon.look().state != "ready":
                 return warning(CHECK, "not done: the daemon is not ready", "see `daemon`")
             return _asked(daemon, "the running daemon ")
     except VlmServerError as error:

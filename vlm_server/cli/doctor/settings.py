@@ -20,7 +20,7 @@ from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.text import binary_size
 from vlm_server.errors import ConfigError, ModelLoadError
 from vlm_server.hub.names import to_download
-from vlm_server.hub.survey import Survey, SurveyRequest, survey
+from vlm_server.hub.survey import SurveyRequest, survey
 from vlm_server.platform.private_folder import of_this_user
 from vlm_server.settings import Server, Settings
 from vlm_server.settings.paths import allow_or_move, expanded, guarded_folder
@@ -29,8 +29,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def settings(situation: Situation) -> Finding:
-    """Whether the settings are valid; of a file, every unknown name is listed, not only the
-    first."""
+    """Whether the settings are valid; all unknown names in a file are told."""
     changed = len(situation.sources)
     if not situation.fault:
         where = f"{changed} set, from {situation.origin}" if changed else "all are defaults"
@@ -45,10 +44,13 @@ def settings(situation: Situation) -> Finding:
 
 
 def unknown_names(path: Path | None) -> Iterator[str]:
-    """Names in a settings file for which there is no setting, each with the nearest that there
-    is."""
+    """Names in a settings file without such a setting, each with the nearest that there is."""
     sections = {field.name: field for field in msgspec.structs.fields(Settings)}
-    for section, told in _table(path).items():
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
+    except (OSError, ValueError, RecursionError):
+        return
+    for section, told in table.items():
         if section not in sections:
             yield f"there is no section [{section}]{_nearest(section, sections)}"
             continue
@@ -78,14 +80,11 @@ def model(situation: Situation) -> Finding:
         found = asyncio.run(survey(SurveyRequest(named, situation.settings.memory)))
     except ModelLoadError as error:
         return problem("model", f"{named.name}: {error}", "see `device`")
-    return _judged(named.name, found)
-
-
-def _judged(name: str, found: Survey) -> Finding:
     if found.refusal:
-        return problem("model", f"{name}: {found.refusal}", "`vlm-server models check` says more")
+        advice = "`vlm-server models check` says more"
+        return problem("model", f"{named.name}: {found.refusal}", advice)
     text = (
-        f"{name} ({found.family}, {found.quantization or 'unquantized'}): "
+        f"{named.name} ({found.family}, {found.quantization or 'unquantized'}): "
         f"{binary_size(found.weight_bytes)} of {binary_size(found.limit_bytes)}, "
         f"{found.fitting_tokens} of {found.context_tokens} tokens fit"
     )
@@ -93,13 +92,6 @@ def _judged(name: str, found: Survey) -> Finding:
         advice = "its answers may be wrong: compare them; docs/families.md lists what is checked"
         return warning("model", f"{text}; no test covers this family", advice)
     return ok("model", text)
-
-
-def _table(path: Path | None) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
 
 
 def _nearest(name: str, known: Any) -> str:
@@ -123,14 +115,12 @@ def look_at_permissions(situation: Situation) -> list[Finding]:
 
 
 def guarded(situation: Situation) -> list[Finding]:
-    """Warnings for what the installed service reads from folders for which macOS asks its user
-    first.
-
-    It asks for each program: the doctor's own permission says nothing about the service.
-    """
+    """Warnings for what the service reads where macOS asks its user first, for each program."""
     if not situation.service.path.exists():
         return []
-    named = [situation.arguments.config, *map(expanded, paths_of_models(situation.settings))]
+    read = situation.settings
+    models = [model.path for model in (read.model, *read.models.values()) if model.path]
+    named = [situation.arguments.config, *map(expanded, (*models, *read.model.search_paths))]
     paths = [path for path in named if path is not None and guarded_folder(path)]
     text = "macOS may not let the service read what is in {}"
     return [
@@ -139,15 +129,8 @@ def guarded(situation: Situation) -> list[Finding]:
     ]
 
 
-def paths_of_models(settings: Settings) -> list[str]:
-    """Folders of models, and folders in which models are looked for."""
-    models = [settings.model, *settings.models.values()]
-    return [*(model.path for model in models if model.path), *settings.model.search_paths]
-
-
 def state_folder() -> Finding:
-    """Whether the folder of compiled kernels, from which they are executed, is this user's
-    alone."""
+    """Whether the folder of compiled kernels, which are executed, is this user's alone."""
     check = "state folder"
     try:
         return ok(check, f"{of_this_user()}, yours alone")

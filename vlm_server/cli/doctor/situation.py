@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from dataclasses import dataclass, field, replace
@@ -37,16 +38,17 @@ class Situation:
 
 
 def examine(arguments: argparse.Namespace) -> Situation:
-    """Situation with the settings of the command line, else of the installed service if there is
-    one. Never raises for what is wrong with them; hangs where they are on a disk that does."""
+    """Situation by the command line, else by the installed service; no wrong setting raises."""
     bare = unread(arguments, "")
     given, origin = bare.arguments, "no file"
     if given.config is not None:
         origin = str(given.config)
     elif given.set:
         origin = "the command line"
-    elif not _named(arguments) and (served := _of_service(bare.service)) is not None:
-        given, origin = served, "the installed service"
+    elif not _named(arguments):
+        with contextlib.suppress(OSError, ValueError, KeyError, ConfigError):
+            given = options.parse_settings(bare.service.read_words()[2:])
+            origin = "the installed service"
     return _read(replace(bare, arguments=given, origin=origin))
 
 
@@ -54,29 +56,17 @@ def unread(arguments: argparse.Namespace, fault: str) -> Situation:
     """Situation without settings; `fault` says why."""
     none = vars(options.parse_settings([]))
     given = argparse.Namespace(**vars(arguments) | none | _named(arguments))
-    home = home_folder()
-    return Situation(given, "", home, manager_for(sys.platform, home, os.environ), fault=fault)
-
-
-def home_folder() -> Path:
-    """The user's home folder; the root if there is none."""
     try:
-        return Path.home()
+        home = Path.home()
     except RuntimeError:
-        return Path("/")
+        home = Path("/")
+    return Situation(given, "", home, manager_for(sys.platform, home, os.environ), fault=fault)
 
 
 def _named(arguments: argparse.Namespace) -> dict[str, Any]:
     """Options of model and settings that were given."""
     names = vars(options.parse_settings([]))
     return {name: value for name in names if (value := getattr(arguments, name, None))}
-
-
-def _of_service(manager: ServiceManager) -> argparse.Namespace | None:
-    try:
-        return options.parse_settings(manager.read_words()[2:])
-    except (OSError, ValueError, KeyError, ConfigError):
-        return None
 
 
 def _read(bare: Situation) -> Situation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from vlm_server.cli import options, usage
@@ -67,12 +66,5 @@ def add_to(parser: Parser) -> None:
         metavar="NAME",
         help="take over the sockets of this name in the LaunchAgent's file",
     )
-    parser.set_defaults(run=run, keeps_log=True)
+    parser.set_defaults(run="serve.front:run", keeps_log=True)
     parser.manual = _MANUAL
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal arrives. Raises ConfigError or ModelLoadError."""
-    from vlm_server.cli.serve import front  # takes a moment
-
-    return front.run(arguments)

@@ -1,8 +1,4 @@
-"""The front process of `vlm-server serve`, which serves HTTP and keeps engines running.
-
-The order of starting and stopping is here; requests are handled in `api`, engine processes in
-`supervisor`.
-"""
+"""The front process of `vlm-server serve`: the order of its starting and stopping."""
 
 from __future__ import annotations
 
@@ -18,8 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from vlm_server.api.app import create_app
-from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer, http_config
-from vlm_server.api.http.errors import encode_openai as encode
+from vlm_server.api.http.connection.server import SLOW_READER_SECONDS, HttpServer
 from vlm_server.api.http.tracing import start_tracer
 from vlm_server.api.parsing import body_parser
 from vlm_server.api.routes import OPERATIONS
@@ -55,8 +50,6 @@ _HOLD_LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """Settings, sockets and files of this process."""
-
     settings: Settings
     sources: Sources
     listener: Listener
@@ -86,8 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _load_for(listener: Listener, arguments: argparse.Namespace) -> Settings:
-    """New settings. Raises ConfigError if they can't be served on `listener`, and ModelLoadError if
-    their memory can't hold the model."""
+    """New settings. Raises ConfigError or ModelLoadError if they can't be served on `listener`."""
     settings = options.load_settings(arguments)
     options.check_memory_limit(settings)
     check_exposure(settings.server, listener)
@@ -95,7 +87,7 @@ def _load_for(listener: Listener, arguments: argparse.Namespace) -> Settings:
 
 
 async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
-    """Serve HTTP until told to stop, then drain. Returns whether to start again.
+    """Serve HTTP until told to stop, then drain; returns whether to start again.
 
     Raises ModelLoadError.
     """
@@ -113,12 +105,17 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     with contextlib.suppress(ChildFailed):  # it is started when it is needed
         await asyncio.to_thread(parsing_pool.warm_up)
     app = create_app(settings, models, parsing_pool, tracer, process.sources)
-    server = HttpServer(http_config(app, settings, encode))
+    server = HttpServer(app, settings)
     url = url_of(settings.server.host, listener.addresses[0][1])
     _say(greeting.first_words(url, models.names[0], sys.stdout))
     await models.start()
     announcement = asyncio.create_task(announce(models, url, settings))
-    announcement.add_done_callback(lambda task: stop.set() if _has_failed(task) else None)
+
+    def end_if_failed(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            stop.set()
+
+    announcement.add_done_callback(end_if_failed)
     looking = asyncio.create_task(look_after(process, server))
     http = asyncio.create_task(serve_http(server, listener, models, stop))
     http.add_done_callback(lambda _: stop.set())
@@ -145,9 +142,10 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
 async def serve_http(
     server: HttpServer, listener: Listener, models: ModelPool, stop: asyncio.Event
 ) -> None:
-    """Answer clients: on an inherited socket, where they wait in any case, once the model is
-    loaded, so that a restart fails none of them; but for at most `_HOLD_SECONDS`, and not for a
-    download."""
+    """Answer clients; on an inherited socket, where they wait anyway, once the model is loaded.
+
+    For at most `_HOLD_SECONDS`, and not for a download: a restart fails no client.
+    """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_HOLD_SECONDS if listener.is_inherited else 0):
             while models.is_starting and not stop.is_set():  # noqa: ASYNC110
@@ -157,8 +155,7 @@ async def serve_http(
 
 
 async def look_after(process: _Process, server: HttpServer) -> None:
-    """Every `_LOOK_SECONDS`: return free heap to the system, rotate the log, apply new limits and
-    settings."""
+    """Now and then return free heap, rotate the log, apply new limits and settings."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         server.look()
@@ -189,7 +186,3 @@ def _say(text: str) -> None:
     except OSError as error:
         logger.warning("can't write the output: %s", error.strerror)
         discard_output()
-
-
-def _has_failed(task: asyncio.Task[None]) -> bool:
-    return not task.cancelled() and task.exception() is not None

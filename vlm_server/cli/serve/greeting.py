@@ -22,7 +22,7 @@ def first_words(url: str, model_name: str, stream: TextIO) -> str:
     """Text while the model loads; for a program, the address in one line."""
     if not stream.isatty():
         return f"Listening on {url}"
-    bold = _style(stream, "1")
+    bold = _bold(stream)
     page = url.removesuffix("/v1")
     rows = (("model", model_name), ("address", url), ("page", page))
     lines = [f"  {name:<8} {bold(text)}" for name, text in rows]
@@ -37,7 +37,7 @@ def invitation(url: str, seconds: float, settings: Settings, stream: TextIO) -> 
     if settings.server.needs_key:
         words += ["--api-key-file", "FILE"]
     command = shlex.join([*words, "picture.png"]) + ' "What is in this picture?"'
-    bold = _style(stream, "1")
+    bold = _bold(stream)
     return (
         f"Ready after {seconds:.1f} s. Open the page, or ask from another terminal:\n\n"
         f"  {bold(command)}\n\nCtrl-C stops the daemon."
@@ -49,12 +49,12 @@ def _program() -> str:
     return "vlm-server" if shutil.which("vlm-server") else str(Path(sys.prefix, "bin/vlm-server"))
 
 
-def _style(stream: TextIO, code: str) -> Callable[[str], str]:
-    """Function that styles text, if `stream` is a terminal with styles."""
+def _bold(stream: TextIO) -> Callable[[str], str]:
+    """Function that makes text bold, if `stream` is a terminal with styles."""
     has_styles = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     if not has_styles or os.environ.get("NO_COLOR"):
         return str
-    return lambda text: f"\x1b[{code}m{text}\x1b[0m"
+    return lambda text: f"\x1b[1m{text}\x1b[0m"
 
 
 def greeting(url: str, model_name: str, settings: Settings) -> str:
@@ -72,10 +72,7 @@ def example_request(url: str, model_name: str, *, with_key: bool) -> str:
     text = {"type": "text", "text": "What shape is this?"}
     messages = [{"role": "user", "content": [image, text]}]
     body = {"model": model_name, "max_tokens": 64, "messages": messages}
-    headers = ["Content-Type: application/json"]
+    words = ["curl", f"{url}/chat/completions", "-H", "Content-Type: application/json"]
     if with_key:
-        headers.append("Authorization: Bearer YOUR_KEY")
-    words = ["curl", f"{url}/chat/completions"]
-    for header in headers:
-        words += ["-H", header]
+        words += ["-H", "Authorization: Bearer YOUR_KEY"]
     return shlex.join([*words, "-d", json.dumps(body)])

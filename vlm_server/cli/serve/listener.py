@@ -1,13 +1,12 @@
 """The sockets that `serve` listens on: bound here, or inherited from a service manager.
 
-systemd, and `serve` itself when it starts again, hand sockets over by sd_listen_fds(3): they are
-the descriptors from 3 on, `LISTEN_FDS` says how many, and `LISTEN_PID` for which process.
-Connections wait in the kernel while nobody accepts, and are not refused. launchd has a call of its
-own, launch_activate_socket(3), which was not run on a Mac yet.
+systemd, and `serve` itself when it starts again, hand sockets over by sd_listen_fds(3); launchd by
+launch_activate_socket(3), which was not run on a Mac yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -28,8 +27,7 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 _SEND_BUFFER_BYTES = 256 * 1024
-"""The system's send buffer of a connection. Data that a client leaves unread is bounded beyond
-it."""
+"""The system's send buffer of a connection, which inherits it from the listener."""
 _PROBE_SECONDS = 1.0
 _FIRST = 3
 """First descriptor that is handed over."""
@@ -37,11 +35,12 @@ _MOST = 16
 _ABOVE = 64
 """First of the descriptors that are in nobody's way."""
 
-_PASSING = frozenset(
-    {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH, socket.EAI_AGAIN}
+_PASSING = (
+    *(errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH),
+    socket.EAI_AGAIN,
 )
 """Errors of an address that another program has, or that is not up yet."""
-_NONE = frozenset({errno.ENOENT, errno.ESRCH})
+_NONE = (errno.ENOENT, errno.ESRCH)
 """Errors of a job without such sockets, or of a process that launchd did not start."""
 
 
@@ -72,12 +71,11 @@ class Listener:
 
 
 def listen(server: Server, environment: MutableMapping[str, str], launchd: str | None) -> Listener:
-    """Sockets that were handed over, else one that is bound to `server.host` and `server.port`.
+    """Sockets that were handed over, else one bound to `server.host` and `server.port`.
 
-    `launchd` is the name of the sockets in a LaunchAgent's file. Raises ConfigError for an address
-    that can't be used, for descriptors that are no listening TCP sockets, and for inherited sockets
-    that other machines can reach while no key is needed; NotAvailable if the address may be usable
-    later.
+    `launchd` is the name of the sockets in a LaunchAgent's file. Raises ConfigError for what can't
+    be used, and for inherited sockets that other machines can reach without a key; NotAvailable if
+    the address may be usable later.
     """
     descriptors = _descriptors(environment) or (activate(launchd) if launchd else [])
     if not descriptors:
@@ -121,13 +119,8 @@ def is_at(server: Server, addresses: Sequence[tuple[str, int]]) -> bool:
 
 def numeric(host: str) -> str:
     """IP address of `host`; a name is looked up, IPv4 first. Raises OSError if it is unknown."""
-    try:
+    with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host))
-    except ValueError:
-        return _looked_up(host)
-
-
-def _looked_up(host: str) -> str:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except UnicodeError:  # it has a part that is empty, or too long
@@ -136,18 +129,17 @@ def _looked_up(host: str) -> str:
 
 
 def bind(server: Server) -> socket.socket:
-    """Listening socket. Raises ConfigError if the address can't be used, NotAvailable if it may be
-    usable later.
+    """Listening socket. Raises ConfigError, NotAvailable if the address may be usable later.
 
-    The protocol is set to TCP explicitly, unlike in `socket.create_server`: only then does asyncio
-    set TCP_NODELAY. Without it the deltas of a stream are delayed by up to 40 ms.
+    The protocol is set to TCP, unlike in `socket.create_server`: only then does asyncio set
+    TCP_NODELAY. Without it the deltas of a stream are delayed by up to 40 ms.
     """
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         _check_nobody_answers(family, server)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _set_for_connections(listener)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listener.bind((server.host, server.port))
         listener.listen(BACKLOG)
     except OSError as error:
@@ -172,14 +164,8 @@ def _check_nobody_answers(family: socket.AddressFamily, server: Server) -> None:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
-def _set_for_connections(listener: socket.socket) -> None:
-    """Set options that connections inherit on every system."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-
-
 def _descriptors(environment: MutableMapping[str, str]) -> list[int]:
-    """Descriptors handed to this process; their variables are removed, so that no child reads
-    them."""
+    """Descriptors handed to this process; no child reads their variables."""
     count, pid = environment.pop("LISTEN_FDS", ""), environment.pop("LISTEN_PID", "")
     environment.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()):
@@ -201,7 +187,7 @@ def _adopt(descriptor: int) -> socket.socket:
     if not (is_tcp and is_listening):
         raise ConfigError(f"the inherited descriptor {descriptor} is no listening TCP socket")
     adopted = socket.socket(family, kind, socket.IPPROTO_TCP, fileno=descriptor)
-    _set_for_connections(adopted)
+    adopted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     return adopted
 
 
@@ -229,11 +215,9 @@ def _address(listener: socket.socket) -> tuple[str, int]:
 
 
 def activate(name: str, library: Any = None) -> list[int]:
-    """Descriptors of the sockets `name` in launchd's file of this job; none if it has no such
-    sockets.
+    """Descriptors of the sockets `name` in this job's file of launchd; to be had once.
 
-    They can be had once in a process's life. `library` has launch_activate_socket, libSystem by
-    default. Raises ConfigError.
+    `library` has launch_activate_socket, libSystem by default. Raises ConfigError.
     """
     library = library or ctypes.CDLL(None)
     descriptors = ctypes.POINTER(ctypes.c_int)()
@@ -248,7 +232,6 @@ def activate(name: str, library: Any = None) -> list[int]:
     if code:
         raise ConfigError(f"launchd does not hand over the socket {name!r}: {os.strerror(code)}")
     found = [descriptors[index] for index in range(count.value)]
-    free = library.free
-    free.argtypes = [ctypes.c_void_p]
-    free(ctypes.cast(descriptors, ctypes.c_void_p))
+    library.free.argtypes = [ctypes.c_void_p]
+    library.free(ctypes.cast(descriptors, ctypes.c_void_p))
     return found

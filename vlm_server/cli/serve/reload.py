@@ -1,9 +1,8 @@
 """The end of `serve`: by a signal, by the end of its standard input, or to start again.
 
-It starts again when its settings have changed, or at SIGHUP. New settings are checked first: with
-wrong ones, the daemon goes on as it is and says so. With good ones, running answers are finished,
-and the process becomes a new one by `exec`: it keeps its number, and the sockets that it inherited,
-so that no client is refused meanwhile.
+It starts again at SIGHUP, or when its settings have changed and are valid. Running answers are
+finished, and the process becomes a new one by `exec`: its id and its inherited sockets stay, so
+that no client is refused meanwhile.
 """
 
 from __future__ import annotations
@@ -86,8 +85,7 @@ def stop_when_input_ends(stop: Callable[[], None]) -> None:
 class Reloader:
     """Decision whether the daemon starts again; `path` is the file of its settings.
 
-    To be made before the settings are read, so that no change is missed. From then on SIGHUP, which
-    would end the process, does nothing until `listen`.
+    Made before the settings are read: no change is missed. SIGHUP does nothing until `listen`.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -161,6 +159,6 @@ def start_again(listener: Listener) -> NoReturn:
 def _version(path: Path | None) -> Version | None:
     try:
         found = path.stat() if path is not None else None
-    except OSError:
-        return None  # between two versions, perhaps
-    return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
+    except OSError:  # between two versions, perhaps
+        found = None
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None

@@ -9,13 +9,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from vlm_server.cli import exit_codes, options
 from vlm_server.cli.client.daemon import url_of
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.serve import listener
 from vlm_server.cli.serve.listener import is_at
-from vlm_server.cli.service.manager import Files, ServiceCommand, ServiceManager, parted
+from vlm_server.cli.service.manager import (
+    Files,
+    ServiceCommand,
+    ServiceManager,
+    manager_for,
+    parted,
+    run_command,
+)
 from vlm_server.cli.service.program import installed_program
 from vlm_server.cli.service.status import show, wait_for_answer
 from vlm_server.errors import ConfigError, VlmServerError
@@ -26,10 +34,7 @@ _LAST_LINES = 20
 
 
 def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Install the service, or leave all as it was.
-
-    Raises ConfigError, ModelLoadError or CommandFailed.
-    """
+    """Install the service, or leave all as it was. Raises VlmServerError."""
     settings = options.load_settings(arguments)
     options.check_memory_limit(settings)
     command = ServiceCommand(
@@ -47,26 +52,19 @@ def install(arguments: argparse.Namespace, manager: ServiceManager) -> int:
     with locked(manager):
         _check_address(manager, settings.server)
         with undone_if_it_fails(manager):
-            _install(manager, new)
+            moved = is_moved(manager, new)
+            write(new)
+            manager.load(is_moved=moved)
             print(f"Installed {manager.path}", flush=True)
             _wait(arguments, manager, settings)
     return 0
 
 
 def start(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Start the service. Raises ConfigError or CommandFailed."""
+    """Start the service, or restart it, unless its settings are wrong. Raises VlmServerError."""
     with locked(manager):
         settings = _settings_of(manager)
-        manager.start()
-        _wait(arguments, manager, settings)
-    return 0
-
-
-def restart(arguments: argparse.Namespace, manager: ServiceManager) -> int:
-    """Restart the service, unless its settings are wrong. Raises ConfigError or CommandFailed."""
-    with locked(manager):
-        settings = _settings_of(manager)
-        manager.restart()
+        getattr(manager, arguments.action)()
         _wait(arguments, manager, settings)
     return 0
 
@@ -111,10 +109,21 @@ def logs(arguments: argparse.Namespace, manager: ServiceManager) -> int:
         raise CommandFailed(f"{words[0]} is not installed; the log is: {manager.log}") from None
 
 
-def _install(manager: ServiceManager, new: Files) -> None:
-    moved = is_moved(manager, new)
-    write(new)
-    manager.load(is_moved=moved)
+_ACTIONS = {
+    "install": install,
+    "start": start,
+    "restart": start,
+    "stop": stop,
+    "uninstall": uninstall,
+    "status": status,
+    "logs": logs,
+}
+
+
+def run(arguments: argparse.Namespace, manager: ServiceManager | None = None) -> int:
+    """Do what the command line says to the service of this system. Raises VlmServerError."""
+    manager = manager or manager_for(sys.platform, Path.home(), os.environ)
+    return _ACTIONS[arguments.action](arguments, manager)
 
 
 def _wait(arguments: argparse.Namespace, manager: ServiceManager, settings: Settings) -> None:
@@ -126,19 +135,11 @@ def _wait(arguments: argparse.Namespace, manager: ServiceManager, settings: Sett
     try:
         answer = wait_for_answer(manager, settings, lambda text: print(f"{text} …", flush=True))
     except CommandFailed:
-        _show_log(manager)
+        log = run_command(manager.log_command(_LAST_LINES, follow=False)).stdout.rstrip()
+        if log:
+            print(f"The last lines of its log:\n{log}", file=sys.stderr)
         raise
     print(f"Ready: {url} was asked what a red circle is, and answered {answer!r}.")
-
-
-def _show_log(manager: ServiceManager) -> None:
-    words = manager.log_command(_LAST_LINES, follow=False)
-    try:
-        found = subprocess.run(words, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return
-    if found.stdout.strip():
-        print(f"The last lines of its log:\n{found.stdout.rstrip()}", file=sys.stderr)
 
 
 def _host(server: Server) -> str:
@@ -152,8 +153,7 @@ def _host(server: Server) -> str:
 
 
 def _check_address(manager: ServiceManager, server: Server) -> None:
-    """Raises NotAvailable if another program listens there, which would answer in the service's
-    place."""
+    """Raises NotAvailable if another program listens there: it would answer in its place."""
     address = manager.read_address() if manager.path.exists() else ""
     is_same = not address or is_at(server, [parted(address)])
     if not (is_same and manager.is_listening()):
@@ -173,8 +173,7 @@ def _settings_of(manager: ServiceManager) -> Settings:
 
 @contextlib.contextmanager
 def locked(manager: ServiceManager) -> Iterator[None]:
-    """Lock on the service, by the folder of its files. Raises CommandFailed if another command has
-    it."""
+    """Lock on the service, by the folder of its files. Raises CommandFailed if it is taken."""
     folder = manager.path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -195,9 +194,8 @@ def locked(manager: ServiceManager) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undone_if_it_fails(manager: ServiceManager) -> Iterator[None]:
-    """Restore the service's files, and whether it runs, if the block ends early; an error of ours
-    then says so."""
-    before = _read(manager)
+    """Restore the service's files and state if the block fails; an error of ours says so."""
+    before = manager.files()
     was_running = manager.is_running()
     try:
         yield
@@ -232,12 +230,8 @@ def remove(manager: ServiceManager) -> None:
 
 def is_moved(manager: ServiceManager, new: Files) -> bool:
     """Whether the service manager listens on another address with the `new` files."""
-    before, path = _read(manager), manager.paths[-1]
+    before, path = manager.files(), manager.paths[-1]
     return path not in before or before[path] != new.get(path)
-
-
-def _read(manager: ServiceManager) -> Files:
-    return {path: path.read_bytes() for path in manager.paths if path.exists()}
 
 
 def _undo(manager: ServiceManager, before: Files, was_running: bool) -> str:
@@ -246,7 +240,7 @@ def _undo(manager: ServiceManager, before: Files, was_running: bool) -> str:
         remove(manager)
         return "Nothing was installed."
     moves = is_moved(manager, before)
-    added = set(_read(manager)) - set(before)
+    added = set(manager.files()) - set(before)
     if added:
         manager.unload()
     for path in added:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-from pathlib import Path
-
 from vlm_server.cli import exit_codes, options
 from vlm_server.cli.usage import Commands, Manual, Parser
 
@@ -53,14 +48,6 @@ def add_to(parser: Parser) -> None:
 
 def _add(actions: Commands, name: str, text: str) -> Parser:
     added = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    added.set_defaults(run=_run, action=name)
+    added.set_defaults(run="service.actions:run", action=name)
     added.manual = Manual(_EXAMPLES.get(name, ()))
     return added
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from vlm_server.cli.service import actions
-    from vlm_server.cli.service.manager import manager_for
-
-    action = getattr(actions, arguments.action)
-    return int(action(arguments, manager_for(sys.platform, Path.home(), os.environ)))

@@ -16,6 +16,7 @@ from vlm_server.cli.service.manager import (
     Files,
     RunCommand,
     ServiceCommand,
+    ServiceManager,
     ServicePhase,
     ServiceState,
     check,
@@ -41,7 +42,7 @@ _LAST_SIGNAL = re.compile(r"last terminating signal = (.+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Launchd:
+class Launchd(ServiceManager):
     """LaunchAgent of the current user."""
 
     home: Path
@@ -49,12 +50,8 @@ class Launchd:
     sleep: Callable[[float], None] = time.sleep
 
     @property
-    def path(self) -> Path:
-        return self.home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
-
-    @property
     def paths(self) -> Sequence[Path]:
-        return (self.path,)
+        return (self.home / "Library" / "LaunchAgents" / f"{LABEL}.plist",)
 
     @property
     def log(self) -> str:
@@ -65,15 +62,14 @@ class Launchd:
         return {self.path: launchd_plist(command, self._log, has_screen=has_screen)}
 
     def read_words(self) -> list[str]:
-        return words_of_plist(self.path.read_bytes())
+        return [str(word) for word in plistlib.loads(self.path.read_bytes())["ProgramArguments"]]
 
     def read_address(self) -> str:
-        return address_of_plist(self.path.read_bytes())
+        listener = plistlib.loads(self.path.read_bytes())["Sockets"][_SOCKET]
+        return joined(listener["SockNodeName"], listener["SockServiceName"])
 
     def load(self, *, is_moved: bool) -> None:
-        """launchd reads a file only once it has forgotten the service: `is_moved` or not, what
-        connects in between is refused.
-        """
+        """launchd has to forget the service first: what connects in between is refused."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self.unload()
         self._wait_until_gone()
@@ -100,14 +96,12 @@ class Launchd:
         """launchd listens meanwhile."""
         job = self._look()
         if job and job.is_running:
-            command = ("launchctl", "kill", "SIGTERM", job.target)
-            check(self.run(command), command)
+            self.check("launchctl", "kill", "SIGTERM", job.target)
             self._wait_until_gone(job.pid)
         self.start()
 
     def is_running(self) -> bool:
-        job = self._look()
-        return job is not None and job.is_running
+        return bool((job := self._look()) and job.is_running)
 
     def is_listening(self) -> bool:
         return self._look() is not None
@@ -119,8 +113,8 @@ class Launchd:
         last_exit, pid = job.last_exit, job.pid
         if pid is None:
             return ServiceState(job.state, last_exit=last_exit)
-        since, memory_bytes = self._since(pid), self._memory_bytes(pid)
-        return ServiceState("running", pid, since, memory_bytes, last_exit)
+        since = self.run(("ps", "-o", "lstart=", "-p", str(pid))).stdout.strip() or None
+        return ServiceState("running", pid, since, self._memory_bytes(pid), last_exit)
 
     def log_command(self, lines: int, *, follow: bool) -> list[str]:
         return ["tail", "-n", str(lines), *(["-F"] if follow else []), str(self._log)]
@@ -136,11 +130,9 @@ class Launchd:
         return first if self.run(("launchctl", "print", first)).returncode == 0 else other
 
     def _look(self) -> _LoadedService | None:
-        """The service where launchd knows it; None if it does not."""
         for name in _DOMAINS:
             target = f"{name}/{os.getuid()}/{LABEL}"
-            result = self.run(("launchctl", "print", target))
-            if result.returncode == 0:
+            if (result := self.run(("launchctl", "print", target))).returncode == 0:
                 return _LoadedService(target, result.stdout)
         return None
 
@@ -160,10 +152,9 @@ class Launchd:
         check(result, command)
 
     def _wait_until_gone(self, pid: int | None = None) -> None:
-        """Until process `pid` has ended; without one, until launchd has forgotten the service.
+        """Wait for the end of process `pid`, or until launchd has forgotten the service.
 
-        `bootout` and `kill` return while answers are still finished. Until they are, or launchd has
-        killed the process, the next one can't be started.
+        `bootout` and `kill` return while answers are still finished; until then nothing can start.
         """
         waited, most = 0.0, _DRAIN_SECONDS
         while waited < most:
@@ -174,9 +165,6 @@ class Launchd:
                 most = float(told[1]) + _DRAIN_SECONDS
             self.sleep(_PAUSE_SECONDS)
             waited += _PAUSE_SECONDS
-
-    def _since(self, pid: int) -> str | None:
-        return self.run(("ps", "-o", "lstart=", "-p", str(pid))).stdout.strip() or None
 
     def _memory_bytes(self, pid: int) -> int:
         """Resident bytes of the process and all that it started."""
@@ -223,16 +211,14 @@ class _LoadedService:
         return "starting" if "state = spawn scheduled" in self.text else "stopped"
 
     def _number(self, pattern: re.Pattern[str]) -> int | None:
-        found = pattern.search(self.text)
-        return int(found[1]) if found else None
+        return int(found[1]) if (found := pattern.search(self.text)) else None
 
 
 def launchd_plist(command: ServiceCommand, log: Path, *, has_screen: bool = True) -> bytes:
     """LaunchAgent file: started at login, restarted after a crash but not after `exit 0`.
 
     Unless the installing user `has_screen`, a login by SSH starts it, too. launchd tells no other
-    statuses apart, so the daemon gives up with 0. launchd listens for the daemon, also while that
-    restarts. Output before the daemon opens its log goes to the same file.
+    statuses apart, so the daemon gives up with 0, and it listens also while the daemon restarts.
     """
     own = ["--give-up-status", "0", "--log-file", str(log), "--launchd-socket", _SOCKET]
     return plistlib.dumps(
@@ -259,14 +245,3 @@ def launchd_plist(command: ServiceCommand, log: Path, *, has_screen: bool = True
             **({} if has_screen else {"LimitLoadToSessionType": ["Aqua", "Background"]}),
         }
     )
-
-
-def words_of_plist(text: bytes) -> list[str]:
-    """Program and arguments in a file made by `launchd_plist`."""
-    return [str(word) for word in plistlib.loads(text)["ProgramArguments"]]
-
-
-def address_of_plist(text: bytes) -> str:
-    """Address in a file made by `launchd_plist`."""
-    listener = plistlib.loads(text)["Sockets"][_SOCKET]
-    return joined(listener["SockNodeName"], listener["SockServiceName"])

@@ -1,7 +1,4 @@
-"""Interface of a manager of a user's services, launchd or systemd, and what both share.
-
-The function that runs a command is an argument, so that tests can see the commands.
-"""
+"""A manager of a user's services, launchd or systemd: its interface, and what both share."""
 
 from __future__ import annotations
 
@@ -37,11 +34,9 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class ServiceCommand:
-    """What a service runs: program, arguments, the IP address and port at which its manager listens
-    for it, and the seconds it takes to drain.
+    """What a service runs, and the IP address and port at which its manager listens for it.
 
-    Raises CommandFailed for words that the files can't hold: with control characters, or bytes that
-    are not UTF-8.
+    Raises CommandFailed for words with control characters, or bytes that are not UTF-8.
     """
 
     program: Path
@@ -61,8 +56,7 @@ class ServiceCommand:
 
     @property
     def stop_seconds(self) -> int:
-        """Time for the last requests, draining, slow readers and the engine's exit, with a
-        margin."""
+        """Time for last requests, draining, slow readers and the engine's exit, with a margin."""
         return math.ceil(self.drain_seconds) + _STOP_MARGIN_SECONDS
 
 
@@ -71,8 +65,7 @@ class ServiceState:
     """State of the service as its manager tells it; None for what it does not tell.
 
     `starting` is before the first process, `restarting` between a crash and the next try, `failed`
-    after the last one. `since` is a date as the manager writes it, `memory_bytes` that of all
-    processes.
+    after the last one. `memory_bytes` are those of all processes.
     """
 
     state: ServicePhase
@@ -82,16 +75,37 @@ class ServiceState:
     last_exit: str | None = None
 
 
+def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run `words`; a missing program counts as one that failed."""
+    if shutil.which(words[0]) is None:
+        return subprocess.CompletedProcess(words, 127, "", f"{words[0]} is not installed")
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def check(result: subprocess.CompletedProcess[str], command: Sequence[str]) -> None:
+    """Raises CommandFailed if `command` did not succeed."""
+    if result.returncode:
+        reason = (result.stderr or result.stdout).strip() or f"exit code {result.returncode}"
+        raise CommandFailed(f"{' '.join(command)}: {reason}")
+
+
 class ServiceManager(Protocol):
-    """A user's service: its files, and how it is started and stopped."""
+    """A user's service: its files, and how it is started and stopped.
+
+    `run` runs a command of the system; tests give another.
+    """
+
+    @property
+    def run(self) -> RunCommand: ...
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        """All files, the main one first."""
 
     @property
     def path(self) -> Path:
         """Main file."""
-
-    @property
-    def paths(self) -> Sequence[Path]:
-        """All files."""
+        return self.paths[0]
 
     @property
     def log(self) -> str:
@@ -99,8 +113,12 @@ class ServiceManager(Protocol):
 
     def render(self, command: ServiceCommand) -> Files: ...
 
+    def files(self) -> Files:
+        """Contents of the installed files."""
+        return {path: path.read_bytes() for path in self.paths if path.exists()}
+
     def read_words(self) -> list[str]:
-        """Command line in the installed file. Raises OSError if there is no file."""
+        """Command line in the installed file, if it starts something. Raises OSError."""
 
     def read_address(self) -> str:
         """Address in the installed files; empty if they name none. Raises OSError."""
@@ -136,6 +154,10 @@ class ServiceManager(Protocol):
     def log_command(self, lines: int, *, follow: bool) -> list[str]:
         """Command that prints the end of the log."""
 
+    def check(self, *command: str) -> None:
+        """Run `command`. Raises CommandFailed if it does not succeed."""
+        check(self.run(command), command)
+
 
 def joined(host: str, port: int | str) -> str:
     """`HOST:PORT`."""
@@ -146,20 +168,6 @@ def parted(address: str) -> tuple[str, int]:
     """Host and port of what `joined` returned; 0 for no port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port or 0)
-
-
-def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run `words`; a missing program counts as one that failed."""
-    if shutil.which(words[0]) is None:
-        return subprocess.CompletedProcess(words, 127, "", f"{words[0]} is not installed")
-    return subprocess.run(words, capture_output=True, text=True, check=False)
-
-
-def check(result: subprocess.CompletedProcess[str], command: Sequence[str]) -> None:
-    """Raises CommandFailed if `command` did not succeed."""
-    if result.returncode:
-        reason = (result.stderr or result.stdout).strip() or f"exit code {result.returncode}"
-        raise CommandFailed(f"{' '.join(command)}: {reason}")
 
 
 def exit_text(code: int) -> str:

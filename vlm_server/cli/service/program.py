@@ -1,7 +1,7 @@
 """Program that a service runs: this installation's `vlm-server`, if it is there to stay.
 
-`uvx` and `pipx run` make an environment in a cache, which is cleaned up at any time; pip builds in
-a temporary folder. A service that names such a path works today and is gone after some days.
+`uvx` and `pipx run` make an environment in a cache, and pip builds in a temporary folder, which
+are cleaned up at any time.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def installed_program() -> Path:
         sysconfig.get_path("scripts"),
         sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")),
     ]
-    return lasting(found_in(folders), [*_TEMPORARY, *_caches()])
+    caches = [*(str(Path.home() / name) for name in _CACHES), os.environ.get("XDG_CACHE_HOME", "")]
+    return lasting(found_in(folders), [*_TEMPORARY, *filter(None, caches)])
 
 
 def lasting(program: Path, folders: Iterable[str]) -> Path:
-    """`program` by a path that stays. Raises CommandFailed if it is in one of `folders`, or in a
-    cache."""
+    """`program` by a path that stays. Raises CommandFailed in one of `folders`, or in a cache."""
     throw_away = throw_away_folder(program, folders)
     if throw_away is not None:
         raise CommandFailed(
@@ -68,11 +68,9 @@ def found_in(folders: Iterable[str]) -> Path:
 
 
 def throw_away_folder(program: Path, folders: Iterable[str]) -> Path | None:
-    """Folder around the environment of `program` that is not meant to last: one of `folders`, or a
-    cache by its tag; None if there is none.
+    """Folder around the environment of `program` that is not to last: one of `folders`, or a cache.
 
-    The environment itself may have such a tag, for backups. That of a clone is where its owner
-    wants it.
+    The environment itself may have a cache's tag, for backups. A clone's stays.
     """
     environment = program.parent.parent
     if (environment.parent / "pyproject.toml").is_file():
@@ -85,18 +83,9 @@ def throw_away_folder(program: Path, folders: Iterable[str]) -> Path | None:
 
 
 def stable(program: Path) -> Path:
-    """`program` by a path that stays when a newer version is installed.
-
-    Homebrew has a folder for each version in `Cellar`, and one link in `opt` to that in use.
-    """
+    """`program` by a path that stays: the link in Homebrew's `opt`, not a version in `Cellar`."""
     parts = program.parts
     if "Cellar" not in parts or len(parts) < (at := parts.index("Cellar")) + 4:
         return program
     kept = Path(*parts[:at], "opt", parts[at + 1], *parts[at + 3 :])
     return kept if kept.exists() else program
-
-
-def _caches() -> Iterable[str]:
-    yield from (str(Path.home() / name) for name in _CACHES)
-    if named := os.environ.get("XDG_CACHE_HOME"):
-        yield named

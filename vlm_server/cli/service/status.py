@@ -15,19 +15,17 @@ from vlm_server.cli.client.pictures import answer_about, drawn
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.serve.listener import is_at
 from vlm_server.cli.service.manager import ServiceManager, joined, parted
-from vlm_server.settings import Settings
+from vlm_server.settings import MIB, Settings
 
 _LOOK_SECONDS = 5.0
 _POLL_SECONDS = 0.3
 _GRACE_SECONDS = 15.0
 """launchd starts a service at most every 10 seconds."""
 _ANSWER_SECONDS = 120.0
-_MIB = 1 << 20
 
 
 def show(manager: ServiceManager, settings: Settings | None, fault: str, *, as_json: bool) -> int:
-    """Print the state of an installed service; returns the exit code. `settings` are those in its
-    files, None if they have a `fault`."""
+    """Print the state of an installed service, whose settings may have a `fault`; exit code."""
     facts = _facts(manager, settings, fault)
     if as_json:
         json.dump(facts, sys.stdout, indent=2)
@@ -35,7 +33,8 @@ def show(manager: ServiceManager, settings: Settings | None, fault: str, *, as_j
     else:
         for name, value in facts.items():
             if value is not None:
-                print(f"{name.removesuffix('_bytes').replace('_', ' '):<10} {_text(name, value)}")
+                text = f"{value / MIB:,.0f} MiB" if name == "memory_bytes" else value
+                print(f"{name.removesuffix('_bytes').replace('_', ' '):<10} {text}")
     if facts["state"] not in ("running", "stopping"):
         return exit_codes.SERVICE_NOT_RUNNING
     return exit_codes.SERVICE_READY if facts["health"] == "ready" else exit_codes.SERVICE_NOT_READY
@@ -62,10 +61,6 @@ def _facts(manager: ServiceManager, settings: Settings | None, fault: str) -> di
     }
 
 
-def _text(name: str, value: Any) -> str:
-    return f"{value / _MIB:,.0f} MiB" if name == "memory_bytes" else str(value)
-
-
 def _warning(address: str, settings: Settings | None, fault: str) -> str | None:
     if fault:
         return f"the settings can't be used: {fault}"
@@ -79,19 +74,23 @@ def _health(url: str | None) -> str:
     """State of loading, `ready`, or `no answer`."""
     if url is None:
         return "no answer"
-    try:
-        with Daemon(url, seconds=_LOOK_SECONDS, has_proxy=False) as daemon:
-            found = daemon.readiness()
-    except CommandFailed:
-        return "no answer"
+    with Daemon(url, seconds=_LOOK_SECONDS, has_proxy=False) as daemon:
+        found = _readiness(daemon)
     return found.stage or found.state or "no answer"
+
+
+def _readiness(daemon: Daemon) -> Readiness:
+    try:
+        return daemon.readiness()
+    except CommandFailed:
+        return Readiness("")
 
 
 def wait_for_answer(manager: ServiceManager, settings: Settings, say: Callable[[str], None]) -> str:
     """Answer of the service to a question about a picture; `say` gets the stages of loading.
 
-    Raises CommandFailed if the service ends, or does not answer within
-    `engine.start_timeout_seconds`, in which the time for downloads does not count.
+    Raises CommandFailed if the service ends, or takes longer than `engine.start_timeout_seconds`,
+    without downloads.
     """
     seconds = settings.engine.start_timeout_seconds
     deadline = time.monotonic() + seconds
@@ -101,10 +100,7 @@ def wait_for_answer(manager: ServiceManager, settings: Settings, say: Callable[[
     with Daemon(url, key, seconds=_LOOK_SECONDS, has_proxy=False) as daemon:
         while True:
             _check_that_it_runs(manager, latest)
-            try:
-                found = daemon.readiness()
-            except CommandFailed:
-                found = Readiness("")
+            found = _readiness(daemon)
             if found.state == "ready" and (answer := _answer(daemon)) is not None:
                 return answer
             if found.state == "failed":

@@ -16,9 +16,9 @@ from vlm_server.cli.service.manager import (
     Files,
     RunCommand,
     ServiceCommand,
+    ServiceManager,
     ServicePhase,
     ServiceState,
-    check,
     exit_text,
     joined,
     run_command,
@@ -45,7 +45,7 @@ _EXITED, _RUNNING = "1", "0"
 
 
 @dataclass(frozen=True, slots=True)
-class SystemdUser:
+class SystemdUser(ServiceManager):
     """Units of the user's systemd manager; `config_home` replaces `~/.config`."""
 
     home: Path
@@ -53,27 +53,30 @@ class SystemdUser:
     config_home: Path | None = None
 
     @property
-    def path(self) -> Path:
-        return self._folder / UNIT
-
-    @property
     def paths(self) -> Sequence[Path]:
-        return (self.path, self._folder / SOCKET_UNIT)
+        folder = (self.config_home or self.home / ".config") / "systemd" / "user"
+        return (folder / UNIT, folder / SOCKET_UNIT)
 
     @property
     def log(self) -> str:
         return f"journalctl --user-unit {UNIT}"
 
     def render(self, command: ServiceCommand) -> Files:
-        texts = (systemd_unit(command), systemd_socket(command))
-        return dict(zip(self.paths, texts, strict=True))
+        unit, socket_unit = self.paths
+        return {unit: systemd_unit(command), socket_unit: systemd_socket(command)}
 
     def read_words(self) -> list[str]:
-        return words_of_unit(self.path.read_bytes())
+        for line in self.path.read_bytes().decode().split("\n"):
+            if line.startswith("ExecStart="):
+                program, *arguments = map(_unquote, _QUOTED.findall(line))
+                return [program, *(word.replace("$$", "$") for word in arguments)]
+        return []
 
     def read_address(self) -> str:
         path = self.paths[1]
-        return address_of_socket(path.read_bytes()) if path.exists() else ""
+        text = path.read_bytes().decode() if path.exists() else ""
+        found = re.search(r"^ListenStream=(.+)$", text, re.MULTILINE)
+        return found[1] if found else ""
 
     def load(self, *, is_moved: bool) -> None:
         self._check("daemon-reload")
@@ -138,16 +141,11 @@ class SystemdUser:
         """The socket first; earlier versions had none."""
         return [path.name for path in reversed(self.paths) if path.exists()] or [UNIT]
 
-    @property
-    def _folder(self) -> Path:
-        return (self.config_home or self.home / ".config") / "systemd" / "user"
-
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self.run(("systemctl", "--user", *words))
 
     def _check(self, *words: str) -> None:
-        command = ("systemctl", "--user", *words)
-        check(self.run(command), command)
+        self.check("systemctl", "--user", *words)
 
 
 def _last_exit(shown: dict[str, str]) -> str | None:
@@ -176,18 +174,11 @@ WantedBy=sockets.target
 """.encode()
 
 
-def address_of_socket(text: bytes) -> str:
-    """Address in a file made by `systemd_socket`."""
-    found = re.search(rb"^ListenStream=(.+)$", text, re.MULTILINE)
-    return found[1].decode() if found else ""
-
-
 def systemd_unit(command: ServiceCommand) -> bytes:
     """User unit: restarted after a crash, and until what it waits for is there.
 
-    Not after the exit codes that mean that a restart would not help: then the socket is closed,
-    too, since the next client would have it started. Where systemd can't listen, the daemon tries
-    that itself. The kernel may kill the engine for want of memory: the front starts another, so
+    Not where a restart would not help: then the socket is closed, too, since the next client would
+    have it started. The kernel may kill the engine for want of memory: the front starts another, so
     systemd goes on. The sandboxing options are those that an unprivileged manager can apply.
     """
     program, *arguments = command.words
@@ -225,15 +216,6 @@ SystemCallArchitectures=native
 [Install]
 WantedBy=default.target
 """.encode()
-
-
-def words_of_unit(text: bytes) -> list[str]:
-    """Program and arguments in a file made by `systemd_unit`."""
-    for line in text.decode().split("\n"):
-        if line.startswith("ExecStart="):
-            program, *arguments = map(_unquote, _QUOTED.findall(line))
-            return [program, *(word.replace("$$", "$") for word in arguments)]
-    return []
 
 
 def _quote(word: str) -> str:

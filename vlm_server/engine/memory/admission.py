@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from vlm_server.engine.memory.governor import MIB, Governor
 from vlm_server.engine.request.request import Request
@@ -13,25 +12,6 @@ from vlm_server.errors import MemoryExceeded
 
 _UNBOUNDED_ANSWER_TOKENS = 2048
 """Reserved for an answer that may fill the context, as hardly any does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admit:
-    """The request may begin; `transient_bytes` are reserved for its peak."""
-
-    transient_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Others hold the memory that the request needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The request could not even run alone."""
-
-    error: MemoryExceeded
 
 
 class Admission:
@@ -52,33 +32,33 @@ class Admission:
         """The request that was last told to wait: each is counted once."""
 
     def decide(
-        self, request: Request, admitted: Iterable[Request], *, some_are_ending: bool
-    ) -> Admit | Wait | Refuse:
-        """Whether `request` may begin beside those `admitted`.
+        self, request: Request, admitted: Sequence[Request], *, some_are_ending: bool
+    ) -> int | None:
+        """Make room for `request` beside those `admitted` (`Governor.make_room`).
 
-        Makes room for it (`Governor.make_room`). While `some_are_ending`, requests that have ended
-        still hold memory.
+        Returns the bytes to reserve for its peak; None if others hold the memory that it needs.
+        While `some_are_ending`, requests that have ended still do. Raises MemoryExceeded if it
+        could not even run alone.
         """
-        admitted = list(admitted)
         alone = self._resident([request])
         if not self._governor.fits_alone(alone):
             self._governor.count("refuse")
-            return Refuse(self._too_large(request, alone))
+            raise self._too_large(request, alone)
         transient = self._transient(request, admitted)
         theirs = [one.transient_bytes for one in admitted if one.state is not State.DECODE]
         added = self._resident([request, *admitted]) - self._resident(admitted)
         has_room = self._governor.make_room(
             added + request.load_bytes + max([transient, *theirs]),
-            self._reserved(admitted),
+            self.reserved_bytes(admitted),
             others_run=bool(admitted) or some_are_ending,
             some_are_ending=some_are_ending,
         )
         if has_room:
-            return Admit(transient)
+            return transient
         if not some_are_ending and self._last_waiting != request.request_id:
             self._last_waiting = request.request_id
             self._governor.count("wait")
-        return Wait()
+        return None
 
     def _too_large(self, request: Request, needed_bytes: int) -> MemoryExceeded:
         free_bytes = self._governor.free_bytes
@@ -101,22 +81,30 @@ class Admission:
         taken = load.size_bytes + load.transient_bytes
         return self._resident([request]) + taken <= self._governor.free_bytes
 
-    def reserved_bytes(self, admitted: Iterable[Request]) -> int:
-        """Bytes that those `admitted` may still allocate until they end."""
-        return self._reserved(list(admitted))
+    def reserved_bytes(self, admitted: Sequence[Request]) -> int:
+        """Bytes that those `admitted`, and what is read for them, may still take until they end."""
+        decoding = [one for one in admitted if one.state is State.DECODE]
+        held = self._side_by_side(decoding, lambda one: one.num_kv_tokens)
+        held += sum(
+            self._kv_bytes(one.num_kv_tokens)
+            for one in admitted
+            if one.state is State.PREFILL and one.is_known_to_runner
+        )
+        to_load = sum(one.load_bytes for one in admitted)
+        return max(0, self._resident(admitted) - held) + to_load
 
-    def make_room_for_reserved(self, admitted: Iterable[Request]) -> None:
+    def make_room_for_reserved(self, admitted: Sequence[Request]) -> None:
         """Evict what was cached since, if it takes room that is reserved for `admitted`."""
-        if reserved := self._reserved(list(admitted)):
+        if reserved := self.reserved_bytes(admitted):
             self._governor.make_room_for_reserved(reserved)
 
-    def fit_together(self, requests: Iterable[Request], admitted: Iterable[Request]) -> bool:
+    def fit_together(self, requests: Iterable[Request], admitted: Sequence[Request]) -> bool:
         """Whether these requests may have their peaks at once; each was admitted for its own."""
-        reserved = self._reserved(list(admitted))
+        reserved = self.reserved_bytes(admitted)
         return self._governor.has_room(reserved + sum(one.transient_bytes for one in requests))
 
     def fits_encode(
-        self, num_tokens: int, requests: Iterable[Request], admitted: Iterable[Request]
+        self, num_tokens: int, requests: Iterable[Request], admitted: Sequence[Request]
     ) -> bool:
         """Whether media of `num_tokens`, of these requests, may be encoded in one call.
 
@@ -124,10 +112,10 @@ class Admission:
         """
         needed = self._governor.estimator.of("encode", num_tokens)
         needed += sum(one.transient_bytes for one in requests)
-        return self._governor.has_room(self._reserved(list(admitted)) + needed)
+        return self._governor.has_room(self.reserved_bytes(admitted) + needed)
 
     def fits_prefill(
-        self, num_tokens: int, requests: Sequence[Request], admitted: Iterable[Request]
+        self, num_tokens: int, requests: Sequence[Request], admitted: Sequence[Request]
     ) -> bool:
         """Whether the prompts of these, of at most `num_tokens` each, may be prefilled in one call.
 
@@ -138,9 +126,9 @@ class Admission:
         longest = max(one.prompt.num_tokens for one in requests)
         needed += len(requests) * self._kv_bytes(longest)
         needed += max(one.transient_bytes for one in requests)
-        return self._governor.has_room(self._reserved(list(admitted)) + needed)
+        return self._governor.has_room(self.reserved_bytes(admitted) + needed)
 
-    def _transient(self, request: Request, admitted: list[Request]) -> int:
+    def _transient(self, request: Request, admitted: Sequence[Request]) -> int:
         """Bytes at its peak: of a read from disk, an encode, a chunk, or joining the others.
 
         Joining copies all sequences once. Its media's features come on top, and a second time
@@ -164,19 +152,7 @@ class Admission:
         features = request.num_media_tokens + sum(to_encode)
         return worst + features * estimator.feature_bytes
 
-    def _reserved(self, admitted: list[Request]) -> int:
-        """Bytes that those admitted, and what is read for them, will take until they end."""
-        decoding = [one for one in admitted if one.state is State.DECODE]
-        held = self._side_by_side(decoding, lambda one: one.num_kv_tokens)
-        held += sum(
-            self._kv_bytes(one.num_kv_tokens)
-            for one in admitted
-            if one.state is State.PREFILL and one.is_known_to_runner
-        )
-        to_load = sum(one.load_bytes for one in admitted)
-        return max(0, self._resident(admitted) - held) + to_load
-
-    def _resident(self, requests: list[Request]) -> int:
+    def _resident(self, requests: Sequence[Request]) -> int:
         """Bytes of their KV as it will be when the longest of them ends."""
         return self._side_by_side(requests, _final_width)
 
@@ -189,12 +165,12 @@ class Admission:
 
         return bisect_left(range(1, request.max_tokens + 1), True, key=is_too_long)
 
-    def _side_by_side(self, requests: list[Request], width: Callable[[Request], int]) -> int:
+    def _side_by_side(self, requests: Sequence[Request], width: Callable[[Request], int]) -> int:
         """Bytes of one batch: all its sequences are padded to the longest."""
         return _num_seqs(requests) * self._kv_bytes(max(map(width, requests), default=0))
 
 
-def _num_seqs(requests: list[Request]) -> int:
+def _num_seqs(requests: Sequence[Request]) -> int:
     return sum(len(one.seqs) for one in requests)
 
 

@@ -304,7 +304,6 @@ class Governor:
     # ---- doing -----------------------------------------------------------------------
 
     def _clear(self, reason: _ClearReason) -> None:
-        """Give the pool back to the system."""
         before = self._memory.read().pool_bytes
         started = time.perf_counter()
         self._memory.clear()

@@ -169,7 +169,6 @@ class AnswerParser:
         self._marks = self._marks_in(state)
 
     def _marks_in(self, state: _State) -> Marks:
-        """Marks that end `state`."""
         if state is _State.CALL and self._auto is not None:
             return self._auto.ends
         reasoning = self._reasoning
@@ -240,7 +239,6 @@ class AnswerParser:
         return skipped
 
     def _unskip(self, text: str) -> None:
-        """Put back `text`, which was skipped last."""
         self._held = text + self._held
         self._position -= len(text)
 

@@ -141,8 +141,6 @@ def _tool_called(name: str, tools: Tools) -> str:
 
 
 class _JsonNames(ast.NodeTransformer):
-    """JSON's names of constants in Python."""
-
     def visit_Name(self, node: ast.Name) -> ast.expr:
         constants = {"true": True, "false": False, "null": None}
         return ast.Constant(constants[node.id]) if node.id in constants else node

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from vlm_server.engine.output import call_parsers, tagged_calls
 from vlm_server.interfaces.model_spec import ModelSpec, ReasoningFormat, ToolParser
@@ -20,31 +20,31 @@ ParseCalls = Callable[[str, Sequence[Mapping[str, Any]]], Sequence[tuple[str, st
 
 The arguments are the JSON of an object. Raises ValueError for what is no call."""
 _Parse = Callable[[str, Sequence[Mapping[str, Any]]], Any]
-_OURS: dict[str, _Parse] = {
-    "atem": tagged_calls.atem,
-    "cohere2_moe": call_parsers.cohere2_moe,
-    "gemma4": call_parsers.gemma4,
-    "glm47": call_parsers.glm47,
-    "harmony": call_parsers.harmony,
-    "json_tools": call_parsers.json_tools,
-    "kimi_k2": call_parsers.kimi_k2,
-    "longcat": call_parsers.longcat,
-    "minimax_m2": tagged_calls.minimax_m2,
-    "mistral": call_parsers.mistral,
-    "pythonic": call_parsers.pythonic,
-    "qwen3_coder": tagged_calls.qwen3_coder,
-}
-_JSON = frozenset({"cohere2_moe", "harmony", "json_tools", "kimi_k2", "mistral"})
-_BRACKETS: dict[str, tuple[str, ...]] = {
-    "atem": ("<atem:invoke", "</atem:invoke>"),
-    "gemma4": ("{", "}"),
-    "glm47": ("<arg_key>", "</arg_value>"),
-    "longcat": ("<longcat_arg_key>", "</longcat_arg_value>"),
-    "minicpm5": ("<param", "</param>"),
-    "minimax_m2": ("<invoke", "</invoke>"),
-    "minimax_m3": ("<invoke", "</invoke>"),
-    "pythonic": ("(", ")", "]"),
-    "qwen3_coder": ("<function=", "</function>"),
+
+
+class _Known(NamedTuple):
+    """Our parser, or None where mlx-vlm's is right; the others: see `ToolFormat`."""
+
+    parse: _Parse | None
+    is_json: bool = False
+    brackets: tuple[str, ...] | None = None
+
+
+_KNOWN: dict[str, _Known] = {
+    "atem": _Known(tagged_calls.atem, brackets=("<atem:invoke", "</atem:invoke>")),
+    "cohere2_moe": _Known(call_parsers.cohere2_moe, is_json=True),
+    "gemma4": _Known(call_parsers.gemma4, brackets=("{", "}")),
+    "glm47": _Known(call_parsers.glm47, brackets=("<arg_key>", "</arg_value>")),
+    "harmony": _Known(call_parsers.harmony, is_json=True),
+    "json_tools": _Known(call_parsers.json_tools, is_json=True),
+    "kimi_k2": _Known(call_parsers.kimi_k2, is_json=True),
+    "longcat": _Known(call_parsers.longcat, brackets=("<longcat_arg_key>", "</longcat_arg_value>")),
+    "minicpm5": _Known(None, brackets=("<param", "</param>")),
+    "minimax_m2": _Known(tagged_calls.minimax_m2, brackets=("<invoke", "</invoke>")),
+    "minimax_m3": _Known(None, brackets=("<invoke", "</invoke>")),
+    "mistral": _Known(call_parsers.mistral, is_json=True),
+    "pythonic": _Known(call_parsers.pythonic, brackets=("(", ")", "]")),
+    "qwen3_coder": _Known(tagged_calls.qwen3_coder, brackets=("<function=", "</function>")),
 }
 _INVOKE = re.compile(r"\]<\]minimax\[>\[<(?P<closes>/?)invoke\b")
 
@@ -86,14 +86,9 @@ def tool_format(parser: ToolParser | None) -> ToolFormat | None:
     if parser is None:
         return None
     name = parser.name
-    return ToolFormat(
-        name,
-        parser.start,
-        parser.end,
-        _normalised(_OURS.get(name) or _mlx_vlms(name, parser.parse)),
-        is_json=name in _JSON,
-        brackets=_BRACKETS.get(name),
-    )
+    known = _KNOWN.get(name, _Known(None))
+    parse = _normalised(known.parse or _mlx_vlms(name, parser.parse))
+    return ToolFormat(name, parser.start, parser.end, parse, known.is_json, known.brackets)
 
 
 def _mlx_vlms(name: str, parse: Callable[..., Any]) -> _Parse:

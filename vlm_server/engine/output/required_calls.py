@@ -147,7 +147,6 @@ class RequiredCallParser:
             yield
 
     def _skip_blanks(self) -> _NeedsText:
-        """Skip blanks up to other text."""
         while not (bare := self._held.lstrip(BLANKS)):
             self._take(len(self._held))
             yield

@@ -201,7 +201,7 @@ class Request:
             )
         self._inputs = dict(prepared.inputs)
         self.load, self.max_tokens = prepared.load, max_tokens
-        self.num_prefilled = self.num_cached_tokens = prepared.references.num_cached_tokens
+        self._start_after_prefix(prepared.references)
         self.move_to(State.WAITING_FOR_MEMORY)
 
     def set_counted(self, prepared: Prepared) -> None:
@@ -216,7 +216,7 @@ class Request:
         if self.load is not None:
             self.move_to(State.LOADING)
         else:
-            self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
+            self._enter_encoding_or_prefill()
 
     def start_load(self) -> LoadWork:
         """Work for the disk reader."""
@@ -233,8 +233,8 @@ class Request:
             self.restart(use_disk=False)
             return
         self.load = None
-        self.num_prefilled = self.num_cached_tokens = self._references.num_cached_tokens
-        self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
+        self._start_after_prefix(self._references)
+        self._enter_encoding_or_prefill()
 
     def restart(self, *, use_disk: bool = True) -> None:
         """Go back to WAITING; the runner has dropped what it had. May give up the disk for good."""
@@ -258,14 +258,14 @@ class Request:
     def rematch_prefix(self) -> None:
         """Look again how much of the prompt is cached by now, before its prefill begins."""
         if self._references is not None and self._references.rematch_prefix():
-            self.num_prefilled = self.num_cached_tokens = self._references.num_cached_tokens
+            self._start_after_prefix(self._references)
             self._end_encoding()
 
     def cut_prefix(self, length: int) -> None:
         """Begin its prefill after no more than so many tokens; see `CacheReferences.cut_prefix`."""
         assert self._references is not None
         self._references.cut_prefix(length)
-        self.num_prefilled = self.num_cached_tokens = self._references.num_cached_tokens
+        self._start_after_prefix(self._references)
 
     def next_encode(self) -> EncodeWork | None:
         """The next of its media to encode; None if all are encoded, or found in a cache by now."""
@@ -334,6 +334,12 @@ class Request:
         self._inputs = {}
         if references is not None:
             references.release()
+
+    def _start_after_prefix(self, references: CacheReferences) -> None:
+        self.num_prefilled = self.num_cached_tokens = references.num_cached_tokens
+
+    def _enter_encoding_or_prefill(self) -> None:
+        self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
 
     def _end_encoding(self) -> None:
         if self.state is State.ENCODING and not self.spans_to_encode:

@@ -1,7 +1,7 @@
 """The turns of requests at the encoder and at the prefill, which share one device.
 
 Only one prompt with media is worked on at a time: a device that does two at once finishes both
-late. Only beside the last chunk of one may the next one's media be encoded.
+late. Only during the last chunk of one may the next one's media be encoded.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class DeviceOrder:
             r.state is State.PREFILL and not r.has_uncached_media for r in self._requests.values()
         )
 
-    def next_to_encode(self, beside: Request | None) -> Request | None:
+    def next_to_encode(self, during: Request | None) -> Request | None:
         """The request whose media are next; None if it is a prompt's turn, or no request waits.
 
-        The last chunk of `beside`, if there is one, is prefilled meanwhile.
+        The last chunk of `during`, if there is one, is prefilled meanwhile.
         """
         encoding = [r for r in self._requests.values() if r.state is State.ENCODING]
         if self._encoding or not encoding:
@@ -94,7 +94,7 @@ class DeviceOrder:
         waiting = [
             _device_work_left(r)
             for r in self._requests.values()
-            if r is not beside and (r.state is State.ENCODING or (has_room and _has_media_chunk(r)))
+            if r is not during and (r.state is State.ENCODING or (has_room and _has_media_chunk(r)))
         ]
         request_id = fair_turn(waiting, self._last_media)
         return next((r for r in encoding if r.request_id == request_id), None)
@@ -119,7 +119,7 @@ class DeviceOrder:
             yield turn
 
     def next_to_prefill(self) -> Request | None:
-        """The request whose chunk is next; none with media beside an encode.
+        """The request whose chunk is next; none with media during an encode.
 
         The decode batch has room for the sequences of every request whose prefill has begun.
         """

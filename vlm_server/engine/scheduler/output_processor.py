@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from vlm_server.engine.output.detokenizer import Decoder, logprobs
 from vlm_server.engine.output.pieces import Piece, ReasoningPiece
 from vlm_server.engine.request.request import Request
-from vlm_server.engine.scheduler.stats import Counts
+from vlm_server.engine.scheduler.stats import SchedulerStats
 from vlm_server.interfaces import SeqId, StepResult, TokenLogprobs
 from vlm_server.protocol import Delta
 
@@ -22,7 +22,7 @@ class OutputProcessor:
         self._eos_token_ids = eos_token_ids
 
     def append(
-        self, request: Request, seq: SeqId, result: StepResult, now: float, counts: Counts
+        self, request: Request, seq: SeqId, result: StepResult, now: float, counts: SchedulerStats
     ) -> list[Delta]:
         """The deltas of a sequence's tokens; those after the end of its choice are dropped."""
         request.deadlines.record_token(now)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
-from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
+from vlm_server.cache.caches import Caches
+from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.batching import EncodeBatcher, PrefillBatcher
@@ -18,7 +19,7 @@ from vlm_server.engine.scheduler.limits import SchedulerConfig
 from vlm_server.engine.scheduler.preparer_order import PreparerOrder
 from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.sizing import ChunkSizer
-from vlm_server.errors import OutOfMemory, RequestError, StepTooLong
+from vlm_server.errors import DeviceLimit, MemoryExceeded, RequestError
 from vlm_server.interfaces import (
     EncodeWork,
     LoadWork,
@@ -48,6 +49,7 @@ class Planner:
         self,
         config: SchedulerConfig,
         requests: Requests,
+        caches: Caches,
         admission: Admission,
         piggyback_tokens: Callable[[PreparedPrompt, int], int],
         clock: Callable[[], float],
@@ -57,6 +59,7 @@ class Planner:
         `piggyback_tokens`: see `interfaces.Runner.max_piggybacked_tokens`.
         """
         self._requests = requests
+        self._caches = caches
         self._admission = admission
         self._piggyback_tokens = piggyback_tokens
         self._max_chunk_tokens = config.prefill_chunk_tokens
@@ -67,20 +70,28 @@ class Planner:
         self._device_order = DeviceOrder(requests, config.max_num_seqs)
         self._loading: str | None = None
         """The request that the disk reader reads for; it may have ended."""
-        self._encodes_beside = False
-        """Whether the encode under way began beside a prompt's chunk."""
+        self._encode_overlaps = False
+        """Whether the encode under way began during a prompt's chunk: it is no measure."""
+        self._finished_seqs: list[SeqId] = []
+        """Sequences that have ended since the last plan, and that the runner still holds."""
+        self._stored_prompts: list[str] = []
+        self._stored_answers: list[SeqId] = []
+        """What the next plan stores; see `SchedulerOutput`."""
 
-    def plan(self, finished_seqs: tuple[SeqId, ...], *, is_draining: bool) -> SchedulerOutput:
-        """The next step. finished_seqs: ended sequences, which the runner drops with it."""
+    def plan(self, *, is_draining: bool) -> SchedulerOutput:
+        """The next step."""
+        finished_seqs, self._finished_seqs = tuple(self._finished_seqs), []
+        stored_prompts, self._stored_prompts = tuple(self._stored_prompts), []
+        stored_answers, self._stored_answers = tuple(self._stored_answers), []
         # Before preparing: it may send a request back to be prepared again.
         refused = self._admit_waiting(some_are_ending=bool(finished_seqs))
         prepare = self._start_preparing()
         load = self._start_load()
-        encode = self._start_encode(beside=None)
+        encode = self._start_encode(during=None)
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.
         decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
         new, prefills = self._start_prefills(num_decoding=len(decode))
-        encode_next = self._start_encode_beside(prefills)
+        encode_next = self._start_encode_next(prefills)
         requests = self._requests.values()
         return SchedulerOutput(
             prepare=prepare,
@@ -88,6 +99,8 @@ class Planner:
             encode=encode,
             encode_next=encode_next,
             finished_seqs=finished_seqs,
+            stored_prompts=stored_prompts,
+            stored_answers=stored_answers,
             new=new,
             decode=decode,
             prefill=prefills[0] if prefills else None,
@@ -103,10 +116,14 @@ class Planner:
     # ---- reports of what became of plans ---------------------------------------------
 
     def record(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Learn from what a step's prefills took: the next ones are sized by it."""
+        """Learn from a step's prefills, by which the next are sized; have whole prompts stored."""
         for work in plan.prefills:
-            if isinstance(result.failures.get(work.request_id), OutOfMemory | StepTooLong):
+            failure = result.failures.get(work.request_id)
+            if isinstance(failure, DeviceLimit):
                 self._chunk_sizer.record_failure(work.num_tokens)
+            elif work.is_last and failure is None:
+                request = self._requests[work.request_id]
+                self._stored_prompts += [request.request_id] if self._can_reuse(request) else []
         seconds = result.prefill_seconds
         if seconds is None:
             return
@@ -114,12 +131,29 @@ class Planner:
         if len(works) == 1 and works[0].request_id not in result.failures:
             self._chunk_sizer.record(works[0].num_tokens, seconds, works[0].start)
         is_whole = plan.new and works and works[0].is_last
-        if is_whole and not self._device_order.encoding:  # beside an encode a chunk takes longer
+        if is_whole and not self._device_order.encoding:  # during an encode a chunk takes longer
             self._prefill_batcher.record(
                 [self._requests[work.request_id] for work in works],
                 None if result.error else seconds,
                 others_decode=bool(plan.decode),
             )
+
+    def finish_seqs(self, request: Request, seqs: Sequence[SeqId], *, is_sound: bool) -> None:
+        """Have the runner drop sequences of `request` with the next plan; store what `is_sound`.
+
+        A prompt whose prefill is cancelled is stored up to its last chunk.
+        """
+        self._finished_seqs += seqs
+        if not (is_sound and self._can_reuse(request)):
+            return
+        if request.state is State.PREFILL:
+            self._stored_prompts.append(request.request_id)
+        else:
+            self._stored_answers += seqs
+
+    def _can_reuse(self, request: Request) -> bool:
+        """Whether other prompts can begin with the KV of `request`."""
+        return self._caches.stores_prefixes and not request.prompt.is_atomic
 
     def finish_prepare(self, request_id: str) -> None:
         """A preparer is done with a request."""
@@ -132,14 +166,14 @@ class Planner:
     def finish_encode(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
         """The encoder is done with `works`; see `EncodeDone`."""
         self._device_order.finish_encode()
-        if not self._encodes_beside:
+        if not self._encode_overlaps:
             self._encode_batcher.record(works, seconds)
 
     @property
     def num_tracked(self) -> int:
-        """Requests that are live, being prepared, read from disk or encoded."""
+        """Requests that are live, being prepared, read from disk or encoded; finished sequences."""
         known = self._requests.keys() | self._preparer_order.request_ids
-        return len(known | self._under_way)
+        return len(known | self._under_way) + len(self._finished_seqs)
 
     @property
     def _under_way(self) -> set[str]:
@@ -162,15 +196,16 @@ class Planner:
             if not self._admission.may_load(request):
                 request.restart(use_disk=False)
                 continue
-            match self._admission.decide(
-                request, self._requests.admitted, some_are_ending=some_are_ending
-            ):
-                case Admit(transient_bytes):
-                    request.admit(transient_bytes)
-                case Refuse(error):
-                    refused[request.request_id] = error
-                case Wait():
-                    break
+            try:
+                transient_bytes = self._admission.decide(
+                    request, self._requests.admitted, some_are_ending=some_are_ending
+                )
+            except MemoryExceeded as error:
+                refused[request.request_id] = error
+                continue
+            if transient_bytes is None:
+                break
+            request.admit(transient_bytes)
         return refused
 
     def _start_preparing(self) -> tuple[PrepareWork, ...]:
@@ -187,34 +222,34 @@ class Planner:
         self._loading = request.request_id
         return request.start_load()
 
-    def _start_encode(self, beside: Request | None) -> tuple[EncodeWork, ...]:
-        """Encodes to start, beside the last chunk of `beside` if there is one."""
-        while request := self._device_order.next_to_encode(beside):
+    def _start_encode(self, during: Request | None) -> tuple[EncodeWork, ...]:
+        """Encodes to start now, or during the last chunk of `during`."""
+        while request := self._device_order.next_to_encode(during):
             request.rematch_prefix()  # this or the next may find all that was to be encoded
             first = request.next_encode() if request.state is State.ENCODING else None
             if first is None:
                 continue
             works = [first]
-            if beside is not None:
-                together = (request, beside)
+            if during is not None:
+                together = (request, during)
                 if not self._admission.fit_together(together, self._requests.admitted):
                     return ()
             elif not self._device_order.texts_wait:
                 turns = self._device_order.encodes_after(request)
                 works = self._encode_batcher.batch(first, turns)
             self._device_order.start_encode(works)
-            self._encodes_beside = beside is not None
+            self._encode_overlaps = during is not None
             for request_id in {work.request_id for work in works}:
                 self._requests[request_id].leave_queue()
             return tuple(works)
         return ()
 
-    def _start_encode_beside(self, prefills: Sequence[PrefillWork]) -> tuple[EncodeWork, ...]:
+    def _start_encode_next(self, prefills: Sequence[PrefillWork]) -> tuple[EncodeWork, ...]:
         """Encodes to start once a step with `prefills` is launched."""
         if not prefills or not prefills[0].is_last:
             return ()
         request = self._requests[prefills[0].request_id]
-        return self._start_encode(beside=request) if request.has_uncached_media else ()
+        return self._start_encode(during=request) if request.has_uncached_media else ()
 
     def _start_prefills(
         self, num_decoding: int
@@ -226,9 +261,9 @@ class Planner:
         if request.is_known_to_runner:
             return (), (self._next_chunk(request, num_decoding),)
         batch = self._prefill_batch(request, others_decode=num_decoding > 0)
-        beside = num_decoding if len(batch) == 1 else 0
+        num_seqs = num_decoding if len(batch) == 1 else 0  # a batched prefill is no mixed step
         new = tuple(one.start_in_runner() for one in batch)
-        return new, tuple(self._next_chunk(one, beside) for one in batch)
+        return new, tuple(self._next_chunk(one, num_seqs) for one in batch)
 
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
         """`request` and those that are prefilled with it; all begin after as many tokens."""

@@ -1,15 +1,7 @@
-"""Takes requests in, has each step planned, and reports what it brought as events.
+"""Takes requests in, has each step planned (`schedule`), and reports its events (`update`).
 
-One step, which `engine.loop` drives:
-
-    plan     = scheduler.schedule()
-    launched = runner.launch(plan)
-    result   = launched.result()
-    events   = scheduler.update(plan, result)
-
-Beside `schedule` and `update` there is only what comes in: `add`, `abort`, `prepared`, `loaded`,
-`encoded`, `drain`; and `expire`, since time passes. `Planner` decides and starts the work, and the
-scheduler reports its ends; nothing else changes a request.
+`engine.loop` drives the steps, and calls the scheduler for what comes in meanwhile. `Planner`
+decides and starts the work, and the scheduler reports its ends; nothing else changes a request.
 """
 
 from __future__ import annotations
@@ -18,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeGuard
 
 from vlm_server.cache.caches import Caches, EncodedImage
 from vlm_server.cache.disk.tier import Loaded
@@ -30,9 +21,10 @@ from vlm_server.engine.scheduler.limits import SchedulerConfig
 from vlm_server.engine.scheduler.output_processor import OutputProcessor
 from vlm_server.engine.scheduler.planner import Planner
 from vlm_server.engine.scheduler.requests import Requests
-from vlm_server.engine.scheduler.stats import Counts, SchedulerStats
+from vlm_server.engine.scheduler.stats import SchedulerStats
 from vlm_server.errors import (
     ContextLengthExceeded,
+    DeviceLimit,
     EngineUnavailable,
     OutOfMemory,
     RequestError,
@@ -88,9 +80,7 @@ class Scheduler:
         self._caches = caches
         self._admission = admission
         self._requests = Requests()
-        self._planner = Planner(config, self._requests, admission, piggyback_tokens, clock)
-        self._finished_seqs: list[SeqId] = []
-        """Sequences that have ended since the last plan, and that the runner still holds."""
+        self._planner = Planner(config, self._requests, caches, admission, piggyback_tokens, clock)
         self._is_draining = False
         self.reset_stats()
 
@@ -160,7 +150,9 @@ class Scheduler:
         events, retried = list[Event](), set[str]()
         for work, outcome in zip(works, outcomes, strict=True):
             name = work.request_id
-            if _is_too_much(outcome) and (name in retried or self._may_retry(name, outcome)):
+            if isinstance(outcome, DeviceLimit) and (
+                name in retried or self._may_retry(name, outcome)
+            ):
                 retried.add(name)  # once for all its media
             else:
                 events += self._add_features(work, outcome)
@@ -192,8 +184,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """The next step; see `SchedulerOutput`."""
-        plan = self._planner.plan(tuple(self._finished_seqs), is_draining=self._is_draining)
-        self._finished_seqs.clear()
+        plan = self._planner.plan(is_draining=self._is_draining)
         for new in plan.new:
             self._counts.add_started(self._requests[new.request_id])
         return plan
@@ -227,10 +218,10 @@ class Scheduler:
         return max(0.0, min(deadlines, default=math.inf) - self._clock())
 
     def read(self) -> SchedulerStats:
-        return SchedulerStats(
+        return replace(
+            self._counts,
             requests={s.value: sum(1 for _ in self._requests.in_state(s)) for s in LIVE},
-            num_tracked=self._planner.num_tracked + len(self._finished_seqs),
-            counts=replace(self._counts),
+            tracked=self._planner.num_tracked,
             caches=self._caches.read(),
             progress=tuple(request.progress for request in self._requests.values()),
             max_num_seqs=self._config.max_num_seqs,
@@ -243,7 +234,7 @@ class Scheduler:
 
     def reset_stats(self) -> None:
         """Count tokens, media and tool calls from zero."""
-        self._counts = Counts()
+        self._counts = SchedulerStats()
 
     # ---- parts of an update --------------------------------------------------------
 
@@ -266,15 +257,15 @@ class Scheduler:
         """The deltas of a sequence's tokens; a choice that ends releases its sequence."""
         deltas = self._output.append(request, seq, result, self._clock(), self._counts)
         if request.choices[seq.choice].finish_reason is not None:
-            self._finished_seqs.append(seq)
+            self._planner.finish_seqs(request, [seq], is_sound=True)
         return deltas
 
     def _fail_or_retry(self, request: Request, error: RequestError) -> list[Event]:
         """Restart a prompt that was too much for the device: the next chunks are smaller."""
-        is_read = request.state is not State.PREFILL
-        if is_read or not _is_too_much(error) or not self._may_retry(request.request_id, error):
-            return self._fail(request, error)
-        self._finished_seqs += request.seqs  # of its prompt, whoever still has it
+        is_too_much = request.state is State.PREFILL and isinstance(error, DeviceLimit)
+        if not (is_too_much and self._may_retry(request.request_id, error)):
+            return self._fail(request, error, is_sound=False)
+        self._planner.finish_seqs(request, request.seqs, is_sound=False)
         request.restart()
         return []
 
@@ -295,8 +286,8 @@ class Scheduler:
         prompt = prepared.prompt
         return [_finished(request, tuple(prompt.token_ids.tolist()), prompt.text)]
 
-    def _fail(self, request: Request, error: RequestError) -> list[Event]:
-        self._end(request, State.FINISHED_FAILED)
+    def _fail(self, request: Request, error: RequestError, *, is_sound: bool = True) -> list[Event]:
+        self._end(request, State.FINISHED_FAILED, is_sound=is_sound)
         return [_failed(request.request_id, error)]
 
     def _finished_work(self, request_id: str) -> Request | None:
@@ -306,18 +297,13 @@ class Scheduler:
             request.cancellation = None
         return request
 
-    def _end(self, request: Request, state: State) -> None:
-        """Stop tracking a request, which ends in `state`."""
+    def _end(self, request: Request, state: State, *, is_sound: bool = True) -> None:
+        """Stop tracking a request, which ends in `state`; `is_sound` unless a step of it failed."""
+        if request.is_known_to_runner:  # even if only its prompt was begun
+            self._planner.finish_seqs(request, request.seqs, is_sound=is_sound)
         request.end(state)
         del self._requests[request.request_id]
         self._counts.add_ended(request)
-        if request.is_known_to_runner:
-            self._finished_seqs += request.seqs  # even if only its prompt was begun
-
-
-def _is_too_much(outcome: object) -> TypeGuard[OutOfMemory | StepTooLong]:
-    """Whether an outcome is an error of the device's limits, which another try may not meet."""
-    return isinstance(outcome, OutOfMemory | StepTooLong)
 
 
 def _finished(request: Request, token_ids: tuple[int, ...] = (), text: str = "") -> Finished:

@@ -137,7 +137,6 @@ class ChunkSizer:
         return self._expected(size // 2) > _WORTH_HALVING * self._expected(size)
 
     def _expected(self, size: int) -> float:
-        """Seconds of a chunk of `size`."""
         best = self._times.best(size)
         return best if self._times.is_measured(size) else min(best, self._extrapolated(size))
 
@@ -167,7 +166,6 @@ def _size_of(num_tokens: int) -> int:
 
 
 def _power_of_two(num_tokens: int) -> int:
-    """The least that is not below `num_tokens`."""
     return 1 << max(0, num_tokens - 1).bit_length()
 
 

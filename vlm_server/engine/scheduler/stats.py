@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vlm_server.engine.request.request import Request
 from vlm_server.protocol import CacheStats, RequestProgress
 
 
-@dataclass(slots=True)
-class Counts:
-    """Counts since the last `reset_stats`; the names are those of `protocol.Stats`.
+@dataclass
+class SchedulerStats:
+    """The scheduler's part of `protocol.Stats`, by the same names: counts, and what a reading adds.
 
-    Tool calls are those of requests that have ended.
+    Counts are those since the last `reset_stats`; tool calls are those of requests that have ended.
     """
 
     generated_tokens: int = 0
@@ -25,6 +25,11 @@ class Counts:
     spec_drafts: int = 0
     spec_draft_tokens: int = 0
     spec_accepted_tokens: int = 0
+    requests: dict[str, int] = field(default_factory=dict)
+    tracked: int = 0
+    caches: tuple[CacheStats, ...] = ()
+    progress: tuple[RequestProgress, ...] = ()
+    max_num_seqs: int = 0
 
     def add_started(self, request: Request) -> None:
         """Count a request whose prefill begins."""
@@ -45,19 +50,3 @@ class Counts:
         for choice in request.choices:
             self.tool_calls += choice.num_tool_calls
             self.broken_tool_calls += choice.num_broken_tool_calls
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """A reading of the scheduler for `/v1/status` and `/metrics`.
-
-    requests: how many there are in each live state. max_num_seqs: how many sequences may decode
-    together. num_tracked: everything that is remembered of any request; 0 when idle.
-    """
-
-    requests: dict[str, int]
-    num_tracked: int
-    counts: Counts
-    caches: tuple[CacheStats, ...]
-    progress: tuple[RequestProgress, ...]
-    max_num_seqs: int

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 import time
+from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import RequestError
+from vlm_server.platform.child import messages
 from vlm_server.prompt.grammar.constraints import Constraint
-from vlm_server.prompt.grammar.peer import MASK, TOKENS, Peer
+from vlm_server.prompt.grammar.peer import Follow, Masks, Peer
 
 _LATE_NICENESS = 15
 _FREE_SECONDS = 0.005
@@ -22,80 +23,62 @@ _TOO_SLOW = "it is too slow to follow"
 _TOO_LARGE = "it is too slow to follow, or takes too much memory"
 
 
-class MaskReply(NamedTuple):
-    """A mask of allowed tokens, as bits, and the tokens that the grammar forces next, if known.
-
-    An empty mask: the answer can't go on.
-    """
-
-    mask: bytes
-    forced: tuple[int, ...]
-
-
 class AnswerProcess:
     """The process that follows the answers of one request, and its replies."""
 
-    def __init__(
-        self, process: Peer, mask_bytes: int, follow_seconds: float, num_open: int
-    ) -> None:
-        self._process = process
-        self._size = MASK.size + mask_bytes
+    def __init__(self, process: Peer, follow_seconds: float, num_open: int) -> None:
+        self.process = process
         self._seconds_left = follow_seconds
         self._num_open = num_open
-        self._asked: list[int] = []
-        """Choices that wait for a mask, in order of request."""
-        self.replies = dict[int, list[MaskReply]]()
+        self._asked = deque[Follow]()
+        """Requests for masks, in order."""
+        self.replies = defaultdict[int, list[tuple[Follow, Masks]]](list)
         """Replies that no matcher has taken, by choice, in order of request."""
         self.fault: str | None = None
         """Why the process ended; all answers of the request fail with it."""
 
-    def ask(self, choice: int, sampled: Sequence[int], ahead: Sequence[int]) -> None:
-        """Request a mask after the `sampled` tokens, if any, and one after each one `ahead`."""
-        self._asked += [choice] * (bool(sampled) + len(ahead))
-        token_ids = struct.pack(f"<{len(sampled) + len(ahead)}I", *sampled, *ahead)
+    def ask(self, asked: Follow) -> None:
+        """Request masks."""
+        self._asked.append(asked)
         try:
-            self._process.send(TOKENS.pack(choice, len(sampled), len(ahead)) + token_ids)
+            self.process.send(messages.packed(msgspec.msgpack.encode(asked)))
         except OSError:
             self._fail(_TOO_LARGE)
 
     def waits_for(self, choice: int) -> bool:
-        return choice in self._asked
+        return any(asked.choice == choice for asked in self._asked)
 
     def read(self, seconds: float) -> bool:
-        """Receive replies, waiting up to `seconds` for the first; returns whether any came."""
+        """Receive the next reply within `seconds`; returns whether it came, or never will."""
         if not self._asked:
             return False
         try:
-            replies = self._process.take(self._size, seconds)
-        except (OSError, EOFError):
+            received = self.process.receive(seconds)
+            if received is None:
+                return False
+            reply = msgspec.msgpack.decode(received[0], type=Masks)
+        except (OSError, EOFError, msgspec.DecodeError):
             self._fail(_TOO_LARGE)
             return True
-        for reply in replies:
-            can_go_on, spent, num_forced, *forced = MASK.unpack_from(reply)
-            mask = reply[MASK.size :] if can_go_on else b""
-            replies_of_choice = self.replies.setdefault(self._asked.pop(0), [])
-            replies_of_choice.append(MaskReply(mask, tuple(forced[:num_forced])))
-            self._seconds_left -= max(spent - _FREE_SECONDS, 0.0)
+        asked = self._asked.popleft()
+        self.replies[asked.choice].append((asked, reply))
+        self._seconds_left -= max(reply.cpu_seconds - _FREE_SECONDS * len(reply.masks), 0.0)
         if self._seconds_left < 0:
             self._fail(_TOO_SLOW)
-        return bool(replies)
-
-    def yield_to_others(self) -> None:
-        """Lower the process's priority."""
-        self._process.be_nice(_LATE_NICENESS)
+        return True
 
     def close_one(self) -> None:
         """Close one answer; the last one ends the process."""
         self._num_open -= 1
         if self._num_open == 0:
             if self._asked:
-                self._process.kill()
-            self._process.close()
+                self.process.kill()
+            self.process.close()
             self._asked.clear()
 
     def _fail(self, fault: str) -> None:
         self.fault = self.fault or fault
-        self._process.kill()
+        self.process.kill()
         self._asked.clear()
 
 
@@ -110,16 +93,12 @@ class RemoteMatcher:
         choice: int,
         constraint: Constraint,
         first: NDArray[np.bool_],
-        vocabulary_size: int,
     ) -> None:
         self._answers = answers
         self._choice = choice
         self._constraint = constraint
         self._allowed = first
-        self._vocabulary_size = vocabulary_size
         self._is_closed = False
-        self._is_ahead: list[bool] = []
-        """Flags of pending replies: whether each is for `look_ahead`."""
         self._ahead: list[NDArray[np.bool_]] = []
         self.forced: tuple[int, ...] = ()
         self.fault: RequestError | None = None
@@ -128,16 +107,14 @@ class RemoteMatcher:
     def advance(self, token_ids: Sequence[int]) -> None:
         """Append sampled tokens; `allowed` is valid once `wait` returns true."""
         if self.fault is None and token_ids:
-            self._is_ahead.append(False)
-            self._answers.ask(self._choice, token_ids, ())
+            self._answers.ask(Follow(self._choice, token_ids, are_drafts=False))
 
     def look_ahead(self, token_ids: Sequence[int]) -> None:
         """Request the masks after each of these draft tokens: see `ahead`."""
         self._take_replies()
         self._ahead = []
         if self.fault is None and token_ids:
-            self._is_ahead += [True] * len(token_ids)
-            self._answers.ask(self._choice, (), token_ids)
+            self._answers.ask(Follow(self._choice, token_ids, are_drafts=True))
 
     def wait(self, seconds: float) -> bool:
         """Whether `allowed` and `ahead` are known, within `seconds`."""
@@ -154,7 +131,7 @@ class RemoteMatcher:
         self._take_replies()
         if self._answers.fault:
             self.fault = self._constraint.refusal(self._answers.fault)
-            self._allowed = unpacked(b"", self._vocabulary_size)
+            self._allowed = np.zeros_like(self._allowed)
         return self._allowed
 
     def ahead(self) -> Sequence[NDArray[np.bool_]]:
@@ -163,20 +140,19 @@ class RemoteMatcher:
         return self._ahead
 
     def _take_replies(self) -> None:
-        replies = self._answers.replies.pop(self._choice, [])
-        for reply in replies:
-            if self._is_ahead.pop(0):
-                if reply.mask:
-                    self._ahead.append(unpacked(reply.mask, self._vocabulary_size))
+        for asked, reply in self._answers.replies.pop(self._choice, ()):
+            masks = [unpacked(mask, len(self._allowed)) for mask in reply.masks if mask]
+            if asked.are_drafts:
+                self._ahead += masks
                 continue
             self._ahead, self.forced = [], reply.forced
-            self._allowed = unpacked(reply.mask, self._vocabulary_size)
+            self._allowed = masks[0] if masks else np.zeros_like(self._allowed)
             if not self._allowed.any():
                 self.fault = self._constraint.refusal(_TOO_COMPLEX)
 
     def yield_to_others(self) -> None:
         """Lower the priority of the process, whose masks come late."""
-        self._answers.yield_to_others()
+        self._answers.process.be_nice(_LATE_NICENESS)
 
     def close(self) -> None:
         """Stop following the answer. Closing twice is no error."""
@@ -186,8 +162,6 @@ class RemoteMatcher:
 
 
 def unpacked(mask: bytes, vocabulary_size: int) -> NDArray[np.bool_]:
-    """(vocabulary,) bool: the bits of `mask`; all False for an empty one."""
-    if not mask:
-        return np.zeros(vocabulary_size, dtype=np.bool_)
+    """(vocabulary,) bool: the bits of `mask`."""
     bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
     return bits[:vocabulary_size].view(np.bool_)

@@ -1,7 +1,6 @@
 """Constraints on an answer: a JSON schema, required tool calls, or `auto` calls with strict tools.
 
-A constraint is also the key of its grammar. The process that compiles it reads the schemas, and
-finds what is wrong with them.
+A constraint is also the key of its grammar. The process that compiles it checks the schemas.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import SamplingParams, Submit, Tools
+from vlm_server.protocol import Submit, Tools
 
 if TYPE_CHECKING:  # the process that compiles needs no numpy
     from vlm_server.interfaces.model_spec import ModelSpec, ToolParser
@@ -25,8 +24,8 @@ Mark = tuple[int | str, ...]
 class CallSyntax(msgspec.Struct, frozen=True):
     """The marks around a call that a model writes by itself; see `ToolParser`.
 
-    start_text: `start` as it reads.
-    is_json: whether `{"name": ..., "arguments": {...}}` stands between the marks.
+    start_text: `start` as it reads. is_json: `{"name": ..., "arguments": {...}}` is between the
+    marks.
     """
 
     start: Mark
@@ -72,39 +71,27 @@ class AutoCalls(_Constraint, frozen=True, tag="auto"):
 
 Constraint = Schema | RequiredCalls | AutoCalls
 
-_encoder = msgspec.json.Encoder()
+encode = msgspec.json.Encoder().encode
+"""The bytes of a constraint; the same for equal ones."""
 _decoder: msgspec.json.Decoder[Constraint] = msgspec.json.Decoder(Constraint)
-
-
-def encode(constraint: Constraint) -> bytes:
-    """The bytes of a constraint; the same for equal ones."""
-    return _encoder.encode(constraint)
-
-
-def decode(body: bytes | bytearray) -> Constraint:
-    """The constraint that `encode` was given."""
-    return _decoder.decode(body)
-
-
-_JSON_FORMATS = frozenset({"json_tools"})
-"""Tool formats whose body is `{"name": ..., "arguments": {...}}`."""
+decode = _decoder.decode
+"""The constraint that `encode` was given."""
 
 
 class Constraints:
     """The constraints on one model's answers."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._format = spec.tool_parser
-        self._syntax = None if self._format is None else _syntax(spec, self._format)
+        parser = spec.tool_parser
+        self._syntax = None if parser is None else _syntax(spec, parser)
 
     def of(self, submit: Submit) -> Constraint | None:
-        """The constraint on a request's answer, if any.
-
-        Raises InvalidRequest for one that can't be ensured.
-        """
+        """The constraint on an answer. Raises InvalidRequest for one that can't be ensured."""
         found = self._find(submit)
-        if found is not None:
-            _check_end(submit.sampling)
+        for name in ("min_tokens", "ignore_eos"):
+            if found is not None and getattr(submit.sampling, name):
+                message = "can't be combined with a schema, nor with forced or strict tools"
+                raise InvalidRequest(f"`{name}` {message}", name)
         return found
 
     def _find(self, submit: Submit) -> Constraint | None:
@@ -127,29 +114,16 @@ class Constraints:
         return AutoCalls(tools, self._syntax, schema)
 
 
-def _check_end(sampling: SamplingParams) -> None:
-    """An answer with a grammar ends where that does."""
-    for name in ("min_tokens", "ignore_eos"):
-        if getattr(sampling, name):
-            raise InvalidRequest(
-                f"`{name}` can't be combined with a schema, nor with forced or strict tools", name
-            )
-
-
 def _syntax(spec: ModelSpec, parser: ToolParser) -> CallSyntax:
-    return CallSyntax(
-        _mark(spec, parser.start),
-        _mark(spec, parser.end),
-        parser.start,
-        parser.name in _JSON_FORMATS,
-    )
+    start, end = _mark(spec, parser.start), _mark(spec, parser.end)
+    return CallSyntax(start, end, parser.start, is_json=parser.name == "json_tools")
 
 
 def _mark(spec: ModelSpec, text: str) -> Mark:
-    """`text` with the ids of its control tokens, which no text of a grammar stands for.
+    """`text` with the ids of its control tokens.
 
-    llguidance takes for one whatever was added to a vocabulary and stands in angle brackets, such
-    as Qwen's `<tool_call>`, which its tokenizer calls none.
+    llguidance takes any added token in angle brackets for one, such as Qwen's `<tool_call>`, which
+    its tokenizer does not.
     """
     added = spec.backend.get_added_tokens_decoder()
     special = {

@@ -1,16 +1,14 @@
-"""A cache of compiled grammars, by API key and constraint.
+"""A cache of compiled grammars and of refusals, by API key and constraint.
 
-Refusals are remembered too: compiling takes seconds until it fails. API keys share neither, or
-timing would tell one client what another asked.
+API keys share neither, or timing would tell one client what another asked.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import threading
+import math
 import time
-from collections import OrderedDict
 from functools import partial
 from typing import Any
 
@@ -31,7 +29,7 @@ from vlm_server.prompt.grammar.server import (
 
 _CONTROL = "\ufdd0"
 """Begins the names of control tokens; no character, so that no schema has it by chance."""
-_MAX_REFUSALS = 4096
+_REFUSAL_BYTES, _REFUSAL_CACHE_BYTES = 500, 2 << 20
 _REFUSAL_SECONDS = 600.0
 """Then it is tried again: the machine may have been too busy."""
 
@@ -43,7 +41,8 @@ class Grammars:
         """cache_bytes: memory of the processes of kept grammars, beyond what they share."""
         self._server = GrammarServer(partial(_describe, spec), spec.vocabulary_size, limits)
         self._kept = LruCache[CompiledGrammar]("grammar", cache_bytes)
-        self._refusals = _Refusals()
+        self._refusals = LruCache[tuple[float, str]]("refused schemas", _REFUSAL_CACHE_BYTES)
+        """Time and reason of each."""
 
     def warm_up(self) -> None:
         """Start the server process in the background."""
@@ -52,18 +51,16 @@ class Grammars:
     def compile(
         self, constraint: Constraint, salt: str, cancellation: Cancellation
     ) -> CompiledGrammar:
-        """The grammar of `constraint`. Raises InvalidRequest if it can't be obeyed.
-
-        InternalError is for what is no fault of its own, such as being cancelled.
-        """
+        """The grammar of `constraint`. Raises InvalidRequest if it can't be obeyed, and
+        InternalError for what is no fault of its own, such as being cancelled."""
         key = hashlib.sha256(salt.encode() + b"\0" + encode(constraint)).hexdigest()
         grammar = self._kept.get(key)
         if grammar is not None:
             if grammar.is_alive:
                 return grammar
             self._kept.discard(key)
-        reason = self._refusals.get(key)
-        if reason is not None:
+        refused_at, reason = self._refusals.get(key) or (-math.inf, "")
+        if time.monotonic() < refused_at + _REFUSAL_SECONDS:
             raise constraint.refusal(reason)
         try:
             grammar = self._server.compile(constraint, cancellation)
@@ -71,7 +68,8 @@ class Grammars:
             message = "this model's tokenizer can't be held to JSON"
             raise InvalidRequest(message, constraint.param.partition(".")[0]) from None
         except SchemaError as error:
-            self._refusals.put(key, str(error))
+            refused = time.monotonic(), str(error)
+            self._refusals.put(key, refused, _REFUSAL_BYTES).release()
             raise constraint.refusal(str(error)) from None
         self._kept.put(key, grammar, grammar.size_bytes).release()
         return grammar
@@ -81,44 +79,22 @@ class Grammars:
         self._server.close()
 
 
-class _Refusals:
-    """Reasons of refused schemas, each for `_REFUSAL_SECONDS`. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._reasons: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        """The time and the reason of each refusal, by key, the oldest first."""
-
-    def get(self, key: str) -> str | None:
-        with self._lock:
-            refused_at, reason = self._reasons.get(key, (0.0, None))
-            is_fresh = time.monotonic() < refused_at + _REFUSAL_SECONDS
-            return reason if is_fresh else None
-
-    def put(self, key: str, reason: str) -> None:
-        with self._lock:
-            self._reasons.pop(key, None)
-            self._reasons[key] = time.monotonic(), reason
-            while len(self._reasons) > _MAX_REFUSALS:
-                self._reasons.popitem(last=False)
-
-
 def _describe(spec: ModelSpec) -> dict[str, Any]:
     """The start message of `process`: tokenizer, width of vocabulary or logits, end tokens."""
     num_tokens = max(spec.backend.get_vocab().values()) + 1
-    drawable = range(min(num_tokens, spec.vocabulary_size))
+    sampleable = range(min(num_tokens, spec.vocabulary_size))
     return {
         "tokenizer": _literal(spec.backend),
         "size": max(num_tokens, spec.vocabulary_size),
-        "ends": [token_id for token_id in drawable if token_id in spec.eos_token_ids],
+        "ends": [token_id for token_id in sampleable if token_id in spec.eos_token_ids],
     }
 
 
 def _literal(tokenizer: tokenizers.Tokenizer) -> str:
     """`tokenizer` as JSON, changed so that it takes every text as it stands.
 
-    llguidance tokenizes what a schema leaves no choice about. Control tokens are renamed, as such
-    text might hold their names, and normal forms are dropped, as they would write other bytes.
+    Control tokens are renamed, as a schema's text might hold their names, and normal forms are
+    dropped, as they would write other bytes.
     """
     described = json.loads(tokenizer.to_str())
     described |= {"padding": None, "truncation": None, "post_processor": None}

@@ -1,6 +1,6 @@
 """Grammars of tool calls in llguidance's dialect of Lark.
 
-Each tool's schema is a JSON grammar of its own there, so that references in it point into itself.
+Each tool's schema is a JSON grammar of its own, so that its references point into itself.
 """
 
 from __future__ import annotations
@@ -17,31 +17,19 @@ MAX_CALLS = 16
 """In one answer, where nothing else ends it."""
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
-_OPEN_ENDED = frozenset(
-    [
-        "additionalProperties",
-        "unevaluatedProperties",
-        "patternProperties",
-        "propertyNames",
-        "minProperties",
-        "dependentSchemas",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "$ref",
-        "$dynamicRef",
-    ]
-)
+_OPEN_ENDED = frozenset({
+    "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames",
+    "minProperties", "dependentSchemas", "allOf", "anyOf", "oneOf", "not", "if", "$ref",
+    "$dynamicRef",
+})  # fmt: skip
 """Keywords that may allow arguments beyond a schema's `properties`."""
 _BLANK = r"/[ \n]{0,2}/"
 
 
 def arguments_schema(parameters: Any) -> dict[str, Any]:
-    """The schema of a tool's arguments, always of an object. Raises SchemaError.
+    """The schema of a tool's arguments: an object with the named ones alone. Raises SchemaError.
 
-    Arguments that the schema does not name are not allowed, unless it has a keyword about them.
+    A schema with a keyword about additional arguments stays as it is.
     """
     if parameters is None or parameters == {}:
         parameters = _NO_ARGUMENTS
@@ -90,10 +78,7 @@ def auto_calls(constraint: AutoCalls, options: dict[str, Any]) -> str:
 
 
 def _text_before(syntax: CallSyntax) -> list[str]:
-    """`head`, free text and the mark after it, and `TEXT`, free text without the mark.
-
-    A mark that is a control token is not spelled out either: whoever reads it sees a call.
-    """
+    """Rules of `head`, free text and the mark after it, and `TEXT`, free text without the mark."""
     text = f"TEXT: ANY & ~(ANY {json.dumps(syntax.start_text, ensure_ascii=False)} ANY)"
     mark = _spelled(syntax.start)
     if isinstance(syntax.start[0], int):

@@ -9,25 +9,44 @@ import signal
 import struct
 import time
 import weakref
+from collections.abc import Sequence
+
+import msgspec
 
 from vlm_server.platform.child import messages
 from vlm_server.platform.child.passing import ACKNOWLEDGEMENT, PassedSocket
 from vlm_server.platform.footprint import POLL_SECONDS, MemoryBound
 
-COMPILED = struct.Struct("<QI")
-"""Memory of a grammar in bytes, and the size of its first mask, which follows."""
-BEGIN = struct.Struct("<I")
+COUNT = struct.Struct("<I")
 """The number of answers of a request; sent with their socket."""
 PID = struct.Struct("<I")
-TOKENS = struct.Struct("<IHH")
-"""An answer's number, and the numbers of its sampled and of its draft tokens, whose ids follow.
 
-The reply is a mask after the sampled tokens, if there are any, and one after each draft token.
-"""
-MAX_FORCED = 16
-MASK = struct.Struct(f"<?fB{MAX_FORCED}i")
-"""Whether the answer can go on, CPU seconds, the number of forced tokens and their ids; the mask
-follows."""
+
+class Compiled(msgspec.Struct, frozen=True, array_like=True):
+    """A compiled grammar: its memory in bytes, and the mask of an answer's first token, as bits."""
+
+    size_bytes: int
+    mask: bytes
+
+
+class Follow(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of the answer `choice`: sampled ones, or drafts, after which it is as it was."""
+
+    choice: int
+    token_ids: Sequence[int]
+    are_drafts: bool
+
+
+class Masks(msgspec.Struct, frozen=True, array_like=True):
+    """The reply to `Follow`: a mask after all sampled tokens, or after each draft token.
+
+    masks: bits of the allowed tokens; empty if the answer can't go on. forced: the tokens that the
+    grammar forces next, if known. cpu_seconds: to compute the masks.
+    """
+
+    masks: list[bytes]
+    forced: tuple[int, ...]
+    cpu_seconds: float
 
 
 class SchemaError(Exception):
@@ -45,10 +64,7 @@ _LONG_NICENESS = 5
 
 
 class Peer:
-    """A forked process at the other end of a socket.
-
-    It sends its process id first, after the acknowledgement of the process that forked it.
-    """
+    """A forked process at the other end of a socket; it sends its process id first."""
 
     def __init__(self, passed: PassedSocket, memory_bytes: int) -> None:
         """memory_bytes: the most that it may take beyond what it starts with."""
@@ -90,38 +106,30 @@ class Peer:
 
     def begin(self, count: int, passed: PassedSocket) -> None:
         """Have it fork a process that follows `count` answers over `passed`. Raises OSError."""
-        passed.send(self._socket, BEGIN.pack(count))
+        passed.send(self._socket, COUNT.pack(count))
 
-    def receive(self, seconds: float) -> tuple[bytes, bool]:
-        """One message and its flag. Raises TimeoutError, OSError or EOFError."""
-        started = time.monotonic()
+    def receive(self, seconds: float) -> tuple[bytes, bool] | None:
+        """The next message and its flag, if it comes in time. Raises OSError or EOFError."""
+        deadline = time.monotonic() + seconds
         while (parsed := messages.parsed(self._received)) is None:
-            elapsed = time.monotonic() - started
-            is_long = elapsed >= _PROMPT_SECONDS
-            if is_long:
-                self.be_nice(_LONG_NICENESS)
-            left = seconds + _GRACE_SECONDS - elapsed
-            if left <= 0:
-                raise TimeoutError
-            self._read(min(left, POLL_SECONDS if is_long else _PROMPT_SECONDS))
+            left = max(deadline - time.monotonic(), 0.0)
+            if not self._read(min(left, POLL_SECONDS)) and left == 0:
+                return None
         body, flag, size = parsed
         del self._received[:size]
         return body, flag
 
-    def take(self, size: int, seconds: float) -> list[bytes]:
-        """All whole messages of `size` bytes, waiting up to `seconds` for the first.
+    def receive_late(self, seconds: float) -> tuple[bytes, bool]:
+        """`receive` after up to `seconds` of work, at a lower priority if that is long.
 
-        Raises OSError or EOFError.
+        Raises TimeoutError, OSError or EOFError.
         """
-        deadline = time.monotonic() + seconds
-        while len(self._received) < size:
-            left = deadline - time.monotonic()
-            if not self._read(max(left, 0.0)) and left <= 0:
-                return []
-        count = len(self._received) // size
-        taken = [bytes(self._received[i * size : (i + 1) * size]) for i in range(count)]
-        del self._received[: count * size]
-        return taken
+        if received := self.receive(_PROMPT_SECONDS):
+            return received
+        self.be_nice(_LONG_NICENESS)
+        if received := self.receive(seconds + _GRACE_SECONDS):
+            return received
+        raise TimeoutError
 
     def be_nice(self, niceness: int) -> None:
         """Lower its priority; it can't be raised again."""
@@ -140,7 +148,7 @@ class Peer:
         self._passed.close()
 
     def _read(self, seconds: float) -> bool:
-        """Receive what comes within `seconds`; returns whether anything may have come.
+        """Receive for up to `seconds`; returns whether anything may have come.
 
         Also kills a process that has outgrown its bound. Raises OSError or EOFError.
         """

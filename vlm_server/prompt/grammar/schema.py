@@ -1,7 +1,7 @@
-"""The compilation of constraints, JSON schemas and those of tools, with llguidance.
+"""The compilation of constraints with llguidance.
 
-Most compile in a millisecond, but some of 10 kB take minutes and 20 GB, or overflow the stack, and
-a compilation can't be stopped. So this runs in a process that may die or be killed: `process`.
+Some schemas of 10 kB take minutes and 20 GB, or overflow the stack, and a compilation can't be
+stopped. So this runs in a process that may die or be killed: `process`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -72,29 +71,17 @@ def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 def _check_each(tokenizer: LLTokenizer, constraint: RequiredCalls | AutoCalls) -> None:
     """Compile each schema alone. Raises SchemaError, naming the tool at fault.
 
-    In a grammar of several tools, only an answer that begins its call would find what is too
-    complex in one of them, when the prompt was prefilled.
+    In a grammar of several tools, one that is too complex fails only when an answer begins its
+    call.
     """
-    for name, parameters in _held_tools(constraint):
-        with _naming(name):
-            _compile_schema(tokenizer, json.dumps(lark.arguments_schema(parameters)))
-    if isinstance(constraint, AutoCalls) and constraint.schema is not None:
-        _compile_schema(tokenizer, constraint.schema)
-
-
-def _held_tools(constraint: RequiredCalls | AutoCalls) -> Iterator[tuple[str, Any]]:
-    """Name and parameters of each tool whose arguments must conform to its schema."""
     for name, parameters in lark.callable_tools(constraint.tools):
         if isinstance(constraint, RequiredCalls) or name in constraint.tools.strict:
-            yield name, parameters
-
-
-@contextlib.contextmanager
-def _naming(tool: str) -> Iterator[None]:
-    try:
-        yield
-    except SchemaError as error:
-        raise SchemaError(f"`{tool}`: {error}") from None
+            try:
+                _compile_schema(tokenizer, json.dumps(lark.arguments_schema(parameters)))
+            except SchemaError as error:
+                raise SchemaError(f"`{name}`: {error}") from None
+    if isinstance(constraint, AutoCalls) and constraint.schema is not None:
+        _compile_schema(tokenizer, constraint.schema)
 
 
 def _check_integers(schema: str) -> None:

@@ -1,7 +1,4 @@
-"""The engine's side of `process`: the server process, and compiled grammars.
-
-A process that dies or takes too long fails its own schema or request alone.
-"""
+"""The engine's side of `process`: the server process, and compiled grammars."""
 
 from __future__ import annotations
 
@@ -17,13 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from vlm_server.errors import InternalError
 from vlm_server.platform.child import launch, messages
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.passing import PassedSocket
 from vlm_server.prompt.grammar.answers import AnswerProcess, RemoteMatcher, unpacked
 from vlm_server.prompt.grammar.constraints import Constraint, encode
-from vlm_server.prompt.grammar.peer import COMPILED, Peer, SchemaError
+from vlm_server.prompt.grammar.peer import Compiled, Peer, SchemaError
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +37,10 @@ class GrammarsUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """Limits on one schema.
+    """Limits on one constraint.
 
-    compile_seconds: to compile it, or to compute one mask. memory_bytes: of a schema's process, and
-    of each request's. follow_seconds: CPU time for the masks of one request, beyond 5 ms each.
+    compile_seconds: to compile it, or to compute one mask. memory_bytes: of each process, beyond
+    what it shares. follow_seconds: CPU time for the masks of one request, beyond 5 ms each.
     """
 
     compile_seconds: float
@@ -48,16 +49,12 @@ class GrammarLimits:
 
 
 class GrammarServer:
-    """The process that knows the vocabulary; started on demand, and again if it ended.
-
-    Thread-safe.
-    """
+    """The process that knows the vocabulary, started on demand and restarted. Thread-safe."""
 
     def __init__(
         self, describe: Callable[[], dict[str, Any]], vocabulary_size: int, limits: GrammarLimits
     ) -> None:
-        """describe: makes the start message: tokenizer, its size, end tokens. Masks have
-        `vocabulary_size` bits."""
+        """describe: makes the start message. Masks have `vocabulary_size` bits."""
         self._describe = describe
         self._vocabulary_size = vocabulary_size
         self._limits = limits
@@ -68,20 +65,24 @@ class GrammarServer:
 
     def warm_up(self) -> None:
         """Start it in the background: the first schema then does not wait for that."""
-        threading.Thread(target=self._start_early, name="grammar-server", daemon=True).start()
+
+        def start() -> None:
+            with contextlib.suppress(InternalError, GrammarsUnavailable):  # said when it is needed
+                self._running()
+
+        threading.Thread(target=start, name="grammar-server", daemon=True).start()
 
     def compile(self, constraint: Constraint, cancellation: Cancellation) -> CompiledGrammar:
         """The grammar of `constraint`. Raises SchemaError, GrammarsUnavailable, and InternalError,
         also when cancelled."""
         process = Peer(self._connect(), self._limits.memory_bytes)
         try:
-            size_bytes, mask = self._compile(process, encode(constraint), cancellation)
+            compiled = self._compile(process, encode(constraint), cancellation)
         except BaseException:
             process.close()
             raise
-        return CompiledGrammar(
-            process, constraint, mask, size_bytes, self._vocabulary_size, self._limits
-        )
+        first = unpacked(compiled.mask, self._vocabulary_size)
+        return CompiledGrammar(process, constraint, first, compiled.size_bytes, self._limits)
 
     def close(self) -> None:
         """End the server process. Compiled grammars live on."""
@@ -89,10 +90,7 @@ class GrammarServer:
             self._end()
             self._control = None
 
-    def _compile(
-        self, process: Peer, described: bytes, cancellation: Cancellation
-    ) -> tuple[int, bytes]:
-        """The memory of a grammar in bytes, and its first mask."""
+    def _compile(self, process: Peer, described: bytes, cancellation: Cancellation) -> Compiled:
         seconds = self._limits.compile_seconds
         started = time.monotonic()
         try:
@@ -102,7 +100,7 @@ class GrammarServer:
         try:
             cancellation.on_cancel(process.kill)
             process.send(messages.packed(described))
-            answer, flag = process.receive(seconds)
+            answer, flag = process.receive_late(seconds)
         except (OSError, EOFError):
             process.kill()
             if cancellation.is_cancelled:
@@ -114,8 +112,7 @@ class GrammarServer:
             cancellation.on_cancel(None)
         if not flag:
             raise SchemaError(answer.decode(errors="replace"))
-        size_bytes, mask_bytes = COMPILED.unpack_from(answer)
-        return size_bytes, answer[COMPILED.size : COMPILED.size + mask_bytes]
+        return msgspec.msgpack.decode(answer, type=Compiled)
 
     def _connect(self) -> PassedSocket:
         """A socket whose other end was passed to the server."""
@@ -124,17 +121,13 @@ class GrammarServer:
             passed = PassedSocket()
             try:
                 passed.send(control, b"\0")
+                return passed
             except OSError:
                 passed.close()
-                self._forget(control)
-            else:
-                return passed
+                with self._lock:
+                    if self._control is control:
+                        self._control = None
         raise InternalError("Schemas can't be compiled.")
-
-    def _forget(self, control: socket.socket) -> None:
-        with self._lock:
-            if self._control is control:
-                self._control = None
 
     def _running(self) -> socket.socket:
         """The server's socket, once it knows the vocabulary. Raises as `compile` does."""
@@ -176,47 +169,32 @@ class GrammarServer:
             raise GrammarsUnavailable(self._unavailable)
         return ours
 
-    def _start_early(self) -> None:
-        with contextlib.suppress(InternalError, GrammarsUnavailable):  # said when it is needed
-            self._running()
 
-
+@dataclass(frozen=True, eq=False)
 class CompiledGrammar:
-    """The `Grammar` of a constraint: a process that has compiled it, and forks for each request."""
+    """The `Grammar` of a constraint: a process that has compiled it, and forks for each request.
 
-    def __init__(
-        self,
-        process: Peer,
-        constraint: Constraint,
-        mask: bytes,
-        size_bytes: int,
-        vocabulary_size: int,
-        limits: GrammarLimits,
-    ) -> None:
-        """mask: the bits of the tokens that an answer may begin with."""
-        self._process = process
-        self._constraint = constraint
-        self._first = unpacked(mask, vocabulary_size)
-        self._mask_bytes = len(mask)
-        self._vocabulary_size = vocabulary_size
-        self._limits = limits
-        self.size_bytes = size_bytes
+    first: (vocabulary,) bool, the tokens that an answer may begin with.
+    """
+
+    process: Peer
+    constraint: Constraint
+    first: NDArray[np.bool_]
+    size_bytes: int
+    limits: GrammarLimits
 
     @property
     def is_alive(self) -> bool:
-        return not self._process.has_hung_up
+        return not self.process.has_hung_up
 
     def begin(self, count: int) -> list[RemoteMatcher]:
         """Matchers at the beginning of `count` answers of a request, which one process follows."""
         passed = PassedSocket()
         with contextlib.suppress(OSError):  # the first token meets a closed socket
-            self._process.begin(count, passed)
-        process = Peer(passed, self._limits.memory_bytes)
-        answers = AnswerProcess(process, self._mask_bytes, self._limits.follow_seconds, count)
-        return [
-            RemoteMatcher(answers, choice, self._constraint, self._first, self._vocabulary_size)
-            for choice in range(count)
-        ]
+            self.process.begin(count, passed)
+        process = Peer(passed, self.limits.memory_bytes)
+        answers = AnswerProcess(process, self.limits.follow_seconds, count)
+        return [RemoteMatcher(answers, i, self.constraint, self.first) for i in range(count)]
 
 
 def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:

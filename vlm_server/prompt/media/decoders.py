@@ -7,13 +7,14 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import DecodeBudgetExceeded, InvalidImage, InvalidVideo
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
-from vlm_server.prompt.media.messages import Frames, Undecodable, VideoJob, pack_job, unpack
+from vlm_server.prompt.media.messages import Frames, Undecodable, unpack
 from vlm_server.protocol import Image, Video
 from vlm_server.settings import Image as ImageLimits
 from vlm_server.settings import Video as VideoLimits
@@ -30,10 +31,10 @@ _TRIES = 2
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """The frames of a video that the model sees.
+    """The sampled frames of a video.
 
-    frames: (count, height, width, 3) uint8 RGB, upright. seconds: the time of each of them,
-    counted from the first. is_cut: the video has more, which is not whole.
+    frames: (count, height, width, 3) uint8 RGB, upright. seconds: the time of each of them, from
+    the first on. is_cut: whether the video has more, which is not whole.
     """
 
     frames: NDArray[np.uint8]
@@ -104,7 +105,9 @@ class Decoders:
         self.video_limits = video_limits
         memory_bytes, seconds = image_limits.decode_memory_bytes, image_limits.decode_seconds
         self._images = _pool("image", num_processes, memory_bytes, seconds)
-        self._videos = video_pool(video_limits, num_processes)
+        memory_bytes = video_limits.decode_memory_bytes
+        seconds = 2 * video_limits.decode_timeout_seconds + 2  # several threads decode
+        self._videos = _pool("video", num_processes, memory_bytes, seconds)
 
     @property
     def num_tracked(self) -> int:
@@ -112,12 +115,12 @@ class Decoders:
         return self._images.num_tracked + self._videos.num_tracked
 
     def image(self, image: Image, budget: DecodeBudget) -> NDArray[np.uint8]:
-        """The pixels of `images.decode_rgb` of `image`, (height, width, 3).
+        """The pixels of `image`, (height, width, 3).
 
         Raises InvalidImage if it can't be decoded, DecodeBudgetExceeded and Cancelled.
         """
         budget.take_pixels(image.width * image.height, image.param)
-        job = pack_job(image)
+        job = msgspec.msgpack.encode(image)
         for _ in range(_TRIES):
             started = time.monotonic()
             if not budget.seconds_left:
@@ -132,65 +135,44 @@ class Decoders:
                 continue
             finally:
                 budget.take_seconds(time.monotonic() - started)
-                self._keep_one_warm()
+                with suppress(ChildFailed):  # the next image must not wait for a process
+                    self._images.warm_up()
             if isinstance(frames, Undecodable):
                 raise InvalidImage(frames.reason, image.param)
             return np.frombuffer(pixels, dtype=np.uint8).reshape(frames.height, frames.width, 3)
         raise InvalidImage(f"the {image.format} picture can't be decoded", image.param)
 
     def video(self, video: Video, limits: VideoLimits, cancellation: Cancellation) -> Clip:
-        """See `decode_video`."""
-        return decode_video(self._videos, video, limits, cancellation)
+        """The frames of `video` at the rate and size of `limits`, of those that are whole.
+
+        Raises InvalidVideo if it can't be decoded or is over a limit, and Cancelled.
+        """
+        seconds = limits.decode_timeout_seconds
+        job = msgspec.msgpack.encode((video, limits))
+        try:
+            frames, pixels = unpack(self._videos.run(job, seconds, cancellation))
+        except ChildTimeout:
+            reason = f"Decoding the video takes over {seconds:g} seconds."
+            raise InvalidVideo(reason, video.param) from None
+        except (ChildFailed, ValueError) as error:
+            logger.warning("the process that decodes a %s video died: %s", video.format, error)
+            raise InvalidVideo("The video can't be decoded.", video.param) from None
+        if isinstance(frames, Undecodable):
+            raise InvalidVideo(frames.reason, video.param)
+        try:
+            return Clip(_upright(frames, pixels), frames.seconds, frames.is_cut)
+        except ValueError:
+            raise InvalidVideo("The video's frames differ in size.", video.param) from None
 
     def close(self) -> None:
         """End all processes that are idle."""
         self._images.close()
         self._videos.close()
 
-    def _keep_one_warm(self) -> None:
-        """Start a process if none is idle: the next image must not wait for that."""
-        with suppress(ChildFailed):
-            self._images.warm_up()
-
-
-def video_pool(limits: VideoLimits, size: int) -> ChildPool:
-    """At most `size` processes, each of which decodes one video.
-
-    A decoder that is given hostile bytes may hang, crash or allocate all memory: it is killed at a
-    deadline, and only its request fails.
-    """
-    seconds = 2 * limits.decode_timeout_seconds + 2  # several threads decode
-    return _pool("video", size, limits.decode_memory_bytes, seconds)
-
 
 def _pool(kind: str, size: int, memory_bytes: int, seconds: float) -> ChildPool:
     limits = str(memory_bytes), str(seconds)
     return ChildPool(_MODULE, size, kind, *limits, memory_bytes=memory_bytes)
-
-
-def decode_video(
-    pool: ChildPool, video: Video, limits: VideoLimits, cancellation: Cancellation
-) -> Clip:
-    """The frames of `video` at the rate and size of `limits`, of those that are whole.
-
-    Raises InvalidVideo if it can't be decoded, is over a limit or takes too long, and Cancelled.
-    """
-    job = pack_job(VideoJob(video.data, video.format, limits, video.is_cut))
-    try:
-        frames, pixels = unpack(pool.run(job, limits.decode_timeout_seconds, cancellation))
-    except ChildTimeout:
-        seconds = limits.decode_timeout_seconds
-        reason = f"Decoding the video takes over {seconds:g} seconds."
-        raise InvalidVideo(reason, video.param) from None
-    except (ChildFailed, ValueError) as error:
-        logger.warning("the process that decodes a %s video died: %s", video.format, error)
-        raise InvalidVideo("The video can't be decoded.", video.param) from None
-    if isinstance(frames, Undecodable):
-        raise InvalidVideo(frames.reason, video.param)
-    try:
-        return Clip(_upright(frames, pixels), frames.seconds, frames.is_cut)
-    except ValueError:
-        raise InvalidVideo("The video's frames differ in size.", video.param) from None
 
 
 def _upright(frames: Frames, pixels: memoryview) -> NDArray[np.uint8]:

@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
+import msgspec
 from PIL import AvifImagePlugin, ExifTags, ImageMath
 from PIL import Image as PillowImage
 from PIL.JpegImagePlugin import JpegImageFile
@@ -16,7 +17,7 @@ from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 from vlm_server.errors import InvalidImage
 from vlm_server.platform.child.messages import Parts
 from vlm_server.prompt.media.jpeg import has_all_blocks
-from vlm_server.prompt.media.messages import Frames, pack, unpack_image
+from vlm_server.prompt.media.messages import Frames, pack
 from vlm_server.prompt.media.png import has_all_rows, is_covered, match_depth
 from vlm_server.protocol import Image
 
@@ -49,7 +50,7 @@ _UPRIGHT = {
 def decode_job(job: bytearray) -> Parts:
     """The answer to a job of the process that decodes images. Raises InvalidImage."""
     try:
-        decoded = decode_rgb(unpack_image(job))
+        decoded = decode_rgb(msgspec.msgpack.decode(job, type=Image))
     except MemoryError:
         raise InvalidImage("decoding the picture takes too much memory") from None
     return pack(Frames(decoded.width, decoded.height), _bands(decoded))
@@ -64,9 +65,9 @@ def _bands(image: PillowImage.Image) -> Iterator[bytes]:
 
 
 def decode_rgb(image: Image) -> PillowImage.Image:
-    """The first frame, upright as its EXIF says, flattened on white, as RGB, no larger than asked.
+    """The first frame, upright as its EXIF says, on white, as RGB, no larger than asked.
 
-    Raises InvalidImage if any of it can't be read: an image is never silently left out.
+    Raises InvalidImage if any of it can't be read.
     """
     try:
         with _open(image) as opened:

@@ -1,10 +1,9 @@
 """Whether a JPEG has all its pixels.
 
-Where the compressed data of a scan end early, but properly, libjpeg goes on with blocks of middle
-grey, or with what coarser scans said of them, and where a scan is missing it does without: Pillow
-does not tell. So the markers are walked, up to where this image ends, whatever stands behind it:
-they say which coefficients and restart intervals came. What a scan has left over is skipped: bytes
-that are put there change an image that lacks some.
+Where a scan ends early but properly, or is missing, libjpeg fills in grey or what coarser scans
+said, and Pillow does not tell. So the markers are walked up to the end of the image: they say which
+coefficients and restart intervals came. Bytes that are appended to a scan change an image that
+lacks some.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _SCAN_END = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 _SOI, _EOI, _SOS, _DRI = 0xD8, 0xD9, 0xDA, 0xDD
-_SEQUENTIAL = frozenset({0xC0, 0xC1, 0xC9})
-_PROGRESSIVE = frozenset({0xC2, 0xCA})
 _NO_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})
 _BLOCK = 8
 _COEFFICIENTS = 64
@@ -32,12 +29,11 @@ _ROWS = 256
 
 
 def has_all_blocks(data: bytes, loaded: JpegImageFile) -> bool:
-    """Whether a JPEG has all scans, and they reach their last block; what that lacks may go unseen.
+    """Whether a JPEG has all scans, up to their last block. loaded: what Pillow has read of it.
 
-    `loaded`: what Pillow has read of it. Most images of one scan show by their last pixel that they
-    are whole; only others are decoded a second time.
+    The last pixel of most images of one scan shows it; others are decoded a second time.
     """
-    walk = _Walk()
+    walk = _Walk(loaded)
     walk.run(data)
     if not walk.has_all_coefficients:
         return False
@@ -48,7 +44,7 @@ def has_all_blocks(data: bytes, loaded: JpegImageFile) -> bool:
 
 @dataclass(slots=True)
 class _Component:
-    """`missing_bits`: of each coefficient, the lower bits that no scan has had; None: all."""
+    """missing_bits: of each coefficient, the number of lower bits that no scan had; None: all."""
 
     horizontal: int
     vertical: int
@@ -58,12 +54,12 @@ class _Component:
 class _Walk:
     """A walk along the markers of a JPEG, from its start to its own end."""
 
-    def __init__(self) -> None:
+    def __init__(self, loaded: JpegImageFile) -> None:
         self.scan_ends: list[int] = []
         """Where the compressed data of each scan end."""
-        self._components: dict[int, _Component] = {}
-        self._size = 0, 0
-        self._is_progressive = False
+        self._components = {name: _Component(h, v) for name, h, v, _ in loaded.layer}
+        self._size = loaded.size
+        self._is_progressive = "progressive" in loaded.info
         self._restart_interval = 0
         self._lacks_restarts = False
 
@@ -84,21 +80,10 @@ class _Walk:
             length = int.from_bytes(data[position : position + 2])
             content = data[position + 2 : position + length]
             position += max(length, 2)
-            if marker in _SEQUENTIAL or marker in _PROGRESSIVE:
-                self._begin_frame(content, is_progressive=marker in _PROGRESSIVE)
-            elif marker == _DRI:
+            if marker == _DRI:
                 self._restart_interval = int.from_bytes(content[:2])
             elif marker == _SOS:
                 position = self._take_scan(content, data, position)
-
-    def _begin_frame(self, content: bytes, *, is_progressive: bool) -> None:
-        """Read a frame's header: depth, height, width, then three bytes for a component."""
-        self._size = int.from_bytes(content[3:5]), int.from_bytes(content[1:3])
-        self._is_progressive = is_progressive
-        self._components = {
-            content[start]: _Component(content[start + 1] >> 4, content[start + 1] & 15)
-            for start in range(6, len(content) - 2, 3)
-        }
 
     def _take_scan(self, content: bytes, data: bytes, start: int) -> int:
         """Read a scan's header; returns the end of its data, which begin at `start`."""
@@ -134,10 +119,7 @@ class _Walk:
 
 
 def _ends_grey(loaded: JpegImageFile) -> bool:
-    """Whether the last pixel may be of a block that is missing.
-
-    By its brightness alone: its colours may be mixed with those of pixels above.
-    """
+    """Whether the last pixel may be of a missing block, by its brightness alone."""
     width, height = loaded.size
     last = loaded.crop((width - 1, height - 1, width, height)).tobytes()
     red, green, blue = (3 * last)[:3]  # grey has one byte

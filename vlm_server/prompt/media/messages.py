@@ -1,7 +1,7 @@
 """The messages between a preparer thread and a process that decodes an image or a video.
 
-A job is a `protocol.Image` or a `VideoJob` as msgpack. The answer is the pixels of all frames, one
-after the other, described by `Frames`; or none, described by `Undecodable`.
+A job is a `protocol.Image` or a `VideoJob` as msgpack. The answer is the pixels of all frames,
+described by `Frames`; or none, described by `Undecodable`.
 """
 
 from __future__ import annotations
@@ -12,26 +12,17 @@ import msgspec
 
 from vlm_server import settings
 from vlm_server.platform.child import messages
-from vlm_server.protocol import Image
+from vlm_server.protocol import Video
 
-
-class VideoJob(msgspec.Struct, frozen=True, tag="job"):
-    """A video to decode, in container `format`: MP4, WEBM or GIF.
-
-    is_cut: whether the file is shorter than it says.
-    """
-
-    data: bytes
-    format: str
-    limits: settings.Video
-    is_cut: bool = False
+VideoJob = tuple[Video, settings.Video]
+"""A video to decode, within limits."""
 
 
 class Frames(msgspec.Struct, frozen=True, tag="frames"):
     """The shape of the pixels: (frames, height, width, 3) bytes of RGB. An image is one frame.
 
-    A frame is shown `seconds` after the first one, and has to be rotated counterclockwise by
-    `quarter_turns` times 90 degrees. is_cut: whether the video has more, which is not whole.
+    seconds: when each is shown, from the first on. quarter_turns: the counterclockwise rotation of
+    each by 90 degrees. is_cut: whether the video has more, which is not whole.
     """
 
     width: int
@@ -51,37 +42,18 @@ class Undecodable(msgspec.Struct, frozen=True, tag="undecodable"):
     reason: str
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Frames | Undecodable] = msgspec.msgpack.Decoder(
-    Frames | Undecodable
-)
+Description = Frames | Undecodable
+_decoder: msgspec.msgpack.Decoder[Description] = msgspec.msgpack.Decoder(Description)
 
 
-def pack_job(job: Image | VideoJob) -> bytes:
-    return _encoder.encode(job)
+def pack(description: Description, pixels: Iterable[bytes] = ()) -> messages.Parts:
+    """An answer: `unpack` returns its parts."""
+    size = description.num_bytes if isinstance(description, Frames) else 0
+    return messages.described(size, pixels, msgspec.msgpack.encode(description))
 
 
-def unpack_image(job: bytearray) -> Image:
-    return msgspec.msgpack.decode(job, type=Image)
-
-
-def unpack_video(job: bytearray) -> VideoJob:
-    return msgspec.msgpack.decode(job, type=VideoJob)
-
-
-def pack(frames: Frames, pixels: Iterable[bytes]) -> messages.Parts:
-    return messages.described(frames.num_bytes, pixels, _encoder.encode(frames))
-
-
-def pack_refusal(reason: str) -> messages.Parts:
-    return messages.described(0, (), _encoder.encode(Undecodable(reason)))
-
-
-def unpack(answer: bytearray) -> tuple[Frames | Undecodable, memoryview]:
-    """The description of the pixels, and the pixels, which are a part of `answer`.
-
-    Raises ValueError, of which msgspec.DecodeError is one, for what is no answer.
-    """
+def unpack(answer: bytearray) -> tuple[Description, memoryview]:
+    """The description of the pixels, and the pixels, a part of `answer`. Raises ValueError."""
     pixels, description = messages.split(answer)
     frames = _decoder.decode(description)
     if isinstance(frames, Frames):

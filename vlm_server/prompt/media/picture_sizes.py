@@ -1,8 +1,7 @@
 """The size at which a picture is shown to the model, if a request or the settings ask for one.
 
-Families of dynamic resolution make whole tokens of a picture of any size, by a rule that their
-processors apply (`PixelRule`). Here it is applied first, with narrower bounds: what the processor
-gets then is a size that it keeps. A picture that nobody asks anything of is left to it.
+In families of dynamic resolution, processors resize pictures by a rule (`PixelRule`). Here it is
+applied first, with narrower bounds, to a size that the processor keeps.
 """
 
 from __future__ import annotations
@@ -38,6 +37,8 @@ class PictureSizes:
     def __init__(self, rule: PixelRule | None, settings: ImageSettings) -> None:
         """`rule`: of the model's processor; None if its sizes are fixed, or not known."""
         self._rule = rule
+        self._own = PixelBounds(rule.min_pixels, rule.max_pixels) if rule else PixelBounds(0, None)
+        """The processor's own bounds."""
         self._ceiling = settings.max_pixels or None
         self._min_tokens = settings.min_tokens
 
@@ -51,15 +52,11 @@ class PictureSizes:
 
     def bounds(self, image: Image) -> PixelBounds | None:
         """The bounds to which `image` is scaled before processing; None if it is not scaled."""
-        bounds = self._asked(image)
-        own = self._own
-        if bounds == own:
+        bounds, size = self._asked(image), (image.width, image.height)
+        if bounds == self._own:
             return None
-        if image.max_side_pixels is not None and max(image.width, image.height) > (
-            image.max_side_pixels
-        ):
+        if image.max_side_pixels is not None and max(size) > image.max_side_pixels:
             return bounds  # its size after that is the decoder's to know
-        size = image.width, image.height
         return None if self._size(size, bounds) == self._left_alone(size) else bounds
 
     def scale(self, pixels: NDArray[np.uint8], bounds: PixelBounds | None) -> NDArray[np.uint8]:
@@ -77,13 +74,6 @@ class PictureSizes:
         if self._rule is None or max(size) > _MOST_ASPECT * min(size):
             return size
         return _smart_resize(size, self._rule)
-
-    @property
-    def _own(self) -> PixelBounds:
-        """The processor's own bounds."""
-        if self._rule is None:
-            return PixelBounds(0, None)
-        return PixelBounds(self._rule.min_pixels, self._rule.max_pixels)
 
     def _asked(self, image: Image) -> PixelBounds:
         own = self._own
@@ -109,12 +99,12 @@ class PictureSizes:
     def _size(self, size: tuple[int, int], bounds: PixelBounds) -> tuple[int, int]:
         if max(size) > _MOST_ASPECT * min(size):
             return size
-        if self._rule is not None:
-            assert bounds.max_pixels is not None
-            rule = self._rule
+        if bounds.max_pixels is None:
+            return size
+        if (rule := self._rule) is not None:
             wanted = bounds.min_pixels, bounds.max_pixels
             return fit(size, rule.factor, *wanted, fewest_pixels=rule.min_pixels)
-        if bounds.max_pixels is None or math.prod(size) <= bounds.max_pixels:
+        if math.prod(size) <= bounds.max_pixels:
             return size
         scale = math.sqrt(bounds.max_pixels / math.prod(size))
         return max(1, math.floor(size[0] * scale)), max(1, math.floor(size[1] * scale))
@@ -130,9 +120,8 @@ def fit(
 ) -> tuple[int, int]:
     """Width and height in multiples of `factor`, with so many pixels and about the same aspect.
 
-    The rule of Qwen2-VL's processor (`smart_resize`), but that `max_pixels` holds where there is no
-    size between the bounds with about that aspect. There are `fewest_pixels` at least: a processor
-    would enlarge what has fewer, beyond `max_pixels` perhaps.
+    The rule of Qwen2-VL's processor (`smart_resize`), but that `max_pixels` always holds. There are
+    `fewest_pixels` at least: a processor would enlarge what has fewer, beyond `max_pixels` perhaps.
     """
     width, height = (round(side / factor) for side in size)
     fewest, most = math.ceil(fewest_pixels / factor**2), max_pixels // factor**2
@@ -162,10 +151,7 @@ def _smart_resize(size: tuple[int, int], rule: PixelRule) -> tuple[int, int]:
 
 
 def _nearest(size: tuple[int, int], least: int, most: int) -> tuple[int, int] | None:
-    """Two sides with a product of `least` to `most`, with the aspect that is nearest to `size`'s.
-
-    None if there are no such sides.
-    """
+    """Two sides with a product of `least` to `most`, and the aspect nearest to `size`'s, if any."""
     aspect = max(size) / min(size)
     found: list[tuple[float, int, int]] = []
     for short in range(1, math.isqrt(max(most, 0)) + 1):

@@ -1,8 +1,7 @@
 """Checks of a PNG that Pillow leaves out: that it has all pixels, and its transparent colour.
 
-Pillow decodes a PNG whose compressed data ends early, but properly, with black in the missing
-rows: an answer about it would be about an image that nobody sent. Most images show by their last
-row that they are whole; only of others is all data inflated a second time, to count it.
+Pillow fills rows that are missing with black. The last row of most images shows that they are
+whole; of others, all data are inflated a second time and counted.
 """
 
 from __future__ import annotations
@@ -19,15 +18,9 @@ from PIL.PngImagePlugin import PngImageFile
 _SIGNATURE_BYTES = 8
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """Channels by colour type: grey, RGB, palette, grey with alpha, RGBA."""
-_ADAM7 = (
-    (0, 8, 0, 8),
-    (4, 8, 0, 8),
-    (0, 4, 4, 8),
-    (2, 4, 0, 4),
-    (0, 2, 2, 4),
-    (1, 2, 0, 2),
-    (0, 1, 1, 2),
-)
+_ADAM7 = [
+    (0, 8, 0, 8), (4, 8, 0, 8), (0, 4, 4, 8), (2, 4, 0, 4), (0, 2, 2, 4), (1, 2, 0, 2), (0, 1, 1, 2)
+]  # fmt: skip
 """First column, column step, first row, row step of each pass of an interlaced image."""
 _STEP_BYTES = 1 << 20
 _DEPTH = 24
@@ -42,10 +35,10 @@ def is_covered(opened: PngImageFile) -> bool:
 
 
 def match_depth(data: bytes, loaded: PngImageFile) -> None:
-    """Give the one transparent colour that a PNG may name the depth that its pixels have now.
+    """Give a transparent colour the depth that the pixels have now.
 
     Pillow leaves it as the file has it. Of 16-bit RGB it keeps the upper bytes, so that the image
-    gets a channel for what is transparent instead; 16-bit grey stays.
+    gets an alpha channel instead; 16-bit grey stays.
     """
     depth, color = data[_DEPTH], loaded.info.get("transparency")
     if isinstance(color, tuple) and depth == _DEEP:
@@ -57,10 +50,10 @@ def match_depth(data: bytes, loaded: PngImageFile) -> None:
 
 
 def _opacity(data: bytes, upper: PngImageFile, transparent: tuple[int, ...]) -> PillowImage.Image:
-    """255 for each pixel of a 16-bit RGB image, but 0 for those of the colour `transparent`.
+    """0 for each pixel of a 16-bit RGB image that has the colour `transparent`, and 255 for others.
 
-    `upper`: the image as Pillow has it, with the upper bytes. If it takes the file's byte order for
-    the other one, it reads the lower ones.
+    upper: the image as Pillow reads it, by upper bytes; in the other byte order it reads lower
+    ones.
     """
     others = _differing(upper, [value >> 8 for value in transparent])
     if others.getextrema() != (255, 255):
@@ -83,17 +76,15 @@ def _differing(image: PillowImage.Image, color: Sequence[int]) -> PillowImage.Im
 def has_all_rows(data: bytes, loaded: PngImageFile) -> bool:
     """Whether the compressed data of a PNG give every byte that its header asks for.
 
-    `loaded`: what Pillow has read of it. Raises zlib.error or struct.error for data that can't be
-    read at all.
+    loaded: what Pillow has read of it. Raises zlib.error or struct.error for unreadable data.
     """
     return _shows_its_last_row(loaded) or _counts_all_rows(data)
 
 
 def _shows_its_last_row(loaded: PngImageFile) -> bool:
-    """Whether its last row was read, which is after all others.
+    """Whether the last row is not black, as missing ones are.
 
-    Pillow begins with zeros, and fills in whole rows. Those of an interlaced image come in another
-    order, and an animated one has other data besides.
+    Rows of interlaced images come in another order, and animated ones have other data besides.
     """
     if loaded.info.get("interlace") or loaded.is_animated:
         return False
@@ -102,10 +93,7 @@ def _shows_its_last_row(loaded: PngImageFile) -> bool:
 
 
 def _counts_all_rows(data: bytes) -> bool:
-    """`has_all_rows`, by inflating all data.
-
-    Raises zlib.error or struct.error for data that can't be read at all.
-    """
+    """`has_all_rows`, by inflating all data."""
     width, height, depth, color_type, interlaced = struct.unpack_from(">IIBBxxB", data, 16)
     bits = _CHANNELS[color_type] * depth
     expected: int = sum(
@@ -123,10 +111,7 @@ def _counts_all_rows(data: bytes) -> bool:
 
 def _passes(width: int, height: int, interlaced: bool) -> Iterator[tuple[int, int]]:
     """(columns, rows) of each pass."""
-    if not interlaced:
-        yield width, height
-        return
-    for column, column_step, row, row_step in _ADAM7:
+    for column, column_step, row, row_step in _ADAM7 if interlaced else [(0, 1, 0, 1)]:
         yield -(-(width - column) // column_step), -(-(height - row) // row_step)
 
 

@@ -1,9 +1,7 @@
 """The process that decodes media: `python -m vlm_server.prompt.media.process KIND BYTES SECONDS`.
 
-KIND is `image` or `video`; the others are limits: bytes of address space, and seconds of CPU time
-for a job. A process decodes one image after the other, and ends when it has held much memory. It
-decodes one video, so that nothing of it is left for the next. Images need Pillow alone, videos
-PyAV.
+KIND is `image` or `video`; the others are limits: bytes of address space, and CPU seconds of a job.
+A process decodes one image after the other until it has held much memory, or one video.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from vlm_server.errors import RequestError
 from vlm_server.platform import heap
 from vlm_server.platform.child.messages import Parts
 from vlm_server.platform.child.serve import ChildLimits, serve
-from vlm_server.prompt.media.messages import pack_refusal
+from vlm_server.prompt.media.messages import Undecodable, pack
 
 _RETIRE_BYTES = {"image": 256 << 20, "video": 0}
 _FAILED = {"image": "the picture can't be decoded", "video": "The video can't be decoded."}
@@ -25,33 +23,25 @@ _FAILED = {"image": "the picture can't be decoded", "video": "The video can't be
 
 def main() -> None:
     kind, memory_bytes, job_seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-    decode = _image_decoder() if kind == "image" else _video_decoder()
+    if kind == "image":
+        from vlm_server.prompt.media.images import decode_job
+
+        heap.keep_images()
+        warnings.simplefilter("ignore")  # Pillow's, about what clients sent, would fill the log
+    else:
+        from vlm_server.prompt.media.videos import decode_job
     limits = ChildLimits(memory_bytes, job_seconds, _RETIRE_BYTES[kind])
-    serve(lambda job: _answer(decode, job, _FAILED[kind]), limits)
-
-
-def _image_decoder() -> Callable[[bytearray], Parts]:
-    from vlm_server.prompt.media.images import decode_job
-
-    heap.keep_images()
-    warnings.simplefilter("ignore")  # Pillow's, about what clients sent, would fill the log
-    return decode_job
-
-
-def _video_decoder() -> Callable[[bytearray], Parts]:
-    from vlm_server.prompt.media.videos import decode_job
-
-    return decode_job
+    serve(lambda job: _answer(decode_job, job, _FAILED[kind]), limits)
 
 
 def _answer(decode: Callable[[bytearray], Parts], job: bytearray, failed: str) -> Parts:
     try:
         return decode(job)
     except RequestError as error:
-        return pack_refusal(error.message)
+        return pack(Undecodable(error.message))
     except Exception:  # hostile bytes raise almost anything
         logging.getLogger(__name__).debug("decoding failed", exc_info=True)
-        return pack_refusal(failed)
+        return pack(Undecodable(failed))
 
 
 if __name__ == "__main__":

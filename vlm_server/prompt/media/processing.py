@@ -1,20 +1,17 @@
-"""The model's processor, run on one image or one video.
-
-Its input is a placeholder and one media item, so its result depends on nothing else. Its output has
-the tokens of the item, and the text around them.
-"""
+"""The model's processor, run on a placeholder and one image or one video at a time."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import InvalidImage, InvalidVideo
+from vlm_server.interfaces import MediaInputs
 from vlm_server.interfaces.model_spec import ModelSpec, ProcessedMedia
 from vlm_server.prompt.media.decoders import Clip, Sampled
 from vlm_server.prompt.positions import GRIDS, media_positions
@@ -27,18 +24,14 @@ _MAX_REASON_CHARS = 200
 logger = logging.getLogger(__name__)
 
 
-Inputs = Mapping[str, NDArray[Any]]
-"""The vision tower's inputs of one unit, by name."""
-
-
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
     """The tokens and positions of a media item in a prompt: all but its pixels.
 
-    Its `token_ids` run from the first of `token_id` to the last; `prefix` and `suffix` are the
-    text around them. `positions`, (3, tokens), are those of M-RoPE, counted from the first token.
-    `units` are the tokens, start and end, that are encoded at once. `size` is that of an image as
-    the model sees it. `sampled`: of the video that it is, or is a frame of.
+    token_ids: (tokens,), from the first `token_id` to the last. prefix, suffix: the text around
+    them. positions: (3, tokens) of M-RoPE, from the first token on. units: start and end of the
+    tokens that are encoded at once. size: of an image as the model sees it. sampled: of the video
+    that it is of.
     """
 
     token_id: int
@@ -62,7 +55,7 @@ class Processed:
     """A media item's token layout, and the inputs of each of its units."""
 
     layout: TokenLayout
-    inputs: tuple[Inputs, ...]
+    inputs: tuple[MediaInputs, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -72,56 +65,45 @@ class Processed:
 def process_image(
     spec: ModelSpec, placeholder: str, pixels: NDArray[np.uint8], param: str
 ) -> Processed:
-    """An image of (height, width, 3) RGB.
-
-    Raises InvalidImage, naming `param`, for one that the processor can't take.
-    """
-    size = f"{pixels.shape[1]}x{pixels.shape[0]}"
-    try:
-        whole = _whole(spec, spec.process_image(pixels, placeholder), spec.image_token_id)
-    except Exception as error:
-        _note_failure("a picture", error)
-        raise InvalidImage(
-            f"the model's processor can't take this picture of {size} pixels{_why(error)}", param
-        ) from error
-    if whole is None:
-        raise InvalidImage(
-            f"the model's processor returns nothing for a picture of {size} pixels", param
-        )
-    return whole
+    """An image of (height, width, 3) RGB. Raises InvalidImage, naming `param`."""
+    height, width = pixels.shape[:2]
+    what = f"picture of {width}x{height} pixels"
+    with _named_failures(what, InvalidImage, param):
+        return _whole(spec, spec.process_image(pixels, placeholder), spec.image_token_id)
 
 
 def process_video(
     spec: ModelSpec, token_id: int, placeholder: str, clip: Clip, param: str
 ) -> Processed:
-    """Raises InvalidVideo, naming `param`, for frames that the processor can't take."""
-    try:
+    """The frames of a video. Raises InvalidVideo, naming `param`."""
+    height, width = clip.frames.shape[1:3]
+    what = f"video of {width}x{height} pixels"
+    with _named_failures(what, InvalidVideo, param):
         made = spec.process_video(clip.frames, clip.seconds, placeholder)
         whole = _whole(spec, made, token_id)
-    except Exception as error:
-        _note_failure("a video", error)
-        height, width = clip.frames.shape[1:3]
-        raise InvalidVideo(
-            f"the model's processor can't take this video of {width}x{height} pixels{_why(error)}",
-            param,
-        ) from error
-    if whole is None:
-        raise InvalidVideo("the model's processor returned nothing for this video", param)
     video = _in_units(whole)
     return replace(video, layout=replace(video.layout, sampled=clip.sampled))
 
 
-def _note_failure(what: str, error: Exception) -> None:
-    """Log one line: the picture may be at fault, and clients can send many."""
-    logger.info("the processor failed on %s: %s", what, _in_one_line(error))
-    logger.debug("the processor failed", exc_info=error)
+@contextmanager
+def _named_failures(
+    what: str, refusal: type[InvalidImage | InvalidVideo], param: str
+) -> Iterator[None]:
+    """Raises `refusal` for any exception within.
+
+    It is logged in one line: the picture may be at fault, and clients can send many.
+    """
+    try:
+        yield
+    except Exception as error:
+        logger.info("the processor failed on a %s: %s", what, _in_one_line(error))
+        logger.debug("the processor failed", exc_info=error)
+        message = f"the model's processor can't take this {what}{_why(error)}"
+        raise refusal(message, param) from error
 
 
 def _why(error: Exception) -> str:
-    """The end of a sentence for the client, if processors raise this for what was sent.
-
-    Its aspect ratio, say, its patches, or its few pixels. Others may speak of our own state.
-    """
+    """The end of a sentence for the client: processors raise ValueError for what was sent."""
     reason = _in_one_line(error) if isinstance(error, ValueError) else ""
     return f": {reason}" if reason else ""
 
@@ -130,11 +112,11 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:_MAX_REASON_CHARS]
 
 
-def _whole(spec: ModelSpec, made: ProcessedMedia, token_id: int) -> Processed | None:
-    """The processor's output as one unit; None if it has no token of the media item."""
+def _whole(spec: ModelSpec, made: ProcessedMedia, token_id: int) -> Processed:
+    """The processor's output as one unit. Raises ValueError without a token of the media item."""
     media = np.flatnonzero(made.token_ids == token_id)
     if not len(media):
-        return None
+        raise ValueError("it returns nothing for it")
     first, last = int(media[0]), int(media[-1]) + 1
     token_ids = made.token_ids[first:last]
     grids = {name: made.inputs[name] for name in GRIDS if name in made.inputs}
@@ -160,15 +142,14 @@ def _text_of(spec: ModelSpec, token_ids: NDArray[np.int32]) -> str:
 def _in_units(video: Processed) -> Processed:
     """`video` in units of bounded size, each of whole frame groups.
 
-    In Qwen's towers a frame group attends to itself alone, so that encoding one after the other
-    gives the same rows.
+    In Qwen's towers a frame group attends to itself alone, so that units give the same rows.
     """
     layout, (whole,) = video.layout, video.inputs
     pixels, grid = whole["pixel_values_videos"], whole["video_grid_thw"]
     groups, height, width = (int(side) for side in grid.reshape(3))
     tokens = np.flatnonzero(layout.token_ids == layout.token_id).reshape(groups, -1)
     step = max(1, _UNIT_TOKENS // tokens.shape[1])
-    units, inputs = list[tuple[int, int]](), list[Inputs]()
+    units, inputs = list[tuple[int, int]](), list[MediaInputs]()
     for first in range(0, groups, step):
         last = min(first + step, groups)
         units.append((int(tokens[first, 0]), int(tokens[last - 1, -1]) + 1))

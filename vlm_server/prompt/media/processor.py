@@ -1,7 +1,6 @@
-"""Images and videos, decoded and processed unless a cache has the result.
+"""Images and videos, decoded and processed one by one unless a cache has the result.
 
-Each is processed alone, so that the result depends on nothing else in a request. Thread-safe: the
-processor is locked, and of several threads that need the same item one works and the others wait.
+Thread-safe: the processor is locked, and of several threads that need the same item one works.
 Between two steps of a cancelled request, `Cancelled` is raised.
 """
 
@@ -11,7 +10,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import msgspec
@@ -19,17 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import Caches
+from vlm_server.interfaces import MediaInputs
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.media.decoders import Clip, DecodeBudget, Decoders, Sampled
 from vlm_server.prompt.media.picture_sizes import PictureSizes
-from vlm_server.prompt.media.processing import (
-    Inputs,
-    Processed,
-    TokenLayout,
-    process_image,
-    process_video,
-)
+from vlm_server.prompt.media.processing import Processed, TokenLayout, process_image, process_video
 from vlm_server.prompt.templates import ChatTemplate
 from vlm_server.protocol import Image, Submit, Video
 from vlm_server.settings import Video as VideoLimits
@@ -38,41 +32,34 @@ _MAX_FRAMES_AS_IMAGES = 16
 """The most frames of a video shown as images, which have many more tokens than frames."""
 
 
+@dataclass(frozen=True, eq=False)
 class MediaItem:
-    """An image or a video of one request.
+    """An image or a video of one request, or a frame of a video, which is no image.
 
-    `mm_hashes` name its units, with all that their features follow from; `param` names what was
-    sent. A frame of a video is no image.
+    key: names all that its features follow from. param: names what was sent.
     """
 
-    def __init__(
-        self,
-        key: str,
-        layout: TokenLayout,
-        param: str,
-        load: Callable[[], Processed],
-        *,
-        is_image: bool,
-    ) -> None:
-        self.layout = layout
-        self.is_image = is_image
-        self.mm_hashes = tuple(f"{key}/{number}" for number in range(len(layout.units)))
-        self.param = param
-        self._load = load
+    key: str
+    layout: TokenLayout
+    param: str
+    load: Callable[[], Processed]
+    is_image: bool
 
-    def inputs(self, unit: int) -> Inputs:
-        """The vision tower's inputs of a unit. Decodes and processes the item if no cache has it.
+    @property
+    def mm_hashes(self) -> list[str]:
+        """The name of each of its units."""
+        return [f"{self.key}/{number}" for number in range(len(self.layout.units))]
 
-        Raises InvalidImage or InvalidVideo if that fails.
+    def inputs(self, unit: int) -> MediaInputs:
+        """The vision tower's inputs of a unit, processed now if no cache has them.
+
+        Raises InvalidImage or InvalidVideo.
         """
-        return self._load().inputs[unit]
+        return self.load().inputs[unit]
 
 
 class MediaProcessor:
-    """Makes the media items of one model's requests.
-
-    `salt` separates requests that must not share cache entries.
-    """
+    """Makes the media items of one model. salt: separates requests that share no cache entries."""
 
     def __init__(
         self, spec: ModelSpec, template: ChatTemplate, decoders: Decoders, caches: Caches
@@ -90,10 +77,7 @@ class MediaProcessor:
         return DecodeBudget(self._decoders.image_limits, cancellation)
 
     def image(self, image: Image, salt: str, budget: DecodeBudget) -> MediaItem:
-        """Raises InvalidImage if it has to be decoded and can't be, and DecodeBudgetExceeded.
-
-        Raises InvalidRequest if it is wanted in a size that this model has none of.
-        """
+        """Raises InvalidImage, DecodeBudgetExceeded, and InvalidRequest for an impossible size."""
         self._sizes.check(image)
 
         def load() -> Processed:
@@ -138,11 +122,13 @@ class MediaProcessor:
 
     def pixels_to_decode(self, submit: Submit) -> int:
         """The approximate number of pixels of a request's images that are not cached."""
-        return sum(
-            image.width * image.height
-            for image in submit.images
-            if not self._is_known(self._image_key(image, submit.cache_salt))
-        )
+        num_pixels, caches = 0, self._caches
+        for image in submit.images:
+            key = self._image_key(image, submit.cache_salt)
+            has_inputs = f"{key}/0" in caches.features or key in caches.pixels
+            if not has_inputs or key not in caches.token_layouts:
+                num_pixels += image.width * image.height
+        return num_pixels
 
     @property
     def num_in_flight(self) -> int:
@@ -175,7 +161,7 @@ class MediaProcessor:
     ) -> MediaItem:
         once = cache(partial(self._processed, key, load, cancellation))
         layout: TokenLayout | None = self._caches.token_layouts.get(key)
-        return MediaItem(key, layout or once().layout, param, once, is_image=is_image)
+        return MediaItem(key, layout or once().layout, param, once, is_image)
 
     def _processed(
         self, key: str, load: Callable[[], Processed], cancellation: Cancellation
@@ -187,12 +173,6 @@ class MediaProcessor:
                 self._caches.pixels.put(key, made, made.size_bytes).release()
                 self._caches.token_layouts.put(key, made.layout, made.layout.size_bytes).release()
         return made
-
-    def _is_known(self, key: str) -> bool:
-        """Whether neither the layout nor the features of an image are likely to need its pixels."""
-        caches = self._caches
-        has_inputs = f"{key}/0" in caches.features or key in caches.pixels
-        return has_inputs and key in caches.token_layouts
 
     def _image_key(self, image: Image, salt: str) -> str:
         bound = image.max_side_pixels

@@ -1,9 +1,8 @@
-"""Decodes sampled frames with PyAV. Runs in a process that may hang, crash or be killed.
+"""Decodes sampled frames with PyAV, in a process that may hang, crash or be killed.
 
-All packets are read first, which decodes nothing: their timestamps say when each frame is shown,
-whatever rate and length the header claims. Then only the packets between a key frame and a
-sampled frame are decoded. Of a video whose last packet is cut or broken, what is whole before it
-is the video.
+All packets are read first, whose timestamps say when each frame is shown, whatever the header
+claims. Then only those between a key frame and a sampled frame are decoded. If the last packet is
+cut or broken, the packets before it are the video.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ from __future__ import annotations
 import io
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import av
+import msgspec
 from av.container import InputContainer
 from av.packet import Packet
 from av.video.frame import VideoFrame
@@ -22,7 +23,7 @@ from av.video.stream import VideoStream
 
 from vlm_server.errors import InvalidVideo
 from vlm_server.platform.child.messages import Parts
-from vlm_server.prompt.media.messages import Frames, VideoJob, pack, unpack_video
+from vlm_server.prompt.media.messages import Frames, VideoJob, pack
 from vlm_server.settings import Video as Limits
 
 _DEMUXERS = {"MP4": "mov", "WEBM": "matroska", "GIF": "gif"}
@@ -37,64 +38,41 @@ MIN_FRAMES = 4
 _SAME_TIME_SECONDS = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The frame shown `seconds` after the first one: `rgb` is (height, width, 3) bytes.
-
-    To be rotated counterclockwise by `quarter_turns` times 90 degrees. All frames of a video have
-    the width and height of the first.
-    """
-
-    seconds: float
-    width: int
-    height: int
-    quarter_turns: int
-    rgb: bytes
-
-
 def decode_job(job: bytearray) -> Parts:
-    """The answer to a job of the process that decodes videos: see `decode`."""
-    shown, is_cut = decode(unpack_video(job))
-    seconds = tuple(frame.seconds for frame in shown)
-    turns = tuple(frame.quarter_turns for frame in shown)
-    frames = Frames(shown[0].width, shown[0].height, seconds, turns, is_cut)
-    return pack(frames, [frame.rgb for frame in shown])
-
-
-def decode(job: VideoJob) -> tuple[tuple[Frame, ...], bool]:
-    """The sampled frames of `job` that are whole, in order of time, and whether there was more.
+    """The answer to a job of the process that decodes videos: the sampled frames that are whole.
 
     Raises InvalidVideo, and what PyAV raises for broken data.
     """
+    video, limits = msgspec.msgpack.decode(job, type=VideoJob)
     with av.open(
-        io.BytesIO(job.data), "r", format=_DEMUXERS[job.format], options=_OPTIONS
+        io.BytesIO(video.data), "r", format=_DEMUXERS[video.format], options=_OPTIONS
     ) as container:
         stream = _video_stream(container)
-        _check_size(stream.width, stream.height, job.limits)
+        _check_size(stream.width, stream.height, limits)
         stream.codec_context.thread_count = _THREADS
         stream.codec_context.thread_type = "AUTO"
-        stream.codec_context.options = {"max_pixels": str(job.limits.max_pixels)}
+        stream.codec_context.options = {"max_pixels": str(limits.max_pixels)}
         packets, is_cut = _read_packets(container, stream)
-        if job.is_cut and job.format == _UNSIZED:
+        if video.is_cut and video.format == _UNSIZED:
             packets.pop()
         timeline = _timeline(packets, stream)
-        if timeline.duration > job.limits.max_seconds:
+        if timeline.duration > limits.max_seconds:
             raise InvalidVideo(
-                f"The video is longer than {job.limits.max_seconds:g} seconds (video.max_seconds)."
+                f"The video is longer than {limits.max_seconds:g} seconds (video.max_seconds)."
             )
         try:
-            return _sampled(stream, timeline, job.limits), is_cut or job.is_cut
+            return _sampled(stream, timeline, limits, is_cut=is_cut or video.is_cut)
         except (InvalidVideo, av.FFmpegError):
             if len(packets) < 2:
                 raise
             stream.codec_context.flush_buffers()
-            return _sampled(stream, _timeline(packets[:-1], stream), job.limits), True
+            return _sampled(stream, _timeline(packets[:-1], stream), limits, is_cut=True)
 
 
 def _read_packets(
     container: InputContainer, stream: VideoStream
 ) -> tuple[list[Packet[VideoStream]], bool]:
-    """All packets in decoding order but the last, if it is cut, and whether it is.
+    """All packets in decoding order, and whether the last was cut, and left out.
 
     Raises InvalidVideo if others follow one that is.
     """
@@ -112,18 +90,30 @@ def _read_packets(
     return packets, is_cut
 
 
-def _sampled(stream: VideoStream, timeline: _Timeline, limits: Limits) -> tuple[Frame, ...]:
+def _sampled(stream: VideoStream, timeline: _Timeline, limits: Limits, *, is_cut: bool) -> Parts:
+    """The sampled frames, all of the width and height of the first."""
     samples = sample(timeline.times, timeline.duration, limits.fps, limits.max_frames)
-    return tuple(_frames(stream, timeline, samples, limits))
+    decoder = _Decoder(stream, timeline)
+    size: tuple[int, int] | None = None
+    turns, pixels = list[int](), list[bytes]()
+    for index, same in groupby(each.index for each in samples):
+        frame = decoder.frame_at(timeline.shown[index])
+        _check_size(frame.width, frame.height, limits)
+        size = size or _fitted(frame, limits)
+        count = len(list(same))
+        turns += [round(frame.rotation / 90) % 4] * count
+        pixels += [_rgb(frame, *size)] * count
+    assert size is not None
+    seconds = tuple(each.seconds for each in samples)
+    return pack(Frames(*size, seconds, tuple(turns), is_cut), pixels)
 
 
 @dataclass(frozen=True, slots=True)
 class _Timeline:
     """All packets in decoding order, and the times of their frames in presentation order.
 
-    keys: (time, packet index) of the key frames. shown: the frames' times, ascending, in the
-    stream's time base. times: the same in seconds, from 0 on. duration: in seconds, including
-    the last frame's own.
+    keys: (time, packet index) of the key frames. shown: times of frames, ascending, in the stream's
+    time base. times: the same in seconds, from 0 on. duration: in seconds, with the last frame's.
     """
 
     packets: list[Packet[VideoStream]]
@@ -133,7 +123,7 @@ class _Timeline:
     duration: float
 
     def start_for(self, time: int) -> int:
-        """The index of the packet to start from to decode the frame shown at `time`.
+        """The index of the packet from which the frame shown at `time` is decoded.
 
         A frame that is decoded after a key frame but shown before it needs the key frame before.
         """
@@ -184,22 +174,6 @@ def _pts(packet: Packet[VideoStream]) -> int:
     return packet.pts
 
 
-def _frames(
-    stream: VideoStream, timeline: _Timeline, samples: Sequence[FrameSample], limits: Limits
-) -> Iterator[Frame]:
-    decoder = _Decoder(stream, timeline)
-    previous: Frame | None = None
-    for number, chosen in enumerate(samples):
-        if previous is not None and chosen.index == samples[number - 1].index:
-            previous = replace(previous, seconds=chosen.seconds)
-        else:
-            frame = decoder.frame_at(timeline.shown[chosen.index])
-            _check_size(frame.width, frame.height, limits)
-            size = (previous.width, previous.height) if previous else _fitted(frame, limits)
-            previous = _render(frame, chosen.seconds, *size)
-        yield previous
-
-
 class _Decoder:
     """Decodes the frames shown at given times, which must not descend."""
 
@@ -247,19 +221,11 @@ def _fitted(frame: VideoFrame, limits: Limits) -> tuple[int, int]:
     return max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
 
 
-def _render(frame: VideoFrame, seconds: float, width: int, height: int) -> Frame:
-    shown = frame.reformat(width, height, "rgb24", interpolation="BICUBIC")
-    (plane,) = shown.planes
+def _rgb(frame: VideoFrame, width: int, height: int) -> bytes:
+    (plane,) = frame.reformat(width, height, "rgb24", interpolation="BICUBIC").planes
     rows, row_bytes = memoryview(plane), plane.line_size
-    return Frame(
-        seconds=seconds,
-        width=width,
-        height=height,
-        quarter_turns=round(frame.rotation / 90) % 4,
-        rgb=b"".join(
-            rows[start : start + width * 3] for start in range(0, height * row_bytes, row_bytes)
-        ),
-    )
+    starts = range(0, height * row_bytes, row_bytes)
+    return b"".join(rows[start : start + width * 3] for start in starts)
 
 
 # ---- which frames are seen ------------------------------------------------------------
@@ -278,9 +244,8 @@ def sample(
 ) -> tuple[FrameSample, ...]:
     """Samples at equal intervals from the first frame on, `fps` per second.
 
-    `times` are the frames' own, in seconds, ascending from 0; `duration` includes the last
-    frame's. A frame that is shown for a long time is sampled more than once. There are at most
-    `max_frames` samples, an even number since models take frames in pairs, or one for a still.
+    times: of all frames, in seconds, ascending from 0. duration: with the last frame's. A frame may
+    be sampled more than once. There are at most `max_frames`: an even number, or one for a still.
     """
     wanted = max(round(duration * fps), min(MIN_FRAMES, len(times)))
     count = min(wanted, max_frames)

@@ -18,24 +18,36 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from vlm_server.runner.backends.dequantize import dequantize
 from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
-from vlm_server.runner.backends.interface import Attention, Backend, Mask
+from vlm_server.runner.backends.interface import Attention, Backend, Mask, Rotate
 from vlm_server.runner.backends.rope import Rope
 from vlm_server.runner.device.arrays import share
 
 _MAX_SCORES = 1 << 21
-"""Scores that are computed at once: 8 MiB of them.
-
-With fewer, a thread that attends beside another one waits longer for the interpreter, once for each
-of numpy's operations, than smaller blocks would save.
-"""
+"""Scores computed at once, 8 MiB. With fewer, threads wait too often for the interpreter."""
 
 
 class CpuBackend(Backend):
-    """The `Backend` of a CPU."""
+    """The `Backend` of a CPU, which compiles nothing, and is fast in float32 alone."""
+
+    draft_widths = (2, 3, 4, 6, 8, 12, 16)
+    default_dtype = "float32"
+    compiles_kernels = False
+    encodes_in_turns = False
+    uses_blas = True
+    trims_own_pool = False
+
+    def pool_bytes(self, limit_bytes: int) -> int:
+        """Little: a CPU's memory is shared, and the system allocates it fast."""
+        return 256 << 20
 
     def attention(self, context_tokens: int) -> Attention:
         return CpuAttention()
+
+    def use_kernels(self, model: Any, free_bytes: int) -> Rotate | None:
+        dequantize(model, free_bytes)
+        return None
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
         return attention_on_cpu(q, k, v, scale)
@@ -63,8 +75,8 @@ class CpuAttention(Attention):
     """Plain causal attention in float32."""
 
     def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
-        is_causal = isinstance(mask, str) and mask == "causal"
-        return is_causal and queries.dtype == keys.dtype == mx.float32
+        is_float = queries.dtype == keys.dtype == mx.float32
+        return is_float and isinstance(mask, str) and mask == "causal"
 
     def __call__(
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
@@ -115,10 +127,7 @@ def _softmax_in_place(scores: mx.array, num_causal: int) -> NDArray[np.float32]:
 
 
 def _exp_in_place(x: mx.array) -> mx.array:
-    """e to the power of each number, in float32. Waits for `x`, and writes over it.
-
-    So `x` must be nobody else's. Copies of 8 MB each would be most of an image's cost.
-    """
+    """e to the power of each number, in float32. Waits for `x`, and writes over it: no copies."""
     x = x.astype(mx.float32)
     numbers = share(x)
     with np.errstate(over="ignore"):

@@ -1,12 +1,12 @@
 """The interface of a backend: what each kind of device computes in a way of its own.
 
-`backends.backend_of` chooses one; nobody else asks which device it is. What a device can do, and
-what suits it, is in `device`.
+`backends.backend_of` chooses one; nobody else asks which device it is.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -16,11 +16,17 @@ from vlm_server.runner.backends.rope import Rope
 
 FUSED_HEAD_SIZES = (64, 72, 80, 96, 128)
 """Head sizes at which MLX fuses attention of many queries on Metal."""
+MAX_DRAFTING_ROWS = 8
+"""More rows keep a device busy without drafts."""
 _ALIGNED = 64
 """Columns of a matrix, of which GPUs multiply multiples fast."""
 
 Mask = mx.array | str | None
 """`causal`, or what may be attended to: (rows or 1, 1, queries, keys) bool; None for all."""
+
+
+Rotate = Callable[[mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.array]]
+"""RoPE of queries and keys, given their angles' cosines and sines: see `rotate_heads`."""
 
 
 class Attention(ABC):
@@ -67,23 +73,71 @@ class Attention(ABC):
         return mx.concatenate([self.attend_bounded(mine, layer.rows, scale), of_prompt])
 
     def is_scheduled(self, num_queries: int, num_keys: int) -> bool:
-        """Whether a prompt's last queries attend to so many keys without a plan that takes long.
+        """Whether a prompt's last queries can attend to so many keys without planning first.
 
-        If not, `schedule_next` will make that plan.
+        If not, `schedule_next` will plan it.
         """
         return True
 
     def schedule_next(self) -> bool:
-        """Plan attention of a further shape; False if none is left. For idle times."""
+        """Plan attention of a further shape, while idle; False if none is left."""
         return False
 
 
 class Backend(ABC):
-    """Computations of one kind of device: here as on GPUs. No call waits for a GPU."""
+    """What one kind of device does, and what suits it: here as on GPUs. No call waits for a GPU."""
+
+    draft_widths: tuple[int, ...]
+    """The numbers of tokens of a sequence that a step may take to verify drafts."""
+    default_dtype = "auto"
+    """The type that floating-point weights are cast to if no setting says so; `auto`: their own."""
+    compiles_kernels = True
+    """Whether work of a new shape takes longer the first time."""
+    compiles_towers = False
+    """Whether vision towers are compiled, for each size of images."""
+    encodes_in_turns = True
+    """Whether media are encoded by the thread that decodes, in parts between its steps.
+
+    Else another thread encodes them meanwhile: a CPU does both at once. On a GPU, a decode step
+    would take as long as the encode.
+    """
+    is_filled_by_a_tile = True
+    """Whether encoding a picture's tiles one after the other takes no longer than at once."""
+    prefill_padding_tokens = 1
+    """The number of which long prefill chunks are padded to a multiple; 1 for no padding."""
+    mixed_step_tokens = 0
+    """The number of tokens of a mixed step; 0 where chunks are read after the decode step."""
+    errors_come_late = False
+    """Whether a computation can fail after it was launched; see `device.arrays`."""
+    uses_blas = False
+    """Whether matrix products are slow without a BLAS library."""
+    shares_memory = False
+    """Whether the device is a GPU whose memory is the machine's."""
+    trims_own_pool = True
+    """Whether MLX's allocator frees what it keeps for reuse before it exceeds its limit."""
+
+    def pool_bytes(self, limit_bytes: int) -> int:
+        """What the allocator may keep for reuse, of `limit_bytes`: a GPU's memory is MLX's own."""
+        return limit_bytes // 8
+
+    def used_bytes(self) -> int:
+        """The memory that all programs use, as a GPU's driver says; 0 if it is the machine's."""
+        return 0
+
+    def is_short_of_memory(self, memory_bytes: int) -> bool:
+        """Whether other programs need some of the device's `memory_bytes`. Takes time."""
+        return False
 
     @abstractmethod
     def attention(self, context_tokens: int) -> Attention:
         """New attention of a language model; `context_tokens`: the most of prompt and answer."""
+
+    def use_kernels(self, model: Any, free_bytes: int) -> Rotate | None:
+        """Replace layers of a loaded model by those that suit the device, with kernels of ours.
+
+        They may take a part of `free_bytes`. Returns the kernels' RoPE; None for MLX's operations.
+        """
+        return None
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
         """`softmax(q @ k.T * scale) @ v`, all (rows, heads, patches, head size), of a tower.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from vlm_server.platform import machine
 from vlm_server.runner.backends.interface import FUSED_HEAD_SIZES, Attention, Backend, Mask
 
 _MOST_SCORE_BYTES = 128 << 20
@@ -11,7 +12,14 @@ _MOST_SCORE_BYTES = 128 << 20
 
 
 class MetalBackend(Backend):
-    """The `Backend` of Apple silicon."""
+    """The `Backend` of Apple silicon, whose attention of few queries takes up to 8."""
+
+    draft_widths = (2, 4, 8)
+    errors_come_late = True
+    shares_memory = True
+
+    def is_short_of_memory(self, memory_bytes: int) -> bool:
+        return machine.memory_pressure() > machine.NO_PRESSURE
 
     def attention(self, context_tokens: int) -> Attention:
         return MetalAttention()

@@ -1,1 +1,1 @@
-"""The device that MLX runs on: its kind, its memory, its speed."""
+"""The device that MLX runs on: its kind and size, its arrays, its speed."""

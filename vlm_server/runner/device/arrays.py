@@ -1,15 +1,12 @@
-"""Reads arrays, and says what MLX's errors mean, which have no types.
+"""Reads arrays, and sorts MLX's errors, which have no types.
 
-All arrays are read by `read`, which evaluates first.
+All arrays are read by `read`, which evaluates first: numpy alone would lose MLX's exception, ask
+again, and get the bytes of an array that was never computed.
 
-numpy asks an array for its buffer, loses the exception if computing it failed, and asks again; by
-then MLX has told the error and forgotten it, and what was never computed is read as numbers. On
-Metal every failure is late like this: out of memory, time-outs, another program's faults.
-
-Metal runs commands after the call that launched them has returned, and MLX tells an error once, to
-whoever waits next for anything of that stream. All others read what was never computed. So where
+Metal runs commands after the call that launched them has returned, and MLX raises an error once, in
+the next wait for its stream; later waits succeed, with arrays that were never computed. So where
 errors come late, the work of one owner (sequences that decode, a prompt, an encode) is waited for
-before another's; and whoever did not see an error asks whether somebody else saw one meanwhile.
+before another's, and an owner that saw no error asks whether another saw one meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.errors import InternalError, OutOfMemory, RequestError, StepTooLong
-from vlm_server.runner.device.device import Device
 
 _NO_MEMORY = "The device ran out of memory; please try again."
 _TOO_LONG = "The device ended a step that took too long; please try again."
@@ -63,9 +59,9 @@ def is_out_of_memory(error: Exception) -> bool:
 class Faults:
     """The errors of one model's device."""
 
-    def __init__(self, device: Device) -> None:
-        self.come_late = device.tells_errors_late
-        """Whether work fails after it was launched."""
+    def __init__(self, *, come_late: bool) -> None:
+        """`come_late`: whether work can fail after it was launched."""
+        self.come_late = come_late
         self.num_late = 0
         """Number of late errors so far. What was launched before one, and not waited for, may never
         have been computed."""

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from vlm_server.runner.device.device import Device
-
 logger = logging.getLogger(__name__)
 
 _SIDE = 512
@@ -44,13 +42,11 @@ def blas_libraries() -> list[str]:
     return sorted(file for file in files if "blas" in Path(file).name.lower())
 
 
-def warn_of_slow_products(device: Device) -> None:
-    """Log how fast a CPU multiplies, and warn if it does so without OpenBLAS.
+def warn_of_slow_products() -> None:
+    """Log how fast the CPU multiplies, and warn if it does so without OpenBLAS.
 
     The speed alone would not tell: on a busy machine OpenBLAS is slow, too.
     """
-    if not device.is_cpu:
-        return
     logger.info("this CPU multiplies matrices at %.0f GFLOP/s", product_gflops())
     if sys.platform == "linux" and not has_openblas():
         logger.warning("no OpenBLAS was preloaded, so that this is slow: see engine.openblas")

@@ -8,7 +8,6 @@ from typing import NoReturn
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.protocol.commands import Rank
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.distributed.connection import Leader
 from vlm_server.runner.distributed.messages import (
     Clear,
@@ -24,10 +23,10 @@ from vlm_server.runner.distributed.messages import (
     SetLimit,
     Stored,
 )
-from vlm_server.runner.distributed.plans import plan_of
 from vlm_server.runner.distributed.prefixes import FollowingPrefixes
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loading.load import load
+from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import ModelRunner
 from vlm_server.runner.ranks import Ranks, fingerprint_of
 
@@ -52,16 +51,14 @@ def follow(rank: Rank, device: Device) -> NoReturn:
     except ModelLoadError as error:
         leader.send(NotLoaded(str(error)))
         raise
-    serve = leader.expect(Serve)
-    prefixes = FollowingPrefixes(
-        lambda: leader.expect(Stored), stores_prefixes=serve.stores_prefixes
-    )
+    leader.expect(Serve)
+    prefixes = FollowingPrefixes(lambda: leader.expect(Stored))
     runner = ModelRunner(loaded, prefixes)
     while True:
         match leader.receive():
             case RankPlan() as plan:
                 prefixes.drop(plan.dropped)
-                result = runner.launch(plan_of(plan, prefixes)).result()
+                result = runner.launch(prefixes.plan_of(plan)).result()
                 if result.error is not None:
                     raise EngineBroken(f"a step failed on rank {ranks.rank}: {result.error}")
             case PlanAhead():

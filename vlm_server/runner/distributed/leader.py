@@ -1,4 +1,4 @@
-"""The processes that compute a model: this one alone, or rank 0, which tells the others."""
+"""The processes that compute a model: this one alone, or rank 0, which directs the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from vlm_server.interfaces import Runner, SchedulerOutput, StepResult
 from vlm_server.protocol import Start
 from vlm_server.protocol.commands import Rank
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.device.memory import MlxMemory
 from vlm_server.runner.distributed.connection import Followers
 from vlm_server.runner.distributed.messages import (
     Clear,
@@ -24,14 +23,15 @@ from vlm_server.runner.distributed.messages import (
     Loaded,
     NotLoaded,
     PlanAhead,
+    RankPlan,
     Serve,
     SetLimit,
 )
-from vlm_server.runner.distributed.plans import message_of
 from vlm_server.runner.distributed.prefixes import Book, LeadingPrefixes
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
+from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.ranks import Ranks, fingerprint_of
 from vlm_server.settings import Memory, Model
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Group:
-    """The processes that an engine is built on, in the order of its methods: this one alone."""
+    """The processes of an engine: this one alone. Its methods are called in their order."""
 
     def common(self, start: Start, device: Device) -> Start:
         """`start` as it suits all processes."""
@@ -117,7 +117,7 @@ class Leading(Group):
     def runner(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> Runner:
         """The runner here, which sends its plans to the others."""
         prefixes = LeadingPrefixes(caches, self._followers.send, self._book)
-        self._followers.send(Serve(prefixes.stores_prefixes))
+        self._followers.send(Serve())
         self._followers.watch()
         return LeadingRunner(loaded, prefixes, num_draft_tokens, self._book, self._followers)
 
@@ -142,19 +142,16 @@ class LeadingMemory(MlxMemory):
     """The `DeviceMemory` of rank 0; the others follow its limit and clear when it does."""
 
     def __init__(self, settings: Memory, device: Device, followers: Followers, book: Book) -> None:
-        self._book = book
-        self._followers: Followers | None = None  # they set the first limit themselves
         super().__init__(settings, device)
+        self._book = book
         self._followers = followers
 
     def set_limit(self, limit_bytes: int) -> None:
         super().set_limit(limit_bytes)
-        if self._followers is not None:
-            self._followers.send(SetLimit(limit_bytes))
+        self._followers.send(SetLimit(limit_bytes))
 
     def clear(self) -> None:
-        if self._followers is not None:
-            self._followers.send(Clear(self._book.take_dropped()))
+        self._followers.send(Clear(self._book.take_dropped()))
         super().clear()
 
 
@@ -178,7 +175,7 @@ class LeadingRunner(ModelRunner):
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """See `Runner`. Raises EngineBroken if a rank is gone."""
-        self._followers.send(message_of(plan, self._book.take_dropped()))
+        self._followers.send(RankPlan.of(plan, self._book.take_dropped()))
         return super().launch(plan)
 
     def finish(self, step: LaunchedStep) -> StepResult:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, get_origin
 
 import mlx.core as mx
 import msgspec
 import numpy as np
 
 from vlm_server import settings
-from vlm_server.cache.prompt_key import MediaSpan
-from vlm_server.interfaces import PrefillWork, SeqId
+from vlm_server.interfaces import (
+    NewRequest,
+    PrefillWork,
+    PreparedPrompt,
+    SchedulerOutput,
+    SeqId,
+)
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.vision.encoder import ImageFeatures
 
@@ -62,9 +68,7 @@ class NotLoaded(msgspec.Struct, frozen=True, tag="not_loaded"):
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
-    """The start of plans. stores_prefixes: whether `Stored` follows each prompt's state."""
-
-    stores_prefixes: bool
+    """The start of plans."""
 
 
 # ---- a step ------------------------------------------------------------------------------
@@ -78,30 +82,56 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class New(msgspec.Struct, frozen=True):
-    """A request that a plan starts to prefill; see `NewRequest` and `PreparedPrompt`."""
+    """A `NewRequest`, of whose sampling parameters only the number of answers matters."""
 
     request_id: str
+    prompt: PreparedPrompt
     n: int
-    token_ids: np.ndarray
-    spans: tuple[MediaSpan, ...]
-    positions: np.ndarray | None
-    token_types: np.ndarray | None
-    rope_delta: int
-    snapshot_points: tuple[int, ...]
-    atomic_prefill_tokens: int
     prefix: tuple[Segment, ...]
     features: tuple[ImageFeatures, ...]
+
+    @classmethod
+    def of(cls, request: NewRequest) -> New:
+        """Without what only rank 0 needs of its prompt."""
+        features: tuple[Any, ...] = request.features
+        prompt = dataclasses.replace(
+            request.prompt,
+            grammar=None,
+            cache_salt="",
+            answer_format=None,
+            prediction=(),
+            images=(),
+            videos=(),
+        )
+        prefix = tuple(Segment(s.number, num_tokens) for s, num_tokens in request.prefix.segments)
+        return cls(request.request_id, prompt, request.sampling.n, prefix, features)
 
 
 class RankPlan(msgspec.Struct, frozen=True, tag="plan"):
     """The runner's part of a `SchedulerOutput`. dropped: stored segments to free."""
 
     finished_seqs: tuple[SeqId, ...]
+    stored_prompts: tuple[str, ...]
+    stored_answers: tuple[SeqId, ...]
     new: tuple[New, ...]
     decode: tuple[SeqId, ...]
     prefill: PrefillWork | None
     batched_prefills: tuple[PrefillWork, ...]
     dropped: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plan: SchedulerOutput, dropped: tuple[int, ...]) -> RankPlan:
+        """The message of `plan`."""
+        return cls(
+            finished_seqs=plan.finished_seqs,
+            stored_prompts=plan.stored_prompts,
+            stored_answers=plan.stored_answers,
+            new=tuple(map(New.of, plan.new)),
+            decode=plan.decode,
+            prefill=plan.prefill,
+            batched_prefills=plan.batched_prefills,
+            dropped=dropped,
+        )
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
@@ -162,7 +192,7 @@ def _packed(array: Any) -> tuple[str, tuple[int, ...], bytes]:
 def _unpacked(kind: type, packed: Any) -> Any:
     """A read-only view of the bytes as an array of numpy, or a new array on the device."""
     dtype, shape, data = msgspec.convert(packed, tuple[str, tuple[int, ...], bytes])
-    if kind is np.ndarray:
+    if get_origin(kind) is np.ndarray:
         return np.frombuffer(data, dtype=dtype).reshape(shape)
     raw = mx.array(np.frombuffer(data, dtype=np.uint8))
     return raw.view(_DTYPES[dtype]).reshape(shape)

@@ -17,7 +17,9 @@ import mlx.core as mx
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
-from vlm_server.runner.distributed.messages import Segment, Split, Stored, Taken
+from vlm_server.interfaces import NewRequest, SchedulerOutput
+from vlm_server.protocol import SamplingParams
+from vlm_server.runner.distributed.messages import RankPlan, Segment, Split, Stored, Taken
 from vlm_server.runner.kv.segments import KVSegment, LayerStates, SequenceState
 
 # ---- rank 0 ------------------------------------------------------------------------------
@@ -89,7 +91,6 @@ class LeadingPrefixes:
         self._caches = caches
         self._send = send
         self._book = book
-        self.stores_prefixes = bool(caches.prefixes.limit_bytes)
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """See `Caches.store_prefix`. Sends the changes even of a failure half-way."""
@@ -119,10 +120,9 @@ class HeldPrefix:
 class FollowingPrefixes:
     """The `PrefixStore` of any other rank: repeats rank 0's changes for the same prompt."""
 
-    def __init__(self, receive: Callable[[], Stored], *, stores_prefixes: bool) -> None:
+    def __init__(self, receive: Callable[[], Stored]) -> None:
         self._receive = receive
         self._segments: dict[int, KVSegment] = {}
-        self.stores_prefixes = stores_prefixes
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -138,6 +138,28 @@ class FollowingPrefixes:
     def drop(self, numbers: tuple[int, ...]) -> None:
         for number in numbers:
             self._segments.pop(number, None)  # rank 0 may number one that it fails to take
+
+    def plan_of(self, message: RankPlan) -> SchedulerOutput:
+        """The plan for this rank's runner. Raises KeyError for a segment that is not here."""
+        new = [
+            NewRequest(
+                request_id=each.request_id,
+                prompt=each.prompt,
+                sampling=SamplingParams(n=each.n),
+                prefix=self.prefix(each.prefix),
+                features=each.features,
+            )
+            for each in message.new
+        ]
+        return SchedulerOutput(
+            finished_seqs=message.finished_seqs,
+            stored_prompts=message.stored_prompts,
+            stored_answers=message.stored_answers,
+            new=tuple(new),
+            decode=message.decode,
+            prefill=message.prefill,
+            batched_prefills=message.batched_prefills,
+        )
 
     def prefix(self, segments: tuple[Segment, ...]) -> HeldPrefix:
         """The stored prefix of a prompt that begins with these segments."""

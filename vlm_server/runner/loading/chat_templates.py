@@ -41,16 +41,19 @@ _REASONING = {
     ("\u25c1/think\u25b7",): ReasoningFormat("\u25c1think\u25b7", "\u25c1/think\u25b7"),
     ("<think>", "</think>"): ReasoningFormat("<think>", "</think>"),
 }
-"""The marks of reasoning, by substrings that tell a family's templates; any of them."""
+"""Formats by substrings of chat templates, any of which identifies one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenTemplate:
-    """A template. `end_token`, if any, ends an answer; `warning` is for the log and clients."""
+    """A template, if any; `end_token`, if any, ends an answer.
 
-    text: str
+    warnings: for the log and clients.
+    """
+
+    text: str | None = None
     end_token: str | None = None
-    warning: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ def own_template(image: str, video: str | None, tokens: Collection[str]) -> Chos
         f"the checkpoint has no chat template: {as_what}, which may not be how the model was "
         "trained; name a file with its template in model.chat_template (--chat-template)"
     )
-    return ChosenTemplate(text, marks.end_token if name else None, warning)
+    return ChosenTemplate(text, marks.end_token, (warning,))
 
 
 def _between_marks(token: str, tokens: Collection[str]) -> str:
@@ -181,6 +184,7 @@ def tool_parser(template: str | None, parser: str) -> ToolParser | None:
 
 def reasoning_format(template: str | None) -> ReasoningFormat | None:
     """The marks of reasoning in a chat template; None if it has none."""
-    text = template or ""
-    found = (marks for told, marks in _REASONING.items() if any(each in text for each in told))
+    found = (
+        f for marks, f in _REASONING.items() if any(mark in (template or "") for mark in marks)
+    )
     return next(found, None)

@@ -6,10 +6,7 @@ The survey follows the rules of loading, and reads no weights.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from mlx_vlm.utils import get_model_and_args
@@ -20,27 +17,24 @@ from vlm_server.hub.messages import DownloadPlan
 from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.protocol import ModelFacts
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.device.memory import limit_bytes
 from vlm_server.runner.families import FAMILIES, refuse_unservable
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.loading.checkpoint.config import as_read
+from vlm_server.runner.loading.checkpoint.config import normalised
 from vlm_server.runner.loading.checkpoint.weights import (
     Budget,
     bytes_as,
-    check_tensors_fit,
+    check_fits,
     dtype_on,
 )
-from vlm_server.runner.loading.evaluate import arrays_of
 from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
 from vlm_server.runner.loading.probe import planned_state_size
+from vlm_server.runner.memory import limit_bytes
 from vlm_server.settings import Model
 
 _MIB = 1 << 20
 _STORED = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
-"""Types of safetensors, and their bytes, by their names in configurations."""
-_PACKED_BITS = 32
-"""Bits of the integers into which quantized weights are packed."""
+"""Types of safetensors, and their bytes, by their names in configurations; else bytes."""
 _FILES = ("*.safetensors", "config.json")
 
 # ---- before loading ----------------------------------------------------------------------
@@ -51,60 +45,33 @@ def survey(request: SurveyRequest, least_tokens: int = 1) -> Survey:
 
     Never raises for a fault of the checkpoint: see `Survey.refusal`.
     """
-    device = current_device()
+    device, plan, model = current_device(), request.plan, request.model
+    limit = limit_bytes(request.memory, device)
+    config = plan.config if plan else layout.read_object(Path(model.path) / layout.CONFIG)
+    row = FAMILIES.get(layout.family(config))
     found = Survey(
+        family=row.name if row else layout.family(config),
+        is_checked=row is not None and row.is_checked,
+        quantization=layout.quantization(config),
         device=device.name,
         memory_bytes=device.memory_bytes,
-        limit_bytes=limit_bytes(request.memory, device),
+        limit_bytes=limit,
     )
     try:
-        if request.plan is not None:
-            found = _with_config(found, request.plan.config)
-            found = _with_context(found, request.plan.config, request.model)
-            return _with_plan(found, request.plan, request.model)
-        config = layout.read_object(Path(request.model.path) / layout.CONFIG)
-        found = _with_config(found, config)
-        found = _with_context(found, config, request.model)
-        return _with_room(_with_weights(found, request, least_tokens), least_tokens)
+        whole = normalised(dict(config))
+        part = whole.get(f"{row.part}_config") if row and row.part else None
+        context = context_tokens_of(part or whole, model.max_context_tokens)
+        found = msgspec.structs.replace(found, context_tokens=context)
+        if plan is None:
+            return _with_weights(found, model, least_tokens)
+        weight_bytes = _planned_bytes(found, plan, model, Budget(limit, device))
+        return msgspec.structs.replace(found, weight_bytes=weight_bytes)
     except ModelLoadError as error:
         return msgspec.structs.replace(found, refusal=str(error))
 
 
-def _with_room(found: Survey, least_tokens: int) -> Survey:
-    """`found`, refused if the model leaves no room for a short request, as after loading."""
-    least = min(least_tokens, found.context_tokens)
-    if found.fitting_tokens is None or found.fitting_tokens >= least:
-        return found
-    free = (found.limit_bytes - found.weight_bytes) / _MIB
-    reason = (
-        f"the model leaves no room for requests: beside its weights {free:.0f} MiB of "
-        f"memory.limit_bytes are left, enough for {found.fitting_tokens} tokens, and {least} are "
-        "needed: raise that, or serve a smaller or a quantized checkpoint"
-    )
-    return msgspec.structs.replace(found, refusal=reason)
-
-
-def _with_config(found: Survey, config: Mapping[str, Any]) -> Survey:
-    row = FAMILIES.get(layout.family(config))
-    return msgspec.structs.replace(
-        found,
-        family=row.name if row else layout.family(config),
-        is_checked=row is not None and row.is_checked,
-        quantization=layout.quantization(config),
-    )
-
-
-def _with_context(found: Survey, config: Mapping[str, Any], model: Model) -> Survey:
-    """Raises ModelLoadError for a configuration that mlx-vlm can't read."""
-    row = FAMILIES.get(layout.family(config))
-    whole = as_read(dict(config))
-    part = whole.get(f"{row.part}_config") if row and row.part else None
-    context = context_tokens_of(part or whole, model.max_context_tokens)
-    return msgspec.structs.replace(found, context_tokens=context)
-
-
-def _with_plan(found: Survey, plan: DownloadPlan, model: Model) -> Survey:
-    """Raises ModelLoadError if the plan alone shows that the model can't be served."""
+def _planned_bytes(found: Survey, plan: DownloadPlan, model: Model, budget: Budget) -> int:
+    """Bytes of the weights; raises ModelLoadError if `plan` shows that they can't be served."""
     config = dict(plan.config)
     if not found.family:
         raise ModelLoadError("its config.json names no model_type")
@@ -116,33 +83,37 @@ def _with_plan(found: Survey, plan: DownloadPlan, model: Model) -> Survey:
     if not layout.sees(config):
         raise ModelLoadError(f"{found.family} names no image token: not a vision model")
     refuse_unservable(config, allow_unchecked=model.allow_unchecked)
-    device = current_device()
-    dtype = dtype_on(device, model.dtype)
-    tensors = plan.parameters or _tensors(found.quantization, plan.weight_bytes)
-    check_tensors_fit(tensors.items(), dtype, Budget(found.limit_bytes, device))
-    return msgspec.structs.replace(found, weight_bytes=bytes_as(dtype, tensors.items()))
+    kind, size = _STORED.get(found.quantization, ("U8", 1))
+    tensors = plan.parameters or {kind: plan.weight_bytes // size}
+    dtype = dtype_on(budget.device, model.dtype)
+    check_fits(tensors, dtype, budget)
+    return bytes_as(dtype, tensors)
 
 
-def _tensors(stored: str, num_bytes: int) -> dict[str, int]:
-    """Number of weights by type in files of `num_bytes`; bytes if they are quantized."""
-    kind, size = _STORED.get(stored, ("U8", 1))
-    return {kind: num_bytes // size}
+def _with_weights(found: Survey, model: Model, least_tokens: int) -> Survey:
+    """`found`, refused if no room is left for a short request, as after loading.
 
-
-def _with_weights(found: Survey, request: SurveyRequest, least_tokens: int) -> Survey:
-    """Raises ModelLoadError as loading would, as far as unread weights can tell."""
-    with open_lazily(request.model, current_device(), found.limit_bytes) as opened:
+    Raises ModelLoadError as loading would, as far as unread weights can tell.
+    """
+    with open_lazily(model, current_device(), found.limit_bytes) as opened:
         image_token_of(opened.family, opened.model, opened.config)
         state = planned_state_size(opened.model.language_model, opened.family)
     free = found.limit_bytes - opened.size_bytes
-    counts = range(1, found.context_tokens + 1)
-    fitting = bisect_right(counts, free, key=state.of)
+    fitting = bisect_right(range(1, found.context_tokens + 1), free, key=state.of)
+    least, refusal = min(least_tokens, found.context_tokens), ""
+    if fitting < least:
+        refusal = (
+            f"the model leaves no room for requests: beside its weights {free / _MIB:.0f} MiB of "
+            f"memory.limit_bytes are left, enough for {fitting} tokens, and {least} are needed: "
+            "raise that, or serve a smaller or a quantized checkpoint"
+        )
     return msgspec.structs.replace(
         found,
         weight_bytes=opened.size_bytes,
         fitting_tokens=fitting,
         kv_bytes=state.of(fitting),
-        least_kv_bytes=state.of(min(least_tokens, found.context_tokens)),
+        least_kv_bytes=state.of(least),
+        refusal=refusal,
     )
 
 
@@ -151,13 +122,13 @@ def _with_weights(found: Survey, request: SurveyRequest, least_tokens: int) -> S
 
 def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
     """The facts that clients get of the model loaded from `folder`."""
-    parameters = _parameters(loaded)
+    parameters = loaded.parameters
     rule = loaded.spec.pixel_rule
     quantization = max(parameters, key=parameters.__getitem__, default="")
     return ModelFacts(
         family=loaded.family.name,
         num_parameters=parameters.total(),
-        size_bytes=sum(array.nbytes for array in arrays_of(loaded.model)),
+        size_bytes=loaded.size_bytes,
         quantization=quantization,
         digest=loaded.checkpoint.digest(),
         modified_at=_modified_at(folder),
@@ -169,21 +140,6 @@ def model_facts(loaded: LoadedModel, folder: Path) -> ModelFacts:
         coordinates=loaded.family.coordinates,
         warnings=(*loaded.family.warnings, *loaded.spec.warnings),
     )
-
-
-def _parameters(loaded: LoadedModel) -> Counter[str]:
-    """Number of parameters, as before quantization, by their storage: `4bit`, `bfloat16`."""
-    found = Counter[str]()
-    for _, module in loaded.model.named_modules():
-        bits = getattr(module, "bits", None) if "scales" in module else None
-        for name, array in module.items():
-            if not hasattr(array, "nbytes") or (bits and name in ("scales", "biases")):
-                continue
-            if bits and name == "weight":
-                found[f"{bits}bit"] += array.size * _PACKED_BITS // bits
-            else:
-                found[str(array.dtype).removeprefix("mlx.core.")] += array.size
-    return found
 
 
 def _modified_at(folder: Path) -> float:

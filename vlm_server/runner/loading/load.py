@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,13 @@ import mlx_vlm
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.runner.backends import backend_of
-from vlm_server.runner.backends.cuda import kernels
-from vlm_server.runner.backends.cuda.few_rows import use_few_rows_kernels
+from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.device.device import Device
-from vlm_server.runner.families import FAMILIES, Family, Spelling, refuse_unservable
+from vlm_server.runner.families import FAMILIES, Family, refuse_unservable
 from vlm_server.runner.fingerprint import Checkpoint
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.loading.checkpoint.config import normalised
+from vlm_server.runner.loading.checkpoint.config import normalised, spelling_of
 from vlm_server.runner.loading.checkpoint.files import (
     check_files,
     check_shards,
@@ -33,29 +33,28 @@ from vlm_server.runner.loading.checkpoint.files import (
 from vlm_server.runner.loading.checkpoint.view import no_code_of, view_of, weights_renamed
 from vlm_server.runner.loading.checkpoint.weights import (
     Budget,
-    check_files_fit,
     check_fits,
     dtype_on,
-    weight_bytes,
+    tensors_in,
 )
-from vlm_server.runner.loading.evaluate import arrays_of, evaluate
+from vlm_server.runner.loading.held_arrays import arrays_of
 from vlm_server.runner.loading.model_spec import model_spec
 from vlm_server.runner.loading.probe import family_of
 from vlm_server.runner.model.attention import ModelAttention
 from vlm_server.runner.model.compiled_model import CompiledModel
-from vlm_server.runner.model.fixes import Fix
 from vlm_server.runner.model.forward_pass import plain_embedding
 from vlm_server.runner.model.gated_delta import use_gated_delta
 from vlm_server.runner.model.lm_head import use_last_token_head
-from vlm_server.runner.model.mrope import decode_positions, use_shared_mrope
+from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
 from vlm_server.runner.model.patches import use_fast_patches
 from vlm_server.runner.model.text_model import TextModel
-from vlm_server.runner.model.towers import use_fast_tower
 from vlm_server.runner.ranks import Ranks
 from vlm_server.settings import Model as ModelSettings
 
 logger = logging.getLogger(__name__)
 
+_PACKED_BITS = 32
+"""Bits of the integers into which quantized weights are packed."""
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -67,41 +66,45 @@ def load(
     Runs no code from it and fetches nothing. Raises ModelLoadError if the folder is no checkpoint
     that can be served, or if its weights take more than `limit_bytes`.
     """
-    folder = Path(settings.path)
+    folder, backend = Path(settings.path), backend_of(device)
     checkpoint = Checkpoint(folder, str(settings.dtype), settings.chat_template)
     with open_lazily(settings, device, limit_bytes, ranks) as opened:
         config, family = opened.config, opened.family
         model, processor = opened.model, opened.processor
-        _make_fast(family, model, processor, image_settings(folder), device)
+        parameters, free_bytes = _parameters(model), limit_bytes - opened.size_bytes
+        settings_of_images = image_settings(folder)
+        positions = _make_fast(family, model, processor, settings_of_images, backend, free_bytes)
         spec = model_spec(settings, config, family, model, processor)
-        evaluate(model if ranks is None or ranks.leads else model.language_model)
+        mx.eval(arrays_of(model if ranks is None or ranks.leads else model.language_model))
     generation = read_json(folder / "generation_config.json")
     language_model = model.language_model
-    attention = ModelAttention(language_model, backend_of(device).attention(spec.context_tokens))
-    positions = decode_positions(language_model, has_mrope=family.mrope is not None)
-    compiled = None
+    attention = ModelAttention(language_model, backend.attention(spec.context_tokens))
+    text = TextModel(language_model, attention)
     if device.runs_our_kernels and family.is_checked and ranks is None:
-        count = device.mixed_step_tokens
+        count = backend.mixed_step_tokens
         embed = None
         if count:
             embed = plain_embedding(model)
             family.forget_positions(language_model)
-        widths = device.draft_widths
-        compiled = CompiledModel(language_model, attention, positions, widths, embed, count)
+        widths = backend.draft_widths
+        text = CompiledModel(language_model, attention, positions, widths, embed, count)
+    writes = family.tower is None and bool(family.position_state)  # when it encodes
     return LoadedModel(
         model=model,
         processor=processor,
         family=family,
         spec=spec,
         checkpoint=checkpoint,
+        parameters=parameters,
+        size_bytes=opened.size_bytes,
         device=device,
         decode_positions=positions,
         attention=attention,
-        text=TextModel(language_model, attention, compiled),
+        text=text,
         default_temperature=_default_temperature(generation),
         default_top_p=float(generation.get("top_p") or 1.0),
-        position_lock=_position_lock(family),
-        faults=Faults(device),
+        position_lock=threading.Lock() if writes else nullcontext(),
+        faults=Faults(come_late=backend.errors_come_late),
         ranks=ranks,
     )
 
@@ -126,20 +129,19 @@ def open_lazily(
     They can be read during the `with` block only.
     """
     folder = Path(settings.path)
-    config = _read_config(folder)
+    check_files(folder)
+    config = read_json(folder / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise ModelLoadError(f"{folder}/config.json names no model_type")
     refuse_unservable(config, allow_unchecked=settings.allow_unchecked)
-    row = FAMILIES.get(str(config["model_type"]))
-    spelling = row.spelling if row else Spelling()
-    config = normalised(config, spelling)
+    row, prefixes = FAMILIES.get(config["model_type"]), spelling_of(config).weight_prefixes
+    config = normalised(config)
     dtype, budget = dtype_on(device, settings.dtype), Budget(limit_bytes, device)
+    tensors = tensors_in(folder)
     if ranks is None:
-        check_files_fit(folder, dtype, budget)
+        check_fits(tensors, dtype, budget)
     with view_of(folder, config) as view:
-        with (
-            no_code_of(folder),
-            no_code_of(view),
-            weights_renamed(config, spelling.weight_prefixes),
-        ):
+        with no_code_of(folder), no_code_of(view), weights_renamed(config, prefixes):
             model, processor = _load(folder, view)
         if row is not None and row.part:
             model, config = getattr(model, row.part), config.get(f"{row.part}_config", {}) | config
@@ -151,22 +153,8 @@ def open_lazily(
         if ranks is not None:
             ranks.shard(model, family.name)
         size_bytes = sum(array.nbytes for array in arrays_of(model))
-        check_fits(size_bytes, weight_bytes(folder, "auto"), dtype, budget)
+        check_fits(tensors, dtype, budget, size_bytes)
         yield OpenedModel(config, family, model, processor, size_bytes)
-
-
-def _position_lock(family: Family) -> AbstractContextManager[Any]:
-    """See `LoadedModel.position_lock`. An encode by our own tower writes nothing."""
-    writes = family.tower is None and bool(family.position_state)
-    return threading.Lock() if writes else nullcontext()
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    check_files(folder)
-    config = read_json(folder / "config.json")
-    if not isinstance(config.get("model_type"), str):
-        raise ModelLoadError(f"{folder}/config.json names no model_type")
-    return config
 
 
 def _load(folder: Path, view: Path) -> tuple[Any, Any]:
@@ -182,29 +170,45 @@ def _load(folder: Path, view: Path) -> tuple[Any, Any]:
 
 
 def _make_fast(
-    family: Family, model: Any, processor: Any, settings: Mapping[str, Any], device: Device
-) -> None:
+    family: Family,
+    model: Any,
+    processor: Any,
+    settings: Mapping[str, Any],
+    backend: Backend,
+    free_bytes: int,
+) -> DecodePositions:
     """Replace parts of the model and its processor that are slow or would fail."""
     if family.fix is not None:
-        _fix(family.fix, model, processor, settings)
+        try:
+            family.fix(model, processor, settings)
+        except AttributeError as error:  # transformers may have found a processor of another kind
+            raise ModelLoadError(
+                f"the checkpoint's processor is not its family's: {error}"
+            ) from error
     if family.tower is not None:
-        use_fast_tower(model, family.tower, device)
+        model.vision_tower = family.tower(model.vision_tower, backend)
         use_fast_patches(processor, model.vision_tower)
-    has_kernels = device.runs_our_kernels and kernels.can_be_used()
-    if has_kernels:
-        use_few_rows_kernels(model.language_model)
+    rotate = backend.use_kernels(model, free_bytes)
     use_last_token_head(model.language_model)
-    use_gated_delta(backend_of(device))
-    if family.mrope is not None:
-        use_shared_mrope(model.language_model, kernels.rotate_heads if has_kernels else None)
+    use_gated_delta(backend)
+    if family.mrope is None:
+        return DecodePositions.NONE
+    return use_shared_mrope(model.language_model, rotate)
 
 
-def _fix(fix: Fix, model: Any, processor: Any, settings: Mapping[str, Any]) -> None:
-    """Raises ModelLoadError for a processor of another kind, which transformers may have found."""
-    try:
-        fix(model, processor, settings)
-    except AttributeError as error:
-        raise ModelLoadError(f"the checkpoint's processor is not its family's: {error}") from error
+def _parameters(model: Any) -> Counter[str]:
+    """Number of parameters, as before quantization, by their storage: `4bit`, `bfloat16`."""
+    found = Counter[str]()
+    for _, module in model.named_modules():
+        bits = getattr(module, "bits", None) if "scales" in module else None
+        for name, array in module.items():
+            if not hasattr(array, "nbytes") or (bits and name in ("scales", "biases")):
+                continue
+            if bits and name == "weight":
+                found[f"{bits}bit"] += array.size * _PACKED_BITS // bits
+            else:
+                found[str(array.dtype).removeprefix("mlx.core.")] += array.size
+    return found
 
 
 def _default_temperature(generation: dict[str, Any]) -> float:

@@ -49,37 +49,35 @@ def model_spec(
         stand_in = _stand_in(family, model, processor)
         image_token_id = stand_in.token_id
     video_token_id = _token_id(model, config, "video_token_id", "video_token_index")
-    host_processor = ModelProcessor(processor, image_token_id, stand_in)
+    model_processor = ModelProcessor(processor, image_token_id, stand_in)
     placeholders = _image_placeholders(family, processor, tokenizer, image_token_id)
-    chosen = None
+    chosen = ChosenTemplate()
     if not family.writes_prompts:
         video = tokenizer.convert_ids_to_tokens(video_token_id) if family.takes_videos else None
-        chosen = _template(settings, processor, host_processor, placeholders, video)
-    template = chosen.text if chosen else None
+        chosen = _template(settings, processor, model_processor, placeholders, video)
     return ModelSpec(
         tokenizer=tokenizer,
         backend=tokenizer.backend_tokenizer,
         image_token_id=image_token_id,
         video_token_id=video_token_id if family.takes_videos else None,
-        eos_token_ids=_eos_token_ids(config, folder, tokenizer)
-        | _end_of(chosen, tokenizer)
+        eos_token_ids=_eos_token_ids(config, folder, tokenizer, chosen.end_token)
         | frozenset(getattr(processor, "additional_eos_token_ids", ())),
         context_tokens=context_tokens_of(config, settings.max_context_tokens),
         vocabulary_size=_vocabulary_size(family, model.language_model),
         adds_special_tokens=should_add_special_tokens(family.name, processor),
         image_placeholders=placeholders,
-        chat_template=template,
+        chat_template=chosen.text,
         template_variables=dict(tokenizer.special_tokens_map),
-        write_prompt=host_processor.write_prompt,
-        process_image=host_processor.image,
-        process_video=host_processor.video,
+        write_prompt=model_processor.write_prompt,
+        process_image=model_processor.image,
+        process_video=model_processor.video,
         mrope=_mrope(family, model),
         chunk_policy=chunk_policy(model),
-        tool_parser=tool_parser(template, settings.tool_parser),
-        reasoning_format=reasoning_format(template),
+        tool_parser=tool_parser(chosen.text, settings.tool_parser),
+        reasoning_format=reasoning_format(chosen.text),
         pixel_rule=pixel_rule(processor, family.grounding_tokens),
         stand_in=stand_in,
-        warnings=(chosen.warning,) if chosen and chosen.warning else (),
+        warnings=chosen.warnings,
     )
 
 
@@ -94,7 +92,7 @@ def image_token_of(family: Family, model: Any, config: Json) -> int:
 def _template(
     settings: ModelSettings,
     processor: Any,
-    host_processor: ModelProcessor,
+    model_processor: ModelProcessor,
     placeholders: Sequence[str],
     video: str | None,
 ) -> ChosenTemplate:
@@ -103,17 +101,10 @@ def _template(
     if (found := template_of_checkpoint(processor)) is not None:
         return ChosenTemplate(found)
     tokenizer = getattr(processor, "tokenizer", processor)
-    image = next(filter(host_processor.takes, placeholders), placeholders[0])
+    image = next(filter(model_processor.takes, placeholders), placeholders[0])
     chosen = own_template(image, video, tokenizer.get_vocab().keys())
-    logger.warning("%s", chosen.warning)
+    logger.warning("%s", *chosen.warnings)
     return chosen
-
-
-def _end_of(chosen: ChosenTemplate | None, tokenizer: Any) -> frozenset[int]:
-    """The token that ends a turn of our own template; the configuration may not know it."""
-    if chosen is None or chosen.end_token is None:
-        return frozenset()
-    return frozenset({int(tokenizer.convert_tokens_to_ids(chosen.end_token))})
 
 
 def _mrope(family: Family, model: Any) -> MRope | AskPositions | None:
@@ -166,12 +157,18 @@ def _token_id(model: Any, config: Json, *names: str) -> int | None:
     return next((value for value in found if isinstance(value, int)), None)
 
 
-def _eos_token_ids(config: Json, folder: Path, tokenizer: Any) -> frozenset[int]:
-    """End-of-sequence tokens. The language model's own configuration comes last: transformers 5
-    writes a family's default there, which may be any word of another vocabulary."""
+def _eos_token_ids(
+    config: Json, folder: Path, tokenizer: Any, end_token: str | None
+) -> frozenset[int]:
+    """End-of-sequence tokens, and `end_token` of our own template.
+
+    The language model's own configuration comes last: transformers 5 writes a family's default
+    there, which may be any word of another vocabulary.
+    """
     generation = read_json(folder / "generation_config.json")
     named = _ids(generation) | _ids(config) or _ids(config.get("text_config") or {})
-    return frozenset(named | _ids({"eos_token_id": tokenizer.eos_token_id}))
+    own = [tokenizer.eos_token_id, end_token and tokenizer.convert_tokens_to_ids(end_token)]
+    return frozenset(named | {int(token_id) for token_id in own if token_id is not None})
 
 
 def _ids(source: Json) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -27,12 +27,8 @@ _ONE_PICTURE = 4
 """Dimensions of the pixels of a picture that is not cut: (1, channels, height, width)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Around:
-    """The ids of the text around an image's tokens."""
-
-    before: NDArray[np.int32]
-    after: NDArray[np.int32]
+_Around = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""The ids of the text before and after an image's tokens."""
 
 
 class ModelProcessor:
@@ -108,15 +104,15 @@ class ModelProcessor:
         first, end = int(places[0]), int(places[-1]) + 1
         if not len(places) == end - first == own.num_tokens(made.inputs["image_grid_thw"]):
             return None
-        return _Around(made.token_ids[:first], made.token_ids[end:])
+        return made.token_ids[:first], made.token_ids[end:]
 
     def _by_grid(self, pixels: NDArray[np.uint8], around: _Around) -> ProcessedMedia:
         """The result of `_process`, without tokenizing the same token a thousand times."""
         own: PatchProcessor = self._processor.image_processor
         inputs = own.of_image(pixels)
         count = own.num_tokens(inputs["image_grid_thw"])
-        tokens = np.full(count, self._image_token_id, dtype=np.int32)
-        return ProcessedMedia(np.concatenate([around.before, tokens, around.after]), inputs)
+        tokens, (before, after) = np.full(count, self._image_token_id, dtype=np.int32), around
+        return ProcessedMedia(np.concatenate([before, tokens, after]), inputs)
 
     def _process(self, placeholder: str, **media: Any) -> ProcessedMedia:
         made = prepare_inputs(

@@ -3,7 +3,7 @@
 CUDA plans attention anew for each number of queries and keys, and hardly two prompts are of one
 length (`runner.backends.cuda.attention`). A padded chunk starts and ends at multiples of the
 padding. What comes after the chunk is masked, since attention is causal. The positions before it
-are those of tokens that the cache holds already; nobody reads their queries.
+are those of tokens that the cache holds already; their queries are not read.
 
 Only queries after a token can hide keys after it: CUDA's causal attention takes the last query to
 be at the last key, and a mask would cost more than it saves. So the padding costs tokens: on an
@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
-_TOKEN_AXES = {
+TOKEN_AXES = {
     "inputs_embeds": 1,
     "per_layer_inputs": 1,
     "visual_pos_masks": 1,
@@ -45,6 +45,11 @@ class PromptChunk:
     def num_tokens(self) -> int:
         return self.token_ids.shape[1]
 
+    def padded(self, before: int, after: int) -> tuple[mx.array, dict[str, Any]]:
+        """The token ids and inputs, with zeros for padding before and after the tokens."""
+        ids = _padded(self.token_ids, 1, before, after)
+        return ids, padded_inputs(self.inputs, before, after)
+
 
 @dataclass(frozen=True, slots=True)
 class PaddedChunk:
@@ -70,24 +75,14 @@ class PaddedChunk:
         return (self.first, self.last) == (self.start, self.end)
 
     @property
+    def num_before(self) -> int:
+        """Padding before the first token."""
+        return self.start - self.first
+
+    @property
     def num_after(self) -> int:
         """Padding after the last token."""
         return self.last - self.end
-
-    def padded(self, array: mx.array, axis: int) -> mx.array:
-        """`array`, which has an entry for each token along `axis`, with zeros around them."""
-        widths = [(0, 0)] * array.ndim
-        widths[axis] = (self.start - self.first, self.num_after)
-        return mx.pad(array, widths)
-
-    def padded_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """`padded`, of all arguments of a language model that have an entry for each token."""
-        return {
-            name: self.padded(value, _TOKEN_AXES[name])
-            if name in _TOKEN_AXES and isinstance(value, mx.array)
-            else value
-            for name, value in inputs.items()
-        }
 
 
 class PaddedChunkCache(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
@@ -109,8 +104,24 @@ class PaddedChunkCache(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
                 mx.zeros((*side.shape[:2], cache.step, side.shape[3]), side.dtype)
                 for side in (keys, values)
             )
-        new = slice(chunk.start - chunk.first, None)
+        new = slice(chunk.num_before, None)
         cache.keys[..., chunk.start : chunk.last, :] = keys[..., new, :]
         cache.values[..., chunk.start : chunk.last, :] = values[..., new, :]
         cache.offset = chunk.end
         return cache.keys[..., : chunk.last, :], cache.values[..., : chunk.last, :]
+
+
+def padded_inputs(inputs: dict[str, Any], before: int, after: int) -> dict[str, Any]:
+    """Arguments of a language model, with zeros around those that have an entry for each token."""
+    return {
+        name: _padded(value, TOKEN_AXES[name], before, after)
+        if name in TOKEN_AXES and isinstance(value, mx.array)
+        else value
+        for name, value in inputs.items()
+    }
+
+
+def _padded(array: mx.array, axis: int, before: int, after: int) -> mx.array:
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = before, after
+    return mx.pad(array, widths)

@@ -7,28 +7,29 @@ through views of their first columns, so that their size does not matter; elsewh
 compiled step for each size, too.
 
 A mixed step decodes, and reads a piggybacked chunk of a prompt in the same pass: the weights are
-read once for both, and those who decode hardly wait.
+read once for both, and the decoding sequences hardly wait.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 from mlx_vlm.models.cache import KVCache
 
-from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns
+from vlm_server.runner.backends.bounded_layer import VIEW_TOKENS, first_columns, forget_columns
+from vlm_server.runner.backends.cuda.attention import BLOCK_TOKENS
+from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
 from vlm_server.runner.device.arrays import is_out_of_memory
-from vlm_server.runner.device.device import CUDA_BLOCK_TOKENS, MAX_DRAFTING_ROWS
 from vlm_server.runner.kv.batch_cache import RowsKVCache, advance, bounds_of, make_room
 from vlm_server.runner.model.attention import ModelAttention
-from vlm_server.runner.model.chunks import PaddedChunk, PromptChunk
+from vlm_server.runner.model.chunks import TOKEN_AXES, PaddedChunk, PromptChunk, padded_inputs
 from vlm_server.runner.model.forward_pass import Embed, ForwardPass, Sides
 from vlm_server.runner.model.mrope import DecodePositions, next_position_ids
+from vlm_server.runner.model.text_model import TextModel
 
 logger = logging.getLogger(__name__)
 
@@ -43,26 +44,21 @@ _MOST_KEYS = 4096
 """Most keys of longer chunks. With more, MLX's own attention is faster, once it is planned."""
 _MOST_SHARE_OF_ROWS = 0.25
 """Most rows of a mixed step, as a share of its tokens: with more, hardly a chunk would fit."""
-_TOKEN_AXES = {"inputs_embeds": 1, "position_ids": 2}
-"""Arguments of compiled steps, and which of their axes has an entry for each token."""
-
-
-class _Kind(enum.Enum):
-    STEP = enum.auto()
-    """`rows` that append `count` tokens each."""
-    CHUNK = enum.auto()
-    """`count` tokens of one prompt."""
-    MIXED = enum.auto()
-    """`rows` that append a token each, and a prompt's tokens, `count` in all."""
+_INPUTS = frozenset({"inputs_embeds", "position_ids"})
+"""Arguments of compiled steps, of those in `TOKEN_AXES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The shape of a compiled step."""
+    """The shape of a compiled step, which appends `count` tokens.
+
+    To each of `rows` (step), to one prompt (chunk), or in all to `rows`, one each, and to a prompt
+    (mixed).
+    """
 
     rows: int
     count: int
-    kind: _Kind = _Kind.STEP
+    kind: Literal["step", "chunk", "mixed"] = "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +78,8 @@ class _Place:
             advance(layer, self.num_new)
 
 
-class CompiledModel:
-    """The compiled steps of one language model whose layers only append, if it can be compiled."""
+class CompiledModel(TextModel):
+    """A language model with compiled steps, if its layers only append and it can be compiled."""
 
     def __init__(
         self,
@@ -94,13 +90,9 @@ class CompiledModel:
         embed: Embed | None = None,
         mixed_step_tokens: int = 0,
     ) -> None:
-        """`draft_widths`: see `Device`.
-
-        `embed`: None if that is not known. With it, a mixed step has `mixed_step_tokens`; 0 for no
-        mixed steps.
-        """
+        """`embed`: see `plain_embedding`. `draft_widths`, `mixed_step_tokens`: see `Backend`."""
+        super().__init__(language_model, attention)
         self._positions = positions
-        self._attention = attention.attention
         self._in_place = attention.attention.appends_in_place
         self._tokens_per_pass = 0 if embed is None else mixed_step_tokens
         forward = ForwardPass(language_model, attention, embed)
@@ -109,9 +101,9 @@ class CompiledModel:
         self.works = True
         """False once it was found that the model can't be compiled."""
         self._sides: Sides = []
-        """A column of those of the first call; steps that are compiled ahead have such shapes."""
+        """One column of the first call's buffers, whose shapes steps compiled ahead take."""
         self._inputs: dict[str, mx.array] = {}
-        """A token of those of the first chunk, likewise."""
+        """One token of the first chunk's inputs, likewise."""
         self._takes_media = True
         """Whether media bring no further arguments, as far as is known."""
         self._wanted = dict.fromkeys(self._shapes(draft_widths) if self._in_place else ())
@@ -120,18 +112,17 @@ class CompiledModel:
     def _shapes(self, draft_widths: Sequence[int]) -> list[_Shape]:
         rows = range(1, _MOST_ROWS + 1)
         wide = [_Shape(rows, n) for rows in range(1, MAX_DRAFTING_ROWS + 1) for n in draft_widths]
-        chunks = [_Shape(1, count, _Kind.CHUNK) for count in _CHUNKS]
+        chunks = [_Shape(1, count, "chunk") for count in _CHUNKS]
         count = self._tokens_per_pass
         few = [number for number in rows if number <= _MOST_SHARE_OF_ROWS * count]
-        mixed = [_Shape(number, count, _Kind.MIXED) for number in few]
+        mixed = [_Shape(number, count, "mixed") for number in few]
         return [*(_Shape(number, 1) for number in rows), *wide, *chunks, *mixed]
 
-    def takes(self, cache: list[Any]) -> bool:
-        """Whether it takes a batch with these layers."""
+    def _takes(self, cache: list[Any]) -> bool:
         return self.works and all(type(layer) in (KVCache, RowsKVCache) for layer in cache)
 
-    def takes_chunk(self, chunk: PromptChunk) -> bool:
-        """Whether it takes a chunk by itself.
+    def _takes_chunk(self, chunk: PromptChunk) -> bool:
+        """Whether there is a compiled step for a chunk by itself.
 
         A long one far into a prompt is left to the model's attention, once that is planned.
         """
@@ -141,11 +132,10 @@ class CompiledModel:
         end = chunk.cache[0].offset + count
         if count <= _SHORT_CHUNK or end <= _MOST_KEYS:
             return True
-        padded = PaddedChunk.around(end - count, end, CUDA_BLOCK_TOKENS)
-        return not self._attention.is_scheduled(padded.last - padded.first, padded.last)
+        padded = PaddedChunk.around(end - count, end, BLOCK_TOKENS)
+        return not self._attention.attention.is_scheduled(padded.last - padded.first, padded.last)
 
     def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:
-        """The number of a prompt's tokens that fit into a mixed step of so many rows, or 0."""
         is_known = self.works and bool(self._inputs) and (self._takes_media or not has_media)
         count = self._tokens_per_pass
         return count - rows if is_known and rows <= _MOST_SHARE_OF_ROWS * count else 0
@@ -156,15 +146,27 @@ class CompiledModel:
         cache: list[Any],
         position_ids: dict[str, mx.array],
         chunk: PromptChunk | None = None,
-    ) -> tuple[mx.array, mx.array | None] | None:
-        """Append `token_ids`, (rows, tokens), to `cache`; with `chunk`, if that is possible.
+    ) -> tuple[mx.array, mx.array | None]:
+        """See `TextModel`; by a compiled step, if that is possible."""
+        if self._takes(cache):
+            made = self._compiled_step(token_ids, cache, position_ids, chunk)
+            if made is not None:
+                return made
+        forget_columns(cache)
+        return super().step(token_ids, cache, position_ids)
 
-        Returns logits, (rows, tokens, vocabulary), and those of the chunk's last token, (1, 1,
-        vocabulary), or None if the chunk was not read. None for both: see `_launch`.
-        """
+    def _compiled_step(
+        self,
+        token_ids: mx.array,
+        cache: list[Any],
+        position_ids: dict[str, mx.array],
+        chunk: PromptChunk | None,
+    ) -> tuple[mx.array, mx.array | None] | None:
+        """The result of `step`; None: see `_launch`."""
         rows, count = token_ids.shape
-        if chunk is not None and count == 1 and self._fits_mixed_step(rows, chunk):
-            made = self._mixed_step(token_ids, cache, position_ids, chunk)
+        if chunk is not None and count == 1 and self._takes_inputs(chunk):
+            has_room = chunk.num_tokens <= self.max_piggybacked_tokens(rows, has_media=False)
+            made = self._mixed_step(token_ids, cache, position_ids, chunk) if has_room else None
             if made is not None:
                 return made
         self._wanted.pop(_Shape(rows, count), None)
@@ -173,29 +175,30 @@ class CompiledModel:
         return None if logits is None else (logits, None)
 
     def prefill(self, chunk: PromptChunk) -> mx.array | None:
-        """Append `chunk`: the last token's logits, (1, 1, vocabulary). See `_launch`."""
+        """See `TextModel`; None also where `_launch` returns it."""
+        if not self._takes_chunk(chunk):
+            return None
         num_new = chunk.num_tokens
         count = next(size for size in _CHUNKS if size >= num_new)
         self._make_buffers(chunk)
-        self._wanted.pop(_Shape(1, count, _Kind.CHUNK), None)
+        self._wanted.pop(_Shape(1, count, "chunk"), None)
         if not self._inputs:
             self._inputs = {
-                name: _first(value, _TOKEN_AXES[name]) for name, value in chunk.inputs.items()
+                name: _first(value, TOKEN_AXES[name]) for name, value in chunk.inputs.items()
             }
             mx.eval(self._inputs)
         place = self._place(chunk.cache, num_new, count)
-        token_ids, inputs = _padded(chunk, count)
+        token_ids, inputs = chunk.padded(0, count - num_new)
         return self._launch(token_ids, place, inputs, mx.array([num_new - 1]))
 
     def compile_next(self) -> bool:
-        """Compile a step that may be needed. False if none is left."""
-        shape = next((s for s in self._wanted if self._inputs or s.kind is _Kind.STEP), None)
+        shape = next((s for s in self._wanted if self._inputs or s.kind == "step"), None)
         if shape is None or not self._sides:
             return False
         del self._wanted[shape]
-        if shape.kind is _Kind.STEP:
+        if shape.kind == "step":
             self._step(*self._some_rows(shape.rows, shape.count), None)
-        elif shape.kind is _Kind.CHUNK:
+        elif shape.kind == "chunk":
             self._step(*self._some_prompt(shape.count), mx.array([0]))
         else:
             prompt = self._some_prompt(shape.count - shape.rows)
@@ -205,22 +208,24 @@ class CompiledModel:
     def _some_rows(self, rows: int, count: int) -> tuple[Any, ...]:
         """Arguments of `ForwardPass.run` for rows: zeros in the shapes of real ones, lazy."""
         positions = next_position_ids(self._positions, [0] * rows, count)
-        bounds = mx.zeros((rows, 3), mx.int32)
-        sides = self._empty_sides(rows, VIEW_TOKENS)
-        return mx.zeros((rows, count), mx.int32), bounds, sides, positions
+        return self._some_tokens(rows, count, positions)
 
     def _some_prompt(self, count: int) -> tuple[Any, ...]:
         """Arguments of `ForwardPass.run` for a prompt's chunk: zeros, lazy."""
-        inputs = {n: _filled_up(value, _TOKEN_AXES[n], count) for n, value in self._inputs.items()}
-        bounds, sides = mx.zeros((1, 3), mx.int32), self._empty_sides(1, VIEW_TOKENS)
-        return mx.zeros((1, count), mx.int32), bounds, sides, inputs
+        return self._some_tokens(1, count, padded_inputs(self._inputs, 0, count - 1))
+
+    def _some_tokens(self, rows: int, count: int, inputs: dict[str, mx.array]) -> tuple[Any, ...]:
+        bounds, sides = mx.zeros((rows, 3), mx.int32), self._empty_sides(rows, VIEW_TOKENS)
+        return mx.zeros((rows, count), mx.int32), bounds, sides, inputs
 
     def _empty_sides(self, rows: int, capacity: int) -> Sides:
         """New buffers, lazy."""
-        return [
-            (_zeros(keys, rows, capacity), _zeros(values, rows, capacity))
-            for keys, values in self._sides
-        ]
+
+        def zeros(like: mx.array) -> mx.array:
+            _, heads, _, size = like.shape
+            return mx.zeros((rows, heads, capacity, size), like.dtype)
+
+        return [(zeros(keys), zeros(values)) for keys, values in self._sides]
 
     def _make_buffers(self, chunk: PromptChunk) -> None:
         """Make the buffers of the prompt's layers, if they have none."""
@@ -230,13 +235,9 @@ class CompiledModel:
                 layer.keys, layer.values = sides
 
     def _takes_inputs(self, chunk: PromptChunk) -> bool:
-        are_known = chunk.inputs.keys() <= _TOKEN_AXES.keys()
+        are_known = chunk.inputs.keys() <= _INPUTS
         self._takes_media &= are_known
-        return are_known and bool(self._sides) and self.takes(chunk.cache)
-
-    def _fits_mixed_step(self, rows: int, chunk: PromptChunk) -> bool:
-        has_room = chunk.num_tokens <= self.max_piggybacked_tokens(rows, has_media=False)
-        return self._takes_inputs(chunk) and has_room
+        return are_known and bool(self._sides) and self._takes(chunk.cache)
 
     def _place(self, cache: list[Any], num_new: int, count: int) -> _Place:
         """Where `num_new` tokens of each row go, by a compiled step of `count`; there is room."""
@@ -258,9 +259,8 @@ class CompiledModel:
     ) -> mx.array | None:
         """Append tokens at `place`, and return logits: of each row's at `logit_places`, or of all.
 
-        They are launched when this returns, so that whatever anyone asks of the cache comes after
-        that on the stream. None if there was no memory or the model can't be compiled, and nothing
-        was done.
+        The step is launched when this returns: later reads of the cache follow it on the stream.
+        None if there was no memory or the model can't be compiled, and nothing was done.
         """
         try:
             logits, new = self._step(token_ids, place.bounds, place.sides, inputs, logit_places)
@@ -287,14 +287,14 @@ class CompiledModel:
         position_ids: dict[str, mx.array],
         chunk: PromptChunk,
     ) -> tuple[mx.array, mx.array] | None:
-        """A mixed step: see `step`. None if it failed, and nothing was done."""
+        """A mixed step: see `TextModel.step`. None if it failed, and nothing was done."""
         rows, count = len(token_ids), self._tokens_per_pass - len(token_ids)
         logit_rows = mx.array([*range(rows), rows + chunk.num_tokens - 1])
         try:
             self._make_buffers(chunk)
             mine = self._place(cache, 1, 1)
             theirs = self._place(chunk.cache, chunk.num_tokens, count)
-            prompt_ids, inputs = _padded(chunk, count)
+            prompt_ids, inputs = chunk.padded(0, count - chunk.num_tokens)
             rows_arguments = token_ids, mine.bounds, mine.sides, position_ids
             prompt_arguments = prompt_ids, theirs.bounds, theirs.sides, inputs
             logits, new = self._mixed(*rows_arguments, *prompt_arguments, logit_rows)
@@ -303,10 +303,10 @@ class CompiledModel:
             logger.warning("a mixed step failed", exc_info=True)
             if not is_out_of_memory(error):
                 self._tokens_per_pass = 0
-                shapes = [shape for shape in self._wanted if shape.kind is not _Kind.MIXED]
+                shapes = [shape for shape in self._wanted if shape.kind != "mixed"]
                 self._wanted = dict.fromkeys(shapes)
             return None
-        self._wanted.pop(_Shape(rows, self._tokens_per_pass, _Kind.MIXED), None)
+        self._wanted.pop(_Shape(rows, self._tokens_per_pass, "mixed"), None)
         for place, buffers in zip((mine, theirs), new, strict=True):
             place.advance(buffers)
         return logits[:rows], logits[rows:]
@@ -315,21 +315,3 @@ class CompiledModel:
 def _first(array: mx.array, axis: int) -> mx.array:
     """A copy of the first entry along `axis`, of the first row."""
     return mx.contiguous(mx.take(array, mx.array([0]), axis=axis))
-
-
-def _zeros(like: mx.array, rows: int, capacity: int) -> mx.array:
-    _, heads, _, size = like.shape
-    return mx.zeros((rows, heads, capacity, size), like.dtype)
-
-
-def _padded(chunk: PromptChunk, count: int) -> tuple[mx.array, dict[str, mx.array]]:
-    """Its token ids and inputs, as a compiled step of `count` tokens takes them."""
-    inputs = {n: _filled_up(value, _TOKEN_AXES[n], count) for n, value in chunk.inputs.items()}
-    return _filled_up(chunk.token_ids, 1, count), inputs
-
-
-def _filled_up(array: mx.array, axis: int, count: int) -> mx.array:
-    """`array` with zeros after it, up to `count` entries along `axis`."""
-    widths = [(0, 0)] * array.ndim
-    widths[axis] = 0, count - array.shape[axis]
-    return mx.pad(array, widths)

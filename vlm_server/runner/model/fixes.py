@@ -90,7 +90,7 @@ def embed_as_trained(model: Any, _processor: Any, _settings: Settings) -> None:
 
 
 class _RopeBefore(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
-    """A rotation that is told the position after its input, not the one that it begins at."""
+    """RoPE that is called with the position after its input, instead of its first one."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()

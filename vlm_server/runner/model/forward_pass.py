@@ -13,7 +13,7 @@ import mlx.core as mx
 from vlm_server.runner.backends.bounded_layer import BoundedLayer, MixedLayer
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.model.attention import ModelAttention
-from vlm_server.runner.model.lm_head import logits_at, logits_of_last, logits_of_rows
+from vlm_server.runner.model.lm_head import WantedLogits, logits_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +50,8 @@ class ForwardPass:
         Returns logits, of each row's token at `places` or of all, and the buffers if they are new.
         """
         layers = self._layers(sides, bounds)
-        model = self._language_model
-        last = logits_of_last(model, token_ids.shape[1])
-        with last if places is None else logits_at(model, places):
+        wanted = WantedLogits(token_ids.shape[1], places=places)
+        with logits_of(self._language_model, wanted):
             logits = self._call(token_ids, layers, inputs)
         return logits, self._new(layers)
 
@@ -86,7 +85,7 @@ class ForwardPass:
                 mine = mx.broadcast_to(mine[None], (3, *mine.shape))
             inputs["position_ids"] = mx.concatenate([mine, theirs.swapaxes(1, 2)], axis=1)
         ids = mx.concatenate([token_ids, prompt_ids.T])
-        with logits_of_rows(self._language_model, logit_rows):
+        with logits_of(self._language_model, WantedLogits(rows=logit_rows)):
             logits = self._call(ids, layers, inputs)
         return logits, (self._new(rows), self._new(prompt))
 

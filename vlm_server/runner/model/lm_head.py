@@ -8,7 +8,7 @@ verified, those of the last few. In a batched prefill it is one place of each ro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,20 +24,20 @@ from vlm_server.runner.backends.cuda import few_rows
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The tokens that get logits: the last `count` before `padding`, or those at `places`.
+class WantedLogits:
+    """The tokens that get logits: the last `num_tokens` before `num_padding`, or those at `places`.
 
     places: (rows,) int32, one of each row. rows: int32, those whose tokens get any; None for all.
     """
 
-    count: int = 1
-    padding: int = 0
+    num_tokens: int = 1
+    num_padding: int = 0
     places: mx.array | None = None
     rows: mx.array | None = None
 
 
 class _OfLastToken:
-    wanted = _Wanted()
+    wanted = WantedLogits()
 
     def _last(self, x: mx.array) -> mx.array:
         """The hidden states of the wanted tokens, of (rows, tokens, hidden)."""
@@ -46,8 +46,8 @@ class _OfLastToken:
             return x[mx.arange(len(x)), wanted.places][:, None]
         if wanted.rows is not None:
             x = x[wanted.rows]
-        end = x.shape[1] - wanted.padding
-        return x[:, end - wanted.count : end]
+        end = x.shape[1] - wanted.num_padding
+        return x[:, end - wanted.num_tokens : end]
 
 
 def _of_last_token(layer: Any) -> type:
@@ -79,30 +79,14 @@ def use_last_token_head(language_model: Any) -> None:
 
 
 def has_last_token_head(language_model: Any) -> bool:
-    """Whether logits are those of one token, which `logits_of_last` chooses."""
+    """Whether logits are those of one token, which `logits_of` chooses."""
     head, embeddings = _heads(language_model)
     return isinstance(embeddings if head is None else head, _OfLastToken)
 
 
-def logits_of_last(
-    language_model: Any, num_tokens: int = 1, *, num_padding: int = 0
-) -> AbstractContextManager[None]:
-    """Logits are those of the last `num_tokens` before the input's last `num_padding` positions."""
-    return _logits_of(language_model, _Wanted(num_tokens, num_padding))
-
-
-def logits_at(language_model: Any, places: mx.array) -> AbstractContextManager[None]:
-    """Logits are those of one token of each row, (rows, 1, vocabulary). `places`: (rows,) int32."""
-    return _logits_of(language_model, _Wanted(places=places))
-
-
-def logits_of_rows(language_model: Any, rows: mx.array) -> AbstractContextManager[None]:
-    """Logits are those of the last tokens of some rows, (some, 1, vocabulary)."""
-    return _logits_of(language_model, _Wanted(rows=rows))
-
-
 @contextmanager
-def _logits_of(language_model: Any, wanted: _Wanted) -> Iterator[None]:
+def logits_of(language_model: Any, wanted: WantedLogits) -> Iterator[None]:
+    """Let logits be those of the wanted tokens, (rows, tokens, vocabulary)."""
     heads = [layer for layer in _heads(language_model) if isinstance(layer, _OfLastToken)]
     for head in heads:
         head.wanted = wanted
@@ -110,7 +94,7 @@ def _logits_of(language_model: Any, wanted: _Wanted) -> Iterator[None]:
         yield
     finally:
         for head in heads:
-            head.wanted = _Wanted()
+            head.wanted = WantedLogits()
 
 
 def _heads(language_model: Any) -> tuple[Any, Any]:

@@ -10,21 +10,18 @@ A text token has one position three times, whatever the family: there M-RoPE is 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_vlm.models.rope_utils import MRoPERotaryEmbedding
 
+from vlm_server.runner.backends.interface import Rotate
 from vlm_server.runner.backends.rope import Rope
 
 _STYLES = frozenset({"chunked", "interleaved"})
 """Styles of M-RoPE in which each frequency follows one of the three positions."""
-
-
-Rotate = Callable[[mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.array]]
-"""RoPE of queries and keys, given their angles' cosines and sines: see `rotate_heads`."""
 
 
 class DecodePositions(enum.Enum):
@@ -49,37 +46,22 @@ def next_position_ids(
     return {"position_ids": ids}
 
 
-def use_shared_mrope(language_model: Any, rotate: Rotate | None = None) -> bool:
-    """Let all layers share one rotary embedding; False if the model's is not a known kind.
+def use_shared_mrope(language_model: Any, rotate: Rotate | None = None) -> DecodePositions:
+    """Let all layers share one rotary embedding, if it is of a known kind.
 
-    Decode steps may then pass one position a row. `rotate`: None for operations of MLX.
+    Returns the positions that decode steps then pass. `rotate`: None for operations of MLX.
     """
-    attentions = _attentions(language_model)
+    layers = getattr(language_model, "layers", ())
+    attentions = [a for layer in layers if (a := getattr(layer, "self_attn", None)) is not None]
     embeddings: list[Any] = [getattr(attention, "rotary_emb", None) for attention in attentions]
     if not embeddings or not all(_is_known(embedding) for embedding in embeddings):
-        return False
+        return DecodePositions.THREE
     if len({(e.dim, e.base, e.style, tuple(e.mrope_section)) for e in embeddings}) > 1:
-        return False
+        return DecodePositions.THREE
     shared = SharedMRope(embeddings[0], len(embeddings), rotate)
     for attention in attentions:
         attention.rotary_emb = shared
-    return True
-
-
-def decode_positions(language_model: Any, *, has_mrope: bool) -> DecodePositions:
-    """The positions that decode steps of this model pass, after `use_shared_mrope` was tried."""
-    if not has_mrope:
-        return DecodePositions.NONE
-    shares = any(
-        isinstance(getattr(attention, "rotary_emb", None), SharedMRope)
-        for attention in _attentions(language_model)
-    )
-    return DecodePositions.ONE if shares else DecodePositions.THREE
-
-
-def _attentions(language_model: Any) -> list[Any]:
-    layers = getattr(language_model, "layers", ())
-    return [a for layer in layers if (a := getattr(layer, "self_attn", None)) is not None]
+    return DecodePositions.ONE
 
 
 def _is_known(embedding: Any) -> bool:

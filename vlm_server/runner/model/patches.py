@@ -79,7 +79,7 @@ class PixelValues:
 def use_fast_patches(processor: Any, tower: FrameTower) -> None:
     """Replace the image processor if it is exactly mlx-vlm's for Qwen; any other stays.
 
-    `tower` is told how to turn the bytes into pixel values.
+    `tower` gets the function from bytes to pixel values.
     """
     own: Any = getattr(processor, "image_processor", None)
     if type(own) is Qwen3VLImageProcessor and own.do_rescale and own.do_normalize:

@@ -1,7 +1,7 @@
 """Tilings: how families cut pictures into tiles that are encoded independently of each other.
 
-Each is encoded in a call of its own, always of the same shape: so its features are the same bits
-whatever else is in the picture, and whether or not they come from a cache. Knows no cache.
+Each is encoded by one call, always of the same shape. So its features are the same bits whatever
+the rest of the picture is, and whether or not they come from a cache.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ class UnequalTiling(Tiling):
 
     def encode(self, model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> mx.array:
         arrays = {name: mx.array(array) for name, array in tile.items()}
-        (rows,) = model.encode_images(arrays.pop(_PIXELS), **arrays)
-        made: mx.array = rows
-        return made
+        return model.encode_images(arrays.pop(_PIXELS), **arrays)[0]  # type: ignore[no-any-return]
 
 
 class PackedTiling(Tiling):
@@ -83,9 +81,7 @@ class PackedTiling(Tiling):
 
     def join(self, model: Any, tiles: list[mx.array], inputs: MediaInputs) -> mx.array:
         sizes = inputs["image_sizes"].reshape(-1, 2).tolist()
-        (rows,) = model.pack_image_features([mx.stack(tiles)], sizes)
-        made: mx.array = rows
-        return made
+        return model.pack_image_features([mx.stack(tiles)], sizes)[0]  # type: ignore[no-any-return]
 
 
 class LayeredTiling(Tiling):

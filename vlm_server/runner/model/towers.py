@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import mlx.core as mx
@@ -29,10 +31,8 @@ from mlx_vlm.models import (
 )
 from numpy.typing import NDArray
 
-from vlm_server.runner.backends import backend_of
+from vlm_server.runner.backends.interface import Backend
 from vlm_server.runner.backends.rope import Rope, image_rope
-from vlm_server.runner.device.arrays import read
-from vlm_server.runner.device.device import Device
 from vlm_server.runner.model.grids import (
     Grid,
     interpolation,
@@ -50,11 +50,6 @@ PIXEL_BYTES = "pixel_bytes"
 """Name of what a `PatchProcessor` gives in place of an image's `pixel_values`."""
 
 _MOST_COMPILED = 16
-
-
-def use_fast_tower(model: Any, tower: type[FrameTower], device: Device) -> None:
-    """Replace the vision tower of a loaded model by `tower`, which gives the same rows sooner."""
-    model.vision_tower = tower(model.vision_tower, device)
 
 
 def fast_tower_of(tower: Any) -> type[FrameTower] | None:
@@ -86,31 +81,23 @@ class TowerRows:
         ]
 
 
-_Encode = Callable[[mx.array], tuple[mx.array, list[mx.array], list[mx.array]]]
-"""Makes rows, deepstack and parts of `TowerRows` of the patches of one grid."""
+_Arrays = tuple[mx.array, list[mx.array], list[mx.array]]
+"""The rows, deepstack and parts of `TowerRows`, as `mx.compile` takes them."""
 
 
 class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
     """Qwen2-VL's tower: every patch attends to its whole frame, in every layer."""
 
-    def __init__(self, tower: Any, device: Device) -> None:
+    def __init__(self, tower: Any, backend: Backend) -> None:
         super().__init__()
-        self.device = device
-        self._backend = backend_of(device)
+        self._backend = backend
         self.patch_embed = tower.patch_embed
         self.blocks = tower.blocks
         self.merger = tower.merger
         self.spatial_merge_size = int(tower.spatial_merge_size)
-        self._compiled = dict[Grid, _Encode]()
-        """By grid; the one used longest ago first."""
+        self._function_of = lru_cache(_MOST_COMPILED)(self._new_function)
         self.pixel_values: Callable[[NDArray[np.uint8]], mx.array] | None = None
         """Turns an image's bytes into pixel values, where its processor gives bytes."""
-
-    def __call__(
-        self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
-    ) -> Any:
-        """mlx-vlm's signature: patches (patches, pixels) of grids (images, 3)."""
-        return self.encode(pixel_values, read(grid_thw)).rows
 
     def encode_inputs(self, inputs: Mapping[str, NDArray[Any]]) -> TowerRows:
         """The rows of an image or video, lazy, from what its processor made of it."""
@@ -127,39 +114,23 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         What follows another of the same height and width is more frames to it: frames do not
         attend to each other.
         """
-        parts, start = [], 0
+        made, start = [], 0
         for grid in join_frames(Grid(*row) for row in grid_thw.tolist()):
-            patches = pixel_values[start : start + grid.patches]
-            parts.append(TowerRows(*self._function_of(grid)(patches)))
+            made.append(self._function_of(grid)(pixel_values[start : start + grid.patches]))
             start += grid.patches
-        return TowerRows(
-            mx.concatenate([part.rows for part in parts]),
-            [
-                mx.concatenate(list(layer))
-                for layer in zip(*(part.deepstack for part in parts), strict=True)
-            ],
-            [each for part in parts for each in part.parts],
-        )
+        rows, deepstack, parts = zip(*made, strict=True)
+        layers = [mx.concatenate(list(layer)) for layer in zip(*deepstack, strict=True)]
+        return TowerRows(mx.concatenate(list(rows)), layers, list(chain(*parts)))
 
-    def _function_of(self, grid: Grid) -> _Encode:
-        """The function from patches of such a grid to rows: compiled where that pays.
+    def _new_function(self, grid: Grid) -> Callable[[mx.array], _Arrays]:
+        """`_encode_one` for one grid, whose positions it keeps; compiled where that pays."""
 
-        Those of the grids that were met last are kept, each with positions on the device.
-        """
-        function = self._compiled.pop(grid, None) or self._new_function(grid)
-        self._compiled[grid] = function
-        if len(self._compiled) > _MOST_COMPILED:
-            del self._compiled[next(iter(self._compiled))]
-        return function
+        def run(patches: mx.array) -> _Arrays:
+            return self._encode_one(patches, grid)
 
-    def _new_function(self, grid: Grid) -> _Encode:
-        def run(patches: mx.array) -> tuple[mx.array, list[mx.array], list[mx.array]]:
-            made = self._encode_one(patches.astype(self.patch_embed.proj.weight.dtype), grid)
-            return made.rows, made.deepstack, made.parts
+        return mx.compile(run) if self._backend.compiles_towers else run
 
-        return mx.compile(run) if self.device.compiles_towers else run
-
-    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
+    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> _Arrays:
         positions = patch_positions(grid.height, grid.width, self.spatial_merge_size)
         x = self._embed(pixel_values, grid, positions)
         rope, segments = self._rope(positions), Segments(((1, grid.frame_patches),))
@@ -167,8 +138,8 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         for number, block in enumerate(self.blocks):
             x = self._layer(block, x, rope, segments)
             deepstack += self._deepstack(number, x)
-            parts += [x] if self.device.encodes_in_turns else []
-        return TowerRows(self._merge(_flat(x)), deepstack, parts)
+            parts += [x] if self._backend.encodes_in_turns else []
+        return self._merge(_flat(x)), deepstack, parts
 
     def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
         """The input of the first layer, (frames, patches, hidden)."""
@@ -178,7 +149,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         """(patches, pixels) to (patches, hidden): a convolution whose steps do not overlap."""
         proj = self.patch_embed.proj
         weight = mx.moveaxis(proj.weight, -1, 1).reshape(proj.weight.shape[0], -1)
-        rows: mx.array = pixel_values @ weight.T
+        rows: mx.array = pixel_values.astype(weight.dtype) @ weight.T
         return rows + proj.bias if "bias" in proj else rows
 
     def _rope(self, positions: NDArray[np.int32]) -> Rope:
@@ -186,8 +157,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
 
     def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
         x = x + attend(block.attn, block.norm1(x), rope, segments, self._backend)
-        after: mx.array = x + block.mlp(block.norm2(x))
-        return after
+        return x + block.mlp(block.norm2(x))  # type: ignore[no-any-return]
 
     def _deepstack(self, layer: int, x: mx.array) -> list[mx.array]:
         """Rows for the text's layers from the result `x` of layer `layer`; none for most layers."""
@@ -195,25 +165,18 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
 
     def _merge(self, x: mx.array) -> mx.array:
         """(patches, hidden) to (tokens, the text's hidden)."""
-        rows: mx.array = self.merger(x)
-        return rows
+        return self.merger(x)  # type: ignore[no-any-return]
 
 
 class DeepstackTower(FrameTower):
     """Qwen3-VL's tower: learned positions besides, and rows for the text's first layers."""
 
-    def __init__(self, tower: Any, device: Device) -> None:
-        super().__init__(tower, device)
+    def __init__(self, tower: Any, backend: Backend) -> None:
+        super().__init__(tower, backend)
         self.pos_embed = tower.pos_embed
         self.deepstack_merger_list = tower.deepstack_merger_list
         self._positions_side = int(tower.num_grid_per_side)
         self._deepstack_layers = list(tower.deepstack_visual_indexes)
-
-    def __call__(
-        self, pixel_values: mx.array, grid_thw: mx.array, output_hidden_states: bool | None = None
-    ) -> Any:
-        made = self.encode(pixel_values, read(grid_thw))
-        return made.rows, made.deepstack
 
     def _embed(self, pixel_values: mx.array, grid: Grid, positions: NDArray[np.int32]) -> mx.array:
         indices, weights = interpolation(grid, positions, self._positions_side)
@@ -231,14 +194,14 @@ class DeepstackTower(FrameTower):
 class WindowTower(FrameTower):
     """Qwen2.5-VL's tower: attention within windows, and within whole frames in a few layers."""
 
-    def __init__(self, tower: Any, device: Device) -> None:
-        super().__init__(tower, device)
+    def __init__(self, tower: Any, backend: Backend) -> None:
+        super().__init__(tower, backend)
         self._frame_layers = frozenset(tower.fullatt_block_indexes)
         self._window_side = tower.window_size // tower.spatial_merge_size // tower.patch_size
         for block in self.blocks:
             self._backend.prepare_mlp(block.mlp)
 
-    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> TowerRows:
+    def _encode_one(self, pixel_values: mx.array, grid: Grid) -> _Arrays:
         """Tokens are sorted by window before the first layer, and back after the last."""
         merged, unit = self.spatial_merge_size, self.spatial_merge_size**2
         layout = window_layout(grid.height // merged, grid.width // merged, self._window_side)
@@ -252,9 +215,9 @@ class WindowTower(FrameTower):
         for number, block in enumerate(self.blocks):
             segments = frame if number in self._frame_layers else windows
             x = self._layer(block, x, rope, segments)
-            parts += [x] if self.device.encodes_in_turns else []
+            parts += [x] if self._backend.encodes_in_turns else []
         rows = self.merger(_flat(x)).reshape(grid.frames, len(layout.order), -1)
-        return TowerRows(_flat(rows[:, mx.array(np.argsort(layout.order))]), [], parts)
+        return _flat(rows[:, mx.array(np.argsort(layout.order))]), [], parts
 
     def _layer(self, block: Any, x: mx.array, rope: Rope, segments: Segments) -> mx.array:
         x = x + attend(block.attn, block.norm1(x), rope, segments, self._backend)
@@ -267,8 +230,8 @@ class GlmTower(FrameTower):
     mlx-vlm 0.7.10 splits every call into three parts, two of them empty for one image.
     """
 
-    def __init__(self, tower: Any, device: Device) -> None:
-        super().__init__(tower, device)
+    def __init__(self, tower: Any, backend: Backend) -> None:
+        super().__init__(tower, backend)
         self.embeddings = tower.embeddings
         self.post_conv_layernorm = tower.post_conv_layernorm
         self.post_layernorm = tower.post_layernorm

@@ -1,13 +1,13 @@
-"""Stores in the prefix cache what prompts and answers computed, for other requests to begin with.
+"""Stores in the prefix cache what prompts and answers computed, as the plan says.
 
-Storing is optional: state that can't be stored, as when memory is short, is computed again. State
-that sequences computed since an error came late is not stored, for it may be worthless.
+State that can't be stored, as when memory is short, is computed again. What sequences computed
+since an error came late is not stored, for it may be worthless.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,24 +17,16 @@ from vlm_server.errors import EngineBroken
 from vlm_server.interfaces import SeqId
 from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.text.decode_groups import DecodeGroups
-from vlm_server.runner.text.prefill import Prefill, Prefilled
+from vlm_server.runner.text.prefill import Prefill, Prefilled, Storable
 
 logger = logging.getLogger(__name__)
-
-_Found = tuple[PromptKey, Source[Any, Any], str]
 
 
 class PrefixStore(Protocol):
     """Where the state of prompts and answers goes: `Caches`."""
 
-    @property
-    def stores_prefixes(self) -> bool:
-        """Whether anything is kept."""
-        ...
-
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """Store the state that `source` has of `prompt`."""
-        ...
 
 
 class LateErrors:
@@ -46,7 +38,7 @@ class LateErrors:
         self._num_of_others = 0
         """Late errors so far that were not those of sequences."""
         self._error: Exception | None = None
-        """The error that `synchronize` met since the last `check`."""
+        """Raised by `synchronize` since the last `check`."""
 
     def synchronize(self) -> None:
         """Wait for all that sequences compute, where errors come late."""
@@ -84,48 +76,26 @@ class PrefixWriter:
         self._groups = groups
         self._faults = faults
         self._errors = errors
-        self._joined: list[Prefilled] = []
-        """Prompts whose sequences have joined, and which are not stored yet."""
 
-    def add_joined(self, prompts: Iterable[Prefilled]) -> None:
-        """Store these with the next `store_joined`: not while their first token waits."""
-        self._joined += prompts
-
-    def discard_joined(self) -> None:
-        """Store none of the prompts that have joined."""
-        self._joined.clear()
-
-    def store_joined(self) -> None:
-        """Store the prompts that have joined."""
-        joined, self._joined = self._joined, []
-        for each in joined:
-            if not each.prompt.is_atomic:
-                self._write(partial(self._joined_state, each))
+    def store_prompt(self, prefilled: Prefilled) -> None:
+        """Store a prompt whose sequences have joined."""
+        are_free = not self._groups.runs_on(prefilled.cache)
+        self._write(partial(prefilled.storable, are_free=are_free))
 
     def store_cancelled(self, prefill: Prefill) -> None:
         """Store a prompt up to where its prefill was cancelled."""
-        if self._store.stores_prefixes:
-            self._write(partial(self._cancelled_state, prefill))
+        self._write(prefill.end_early)
 
     def store_answer(self, seq: SeqId) -> None:
         """Store a sequence that is about to be removed, for the next turn of its conversation."""
-        if self._store.stores_prefixes:
-            self._write(partial(self._groups.state_of, seq))
+        self._write(partial(self._groups.storable, seq))
 
-    def _joined_state(self, prefill: Prefilled) -> _Found:
-        state = prefill.state(are_free=not self._groups.runs_on(prefill.cache))
-        return prefill.prompt.key, state, prefill.prompt.cache_salt
-
-    def _cancelled_state(self, prefill: Prefill) -> _Found | None:
-        found = prefill.end_early()
-        return None if found is None else (*found, prefill.prompt.cache_salt)
-
-    def _write(self, state_of: Callable[[], _Found | None]) -> None:
+    def _write(self, storable: Callable[[], Storable | None]) -> None:
         self._errors.synchronize()
         if not self._errors.is_clean:
             return
         try:
-            if (found := state_of()) is not None:
+            if (found := storable()) is not None:
                 self._store.store_prefix(*found)
         except EngineBroken:
             raise

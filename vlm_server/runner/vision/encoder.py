@@ -19,7 +19,7 @@ from vlm_server.runner.families import Deepstack
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.towers import TowerRows
 from vlm_server.runner.vision.layers import by_layers
-from vlm_server.runner.vision.tile_encoder import TileCache, TiledRows, TileEncoder
+from vlm_server.runner.vision.tile_encoder import TileCache, encode_tiles
 
 logger = logging.getLogger(__name__)
 
@@ -53,20 +53,14 @@ class ImageFeatures:
         return [array for array in made if array is not None]
 
 
-def new_encoder(loaded: LoadedModel, tiles: TileCache) -> ImageEncoder:
-    """The encoder of a model, tile by tile where that is exact and costs nothing."""
-    tiling = loaded.tiling
-    return ImageEncoder(loaded, None if tiling is None else TileEncoder(loaded, tiling, tiles))
-
-
 class ImageEncoder:
     """The `Encoder` of one model. May work on a thread and a stream of its own.
 
     Another thread runs the language model meanwhile, so nothing that they share is written.
     """
 
-    def __init__(self, loaded: LoadedModel, tiles: TileEncoder | None = None) -> None:
-        """`tiles` encodes what is cut into tiles; without, all of a picture is encoded at once."""
+    def __init__(self, loaded: LoadedModel, tiles: TileCache | None = None) -> None:
+        """`tiles`: None to encode all of a picture at once, even where tiles would be exact."""
         self._loaded = loaded
         self._tiles = tiles
 
@@ -105,11 +99,10 @@ class ImageEncoding:
         self._are_finite = mx.array(True)
 
     def advance(self) -> bool:
-        """Launch parts of about `_TURN_SECONDS`, and wait for those that were launched before.
+        """Launch parts of about `_TURN_SECONDS`, and wait for the parts that were launched before.
 
-        Or for themselves, where errors come late. The first parts are waited for, and tell how long
-        the others take. False if nothing is left. Raises OutOfMemory, StepTooLong, and
-        InternalError for other failures.
+        Where errors come late, it waits for the new parts. False if nothing is left. Raises
+        OutOfMemory, StepTooLong, and InternalError for other failures.
         """
         before = self._launched
         with self._request_errors():
@@ -144,7 +137,7 @@ class ImageEncoding:
             raise self._faults.request_error(error, _FAILED) from error
 
     def _measure(self) -> float:
-        """Run the first parts; how many more of them fit into this turn, and all into the next.
+        """Run the first two parts; returns how many more fit into this turn.
 
         The first one also takes the pixels to the device: the second is measured.
         """
@@ -177,12 +170,14 @@ class ImageEncoding:
             return [self._are_finite, *arrays]
 
 
-def _parts(loaded: LoadedModel, works: Sequence[EncodeWork], tiles: TileEncoder | None) -> Parts:
+def _parts(loaded: LoadedModel, works: Sequence[EncodeWork], cache: TileCache | None) -> Parts:
     features: Sequence[ImageFeatures]
-    token_ids = [_token_ids(work) for work in works]
-    tiled = None if tiles is None or len(works) > 1 else tiles.encode(works[0])
-    if tiled is not None:
-        features = [_by_tiles(loaded, token_ids[0], (yield from tiled))]
+    token_ids = [work.token_ids for work in works]
+    tiling = loaded.tiling if len(works) == 1 else None
+    tiles = [] if tiling is None else tiling.split(works[0].inputs)
+    if tiling is not None and cache is not None and len(tiles) > 1:
+        made = yield from encode_tiles(loaded, tiling, cache, works[0], tiles)
+        features = [_of_tiles(loaded, token_ids[0], *made)]
     elif loaded.family.tower is None:
         features = yield from _by_family(loaded, token_ids, _joined(works))
     else:
@@ -202,10 +197,6 @@ def _joined(works: Sequence[EncodeWork]) -> MediaInputs:
     return {name: np.concatenate([work.inputs[name] for work in works]) for name in works[0].inputs}
 
 
-def _token_ids(work: EncodeWork) -> NDArray[np.int32]:
-    return work.prompt.token_ids[work.span.start : work.span.end]
-
-
 def _with_texts(
     loaded: LoadedModel, token_ids: NDArray[np.int32], made: TowerRows
 ) -> ImageFeatures:
@@ -221,20 +212,22 @@ def _with_texts(
     return ImageFeatures(rows, mx.array(is_visual), mx.stack(made.deepstack))
 
 
-def _by_tiles(loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: TiledRows) -> ImageFeatures:
-    """The text between tiles keeps its own embeddings."""
+def _of_tiles(
+    loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: mx.array, tokens_at_once: int
+) -> ImageFeatures:
+    """The tiles' rows; the text between them keeps its own embeddings."""
     is_visual = np.isin(token_ids, loaded.spec.media_token_ids)
-    _check_count(tiled.rows.shape[-2], int(is_visual.sum()))
+    _check_count(tiled.shape[-2], int(is_visual.sum()))
     places = mx.array(np.flatnonzero(is_visual))
     rows = loaded.model.get_input_embeddings(mx.array(token_ids)[None]).inputs_embeds[0]
-    joined = tiled.rows.astype(rows.dtype)
+    joined = tiled.astype(rows.dtype)
     if joined.ndim == 2:
         rows[places] = joined
-        return ImageFeatures(rows, None, None, tiled.tokens_at_once)
+        return ImageFeatures(rows, None, None, tokens_at_once)
     rows[places] = 0
     deepstack = mx.zeros((len(joined), *rows.shape), dtype=rows.dtype)
     deepstack[:, places] = joined
-    return ImageFeatures(rows, mx.array(is_visual), deepstack, tiled.tokens_at_once)
+    return ImageFeatures(rows, mx.array(is_visual), deepstack, tokens_at_once)
 
 
 def _by_family(

@@ -1,4 +1,4 @@
-"""Splits what mlx-vlm's vision towers compute at their layers."""
+"""Splits an encode by mlx-vlm's own vision tower into the results of its layers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 def by_layers(loaded: LoadedModel, compute: Callable[[], T]) -> Generator[list[mx.array], None, T]:
-    """The result of `compute`, lazy; where media are encoded in turns, yields each layer's.
+    """The lazy result of `compute`; where media are encoded in turns, yields each layer's first.
 
     Layers are modules of mlx-vlm's that stand in a list with others of their class, outside of the
     language model.
     """
-    if not loaded.device.encodes_in_turns:
+    if not loaded.backend.encodes_in_turns:
         return compute()
     with _recorded(_layer_types(loaded.model)) as results:
         made = compute()
@@ -49,23 +49,20 @@ def _flat(modules: list[Any]) -> Iterator[Any]:
 def _recorded(types: list[type]) -> Iterator[list[mx.array]]:
     """The results of modules of these classes while the context lasts, in order."""
     results: list[mx.array] = []
-    calls: dict[Any, Any] = {one: vars(one).get("__call__") for one in types}
+    calls: dict[Any, Any] = {one: call for one in types if (call := vars(one).get("__call__"))}
     for one, call in calls.items():
-        if call is not None:
-            one.__call__ = _recording(call, results)
+        one.__call__ = _recording(call, results)
     try:
         yield results
     finally:
         for one, call in calls.items():
-            if call is not None:
-                one.__call__ = call
+            one.__call__ = call
 
 
 def _recording(call: Callable[..., Any], results: list[mx.array]) -> Callable[..., Any]:
     def recording(*args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
-        first = result[0] if isinstance(result, tuple) else result
-        results.append(first)
+        results.append(result[0] if isinstance(result, tuple) else result)
         return result
 
     return recording

@@ -13,11 +13,11 @@ from tests.unit.api import requests as openai
 from tests.unit.api.dialects.anthropic import steps as anthropic
 from tests.unit.api.dialects.responses import requests as responses
 from vlm_server.api.dialects.anthropic import errors as anthropic_errors
-from vlm_server.api.dialects.anthropic.parse import read_message
+from vlm_server.api.dialects.anthropic.parse import parse_message
 from vlm_server.api.dialects.anthropic.schema import MessagesRequest
 from vlm_server.api.dialects.ollama.parse import (
-    read_chat,
-    read_generate,
+    parse_chat,
+    parse_generate,
 )
 from vlm_server.api.dialects.ollama.render import encode_error as encode_ollama_error
 from vlm_server.api.dialects.ollama.schema import (
@@ -28,13 +28,13 @@ from vlm_server.api.dialects.ollama.schema import (
 )
 from vlm_server.api.dialects.openai import schema as openai_schema
 from vlm_server.api.dialects.openai.completions import CompletionRequest
-from vlm_server.api.dialects.openai.completions import read as read_completion
-from vlm_server.api.dialects.openai.parse import read_chat as read_openai
+from vlm_server.api.dialects.openai.completions import parse_completion as read_completion
+from vlm_server.api.dialects.openai.parse import parse_chat as read_openai
 from vlm_server.api.dialects.responses import items
 from vlm_server.api.dialects.responses import schema as responses_schema
-from vlm_server.api.dialects.responses.parse import read_response
+from vlm_server.api.dialects.responses.parse import parse_response
 from vlm_server.api.http import errors
-from vlm_server.api.parsing.parsed_request import Read
+from vlm_server.api.parsing.parsed_request import Parse
 from vlm_server.errors import RequestError
 
 Json = dict[str, Any]
@@ -55,7 +55,7 @@ class Hostile:
 
     name: str
     route: str
-    read: Read
+    parse: Parse
     encode_error: Callable[[RequestError], bytes]
     whole: Json
     plain: Json
@@ -246,7 +246,7 @@ def _responses() -> Hostile:
     return Hostile(
         "responses",
         responses.ROUTE,
-        read_response,
+        parse_response,
         errors.encode_openai,
         whole=responses.asking(
             [
@@ -307,7 +307,7 @@ def _messages() -> Hostile:
     return Hostile(
         "messages",
         anthropic.ROUTE,
-        read_message,
+        parse_message,
         anthropic_errors.encode,
         whole=anthropic.request(
             anthropic.user(anthropic.text(), anthropic.PICTURE),
@@ -388,7 +388,7 @@ def _ollama(*, is_chat: bool) -> Hostile:
     return Hostile(
         "ollama chat" if is_chat else "ollama generate",
         "/api/chat" if is_chat else "/api/generate",
-        read_chat if is_chat else read_generate,
+        parse_chat if is_chat else parse_generate,
         encode_ollama_error,
         whole={
             "model": "demo",

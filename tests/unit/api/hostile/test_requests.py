@@ -55,7 +55,7 @@ by_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=str)
 def check(dialect: Hostile, body: bytes, context: Context = CONTEXT) -> Outcome:
     """What `body` is read as; None if more is to be known of it."""
     try:
-        parsed = dialect.read(body, context)
+        parsed = dialect.parse(body, context)
     except (BytesNeeded, HistoryNeeded) as needed:
         encode_outcome(needed)
         return None
@@ -85,7 +85,7 @@ def check_what_may_be_stored(dialect: Hostile, parsed: ParsedRequest) -> None:
     if options.items:
         more = asking([user("U")], previous_response_id="r", instructions=None)
         context = msgspec.structs.replace(CONTEXT, previous=(options.items,))
-        dialect.read(json.dumps(more).encode(), context)
+        dialect.parse(json.dumps(more).encode(), context)
 
 
 def refused(dialect: Hostile, error: RequestError) -> RequestError:
@@ -204,10 +204,10 @@ def test_a_request_with_bytes_changed_is_taken_or_refused(
 def test_on_a_thread_texts_are_read_and_pictures_are_not(dialect: Hostile) -> None:
     text, pictured = (json.dumps(each).encode() for each in (dialect.plain, dialect.pictured))
     on_thread = msgspec.structs.replace(CONTEXT, on_thread=True)
-    assert dialect.read(text, on_thread) == dialect.read(text, CONTEXT)
-    assert dialect.read(pictured, CONTEXT).submit.images
+    assert dialect.parse(text, on_thread) == dialect.parse(text, CONTEXT)
+    assert dialect.parse(pictured, CONTEXT).submit.images
     with pytest.raises(NeedsProcess):
-        dialect.read(pictured, on_thread)
+        dialect.parse(pictured, on_thread)
 
 
 PROGRAM = """
@@ -235,7 +235,8 @@ print("all read")
 
 def test_the_first_requests_at_once_do_not_crash_the_front() -> None:
     asked = [
-        (each.read.__module__, each.read.__qualname__, json.dumps(each.plain)) for each in DIALECTS
+        (each.parse.__module__, each.parse.__qualname__, json.dumps(each.plain))
+        for each in DIALECTS
     ]
     command = [sys.executable, "-c", PROGRAM, json.dumps(asked)]
     for _ in range(3):

@@ -29,8 +29,7 @@ from tests.unit.api.scripted_engine import (
 )
 from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.exchange import RECEIVED_AT
-from vlm_server.api.http.connection.server import HttpServer, http_config
-from vlm_server.api.http.errors import encode_openai as encode
+from vlm_server.api.http.connection.server import HttpServer
 from vlm_server.protocol import Finished, ImageUse, OnDevice, Phase, Timeline, Usage
 from vlm_server.settings import Metrics, Settings
 
@@ -182,7 +181,7 @@ async def test_the_connection_says_when_the_headers_were_here() -> None:
         received.put_nowait(scope[RECEIVED_AT])
         await Response("")(scope, receive, send)
 
-    server = HttpServer(http_config(app, Settings(), encode))
+    server = HttpServer(app, Settings())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())

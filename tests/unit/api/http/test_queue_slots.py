@@ -171,16 +171,16 @@ def test_a_body_that_does_not_fit_beside_those_that_wait_is_refused() -> None:
     assert queue.take("a", MIB)
     assert queue.take("a", MIB)
     assert not queue.take("a", MIB)
-    assert queue.slots.taken == 2, "a refusal takes no slot"
+    assert queue.slots.requests.taken == 2, "a refusal takes no slot"
     assert queue.take("a", FREE), "a short one is never in the way"
-    assert queue.slots.waiting_bytes == 2 * (MIB - FREE)
+    assert queue.slots.waiting_bytes.taken == 2 * (MIB - FREE)
     queue.end("a")
     assert queue.take("a", MIB)
 
 
 def test_one_body_always_fits() -> None:
     queue = Queue(max_body_bytes=MIB, max_waiting_bytes=10)
-    assert queue.slots.waiting_bytes_limit == MIB
+    assert queue.slots.waiting_bytes.limit == MIB
     for client in ("x", "y", "z"):
         queue.take(client, FREE + 1)
     for client in ("x", "y", "z"):
@@ -189,7 +189,7 @@ def test_one_body_always_fits() -> None:
 
 
 def test_by_default_four_bodies_fit_and_a_part_of_the_memory() -> None:
-    limit = QueueSlots(Limits()).waiting_bytes_limit
+    limit = QueueSlots(Limits()).waiting_bytes.limit
     assert limit >= 4 * Limits().max_body_bytes
 
 

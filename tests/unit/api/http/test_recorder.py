@@ -67,7 +67,7 @@ def test_an_answer_is_counted_once_with_all_its_times() -> None:
         answer.give(110, 0)
         answer.give(112, 0)
         answer.give(117, 0)
-        recorder.finish_choice(0, "stop")
+        recorder.finish_reasons[0] = "stop"
         answer.finish(118, Timeline(103.5, PHASES), ImageUse(1, 1, 40), ImageUse(1, 1, 24))
         answer.now = 120
     assert (figures.num_waiting, figures.num_running) == (0, 0)
@@ -127,7 +127,7 @@ def test_a_call_is_news_too() -> None:
     with answer.recorder as recorder:
         answer.now = 104
         recorder.record_deltas([Delta("r", "", tool_call=ToolCallDelta(0, "id", "f"))])
-        recorder.finish_choice(0, "tool_calls")
+        recorder.finish_reasons[0] = "tool_calls"
         answer.finish(120)
     assert read(answer.figures.time_to_first_token) == (1, 4)
     assert answer.figures.ended["tool_calls"] == 1
@@ -137,7 +137,7 @@ def test_a_choice_that_was_cut_off_says_so_for_all() -> None:
     answer = Answer()
     with answer.recorder as recorder:
         for choice, reason in enumerate(("stop", "length", "tool_calls")):
-            recorder.finish_choice(choice, reason)  # type: ignore[arg-type]
+            recorder.finish_reasons[choice] = reason  # type: ignore[arg-type]
         answer.finish(120)
     assert answer.figures.ended["length"] == 1
 

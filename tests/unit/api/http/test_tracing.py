@@ -19,7 +19,7 @@ from tests.unit.api.scripted_engine import HELLO, OneModel, ScriptedEngine, fail
 from tests.unit.api.scripted_engine import text as says
 from vlm_server.api.app import create_app
 from vlm_server.api.http import tracing
-from vlm_server.api.http.tracing import SpanTracer, start_tracer
+from vlm_server.api.http.tracing import Tracer, start_tracer
 from vlm_server.api.routes import BODIES, OPERATIONS
 from vlm_server.errors import ConfigError
 from vlm_server.protocol import Finished, Phase, Timeline, Usage
@@ -51,7 +51,7 @@ class Traced:
     def __post_init__(self) -> None:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        tracer = SpanTracer(provider, OPERATIONS)
+        tracer = Tracer(provider, OPERATIONS)
         app = create_app(Settings(), OneModel(self.engine), parsing_pool(), tracer)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000"

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from tests.unit.cli.scripted_server import ScriptedServer, echo, listening
 from vlm_server.cli.bench import command, work
 from vlm_server.cli.bench.day import NAME as DAY
-from vlm_server.cli.bench.measure import BenchPlan
+from vlm_server.cli.bench.report import BenchPlan
 from vlm_server.cli.bench.scenarios import SCENARIOS
 from vlm_server.cli.bench.servers import (
     KINDS,
@@ -84,12 +84,12 @@ URL = "--url=a=http://127.0.0.1:9/v1"
 )
 def test_what_is_refused(arguments: tuple[str, ...], said: str):
     with pytest.raises(ConfigError, match=said):
-        command.run(parse(*arguments))
+        work.run(parse(*arguments))
 
 
 def test_server_that_is_not_there():
     with pytest.raises(ServerUnusable, match="a: http"):
-        command.run(parse(URL))
+        work.run(parse(URL))
 
 
 def test_url():

@@ -8,8 +8,8 @@ import pytest
 
 from vlm_server.cli.bench import plot
 from vlm_server.cli.bench.day import FIXED_WORK, DaySample
-from vlm_server.cli.bench.measure import BenchRun
 from vlm_server.cli.bench.plot import Axis
+from vlm_server.cli.bench.report import BenchRun
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -6,7 +6,7 @@ import json
 
 from vlm_server.cli.bench import report
 from vlm_server.cli.bench.figures import Figure, Unit
-from vlm_server.cli.bench.measure import BenchPlan, BenchRun
+from vlm_server.cli.bench.report import BenchPlan, BenchRun
 from vlm_server.cli.bench.servers import BenchTarget
 from vlm_server.cli.client.answer import TimedAnswer, failed
 

@@ -11,9 +11,10 @@ import pytest
 from tests.unit.cli.scripted_server import ScriptedServer, echo, ending, listening, text
 from tests.whole import few_of
 from vlm_server.cli.bench.figures import Unit
-from vlm_server.cli.bench.measure import BenchPlan, BenchRun, measure
+from vlm_server.cli.bench.report import BenchPlan, BenchRun
 from vlm_server.cli.bench.scenarios import SCENARIOS
 from vlm_server.cli.bench.servers import BenchTarget, Client
+from vlm_server.cli.bench.work import measure
 
 SIZE = (40, 20)
 

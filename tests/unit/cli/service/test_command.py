@@ -16,7 +16,6 @@ from tests.daemons import free_port
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.main import build_parser, main
 from vlm_server.cli.service import actions
-from vlm_server.cli.service import actions as service
 from vlm_server.cli.service.launchd import Launchd
 from vlm_server.cli.service.manager import ServiceManager, manager_for, run_command
 from vlm_server.cli.service.systemd import SystemdUser
@@ -59,15 +58,15 @@ class Recorder:
 
 
 def install(manager: ServiceManager, *arguments: str) -> int:
-    return act(service.install, manager, "install", "--no-wait", *arguments)
+    return act(manager, "install", "--no-wait", *arguments)
 
 
-def act(action: service.Action, manager: ServiceManager, *words: str) -> int:
+def act(manager: ServiceManager, *words: str) -> int:
     """With a port that nobody has, if no port and no file is named."""
     given = list(words)
     if words[0] == "install" and not any("port" in word or "--config" in word for word in words):
         given += ["--set", f"server.port={free_port()}"]
-    return action(build_parser().parse_args(["service", *given]), manager)
+    return actions.run(build_parser().parse_args(["service", *given]), manager)
 
 
 def test_systemd_is_told_of_the_file_and_starts_it(tmp_path: Path) -> None:
@@ -217,9 +216,9 @@ def test_uninstalling_twice_does_no_harm(
 ) -> None:
     manager = kind(tmp_path, Recorder())
     install(manager)
-    assert act(service.uninstall, manager, "uninstall") == 0
+    assert act(manager, "uninstall") == 0
     assert list(manager.path.parent.iterdir()) == []
-    assert act(service.uninstall, manager, "uninstall") == 0
+    assert act(manager, "uninstall") == 0
 
 
 def test_an_install_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
@@ -283,7 +282,7 @@ def test_a_service_needs_a_fixed_port(tmp_path: Path) -> None:
 @pytest.mark.parametrize("action", ["start", "stop", "restart"])
 def test_what_is_not_installed_can_not_be_started(action: str, tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="not installed"):
-        act(getattr(service, action), SystemdUser(tmp_path, Recorder()), action)
+        act(SystemdUser(tmp_path, Recorder()), action)
 
 
 def test_wrong_settings_do_not_stop_what_runs(tmp_path: Path) -> None:
@@ -294,7 +293,7 @@ def test_wrong_settings_do_not_stop_what_runs(tmp_path: Path) -> None:
     config.write_text("[server]\nport = 'none'\n")
     del run.commands[:]
     with pytest.raises(ConfigError, match="port"):
-        act(service.restart, manager, "restart")
+        act(manager, "restart")
     assert run.commands == []
 
 
@@ -303,14 +302,14 @@ def test_the_first_answer_is_not_waited_for_once_the_service_has_ended(tmp_path:
     run.shown = "ActiveState=failed\nExecMainCode=1\nExecMainStatus=3\n"
     manager = SystemdUser(tmp_path, run)
     with pytest.raises(CommandFailed, match=r"it ended with 3 \(the model can't be loaded\)"):
-        act(service.install, manager, "install")
+        act(manager, "install")
     assert not manager.path.exists()
 
 
 def test_the_status_of_what_is_not_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert act(service.status, SystemdUser(tmp_path, Recorder()), "status") == 4
+    assert act(SystemdUser(tmp_path, Recorder()), "status") == 4
     assert capsys.readouterr().out == "not installed\n"
 
 
@@ -321,7 +320,7 @@ def test_the_status_of_what_does_not_run(
     manager = SystemdUser(tmp_path, run)
     install(manager)
     run.shown = "ActiveState=inactive\nExecMainCode=1\nExecMainStatus=0\n"
-    assert act(service.status, manager, "status") == 3
+    assert act(manager, "status") == 3
     assert "state      stopped" in capsys.readouterr().out
 
 
@@ -331,7 +330,7 @@ def test_the_status_asks_the_port_that_was_installed(
     manager = SystemdUser(tmp_path, Recorder())
     install(manager, "--set", "server.port=1")
     capsys.readouterr()
-    assert act(service.status, manager, "status", "--json") == 1
+    assert act(manager, "status", "--json") == 1
     shown = json.loads(capsys.readouterr().out)
     assert shown["address"] == "http://127.0.0.1:1/v1"
     assert (shown["state"], shown["health"]) == ("running", "no answer")
@@ -346,7 +345,7 @@ def test_the_status_tells_that_the_settings_name_another_address(
     manager = SystemdUser(tmp_path, Recorder())
     install(manager, "--config", str(config), "--set", "log.level=info")
     config.write_text("[server]\nport = 9001\n")
-    act(service.status, manager, "status")
+    act(manager, "status")
     shown = capsys.readouterr().out
     assert "http://127.0.0.1:9000/v1" in shown
     assert "127.0.0.1:9001" in shown

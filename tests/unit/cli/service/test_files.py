@@ -13,7 +13,8 @@ import pytest
 from vlm_server.cli import exit_codes
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.service import launchd, systemd
-from vlm_server.cli.service.manager import ServiceCommand
+from vlm_server.cli.service.actions import write
+from vlm_server.cli.service.manager import ServiceCommand, ServiceManager
 
 AWKWARD = [
     "serve",
@@ -114,21 +115,26 @@ def test_the_unit_leaves_nothing_to_expand() -> None:
     assert "back\\\\slash" in line
 
 
-def test_the_command_line_can_be_read_back() -> None:
+@pytest.fixture(params=[launchd.Launchd, systemd.SystemdUser])
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> ServiceManager:
+    made: ServiceManager = request.param(
+        tmp_path, lambda words: subprocess.CompletedProcess(words, 0, "", "")
+    )
+    return made
+
+
+def test_the_command_line_can_be_read_back(manager: ServiceManager) -> None:
     words = [str(PROGRAM), *AWKWARD]
-    unit = systemd.systemd_unit(command(AWKWARD))
-    plist = launchd.launchd_plist(command(AWKWARD), Path("/logs/x.log"))
-    assert systemd.words_of_unit(unit) == words
-    assert launchd.words_of_plist(plist)[: len(words)] == words
+    write(manager.render(command(AWKWARD)))
+    assert manager.read_words()[: len(words)] == words
 
 
 @pytest.mark.parametrize(
     ("host", "address"), [("127.0.0.1", "127.0.0.1:8000"), ("::1", "[::1]:8000")]
 )
-def test_the_address_can_be_read_back(host: str, address: str) -> None:
-    given = ServiceCommand(PROGRAM, ["serve"], host, 8000, 20.0)
-    assert systemd.address_of_socket(systemd.systemd_socket(given)) == address
-    assert launchd.address_of_plist(launchd.launchd_plist(given, Path("/x.log"))) == address
+def test_the_address_can_be_read_back(manager: ServiceManager, host: str, address: str) -> None:
+    write(manager.render(ServiceCommand(PROGRAM, ["serve"], host, 8000, 20.0)))
+    assert manager.read_address() == address
 
 
 def test_launchd_listens_on_the_address() -> None:

@@ -27,11 +27,11 @@ from tests.unit.engine.fakes import (
 )
 from tests.whole import examples
 from vlm_server.cache.caches import Caches
-from vlm_server.engine.memory.admission import Admission, Admit, Refuse, Wait
+from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.errors import OutOfMemory
+from vlm_server.errors import MemoryExceeded, OutOfMemory
 from vlm_server.interfaces import SchedulerOutput, StepResult
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
 from vlm_server.settings import Memory
@@ -127,7 +127,7 @@ def test_an_atomic_chunk_counts_whole(atomic: int, largest_chunk: int):
     made = replace(prompt("of 13 letters"), atomic_prefill_tokens=atomic)
     request.set_prepared(prepared(made), 1)
     decision = admission.decide(request, [], some_are_ending=False)
-    assert decision == Admit(governor.estimator.of("prefill", largest_chunk))
+    assert decision == governor.estimator.of("prefill", largest_chunk)
 
 
 def test_short_sequences_beside_a_long_one_are_as_wide_as_it():
@@ -217,7 +217,7 @@ def test_a_step_that_ran_out_of_memory_frees_what_nobody_uses():
 
 def test_a_prompt_that_finds_no_memory_does_not_end_the_engine():
     engine = Engine(room=1000)
-    engine.loop._max_failed_steps = 3
+    engine.loop.max_failed_steps = 3
     launch = engine.runner.launch
 
     def failing(plan: SchedulerOutput) -> FakeStep:
@@ -264,10 +264,10 @@ def test_two_fit_together_if_there_is_room_for_both_of_their_worst_moments():
 def test_a_refusal_says_how_long_an_answer_may_be(room: int, advice: str):
     engine = Engine(room=room)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
-    decision = admission.decide(waiting("a", max_tokens=30), [], some_are_ending=False)
-    assert isinstance(decision, Refuse)
-    assert decision.error.message.endswith(f"are available beside the model.{advice}")
-    assert decision.error.param == ("max_tokens" if advice else None)
+    with pytest.raises(MemoryExceeded) as refused:
+        admission.decide(waiting("a", max_tokens=30), [], some_are_ending=False)
+    assert refused.value.message.endswith(f"are available beside the model.{advice}")
+    assert refused.value.param == ("max_tokens" if advice else None)
     assert engine.governor.read().decisions == {"refuse": 1}
 
 
@@ -276,10 +276,9 @@ def test_an_answer_that_is_cut_to_the_context_reserves_no_more_than_one_without_
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     cut = waiting("cut", max_tokens=65535)
     cut.max_tokens = 10_000
-    assert isinstance(admission.decide(cut, [], some_are_ending=False), Admit)
-    assert isinstance(
-        admission.decide(waiting("long", max_tokens=10_000), [], some_are_ending=False), Refuse
-    )
+    assert admission.decide(cut, [], some_are_ending=False) is not None
+    with pytest.raises(MemoryExceeded):
+        admission.decide(waiting("long", max_tokens=10_000), [], some_are_ending=False)
 
 
 def waiting(name: str, text: str = "", max_tokens: int = 20) -> Request:
@@ -292,12 +291,12 @@ def waiting(name: str, text: str = "", max_tokens: int = 20) -> Request:
     return request
 
 
-def admit(request: Request, admission: Admission, *admitted: Request) -> Admit | Wait | Refuse:
-    """What is decided; the request is admitted, if that is what."""
-    decision = admission.decide(request, admitted, some_are_ending=False)
-    if isinstance(decision, Admit):
-        request.admit(decision.transient_bytes)
-    return decision
+def admit(request: Request, admission: Admission, *admitted: Request) -> bool:
+    """Whether the request is admitted."""
+    transient_bytes = admission.decide(request, admitted, some_are_ending=False)
+    if transient_bytes is not None:
+        request.admit(transient_bytes)
+    return transient_bytes is not None
 
 
 def test_the_worst_moment_of_who_was_admitted_before_stays_reserved():
@@ -305,17 +304,15 @@ def test_the_worst_moment_of_who_was_admitted_before_stays_reserved():
     engine = Engine(room=81)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     picture, text = waiting("picture"), waiting("text")
-    assert isinstance(admit(picture, admission), Admit)
+    assert admit(picture, admission)
     picture.transient_bytes = 30
     engine.memory.limit_bytes -= 2
-    assert isinstance(admit(text, admission, picture), Wait)
+    assert not admit(text, admission, picture)
     engine.memory.limit_bytes += 2
-    assert isinstance(admission.decide(text, [picture], some_are_ending=False), Admit), (
-        "25, 25 and 30"
-    )
+    assert admission.decide(text, [picture], some_are_ending=False) is not None, "25, 25 and 30"
     engine.memory.limit_bytes -= 2
     picture.move_to(State.DECODE)
-    assert isinstance(admit(text, admission, picture), Admit), "its worst moment is over"
+    assert admit(text, admission, picture), "its worst moment is over"
 
 
 def test_joining_counts_the_width_of_those_that_have_not_begun():

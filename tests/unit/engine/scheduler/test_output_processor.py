@@ -59,7 +59,7 @@ def say(engine: Engine, **sampling: object) -> tuple[list[tuple[str, ...]], str 
 
 def counts(engine: Engine) -> tuple[int, int]:
     stats = engine.scheduler.read()
-    return stats.counts.tool_calls, stats.counts.broken_tool_calls
+    return stats.tool_calls, stats.broken_tool_calls
 
 
 def test_thoughts_text_and_calls_come_apart():
@@ -124,7 +124,7 @@ def test_one_call_ends_the_choice_where_no_more_may_follow():
         assert of_choice[-1].finish_reason == "tool_calls"
     assert engine.ended == ["a"]
     assert engine.is_clean()
-    assert engine.scheduler.read().counts.generated_tokens == 2 * len(DECODER.encode(CALL)) + 1
+    assert engine.scheduler.read().generated_tokens == 2 * len(DECODER.encode(CALL)) + 1
 
 
 def test_a_forced_call_is_streamed():

@@ -359,7 +359,7 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def sequences_and_prefills_agree(self) -> None:
         held = {seq.request_id for seq in self.runner.seqs}
-        if not self.engine.scheduler._finished_seqs:
+        if not self.engine.scheduler._planner._finished_seqs:
             live = self.tracked.keys()
             assert held | self.runner.prefills.keys() <= live, "the runner holds what has ended"
         assert self.engine.count(State.DECODE) == len(held & self.tracked.keys())
@@ -369,7 +369,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def everything_is_tracked_once(self) -> None:
-        released = len(self.engine.scheduler._finished_seqs)
+        released = len(self.engine.scheduler._planner._finished_seqs)
         encoding = self.engine.scheduler._planner._device_order.encoding
         elsewhere = self.engine.scheduler._planner._preparer_order.request_ids
         elsewhere |= {work.request_id for work in encoding}

@@ -85,9 +85,9 @@ def test_media_are_counted_and_those_that_nobody_had_to_encode() -> None:
     for name, images in (("a", 2), ("b", 2), ("c", 3), ("d", 0)):
         engine.add_prepared(name, prompt(name, images))
         engine.run()
-    counts = engine.scheduler.read().counts
+    counts = engine.scheduler.read()
     assert (counts.media_items, counts.cached_media_items) == (7, 4)
     assert len(engine.encoder.done) == 3
     engine.scheduler.reset_stats()
-    counts = engine.scheduler.read().counts
+    counts = engine.scheduler.read()
     assert (counts.media_items, counts.cached_media_items) == (0, 0)

@@ -23,20 +23,21 @@ from vlm_server.api.parsing.media import video_header
 from vlm_server.errors import InvalidVideo
 from vlm_server.platform.child.cancellation import Cancellation, Cancelled
 from vlm_server.platform.child.pool import ChildPool
-from vlm_server.prompt.media.decoders import Clip, decode_video, video_pool
+from vlm_server.prompt.media.decoders import Clip, Decoders
 from vlm_server.protocol import Video
+from vlm_server.settings import Image
 from vlm_server.settings import Video as Limits
 
 PARAM = "messages[0].content[1]"
 FORMATS = {"mp4": "MP4", "mov": "MP4", "webm": "WEBM", "matroska": "WEBM", "gif": "GIF"}
 
 
-POOL = video_pool(Limits(), 1)
+DECODERS = Decoders(Image(), Limits(), 1)
 
 
 def decode(data: bytes, name: str = "MP4", **limits: object) -> Clip:
     video = Video(data, "key", name, PARAM, is_cut=video_header.read(data, PARAM).is_cut)
-    return decode_video(POOL, video, replace(Limits(), **limits), Cancellation())
+    return DECODERS.video(video, replace(Limits(), **limits), Cancellation())
 
 
 def refusal(data: bytes, name: str = "MP4", **limits: object) -> str:
@@ -196,7 +197,7 @@ def test_bytes_of_another_kind_are_refused() -> None:
     playlist = b"#EXTM3U\nfile:///etc/passwd\n" * 9
     for data, name in ((playlist, "MP4"), (b"concat:/etc/passwd|/etc/hosts", "WEBM")):
         with pytest.raises(InvalidVideo, match="can't be decoded"):
-            decode_video(POOL, Video(data, "key", name, PARAM), Limits(), Cancellation())
+            DECODERS.video(Video(data, "key", name, PARAM), Limits(), Cancellation())
 
 
 def test_sound_alone_is_no_video() -> None:
@@ -255,27 +256,29 @@ VIDEO = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
 
 
 @pytest.fixture
-def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ChildPool:
+def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Decoders:
     """Processes that do what the parameter says, instead of decoding."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    return ChildPool("tests.unit.prompt.media.program", 1, request.param)
+    decoders = Decoders(Image(), Limits(), 1)
+    decoders._videos = ChildPool("tests.unit.prompt.media.program", 1, request.param)
+    return decoders
 
 
 HANGS = "import time; time.sleep(60)"
 
 
 @pytest.mark.parametrize("program", [HANGS], indirect=True)
-def test_a_decoder_that_hangs_is_killed_at_its_deadline(program: ChildPool) -> None:
+def test_a_decoder_that_hangs_is_killed_at_its_deadline(program: Decoders) -> None:
     started = time.monotonic()
     with pytest.raises(InvalidVideo, match=r"over 0\.5 seconds"):
-        decode_video(program, VIDEO, Limits(decode_timeout_seconds=0.5), Cancellation())
+        program.video(VIDEO, Limits(decode_timeout_seconds=0.5), Cancellation())
     assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("program", [HANGS], indirect=True)
 @pytest.mark.parametrize("delay_seconds", [0.0, 0.3])
 def test_a_decoder_is_killed_when_nobody_waits(
-    program: ChildPool, delay_seconds: float, caplog: pytest.LogCaptureFixture
+    program: Decoders, delay_seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     cancellation = Cancellation()
     if delay_seconds:
@@ -284,7 +287,7 @@ def test_a_decoder_is_killed_when_nobody_waits(
         cancellation.cancel()
     started = time.monotonic()
     with pytest.raises(Cancelled):
-        decode_video(program, VIDEO, Limits(), cancellation)
+        program.video(VIDEO, Limits(), cancellation)
     assert time.monotonic() - started < 10
     assert not caplog.records, "nothing is wrong with the video"
 
@@ -300,17 +303,17 @@ def test_a_decoder_is_killed_when_nobody_waits(
     indirect=True,
 )
 def test_a_decoder_that_dies_fails_the_request(
-    program: ChildPool, caplog: pytest.LogCaptureFixture
+    program: Decoders, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(InvalidVideo, match="can't be decoded"):
-        decode_video(program, VIDEO, Limits(decode_timeout_seconds=10), Cancellation())
+        program.video(VIDEO, Limits(decode_timeout_seconds=10), Cancellation())
     assert "died" in caplog.text
 
 
 def test_each_video_has_a_process_of_its_own() -> None:
     """So that nothing of one can be shown as a part of the next."""
     decode(clips.encode(clips.moving("up", 10)))
-    assert not POOL.num_idle
+    assert not DECODERS._videos.num_idle
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")
@@ -318,9 +321,9 @@ def test_a_decoder_gets_so_much_memory_and_no_more() -> None:
     """Of frames that take 300 MB, with so much more for the program itself."""
     data = clips.encode(clips.greys([9] * 4, (4000, 2200)))
     assert decode(data).frames.shape[0] == 4
-    little = video_pool(replace(Limits(), decode_memory_bytes=200 << 20), 1)
+    little = Decoders(Image(), replace(Limits(), decode_memory_bytes=200 << 20), 1)
     with pytest.raises(InvalidVideo):
-        decode_video(little, Video(data, "key", "MP4", PARAM), Limits(), Cancellation())
+        little.video(Video(data, "key", "MP4", PARAM), Limits(), Cancellation())
 
 
 @pytest.mark.parametrize("container", ["mp4", "webm"])

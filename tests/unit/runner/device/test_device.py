@@ -50,39 +50,3 @@ def test_the_default_device(monkeypatch: pytest.MonkeyPatch, case: tuple[Any, ..
     monkeypatch.setattr(mx.cuda, "is_available", lambda: kind is DeviceKind.CUDA)
     monkeypatch.setattr("vlm_server.platform.machine.memory_bytes", lambda: MACHINE_BYTES)
     assert current_device() == Device(kind, *expected)
-
-
-@pytest.mark.parametrize(
-    ("kind", "trims_own_pool", "compiles", "padding_tokens"),
-    [
-        (DeviceKind.CPU, False, False, 1),
-        (DeviceKind.CUDA, True, True, 256),
-        (DeviceKind.METAL, True, False, 1),
-    ],
-)
-def test_what_follows_from_the_kind(
-    kind: DeviceKind, trims_own_pool: bool, compiles: bool, padding_tokens: int
-):
-    device = Device(kind, "a device", 100, 90)
-    assert device.is_cpu == (kind is DeviceKind.CPU)
-    assert device.trims_own_pool == trims_own_pool
-    assert device.compiles_towers == compiles
-    assert device.prefill_padding_tokens == padding_tokens
-
-
-@pytest.mark.parametrize(("used", "is_short"), [(0, False), (3100, False), (3101, True)])
-def test_a_gpu_is_short_of_memory_if_little_is_free(
-    monkeypatch: pytest.MonkeyPatch, used: int, is_short: bool
-):
-    """A driver that says nothing says 0."""
-    monkeypatch.setattr(Device, "used_bytes", lambda _: used)
-    assert Device(DeviceKind.CUDA, "H200", 3200, 1).is_short_of_memory() == is_short
-
-
-@pytest.mark.parametrize(("level", "is_short"), [(1, False), (2, True), (4, True)])
-def test_a_mac_is_short_of_memory_if_the_system_says_so(
-    monkeypatch: pytest.MonkeyPatch, level: int, is_short: bool
-):
-    monkeypatch.setattr("vlm_server.platform.machine.memory_pressure", lambda: level)
-    assert Device(DeviceKind.METAL, "M4", 1, 1).is_short_of_memory() == is_short
-    assert not Device(DeviceKind.CPU, "cpu", 1, 1).is_short_of_memory()

@@ -39,7 +39,7 @@ class Pair:
         self.sent: list[Stored] = []
         self.book = Book()
         self.leading = LeadingPrefixes(self.caches, self.sent.append, self.book)
-        self.following = FollowingPrefixes(lambda: self.sent.pop(0), stores_prefixes=True)
+        self.following = FollowingPrefixes(lambda: self.sent.pop(0))
 
     def store(self, token_ids: list[int]) -> None:
         key = PromptKey(np.array(token_ids, dtype=np.int32))

@@ -11,10 +11,10 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.loading.checkpoint.weights import (
     Budget,
-    check_files_fit,
+    bytes_as,
     check_fits,
     dtype_on,
-    weight_bytes,
+    tensors_in,
 )
 
 GIB = 1 << 30
@@ -42,19 +42,19 @@ def test_every_number_counts_as_it_will_be(tmp_path: Path) -> None:
     """Quantized weights stay as they are; those in floating point are cast."""
     kinds = {"a": ("BF16", [10, 3], 60), "b": ("F32", [5], 20), "c": ("U32", [7], 28)}
     sparse(tmp_path / "model.safetensors", **kinds, d=("F8_E4M3", [9], 9), e=("F16", [], 2))
-    assert weight_bytes(tmp_path, "auto") == 60 + 20 + 28 + 9 + 2
-    assert weight_bytes(tmp_path, "float32") == 120 + 20 + 28 + 9 + 4
-    assert weight_bytes(tmp_path, "bfloat16") == 60 + 10 + 28 + 9 + 2
+    assert bytes_as("auto", tensors_in(tmp_path)) == 60 + 20 + 28 + 9 + 2
+    assert bytes_as("float32", tensors_in(tmp_path)) == 120 + 20 + 28 + 9 + 4
+    assert bytes_as("bfloat16", tensors_in(tmp_path)) == 60 + 10 + 28 + 9 + 2
 
 
 def test_only_files_that_are_loaded_count(tmp_path: Path) -> None:
     sparse(tmp_path / "model-1.safetensors", a=("I8", [100], 100))
     sparse(tmp_path / "model-2.safetensors", a=("I8", [10], 10))
     sparse(tmp_path / "consolidated.safetensors", a=("I8", [1], 1))
-    assert weight_bytes(tmp_path, "auto") == 110
+    assert bytes_as("auto", tensors_in(tmp_path)) == 110
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model-2.safetensors", "b": "absent"}}))
-    assert weight_bytes(tmp_path, "auto") == 10
+    assert bytes_as("auto", tensors_in(tmp_path)) == 10
 
 
 def test_a_cpu_computes_in_float32() -> None:
@@ -66,7 +66,7 @@ def test_a_cpu_computes_in_float32() -> None:
 def test_files_that_can_not_fit_are_refused_with_the_figures(tmp_path: Path) -> None:
     sparse(tmp_path / "model.safetensors", a=("BF16", [131 * GIB // 2], 131 * GIB))
     with pytest.raises(ModelLoadError) as refused:
-        check_files_fit(tmp_path, "float32", Budget(3 * GIB, CPU))
+        check_fits(tensors_in(tmp_path), "float32", Budget(3 * GIB, CPU))
     message = str(refused.value)
     for figure in ("262.0 GiB as float32", "131.0 GiB in its files", "3.0 GiB", "6.0 GiB"):
         assert figure in message
@@ -76,18 +76,18 @@ def test_files_that_can_not_fit_are_refused_with_the_figures(tmp_path: Path) -> 
 
 def test_a_limit_that_is_too_low_can_be_raised_and_a_cast_left_out(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError) as refused:
-        check_fits(5 * GIB, 5 * GIB // 2, "float32", Budget(3 * GIB, CPU))
+        check_fits({"BF16": 5 * GIB // 4}, "float32", Budget(3 * GIB, CPU), 5 * GIB)
     assert "raise memory.limit_bytes" in str(refused.value)
     assert 'model.dtype = "bfloat16"' in str(refused.value)
-    check_fits(3 * GIB, 3 * GIB, "auto", Budget(3 * GIB, CPU))
+    check_fits({"I8": 3 * GIB}, "auto", Budget(3 * GIB, CPU), 3 * GIB)
 
 
 def test_a_limit_beyond_the_device_allows_no_more_than_it_has() -> None:
     with pytest.raises(ModelLoadError, match="the H200 has"):
-        check_fits(101 * GIB, 101 * GIB, "auto", Budget(1 << 50, GPU))
+        check_fits({"I8": 101 * GIB}, "auto", Budget(1 << 50, GPU), 101 * GIB)
 
 
 def test_tensors_that_a_model_may_not_use_refuse_nothing(tmp_path: Path) -> None:
-    """What is loaded is known exactly a little later, by `check_fits`."""
+    """The size that is loaded is known a little later."""
     sparse(tmp_path / "model.safetensors", a=("I8", [11 * GIB // 10], 11 * GIB // 10))
-    check_files_fit(tmp_path, "auto", Budget(GIB, CPU))
+    check_fits(tensors_in(tmp_path), "auto", Budget(GIB, CPU))

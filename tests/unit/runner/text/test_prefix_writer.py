@@ -9,7 +9,6 @@ import pytest
 from vlm_server.errors import EngineBroken
 from vlm_server.interfaces import SeqId
 from vlm_server.runner.device.arrays import Faults
-from vlm_server.runner.device.device import Device, DeviceKind
 from vlm_server.runner.text.prefix_writer import LateErrors, PrefixWriter
 
 LATE = RuntimeError("Command buffer execution failed: of somebody")
@@ -25,12 +24,11 @@ class Groups:
         if self.error is not None:
             raise self.error
 
-    def state_of(self, seq: SeqId) -> tuple[str, str, str] | None:
+    def storable(self, seq: SeqId) -> tuple[str, str, str] | None:
         return ("key", "state", "salt") if seq == SEQ else None
 
 
 class Store:
-    stores_prefixes = True
     error: Exception | None = None
 
     def __init__(self) -> None:
@@ -43,9 +41,9 @@ class Store:
 
 
 class Ground:
-    def __init__(self, kind: DeviceKind = DeviceKind.METAL) -> None:
+    def __init__(self, *, errors_come_late: bool = True) -> None:
         self.groups, self.store = Groups(), Store()
-        self.faults = Faults(Device(kind, "it", 1, 1))
+        self.faults = Faults(come_late=errors_come_late)
         self.errors = LateErrors(self.faults, self.groups)  # type: ignore[arg-type]
         self.writer = PrefixWriter(self.store, self.groups, self.faults, self.errors)  # type: ignore[arg-type]
 
@@ -89,7 +87,7 @@ def test_it_is_not_if_sequences_were_waited_for_before():
 
 
 def test_nobody_waits_where_errors_come_at_once():
-    ground = Ground(DeviceKind.CPU)
+    ground = Ground(errors_come_late=False)
     ground.groups.error = LATE
     ground.errors.synchronize()
     ground.errors.check()

@@ -1,6 +1,6 @@
 """Anthropic's own tool types that clients carry out, as ordinary tools.
 
-Its models know their arguments by heart. Ours are told them, and how large the screen is.
+Anthropic's models know their arguments; others get their descriptions, and the screen's size.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _computer(tool: Tool, version: str, param: str) -> _Made:
     actions = [*_FIRST_ACTIONS]
     properties: dict[str, Any] = {
         "action": {"type": "string", "enum": actions, "description": "What to do."},
-        "coordinate": _point("Where: for mouse actions."),
+        "coordinate": _numbers(2, "Where: for mouse actions."),
         "text": {
             "type": "string",
             "description": "What to type, or the keys to press, such as `ctrl+s`.",
@@ -82,7 +82,7 @@ def _computer(tool: Tool, version: str, param: str) -> _Made:
     if version >= _COMPUTER_SINCE_SCROLL:
         actions += _LATER_ACTIONS
         properties |= {
-            "start_coordinate": _point("Where a drag begins."),
+            "start_coordinate": _numbers(2, "Where a drag begins."),
             "scroll_direction": {"type": "string", "enum": ["up", "down", "left", "right"]},
             "scroll_amount": {"type": "integer", "minimum": 0, "description": "Clicks to scroll."},
             "duration": {"type": "number", "description": "Seconds to wait or to hold a key."},
@@ -127,10 +127,6 @@ def _text_editor(tool: Tool, version: str, param: str) -> _Made:
 
 def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required)}
-
-
-def _point(description: str) -> dict[str, Any]:
-    return _numbers(2, description)
 
 
 def _numbers(count: int, description: str) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from vlm_server.errors import ContextLengthExceeded, RequestError
 
 PATH = "/v1/messages"
-"""The routes whose errors have this shape begin so."""
+"""Prefix of the routes whose errors have this shape."""
 
 TYPES = {
     401: "authentication_error",
@@ -21,39 +19,26 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""By status; the others are `invalid_request_error` below 500 and `api_error` from there."""
+"""Error types by status; others are `invalid_request_error` below 500, else `api_error`."""
 
 _TOO_LONG = "prompt is too long"
 
 
-class MoreDetails(msgspec.Struct, frozen=True):
-    """The error's code, where Anthropic's clients look for it."""
-
-    error_code: str
-
-
-class ErrorDetail(msgspec.Struct, frozen=True):
-    """`code` and `param` are ours: as OpenAI's errors have them."""
-
-    type: str
-    message: str
-    code: str
-    param: str | None
-    details: MoreDetails
-
-
-class ErrorBody(msgspec.Struct, frozen=True):
-    error: ErrorDetail
-    type: Literal["error"] = "error"
-
-
 def encode(error: RequestError) -> bytes:
-    """`error` as JSON: the body of a response, or the data of an event in a stream."""
+    """`error` as JSON: the body of a response, or the data of an event in a stream.
+
+    `code` and `param` are as OpenAI's errors have them; Anthropic's clients look for the code in
+    `details`.
+    """
     other = "invalid_request_error" if error.status < 500 else "api_error"
-    kind = TYPES.get(error.status, other)
-    details = MoreDetails(error.code)
-    detail = ErrorDetail(kind, _message(error), error.code, error.param, details)
-    return msgspec.json.encode(ErrorBody(detail))
+    detail = {
+        "type": TYPES.get(error.status, other),
+        "message": _message(error),
+        "code": error.code,
+        "param": error.param,
+        "details": {"error_code": error.code},
+    }
+    return msgspec.json.encode({"error": detail, "type": "error"})
 
 
 def _message(error: RequestError) -> str:

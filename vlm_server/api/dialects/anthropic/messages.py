@@ -8,20 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from vlm_server.api.dialects.anthropic.schema import (
-    SIGNATURE,
-    Base64Source,
-    ContentBlock,
-    ImageBlock,
-    InputMessage,
-    MessagesRequest,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
-from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.dialects.anthropic import schema
+from vlm_server.api.dialects.fields import check_counts
+from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
@@ -31,32 +20,34 @@ BILLING_HEADER = "x-anthropic-billing-header"
 """Beginning of a block that differs in each request and is left out of the system prompt."""
 
 ERROR_MARK = "Error: "
-"""Stands before the result of a tool that failed."""
+"""Prefix of a failed tool's result."""
 _INDEX = re.compile(r"\[[0-9]+\]")
 
 
-def read_messages(
-    request: MessagesRequest, conversation: Conversation, ignored: IgnoredFields
+def parse_messages(
+    request: schema.MessagesRequest, conversation: Conversation, ignored: IgnoredFields
 ) -> None:
     """Add all messages of `request`, its system prompt first. Raises RequestError."""
     if not any(message.role == "user" for message in request.messages):
         raise InvalidRequest("At least one message must have the role 'user'.", "messages")
-    _counts(request).check(conversation.limits)
+    check_counts(
+        len(request.messages), _contents(request), conversation.limits, image=schema.ImageBlock
+    )
     if system := _system(request, conversation):
         conversation.add(Message("system", system), "system")
-    history = _History(conversation, ignored)
+    parser = _MessageParser(conversation, ignored)
     for i, message in enumerate(request.messages):
-        for turn in history.turns(message, f"messages[{i}].content"):
+        for turn in parser.turns(message, f"messages[{i}].content"):
             conversation.add(turn, f"messages[{i}]")
     conversation.check_complete()
 
 
-def has_billing_header(request: MessagesRequest) -> bool:
+def has_billing_header(request: schema.MessagesRequest) -> bool:
     """Whether the system prompt has a block that is left out."""
     return not isinstance(request.system, str | None) and any(map(_is_billing, request.system))
 
 
-class _History:
+class _MessageParser:
     """Converts messages in their order; results refer to the calls before them."""
 
     def __init__(self, conversation: Conversation, ignored: IgnoredFields) -> None:
@@ -64,7 +55,7 @@ class _History:
         self._ignored = ignored
         self._tools: dict[str, str] = {}
 
-    def turns(self, message: InputMessage, param: str) -> Iterator[Message]:
+    def turns(self, message: schema.InputMessage, param: str) -> Iterator[Message]:
         """The turns of `message`, whose blocks are the field `param`."""
         content = message.content
         if isinstance(content, str):
@@ -80,37 +71,37 @@ class _History:
             case "system":
                 yield Message("system", tuple(self._part(*each) for each in named))
 
-    def _assistant(self, blocks: Sequence[tuple[ContentBlock, str]]) -> Message:
+    def _assistant(self, blocks: Sequence[tuple[schema.ContentBlock, str]]) -> Message:
         content: list[ContentPart] = []
         reasoning: list[str] = []
         calls: list[ToolCall] = []
         for block, param in blocks:
             match block:
-                case ThinkingBlock(thinking=text, signature=signature):
-                    if signature != SIGNATURE:
+                case schema.ThinkingBlock(thinking=text, signature=signature):
+                    if signature != schema.SIGNATURE:
                         self._ignore(f"{param}.signature", signature)
                     reasoning.append(self._conversation.count_text(text, param))
-                case RedactedThinkingBlock():
+                case schema.RedactedThinkingBlock():
                     self._ignored.add("messages[].content[].redacted_thinking")
-                case ToolUseBlock():
+                case schema.ToolUseBlock():
                     calls.append(self._call(block, param))
-                case TextBlock(text=text):
+                case schema.TextBlock(text=text):
                     content.append(self._conversation.text(text, param))
                 case _:
                     raise _misplaced(block, "assistant", param)
         return Message("assistant", tuple(content), "\n\n".join(filter(None, reasoning)), (*calls,))
 
-    def _call(self, block: ToolUseBlock, param: str) -> ToolCall:
+    def _call(self, block: schema.ToolUseBlock, param: str) -> ToolCall:
         arguments = object_text(block.input, f"{param}.input")
         for text in (block.id, block.name, arguments):
             self._conversation.count_text(text, param)
         self._tools[block.id] = block.name
         return ToolCall(block.id, block.name, arguments)
 
-    def _user(self, blocks: Sequence[tuple[ContentBlock, str]]) -> Iterator[Message]:
+    def _user(self, blocks: Sequence[tuple[schema.ContentBlock, str]]) -> Iterator[Message]:
         parts: list[ContentPart] = []
         for block, param in blocks:
-            if not isinstance(block, ToolResultBlock):
+            if not isinstance(block, schema.ToolResultBlock):
                 parts.append(self._part(block, param, "user"))
                 continue
             if parts:
@@ -120,7 +111,7 @@ class _History:
         if parts:
             yield Message("user", tuple(parts))
 
-    def _result(self, block: ToolResultBlock, param: str) -> Message:
+    def _result(self, block: schema.ToolResultBlock, param: str) -> Message:
         content = block.content or ""
         parts: list[ContentPart] = []
         if block.is_error:
@@ -136,16 +127,16 @@ class _History:
         name = self._tools.get(call_id, "")
         return Message("tool", tuple(parts), tool_call_id=call_id, name=name)
 
-    def _part(self, block: ContentBlock, param: str, role: str = "system") -> ContentPart:
+    def _part(self, block: schema.ContentBlock, param: str, role: str = "system") -> ContentPart:
         match block:
-            case TextBlock(text=text):
+            case schema.TextBlock(text=text):
                 return self._conversation.text(text, param)
-            case ImageBlock() if role == "user":
+            case schema.ImageBlock() if role == "user":
                 return self._image(block, param)
         raise _misplaced(block, role, param)
 
-    def _image(self, block: ImageBlock, param: str) -> ImagePart:
-        if not isinstance(block.source, Base64Source):
+    def _image(self, block: schema.ImageBlock, param: str) -> ImagePart:
+        if not isinstance(block.source, schema.Base64Source):
             return self._conversation.image(block.source.url, param)
         part = self._conversation.base64_image(block.source.data, param)
         media_type = f"image/{self._conversation.images[part.index].format.lower()}"
@@ -157,7 +148,7 @@ class _History:
         self._ignored.add(_INDEX.sub("[]", param), value)
 
 
-def _system(request: MessagesRequest, conversation: Conversation) -> tuple[ContentPart, ...]:
+def _system(request: schema.MessagesRequest, conversation: Conversation) -> tuple[ContentPart, ...]:
     system = request.system or ""
     if isinstance(system, str):
         return (conversation.text(system, "system"),) if system else ()
@@ -166,32 +157,19 @@ def _system(request: MessagesRequest, conversation: Conversation) -> tuple[Conte
     )
 
 
-def _is_billing(block: TextBlock) -> bool:
+def _is_billing(block: schema.TextBlock) -> bool:
     return block.text.startswith(BILLING_HEADER)
 
 
-def _counts(request: MessagesRequest) -> Counts:
-    blocks = list(_blocks(request))
-    num_texts = sum(isinstance(message.content, str) for message in request.messages)
-    return Counts(
-        messages=len(request.messages),
-        parts=len(blocks) + num_texts,
-        images=sum(isinstance(block, ImageBlock) for block in blocks),
-        videos=0,
-    )
-
-
-def _blocks(request: MessagesRequest) -> Iterator[ContentBlock]:
-    """All blocks, with those in tool results."""
+def _contents(request: schema.MessagesRequest) -> Iterator[str | Sequence[schema.ContentBlock]]:
+    """The contents of all messages, and those of tool results that are lists."""
     for message in request.messages:
-        if isinstance(message.content, str):
-            continue
-        for block in message.content:
-            yield block
-            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-                yield from block.content
+        yield message.content
+        for block in message.content if isinstance(message.content, list) else ():
+            if isinstance(block, schema.ToolResultBlock) and isinstance(block.content, list):
+                yield block.content
 
 
-def _misplaced(block: ContentBlock, role: str, param: str) -> InvalidRequest:
+def _misplaced(block: schema.ContentBlock, role: str, param: str) -> InvalidRequest:
     kind = block.__struct_config__.tag
     return InvalidRequest(f"Blocks of type `{kind}` are not allowed in `{role}` messages.", param)

@@ -18,18 +18,7 @@ from vlm_server.api.dialects.anthropic.builtin_tools import (
 from vlm_server.api.dialects.anthropic.messages import (
     BILLING_HEADER,
     has_billing_header,
-    read_messages,
-)
-from vlm_server.api.dialects.anthropic.schema import (
-    AnyChoice,
-    AutoChoice,
-    MessagesRequest,
-    NamedChoice,
-    NoChoice,
-    ThinkingAdaptive,
-    ThinkingDisabled,
-    ThinkingEnabled,
-    Tool,
+    parse_messages,
 )
 from vlm_server.api.dialects.fields import only_counted, submit_of
 from vlm_server.api.dialects.reasoning import ReasoningOptions, asks_effort
@@ -43,7 +32,7 @@ from vlm_server.api.parsing.common_fields import (
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.json_schema import schema_text
-from vlm_server.api.parsing.parsed_request import Body, Context, KnownModel, ParsedRequest
+from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Message, SamplingParams
@@ -61,30 +50,23 @@ _NOT_IN_PROMPT = (
 
 
 class Options(msgspec.Struct, frozen=True):
-    """A client's wishes for the message, for the renderer.
-
-    Without `shows_reasoning` it is announced, and left out.
-    """
+    """The renderer's options. Without `shows_reasoning` thinking blocks come without text."""
 
     shows_reasoning: bool = True
 
 
-def read_message(body: Body, context: Context) -> ParsedRequest:
-    """The request in `body`. Raises RequestError.
-
-    Raises BytesNeeded for `https:` or `file:` URLs whose bytes are not in `context.given`, and no
-    other error then: to be called again with them.
-    """
+def parse_message(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`. Raises RequestError and BytesNeeded."""
     return _parsed_request(*schema.parse(body), context)
 
 
-def read_count(body: Body, context: Context) -> ParsedRequest:
-    """The request in `body`, as one whose tokens are counted; otherwise as `read_message`."""
+def parse_count(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`, as one whose tokens are counted; otherwise as `parse_message`."""
     return only_counted(_parsed_request(*schema.parse(body, _NOT_IN_PROMPT), context))
 
 
 def _parsed_request(
-    request: MessagesRequest, ignored: IgnoredFields, context: Context
+    request: schema.MessagesRequest, ignored: IgnoredFields, context: Context
 ) -> ParsedRequest:
     model = model_wanted(request.model, context)
     conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
@@ -92,18 +74,24 @@ def _parsed_request(
         _definition(tool, f"tools[{i}]", ignored) for i, tool in enumerate(request.tools or ())
     ]
     tools = read_tools(definitions, _choice(request, ignored), conversation)
-    read_messages(request, conversation, ignored)
+    parse_messages(request, conversation, ignored)
     continues = _continues(conversation.messages)
     schema_wanted = _schema(request, context.limits)
     json_schema = check_constraints(tools, schema_wanted, _FIELDS, ignored, continues=continues)
     reasoning = _reasoning(request)
-    _ignore_reasoning(request, model, ignored)
+    config = request.output_config
+    is_disabled = isinstance(request.thinking, schema.ThinkingDisabled)
+    if config and (is_disabled or not model.can_reason):
+        ignored.add("output_config.effort", config.effort)
+    if not model.can_reason:
+        ignored.add("thinking", request.thinking)
     sampling = _sampling(request, json_schema, reasoning.max_tokens, context.limits)
     template = reasoning.template_options(continue_final=continues)
     submit = submit_of(conversation, context, sampling, tools, template)
     if has_billing_header(request):
         ignored.add(BILLING_HEADER)
-    options = msgspec.msgpack.encode(Options(_shows_reasoning(request)))
+    is_omitted = getattr(request.thinking, "display", None) == "omitted"
+    options = msgspec.msgpack.encode(Options(shows_reasoning=not is_omitted))
     return ParsedRequest(model.name, submit, bool(request.stream), options, ignored.names)
 
 
@@ -117,43 +105,27 @@ def _continues(messages: Sequence[Message]) -> bool:
     return True
 
 
-def _reasoning(request: MessagesRequest) -> ReasoningOptions:
+def _reasoning(request: schema.MessagesRequest) -> ReasoningOptions:
     """`thinking` wins over `output_config.effort`."""
     effort = request.output_config.effort if request.output_config else None
     match request.thinking:
-        case ThinkingDisabled():
+        case schema.ThinkingDisabled():
             return ReasoningOptions({"thinking": False})
-        case ThinkingEnabled(budget_tokens=budget):
+        case schema.ThinkingEnabled(budget_tokens=budget):
             return ReasoningOptions({"thinking": True}, effort, (budget,))
-        case ThinkingAdaptive(budget_tokens=budget):
+        case schema.ThinkingAdaptive(budget_tokens=budget):
             return ReasoningOptions({"thinking": asks_effort(effort)}, effort, (budget,))
     return ReasoningOptions({"thinking": asks_effort(effort)}, effort)
 
 
-def _ignore_reasoning(request: MessagesRequest, model: KnownModel, ignored: IgnoredFields) -> None:
-    """Report fields of reasoning without effect: some models never reason."""
-    config = request.output_config
-    if config and (not model.can_reason or isinstance(request.thinking, ThinkingDisabled)):
-        ignored.add("output_config.effort", config.effort)
-    if not model.can_reason:
-        ignored.add("thinking", request.thinking)
-
-
-def _shows_reasoning(request: MessagesRequest) -> bool:
-    match request.thinking:
-        case ThinkingEnabled(display="omitted") | ThinkingAdaptive(display="omitted"):
-            return False
-    return True
-
-
-def _schema(request: MessagesRequest, limits: Limits) -> str | None:
+def _schema(request: schema.MessagesRequest, limits: Limits) -> str | None:
     if request.output_config is None or request.output_config.format is None:
         return None
     return schema_text(request.output_config.format.schema, limits, "output_config.format.schema")
 
 
 def _sampling(
-    request: MessagesRequest,
+    request: schema.MessagesRequest,
     json_schema: str | None,
     max_reasoning_tokens: int | None,
     limits: Limits,
@@ -169,7 +141,7 @@ def _sampling(
     )
 
 
-def _definition(tool: Tool, param: str, ignored: IgnoredFields) -> ToolDefinition:
+def _definition(tool: schema.Tool, param: str, ignored: IgnoredFields) -> ToolDefinition:
     is_builtin = tool.type not in (None, "custom")
     for name in fields_without_effect(tool) if is_builtin else FIELDS_OF_BUILTIN:
         ignored.add(f"tools[].{name}", getattr(tool, name))
@@ -179,16 +151,16 @@ def _definition(tool: Tool, param: str, ignored: IgnoredFields) -> ToolDefinitio
     return ToolDefinition(tool.name, param, tool.description, tool.input_schema, strict)
 
 
-def _choice(request: MessagesRequest, ignored: IgnoredFields) -> ToolChoice:
+def _choice(request: schema.MessagesRequest, ignored: IgnoredFields) -> ToolChoice:
     match request.tool_choice:
-        case NoChoice():
+        case schema.NoChoice():
             return ToolChoice("none")
-        case NamedChoice(name=name, disable_parallel_tool_use=one_at_most):
+        case schema.NamedChoice(name=name, disable_parallel_tool_use=one_at_most):
             if one_at_most is False:
                 ignored.add("tool_choice.disable_parallel_tool_use")
             return ToolChoice("required", (name,), parallel=False, param="tool_choice.name")
-        case AnyChoice(disable_parallel_tool_use=one_at_most):
+        case schema.AnyChoice(disable_parallel_tool_use=one_at_most):
             return ToolChoice("required", parallel=not one_at_most)
-        case AutoChoice(disable_parallel_tool_use=one_at_most):
+        case schema.AutoChoice(disable_parallel_tool_use=one_at_most):
             return ToolChoice("auto", parallel=not one_at_most)
     return ToolChoice()

@@ -2,122 +2,81 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from itertools import groupby
+from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
 
-from vlm_server import protocol
 from vlm_server.api.dialects.anthropic import errors
-from vlm_server.api.dialects.anthropic.blocks import Block, BlockEvent, BlockStream, blocks_of
 from vlm_server.api.dialects.anthropic.parse import Options
+from vlm_server.api.dialects.anthropic.schema import SIGNATURE
 from vlm_server.api.http import sse
 from vlm_server.errors import RequestError
+from vlm_server.protocol import Delta, Finished, FinishReason
 
 _PING = sse.event(b'{"type":"ping"}', "ping")
-
-StopReason = Literal["end_turn", "stop_sequence", "max_tokens", "tool_use"]
-
-_STOP_REASONS: dict[protocol.FinishReason, StopReason] = {
+_STOP_REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",
     "length": "max_tokens",
     "tool_calls": "tool_use",
 }
+_BlockKind = Literal["text", "thinking", "tool_use"]
+_BlockKey = tuple[_BlockKind, int]
+"""A block's kind, and the number of its tool call; -1 for other blocks."""
+_DELTA_FIELDS: dict[_BlockKind, tuple[str, str]] = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+"""The type of a block's deltas, and their field with more of the block."""
+
+_encode = msgspec.json.Encoder().encode
 
 
-class Usage(Struct, frozen=True):
-    """The prompt's tokens are `input_tokens` and `cache_read_input_tokens` together.
-
-    `images` is ours: the size at which the model saw each picture, and its tokens.
-    """
-
-    input_tokens: int = 0
-    cache_creation_input_tokens: int = 0
-    cache_read_input_tokens: int = 0
-    output_tokens: int = 0
-    images: tuple[protocol.ImageUse, ...] | UnsetType = UNSET
-
-
-class Message(Struct, frozen=True, tag_field="type", tag="message"):
-    id: str
-    model: str
-    content: tuple[Block, ...] = ()
-    stop_reason: StopReason | None = None
-    stop_sequence: str | None = None
-    usage: Usage = Usage()
-    role: Literal["assistant"] = "assistant"
-
-
-class MessageStart(Struct, frozen=True, tag_field="type", tag="message_start"):
-    message: Message
-
-
-class Ending(Struct, frozen=True):
-    stop_reason: StopReason
-    stop_sequence: str | None
-
-
-class MessageDelta(Struct, frozen=True, tag_field="type", tag="message_delta"):
-    delta: Ending
-    usage: Usage
-
-
-class MessageStop(Struct, frozen=True, tag_field="type", tag="message_stop"):
-    pass
-
-
-Event = MessageStart | BlockEvent | MessageDelta | MessageStop
-
-
-class Count(Struct, frozen=True):
-    input_tokens: int
-
-
-@dataclass(slots=True)
 class MessageRenderer:
-    """The JSON of one answer: a whole message, or its events."""
+    """The JSON of one answer: a whole message, or its events. A stream keeps no text."""
 
-    id: str
-    model: str
-    options: Options
-    _blocks: BlockStream = field(init=False)
-    _is_begun: bool = False
-    _ending: Ending | None = None
+    def __init__(self, request_id: str, model: str, options: bytes) -> None:
+        self._id = request_id
+        self._model = model
+        self._shows_reasoning = msgspec.msgpack.decode(options, type=Options).shows_reasoning
+        self._is_begun = False
+        self._open: _BlockKey | None = None
+        self._index = -1
+        """The number of the last block."""
+        self._ending: dict[str, str | None] = {"stop_reason": None, "stop_sequence": None}
 
-    def __post_init__(self) -> None:
-        self._blocks = BlockStream(self.options.shows_reasoning)
-
-    def whole(
-        self, choices: Sequence[Sequence[protocol.Delta]], finished: protocol.Finished
-    ) -> bytes:
+    def whole(self, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:
         (deltas,) = choices
-        content = blocks_of(deltas, shows_reasoning=self.options.shows_reasoning)
-        ending = _ending(deltas[-1])
-        return _encode(
-            Message(
-                self.id,
-                self.model,
-                content,
-                ending.stop_reason,
-                ending.stop_sequence,
-                _usage(finished),
-            )
-        )
+        self._ending = _ending(deltas[-1])
+        blocks = [list(each) for _, each in groupby(filter(_has_content, deltas), _block_key)]
+        content = [_block(each[0], "".join(map(self._piece, each)), SIGNATURE) for each in blocks]
+        return _encode(self._message(content, _usage(finished)))
 
-    def delta(self, delta: protocol.Delta) -> bytes:
+    def delta(self, delta: Delta) -> bytes:
         """The events of `delta`, and of the blocks that begin and end with it."""
-        events: list[Event] = [*self._begin(), *self._blocks.take(delta)]
+        events = self._begin()
+        if _has_content(delta):
+            key = _block_key(delta)
+            if key != self._open:
+                events += self._close_block()
+                self._open = key
+                self._index += 1
+                events += self._block_event("start", content_block=_block(delta))
+            if piece := self._piece(delta):
+                kind, field = _DELTA_FIELDS[key[0]]
+                events += self._block_event("delta", delta={"type": kind, field: piece})
         if delta.finish_reason:
-            events += self._blocks.close()
+            events += self._close_block()
             self._ending = _ending(delta)
-        return b"".join(map(_event, events))
+        return events
 
-    def end(self, finished: protocol.Finished) -> bytes:
+    def end(self, finished: Finished) -> bytes:
         """The stop reason, the usage, and the last event."""
-        assert self._ending is not None
-        return _event(MessageDelta(self._ending, _usage(finished))) + _event(MessageStop())
+        end = _event("message_delta", delta=self._ending, usage=_usage(finished))
+        return end + _event("message_stop")
 
     def error(self, error: RequestError) -> bytes:
         """An event with the error, and no `message_stop`."""
@@ -129,42 +88,105 @@ class MessageRenderer:
     def empty_chunk(self) -> bytes:
         return _PING
 
-    def _begin(self) -> Sequence[Event]:
-        """The first event. Its usage is all 0: nothing is counted yet."""
+    def _begin(self) -> bytes:
+        """The first event, once. Its usage is all 0: nothing is counted yet."""
         if self._is_begun:
-            return ()
+            return b""
         self._is_begun = True
-        return (MessageStart(Message(self.id, self.model)),)
+        return _event("message_start", message=self._message([], _token_counts(0, 0, 0)))
+
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "type": "message",
+            "id": self._id,
+            "model": self._model,
+            "content": content,
+            **self._ending,
+            "usage": usage,
+            "role": "assistant",
+        }
+
+    def _close_block(self) -> bytes:
+        """The last events of the open block, if there is one."""
+        if self._open is None:
+            return b""
+        events = b""
+        if self._open[0] == "thinking":
+            signature = {"type": "signature_delta", "signature": SIGNATURE}
+            events = self._block_event("delta", delta=signature)
+        self._open = None
+        return events + self._block_event("stop")
+
+    def _block_event(self, name: str, **fields: Any) -> bytes:
+        return _event(f"content_block_{name}", index=self._index, **fields)
+
+    def _piece(self, delta: Delta) -> str:
+        """The text or arguments that `delta` adds to its block."""
+        if delta.tool_call is not None:
+            return delta.tool_call.arguments
+        return "" if delta.is_reasoning and not self._shows_reasoning else delta.text
 
 
-def encode_count(finished: protocol.Finished) -> bytes:
+def encode_count(finished: Finished) -> bytes:
     """The JSON of a prompt's token count, cached tokens included."""
-    return _encode(Count(finished.usage.prompt_tokens))
+    return _encode({"input_tokens": finished.usage.prompt_tokens})
 
 
-_encode = msgspec.json.Encoder().encode
+def _event(name: str, **fields: Any) -> bytes:
+    return sse.event(_encode({"type": name, **fields}), name)
 
 
-def _event(event: Event) -> bytes:
-    """`event` on the wire, under its own name."""
-    name = event.__struct_config__.tag
-    assert isinstance(name, str)
-    return sse.event(_encode(event), name)
+def _has_content(delta: Delta) -> bool:
+    """Whether `delta` belongs to a block."""
+    return bool(delta.text) or delta.tool_call is not None
 
 
-def _ending(delta: protocol.Delta) -> Ending:
+def _block_key(delta: Delta) -> _BlockKey:
+    if delta.tool_call is not None:
+        return "tool_use", delta.tool_call.index
+    return ("thinking" if delta.is_reasoning else "text"), -1
+
+
+def _block(first: Delta, text: str = "", signature: str = "") -> dict[str, Any]:
+    """The block that `first` begins, with all its text; without text, its beginning in a stream.
+
+    Arguments that were cut off are left out.
+    """
+    if (call := first.tool_call) is not None:
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(text)}
+    if first.is_reasoning:
+        return {"type": "thinking", "thinking": text, "signature": signature}
+    return {"type": "text", "text": text}
+
+
+def _arguments(text: str) -> msgspec.Raw | dict[str, Any]:
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    return msgspec.Raw(text.encode()) if is_object else {}
+
+
+def _ending(last: Delta) -> dict[str, str | None]:
     """The stop reason in the last delta of a message."""
-    assert delta.finish_reason is not None
-    if delta.finish_reason == "stop" and delta.stop is not None:
-        return Ending("stop_sequence", delta.stop)
-    return Ending(_STOP_REASONS[delta.finish_reason], None)
+    assert last.finish_reason is not None
+    if last.finish_reason == "stop" and last.stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": last.stop}
+    return {"stop_reason": _STOP_REASONS[last.finish_reason], "stop_sequence": None}
 
 
-def _usage(finished: protocol.Finished) -> Usage:
+def _usage(finished: Finished) -> dict[str, Any]:
+    """`images` is ours: the size at which the model saw each picture, and its tokens."""
     usage = finished.usage
-    return Usage(
-        input_tokens=usage.prompt_tokens - usage.cached_tokens,
-        cache_read_input_tokens=usage.cached_tokens,
-        output_tokens=usage.completion_tokens,
-        images=finished.images or UNSET,
-    )
+    uncached = usage.prompt_tokens - usage.cached_tokens
+    counts = _token_counts(uncached, usage.cached_tokens, usage.completion_tokens)
+    return counts | ({"images": finished.images} if finished.images else {})
+
+
+def _token_counts(uncached: int, cached: int, output: int) -> dict[str, Any]:
+    return {
+        "input_tokens": uncached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": output,
+    }

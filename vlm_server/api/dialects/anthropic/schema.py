@@ -140,7 +140,7 @@ class ThinkingEnabled(Struct, tag_field="type", tag="enabled"):
 
 
 class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
-    """Leaves it to the model's template."""
+    """The model's template decides whether to reason."""
 
     budget_tokens: Count | None = None
     display: Literal["summarized", "omitted"] | None = None

@@ -1,4 +1,4 @@
-"""A chat's messages: Ollama's have pictures beside the text, and calls without ids."""
+"""A chat's messages, where Ollama has images in a field of their own and calls without ids."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, Message, TextPart, ToolCall
 
 
-def read_messages(messages: Sequence[ChatMessage], conversation: Conversation) -> None:
+def parse_messages(messages: Sequence[ChatMessage], conversation: Conversation) -> None:
     """Add `messages` to `conversation`. Raises RequestError or BytesNeeded."""
     if not any(message.role == "user" for message in messages):
         raise InvalidRequest("At least one message must have the role 'user'.", "messages")
     num_images = sum(len(message.images or ()) for message in messages)
     num_parts = num_images + sum(1 + len(message.tool_calls or ()) for message in messages)
     Counts(len(messages), num_parts, num_images, 0).check(conversation.limits)
-    reader = _Reader(conversation)
+    parser = _MessageParser(conversation)
     for i, message in enumerate(messages):
         param = f"messages[{i}]"
-        conversation.add(reader.message(message, param), param)
+        conversation.add(parser.message(message, param), param)
     conversation.check_complete()
 
 
@@ -45,7 +45,7 @@ def _picture(image: str, param: str, conversation: Conversation) -> ContentPart:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _MessageParser:
     """Converts messages in their order. Calls get ids, which their results refer to."""
 
     conversation: Conversation
@@ -77,7 +77,7 @@ class _Reader:
 
     def _result(self, message: ChatMessage, param: str) -> Message:
         name = message.tool_name or message.name or ""
-        call = self._answered(message.tool_call_id or "", name)
+        call = self._answered_call(message.tool_call_id or "", name)
         given = (message.tool_call_id, message.tool_name, message.name)
         for text in filter(None, given):
             self.conversation.count_text(text, param)
@@ -88,8 +88,8 @@ class _Reader:
             name=call.name,
         )
 
-    def _answered(self, call_id: str, name: str) -> ToolCall:
-        """The call that a result is of: by its id, else its tool's name, else its place."""
+    def _answered_call(self, call_id: str, name: str) -> ToolCall:
+        """The call of a result, found by its id, else by its tool's name, else by its position."""
         for call in self._open:
             if call.id == call_id if call_id else name in ("", call.name):
                 self._open.remove(call)

@@ -1,12 +1,13 @@
-"""Models in Ollama's words: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`.
+"""Ollama's endpoints about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`.
 
-Routes that would add, change or delete models answer that they do not.
+Routes that would add, change or delete models are refused.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -29,53 +30,11 @@ API_VERSION = "0.12.11"
 _FOR_EVER = "9999-12-31T23:59:59Z"
 _IN_USE = ("ready", "unresponsive", "unloading")
 """States of engines that hold a model."""
-
-
 _CAPABILITIES = ("completion", "vision", "tools", "thinking")
 """Capabilities that Ollama's clients know."""
-_OF_ALL = ("completion", "vision")
+_COMMON_CAPABILITIES = ("completion", "vision")
 """Capabilities of every served model."""
 _QUANTIZATIONS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-
-
-class Details(msgspec.Struct, frozen=True):
-    family: str
-    families: tuple[str, ...]
-    parameter_size: str
-    quantization_level: str
-    format: str = "safetensors"
-    parent_model: str = ""
-
-
-class ListedModel(msgspec.Struct, frozen=True):
-    name: str
-    model: str
-    modified_at: str
-    size: int
-    digest: str
-    details: Details
-
-
-class RunningModel(msgspec.Struct, frozen=True):
-    name: str
-    model: str
-    size: int
-    digest: str
-    details: Details
-    expires_at: str
-    size_vram: int
-    context_length: int
-
-
-class ShownModel(msgspec.Struct, frozen=True):
-    modelfile: str
-    parameters: str
-    template: str
-    details: Details
-    model_info: dict[str, str | int]
-    capabilities: tuple[str, ...]
-    modified_at: str
-    license: str = ""
 
 
 class ModelRequest(msgspec.Struct):
@@ -94,36 +53,30 @@ class Catalog:
         self._started = time.time()
 
     async def tags(self, _: Request) -> Response:
-        return _json({"models": [self._listed(status) for status in self._statuses]})
-
-    def _listed(self, status: EngineStatus) -> ListedModel:
-        facts, name = status.model_facts, tagged(status.model_name)
-        return ListedModel(
-            name=name,
-            model=name,
-            modified_at=self._modified_at(facts),
-            size=facts.size_bytes,
-            digest=digest(facts, status.model_name),
-            details=details(facts),
-        )
+        listed = [
+            _summary(status) | {"modified_at": self._modified_at(status.model_facts)}
+            for status in self._statuses
+        ]
+        return _json({"models": listed})
 
     async def show(self, request: Request) -> Response:
         _, model = await self._read(request, "stream")
         status = self._shared.models.status(model.name)
         facts = status.model_facts
-        is_coming = not status.is_ready and status.state != "unloaded"
-        if facts == ModelFacts() and is_coming:
+        is_loading = not status.is_ready and status.state != "unloaded"
+        if facts == ModelFacts() and is_loading:
             raise EngineUnavailable(f"The model is not loaded yet: {status.state}.")
         return _json(
-            ShownModel(
-                modelfile=f"FROM {tagged(model.name)}",
-                parameters="",
-                template=template(facts),
-                details=details(facts),
-                model_info=model_info(facts),
-                capabilities=capabilities(facts),
-                modified_at=self._modified_at(facts),
-            )
+            {
+                "modelfile": f"FROM {tagged(model.name)}",
+                "parameters": "",
+                "template": _template(facts),
+                "details": _details(facts),
+                "model_info": _model_info(facts),
+                "capabilities": _capabilities(facts),
+                "modified_at": self._modified_at(facts),
+                "license": "",
+            }
         )
 
     async def ps(self, _: Request) -> Response:
@@ -180,41 +133,53 @@ class Catalog:
         return asked, model
 
 
-def _running(status: EngineStatus) -> RunningModel:
+def _summary(status: EngineStatus) -> dict[str, Any]:
+    """A model's fields in all lists.
+
+    `digest` has 64 hex digits, which clients truncate blindly: the name's hash until the model's is
+    known.
+    """
     facts, name = status.model_facts, tagged(status.model_name)
-    return RunningModel(
-        name=name,
-        model=name,
-        size=facts.size_bytes,
-        digest=digest(facts, status.model_name),
-        details=details(facts),
-        expires_at=_FOR_EVER if status.expires_at is None else time_text(status.expires_at),
-        size_vram=facts.size_bytes,
-        context_length=facts.context_tokens,
-    )
+    return {
+        "name": name,
+        "model": name,
+        "size": facts.size_bytes,
+        "digest": facts.digest or hashlib.sha256(status.model_name.encode()).hexdigest(),
+        "details": _details(facts),
+    }
+
+
+def _running(status: EngineStatus) -> dict[str, Any]:
+    return _summary(status) | {
+        "expires_at": _FOR_EVER if status.expires_at is None else time_text(status.expires_at),
+        "size_vram": status.model_facts.size_bytes,
+        "context_length": status.model_facts.context_tokens,
+    }
 
 
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def details(facts: ModelFacts) -> Details:
+def _details(facts: ModelFacts) -> dict[str, Any]:
     """Family, size and kind of weights; empty texts for what is not known."""
-    return Details(
-        family=facts.family,
-        families=(facts.family,) if facts.family else (),
-        parameter_size=_size(facts.num_parameters),
-        quantization_level=_QUANTIZATIONS.get(facts.quantization, facts.quantization),
-    )
+    return {
+        "family": facts.family,
+        "families": [facts.family] if facts.family else [],
+        "parameter_size": _parameter_size(facts.num_parameters),
+        "quantization_level": _QUANTIZATIONS.get(facts.quantization, facts.quantization),
+        "format": "safetensors",
+        "parent_model": "",
+    }
 
 
-def capabilities(facts: ModelFacts) -> tuple[str, ...]:
+def _capabilities(facts: ModelFacts) -> tuple[str, ...]:
     """The model's capabilities, of those that Ollama's clients know."""
-    known = (*_OF_ALL, *facts.capabilities)
+    known = (*_COMMON_CAPABILITIES, *facts.capabilities)
     return tuple(name for name in _CAPABILITIES if name in known)
 
 
-def model_info(facts: ModelFacts) -> dict[str, str | int]:
+def _model_info(facts: ModelFacts) -> dict[str, str | int]:
     """The figures whose names begin with the architecture, and the general ones."""
     if not facts.family:
         return {}
@@ -225,23 +190,18 @@ def model_info(facts: ModelFacts) -> dict[str, str | int]:
     }
 
 
-def template(facts: ModelFacts) -> str:
-    """A template in Ollama's language, where some clients look whether a model knows tools.
+def _template(facts: ModelFacts) -> str:
+    """A template in Ollama's language; some clients look in it for support of tools.
 
     Prompts are written by the checkpoint's own template.
     """
-    known = capabilities(facts)
+    known = _capabilities(facts)
     tools = "{{ .Tools }}" if "tools" in known else ""
     thinking = "{{ .Thinking }}" if "thinking" in known else ""
     return f"{tools}{{{{ range .Messages }}}}{thinking}{{{{ .Content }}}}{{{{ end }}}}"
 
 
-def digest(facts: ModelFacts, name: str) -> str:
-    """64 hex digits, which clients truncate blindly: the name's hash until the model's is known."""
-    return facts.digest or hashlib.sha256(name.encode()).hexdigest()
-
-
-def _size(num_parameters: int) -> str:
+def _parameter_size(num_parameters: int) -> str:
     """A number of parameters as `3.8B` or `15.20M`; empty for none."""
     if num_parameters >= 1e9:
         return f"{num_parameters / 1e9:.1f}B"

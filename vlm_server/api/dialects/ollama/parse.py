@@ -9,18 +9,10 @@ from typing import Any
 
 from msgspec import Struct, msgpack
 
-from vlm_server.api.dialects.fields import INT32_MAX, submit_of
+from vlm_server.api.dialects.fields import INT32_MAX, submit_of, tool_definitions
 from vlm_server.api.dialects.ollama import schema
-from vlm_server.api.dialects.ollama.messages import pictures_and_text, read_messages
+from vlm_server.api.dialects.ollama.messages import parse_messages, pictures_and_text
 from vlm_server.api.dialects.ollama.model_fields import keep_alive_seconds, model_wanted
-from vlm_server.api.dialects.ollama.schema import (
-    ChatMessage,
-    ModelOptions,
-    OllamaChatRequest,
-    OllamaGenerateRequest,
-    Request,
-    Tool,
-)
 from vlm_server.api.dialects.reasoning import ReasoningOptions
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import (
@@ -33,73 +25,69 @@ from vlm_server.api.parsing.conversation import Conversation, Counts
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.parsing.parsed_request import Body, Context, KnownModel, ParsedRequest
-from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
+from vlm_server.api.parsing.tools import ToolChoice, read_tools
 from vlm_server.errors import Forbidden, UnsupportedField
-from vlm_server.protocol import (
-    Message,
-    SamplingParams,
-    Submit,
-    TextPart,
-    Tools,
-)
+from vlm_server.protocol import Message, SamplingParams, Submit, TextPart, Tools
 from vlm_server.settings import Limits
 
 CHAT = "ollama.chat"
 GENERATE = "ollama.generate"
 _FIELDS = ConstraintFields("format", continued="messages", calls="tools")
 
-_OF_QUESTIONS = frozenset({"format", "logprobs", "options", "system", "think", "tools"})
-"""Fields without effect where nothing is asked."""
-_OF_ROLE = {
+_GENERATION_FIELDS = frozenset({"format", "logprobs", "options", "system", "think", "tools"})
+"""Fields without effect in a request that only loads or unloads the model."""
+_ROLE_OF_FIELD = {
     "thinking": "assistant",
     "tool_calls": "assistant",
     "tool_name": "tool",
     "name": "tool",
     "tool_call_id": "tool",
 }
-"""Fields that messages of one role have."""
-_FILL = -2
+"""The role whose messages have a field."""
+_FILL_CONTEXT = -2
 _LEAST_TOP_P = 1e-6
-"""Replaces 0, which in Ollama leaves the likeliest token."""
+"""Replaces 0, which in Ollama means the likeliest token."""
 
 
-class AnswerOptions(Struct, frozen=True):
-    """A client's wishes for the answer, for the renderer.
+class Options(Struct, frozen=True):
+    """The renderer's options.
 
-    `model` is the name that the client used. `done_reason` is that of an answer to a request that
-    asks nothing; empty if the model is asked.
+    model: the name that the client used. done_reason: of an answer without generation, else empty.
     """
 
     model: str
     done_reason: str = ""
 
 
-def read_chat(body: Body, context: Context) -> ParsedRequest:
+def parse_chat(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError, and BytesNeeded for URLs in `images`."""
-    request, model, ignored = _read(body, OllamaChatRequest, context)
+    request, model, ignored = _parse(body, schema.OllamaChatRequest, context)
     messages = request.messages or []
     if not messages:
-        return _nothing_asked(request, model, ignored, context)
+        return _load_request(request, model, ignored, context)
     conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
-    tools = _tools(request.tools or [], conversation)
-    read_messages(messages, conversation)
+    functions = (tool.function for tool in request.tools or ())
+    tools = read_tools(
+        tool_definitions(functions, "tools[{}].function"), ToolChoice(param="tools"), conversation
+    )
+    parse_messages(messages, conversation)
     return _parsed_request(request, model, ignored, conversation, tools, context)
 
 
-def read_generate(body: Body, context: Context) -> ParsedRequest:
+def parse_generate(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError, and BytesNeeded for URLs in `images`."""
-    request, model, ignored = _read(body, OllamaGenerateRequest, context)
+    request, model, ignored = _parse(body, schema.OllamaGenerateRequest, context)
     for name in ("suffix", "template", "raw"):
         if getattr(request, name):
             raise UnsupportedField(f"`{name}` is not supported; leave it out.", name)
     images = request.images or []
     if not (request.prompt or images):
-        return _nothing_asked(request, model, ignored, context)
+        return _load_request(request, model, ignored, context)
     Counts(1, 2 + len(images), len(images), 0).check(context.limits, "images")
     conversation = Conversation(context.limits, context.given, "prompt", context.on_thread)
     if request.system:
-        told = conversation.text(request.system, "system")
-        conversation.add(Message("system", (told,)), "system")
+        system = conversation.text(request.system, "system")
+        conversation.add(Message("system", (system,)), "system")
     text = conversation.text(request.prompt or "", "prompt")
     asked = Message("user", pictures_and_text(images, "images", text, conversation))
     conversation.add(asked, "prompt")
@@ -107,7 +95,7 @@ def read_generate(body: Body, context: Context) -> ParsedRequest:
     return _parsed_request(request, model, ignored, conversation, None, context)
 
 
-def _read(
+def _parse(
     body: Body, kind: type[schema.R], context: Context
 ) -> tuple[schema.R, KnownModel, IgnoredFields]:
     fields = json_body.parse_object(body)
@@ -117,7 +105,7 @@ def _read(
 
 
 def _parsed_request(
-    request: Request,
+    request: schema.OllamaRequest,
     model: KnownModel,
     ignored: IgnoredFields,
     conversation: Conversation,
@@ -132,7 +120,7 @@ def _parsed_request(
     sampling = _sampling(request, json_schema, reasoning.max_tokens, context.limits)
     template = reasoning.template_options(continue_final=continues)
     submit = submit_of(conversation, context, sampling, tools, template)
-    options = msgpack.encode(AnswerOptions(request.model or model.name))
+    options = msgpack.encode(Options(request.model or model.name))
     return ParsedRequest(
         model.name,
         submit,
@@ -143,18 +131,18 @@ def _parsed_request(
     )
 
 
-def _nothing_asked(
-    request: Request, model: KnownModel, ignored: IgnoredFields, context: Context
+def _load_request(
+    request: schema.OllamaRequest, model: KnownModel, ignored: IgnoredFields, context: Context
 ) -> ParsedRequest:
     """A request that loads or unloads a model. A pinned model stays.
 
     Raises Forbidden if the client may not unload it.
     """
-    for name in sorted(_OF_QUESTIONS & set(request.__struct_fields__)):
+    for name in sorted(_GENERATION_FIELDS & set(request.__struct_fields__)):
         ignored.add(name, getattr(request, name))
     seconds = _keep_alive(request, context, unloads=True)
     options = msgpack.encode(
-        AnswerOptions(request.model or model.name, "load" if seconds != 0 else "unload")
+        Options(request.model or model.name, "load" if seconds != 0 else "unload")
     )
     submit = Submit(context.request_id, (), (), SamplingParams(), client=context.client)
     return ParsedRequest(
@@ -168,7 +156,9 @@ def _nothing_asked(
     )
 
 
-def _keep_alive(request: Request, context: Context, *, unloads: bool = False) -> float | None:
+def _keep_alive(
+    request: schema.OllamaRequest, context: Context, *, unloads: bool = False
+) -> float | None:
     """Seconds that the model stays loaded for all its users, which only an admin key may set.
 
     For other keys None, or Forbidden if the request only `unloads` the model.
@@ -181,20 +171,7 @@ def _keep_alive(request: Request, context: Context, *, unloads: bool = False) ->
     return None
 
 
-def _tools(tools: list[Tool], conversation: Conversation) -> Tools | None:
-    definitions = [
-        ToolDefinition(
-            name=tool.function.name,
-            param=f"tools[{i}].function",
-            description=tool.function.description,
-            parameters=tool.function.parameters,
-        )
-        for i, tool in enumerate(tools)
-    ]
-    return read_tools(definitions, ToolChoice(param="tools"), conversation)
-
-
-def _reasoning(request: Request) -> ReasoningOptions:
+def _reasoning(request: schema.OllamaRequest) -> ReasoningOptions:
     """A level of `think` is for templates that have levels."""
     think = request.think
     wish = None if think is None else bool(think)
@@ -211,9 +188,12 @@ def _continues(last: Message) -> bool:
 
 
 def _sampling(
-    request: Request, json_schema: str | None, max_reasoning_tokens: int | None, limits: Limits
+    request: schema.OllamaRequest,
+    json_schema: str | None,
+    max_reasoning_tokens: int | None,
+    limits: Limits,
 ) -> SamplingParams:
-    options = request.options or ModelOptions()
+    options = request.options or schema.ModelOptions()
     return SamplingParams(
         max_tokens=max_tokens_or_default(_max_tokens(options.num_predict), limits),
         temperature=options.temperature,
@@ -233,18 +213,18 @@ def _sampling(
 
 def _max_tokens(num_predict: int | None) -> int | None:
     """None for the default, as for 0 and -1; -2 fills the context."""
-    if num_predict == _FILL:
+    if num_predict == _FILL_CONTEXT:
         return INT32_MAX
     return num_predict if num_predict is not None and num_predict > 0 else None
 
 
-def _schema(request: Request, limits: Limits) -> str | None:
+def _schema(request: schema.OllamaRequest, limits: Limits) -> str | None:
     """The JSON schema of `format`. Raises InvalidRequest."""
     match request.format:
         case "json":
             return ANY_OBJECT
-        case dict() as schema:
-            return schema_text(schema, limits, "format")
+        case dict() as given:
+            return schema_text(given, limits, "format")
     return None
 
 
@@ -252,7 +232,7 @@ def _schema(request: Request, limits: Limits) -> str | None:
 
 
 def _ignored_fields(
-    fields: dict[str, Any], request: Request, model: KnownModel, context: Context
+    fields: dict[str, Any], request: schema.OllamaRequest, model: KnownModel, context: Context
 ) -> IgnoredFields:
     """Paths of fields without effect, such as `options.num_ctx`; `request` was made of `fields`."""
     ignored = IgnoredFields()
@@ -263,15 +243,15 @@ def _ignored_fields(
     if not model.can_reason:
         ignored.add("think", request.think)
     ignored.add_unread(fields, request)
-    if isinstance(request, OllamaChatRequest):
+    if isinstance(request, schema.OllamaChatRequest):
         for message in request.messages or ():
             _add_misplaced(message, ignored)
     return ignored
 
 
-def _add_misplaced(message: ChatMessage, ignored: IgnoredFields) -> None:
+def _add_misplaced(message: schema.ChatMessage, ignored: IgnoredFields) -> None:
     if message.tool_name and message.name != message.tool_name:
         ignored.add("messages[].name", message.name)
-    for name, role in _OF_ROLE.items():
+    for name, role in _ROLE_OF_FIELD.items():
         if message.role != role:
             ignored.add(f"messages[].{name}", getattr(message, name))

@@ -11,6 +11,8 @@ from msgspec import Meta, Struct
 
 from vlm_server.api.dialects.fields import (
     INT32_MAX,
+    CalledFunction,
+    Function,
     MinP,
     Penalty,
     RepetitionPenalty,
@@ -32,15 +34,8 @@ RULES = {
 """Ends of error messages, by a field's path or name."""
 
 
-class FunctionCall(Struct):
-    """`arguments` is an object, or its JSON."""
-
-    name: str
-    arguments: dict[str, Any] | str | None = None
-
-
 class ToolCall(Struct):
-    function: FunctionCall
+    function: CalledFunction
     id: str | None = None
 
 
@@ -55,12 +50,6 @@ class ChatMessage(Struct):
     tool_name: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
-
-
-class Function(Struct):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
 
 
 class Tool(Struct):
@@ -83,7 +72,7 @@ class ModelOptions(Struct):
     frequency_penalty: Penalty | None = None
 
 
-class Request(Struct, kw_only=True):
+class OllamaRequest(Struct, kw_only=True):
     """The fields that both routes have. `keep_alive`: see `model_fields`."""
 
     model: str | None = None
@@ -96,12 +85,12 @@ class Request(Struct, kw_only=True):
     top_logprobs: TopLogprobs | None = None
 
 
-class OllamaChatRequest(Request):
+class OllamaChatRequest(OllamaRequest):
     messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
 
 
-class OllamaGenerateRequest(Request):
+class OllamaGenerateRequest(OllamaRequest):
     """`suffix`, `template` and `raw` are refused if they are set."""
 
     prompt: str | None = None
@@ -114,7 +103,7 @@ class OllamaGenerateRequest(Request):
 
 prepare(OllamaChatRequest, OllamaGenerateRequest)
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=OllamaRequest)
 
 _WHOLE_NUMBERS = ("num_predict", "top_k", "seed")
 

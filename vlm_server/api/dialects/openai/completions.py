@@ -13,17 +13,12 @@ from msgspec import Meta
 from vlm_server.api.dialects.fields import (
     Count,
     checked_prompt,
-    obeyed_fields,
+    effective_fields,
+    ignore_labels,
     prepare,
     submit_prompt,
 )
-from vlm_server.api.dialects.openai.parse import (
-    ignore_labels,
-    read_sampling,
-    read_schema,
-    read_stream_options,
-)
-from vlm_server.api.dialects.openai.schema import HARMLESS, AnswerFields
+from vlm_server.api.dialects.openai import parse, schema
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
@@ -45,7 +40,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 TokenIds = Annotated[list[Count], Meta(min_length=1)]
 
 
-class CompletionRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
+class CompletionRequest(schema.AnswerFields, forbid_unknown_fields=True, kw_only=True):
     """`prompt` is one: a text, token ids, or a list with one of either."""
 
     prompt: str | list[Any]
@@ -55,28 +50,29 @@ class CompletionRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
 prepare(CompletionRequest)
 
 
-def read(body: Body, context: Context) -> ParsedRequest:
+def parse_completion(body: Body, context: Context) -> ParsedRequest:
     """The request in `body`. Raises RequestError."""
     ignored = IgnoredFields()
-    fields = obeyed_fields(
+    fields = effective_fields(
         json_body.parse_object(body),
         CompletionRequest,
         ignored,
         context,
-        harmless=HARMLESS,
+        harmless=schema.HARMLESS,
         neutral=NEUTRAL,
     )
     request = json_body.convert(fields, CompletionRequest, {})
     model = model_wanted(request.model, context)
-    options = read_stream_options(request, ignored)
-    schema = read_schema(request.response_format, context.limits)
-    ignore_labels(request.response_format, ignored)
-    sampling = read_sampling(
+    options = parse.encode_options(request, ignored)
+    json_schema = parse.parse_response_format(request.response_format, context.limits)
+    if request.response_format is not None:
+        ignore_labels(request.response_format.json_schema, parse.NAMED_SCHEMA, ignored)
+    sampling = parse.parse_sampling(
         request,
         context.limits,
         max_tokens=request.max_tokens or max(DEFAULT_MAX_TOKENS, request.min_tokens or 0),
         logprobs=request.logprobs,
-        json_schema=schema,
+        json_schema=json_schema,
     )
     submit = submit_prompt(_prompt(request.prompt, context), context, sampling)
     return ParsedRequest(model.name, submit, bool(request.stream), options, ignored.names)

@@ -2,61 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from vlm_server.api.dialects.openai.schema import (
-    ChatMessage,
-    ContentPart,
-    FunctionCall,
-    ImageUrlPart,
-    RefusalPart,
-    VideoUrlPart,
-)
-from vlm_server.api.parsing.conversation import Conversation, Counts
+from vlm_server.api.dialects.fields import check_counts
+from vlm_server.api.dialects.openai import schema
+from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import ContentPart as ProtocolPart
-from vlm_server.protocol import Message, ToolCall
+from vlm_server.protocol import ContentPart, Message, ToolCall
 
 _IMAGE_ROLES = ("user", "tool")
 
 
-def read_messages(
-    messages: list[ChatMessage], conversation: Conversation, ignored: IgnoredFields
+def parse_messages(
+    messages: list[schema.ChatMessage], conversation: Conversation, ignored: IgnoredFields
 ) -> None:
     """Fill `conversation`. Raises RequestError and BytesNeeded."""
     if not any(message.role == "user" for message in messages):
         raise InvalidRequest("At least one message must have the role 'user'.", "messages")
-    _counts(messages).check(conversation.limits)
-    reader = _Reader(conversation, ignored)
+    check_counts(
+        len(messages),
+        (message.content for message in messages),
+        conversation.limits,
+        image=schema.ImageUrlPart,
+        video=schema.VideoUrlPart,
+    )
+    parser = _MessageParser(conversation, ignored)
     for i, message in enumerate(messages):
         param = f"messages[{i}]"
-        conversation.add(reader.message(message, param), param)
+        conversation.add(parser.message(message, param), param)
     conversation.check_complete()
 
 
-def parts_of(messages: list[ChatMessage]) -> Iterator[ContentPart]:
-    """The parts of all messages whose content is a list."""
-    for message in messages:
-        if isinstance(message.content, list):
-            yield from message.content
-
-
-def _counts(messages: list[ChatMessage]) -> Counts:
-    parts = list(parts_of(messages))
-    num_texts = sum(isinstance(message.content, str) for message in messages)
-    return Counts(
-        messages=len(messages),
-        parts=len(parts) + num_texts,
-        images=sum(isinstance(part, ImageUrlPart) for part in parts),
-        videos=sum(isinstance(part, VideoUrlPart) for part in parts),
-    )
-
-
 @dataclass(slots=True)
-class _Reader:
+class _MessageParser:
     """Converts messages in their order; results refer to the calls before them."""
 
     conversation: Conversation
@@ -64,7 +44,7 @@ class _Reader:
     called: dict[str, str] = field(default_factory=dict)
     """The names of tools by the ids of their calls."""
 
-    def message(self, message: ChatMessage, param: str) -> Message:
+    def message(self, message: schema.ChatMessage, param: str) -> Message:
         match message.role:
             case "assistant":
                 return self._assistant(message, param)
@@ -81,7 +61,7 @@ class _Reader:
         self.conversation.check_content(role, content, f"{param}.content")
         return Message("user" if role == "user" else "system", content)
 
-    def _assistant(self, message: ChatMessage, param: str) -> Message:
+    def _assistant(self, message: schema.ChatMessage, param: str) -> Message:
         self._ignore(message, "name", "tool_call_id")
         count_text = self.conversation.count_text
         content = self._content(message, param)
@@ -101,7 +81,7 @@ class _Reader:
             tool_calls=tuple(calls),
         )
 
-    def _call(self, call: FunctionCall, param: str) -> ToolCall:
+    def _call(self, call: schema.ToolCall, param: str) -> ToolCall:
         count_text, function = self.conversation.count_text, call.function
         arguments = object_text(function.arguments or "", f"{param}.function.arguments")
         self.called[count_text(call.id, f"{param}.id")] = function.name
@@ -111,7 +91,7 @@ class _Reader:
             arguments=count_text(arguments, f"{param}.function.arguments"),
         )
 
-    def _result(self, message: ChatMessage, param: str) -> Message:
+    def _result(self, message: schema.ChatMessage, param: str) -> Message:
         self._ignore(message, "refusal", *_OF_ASSISTANTS)
         call_id, param_of_id = message.tool_call_id, f"{param}.tool_call_id"
         if call_id is None:
@@ -124,7 +104,7 @@ class _Reader:
             name=self.conversation.count_text(name, f"{param}.name"),
         )
 
-    def _content(self, message: ChatMessage, param: str) -> tuple[ProtocolPart, ...]:
+    def _content(self, message: schema.ChatMessage, param: str) -> tuple[ContentPart, ...]:
         if message.content is None:
             return ()
         if isinstance(message.content, str):
@@ -134,23 +114,22 @@ class _Reader:
             for i, part in enumerate(message.content)
         )
 
-    def _part(self, part: ContentPart, role: str, param: str) -> ProtocolPart:
+    def _part(self, part: schema.ContentPart, role: str, param: str) -> ContentPart:
         match part:
-            case ImageUrlPart(image_url=url) if role in _IMAGE_ROLES:
+            case schema.ImageUrlPart(image_url=url) if role in _IMAGE_ROLES:
                 given, detail = (url, None) if isinstance(url, str) else (url.url, url.detail)
                 return self.conversation.image(given, param, detail)
-            case VideoUrlPart(video_url=url) if role == "user":
+            case schema.VideoUrlPart(video_url=url) if role == "user":
                 return self.conversation.video(url if isinstance(url, str) else url.url, param)
-            case ImageUrlPart():
-                raise InvalidRequest(f"Images are not allowed in messages of role '{role}'.", param)
-            case VideoUrlPart():
-                raise InvalidRequest(f"Videos are not allowed in messages of role '{role}'.", param)
-            case RefusalPart():
+            case schema.ImageUrlPart() | schema.VideoUrlPart():
+                what = "Images" if isinstance(part, schema.ImageUrlPart) else "Videos"
+                raise InvalidRequest(f"{what} are not allowed in messages of role '{role}'.", param)
+            case schema.RefusalPart():
                 return self.conversation.text(part.refusal, param)
             case _:
                 return self.conversation.text(part.text, param)
 
-    def _ignore(self, message: ChatMessage, *names: str) -> None:
+    def _ignore(self, message: schema.ChatMessage, *names: str) -> None:
         """Report fields without meaning in messages of this role."""
         for name in names:
             self.ignored.add(f"messages[].{name}", getattr(message, name))

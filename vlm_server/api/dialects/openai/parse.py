@@ -10,22 +10,9 @@ from typing import Any
 
 from msgspec import Struct, msgpack
 
-from vlm_server.api.dialects.fields import submit_of
+from vlm_server.api.dialects.fields import ignore_labels, submit_of, tool_definitions
 from vlm_server.api.dialects.openai import schema
-from vlm_server.api.dialects.openai.messages import read_messages
-from vlm_server.api.dialects.openai.schema import (
-    AllowedToolsChoice,
-    AnswerFields,
-    ChatRequest,
-    FunctionTool,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    NamedTool,
-    PixelLimits,
-    ResponseFormat,
-    StreamOptions,
-    WantedChoice,
-)
+from vlm_server.api.dialects.openai.messages import parse_messages
 from vlm_server.api.dialects.reasoning import MODES, ReasoningOptions, asks_effort
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import (
@@ -40,61 +27,55 @@ from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
-from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
+from vlm_server.api.parsing.tools import ToolChoice, read_tools
 from vlm_server.errors import InvalidRequest, UnsupportedField
 from vlm_server.protocol import SamplingParams
 from vlm_server.settings import Limits
 
 DIALECT = "openai"
 _FIELDS = ConstraintFields("response_format", continued="continue_final_message")
-_NAMED_SCHEMA = "response_format.json_schema"
+NAMED_SCHEMA = "response_format.json_schema"
 _ENABLE_THINKING = "enable_thinking"
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 """One spelling for each id. The engine checks that the id exists."""
 
 
 class Options(Struct, frozen=True):
-    """A client's wishes for the stream, for the renderer: usage at its end, and in all chunks."""
+    """The renderer's options: usage in the stream's last chunk, and in all of its chunks."""
 
     include_usage: bool = False
     continuous_usage: bool = False
 
 
-def read_chat(body: Body, context: Context) -> ParsedRequest:
-    """The request in `body`. Raises RequestError.
-
-    Raises BytesNeeded for `https:` or `file:` URLs whose bytes are not in `context.given`, and no
-    other error then: to be called again with them.
-    """
-    return read_fields(json_body.parse_object(body), context)
+def parse_chat(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`. Raises RequestError and BytesNeeded."""
+    return parse_fields(json_body.parse_object(body), context)
 
 
-def read_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
-    """The request of a body's fields: see `read_chat`."""
+def parse_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
+    """The request of a body's fields: see `parse_chat`."""
     ignored = IgnoredFields()
-    request = schema.read(fields, ignored, context)
-    return _parsed_request(request, fields, context, ignored)
-
-
-def _parsed_request(
-    request: ChatRequest, fields: dict[str, Any], context: Context, ignored: IgnoredFields
-) -> ParsedRequest:
+    request = schema.parse(fields, ignored, context)
     model = model_wanted(request.model, context)
-    options = read_stream_options(request, ignored)
+    options = encode_options(request, ignored)
     conversation = Conversation(context.limits, context.given, on_thread=context.on_thread)
-    _read_pixel_limits(request.mm_processor_kwargs, conversation)
+    _set_pixel_limits(request.mm_processor_kwargs, conversation)
     choice = _choice(request.tool_choice, parallel=request.parallel_tool_calls is not False)
-    tools = read_tools(_definitions(request.tools or []), choice, conversation)
+    tools = read_tools(
+        tool_definitions((tool.function for tool in request.tools or ()), "tools[{}].function"),
+        choice,
+        conversation,
+    )
     continues = _continues(request)
-    wanted = read_schema(request.response_format, context.limits)
+    wanted = parse_response_format(request.response_format, context.limits)
     json_schema = check_constraints(tools, wanted, _FIELDS, ignored, continues=continues)
-    if json_schema is not None:
-        ignore_labels(request.response_format, ignored)
+    if json_schema is not None and request.response_format is not None:
+        ignore_labels(request.response_format.json_schema, NAMED_SCHEMA, ignored)
     if not model.can_reason:
         for field in ("reasoning_effort", "thinking", "reasoning"):
             ignored.add(field, getattr(request, field))
     reasoning = _reasoning(request)
-    sampling = read_sampling(
+    sampling = parse_sampling(
         request,
         context.limits,
         max_tokens=_max_tokens(request),
@@ -104,7 +85,7 @@ def _parsed_request(
         max_reasoning_tokens=reasoning.max_tokens,
     )
     template = reasoning.template_options(continue_final=continues)
-    read_messages(request.messages, conversation, ignored)
+    parse_messages(request.messages, conversation, ignored)
     prediction = "" if request.prediction is None else request.prediction.text
     conversation.count_text(prediction, "prediction.content")
     submit = submit_of(conversation, context, sampling, tools, template, prediction)
@@ -119,11 +100,11 @@ def _parsed_request(
     )
 
 
-def read_stream_options(request: AnswerFields, ignored: IgnoredFields) -> bytes:
+def encode_options(request: schema.AnswerFields, ignored: IgnoredFields) -> bytes:
     """`Options`, encoded. Raises InvalidRequest for `stream_options` without a stream."""
     wanted = request.stream_options
     if wanted is None:
-        wanted = StreamOptions()
+        wanted = schema.StreamOptions()
     elif not request.stream:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
     if wanted.include_obfuscation:
@@ -131,7 +112,7 @@ def read_stream_options(request: AnswerFields, ignored: IgnoredFields) -> bytes:
     return msgpack.encode(Options(bool(wanted.include_usage), bool(wanted.continuous_usage_stats)))
 
 
-def _read_pixel_limits(wanted: PixelLimits | None, conversation: Conversation) -> None:
+def _set_pixel_limits(wanted: schema.PixelLimits | None, conversation: Conversation) -> None:
     if wanted is None:
         return
     least, most = wanted.min_pixels, wanted.max_pixels
@@ -142,7 +123,7 @@ def _read_pixel_limits(wanted: PixelLimits | None, conversation: Conversation) -
     conversation.min_pixels, conversation.max_pixels = least, most
 
 
-def _continues(request: ChatRequest) -> bool:
+def _continues(request: schema.ChatRequest) -> bool:
     """Whether the answer continues the last message. Raises InvalidRequest."""
     param = "continue_final_message"
     is_assistants = request.messages[-1].role == "assistant"
@@ -171,25 +152,12 @@ def _continues(request: ChatRequest) -> bool:
 # ---- tools -------------------------------------------------------------------------------
 
 
-def _definitions(tools: list[FunctionTool]) -> list[ToolDefinition]:
-    return [
-        ToolDefinition(
-            name=tool.function.name,
-            param=f"tools[{i}].function",
-            description=tool.function.description,
-            parameters=tool.function.parameters,
-            strict=bool(tool.function.strict),
-        )
-        for i, tool in enumerate(tools)
-    ]
-
-
-def _choice(wanted: WantedChoice | None, *, parallel: bool) -> ToolChoice:
+def _choice(wanted: schema.WantedChoice | None, *, parallel: bool) -> ToolChoice:
     """`tool_choice` as every dialect has it. A named tool is called once."""
     match wanted:
-        case NamedTool(function=function):
+        case schema.NamedTool(function=function):
             return ToolChoice("required", (function.name,), parallel=False)
-        case AllowedToolsChoice(allowed_tools=allowed):
+        case schema.AllowedToolsChoice(allowed_tools=allowed):
             names = tuple(tool.function.name for tool in allowed.tools)
             return ToolChoice(allowed.mode, names, parallel)
         case None:
@@ -201,30 +169,20 @@ def _choice(wanted: WantedChoice | None, *, parallel: bool) -> ToolChoice:
 # ---- the answer --------------------------------------------------------------------------
 
 
-def read_schema(wanted: ResponseFormat | None, limits: Limits) -> str | None:
+def parse_response_format(wanted: schema.ResponseFormat | None, limits: Limits) -> str | None:
     """The JSON schema that the answer must match; None for free text. Raises InvalidRequest."""
     match wanted:
-        case JsonObjectFormat():
+        case schema.JsonObjectFormat():
             return ANY_OBJECT
-        case JsonSchemaFormat(json_schema=named):
-            return schema_text(named.schema, limits, f"{_NAMED_SCHEMA}.schema")
+        case schema.JsonSchemaFormat(json_schema=named):
+            return schema_text(named.schema, limits, f"{NAMED_SCHEMA}.schema")
     return None
 
 
-def ignore_labels(wanted: ResponseFormat | None, ignored: IgnoredFields) -> None:
-    """Report a schema's name and description, which the model does not get."""
-    if isinstance(wanted, JsonSchemaFormat):
-        named = wanted.json_schema
-        ignored.add(f"{_NAMED_SCHEMA}.name", named.name)
-        ignored.add(f"{_NAMED_SCHEMA}.description", named.description)
-        if named.strict is False:
-            ignored.add(f"{_NAMED_SCHEMA}.strict")
-
-
-def _reasoning(request: ChatRequest) -> ReasoningOptions:
+def _reasoning(request: schema.ChatRequest) -> ReasoningOptions:
     """The fields of OpenAI, Anthropic, OpenRouter and vLLM. Raises InvalidRequest."""
     thinking = request.thinking or schema.Thinking("auto")
-    reasoning = request.reasoning or schema.Reasoning()
+    reasoning = request.reasoning or schema.ReasoningConfig()
     variables = dict(request.chat_template_kwargs or {})
     enabled = variables.pop(_ENABLE_THINKING, None)
     param = f"chat_template_kwargs.{_ENABLE_THINKING}"
@@ -244,8 +202,8 @@ def _reasoning(request: ChatRequest) -> ReasoningOptions:
     )
 
 
-def read_sampling(
-    request: AnswerFields,
+def parse_sampling(
+    request: schema.AnswerFields,
     limits: Limits,
     *,
     max_tokens: int | None,
@@ -283,8 +241,8 @@ def read_sampling(
     )
 
 
-def _check_ends(request: AnswerFields) -> None:
-    """JSON ends where it is complete, so its length can't be set."""
+def _check_ends(request: schema.AnswerFields) -> None:
+    """Raises InvalidRequest for a length: JSON ends where it is complete."""
     for name in ("min_tokens", "ignore_eos"):
         if getattr(request, name):
             raise InvalidRequest(
@@ -294,7 +252,7 @@ def _check_ends(request: AnswerFields) -> None:
             )
 
 
-def _max_tokens(request: ChatRequest) -> int | None:
+def _max_tokens(request: schema.ChatRequest) -> int | None:
     given = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(given) > 1:
         raise InvalidRequest(

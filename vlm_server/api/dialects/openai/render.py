@@ -3,130 +3,47 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
-from vlm_server import protocol
-from vlm_server.api.dialects.logprobs import TokenLogprob, finite, token_logprob
+from vlm_server.api.dialects.logprobs import finite, token_logprob
 from vlm_server.api.dialects.openai.parse import Options
 from vlm_server.api.http import errors, sse
 from vlm_server.errors import RequestError
+from vlm_server.protocol import Delta, Finished, TokenLogprob, ToolCallDelta, Usage
+
+_encode = msgspec.json.Encoder().encode
 
 
-class PromptTokensDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int
+class _Renderer(ABC):
+    """The common part of chat and text completions: a whole completion, or its chunks."""
 
+    _object: ClassVar[str] = "text_completion"
+    _chunk_object: ClassVar[str] = "text_completion"
 
-class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Predictions are drafts, from wherever they come: see `docs/api.md`."""
+    def __init__(self, request_id: str, model: str, options: bytes) -> None:
+        common = {"id": request_id, "created": int(time.time()), "model": model}
+        self._whole = {"object": self._object, **common}
+        self._chunk = {"object": self._chunk_object, **common}
+        self._options = msgspec.msgpack.decode(options, type=Options)
 
-    reasoning_tokens: int
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    @abstractmethod
+    def _choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """The JSON of a choice, of which `deltas` are all, or for text completions some."""
 
+    def whole(self, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:
+        answers = [self._choice(index, deltas) for index, deltas in enumerate(choices)]
+        return _encode(self._whole | {"choices": answers, "usage": _usage_of_all(finished)})
 
-class Usage(msgspec.Struct, frozen=True):
-    """`images` and `videos` are ours: what the model saw of each picture and video, in tokens."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails
-    images: tuple[protocol.ImageUse, ...] | UnsetType = UNSET
-    videos: tuple[protocol.VideoUse, ...] | UnsetType = UNSET
-
-
-class Logprobs(msgspec.Struct, frozen=True):
-    content: tuple[TokenLogprob, ...]
-    refusal: None = None
-
-
-class Function(msgspec.Struct, frozen=True):
-    arguments: str
-    name: str | UnsetType = UNSET
-
-
-class ToolCallDelta(msgspec.Struct, frozen=True):
-    """The first delta of a call has all but its arguments."""
-
-    index: int
-    function: Function
-    id: str | UnsetType = UNSET
-    type: str | UnsetType = UNSET
-
-
-class Delta(msgspec.Struct, frozen=True):
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
-
-
-class ChunkChoice(msgspec.Struct, frozen=True):
-    delta: Delta
-    finish_reason: str | None = None
-    index: int = 0
-    logprobs: Logprobs | None = None
-
-
-class Chunk(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion.chunk"):
-    id: str
-    created: int
-    model: str
-    choices: tuple[ChunkChoice, ...]
-    usage: Usage | UnsetType | None = UNSET
-
-
-class ToolCall(msgspec.Struct, frozen=True):
-    id: str
-    function: Function
-    type: str = "function"
-
-
-class AnswerMessage(msgspec.Struct, frozen=True):
-    """`content` is None for calls without text."""
-
-    content: str | None
-    role: str = "assistant"
-    refusal: None = None
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
-
-
-class Choice(msgspec.Struct, frozen=True):
-    message: AnswerMessage
-    finish_reason: str
-    index: int = 0
-    logprobs: Logprobs | None = None
-
-
-class Completion(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion"):
-    id: str
-    created: int
-    model: str
-    choices: tuple[Choice, ...]
-    usage: Usage
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkRenderer:
-    """The common part of chat and text completions."""
-
-    id: str
-    model: str
-    options: Options
-    created: int = field(default_factory=lambda: int(time.time()), kw_only=True)
-
-    def usage_so_far(self, usage: protocol.Usage | None) -> Usage | UnsetType | None:
-        """The field `usage` of a chunk that is not the last."""
-        if self.options.continuous_usage and usage is not None:
-            return usage_of(usage)
-        return None if self.options.include_usage else UNSET
+    def end(self, finished: Finished) -> bytes:
+        """The usage, if the client wants it, and `[DONE]`."""
+        if not self._options.include_usage:
+            return sse.DONE
+        return self._event([], {"usage": _usage_of_all(finished)}) + sse.DONE
 
     def error(self, error: RequestError) -> bytes:
         """An event with the error, and no `[DONE]`."""
@@ -135,219 +52,174 @@ class ChunkRenderer:
     def keep_alive(self) -> bytes:
         return sse.KEEP_ALIVE
 
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
+        return sse.event(_encode({**self._chunk, "choices": choices, **usage}))
 
-@dataclass(frozen=True, slots=True)
-class ChatRenderer(ChunkRenderer):
-    """The JSON of one answer: a whole completion, or its chunks."""
+    def _usage_so_far(self, usage: Usage | None) -> dict[str, Any]:
+        """The field `usage`, if any, of a chunk that is not the last."""
+        if self._options.continuous_usage and usage is not None:
+            return {"usage": _usage(usage)}
+        return {"usage": None} if self._options.include_usage else {}
 
-    _begun: set[int] = field(default_factory=set)
-    """Choices of which a chunk was sent."""
 
-    def whole(
-        self, choices: Sequence[Sequence[protocol.Delta]], finished: protocol.Finished
-    ) -> bytes:
-        answers = tuple(_choice(index, deltas) for index, deltas in enumerate(choices))
-        usage = usage_of(finished.usage, finished.images, finished.videos)
-        return _encode(Completion(self.id, self.created, self.model, answers, usage))
+class ChatRenderer(_Renderer):
+    _object = "chat.completion"
+    _chunk_object = "chat.completion.chunk"
 
-    def delta(self, delta: protocol.Delta) -> bytes:
+    def __init__(self, request_id: str, model: str, options: bytes) -> None:
+        super().__init__(request_id, model, options)
+        self._begun = set[int]()
+        """Choices of which a chunk was sent."""
+
+    def delta(self, delta: Delta) -> bytes:
         """Chunks with the role, the text or the call, and the finish reason."""
-        news = []
-        if delta.choice not in self._begun:
-            self._begun.add(delta.choice)
-            news.append(Delta(role="assistant", content=""))
-        news += _news(delta)
-        chunks = [ChunkChoice(each, index=delta.choice) for each in news]
+        deltas = self._role(delta.choice) + _deltas_of(delta)
+        choices = [_chunk_choice(each, delta.choice) for each in deltas]
         if delta.logprobs:
-            chunks[-1] = msgspec.structs.replace(chunks[-1], logprobs=_logprobs(delta.logprobs))
+            choices[-1]["logprobs"] = _logprobs(delta.logprobs)
         if delta.finish_reason:
-            chunks.append(ChunkChoice(Delta(), delta.finish_reason, delta.choice))
-        return b"".join(sse.event(self._chunk(chunk, delta.usage)) for chunk in chunks)
-
-    def end(self, finished: protocol.Finished) -> bytes:
-        """The usage, if the client wants it, and `[DONE]`."""
-        if not self.options.include_usage:
-            return sse.DONE
-        usage = usage_of(finished.usage, finished.images, finished.videos)
-        chunk = Chunk(self.id, self.created, self.model, (), usage)
-        return sse.event(_encode(chunk)) + sse.DONE
+            choices.append(_chunk_choice({}, delta.choice, delta.finish_reason))
+        usage = self._usage_so_far(delta.usage)
+        return b"".join([self._event([choice], usage) for choice in choices])
 
     def empty_chunk(self) -> bytes:
         """The role, if nothing else was sent, or a chunk with an empty delta."""
-        is_first = 0 not in self._begun
-        self._begun.add(0)
-        news = Delta(role="assistant", content="") if is_first else Delta()
-        return sse.event(self._chunk(ChunkChoice(news), None))
+        (delta,) = self._role(0) or [{}]
+        return self._event([_chunk_choice(delta, 0)], self._usage_so_far(None))
 
-    def _chunk(self, choice: ChunkChoice, so_far: protocol.Usage | None) -> bytes:
-        usage = self.usage_so_far(so_far)
-        return _encode(Chunk(self.id, self.created, self.model, (choice,), usage))
+    def _role(self, choice: int) -> list[dict[str, Any]]:
+        """The first delta of a choice; empty once it was sent."""
+        if choice in self._begun:
+            return []
+        self._begun.add(choice)
+        return [{"role": "assistant", "content": ""}]
+
+    def _choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        assert deltas[-1].finish_reason is not None
+        text = "".join(delta.text for delta in deltas if not delta.is_reasoning)
+        reasoning = "".join(delta.text for delta in deltas if delta.is_reasoning)
+        calls = _calls(deltas)
+        message: dict[str, Any] = {
+            "content": None if calls and not text else text,
+            "role": "assistant",
+            "refusal": None,
+        }
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return {
+            "message": message,
+            "finish_reason": deltas[-1].finish_reason,
+            "index": index,
+            "logprobs": _logprobs([entry for delta in deltas for entry in delta.logprobs]),
+        }
 
 
-_encode = msgspec.json.Encoder().encode
+def _chunk_choice(
+    delta: dict[str, Any], index: int, finish_reason: str | None = None
+) -> dict[str, Any]:
+    return {"delta": delta, "finish_reason": finish_reason, "index": index, "logprobs": None}
 
 
-def _choice(index: int, deltas: Sequence[protocol.Delta]) -> Choice:
-    """A whole choice; its last delta has the finish reason."""
-    finish_reason = deltas[-1].finish_reason
-    assert finish_reason is not None
-    text = "".join(delta.text for delta in deltas if not delta.is_reasoning)
-    reasoning = "".join(delta.text for delta in deltas if delta.is_reasoning)
-    calls = _calls(deltas)
-    message = AnswerMessage(
-        content=None if calls and not text else text,
-        reasoning_content=reasoning or UNSET,
-        tool_calls=calls or UNSET,
-    )
-    logprobs = [entry for delta in deltas for entry in delta.logprobs]
-    return Choice(message, finish_reason, index, _logprobs(logprobs))
-
-
-def _calls(deltas: Sequence[protocol.Delta]) -> tuple[ToolCall, ...]:
+def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
     """The whole calls in the deltas of a choice."""
-    news: dict[int, list[protocol.ToolCallDelta]] = {}
+    calls = defaultdict[int, list[ToolCallDelta]](list)
     for delta in deltas:
         if delta.tool_call is not None:
-            news.setdefault(delta.tool_call.index, []).append(delta.tool_call)
-    return tuple(
-        ToolCall(each[0].id, Function("".join(one.arguments for one in each), each[0].name))
-        for _, each in sorted(news.items())
-    )
-
-
-def _news(delta: protocol.Delta) -> list[Delta]:
-    """Chunks of `delta` but for its end; at least one, if it has log probabilities."""
-    news = [] if delta.tool_call is None else _call_news(delta.tool_call)
-    if news or not (delta.text or delta.logprobs):
-        return news
+            calls[delta.tool_call.index].append(delta.tool_call)
     return [
-        Delta(reasoning_content=delta.text) if delta.is_reasoning else Delta(content=delta.text)
+        {
+            "id": call[0].id,
+            "function": {
+                "arguments": "".join(each.arguments for each in call),
+                "name": call[0].name,
+            },
+            "type": "function",
+        }
+        for _, call in sorted(calls.items())
     ]
 
 
-def _call_news(call: protocol.ToolCallDelta) -> list[Delta]:
-    """Chunks of more of a call: first the name, apart from the arguments."""
-    news = []
-    if call.name:
-        head = ToolCallDelta(call.index, Function("", call.name), call.id, "function")
-        news.append(Delta(tool_calls=(head,)))
-    if call.arguments:
-        more = ToolCallDelta(call.index, Function(call.arguments))
-        news.append(Delta(tool_calls=(more,)))
-    return news
+def _deltas_of(delta: Delta) -> list[dict[str, Any]]:
+    """`delta` in OpenAI's form, without its end; at least one, if it has log probabilities.
+
+    The first one of a call has all but its arguments.
+    """
+    deltas: list[dict[str, Any]] = []
+    if (call := delta.tool_call) is not None:
+        if call.name:
+            function = {"arguments": "", "name": call.name}
+            head = {"index": call.index, "function": function, "id": call.id, "type": "function"}
+            deltas.append({"tool_calls": [head]})
+        if call.arguments:
+            more = {"index": call.index, "function": {"arguments": call.arguments}}
+            deltas.append({"tool_calls": [more]})
+    if not deltas and (delta.text or delta.logprobs):
+        deltas.append({"reasoning_content" if delta.is_reasoning else "content": delta.text})
+    return deltas
 
 
-def _logprobs(entries: Sequence[protocol.TokenLogprob]) -> Logprobs | None:
+def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
     """None without entries: they were not requested."""
-    if not entries:
-        return None
-    return Logprobs(tuple(map(token_logprob, entries)))
+    return {"content": list(map(token_logprob, entries)), "refusal": None} if entries else None
 
 
-def usage_of(
-    usage: protocol.Usage,
-    images: tuple[protocol.ImageUse, ...] = (),
-    videos: tuple[protocol.VideoUse, ...] = (),
-) -> Usage:
-    """`usage` as JSON."""
-    return Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(
-            usage.reasoning_tokens,
-            usage.accepted_prediction_tokens,
-            usage.rejected_prediction_tokens,
-        ),
-        images=images or UNSET,
-        videos=videos or UNSET,
-    )
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Prediction tokens are those of all drafts: see `docs/api.md`."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+        },
+    }
 
 
-# ---- text completions --------------------------------------------------------------------
+def _usage_of_all(finished: Finished) -> dict[str, Any]:
+    """With our `images` and `videos`: what the model saw of each, in tokens."""
+    media = {"images": finished.images, "videos": finished.videos}
+    return _usage(finished.usage) | {name: uses for name, uses in media.items() if uses}
 
 
-class TextLogprobs(msgspec.Struct, frozen=True):
-    """One entry for each token; `text_offset` counts characters of the tokens before it."""
+class CompletionRenderer(_Renderer):
+    def __init__(self, request_id: str, model: str, options: bytes) -> None:
+        super().__init__(request_id, model, options)
+        self._offsets = defaultdict[int, int](int)
+        """Characters of the tokens of each choice so far."""
 
-    tokens: tuple[str, ...]
-    token_logprobs: tuple[float, ...]
-    top_logprobs: tuple[dict[str, float], ...]
-    text_offset: tuple[int, ...]
-
-
-class TextChoice(msgspec.Struct, frozen=True):
-    text: str
-    index: int
-    logprobs: TextLogprobs | None = None
-    finish_reason: str | None = None
-
-
-class TextCompletion(msgspec.Struct, frozen=True, tag_field="object", tag="text_completion"):
-    """A whole answer, or a chunk of one."""
-
-    id: str
-    created: int
-    model: str
-    choices: tuple[TextChoice, ...]
-    usage: Usage | UnsetType | None = UNSET
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionRenderer(ChunkRenderer):
-    """The JSON of one answer: a whole completion, or its chunks."""
-
-    _offsets: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """Characters of the tokens of each choice so far."""
-
-    def whole(
-        self, choices: Sequence[Sequence[protocol.Delta]], finished: protocol.Finished
-    ) -> bytes:
-        answers = tuple(self._choice(deltas) for deltas in choices)
-        return self._completion(answers, usage_of(finished.usage))
-
-    def delta(self, delta: protocol.Delta) -> bytes:
+    def delta(self, delta: Delta) -> bytes:
         """One chunk."""
-        usage = self.usage_so_far(delta.usage)
-        return sse.event(self._completion((self._choice((delta,)),), usage))
-
-    def end(self, finished: protocol.Finished) -> bytes:
-        """The usage, if the client wants it, and `[DONE]`."""
-        if not self.options.include_usage:
-            return sse.DONE
-        return sse.event(self._completion((), usage_of(finished.usage))) + sse.DONE
+        choice = self._choice(delta.choice, (delta,))
+        return self._event([choice], self._usage_so_far(delta.usage))
 
     def empty_chunk(self) -> bytes:
-        return self.delta(protocol.Delta(self.id, ""))
+        return self.delta(Delta("", ""))
 
-    def _completion(
-        self, choices: tuple[TextChoice, ...], usage: Usage | UnsetType | None
-    ) -> bytes:
-        completion = TextCompletion(self.id, self.created, self.model, choices, usage)
-        return _encode(completion)
-
-    def _choice(self, deltas: Sequence[protocol.Delta]) -> TextChoice:
-        """`deltas` of one choice, joined."""
-        last = deltas[-1]
+    def _choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
         entries = [entry for delta in deltas for entry in delta.logprobs]
-        return TextChoice(
-            text="".join(delta.text for delta in deltas),
-            index=last.choice,
-            logprobs=self._logprobs(last.choice, entries) if entries else None,
-            finish_reason=last.finish_reason,
-        )
+        return {
+            "text": "".join(delta.text for delta in deltas),
+            "index": index,
+            "logprobs": self._logprobs(index, entries) if entries else None,
+            "finish_reason": deltas[-1].finish_reason,
+        }
 
-    def _logprobs(self, choice: int, entries: Sequence[protocol.TokenLogprob]) -> TextLogprobs:
+    def _logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """One entry for each token; `text_offset` counts characters of the tokens before it."""
         offsets = []
         for entry in entries:
             offsets.append(self._offsets[choice])
             self._offsets[choice] += len(entry.token.text)
-        return TextLogprobs(
-            tokens=tuple(entry.token.text for entry in entries),
-            token_logprobs=tuple(finite(entry.token.logprob) for entry in entries),
-            top_logprobs=tuple(
+        return {
+            "tokens": [entry.token.text for entry in entries],
+            "token_logprobs": [finite(entry.token.logprob) for entry in entries],
+            "top_logprobs": [
                 {top.text: finite(top.logprob) for top in reversed(entry.top)} for entry in entries
-            ),
-            text_offset=tuple(offsets),
-        )
+            ],
+            "text_offset": offsets,
+        }

@@ -12,19 +12,22 @@ from msgspec import Meta, Struct
 
 from vlm_server.api.dialects.fields import (
     EFFORT_RULE,
+    CalledFunction,
     Count,
     Effort,
     ImageDetail,
     MinP,
+    NamedSchema,
     Penalty,
     RepetitionPenalty,
     Seed,
     Size,
+    StrictFunction,
     Temperature,
     TopK,
     TopLogprobs,
     TopP,
-    obeyed_fields,
+    effective_fields,
     prepare,
 )
 from vlm_server.api.parsing import json_body
@@ -47,7 +50,7 @@ HARMLESS = frozenset(
         "user",
     }
 )
-"""Fields that do not change the answer: accepted with any value and ignored, and named as such."""
+"""Fields that do not change the answer: accepted with any value, ignored and reported."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
@@ -111,14 +114,7 @@ class VideoUrlPart(Struct, tag_field="type", tag="video_url"):
 ContentPart = TextPart | RefusalPart | ImageUrlPart | VideoUrlPart
 
 
-class CalledFunction(Struct):
-    """`arguments` is the JSON of an object, or the object, as some clients send it."""
-
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class FunctionCall(Struct, tag_field="type", tag="function"):
+class ToolCall(Struct, tag_field="type", tag="function"):
     id: Annotated[str, Meta(min_length=1)]
     function: CalledFunction
 
@@ -131,7 +127,7 @@ class ChatMessage(Struct):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[FunctionCall] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     audio: None = None
@@ -141,15 +137,8 @@ class ChatMessage(Struct):
 # ---- tools -------------------------------------------------------------------------------
 
 
-class Function(Struct):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 class FunctionTool(Struct, tag_field="type", tag="function"):
-    function: Function
+    function: StrictFunction
 
 
 class FunctionName(Struct):
@@ -185,17 +174,12 @@ class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unkno
     json_schema: None = None
 
 
-class NamedSchema(Struct, forbid_unknown_fields=True):
-    """`name` and `description` have no effect; the schema is enforced, `strict` or not."""
-
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-    schema: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None
+class JsonSchema(NamedSchema, forbid_unknown_fields=True):
+    pass
 
 
 class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    json_schema: NamedSchema
+    json_schema: JsonSchema
 
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
@@ -208,7 +192,7 @@ class Thinking(Struct, forbid_unknown_fields=True):
     budget_tokens: Count | None = None
 
 
-class Reasoning(Struct, forbid_unknown_fields=True):
+class ReasoningConfig(Struct, forbid_unknown_fields=True):
     """OpenRouter's field."""
 
     effort: Effort | None = None
@@ -280,7 +264,7 @@ class ChatRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     thinking: Thinking | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -291,19 +275,19 @@ class ChatRequest(AnswerFields, forbid_unknown_fields=True, kw_only=True):
 prepare(ChatRequest)
 
 
-def read(fields: dict[str, Any], ignored: IgnoredFields, context: Context) -> ChatRequest:
+def parse(fields: dict[str, Any], ignored: IgnoredFields, context: Context) -> ChatRequest:
     """The request of a body's `fields`; fields without effect go to `ignored`.
 
     Raises InvalidRequest, naming the field at fault.
     """
-    obeyed = obeyed_fields(
+    effective = effective_fields(
         fields, ChatRequest, ignored, context, harmless=HARMLESS, neutral=NEUTRAL
     )
     for name in ("max_tokens", "max_completion_tokens"):
-        if is_same(obeyed.get(name), _NO_LIMIT):
-            del obeyed[name]
-    request = json_body.convert(obeyed, ChatRequest, RULES)
-    ignored.add_unread(obeyed, request)
+        if is_same(effective.get(name), _NO_LIMIT):
+            del effective[name]
+    request = json_body.convert(effective, ChatRequest, RULES)
+    ignored.add_unread(effective, request)
     return request
 
 

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from vlm_server.api.dialects.fields import (
     Count,
     checked_prompt,
+    effective_fields,
     only_counted,
     prepare,
     submit_prompt,
@@ -21,10 +22,10 @@ from vlm_server.api.dialects.openai import parse
 from vlm_server.api.dialects.openai.schema import ChatRequest
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import model_wanted
-from vlm_server.api.parsing.ignored_fields import IgnoredFields, check_neutral, known_fields
+from vlm_server.api.parsing.ignored_fields import IgnoredFields, check_neutral
 from vlm_server.api.parsing.parsed_request import Body, Context, ParsedRequest
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import Finished, ImageUse, SamplingParams
+from vlm_server.protocol import Finished, SamplingParams
 
 TOKENIZE, DETOKENIZE = "openai-tokenize", "openai-detokenize"
 
@@ -34,7 +35,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """vLLM's fields that are not supported, and their values that have no effect."""
 ADDS_SPECIAL = "add_special_tokens"
-"""Another one: true for a prompt, false for messages, whose template writes them."""
+"""As them: true for a prompt, false for messages, whose template writes special tokens."""
 
 
 class PromptRequest(Struct, forbid_unknown_fields=True):
@@ -54,52 +55,35 @@ class TokensRequest(Struct, forbid_unknown_fields=True):
 prepare(PromptRequest, TokensRequest)
 
 
-def read_prompt(body: Body, context: Context) -> ParsedRequest:
+def parse_prompt(body: Body, context: Context) -> ParsedRequest:
     """The request in a body of `/v1/tokenize`. Raises RequestError and BytesNeeded."""
-    fields = _fields(body)
-    if "messages" not in fields:
-        return _read_text(fields, context)
-    return _counted(parse.read_fields(fields, context), fields)
-
-
-def read_tokens(body: Body, context: Context) -> ParsedRequest:
-    """The request in a body of `/v1/detokenize`. Raises RequestError."""
-    ignored = IgnoredFields()
-    fields = _known(json_body.parse_object(body), TokensRequest, context, ignored)
-    request = json_body.convert(fields, TokensRequest, {})
-    return _raw(tuple(request.tokens), request.model, context, ignored)
-
-
-def _fields(body: Body) -> dict[str, Any]:
     fields = json_body.parse_object(body)
     if ("messages" in fields) == ("prompt" in fields):
         raise InvalidRequest("Either `prompt` or `messages` must be given.", "prompt")
-    adds_special = (None, "prompt" in fields)
-    for name, values in {**NEUTRAL, ADDS_SPECIAL: adds_special}.items():
+    for name, values in {**NEUTRAL, ADDS_SPECIAL: (None, "prompt" in fields)}.items():
         check_neutral(name, fields.pop(name, None), values)
-    return fields
-
-
-def _read_text(fields: dict[str, Any], context: Context) -> ParsedRequest:
+    if "messages" in fields:
+        return _counted(parse.parse_fields(fields, context), fields)
     ignored = IgnoredFields()
-    fields = _known(fields, PromptRequest, context, ignored)
+    fields = effective_fields(fields, PromptRequest, ignored, context)
     request = json_body.convert(fields, PromptRequest, {})
-    prompt = checked_prompt(request.prompt, context)
-    return _raw(prompt, request.model, context, ignored)
+    return _count_request(checked_prompt(request.prompt, context), request.model, context, ignored)
 
 
-def _known(
-    fields: dict[str, Any], kind: type[Struct], context: Context, ignored: IgnoredFields
-) -> dict[str, Any]:
-    return known_fields(fields, kind, ignored, refuses=context.unknown_fields == "refuse")
+def parse_tokens(body: Body, context: Context) -> ParsedRequest:
+    """The request in a body of `/v1/detokenize`. Raises RequestError."""
+    ignored = IgnoredFields()
+    fields = effective_fields(json_body.parse_object(body), TokensRequest, ignored, context)
+    request = json_body.convert(fields, TokensRequest, {})
+    return _count_request(tuple(request.tokens), request.model, context, ignored)
 
 
-def _raw(
+def _count_request(
     prompt: str | tuple[int, ...], model: str | None, context: Context, ignored: IgnoredFields
 ) -> ParsedRequest:
     wanted = model_wanted(model, context)
-    submit = submit_prompt(prompt, context, SamplingParams(), count_only=True)
-    return ParsedRequest(wanted.name, submit, stream=False, ignored=ignored.names)
+    submit = submit_prompt(prompt, context, SamplingParams())
+    return only_counted(ParsedRequest(wanted.name, submit, stream=False, ignored=ignored.names))
 
 
 IN_PROMPT = frozenset(
@@ -130,33 +114,18 @@ def _counted(parsed: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
 # ---- answers -----------------------------------------------------------------------------
 
 
-class Tokenized(Struct, frozen=True):
-    """vLLM's answer; `images` and `cached_tokens` are ours."""
-
-    count: int
-    max_model_len: int
-    tokens: tuple[int, ...]
-    images: tuple[ImageUse, ...]
-    cached_tokens: int
-    token_strs: None = None
-
-
-class Detokenized(Struct, frozen=True):
-    prompt: str
-
-
 def encode_tokens(finished: Finished, max_model_len: int) -> bytes:
-    usage = finished.usage
-    return msgspec.json.encode(
-        Tokenized(
-            count=usage.prompt_tokens,
-            max_model_len=max_model_len,
-            tokens=finished.token_ids,
-            images=finished.images,
-            cached_tokens=usage.cached_tokens,
-        )
-    )
+    """vLLM's answer; `images` and `cached_tokens` are ours."""
+    answer = {
+        "count": finished.usage.prompt_tokens,
+        "max_model_len": max_model_len,
+        "tokens": finished.token_ids,
+        "images": finished.images,
+        "cached_tokens": finished.usage.cached_tokens,
+        "token_strs": None,
+    }
+    return msgspec.json.encode(answer)
 
 
 def encode_text(finished: Finished) -> bytes:
-    return msgspec.json.encode(Detokenized(finished.text))
+    return msgspec.json.encode({"prompt": finished.text})

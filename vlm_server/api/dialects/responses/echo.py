@@ -6,16 +6,12 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.api.dialects.responses.schema import (
-    JsonSchemaFormat,
-    ReadRequest,
-    ResponsesRequest,
-)
+from vlm_server.api.dialects.responses import schema
 from vlm_server.errors import InvalidRequest
 
 
 class Options(msgspec.Struct, frozen=True):
-    """A client's wishes for the response.
+    """The renderer's options.
 
     owner: whose response it is. echo: a JSON object, the fields that the response repeats. items: a
     JSON list of the request's own items; empty if the response is not stored. namespaces: those of
@@ -29,7 +25,7 @@ class Options(msgspec.Struct, frozen=True):
     namespaces: dict[str, str] = {}
 
 
-def encode_echo(given: ReadRequest) -> bytes:
+def encode_echo(given: schema.ParsedBody) -> bytes:
     """`Options.echo`. Raises InvalidRequest if it can't be written as UTF-8.
 
     An omitted sampling parameter is the checkpoint's own, which the front does not know: the echo
@@ -70,17 +66,17 @@ def encode(value: Any) -> bytes:
         raise InvalidRequest("A string contains a lone surrogate.") from None
 
 
-def _reasoning(request: ResponsesRequest) -> dict[str, Any]:
+def _reasoning(request: schema.ResponsesRequest) -> dict[str, Any]:
     wanted = request.reasoning
     return {"effort": wanted.effort if wanted else None, "summary": None}
 
 
-def _text(request: ResponsesRequest) -> dict[str, Any]:
+def _text(request: schema.ResponsesRequest) -> dict[str, Any]:
     wanted = request.text.format if request.text else None
     match wanted:
         case None:
             shown: Any = {"type": "text"}
-        case JsonSchemaFormat():
+        case schema.JsonSchemaFormat():
             shown = {"type": "json_schema", **msgspec.structs.asdict(wanted)}
             shown["strict"] = bool(wanted.strict)
         case _:

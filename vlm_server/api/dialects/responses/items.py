@@ -38,12 +38,11 @@ class InputImage(Struct, tag_field="type", tag="input_image", omit_defaults=True
 
 
 class InputVideo(Struct, tag_field="type", tag="input_video"):
-    """Ours: OpenAI has no videos."""
+    """A video, which OpenAI does not have."""
 
     video_url: str
 
 
-TextPart = InputText | OutputText | Refusal
 MessagePart = InputText | OutputText | Refusal | InputImage | InputVideo
 ToolPart = InputText | InputImage
 
@@ -76,7 +75,7 @@ class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
     text: str
 
 
-class Reasoning(Struct, tag_field="type", tag="reasoning", omit_defaults=True):
+class ReasoningItem(Struct, tag_field="type", tag="reasoning", omit_defaults=True):
     """Reasoning; without `content`, as OpenAI's is, it has no effect."""
 
     content: list[ReasoningText] | None = None
@@ -91,11 +90,16 @@ class ItemReference(Struct, tag_field="type", tag="item_reference"):
     id: str
 
 
-Item = MessageItem | FunctionCall | FunctionCallOutput | Reasoning
+Item = MessageItem | FunctionCall | FunctionCallOutput | ReasoningItem
 InputItem = Item | ItemReference
-_ID_PREFIXES = {MessageItem: "msg", FunctionCall: "fc", FunctionCallOutput: "fco", Reasoning: "rs"}
-_OF_INPUT = "i"
-"""Part of the ids of input items: those of the response count from 0, too."""
+_ID_PREFIXES = {
+    MessageItem: "msg",
+    FunctionCall: "fc",
+    FunctionCallOutput: "fco",
+    ReasoningItem: "rs",
+}
+_INPUT_MARK = "i"
+"""Part of input items' ids, whose numbers begin at 0 as those of the response's items do."""
 
 UNSUPPORTED_ITEMS = frozenset(
     {
@@ -124,8 +128,8 @@ def request_hex_of(item_id: str) -> str | None:
 
 
 def resolve(given: Iterable[InputItem], stored: Iterable[Item]) -> list[Item]:
-    """The items of a request, where references are the items that they stand for: `stored` ones,
-    or some of the request's own. Raises NotFound.
+    """The items of a request, with references replaced by their items: `stored` ones, or the
+    request's own. Raises NotFound.
     """
     items = list(given)
     own = (item for item in items if not isinstance(item, ItemReference))
@@ -147,7 +151,7 @@ def resolve(given: Iterable[InputItem], stored: Iterable[Item]) -> list[Item]:
 def parts_of(items: Iterable[Item]) -> Iterator[MessagePart]:
     """The parts of all contents that are lists."""
     for item in items:
-        content = _content(item)
+        content = content_of(item)
         if isinstance(content, list):
             yield from content
 
@@ -158,17 +162,18 @@ def is_unfinished(item: Item) -> bool:
     return is_answer and item.status in ("in_progress", "incomplete")
 
 
-def _content(item: Item) -> str | list[MessagePart] | list[ToolPart]:
+def content_of(item: Item) -> str | list[MessagePart] | list[ToolPart] | None:
+    """The content of a message or of a call's output; None of other items."""
     match item:
         case MessageItem():
             return item.content
         case FunctionCallOutput():
             return item.output
-    return ""
+    return None
 
 
-def prepare(given: Any) -> None:
-    """Give the messages in a list of items the type that clients may leave out.
+def add_types(given: Any) -> None:
+    """Set the types that clients may leave out in a list of items.
 
     Raises UnsupportedField for an item or part that OpenAI has and this server has not.
     """
@@ -202,10 +207,10 @@ def normalize(items: Iterable[Item], request_hex: str) -> list[Item]:
     ids = set[str]()
     for i, item in enumerate(normalized):
         if not item.id or item.id in ids:
-            item.id = f"{_ID_PREFIXES[type(item)]}_{request_hex}{_OF_INPUT}{i:04x}"
+            item.id = f"{_ID_PREFIXES[type(item)]}_{request_hex}{_INPUT_MARK}{i:04x}"
         ids.add(item.id)
         item.status = item.status or "completed"
-        if isinstance(item, Reasoning):
+        if isinstance(item, ReasoningItem):
             item.summary = item.summary or []
         if isinstance(item, MessageItem) and isinstance(item.content, str):
             is_answer = item.role == "assistant"

@@ -6,17 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vlm_server.api.dialects.responses.items import (
-    FunctionCall,
-    FunctionCallOutput,
-    InputImage,
-    InputVideo,
-    Item,
-    MessageItem,
-    MessagePart,
-    Reasoning,
-    ToolPart,
-)
+from vlm_server.api.dialects.responses import items
 from vlm_server.api.parsing.conversation import Conversation
 from vlm_server.api.parsing.tools import object_text
 from vlm_server.errors import InvalidRequest
@@ -33,10 +23,6 @@ class _Turn:
     param: str = ""
     """The field of the first item."""
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.reasoning or self.content is not None or self.calls)
-
 
 class MessageBuilder:
     """Converts items to messages, in their order. Its methods raise RequestError."""
@@ -49,12 +35,12 @@ class MessageBuilder:
 
     def instruct(self, text: str) -> None:
         """Begin with `text` as a system message."""
-        told = self._conversation.text(text, "instructions")
-        self._conversation.add(Message("system", (told,)), "instructions")
+        part = self._conversation.text(text, "instructions")
+        self._conversation.add(Message("system", (part,)), "instructions")
 
-    def add(self, items: Iterable[Item], param: str) -> None:
-        """Add `items`, which the field `param` has."""
-        for i, item in enumerate(items):
+    def add(self, given: Iterable[items.Item], param: str) -> None:
+        """Add the items `given`, which the field `param` has."""
+        for i, item in enumerate(given):
             self._add(item, f"{param}[{i}]")
 
     def messages(self) -> list[Message]:
@@ -62,34 +48,34 @@ class MessageBuilder:
         self._end_turn()
         return self._conversation.messages
 
-    def _add(self, item: Item, param: str) -> None:
+    def _add(self, item: items.Item, param: str) -> None:
         match item:
-            case Reasoning():
+            case items.ReasoningItem():
                 self._add_reasoning(item, param)
-            case FunctionCall():
+            case items.FunctionCall():
                 self._begin(param).calls.append(self._call(item, param))
-            case MessageItem(role="assistant"):
+            case items.MessageItem(role="assistant"):
                 if self._turn.content is not None or self._turn.calls:
                     self._end_turn()
                 content = self._content(item.content, "assistant", f"{param}.content")
                 self._begin(param).content = content
-            case MessageItem():
+            case items.MessageItem():
                 self._end_turn()
                 role: Literal["user", "system"] = "user" if item.role == "user" else "system"
                 content = self._content(item.content, role, f"{param}.content")
                 self._conversation.check_content(role, content, f"{param}.content")
                 self._conversation.add(Message(role, content), param)
-            case FunctionCallOutput():
+            case items.FunctionCallOutput():
                 self._end_turn()
                 self._conversation.add(self._result(item, param), param)
 
-    def _add_reasoning(self, item: Reasoning, param: str) -> None:
+    def _add_reasoning(self, item: items.ReasoningItem, param: str) -> None:
         if self._turn.content is not None or self._turn.calls:
             self._end_turn()
         text = "".join(part.text for part in item.content or ())
         self._begin(param).reasoning += self._conversation.count_text(text, f"{param}.content")
 
-    def _call(self, item: FunctionCall, param: str) -> ToolCall:
+    def _call(self, item: items.FunctionCall, param: str) -> ToolCall:
         for text, name in ((item.call_id, "call_id"), (item.name, "name")):
             self._conversation.count_text(text, f"{param}.{name}")
         self._tools[item.call_id] = item.name
@@ -97,7 +83,7 @@ class MessageBuilder:
         self._conversation.count_text(arguments, f"{param}.arguments")
         return ToolCall(item.call_id, item.name, arguments)
 
-    def _result(self, item: FunctionCallOutput, param: str) -> Message:
+    def _result(self, item: items.FunctionCallOutput, param: str) -> Message:
         self._conversation.count_text(item.call_id, f"{param}.call_id")
         return Message(
             "tool",
@@ -107,20 +93,20 @@ class MessageBuilder:
         )
 
     def _content(
-        self, content: str | list[MessagePart] | list[ToolPart], role: str, param: str
+        self, content: str | list[items.MessagePart] | list[items.ToolPart], role: str, param: str
     ) -> tuple[ContentPart, ...]:
         if isinstance(content, str):
             return (self._conversation.text(content, param),)
         return tuple(self._part(part, role, f"{param}[{i}]") for i, part in enumerate(content))
 
-    def _part(self, part: MessagePart, role: str, param: str) -> ContentPart:
+    def _part(self, part: items.MessagePart, role: str, param: str) -> ContentPart:
         match part:
-            case InputImage() if role in ("user", "tool"):
+            case items.InputImage() if role in ("user", "tool"):
                 return self._conversation.image(part.image_url, param, part.detail)
-            case InputVideo() if role == "user":
+            case items.InputVideo() if role == "user":
                 return self._conversation.video(part.video_url, param)
-            case InputImage() | InputVideo():
-                what = "Images" if isinstance(part, InputImage) else "Videos"
+            case items.InputImage() | items.InputVideo():
+                what = "Images" if isinstance(part, items.InputImage) else "Videos"
                 raise InvalidRequest(f"{what} are not allowed in items of role '{role}'.", param)
             case _:
                 return self._conversation.text(part.text, param)
@@ -132,7 +118,7 @@ class MessageBuilder:
 
     def _end_turn(self) -> None:
         turn, self._turn = self._turn, _Turn()
-        if not turn.is_empty:
+        if turn.reasoning or turn.content is not None or turn.calls:
             calls = tuple(turn.calls)
             message = Message("assistant", turn.content or (), turn.reasoning, calls)
             self._conversation.add(message, turn.param)

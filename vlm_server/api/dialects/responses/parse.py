@@ -7,32 +7,17 @@ from __future__ import annotations
 
 import msgspec
 
-from vlm_server.api.dialects.fields import only_counted, submit_of
+from vlm_server.api.dialects.fields import (
+    check_counts,
+    ignore_labels,
+    only_counted,
+    submit_of,
+    tool_definitions,
+)
 from vlm_server.api.dialects.reasoning import MODES, ReasoningOptions, asks_effort
-from vlm_server.api.dialects.responses import schema
+from vlm_server.api.dialects.responses import items, schema
 from vlm_server.api.dialects.responses.echo import Options, encode, encode_echo
-from vlm_server.api.dialects.responses.items import (
-    FunctionCallOutput,
-    InputImage,
-    InputVideo,
-    Item,
-    MessageItem,
-    is_unfinished,
-    normalize,
-    parts_of,
-    request_hex_of,
-    resolve,
-)
 from vlm_server.api.dialects.responses.messages import MessageBuilder
-from vlm_server.api.dialects.responses.schema import (
-    LOGPROBS,
-    AllowedTools,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    NamedFunction,
-    ReadRequest,
-    ResponsesRequest,
-)
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.common_fields import (
     ConstraintFields,
@@ -41,32 +26,27 @@ from vlm_server.api.parsing.common_fields import (
     model_wanted,
     must_call,
 )
-from vlm_server.api.parsing.conversation import Conversation, Counts, NeedsProcess
-from vlm_server.api.parsing.ignored_fields import IgnoredFields
+from vlm_server.api.parsing.conversation import Conversation, NeedsProcess
 from vlm_server.api.parsing.json_schema import ANY_OBJECT, schema_text
 from vlm_server.api.parsing.parsed_request import Body, Context, HistoryNeeded, ParsedRequest
-from vlm_server.api.parsing.tools import ToolChoice, ToolDefinition, read_tools
+from vlm_server.api.parsing.tools import ToolChoice, read_tools
 from vlm_server.errors import InvalidRequest
-from vlm_server.protocol import SamplingParams, Tools
+from vlm_server.protocol import SamplingParams
 from vlm_server.settings import Limits
 
 DIALECT, COUNT_DIALECT = "responses", "responses-count"
 ID_PREFIX = "resp_"
-_BEFORE = "previous_response_id"
+_PREVIOUS_ID = "previous_response_id"
 
-_items_decoder = msgspec.json.Decoder(list[Item])
+_items_decoder = msgspec.json.Decoder(list[items.Item])
 
 
-def read_response(body: Body, context: Context) -> ParsedRequest:
-    """The request in `body`. Raises RequestError.
-
-    Raises HistoryNeeded for turns before it that `context` has not, and BytesNeeded for `https:` or
-    `file:` URLs whose bytes are not given: to be called again with them.
-    """
+def parse_response(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`. Raises RequestError, HistoryNeeded and BytesNeeded."""
     turns = (*(context.previous or ()), *context.others)
     if context.on_thread and not _are_small(turns):
         raise NeedsProcess
-    parsed = schema.read(body, context)
+    parsed = schema.parse(body, context)
     return _parsed_request(*_with_history(parsed, context), context)
 
 
@@ -74,42 +54,47 @@ def _are_small(turns: tuple[bytes, ...]) -> bool:
     return sum(map(len, turns)) <= json_body.SMALL_BYTES and json_body.is_small(b"".join(turns))
 
 
-def read_count(body: Body, context: Context) -> ParsedRequest:
-    """The request in `body`, as one whose tokens are counted; otherwise as `read_response`."""
-    return only_counted(read_response(body, context))
+def parse_count(body: Body, context: Context) -> ParsedRequest:
+    """The request in `body`, as one whose tokens are counted; otherwise as `parse_response`."""
+    return only_counted(parse_response(body, context))
 
 
-def _with_history(parsed: ReadRequest, context: Context) -> tuple[ReadRequest, list[Item]]:
+def _with_history(
+    parsed: schema.ParsedBody, context: Context
+) -> tuple[schema.ParsedBody, list[items.Item]]:
     """`parsed` with the items that it refers to, and the items before it.
 
     Raises HistoryNeeded if `context` does not have them, and NotFound.
     """
     request = parsed.request
-    hexes = dict.fromkeys(filter(None, map(request_hex_of, request.references)))
+    hexes = dict.fromkeys(filter(None, map(items.request_hex_of, request.references)))
     before = request.previous_response_id
     if context.previous is None and (hexes or before is not None):
-        json_body.utf8_length(before or "", _BEFORE)
+        json_body.utf8_length(before or "", _PREVIOUS_ID)
         raise HistoryNeeded(before, tuple(f"{ID_PREFIX}{each}" for each in hexes))
     previous, others = _items_of(context.previous or ()), _items_of(context.others)
     if not isinstance(request.input, str):
-        resolved = resolve(request.input, [*others, *previous])
+        resolved = items.resolve(request.input, [*others, *previous])
         request = msgspec.structs.replace(request, input=resolved)
     return parsed._replace(request=request), previous
 
 
-def _items_of(turns: tuple[bytes, ...]) -> list[Item]:
+def _items_of(turns: tuple[bytes, ...]) -> list[items.Item]:
     return [item for turn in turns for item in _items_decoder.decode(turn)]
 
 
-def _parsed_request(parsed: ReadRequest, previous: list[Item], context: Context) -> ParsedRequest:
+def _parsed_request(
+    parsed: schema.ParsedBody, previous: list[items.Item], context: Context
+) -> ParsedRequest:
     request = parsed.request
     model = model_wanted(request.model, context)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("`stream_options` requires `stream`.", "stream_options")
     conversation = Conversation(context.limits, context.given, "input", context.on_thread)
-    tools = _tools(request, conversation)
+    definitions = tool_definitions(request.tools or (), "tools[{}]")
+    tools = read_tools(definitions, _choice(request), conversation)
     reasoning = _reasoning(request)
-    template = reasoning.template_options(continue_final=is_unfinished(request.items[-1]))
+    template = reasoning.template_options(continue_final=items.is_unfinished(request.items[-1]))
     if not model.can_reason:
         parsed.ignored.add("reasoning", request.reasoning)
         parsed.ignored.add("thinking", request.thinking)
@@ -126,10 +111,11 @@ def _parsed_request(parsed: ReadRequest, previous: list[Item], context: Context)
             "be made.",
             "ignore_eos",
         )
-    if json_schema is not None:
-        _ignore_labels(request, parsed.ignored)
+    wanted = request.text.format if request.text else None
+    if json_schema is not None and isinstance(wanted, schema.JsonSchemaFormat):
+        ignore_labels(wanted, "text.format", parsed.ignored)
     sampling = _sampling(request, json_schema, reasoning.max_tokens, context.limits)
-    _read_messages(request, previous, conversation)
+    _parse_messages(request, previous, conversation)
     submit = submit_of(conversation, context, sampling, tools, template)
     return ParsedRequest(
         model.name,
@@ -141,58 +127,52 @@ def _parsed_request(parsed: ReadRequest, previous: list[Item], context: Context)
     )
 
 
-def _options(parsed: ReadRequest, context: Context) -> bytes:
+def _options(parsed: schema.ParsedBody, context: Context) -> bytes:
     request = parsed.request
-    items = b""
+    stored = b""
     if request.store is not False:
-        items = encode(normalize(request.items, context.request_id.removeprefix(ID_PREFIX)))
+        stored = encode(items.normalize(request.items, context.request_id.removeprefix(ID_PREFIX)))
     namespaces = {each.name: each.namespace for each in request.tools or () if each.namespace}
     return msgspec.msgpack.encode(
-        Options(context.owner, encode_echo(parsed), items, request.previous_response_id, namespaces)
+        Options(
+            context.owner, encode_echo(parsed), stored, request.previous_response_id, namespaces
+        )
     )
 
 
 # ---- the conversation ------------------------------------------------------------------
 
 
-def _read_messages(
-    request: ResponsesRequest, previous: list[Item], conversation: Conversation
+def _parse_messages(
+    request: schema.ResponsesRequest, previous: list[items.Item], conversation: Conversation
 ) -> None:
-    items = request.items
-    _counts([*previous, *items]).check(conversation.limits, "input")
+    given = request.items
+    check_counts(
+        len(previous) + len(given),
+        map(items.content_of, [*previous, *given]),
+        conversation.limits,
+        image=items.InputImage,
+        video=items.InputVideo,
+        param="input",
+    )
     builder = MessageBuilder(conversation)
     if request.instructions:
         builder.instruct(request.instructions)
-    builder.add(previous, _BEFORE)
-    builder.add(items, "input")
+    builder.add(previous, _PREVIOUS_ID)
+    builder.add(given, "input")
     conversation.check_complete()
     messages = builder.messages()
     if not any(message.role == "user" for message in messages):
         raise InvalidRequest("At least one item must be a message of role 'user'.", "input")
-    if messages[-1].role == "assistant" and not is_unfinished(items[-1]):
+    if messages[-1].role == "assistant" and not items.is_unfinished(given[-1]):
         raise InvalidRequest("The last item of `input` is the assistant's own.", "input")
-
-
-def _counts(items: list[Item]) -> Counts:
-    parts = list(parts_of(items))
-    num_texts = sum(
-        isinstance(item, MessageItem | FunctionCallOutput)
-        and isinstance(item.content if isinstance(item, MessageItem) else item.output, str)
-        for item in items
-    )
-    return Counts(
-        messages=len(items),
-        parts=len(parts) + num_texts,
-        images=sum(isinstance(part, InputImage) for part in parts),
-        videos=sum(isinstance(part, InputVideo) for part in parts),
-    )
 
 
 # ---- the answer ------------------------------------------------------------------------
 
 
 def _sampling(
-    request: ResponsesRequest,
+    request: schema.ResponsesRequest,
     json_schema: str | None,
     max_reasoning_tokens: int | None,
     limits: Limits,
@@ -210,7 +190,7 @@ def _sampling(
     )
 
 
-def _reasoning(request: ResponsesRequest) -> ReasoningOptions:
+def _reasoning(request: schema.ResponsesRequest) -> ReasoningOptions:
     reasoning, thinking = request.reasoning, request.thinking
     effort = reasoning.effort if reasoning else None
     return ReasoningOptions(
@@ -226,51 +206,31 @@ def _reasoning(request: ResponsesRequest) -> ReasoningOptions:
     )
 
 
-def _logprobs(request: ResponsesRequest) -> int | None:
+def _logprobs(request: schema.ResponsesRequest) -> int | None:
     num_top = request.top_logprobs or 0
-    if LOGPROBS in (request.include or ()):
+    if schema.LOGPROBS in (request.include or ()):
         return num_top
     if num_top:
-        message = f"`top_logprobs` requires `{LOGPROBS}` in `include`."
+        message = f"`top_logprobs` requires `{schema.LOGPROBS}` in `include`."
         raise InvalidRequest(message, "top_logprobs")
     return None
 
 
-def _json_schema(request: ResponsesRequest, limits: Limits) -> str | None:
+def _json_schema(request: schema.ResponsesRequest, limits: Limits) -> str | None:
     match request.text.format if request.text else None:
-        case JsonObjectFormat():
+        case schema.JsonObjectFormat():
             return ANY_OBJECT
-        case JsonSchemaFormat(schema=wanted):
+        case schema.JsonSchemaFormat(schema=wanted):
             return schema_text(wanted, limits, "text.format.schema")
     return None
 
 
-def _ignore_labels(request: ResponsesRequest, ignored: IgnoredFields) -> None:
-    """Report a schema's labels, which the response repeats and the model does not get."""
-    wanted = request.text.format if request.text else None
-    if isinstance(wanted, JsonSchemaFormat):
-        ignored.add("text.format.name", wanted.name)
-        ignored.add("text.format.description", wanted.description)
-        if wanted.strict is False:
-            ignored.add("text.format.strict")
-
-
-def _tools(request: ResponsesRequest, conversation: Conversation) -> Tools | None:
-    definitions = [
-        ToolDefinition(
-            tool.name, f"tools[{i}]", tool.description, tool.parameters, bool(tool.strict)
-        )
-        for i, tool in enumerate(request.tools or ())
-    ]
-    return read_tools(definitions, _choice(request), conversation)
-
-
-def _choice(request: ResponsesRequest) -> ToolChoice:
+def _choice(request: schema.ResponsesRequest) -> ToolChoice:
     parallel = request.parallel_tool_calls is not False
     match request.tool_choice:
-        case NamedFunction(name=name):
+        case schema.NamedTool(name=name):
             return ToolChoice("required", (name,), parallel=False)
-        case AllowedTools(mode=mode, tools=tools):
+        case schema.AllowedToolsChoice(mode=mode, tools=tools):
             return ToolChoice(mode, tuple(tool.name for tool in tools), parallel)
         case None:
             return ToolChoice(parallel=parallel)

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from vlm_server import protocol
-from vlm_server.api.dialects import logprobs
+from vlm_server.api.dialects.logprobs import token_logprob
 from vlm_server.api.dialects.responses.echo import Options
 from vlm_server.api.dialects.responses.parse import ID_PREFIX
 from vlm_server.api.dialects.responses.store import ResponseStore
@@ -24,7 +23,8 @@ _encode = msgspec.json.Encoder().encode
 class ResponsesRenderer:
     """The JSON of one response, or its events; `store` gets what is stored."""
 
-    def __init__(self, request_id: str, model: str, options: Options, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, request_id: str, model: str, encoded: bytes) -> None:
+        options = msgspec.msgpack.decode(encoded, type=Options)
         self._id = request_id
         self._model = model
         self._created = int(time.time())
@@ -48,7 +48,7 @@ class ResponsesRenderer:
         return self._end(finished)
 
     def delta(self, delta: Delta) -> bytes:
-        """The events of a delta, behind those that begin the stream."""
+        """The events of a delta, after those that begin the stream."""
         return self._begin() + self._events(self._output.add(delta))
 
     def end(self, finished: Finished) -> bytes:
@@ -60,17 +60,17 @@ class ResponsesRenderer:
         """The end of the open item, an event with the failed response, and one with the error.
 
         The error comes last: OpenAI's clients raise it and read no further. They know it by its
-        object `error`, which OpenAI sends, while its documents have the fields beside it.
+        object `error`, which OpenAI sends, although its documents have the fields at the top.
         """
-        begun = self._begin() + self._events(self._output.fail())
-        said = {"code": error.code, "message": error.message}
+        begun = self._begin() + self._events(self._output.end_item("incomplete"))
+        reason = {"code": error.code, "message": error.message}
         self._echo["store"] = False
-        failed = self._response("failed") | {"error": said, "output": self._output.items}
-        told = said | {"param": error.param}
+        failed = self._response("failed") | {"error": reason, "output": self._output.items}
+        details = reason | {"param": error.param}
         return (
             begun
             + self._event("response.failed", {"response": failed})
-            + self._event("error", told | {"error": {"type": error.type, **told}})
+            + self._event("error", details | {"error": {"type": error.type, **details}})
             + sse.DONE
         )
 
@@ -78,7 +78,7 @@ class ResponsesRenderer:
         return sse.KEEP_ALIVE
 
     def empty_chunk(self) -> bytes:
-        """An event that tells that the response is in progress; empty behind its end."""
+        """An event `response.in_progress`; empty after the response's end."""
         if self._output.finish_reason is not None:
             return b""
         response = {"response": self._response("in_progress")}
@@ -153,20 +153,44 @@ def _usage(finished: Finished) -> dict[str, Any]:
 Event = dict[str, Any]
 """An event's `type` and fields, without the sequence number."""
 
-_Kind = Literal["reasoning", "message", "function_call"]
-_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_ItemKey = tuple[Literal["reasoning", "message", "function_call"], int]
+"""An item's type, and the number of its call; -1 for other items."""
+_MESSAGE: _ItemKey = ("message", -1)
+_NAMES = {
+    "reasoning": ("rs", "response.reasoning_text"),
+    "message": ("msg", "response.output_text"),
+    "function_call": ("fc", "response.function_call_arguments"),
+}
+"""The prefix of ids, and the common part of the names of events, by an item's type."""
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenItem:
     """The item under way. `place`: the fields by which events refer to it."""
 
-    kind: _Kind
+    key: _ItemKey
     item: dict[str, Any]
     place: dict[str, Any]
-    call: int | None = None
     texts: list[str] = field(default_factory=list)
-    scores: list[logprobs.TokenLogprob] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The common part of the names of its events."""
+        return _NAMES[self.key[0]][1]
+
+    @property
+    def text(self) -> str:
+        """The text so far, or the arguments."""
+        return "".join(self.texts)
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """The only part of the content of a message or of reasoning so far."""
+        if self.key == _MESSAGE:
+            scored = {"annotations": [], "logprobs": list(self.logprobs)}
+            return {"type": "output_text", "text": self.text, **scored}
+        return {"type": "reasoning_text", "text": self.text}
 
 
 class Output:
@@ -180,125 +204,87 @@ class Output:
         self.finish_reason: FinishReason | None = None
         self._hex = request_hex
         self._namespaces = namespaces
-        self._open: _Open | None = None
+        self._open: _OpenItem | None = None
 
     def add(self, delta: Delta) -> list[Event]:
-        """The events of a delta, and of what begins or ends with it."""
+        """The events of a delta, and of what begins or ends with it. An empty answer is an empty
+        message.
+        """
         events: list[Event] = []
-        if delta.tool_call is not None:
-            events += self._add_call(delta.tool_call)
-        elif delta.is_reasoning:
-            events += self._add_reasoning(delta.text) if delta.text else ()
-        elif delta.text or (delta.logprobs and self._is_open("message")):
-            events += self._add_text(delta.text, delta.logprobs)
+        key = _item_key(delta)
+        is_open = self._open is not None and self._open.key == key
+        is_scored = bool(delta.logprobs) and is_open and key == _MESSAGE
+        if delta.text or delta.tool_call is not None or is_scored:
+            if not is_open:
+                events += self.end_item("completed") + self._begin_item(key, delta.tool_call)
+            events += self._extend_item(delta)
         if delta.finish_reason is not None:
-            events += self._finish(delta.finish_reason)
+            self.finish_reason = delta.finish_reason
+            if not self.items:
+                events += self._begin_item(_MESSAGE)
+            is_cut = delta.finish_reason == "length"
+            events += self.end_item("incomplete" if is_cut else "completed")
         return events
 
-    def fail(self) -> list[Event]:
-        """End an answer that failed; what there is of the open item stays."""
-        return self._end("incomplete")
-
-    def _add_text(self, text: str, entries: tuple[protocol.TokenLogprob, ...]) -> list[Event]:
-        events = self._begin("message")
-        shown = [logprobs.token_logprob(entry) for entry in entries]
-        events.append(self._delta("response.output_text.delta", text, logprobs=shown))
-        self._current.scores += shown
-        return events
-
-    def _add_reasoning(self, text: str) -> list[Event]:
-        events = self._begin("reasoning")
-        events.append(self._delta("response.reasoning_text.delta", text))
-        return events
-
-    def _add_call(self, delta: ToolCallDelta) -> list[Event]:
-        events = self._begin("function_call", delta)
-        if delta.arguments:
-            name = "response.function_call_arguments.delta"
-            events.append(self._delta(name, delta.arguments))
-        return events
-
-    def _delta(self, name: str, text: str, **more: Any) -> Event:
-        self._current.texts.append(text)
-        return {"type": name, **self._current.place, "delta": text, **more}
-
-    # ---- items -------------------------------------------------------------------------
-
-    @property
-    def _current(self) -> _Open:
-        assert self._open is not None
-        return self._open
-
-    def _is_open(self, kind: _Kind, call: ToolCallDelta | None = None) -> bool:
-        index = None if call is None else call.index
-        return self._open is not None and (self._open.kind, self._open.call) == (kind, index)
-
-    def _begin(self, kind: _Kind, call: ToolCallDelta | None = None) -> list[Event]:
-        """Open an item of this kind, unless it is open, and end any other."""
-        if self._is_open(kind, call):
-            return []
-        events = self._end("completed")
-        index = len(self.items)
-        item_id = f"{_PREFIXES[kind]}_{self._hex}{index:04x}"
-        item = {"id": item_id, "type": kind, "status": "in_progress", **self._new(kind, call)}
-        place = {"item_id": item_id, "output_index": index}
-        self.items.append(item)
-        events.append(
-            {"type": "response.output_item.added", "output_index": index, "item": dict(item)}
-        )
-        if kind != "function_call":
-            place["content_index"] = 0
-            part = _part(kind, "", [])
-            events.append({"type": "response.content_part.added", **place, "part": part})
-        self._open = _Open(kind, item, place, call.index if call else None)
-        return events
-
-    def _new(self, kind: _Kind, call: ToolCallDelta | None) -> dict[str, Any]:
-        """The initial fields of an item of this kind."""
+    def _begin_item(self, key: _ItemKey, call: ToolCallDelta | None = None) -> list[Event]:
+        kind, index = key[0], len(self.items)
+        item_id = f"{_NAMES[kind][0]}_{self._hex}{index:04x}"
+        item: dict[str, Any] = {"id": item_id, "type": kind, "status": "in_progress"}
         if call is not None:
-            name = call.name
-            within = {"namespace": self._namespaces[name]} if name in self._namespaces else {}
-            return {"call_id": call.id, "name": name, **within, "arguments": ""}
-        if kind == "message":
-            return {"role": "assistant", "content": []}
-        return {"summary": [], "content": []}
+            item |= {"call_id": call.id, "name": call.name, "arguments": ""}
+            if call.name in self._namespaces:
+                item["namespace"] = self._namespaces[call.name]
+        elif kind == "message":
+            item |= {"role": "assistant", "content": []}
+        else:
+            item |= {"summary": [], "content": []}
+        self.items.append(item)
+        added = {"type": "response.output_item.added", "output_index": index, "item": dict(item)}
+        place = {"item_id": item_id, "output_index": index}
+        if call is not None:
+            self._open = _OpenItem(key, item, place)
+            return [added]
+        place["content_index"] = 0
+        self._open = _OpenItem(key, item, place)
+        return [added, {"type": "response.content_part.added", **place, "part": self._open.part}]
 
-    def _end(self, status: str) -> list[Event]:
-        """End the item that is open, if there is one."""
+    def _extend_item(self, delta: Delta) -> list[Event]:
+        """The event of what `delta` adds to the open item; none for a call without arguments."""
+        assert self._open is not None
+        text = delta.text if delta.tool_call is None else delta.tool_call.arguments
+        if not text and delta.tool_call is not None:
+            return []
+        self._open.texts.append(text)
+        event = {"type": f"{self._open.name}.delta", **self._open.place, "delta": text}
+        if self._open.key == _MESSAGE:
+            event["logprobs"] = [token_logprob(entry) for entry in delta.logprobs]
+            self._open.logprobs += event["logprobs"]
+        return [event]
+
+    def end_item(self, status: str) -> list[Event]:
+        """The events of the end of the open item, if there is one."""
         if self._open is None:
             return []
         ended, self._open = self._open, None
-        text, place, item = "".join(ended.texts), ended.place, ended.item
+        item, place = ended.item, ended.place
         item["status"] = status
-        if ended.kind == "function_call":
-            item["arguments"] = text
-            done = {"name": item["name"], "arguments": text}
-            events = [{"type": "response.function_call_arguments.done", **place, **done}]
+        done = {"type": f"{ended.name}.done", **place}
+        if item["type"] == "function_call":
+            item["arguments"] = ended.text
+            events = [done | {"name": item["name"], "arguments": ended.text}]
         else:
-            part = _part(ended.kind, text, ended.scores)
+            part = ended.part
             item["content"] = [part]
-            is_text = ended.kind == "message"
-            name = "response.output_text.done" if is_text else "response.reasoning_text.done"
-            scored = {"logprobs": ended.scores} if is_text else {}
-            events = [
-                {"type": name, **place, "text": text, **scored},
-                {"type": "response.content_part.done", **place, "part": part},
-            ]
+            shown = {name: part[name] for name in ("text", "logprobs") if name in part}
+            events = [done | shown, {"type": "response.content_part.done", **place, "part": part}]
         index = place["output_index"]
-        done_event = {"type": "response.output_item.done", "output_index": index, "item": item}
-        return [*events, done_event]
-
-    def _finish(self, reason: FinishReason) -> list[Event]:
-        """End the answer. An empty one is an empty message."""
-        self.finish_reason = reason
-        events = [] if self.items else self._begin("message")
-        return events + self._end("incomplete" if reason == "length" else "completed")
+        return [*events, {"type": "response.output_item.done", "output_index": index, "item": item}]
 
 
-def _part(kind: _Kind, text: str, scores: list[logprobs.TokenLogprob]) -> dict[str, Any]:
-    if kind == "reasoning":
-        return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": scores}
+def _item_key(delta: Delta) -> _ItemKey:
+    if delta.tool_call is not None:
+        return "function_call", delta.tool_call.index
+    return ("reasoning", -1) if delta.is_reasoning else _MESSAGE
 
 
 def encode_input_tokens(finished: Finished) -> bytes:

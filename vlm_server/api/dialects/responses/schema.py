@@ -14,23 +14,17 @@ from vlm_server.api.dialects.fields import (
     EFFORT_RULE,
     Count,
     Effort,
+    NamedSchema,
     Penalty,
     Size,
+    StrictFunction,
     Temperature,
     TopLogprobs,
     TopP,
-    obeyed_fields,
+    effective_fields,
     prepare,
 )
 from vlm_server.api.dialects.responses import items
-from vlm_server.api.dialects.responses.items import (
-    InputItem,
-    Item,
-    ItemReference,
-    MessageItem,
-    OutputText,
-    Reasoning,
-)
 from vlm_server.api.parsing import json_body
 from vlm_server.api.parsing.ignored_fields import IgnoredFields
 from vlm_server.api.parsing.parsed_request import Body, Context
@@ -93,26 +87,22 @@ Include = Literal[
 """Values of `include`. All but the first have no effect: answers have nothing of the kind."""
 
 
-class FunctionTool(Struct, tag_field="type", tag="function"):
-    """Calls say the `namespace` of their tool, if it has one; the model is not told of it."""
+class FunctionTool(StrictFunction, tag_field="type", tag="function"):
+    """Calls have the `namespace` of their tool, if it has one; the model does not see it."""
 
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
     namespace: str | None = None
 
 
-class NamedFunction(Struct, tag_field="type", tag="function"):
+class NamedTool(Struct, tag_field="type", tag="function"):
     name: str
 
 
-class AllowedTools(Struct, tag_field="type", tag="allowed_tools"):
+class AllowedToolsChoice(Struct, tag_field="type", tag="allowed_tools"):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Meta(min_length=1)]
+    tools: Annotated[list[NamedTool], Meta(min_length=1)]
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedTools
+WantedChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
 class TextFormat(Struct, tag_field="type", tag="text"):
@@ -123,13 +113,8 @@ class JsonObjectFormat(Struct, tag_field="type", tag="json_object"):
     pass
 
 
-class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
-    """`name` and `description` have no effect; the schema is enforced, `strict` or not."""
-
-    schema: dict[str, Any]
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-    description: str | None = None
-    strict: bool | None = None
+class JsonSchemaFormat(NamedSchema, tag_field="type", tag="json_schema"):
+    pass
 
 
 class TextConfig(Struct):
@@ -166,7 +151,7 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 class ResponsesRequest(Struct, forbid_unknown_fields=True):
     """`ignore_eos` is vLLM's."""
 
-    input: str | Annotated[list[InputItem], Meta(min_length=1)]
+    input: str | Annotated[list[items.InputItem], Meta(min_length=1)]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -175,7 +160,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: WantedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -190,26 +175,26 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
 
     @property
-    def items(self) -> list[Item]:
+    def items(self) -> list[items.Item]:
         """`input` as items, without references to others."""
         if isinstance(self.input, str):
-            return [MessageItem("user", self.input)]
-        return [item for item in self.input if not isinstance(item, ItemReference)]
+            return [items.MessageItem("user", self.input)]
+        return [item for item in self.input if not isinstance(item, items.ItemReference)]
 
     @property
     def references(self) -> list[str]:
         """The ids of the items that `input` refers to."""
         given = () if isinstance(self.input, str) else self.input
-        return [item.id for item in given if isinstance(item, ItemReference)]
+        return [item.id for item in given if isinstance(item, items.ItemReference)]
 
 
 prepare(ResponsesRequest)
 
 
-# ---- reading -----------------------------------------------------------------------------
+# ---- parsing -----------------------------------------------------------------------------
 
 
-class ReadRequest(NamedTuple):
+class ParsedBody(NamedTuple):
     """A request, with the fields that the response repeats and the fields without effect."""
 
     request: ResponsesRequest
@@ -217,18 +202,18 @@ class ReadRequest(NamedTuple):
     ignored: IgnoredFields
 
 
-def read(body: Body, context: Context) -> ReadRequest:
+def parse(body: Body, context: Context) -> ParsedBody:
     """The request in `body`. Raises InvalidRequest, naming the field at fault."""
     fields = json_body.parse_object(body)
     ignored = IgnoredFields()
-    obeyed = obeyed_fields(
+    effective = effective_fields(
         fields, ResponsesRequest, ignored, context, harmless=HARMLESS, neutral=NEUTRAL
     )
-    items.prepare(obeyed.get("input"))
-    _read_tools(obeyed, ignored)
-    request = json_body.convert(obeyed, ResponsesRequest, RULES)
-    _look_into(obeyed, request, ignored)
-    return ReadRequest(request, {name: fields.get(name) for name in ECHOED}, ignored)
+    items.add_types(effective.get("input"))
+    _flatten_tools(effective, ignored)
+    request = json_body.convert(effective, ResponsesRequest, RULES)
+    _report_ignored(effective, request, ignored)
+    return ParsedBody(request, {name: fields.get(name) for name in ECHOED}, ignored)
 
 
 def _functions(tool: Any, param: str, ignored: IgnoredFields) -> list[Any]:
@@ -265,44 +250,42 @@ def _functions_of_namespace(
     return [{**each, "namespace": name} for each in inner]
 
 
-def _look_into(fields: dict[str, Any], request: ResponsesRequest, ignored: IgnoredFields) -> None:
+def _report_ignored(
+    fields: dict[str, Any], request: ResponsesRequest, ignored: IgnoredFields
+) -> None:
     """Report what has no effect in the `fields` that `request` was made of."""
     ignored.add_unread(fields, request)
-    _look_into_items(request.items, ignored)
+    _report_items(request.items, ignored)
     if request.text is not None:
         ignored.add("text.verbosity", request.text.verbosity)
     if request.reasoning is not None:
         ignored.add("reasoning.summary", request.reasoning.summary)
-    _look_into_stream_options(request.stream_options or StreamOptions(), ignored)
+    options = request.stream_options or StreamOptions()
+    if options.include_obfuscation:
+        ignored.add("stream_options.include_obfuscation")
+    if options.include_usage is False:
+        ignored.add("stream_options.include_usage")
     for each in request.include or ():
         if each != LOGPROBS:
             ignored.add(f"include.{each}")
 
 
-def _look_into_stream_options(options: StreamOptions, ignored: IgnoredFields) -> None:
-    """Report options that ask for another stream."""
-    if options.include_obfuscation:
-        ignored.add("stream_options.include_obfuscation")
-    if options.include_usage is False:
-        ignored.add("stream_options.include_usage")
-
-
-def _look_into_items(given: list[Item], ignored: IgnoredFields) -> None:
+def _report_items(given: list[items.Item], ignored: IgnoredFields) -> None:
     """Report fields that are stored with an item, and have no other effect."""
     for item in given:
         if item.status != "completed" and not (item is given[-1] and items.is_unfinished(item)):
             ignored.add("input[].status", item.status)
         match item:
-            case MessageItem(phase=phase):
+            case items.MessageItem(phase=phase):
                 ignored.add("input[].phase", phase)
-            case Reasoning(summary=summary):
+            case items.ReasoningItem(summary=summary):
                 ignored.add("input[].summary", summary)
     for part in items.parts_of(given):
-        if isinstance(part, OutputText):
+        if isinstance(part, items.OutputText):
             ignored.add("input[].content[].annotations", part.annotations)
 
 
-def _read_tools(fields: dict[str, Any], ignored: IgnoredFields) -> None:
+def _flatten_tools(fields: dict[str, Any], ignored: IgnoredFields) -> None:
     """Reduce `tools` to functions, those of namespaces included.
 
     Raises UnsupportedField for tools that OpenAI runs itself, except for web search, which a model

@@ -6,38 +6,38 @@ Each belongs to one owner, and does not exist for others. Knows bytes, and nothi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from vlm_server.errors import NotFound, PreviousResponseNotFound
 from vlm_server.settings import Server
 
 OVERHEAD_BYTES = 1024
-"""Bytes that an entry counts besides its own."""
+"""Bytes that a turn counts besides its items."""
 
 
 @dataclass(slots=True, eq=False)
 class _Turn:
     """The items of a request and of its response, and the turn before.
 
-    It is kept while `num_holders` responses and later turns need it.
+    It is kept while `num_references` responses and later turns need it.
     """
 
     items: bytes
     parent: _Turn | None
     output: bytes = b""
-    num_holders: int = 1
+    num_references: int = 1
 
     @property
     def size_bytes(self) -> int:
         return len(self.items) + len(self.output) + OVERHEAD_BYTES
 
-    def upwards(self) -> Iterator[_Turn]:
-        """This turn and all turns before it."""
-        turn: _Turn | None = self
-        while turn is not None:
-            yield turn
-            turn = turn.parent
+    def history(self) -> list[_Turn]:
+        """All turns up to this one, the oldest first."""
+        turns = [self]
+        while (parent := turns[-1].parent) is not None:
+            turns.append(parent)
+        return turns[::-1]
 
 
 @dataclass(slots=True)
@@ -49,12 +49,12 @@ class _Entry:
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of all that a later turn needs."""
-        return len(self.response) + sum(turn.size_bytes for turn in self.turn.upwards())
+        """Size of the response and of all turns up to it."""
+        return len(self.response) + sum(turn.size_bytes for turn in self.turn.history())
 
 
 @dataclass(slots=True)
-class _Shelf:
+class _OwnerResponses:
     """One owner's responses by their ids, the oldest first, and the turns behind them."""
 
     entries: dict[str, _Entry] = field(default_factory=dict)
@@ -64,14 +64,12 @@ class _Shelf:
         """Forget a response, and the turns that no other one needs."""
         entry = self.entries.pop(response_id)
         self.size_bytes -= len(entry.response)
-        turn: _Turn | None = entry.turn
-        while turn is not None:
-            turn.num_holders -= 1
-            if turn.num_holders:
+        for turn in reversed(entry.turn.history()):
+            turn.num_references -= 1
+            if turn.num_references:
                 return
             self.size_bytes -= turn.size_bytes
-            parent, turn.parent = turn.parent, None
-            turn = parent
+            turn.parent = None
 
 
 class ResponseStore:
@@ -88,15 +86,15 @@ class ResponseStore:
         """Responses that were dropped for lack of room."""
         self._seconds = server.responses_store_seconds
         self._clock = clock
-        self._shelves: dict[str, _Shelf] = {}
+        self._by_owner: dict[str, _OwnerResponses] = {}
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all owners' entries."""
-        return sum(shelf.size_bytes for shelf in self._shelves.values())
+        return sum(owned.size_bytes for owned in self._by_owner.values())
 
     def __len__(self) -> int:
-        return sum(len(shelf.entries) for shelf in self._shelves.values())
+        return sum(len(owned.entries) for owned in self._by_owner.values())
 
     # ---- while a response is made ------------------------------------------------------
 
@@ -105,8 +103,8 @@ class ResponseStore:
     ) -> bool:
         """Keep the `items` of a request, and `response` as it stands now.
 
-        Returns whether they are kept: they are not if they are too large together with the turns
-        before them, or if those have gone.
+        Returns whether they are kept: not if they and the turns before them are too large, nor if
+        those have gone.
         """
         self.drop_expired()
         previous = self._get(owner, previous_id) if previous_id is not None else None
@@ -117,27 +115,26 @@ class ResponseStore:
         if not self._has_room_for(owner, entry):
             return False
         if turn.parent is not None:
-            turn.parent.num_holders += 1
-        shelf = self._shelves.setdefault(owner, _Shelf())
-        shelf.entries[response_id] = entry
-        shelf.size_bytes += turn.size_bytes + len(response)
+            turn.parent.num_references += 1
+        owned = self._by_owner.setdefault(owner, _OwnerResponses())
+        owned.entries[response_id] = entry
+        owned.size_bytes += turn.size_bytes + len(response)
         self._evict()
         return True
 
     def finish(self, owner: str, response_id: str, response: bytes, output: bytes) -> bool:
         """Keep the `response` and the items of its `output`.
 
-        Returns whether they are kept: they are not if there is no room for them, or if what was
-        begun has gone.
+        Returns whether they are kept: not without room for them, nor if what was begun has gone.
         """
         entry = self._get(owner, response_id)
         if entry is None or not entry.is_pending:
             return False
-        shelf = self._shelves[owner]
-        shelf.size_bytes += len(output) + len(response) - len(entry.response)
+        owned = self._by_owner[owner]
+        owned.size_bytes += len(output) + len(response) - len(entry.response)
         entry.turn.output, entry.response, entry.is_pending = output, response, False
         entry.expires = self._clock() + self._seconds
-        shelf.entries[response_id] = shelf.entries.pop(response_id)  # the youngest
+        owned.entries[response_id] = owned.entries.pop(response_id)  # the youngest
         has_room = self._has_room_for(owner, entry)
         if not has_room:
             self._drop(owner, response_id)
@@ -157,28 +154,19 @@ class ResponseStore:
 
         Raises PreviousResponseNotFound.
         """
-        self.drop_expired()
-        entry = self._get(owner, response_id)
-        if entry is None or entry.is_pending:
+        turn = self._finished_turn(owner, response_id)
+        if turn is None:
             raise PreviousResponseNotFound(
                 "The previous response was not found: it was not stored, or deleted, or dropped "
                 "since (`server.responses_store_seconds` and `server.responses_store_bytes`).",
                 "previous_response_id",
             )
-        return tuple(
-            items
-            for turn in reversed(list(entry.turn.upwards()))
-            for items in (turn.items, turn.output)
-            if items
-        )
+        return _contents(turn.history())
 
     def turn(self, owner: str, response_id: str) -> tuple[bytes, ...]:
         """The items of that response and of its request, as JSON lists; empty if there is none."""
-        self.drop_expired()
-        entry = self._get(owner, response_id)
-        if entry is None or entry.is_pending:
-            return ()
-        return tuple(filter(None, (entry.turn.items, entry.turn.output)))
+        turn = self._finished_turn(owner, response_id)
+        return _contents([turn]) if turn else ()
 
     def response(self, owner: str, response_id: str) -> bytes:
         """A response's JSON. Raises NotFound."""
@@ -186,15 +174,13 @@ class ResponseStore:
 
     def input_items(self, owner: str, response_id: str) -> tuple[bytes, ...]:
         """A response's input, earlier turns included, as JSON lists. Raises NotFound."""
-        turn = self._find(owner, response_id).turn
-        before = list(turn.upwards())[:0:-1]
-        earlier = (items for each in before for items in (each.items, each.output))
-        return tuple(items for items in (*earlier, turn.items) if items)
+        *earlier, turn = self._find(owner, response_id).turn.history()
+        return _contents(earlier) + ((turn.items,) if turn.items else ())
 
     def delete(self, owner: str, response_id: str) -> None:
         """Forget a response and its items. Raises NotFound."""
         turn = self._find(owner, response_id).turn
-        self._shelves[owner].size_bytes -= len(turn.items) + len(turn.output)
+        self._by_owner[owner].size_bytes -= len(turn.items) + len(turn.output)
         turn.items = turn.output = b""
         self._drop(owner, response_id)
 
@@ -205,25 +191,30 @@ class ResponseStore:
             raise NotFound("There is no such response.", "response_id")
         return entry
 
+    def _finished_turn(self, owner: str, response_id: str) -> _Turn | None:
+        self.drop_expired()
+        entry = self._get(owner, response_id)
+        return None if entry is None or entry.is_pending else entry.turn
+
     def _get(self, owner: str, response_id: str) -> _Entry | None:
-        shelf = self._shelves.get(owner)
-        return shelf.entries.get(response_id) if shelf else None
+        owned = self._by_owner.get(owner)
+        return owned.entries.get(response_id) if owned else None
 
     # ---- time --------------------------------------------------------------------------
 
     def drop_expired(self) -> None:
         """Forget responses that are too old."""
         now = self._clock()
-        for owner, shelf in list(self._shelves.items()):
-            while shelf.entries:
-                response_id, entry = next(iter(shelf.entries.items()))
+        for owner, owned in list(self._by_owner.items()):
+            while owned.entries:
+                response_id, entry = next(iter(owned.entries.items()))
                 if entry.expires > now:
                     break
                 self._drop(owner, response_id)
 
     def seconds_left(self) -> float | None:
         """Seconds until a response is too old; None if none is stored."""
-        oldest = (next(iter(shelf.entries.values())) for shelf in self._shelves.values())
+        oldest = (next(iter(owned.entries.values())) for owned in self._by_owner.values())
         expires = min((entry.expires for entry in oldest), default=None)
         return None if expires is None else max(0.0, expires - self._clock())
 
@@ -232,19 +223,24 @@ class ResponseStore:
     def _has_room_for(self, owner: str, entry: _Entry) -> bool:
         """Whether `owner` may keep it, if all else of theirs goes: it fits into an equal share, or
         into what the others leave."""
-        others = self._shelves.keys() - {owner}
+        others = self._by_owner.keys() - {owner}
         share = self.limit_bytes // (1 + len(others))
-        left = self.limit_bytes - sum(self._shelves[other].size_bytes for other in others)
+        left = self.limit_bytes - sum(self._by_owner[other].size_bytes for other in others)
         return entry.needed_bytes <= max(share, left)
 
     def _evict(self) -> None:
         while self.size_bytes > self.limit_bytes:
-            owner = max(self._shelves, key=lambda each: self._shelves[each].size_bytes)
-            self._drop(owner, next(iter(self._shelves[owner].entries)))
+            owner = max(self._by_owner, key=lambda each: self._by_owner[each].size_bytes)
+            self._drop(owner, next(iter(self._by_owner[owner].entries)))
             self.num_evicted += 1
 
     def _drop(self, owner: str, response_id: str) -> None:
-        shelf = self._shelves[owner]
-        shelf.drop(response_id)
-        if not shelf.entries:
-            del self._shelves[owner]
+        owned = self._by_owner[owner]
+        owned.drop(response_id)
+        if not owned.entries:
+            del self._by_owner[owner]
+
+
+def _contents(turns: Iterable[_Turn]) -> tuple[bytes, ...]:
+    """The items of `turns`, of requests and responses, as JSON lists."""
+    return tuple(items for turn in turns for items in (turn.items, turn.output) if items)

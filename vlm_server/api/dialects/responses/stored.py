@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 from anyio import to_thread
@@ -46,7 +45,7 @@ class ResponsesEndpoint:
             await self._endpoint(scope, receive, send)
         finally:
             response_id = f"{ID_PREFIX}{access_log.of(scope).request_id}"
-            self._store.abandon(keys.owner_of(scope), response_id)
+            self._store.abandon(keys.of(scope).identity, response_id)
             self._expire_later()
 
     def _expire_later(self) -> None:
@@ -94,11 +93,11 @@ class StoredResponses:
         return _json(await to_thread.run_sync(_page, turns, request.query_params))
 
 
-def _ignore_all_but(request: Request, *obeyed: str) -> None:
+def _ignore_all_but(request: Request, *effective: str) -> None:
     """Report parameters without effect in the request's URL."""
     ignored = IgnoredFields()
     for name, value in request.query_params.items():
-        if name not in obeyed:
+        if name not in effective:
             ignored.add(name, value)
     access_log.of(request.scope).ignored = ignored.names
 
@@ -106,12 +105,17 @@ def _ignore_all_but(request: Request, *obeyed: str) -> None:
 def _page(turns: tuple[bytes, ...], query: QueryParams) -> bytes:
     """A page of the items of `turns`. Runs on a thread: their pictures may be many."""
     items = [item for turn in turns for item in _lists.decode(turn)]
-    if _order(query.get("order", "desc")) == "desc":
+    order, given = query.get("order", "desc"), query.get("limit", str(DEFAULT_ITEMS))
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("`order` must be 'asc' or 'desc'.", "order")
+    if order == "desc":
         items.reverse()
     page = _after(items, query.get("after"))
-    limit = _limit(query.get("limit", str(DEFAULT_ITEMS)))
+    limit = int(given) if given.isdecimal() and len(given) <= _MAX_DIGITS else 0
+    if not 1 <= limit <= MAX_ITEMS:
+        raise InvalidRequest(f"`limit` must be from 1 to {MAX_ITEMS}.", "limit")
     shown = page[:limit]
-    listed: dict[str, Any] = {
+    listed = {
         "object": "list",
         "data": shown,
         "first_id": _id(shown[0]) if shown else "",
@@ -130,7 +134,7 @@ _lists = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _of(request: Request) -> tuple[str, str]:
-    return keys.owner_of(request.scope), request.path_params["response_id"]
+    return keys.of(request.scope).identity, request.path_params["response_id"]
 
 
 def _json(content: bytes) -> Response:
@@ -142,23 +146,10 @@ def _id(item: msgspec.Raw) -> str:
 
 
 def _after(items: list[msgspec.Raw], item_id: str | None) -> list[msgspec.Raw]:
-    """Items behind the last one of that id: a client may send an item again in a later turn."""
+    """Items after the last one with that id: a client may send an item again in a later turn."""
     if item_id is None:
         return items
     for i in reversed(range(len(items))):
         if _id(items[i]) == item_id:
             return items[i + 1 :]
     raise InvalidRequest("`after` is the id of none of the items.", "after")
-
-
-def _order(given: str) -> str:
-    if given not in ("asc", "desc"):
-        raise InvalidRequest("`order` must be 'asc' or 'desc'.", "order")
-    return given
-
-
-def _limit(given: str) -> int:
-    limit = int(given) if given.isdecimal() and len(given) <= _MAX_DIGITS else 0
-    if not 1 <= limit <= MAX_ITEMS:
-        raise InvalidRequest(f"`limit` must be from 1 to {MAX_ITEMS}.", "limit")
-    return limit

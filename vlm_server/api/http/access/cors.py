@@ -23,10 +23,7 @@ _TOLD = (
 
 
 class Cors:
-    """Answers preflights of listed origins, which have no key, and marks their other requests.
-
-    Requests from other origins pass untouched: the gate refuses them.
-    """
+    """Answers preflights of listed origins and marks their requests; the gate refuses others."""
 
     def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
         self.app = app

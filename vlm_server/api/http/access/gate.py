@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vlm_server.api.http.access import keys
-from vlm_server.api.http.access.keys import ApiKey, KeyRing
+from vlm_server.api.http.access.keys import NO_KEY, ApiKey, KeyRing
 from vlm_server.errors import Forbidden, Unauthorized
 from vlm_server.settings import ORIGIN, Server, is_loopback
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 READY = ("/health", "/health/ready", "/healthz", "/ping")
 """Routes where probes ask whether the server is ready."""
@@ -44,10 +44,7 @@ def check_host(headers: Headers, server: Server) -> None:
 
 
 def check_origin(headers: Headers, path: str) -> None:
-    """Raises Forbidden for a request from a web page of another origin that is not listed.
-
-    Such pages may link to our own page, which is the same for everybody.
-    """
+    """Raises Forbidden for another origin's web page, unless it only links to our page."""
     origin = headers.get("origin")
     if origin is None:
         if headers.get("sec-fetch-site", "").lower() == "cross-site" and not is_page(path, headers):
@@ -62,14 +59,13 @@ def check_origin(headers: Headers, path: str) -> None:
         )
 
 
-def check_key(headers: Headers, ring: KeyRing) -> ApiKey | None:
-    """The key in the headers Authorization or X-Api-Key; None if no key is needed.
+def check_key(headers: Headers, ring: KeyRing) -> ApiKey:
+    """The key in Authorization or X-Api-Key, whichever is accepted; `NO_KEY` if none is needed.
 
-    One of them is enough; the first counts if both are accepted. Raises Unauthorized if a key is
-    needed and neither is accepted.
+    Raises Unauthorized.
     """
     if not ring.needs_key:
-        return None
+        return NO_KEY
     scheme, _, credentials = _only(headers, "authorization").partition(" ")
     in_bearer = ring.find(credentials.strip().encode("latin-1"))
     in_own_header = ring.find(_only(headers, "x-api-key").strip().encode("latin-1"))
@@ -82,11 +78,11 @@ def check_key(headers: Headers, ring: KeyRing) -> ApiKey | None:
     )
 
 
-def admin_only(endpoint: Endpoint) -> Endpoint:
+def admin_only(endpoint: Handler) -> Handler:
     """`endpoint` guarded: for admin keys only, or for everybody if no key is needed."""
 
     async def guarded(request: Request) -> Response:
-        if not keys.is_admin(request.scope):
+        if not keys.of(request.scope).is_admin:
             raise Forbidden("This route needs a key with `admin = true`.")
         return await endpoint(request)
 

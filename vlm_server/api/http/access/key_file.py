@@ -77,10 +77,7 @@ class WatchedKeyFile:
         return read(self._path)
 
     def read_if_changed(self) -> dict[str, KeyEntry] | None:
-        """The keys by their names; None if the file is as it was, or now can't be used.
-
-        Logs which of the two it is, once for each change.
-        """
+        """The keys by their names; None if the file is as it was, or, logged, can't be used now."""
         if _version(self._path) == self._version:
             return None
         try:
@@ -93,7 +90,7 @@ class WatchedKeyFile:
 
 
 def _read_private(path: Path) -> bytes:
-    """The file's bytes. Raises OSError, and ConfigError unless it is our own and nobody else's."""
+    """The file's bytes. Raises OSError, and ConfigError unless it is private and ours."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)

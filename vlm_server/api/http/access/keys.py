@@ -1,7 +1,4 @@
-"""API keys: which are accepted, what each may do, and what of a request follows from its key.
-
-Keeps hashes of the keys, never the keys.
-"""
+"""API keys: which are accepted, and what each may do. Keeps hashes of the keys, never the keys."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ CHECK_SECONDS = 1.0
 """The shortest time between two looks at the key file, which only requests cause."""
 
 _SCOPE_KEY = "vlm_server.api_key"
-_SALT_KEY = "vlm_server.cache_salt"
 _KEY_PREFIX = b"vlm_server API key\0"
 _SALT_PREFIX = b"vlm_server cache salt\0"
 
@@ -33,22 +29,24 @@ _SALT_PREFIX = b"vlm_server cache salt\0"
 class ApiKey:
     """An accepted key: its hash, the name it has in the log, and what it may do.
 
-    `cache_salt` is a hash, too, the same after a restart, for the disk cache. `max_requests` may be
-    in flight at once; None is any number.
+    `identity` is a hash, too, the same after a restart: the owner of stored responses and the salt
+    of cache entries. The name is neither, since it may later be given to somebody else's key.
+    `max_requests` may be in flight at once; None is any number.
     """
 
     name: str
     digest: bytes
-    cache_salt: str
+    identity: str
     is_admin: bool
     max_requests: int | None = None
 
 
-class KeyRing:
-    """All accepted keys: `server.api_keys`, and those in `server.api_key_file`.
+NO_KEY = ApiKey("", b"", "", is_admin=True)
+"""Stands for the key where none is needed: only this machine can connect, as one client."""
 
-    Use from the event loop. Raises ConfigError if the file can't be used.
-    """
+
+class KeyRing:
+    """The keys of `server.api_keys` and `server.api_key_file`. Raises ConfigError."""
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -83,20 +81,14 @@ class KeyRing:
 
 
 class KeySlots:
-    """The number of requests of each API key in flight, by the keys' names.
-
-    Used from the event loop only, so it needs no lock.
-    """
+    """The number of requests in flight by the name of their API key."""
 
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()
 
     @contextmanager
-    def hold(self, key: ApiKey | None) -> Iterator[None]:
+    def hold(self, key: ApiKey) -> Iterator[None]:
         """Hold a slot of `key` for the `with` block. Raises KeyLimitReached if all are taken."""
-        if key is None:
-            yield
-            return
         if key.max_requests is not None and self.taken[key.name] >= key.max_requests:
             raise KeyLimitReached(
                 f"{key.max_requests} requests with this API key are in flight, as many as it may."
@@ -110,52 +102,16 @@ class KeySlots:
                 del self.taken[key.name]
 
 
-def attach(scope: Scope, key: ApiKey | None, *, separate_caches: bool = False) -> None:
-    """Set the key that the request of `scope` came with; None if none is needed.
-
-    With `separate_caches`, requests with different keys share no cache entries.
-    """
+def attach(scope: Scope, key: ApiKey) -> None:
+    """Set the key that the request of `scope` came with."""
     scope[_SCOPE_KEY] = key
-    scope[_SALT_KEY] = key.cache_salt if key is not None and separate_caches else ""
 
 
-def of(scope: Scope) -> ApiKey | None:
+def of(scope: Scope) -> ApiKey:
     """The key that `attach` set."""
     key = scope[_SCOPE_KEY]
-    assert key is None or isinstance(key, ApiKey)
+    assert isinstance(key, ApiKey)
     return key
-
-
-def cache_salt_of(scope: Scope) -> str:
-    """The salt of the request's cache entries, which requests with the same salt share."""
-    salt = scope[_SALT_KEY]
-    assert isinstance(salt, str)
-    return salt
-
-
-def client_of(scope: Scope) -> str:
-    """The client for fair shares: the name of its API key.
-
-    Requests without a key are one client's, "": without keys only this machine can connect, and its
-    addresses tell nobody apart.
-    """
-    key = of(scope)
-    return "" if key is None else key.name
-
-
-def is_admin(scope: Scope) -> bool:
-    """Whether the request has admin rights: its key has them, or no key is needed."""
-    key = of(scope)
-    return key is None or key.is_admin
-
-
-def owner_of(scope: Scope) -> str:
-    """The owner of responses that the request stores: a hash of its key; "" without keys.
-
-    Not the key's name, which may later be given to somebody else's key.
-    """
-    key = of(scope)
-    return "" if key is None else key.cache_salt
 
 
 def check_settings(server: Server) -> None:
@@ -171,8 +127,8 @@ def _api_keys(entries: dict[str, KeyEntry]) -> tuple[ApiKey, ...]:
 
 
 def _api_key(name: str, key: str, *, is_admin: bool, max_requests: int | None = None) -> ApiKey:
-    salt = hashlib.sha256(_SALT_PREFIX + key.encode()).hexdigest()
-    return ApiKey(name, _digest(key.encode()), salt, is_admin, max_requests)
+    identity = hashlib.sha256(_SALT_PREFIX + key.encode()).hexdigest()
+    return ApiKey(name, _digest(key.encode()), identity, is_admin, max_requests)
 
 
 def _digest(key: bytes) -> bytes:

@@ -6,7 +6,7 @@ import asyncio
 import http
 import logging
 import re
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import h11
@@ -14,64 +14,46 @@ from starlette.types import ASGIApp, Message, Scope
 
 from vlm_server.api.http.connection.parser import RequestParser
 
+if TYPE_CHECKING:
+    from vlm_server.api.http.connection.protocol import HttpConnection
+
 logger = logging.getLogger(__name__)
 
-Headers = list[tuple[bytes, bytes]]
+RawHeaders = list[tuple[bytes, bytes]]
 
 RECEIVED_AT = "vlm_server.received_at"
 """Key in a scope: when the head was complete, in monotonic seconds."""
 MAX_SWALLOWED_BYTES = 64 * 1024
-"""A body that nobody reads is read to its end if no more than this is left of it. Otherwise the
+"""An unread body is read to its end if no more than this is left of it. Otherwise the
 connection is closed behind the response."""
 _CLOSE = (b"connection", b"close")
 _ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#]*)(?P<rest>.*)", re.IGNORECASE)
 
 
-class Wire(Protocol):
-    """The connection of an exchange, as the exchange sees it."""
-
-    def write(self, data: bytes) -> None: ...
-
-    def want_body(self) -> None:
-        """The application waits for more of the body."""
-        ...
-
-    def responded(self) -> None:
-        """The response is complete."""
-        ...
-
-    def fail(self) -> None:
-        """The application failed: there will be no response, or no end of it."""
-        ...
-
-
 class Exchange:
-    """A request, that of `parser`, answered by the application.
-
-    `send` never waits for the client; the connection bounds what the client leaves unread.
-    """
+    """A request, that of `parser`, answered by the application. `send` never waits for clients."""
 
     def __init__(
-        self, parser: RequestParser, scope: Scope, wire: Wire, default_headers: Headers
+        self,
+        parser: RequestParser,
+        scope: Scope,
+        connection: HttpConnection,
+        default_headers: RawHeaders,
     ) -> None:
         self.parser = parser
         self.keep_alive = True
         self.is_gone = False
         self.is_complete = False
         """Whether the response is complete."""
+        self.has_begun = False
+        """Whether the application has begun to respond."""
         self._scope = scope
-        self._wire = wire
+        self._connection = connection
         self._default_headers = default_headers
         self._head: bytes | None = None
         """The response's head, kept back until its body's first bytes."""
-        self._has_begun = False
         self._body = bytearray()
         self._has_news = asyncio.Event()
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the application has begun to respond."""
-        return self._has_begun
 
     @property
     def must_close(self) -> bool:
@@ -103,20 +85,20 @@ class Exchange:
         try:
             await app(self._scope, self.receive, self.send)
         except asyncio.CancelledError:
-            self._wire.fail()
+            self._connection.fail()
             raise
         except Exception:
             logger.exception("the application failed")
         if not (self.is_complete or self.is_gone):
-            self._wire.fail()
+            self._connection.fail()
 
     async def receive(self) -> Message:
         """ASGI's `receive`: the next bytes of the body; after its end, the client's disconnect."""
         if self.parser.http.they_are_waiting_for_100_continue and not self.is_gone:
             go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-            self._wire.write(self.parser.http.send(go_on) or b"")
+            self._connection.write(self.parser.http.send(go_on) or b"")
         if not (self.is_gone or self.is_complete):
-            self._wire.want_body()
+            self._connection.want_body()
             await self._has_news.wait()
             self._has_news.clear()
         if self.is_gone or self.is_complete:
@@ -138,13 +120,13 @@ class Exchange:
             self.is_complete = True
         if self._head is not None:
             data, self._head = self._head + data, None
-        self._wire.write(data)
+        self._connection.write(data)
         if self.is_complete:
             self._has_news.set()
-            self._wire.responded()
+            self._connection.responded()
 
-    def _start(self, status: int, headers: Headers) -> bytes:
-        self._has_begun = True
+    def _start(self, status: int, headers: RawHeaders) -> bytes:
+        self.has_begun = True
         headers = self._default_headers + headers
         if _CLOSE not in headers and not (self.keep_alive and self._may_follow()):
             headers.append(_CLOSE)
@@ -167,7 +149,7 @@ def scope_of(request: h11.Request, peers: dict[str, Any]) -> Scope:
     """`request` as an ASGI scope; `peers` are the scope's entries about the connection.
 
     A target may be an absolute URI. Then its host takes the place of the Host header, as RFC 9112
-    (3.2.2) demands, so that whoever checks Host checks it.
+    (3.2.2) demands, so that checks of Host see it.
     """
     target, headers = request.target, list(request.headers)
     if match := _ABSOLUTE.fullmatch(target):

@@ -12,10 +12,7 @@ _READ_BYTES = 64 * 1024
 
 
 class Deadline:
-    """A deadline that moves often and is rarely met: calls `on_due` once its time has come.
-
-    Moving it is cheap: the timer is left alone, and set anew when it fires too early.
-    """
+    """A timer that moves often and is rarely due: moving it later leaves the loop's timer alone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[], None]) -> None:
         self._loop = loop
@@ -25,12 +22,16 @@ class Deadline:
 
     def set(self, seconds: float) -> None:
         """Due in `seconds` from now, whatever was set before."""
-        self._due = self._loop.time() + seconds
-        if self._timer is not None and self._timer.when() > self._due:
+        self.set_at(self._loop.time() + seconds)
+
+    def set_at(self, due: float) -> None:
+        """Due at this time of the event loop's clock."""
+        self._due = due
+        if self._timer is not None and self._timer.when() > due:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = self._loop.call_at(self._due, self._fire)
+            self._timer = self._loop.call_at(due, self._fire)
 
     def clear(self) -> None:
         """Never due, until it is set again."""
@@ -38,7 +39,7 @@ class Deadline:
 
     def cancel(self) -> None:
         """As `clear`, and nothing refers to `on_due` any more."""
-        self._due = None
+        self.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -55,10 +56,7 @@ class Deadline:
 
 
 class Outgoing:
-    """The sending side of a connection, which never waits.
-
-    Calls `on_stall` with the reason if the client reads too little.
-    """
+    """The sending side of a connection, which never waits; `on_stall` gets a stall's reason."""
 
     def __init__(
         self, transport: asyncio.Transport, limits: Limits, on_stall: Callable[[str], None]

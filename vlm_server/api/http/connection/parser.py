@@ -34,7 +34,7 @@ class HeadReader:
         self._searched = 0
 
     def take_head(self) -> bytes | None:
-        """The head, if it is complete: removed from the buffer. Raises HeadersTooLarge.
+        """The complete head, removed from the buffer. Raises HeadersTooLarge.
 
         Empty lines before a request are skipped: some clients send one after a body.
         """
@@ -98,10 +98,7 @@ class RequestParser:
             self.http.receive_data(data)
 
     def parse(self) -> bytearray:
-        """The next bytes of the body, as far as one slice goes.
-
-        Raises InvalidRequest for bytes that are no valid body, or are framing for the most part.
-        """
+        """The next bytes of the body, as far as one slice goes. Raises InvalidRequest."""
         body = bytearray()
         self.has_more = False
         for _ in range(_EVENTS_PER_SLICE):
@@ -138,7 +135,7 @@ _NOT_HTTP = "This is not a valid HTTP/1.1 request."
 
 
 def _explain(error: h11.RemoteProtocolError) -> RequestError:
-    """h11's messages quote what the client sent."""
+    """h11's messages quote the client's bytes: ours do not."""
     if error.error_status_hint == 431:
         return HeadersTooLarge("A line of the request is too long.")
     if error.error_status_hint == 501:

@@ -17,11 +17,10 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from vlm_server.api.http import errors
-from vlm_server.api.http.connection.exchange import RECEIVED_AT, Exchange, scope_of
+from vlm_server.api.http.connection.exchange import RECEIVED_AT, Exchange, RawHeaders, scope_of
 from vlm_server.api.http.connection.outgoing import Deadline, Outgoing
 from vlm_server.api.http.connection.parser import HeadReader, RequestParser
 from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
-from vlm_server.api.http.errors import EncodeError
 from vlm_server.errors import EngineUnavailable, QueueFull, RequestError, RequestTimeout
 from vlm_server.settings import Settings
 
@@ -51,7 +50,6 @@ class Shared:
     """State shared by all connections of a server."""
 
     settings: Settings
-    encode: EncodeError
     table: ConnectionTable
     parse_queue: ParseQueue
 
@@ -68,8 +66,8 @@ class HttpConnection(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._shared = shared
-        self._limits = self._shared.settings.limits
-        self._server = self._shared.settings.server
+        self._limits = shared.settings.limits
+        self._server = shared.settings.server
         self._app = config.loaded_app
         self._state = server_state
         self._app_state = app_state
@@ -84,6 +82,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_queued = False
         self.stage = Stage.SILENT
         self.since = self._loop.time()
+        """When the stage began."""
 
     # ---- asyncio -------------------------------------------------------------------
 
@@ -110,7 +109,9 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.stage is Stage.CLOSING:
-            self._ignore(len(data))
+            self._ignored_bytes += len(data)
+            if self._ignored_bytes > MAX_LINGER_BYTES:
+                self._transport.abort()
         elif self.stage is Stage.BODY:
             assert self._exchange is not None
             self._exchange.parser.feed(data)
@@ -124,10 +125,7 @@ class HttpConnection(asyncio.Protocol):
                 self._drop("sent too much behind a request")
 
     def eof_received(self) -> None:
-        """A client that closes its side has left: a closed socket looks no different.
-
-        What is answered completely is still sent.
-        """
+        """A half-closed connection counts as closed: a complete answer is sent, and no other."""
         if self._exchange is not None:
             self._exchange.disconnect()
         self._close()
@@ -156,7 +154,7 @@ class HttpConnection(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def take_one_more(self) -> None:
-        """The server stops soon: the next response, or this one, tells that it is the last."""
+        """The server stops soon: close the connection behind this response or the next."""
         self._is_stopping = True
         if self._exchange is not None and not self._exchange.has_begun:
             self._exchange.keep_alive = False
@@ -172,7 +170,8 @@ class HttpConnection(asyncio.Protocol):
         try:
             head = self._head.take_head()
             if head is None:
-                self._wait_for_head()
+                if self._head.buffer and self.stage is not Stage.HEAD:
+                    self._enter(Stage.HEAD, self._server.header_timeout_seconds)
                 return
             parser = RequestParser(head)
             if not self._shared.table.takes_requests:
@@ -195,10 +194,6 @@ class HttpConnection(asyncio.Protocol):
         self._enter(Stage.BODY)
         parser.feed(self._head.take_body(parser.remaining_bytes))
         self.parse_slice()
-
-    def _wait_for_head(self) -> None:
-        if self._head.buffer and self.stage is not Stage.HEAD:
-            self._enter(Stage.HEAD, self._server.header_timeout_seconds)
 
     def parse_slice(self) -> None:
         """Parse the body as far as one slice goes; the rest in a later turn of the loop."""
@@ -227,7 +222,7 @@ class HttpConnection(asyncio.Protocol):
     def _end_of_request(self) -> None:
         assert self._exchange is not None
         self._transport.resume_reading()
-        if self._exchange.is_complete:  # this was the rest of a body that nobody read
+        if self._exchange.is_complete:  # this was the rest of an unread body
             self._next()
         else:
             self._enter(Stage.ANSWER)
@@ -247,10 +242,12 @@ class HttpConnection(asyncio.Protocol):
             self._outgoing.write(data)
 
     def want_body(self) -> None:
+        """The application waits for more of the body."""
         if not self._is_queued:
             self._transport.resume_reading()
 
     def responded(self) -> None:
+        """The response is complete."""
         exchange = self._exchange
         assert exchange is not None
         self._state.total_requests += 1
@@ -261,7 +258,7 @@ class HttpConnection(asyncio.Protocol):
         elif exchange.parser.is_complete:
             self._next()
         else:
-            self._deadline.set(LINGER_SECONDS)  # a little is left of a body that nobody read
+            self._deadline.set(LINGER_SECONDS)  # a little is left of an unread body
             self.want_body()
 
     def fail(self) -> None:
@@ -277,7 +274,7 @@ class HttpConnection(asyncio.Protocol):
         if exchange is not None:
             exchange.disconnect()
         if exchange is None or not exchange.has_begun:
-            self.write(_refusal(error, self._shared.encode, self._state.default_headers))
+            self.write(_refusal(error, self._state.default_headers))
         self._close_after(is_all_here=False)
 
     def _close_after(self, *, is_all_here: bool) -> None:
@@ -296,11 +293,6 @@ class HttpConnection(asyncio.Protocol):
         """Close once everything is sent, or when the client has read too little for too long."""
         self._enter(Stage.CLOSING, self._limits.unread_timeout_seconds)
         self._transport.close()
-
-    def _ignore(self, size: int) -> None:
-        self._ignored_bytes += size
-        if self._ignored_bytes > MAX_LINGER_BYTES:
-            self._transport.abort()
 
     def _drop(self, reason: str) -> None:
         logger.info("disconnected a client that %s", reason)
@@ -329,14 +321,11 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
 
-def _refusal(error: RequestError, encode: EncodeError, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """`error` as a whole response on the wire, after which the connection is closed.
-
-    `headers` are those of every response.
-    """
+def _refusal(error: RequestError, headers: RawHeaders) -> bytes:
+    """`error` as a whole response on the wire; `headers` are those of every response."""
     request_id = uuid.uuid4().hex
     own = {"X-Request-Id": request_id, "Request-Id": request_id, "Connection": "close"}
-    response = errors.response(error, encode, retry_after_seconds=1, headers=own)
+    response = errors.response(error, errors.encode_openai, retry_after_seconds=1, headers=own)
     status = http.HTTPStatus(error.status)
     lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
     lines += [b"%s: %s" % header for header in (*headers, *response.raw_headers)]
@@ -344,10 +333,7 @@ def _refusal(error: RequestError, encode: EncodeError, headers: list[tuple[bytes
 
 
 def _notice_silence(connection: socket.socket | None) -> None:
-    """Have the kernel find out within two minutes that a client's machine is gone.
-
-    For each connection: on macOS they do not inherit the time of silence from the listener.
-    """
+    """Let the kernel find out within two minutes that a client's machine is gone."""
     if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with contextlib.suppress(OSError):  # the client is gone already

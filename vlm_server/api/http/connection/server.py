@@ -19,7 +19,6 @@ from uvicorn.server import ServerState
 
 from vlm_server.api.http.connection.protocol import HttpConnection, Shared
 from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
-from vlm_server.api.http.errors import EncodeError
 from vlm_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -59,21 +58,27 @@ class _DatedState(ServerState):
         """uvicorn's own is not needed."""
 
 
-class HttpConfig(uvicorn.Config):
-    """uvicorn's, with the connections of its server."""
-
-    table: ConnectionTable
-
-
 class HttpServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers, as the engine must be stopped too, and without
-    its ten looks a second at whether it should stop.
-    """
+    """uvicorn's server without polling, and without signals: the engine must be stopped too."""
 
-    def __init__(self, config: HttpConfig) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._exit = asyncio.Event()
+        self._table = ConnectionTable(ConnectionLimit(settings.server.max_connections))
+        shared = Shared(settings, self._table, ParseQueue())
+        drain_seconds = math.ceil(settings.server.drain_seconds)
+        config = uvicorn.Config(
+            cast(Any, app),
+            http=cast("type[asyncio.Protocol]", partial(HttpConnection, shared)),
+            ws="none",
+            lifespan="off",
+            backlog=2048,
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=drain_seconds + SLOW_READER_SECONDS,
+        )
         super().__init__(config)
-        self._table = config.table
         self.server_state = _DatedState()
 
     @property
@@ -95,11 +100,11 @@ class HttpServer(uvicorn.Server):
         await self._exit.wait()
 
     async def last_call(self, num_in_engine: Callable[[], int]) -> None:
-        """Accept no more connections, and take what is sent on those that there are as their last
-        request. Returns once the engine has all of these, as far as they come within seconds.
+        """Accept no more connections, and one more request on each open one.
 
-        What connects from now on waits in the kernel, if somebody else keeps the sockets open. The
-        servers are not closed here: asyncio drops what a closed server accepted a moment before.
+        Returns once the engine has these requests, as far as they come within seconds. New
+        connections wait in the kernel, if another process keeps the sockets open. The servers are
+        not closed here: asyncio drops what a closed server accepted a moment before.
         """
         if not self.started:
             return
@@ -110,7 +115,9 @@ class HttpServer(uvicorn.Server):
         clock, began = loop.time, loop.time()
         while clock() < began + PARSING_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
-            stages = self._take_one_more()
+            for connection in self._connections:
+                connection.take_one_more()
+            stages = [connection.stage for connection in self._connections]
             num_answered = stages.count(Stage.ANSWER)
             may_ask = len(stages) > num_answered + stages.count(Stage.CLOSING)
             if may_ask and clock() < began + LAST_CALL_SECONDS:
@@ -118,18 +125,15 @@ class HttpServer(uvicorn.Server):
             if num_answered <= num_in_engine():
                 return
 
-    def _take_one_more(self) -> list[Stage]:
-        """Let each connection have one more request. Returns their stages."""
-        connections = [cast(HttpConnection, each) for each in self.server_state.connections]
-        for connection in connections:
-            connection.take_one_more()
-        return [connection.stage for connection in connections]
+    @property
+    def _connections(self) -> list[HttpConnection]:
+        return [cast(HttpConnection, each) for each in self.server_state.connections]
 
     def drain(self) -> None:
         """Finish the requests that are complete, and answer later ones with 503."""
         self._table.takes_requests = False
-        for connection in list(self.server_state.connections):
-            cast(HttpConnection, connection).drain()
+        for connection in self._connections:
+            connection.drain()
 
     def look(self) -> None:
         """Close connections if the limit on open files was lowered; call it now and then."""
@@ -137,31 +141,12 @@ class HttpServer(uvicorn.Server):
 
     def end_within(self, seconds: float) -> None:
         """Disconnect the remaining clients in `seconds`; all requests have been answered."""
-        asyncio.get_running_loop().call_later(seconds, self._disconnect_all)
 
-    def _disconnect_all(self) -> None:
-        for connection in list(self.server_state.connections):
-            cast(HttpConnection, connection).fail()
+        def disconnect_all() -> None:
+            for connection in self._connections:
+                connection.fail()
 
-
-def http_config(app: ASGIApp, settings: Settings, encode: EncodeError) -> HttpConfig:
-    """The HTTP server's configuration; `encode` is for errors before the app is reached."""
-    table = ConnectionTable(ConnectionLimit(settings.server.max_connections))
-    shared = Shared(settings, encode, table, ParseQueue())
-    config = HttpConfig(
-        cast(Any, app),
-        http=cast("type[asyncio.Protocol]", partial(HttpConnection, shared)),
-        ws="none",
-        lifespan="off",
-        backlog=2048,
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=math.ceil(settings.server.drain_seconds) + SLOW_READER_SECONDS,
-    )
-    config.table = table
-    return config
+        asyncio.get_running_loop().call_later(seconds, disconnect_all)
 
 
 class ConnectionLimit:
@@ -183,7 +168,6 @@ class ConnectionLimit:
 
 
 def _file_limit() -> int:
-    """The number of files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
 

@@ -7,7 +7,10 @@ import enum
 import heapq
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vlm_server.api.http.connection.protocol import HttpConnection
 
 
 class Stage(enum.IntEnum):
@@ -27,33 +30,22 @@ class Stage(enum.IntEnum):
     """A whole request is being answered: never closed for another."""
 
 
-class Tabled(Protocol):
-    """A connection. `since` is when its stage began, by the event loop's clock."""
-
-    stage: Stage
-    since: float
-
-    def evict(self) -> None:
-        """Close at once."""
-        ...
-
-
 class ConnectionTable:
     """All open connections, at most `limit()`, which may change.
 
-    A new one takes the place of the first by stage, then of the one longest in its stage.
+    A new one replaces the first by stage, then the one longest in its stage.
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
-        self._open: set[Tabled] = set()
+        self._open: set[HttpConnection] = set()
         self.takes_requests = True
         """Whether requests are still accepted; False while the server stops."""
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, connection: Tabled) -> bool:
+    def add(self, connection: HttpConnection) -> bool:
         """Add `connection`, if need be in the place of another. Returns whether it was added."""
         if not self.make_room(1):
             return False
@@ -70,24 +62,18 @@ class ConnectionTable:
             victim.evict()
         return True
 
-    def discard(self, connection: Tabled) -> None:
+    def discard(self, connection: HttpConnection) -> None:
         """Forget a connection that is closed."""
         self._open.discard(connection)
-
-
-class Parsing(Protocol):
-    """A connection with bytes that have arrived and are not parsed yet."""
-
-    def parse_slice(self) -> None: ...
 
 
 class ParseQueue:
     """Parsing in turns: one slice per turn of the event loop, however many connections wait."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Parsing] = deque()
+        self._waiting: deque[HttpConnection] = deque()
 
-    def add(self, connection: Parsing) -> None:
+    def add(self, connection: HttpConnection) -> None:
         """Enqueue `connection` to parse its next slice."""
         self._waiting.append(connection)
         if len(self._waiting) == 1:
@@ -103,5 +89,5 @@ class ParseQueue:
                 asyncio.get_running_loop().call_soon(self._turn)
 
 
-def _worth(connection: Tabled) -> tuple[Stage, float]:
+def _worth(connection: HttpConnection) -> tuple[Stage, float]:
     return connection.stage, connection.since

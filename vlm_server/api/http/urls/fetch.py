@@ -72,10 +72,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Fetcher:
-    """Fetches from `hosts`: names, `*.` and the end of a name, or `*`.
-
-    `port` is the only one that URLs may name. The other arguments are for tests.
-    """
+    """Fetches from `hosts` (names, `*.` and the end of a name, or `*`) at `port`."""
 
     hosts: tuple[str, ...]
     port: int = 443

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from vlm_server.api.http.urls.fetch import TooLarge
+
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -19,14 +21,10 @@ class NotReadable(Exception):
     """The URL names no file that may be read."""
 
 
-class TooLarge(Exception):
-    """The file has more bytes than allowed."""
-
-
 def read(url: str, roots: Sequence[Path], max_bytes: int) -> bytes:
     """The bytes of a regular file below one of `roots`, which are absolute.
 
-    Links are followed if they lead to a file below the same root. Raises NotReadable or TooLarge.
+    Links must stay below the same root. Raises NotReadable or TooLarge.
     """
     path = _path(url)
     for root in roots:
@@ -39,7 +37,7 @@ def read(url: str, roots: Sequence[Path], max_bytes: int) -> bytes:
 
 
 def _path(url: str) -> Path:
-    """The absolute path that `url` names; nothing in it leads upwards."""
+    """The absolute path that `url` names, without `..`."""
     try:
         parts = urlsplit(url)
         path = os.fsdecode(unquote_to_bytes(parts.path))
@@ -71,9 +69,9 @@ def _read(root: Path, path: Path, max_bytes: int) -> bytes:
 
 
 def _open_below(root: Path, parts: Sequence[str]) -> int:
-    """Opens folder by folder without following a link: `parts` had none when they were resolved.
+    """A descriptor of the file, opened folder by folder without following a link. Raises OSError.
 
-    So a folder that somebody replaces by a link meanwhile leads nowhere. Raises OSError.
+    A folder that is replaced by a link after the path was resolved leads nowhere.
     """
     folder = os.open(root, _OPEN | os.O_DIRECTORY)
     try:

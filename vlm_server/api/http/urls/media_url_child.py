@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from vlm_server.api.http.urls import fetch, file_url
-from vlm_server.api.http.urls.fetch import Fetcher, FetchError
-from vlm_server.api.parsing.media.external import Contents, ExternalUrl, UrlError, UrlJob
+from vlm_server.api.http.urls.fetch import Fetcher, FetchError, TooLarge
+from vlm_server.api.parsing.media.external import Contents, MediaUrl, SentError, UrlJob
 from vlm_server.errors import PayloadTooLarge, RequestError
 from vlm_server.platform.child.serve import ChildLimits, serve
 from vlm_server.settings.paths import expanded
@@ -48,7 +48,7 @@ class Reader:
             raise errors.exceptions[0] from None
         return tuple(task.result() for task in tasks)
 
-    async def _read(self, url: ExternalUrl) -> bytes:
+    async def _read(self, url: MediaUrl) -> bytes:
         async with self._turns:
             max_bytes = min(url.max_bytes, self._left_bytes)
             try:
@@ -57,7 +57,7 @@ class Reader:
                 raise url.refusal(str(error)) from None
             except file_url.NotReadable:
                 raise url.refusal("is no file that `urls.file_roots` lets clients read") from None
-            except (fetch.TooLarge, file_url.TooLarge):
+            except TooLarge:
                 raise url.too_large() if max_bytes == url.max_bytes else self._too_many() from None
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
@@ -65,7 +65,7 @@ class Reader:
         del self._unread[url]
         return data
 
-    async def _bytes_of(self, url: ExternalUrl, max_bytes: int) -> bytes:
+    async def _bytes_of(self, url: MediaUrl, max_bytes: int) -> bytes:
         if url.is_file:
             return file_url.read(url.url, self._roots, max_bytes)
         return await self._fetcher.fetch(url.url, max_bytes)
@@ -87,11 +87,11 @@ def main(memory_bytes: int, fetcher_of: Callable[[UrlJob], Fetcher]) -> None:
         # Threads of its own: those of the job before may still wait for a name server.
         runner.get_loop().set_default_executor(ThreadPoolExecutor(_MAX_LOOKUPS))
         reader = Reader(job, fetcher_of(job))
-        made: Contents | UrlError
+        made: Contents | SentError
         try:
             made = Contents(runner.run(reader.read()))
         except RequestError as error:
-            made = UrlError(error.code, error.message, error.param)
+            made = SentError(error.code, error.message, error.param)
         return msgspec.msgpack.encode(made)
 
     serve(answer, ChildLimits(memory_bytes, _CPU_SECONDS, memory_bytes // 4))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from vlm_server.api.parsing.media.external import Contents, ExternalUrl, UrlError, UrlJob
+from vlm_server.api.parsing.media.external import Contents, MediaUrl, SentError, UrlJob
 from vlm_server.errors import RequestError
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
@@ -23,11 +23,15 @@ _GRACE_SECONDS = 5.0
 _CODE_BYTES = 1024 * MIB
 
 
-class MediaUrls:
-    """Reads URLs that the settings allow, within their limits. Use from the event loop.
+_decode: Callable[[bytearray], Contents | SentError] = msgspec.msgpack.Decoder(
+    Contents | SentError
+).decode
 
-    A process is started at the first URL, and never if the settings allow none. `child` is for
-    tests: its module and arguments.
+
+class MediaUrls:
+    """Reads URLs that the settings allow, within their limits, in processes that start when needed.
+
+    Use from the event loop. `child` is for tests: its module and arguments.
     """
 
     def __init__(self, urls: Urls, limits: Limits, *child: str) -> None:
@@ -40,11 +44,8 @@ class MediaUrls:
             module, NUM_READERS, str(memory_bytes), *arguments, memory_bytes=memory_bytes
         )
 
-    async def read(self, urls: Sequence[ExternalUrl]) -> dict[str, bytes]:
-        """The bytes of each URL. Raises RequestError for the first that can't be read.
-
-        If this is cancelled, the process is killed at once.
-        """
+    async def read(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
+        """The bytes of each URL. Raises RequestError. Cancelling it kills the process at once."""
         for url in urls:
             self._check_enabled(url)
         job = UrlJob(
@@ -55,17 +56,17 @@ class MediaUrls:
             max_total_bytes=self._max_total_bytes,
         )
         try:
-            made = await self._run(msgspec.msgpack.encode(job))
+            made = _decode(await self._run(msgspec.msgpack.encode(job)))
         except ChildTimeout:
             seconds = f"{self._urls.timeout_seconds:g} seconds"
             raise urls[0].refusal(f"did not arrive within {seconds}") from None
         except ChildFailed:
             raise urls[0].refusal("can't be read: what its URL leads to takes too much") from None
-        if isinstance(made, UrlError):
+        if isinstance(made, SentError):
             raise RequestError.from_code(made.code, made.message, made.param)
         return {url.url: data for url, data in zip(urls, made.data, strict=True)}
 
-    def _check_enabled(self, url: ExternalUrl) -> None:
+    def _check_enabled(self, url: MediaUrl) -> None:
         if url.is_file and not self._urls.file_roots:
             raise url.refusal(
                 "must be a base64 data URL; this server reads no `file:` URLs (urls.file_roots)"
@@ -75,19 +76,11 @@ class MediaUrls:
                 "must be a base64 data URL; this server fetches no `https:` URLs (urls.https_hosts)"
             )
 
-    async def _run(self, job: bytes) -> Contents | UrlError:
+    async def _run(self, job: bytes) -> bytearray:
         cancellation = Cancellation()
-        run = partial(self._answer, job, cancellation)
+        seconds = self._urls.timeout_seconds + _GRACE_SECONDS
+        run = partial(self._pool.run, job, seconds, cancellation)
         try:
             return await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._turns)
         finally:
             cancellation.cancel()
-
-    def _answer(self, job: bytes, cancellation: Cancellation) -> Contents | UrlError:
-        seconds = self._urls.timeout_seconds + _GRACE_SECONDS
-        return _decoder.decode(self._pool.run(job, seconds, cancellation))
-
-
-_decoder: msgspec.msgpack.Decoder[Contents | UrlError] = msgspec.msgpack.Decoder(
-    Contents | UrlError
-)

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pybase64
 
-from vlm_server.errors import InvalidImage, InvalidRequest, InvalidVideo, PayloadTooLarge
+from vlm_server.api.parsing.media.external import MediaUrl
 
 MAX_HEADER_CHARS = 1024
 _BYTES_LITERAL = re.compile("b['\"]")
@@ -37,88 +34,46 @@ _PROBED_CHARS = 256
 _WHITE_SPACE = " \t\r\n\f"
 
 
-@dataclass(frozen=True, slots=True)
-class MediaKind:
-    """The kind of medium in a URL: its noun in messages, and its error."""
+def decode(media: MediaUrl) -> bytes:
+    """The bytes in a data URL.
 
-    noun: str
-    error: type[InvalidRequest]
-
-
-IMAGE = MediaKind("image", InvalidImage)
-VIDEO = MediaKind("video", InvalidVideo)
-
-
-def decode(url: str, param: str, max_bytes: int, kind: MediaKind) -> bytes:
-    """The bytes in `url`.
-
-    `param` names the content part in errors. Raises `kind.error` if `url` is not a base64 data URL,
-    and PayloadTooLarge, before decoding, if it holds more than `max_bytes`.
+    Raises InvalidImage or InvalidVideo for another URL, and PayloadTooLarge, before decoding.
     """
-    with _errors_of(param, max_bytes, kind):
-        return _decode_base64(_payload(url, kind), max_bytes)
-
-
-def decode_base64(data: str, param: str, max_bytes: int, kind: MediaKind) -> bytes:
-    """The bytes in `data`, which is the base64 of a data URL without what comes before it.
-
-    Raises as `decode` does.
-    """
-    with _errors_of(param, max_bytes, kind):
-        if data[:5].lower() == "data:":
-            raise _NotDecodable("This must be the base64 alone, without the 'data:...,' before it.")
-        if place := _place(data):
-            raise _NotDecodable(f"This must be the base64 of the {kind.noun}, not {place}.")
-        return _decode_base64(data, max_bytes)
-
-
-@contextmanager
-def _errors_of(param: str, max_bytes: int, kind: MediaKind) -> Iterator[None]:
-    try:
-        yield
-    except _NotDecodable as error:
-        raise kind.error(str(error), param) from None
-    except _TooLarge:
-        message = (
-            f"The {kind.noun} is larger than {max_bytes} bytes (limits.max_{kind.noun}_bytes)."
-        )
-        raise PayloadTooLarge(message, param) from None
-
-
-class _NotDecodable(Exception):
-    """The URL can't be decoded; the message says why."""
-
-
-class _TooLarge(Exception):
-    """The URL contains more bytes than allowed."""
-
-
-def _payload(url: str, kind: MediaKind) -> str:
+    url = media.url
     if url[:5].lower() != "data:":
-        raise _NotDecodable(_not_a_data_url(url, kind))
-    if kind is VIDEO and _FRAME_LIST.match(url):
-        raise _NotDecodable(_IS_FRAME_LIST)
+        raise media.invalid(_not_a_data_url(url, media.kind))
+    if media.kind == "video" and _FRAME_LIST.match(url):
+        raise media.invalid(_IS_FRAME_LIST)
     comma = url.find(",", 0, MAX_HEADER_CHARS)
     if comma < 0:
-        raise _NotDecodable("The data URL has no comma before its data.")
+        raise media.invalid("The data URL has no comma before its data.")
     _, semicolon, last_parameter = url[5:comma].rpartition(";")
     if not semicolon or last_parameter.strip().lower() != "base64":
-        raise _NotDecodable("The data URL must say ';base64' before its comma.")
-    return url[comma + 1 :]
+        raise media.invalid("The data URL must say ';base64' before its comma.")
+    return _decode_base64(url[comma + 1 :], media)
 
 
-def _not_a_data_url(url: str, kind: MediaKind) -> str:
+def decode_base64(media: MediaUrl) -> bytes:
+    """The bytes in `media.url`, which is the base64 of a data URL alone. Raises as `decode`."""
+    if media.url[:5].lower() == "data:":
+        raise media.invalid("This must be the base64 alone, without the 'data:...,' before it.")
+    if place := _place(media.url):
+        raise media.invalid(f"This must be the base64 of the {media.kind}, not {place}.")
+    return _decode_base64(media.url, media)
+
+
+def _not_a_data_url(url: str, kind: str) -> str:
     if _BYTES_LITERAL.match(url):
         return _IS_BYTES_LITERAL
     if not url:
-        return f"The {kind.noun}'s URL is empty."
-    start = f"'data:{kind.noun}/...;base64,'"
+        return f"The {kind}'s URL is empty."
+    start = f"'data:{kind}/...;base64,'"
     if _BASE64.fullmatch(url[:_PROBED_CHARS]):
-        return f"The {kind.noun} must be a base64 data URL: write {start} before the base64."
+        return f"The {kind} must be a base64 data URL: write {start} before the base64."
     place = _place(url)
     what_it_is = f", not {place}" if place else ""
     return (
-        f"The {kind.noun} must be a base64 data URL, which begins with {start}, or an https: or "
+        f"The {kind} must be a base64 data URL, which begins with {start}, or an https: or "
         f"file: URL that the settings urls.https_hosts or urls.file_roots allow{what_it_is}."
     )
 
@@ -133,47 +88,35 @@ def _place(text: str) -> str | None:
     return f"a URL of the scheme `{scheme[1].lower()}:`" if scheme else None
 
 
-def _decode_base64(payload: str, max_bytes: int) -> bytes:
-    if payload[:5].lower() == "data:":
-        raise _NotDecodable("The data URL holds another one: it has 'data:...;base64,' twice.")
-    if _BYTES_LITERAL.match(payload):
-        raise _NotDecodable(_IS_BYTES_LITERAL)
-    if not payload.isascii():
-        raise _wrong(payload)
-    data = _without_white_space(payload)
+def _decode_base64(data: str, media: MediaUrl) -> bytes:
+    if data[:5].lower() == "data:":
+        raise media.invalid("The data URL holds another one: it has 'data:...;base64,' twice.")
+    if _BYTES_LITERAL.match(data):
+        raise media.invalid(_IS_BYTES_LITERAL)
+    if not data.isascii():
+        raise media.invalid(_fault(data))
+    if any(character in data for character in _WHITE_SPACE):  # which most have none of
+        data = data.translate(dict.fromkeys(map(ord, _WHITE_SPACE)))
     if not data:
-        raise _NotDecodable("The data is empty.")
-    padding = _padding(data)
-    if padding is None:
-        raise _wrong(data)
-    if len(data) // 4 * 3 - padding > max_bytes:
-        raise _TooLarge
+        raise media.invalid("The data is empty.")
+    first = data.find("=")
+    padding = 0 if first < 0 else len(data) - first
+    if len(data) % 4 or padding > 2:
+        raise media.invalid(_fault(data))
+    if len(data) // 4 * 3 - padding > media.max_bytes:
+        raise media.too_large()
     try:
         return pybase64.b64decode(data, validate=True)
     except binascii.Error:
-        raise _wrong(data) from None
+        raise media.invalid(_fault(data)) from None
 
 
-def _without_white_space(payload: str) -> str:
-    """`payload` without white space. Searching first avoids a copy of most payloads."""
-    if any(character in payload for character in _WHITE_SPACE):
-        return payload.translate(dict.fromkeys(map(ord, _WHITE_SPACE)))
-    return payload
-
-
-def _padding(data: str) -> int | None:
-    """The number of `=` at the end: 0 to 2. None if some are elsewhere, or too few."""
-    first = data.find("=")
-    padding = 0 if first < 0 else len(data) - first
-    return None if len(data) % 4 or padding > 2 else padding
-
-
-def _wrong(data: str) -> _NotDecodable:
-    """The error that says why `data` is no base64."""
+def _fault(data: str) -> str:
+    """Why `data` is no base64."""
     if _ALPHABET.fullmatch(data):
-        return _NotDecodable("The base64 data is truncated or wrongly padded.")
+        return "The base64 data is truncated or wrongly padded."
     if "%" in data:
-        return _NotDecodable("The data has percent escapes, such as %2B for '+': undo them.")
+        return "The data has percent escapes, such as %2B for '+': undo them."
     if "-" in data or "_" in data:
-        return _NotDecodable("The URL-safe base64 alphabet is not supported; use '+' and '/'.")
-    return _NotDecodable("The data contains characters that are not base64.")
+        return "The URL-safe base64 alphabet is not supported; use '+' and '/'."
+    return "The data contains characters that are not base64."

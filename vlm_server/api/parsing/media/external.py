@@ -14,8 +14,8 @@ from msgspec import Struct
 from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge, RequestError
 
 
-class ExternalUrl(Struct, frozen=True):
-    """An `https:` or `file:` URL; `param` names the first content part that has it."""
+class MediaUrl(Struct, frozen=True):
+    """The URL of an image or video; `param` names the first content part that has it."""
 
     url: str
     param: str
@@ -26,12 +26,16 @@ class ExternalUrl(Struct, frozen=True):
     def is_file(self) -> bool:
         return self.url[:5].lower() == "file:"
 
+    def invalid(self, message: str) -> RequestError:
+        """An error about it."""
+        error = InvalidImage if self.kind == "image" else InvalidVideo
+        return error(message, self.param)
+
     def refusal(self, why: str) -> RequestError:
         """An error about it; `why` ends a sentence that begins with the image or video."""
-        error = InvalidImage if self.kind == "image" else InvalidVideo
-        return error(f"The {self.kind} {why}.", self.param)
+        return self.invalid(f"The {self.kind} {why}.")
 
-    def too_large(self) -> RequestError:
+    def too_large(self) -> PayloadTooLarge:
         message = (
             f"The {self.kind} is larger than {self.max_bytes} bytes (limits.max_{self.kind}_bytes)."
         )
@@ -41,7 +45,7 @@ class ExternalUrl(Struct, frozen=True):
 class UrlJob(Struct, frozen=True):
     """URLs to read within `seconds`, of at most `max_total_bytes` together."""
 
-    urls: tuple[ExternalUrl, ...]
+    urls: tuple[MediaUrl, ...]
     hosts: tuple[str, ...]
     roots: tuple[str, ...]
     seconds: float
@@ -54,8 +58,8 @@ class Contents(Struct, frozen=True, tag=True):
     data: tuple[bytes, ...]
 
 
-class UrlError(Struct, frozen=True, tag=True):
-    """Why a job failed, as a RequestError: see `errors.RequestError.from_code`."""
+class SentError(Struct, frozen=True, tag=True):
+    """A RequestError on its way between processes: see `errors.RequestError.from_code`."""
 
     code: str
     message: str
@@ -63,9 +67,9 @@ class UrlError(Struct, frozen=True, tag=True):
 
 
 class BytesNeeded(Exception):
-    """A request can't be read until somebody has fetched `urls`. Not an error of the client."""
+    """The bytes of `urls` are needed to parse a request. Not an error of the client."""
 
-    def __init__(self, urls: Sequence[ExternalUrl]) -> None:
+    def __init__(self, urls: Sequence[MediaUrl]) -> None:
         super().__init__(f"{len(urls)} URLs")
         self.urls = tuple(urls)
 

@@ -1,8 +1,4 @@
-"""The size of a HEIC or AVIF image, from its boxes (ISO/IEC 14496-12, 23008-12).
-
-Libraries set up a decoder to tell the size; this walk looks only at the boxes' lengths and the
-image's properties.
-"""
+"""The size of a HEIC or AVIF image, from its boxes alone (ISO/IEC 14496-12, 23008-12)."""
 
 from __future__ import annotations
 
@@ -28,10 +24,9 @@ def brand(data: bytes) -> str | None:
 
 
 def size(data: bytes) -> tuple[int, int]:
-    """Width and height of the largest picture that is described, before rotation and clipping.
+    """Width and height of the largest picture described, before rotation and clipping.
 
-    The picture itself may be a grid of others; a thumbnail and a map of depths may be there, too.
-    No picture that is decoded has more pixels. Raises NotRead.
+    No picture that is decoded has more pixels, be it a grid of others. Raises NotRead.
     """
     left = iter(range(_MAX_BOXES))
     try:
@@ -53,10 +48,7 @@ def size(data: bytes) -> tuple[int, int]:
 def _boxes(
     data: bytes, span: tuple[int, int], name: bytes, left: Iterator[int]
 ) -> Iterator[tuple[int, int]]:
-    """Start and end of the content of each box `name` right in `span`.
-
-    Each box takes one of `left`. Raises NotRead.
-    """
+    """(start, end) of the content of each box `name` in `span`; each takes one of `left`."""
     position, end = span
     while position + 8 <= end:
         length, kind = struct.unpack_from(">I4s", data, position)

@@ -187,10 +187,7 @@ def _check_exif(exif: memoryview) -> None:
 
 
 def _check_directory(tiff: bytes, most_bytes: int, most_numbers: float = math.inf) -> None:
-    """Check the first directory of a TIFF.
-
-    Raises TooMuch for values of more than `most_bytes` together, or `most_numbers` in one.
-    """
+    """Check the first directory of a TIFF: bytes of its values together, numbers in each."""
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None or len(tiff) < 8:
         return

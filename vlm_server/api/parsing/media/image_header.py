@@ -1,7 +1,4 @@
-"""The format and size of an image, read from its header; no pixels are decoded.
-
-Pillow gets an explicit list of formats, so that no other decoder is ever tried on the bytes.
-"""
+"""The format and size of an image, read from its header; Pillow may try the listed formats only."""
 
 from __future__ import annotations
 
@@ -55,11 +52,7 @@ class ImageHeader:
 
 
 def read(data: bytes, param: str, max_pixels: int) -> ImageHeader:
-    """The header of `data`. `param` names the content part in errors.
-
-    Raises InvalidImage for another format, a header that can't be read, one that would take long
-    to read, or more than `max_pixels`.
-    """
+    """The header of `data`. Raises InvalidImage, naming `param`, also beyond `max_pixels`."""
     try:
         image_bounds.check(data)
     except image_bounds.TooMuch as error:

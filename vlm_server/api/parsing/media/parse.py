@@ -1,7 +1,5 @@
 """A `protocol.Image` or `Video` of a URL: its base64 decoded, checked and hashed.
 
-The bytes of URLs that are not data URLs are given: whoever has the network or the disk read them.
-
 Runs in a parsing process: the base64 and SHA-256 of a large image take tens of milliseconds. Pixels
 are decoded in the engine (`prompt.media.images`).
 """
@@ -12,49 +10,25 @@ import hashlib
 from collections.abc import Mapping
 
 from vlm_server.api.parsing.media import data_url, image_header, video_header
-from vlm_server.api.parsing.media.data_url import MediaKind
-from vlm_server.api.parsing.media.external import is_external
-from vlm_server.errors import PayloadTooLarge
+from vlm_server.api.parsing.media.external import MediaUrl, is_external
 from vlm_server.protocol import Image, Video
 from vlm_server.settings import Limits
 
 Given = Mapping[str, bytes]
-"""The bytes of URLs that are not data URLs."""
+"""The bytes of `https:` and `file:` URLs, from the process that has the network and the disk."""
 _NONE: Given = {}
 
 
-def parse_image(url: str, param: str, limits: Limits, given: Given = _NONE) -> Image:
+def parse_image(
+    url: str, param: str, limits: Limits, given: Given = _NONE, *, is_base64: bool = False
+) -> Image:
     """The image at `url`, checked by its header; `content_hash` is the SHA-256 of its bytes.
 
-    Raises InvalidImage or PayloadTooLarge, both naming `param`.
+    With `is_base64`, `url` is the base64 of a data URL alone. Raises InvalidImage or
+    PayloadTooLarge, both naming `param`.
     """
-    data = _bytes_of(url, param, limits.max_image_bytes, data_url.IMAGE, given)
-    return _image(data, param, limits)
-
-
-def parse_base64_image(base64: str, param: str, limits: Limits) -> Image:
-    """The image in `base64`; otherwise as `parse_image`."""
-    data = data_url.decode_base64(base64, param, limits.max_image_bytes, data_url.IMAGE)
-    return _image(data, param, limits)
-
-
-def parse_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> Video:
-    """The video at `url`, checked by its header; `content_hash` is the SHA-256 of its bytes.
-
-    Raises InvalidVideo or PayloadTooLarge, both naming `param`.
-    """
-    data = _bytes_of(url, param, limits.max_video_bytes, data_url.VIDEO, given)
-    header = video_header.read(data, param)
-    return Video(
-        data=data,
-        content_hash=hashlib.sha256(data).hexdigest(),
-        format=header.format,
-        param=param,
-        is_cut=header.is_cut,
-    )
-
-
-def _image(data: bytes, param: str, limits: Limits) -> Image:
+    media = MediaUrl(url, param, "image", limits.max_image_bytes)
+    data = data_url.decode_base64(media) if is_base64 else _bytes_of(media, given)
     header = image_header.read(data, param, limits.max_image_pixels)
     return Image(
         data=data,
@@ -66,14 +40,24 @@ def _image(data: bytes, param: str, limits: Limits) -> Image:
     )
 
 
-def _bytes_of(url: str, param: str, max_bytes: int, kind: MediaKind, given: Given) -> bytes:
+def parse_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> Video:
+    """The video at `url`, otherwise as `parse_image`. Raises InvalidVideo or PayloadTooLarge."""
+    data = _bytes_of(MediaUrl(url, param, "video", limits.max_video_bytes), given)
+    header = video_header.read(data, param)
+    return Video(
+        data=data,
+        content_hash=hashlib.sha256(data).hexdigest(),
+        format=header.format,
+        param=param,
+        is_cut=header.is_cut,
+    )
+
+
+def _bytes_of(media: MediaUrl, given: Given) -> bytes:
     # To look up one that holds an image takes as long as decoding it.
-    data = given.get(url) if is_external(url) else None
+    data = given.get(media.url) if is_external(media.url) else None
     if data is None:
-        return data_url.decode(url, param, max_bytes, kind)
-    if len(data) > max_bytes:
-        raise PayloadTooLarge(
-            f"The {kind.noun} is larger than {max_bytes} bytes (limits.max_{kind.noun}_bytes).",
-            param,
-        )
+        return data_url.decode(media)
+    if len(data) > media.max_bytes:
+        raise media.too_large()
     return data

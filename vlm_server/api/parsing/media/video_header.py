@@ -30,10 +30,7 @@ class VideoHeader:
 
 
 def read(data: bytes, param: str) -> VideoHeader:
-    """The header of `data`. `param` names the content part in errors.
-
-    Raises InvalidVideo for another format, and for an MP4 without its index.
-    """
+    """The header of `data`. Raises InvalidVideo, naming `param`, also without an MP4's index."""
     if data[:6] in _GIF_SIGNATURES:
         return VideoHeader("GIF", not data.rstrip(b"\0").endswith(_GIF_TRAILER))
     if data[4:8] == b"ftyp":

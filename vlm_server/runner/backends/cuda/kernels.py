@@ -12,16 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.runner.backends.cuda.source import (
-    MOST_WARPS,
-    QUERIES_OF_A_WARP,
-    TILE_SOURCES,
-    WARP,
-    kernel,
-    literal_of,
-    name_of,
-    tile_bytes,
-)
+from vlm_server.runner.backends.cuda import source
 from vlm_server.runner.backends.gated_delta import gated_delta_in_chunks
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.device import current_device
@@ -32,8 +23,7 @@ _TOLERANCE = 0.5
 """Between sums of 128 products in bfloat16 and in float32, some 11 in size."""
 SKINNY_ROWS = 32
 """The most rows of `skinny_linear`."""
-SKINNY_DEPTH = 64
-"""`skinny_linear` takes multiples of it."""
+SKINNY_DEPTH = 64  # and its multiples
 _SKINNY_COLUMNS = 16
 _SKINNY_WARPS = 8
 _MOST_HEAD_SIZE = 128
@@ -42,16 +32,10 @@ _WIDEST_ACCESS = 16
 """Bytes that a thread reads or writes at once."""
 _KEY_SIZES = (32, 64, 96, 128, 256)
 """Key sizes of `gated_delta`."""
-_STATE_ROWS = 32
-"""Rows of a state that a block of `gated_delta` has."""
-_STATE_TOKENS = 16
-"""Tokens that a block reads at once."""
-_STATE_LANES = 8
-"""Threads that share a row."""
-_COPYING_THREADS = 256
-"""Threads of a block of `arrange_rows`."""
-_ROTATING_THREADS = 128
-"""Threads of a block of `rotate_heads`."""
+_STATE_ROWS, _STATE_TOKENS, _STATE_LANES = 32, 16, 8
+"""Rows of a state of a block of `gated_delta`, the tokens it reads at once, threads of a row."""
+_COPYING_THREADS, _ROTATING_THREADS = 256, 128
+"""Threads of a block of `arrange_rows`, and of `rotate_heads`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +73,8 @@ def skinny_linear(
     output: list[mx.array] = _skinny_linear(tuple(widths), sort)(
         inputs=[weight, *packed, x, none if bias is None else bias],
         template=[("T", x.dtype)],
-        grid=(-(-columns // _SKINNY_COLUMNS) * _SKINNY_WARPS * WARP, 1, 1),
-        threadgroup=(_SKINNY_WARPS * WARP, 1, 1),
+        grid=(-(-columns // _SKINNY_COLUMNS) * _SKINNY_WARPS * source.WARP, 1, 1),
+        threadgroup=(_SKINNY_WARPS * source.WARP, 1, 1),
         output_shapes=[(*x.shape[:-1], width) for width in widths],
         output_dtypes=[x.dtype] * len(widths),
     )
@@ -158,13 +142,12 @@ def arrange_rows(
     """
     keys = sources[0][0]
     _, heads, _, size = keys.shape
-    rows = places.shape[0]
-    shape = rows, heads, capacity, size
+    shape = len(places), heads, capacity, size
     units = capacity * size * keys.dtype.size // _WIDEST_ACCESS
     made = _arrange_rows()(
         inputs=[*sources[0], *sources[-1], places],
         template=[("T", keys.dtype)],
-        grid=(-(-units // _COPYING_THREADS) * _COPYING_THREADS, heads, 2 * rows),
+        grid=(-(-units // _COPYING_THREADS) * _COPYING_THREADS, heads, 2 * len(places)),
         threadgroup=(_COPYING_THREADS, 1, 1),
         output_shapes=[shape, shape],
         output_dtypes=[keys.dtype, keys.dtype],
@@ -177,16 +160,14 @@ def attend_to_segments(
 ) -> mx.array:
     """Attention of patches, (frames, patches, heads, head size), to their own segments; as much.
 
-    See segment_attention.cu.
-
-    blocks: what `blocks_of` makes of the segments.
+    blocks: what `blocks_of` makes of the segments. See segment_attention.cu.
     """
     frames, _, heads, size = queries.shape
     output: mx.array = _segment_attention(size, scale)(
         inputs=[queries, keys, values, blocks],
         template=[("T", queries.dtype), ("D", size)],
-        grid=(blocks.shape[0] * MOST_WARPS * WARP, heads, frames),
-        threadgroup=(MOST_WARPS * WARP, 1, 1),
+        grid=(blocks.shape[0] * source.MOST_WARPS * source.WARP, heads, frames),
+        threadgroup=(source.MOST_WARPS * source.WARP, 1, 1),
         output_shapes=[queries.shape],
         output_dtypes=[queries.dtype],
     )[0]
@@ -194,17 +175,15 @@ def attend_to_segments(
 
 
 def blocks_of(segments: Iterable[tuple[int, int]]) -> NDArray[np.int32]:
-    """The work for segments that follow each other, runs of (count, patches of each): (blocks, 3).
+    """The blocks of work, (blocks, 3), for segments in order: runs of (count, patches of each).
 
-    Of each: its first query, its segment's first patch and the one after its last.
+    Of each block: its first query, its segment's first patch and the one after its last.
     """
-    blocks, start = [], 0
-    for count, length in segments:
-        for _ in range(count):
-            end = start + length
-            step = QUERIES_OF_A_WARP * MOST_WARPS
-            blocks += [(query, start, end) for query in range(start, end, step)]
-            start = end
+    blocks, start, step = [], 0, source.QUERIES_OF_A_WARP * source.MOST_WARPS
+    for length in (length for count, length in segments for _ in range(count)):
+        end = start + length
+        blocks += [(query, start, end) for query in range(start, end, step)]
+        start = end
     return np.array(blocks, dtype=np.int32)  # noqa: TID251  a list
 
 
@@ -216,15 +195,18 @@ def takes_segments(head_size: int, dtype: mx.Dtype) -> bool:
 
 @cache
 def can_be_used() -> bool:
-    """Whether the kernels but a language model's attention can be used, and give what MLX does.
-
-    Compiling them takes seconds, the first time.
-    """
+    """Whether these kernels can be used and agree with MLX. Takes seconds: it compiles them."""
     if not current_device().runs_our_kernels:
         return False
+    checks = (
+        _distance_of_linear,
+        _distance_of_rows,
+        _distance_of_heads,
+        _distance_of_segments,
+        _distance_of_gated_delta,
+    )
     try:
-        distance = _distance_of_linear() + _distance_of_rows() + _distance_of_heads()
-        distance += _distance_of_segments() + _distance_of_gated_delta()
+        distance = sum(check() for check in checks)
     except Exception:
         logger.warning("our CUDA kernels can't be used", exc_info=True)
         return False
@@ -309,7 +291,7 @@ def _skinny_linear(widths: tuple[int, ...], packing: tuple[int, int] | None) -> 
         name, none = f"{name}_{_joined(packing, '_')}", "scales"
         inputs[1:1] = ["scales", "offsets"]
         weights = f"const Quantized<T, {_joined(packing)}> w{{weight, scales, offsets}};"
-    return kernel(
+    return source.kernel(
         name if is_one else f"{name}_of_{_joined(widths, '_')}",
         inputs,
         outputs,
@@ -325,7 +307,7 @@ def _skinny_linear(widths: tuple[int, ...], packing: tuple[int, int] | None) -> 
 
 @cache
 def _gated_delta(key_size: int) -> Any:
-    return kernel(
+    return source.kernel(
         f"gated_delta_{key_size}",
         ["q", "k", "v", "g", "beta", "state"],
         ["y", "new_state"],
@@ -338,7 +320,7 @@ def _gated_delta(key_size: int) -> Any:
 
 @cache
 def _rotate_heads() -> Any:
-    return kernel(
+    return source.kernel(
         "rotate_heads",
         ["queries", "keys", "cosines", "sines"],
         ["new_queries", "new_keys"],
@@ -352,7 +334,7 @@ def _rotate_heads() -> Any:
 
 @cache
 def _arrange_rows() -> Any:
-    return kernel(
+    return source.kernel(
         "arrange_rows",
         ["keys_0", "values_0", "keys_1", "values_1", "places"],
         ["keys", "values"],
@@ -365,15 +347,15 @@ def _arrange_rows() -> Any:
 
 @cache
 def _segment_attention(size: int, scale: float) -> Any:
-    return kernel(
-        f"segment_attention_{name_of(scale)}",
+    return source.kernel(
+        f"segment_attention_{source.name_of(scale)}",
         ["queries", "keys", "values", "blocks"],
         ["out"],
         "segment_attention<D>(queries, keys, values, blocks, queries_strides, keys_strides,"
         " values_strides, queries_shape[1], queries_shape[2],"
-        f" {literal_of(scale)}, out);",
-        (*TILE_SOURCES, "segment_attention.cu"),
-        shared_memory=2 * tile_bytes(size),
+        f" {source.literal_of(scale)}, out);",
+        (*source.TILE_SOURCES, "segment_attention.cu"),
+        shared_memory=2 * source.tile_bytes(size),
     )
 
 

@@ -21,7 +21,9 @@ from vlm_server.runner.families import FAMILIES, Spelling
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
-_SAME = (("image_token_id", "image_token_index"), ("video_token_id", "video_token_index"))
+_PAIRS = (("image_token_id", "image_token_index"), ("video_token_id", "video_token_index"))
+_SAME = (*_PAIRS, *((other, name) for name, other in _PAIRS))
+"""Names of a number that classes read, each with the other name that it may have."""
 _NOT_SCALING = ("rope_theta", "partial_rotary_factor")
 _OWNERS = {"text": "TextConfig", "llm": "TextConfig", "vision": "VisionConfig"}
 """mlx-vlm's classes for parts of a configuration."""
@@ -29,23 +31,19 @@ _UNSCALED = ("default", "axial")
 """Kinds of rope with no parameters but a base, and perhaps `mrope_section`."""
 
 
-def as_read(config: Json) -> Json:
-    """`normalised`, with the spelling of the family of `config`."""
-    row = FAMILIES.get(str(config.get("model_type")))
-    return normalised(config, row.spelling if row else Spelling())
-
-
-def normalised(config: Json, spelling: Spelling) -> Json:
+def normalised(config: Json) -> Json:
     """A copy of `config` (config.json) that mlx-vlm reads as transformers does.
 
     Raises ModelLoadError for a model that mlx-vlm can't run.
     """
+    spelling = spelling_of(config)
     made = copy.deepcopy(config)
     vision = made.get("vision_config")
     if spelling.vision_type and isinstance(vision, dict):
         vision["model_type"] = spelling.vision_type
-    for one, other in _SAME:
-        _give_both_names(made, one, other)
+    for name, other in _SAME:
+        if made.get(name) is None and made.get(other) is not None:
+            made[name] = made[other]
     if spelling.has_flat_config and isinstance(made.get("text_config"), dict):
         made = made["text_config"] | made
         del made["text_config"]
@@ -62,11 +60,9 @@ def normalised(config: Json, spelling: Spelling) -> Json:
     return made
 
 
-def _give_both_names(table: Json, one: str, other: str) -> None:
-    if table.get(one) is None and table.get(other) is not None:
-        table[one] = table[other]
-    elif table.get(other) is None and table.get(one) is not None:
-        table[other] = table[one]
+def spelling_of(config: Json) -> Spelling:
+    row = FAMILIES.get(str(config.get("model_type")))
+    return row.spelling if row else Spelling()
 
 
 def _module_of(config: Json) -> Any:

@@ -1,8 +1,8 @@
 """How mlx-vlm sees a checkpoint: our `config.json`, its own names of weights, and no code.
 
 mlx-vlm and transformers take a folder and look for names in it. They are asked to run no code from
-it, but some of their classes do not listen. Python tells audit hooks what it is about to run, so
-whatever gets past all flags ends here.
+it, but some of their classes ignore that. Python calls audit hooks before it runs code, and ours
+raises for any that gets past all flags.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _is_installed = False
 def view_of(folder: Path, config: dict[str, Any]) -> Iterator[Path]:
     """A folder of links to what `folder` holds, with `config` as its config.json.
 
-    Removed after the `with` block: whatever is lazy must be read by then.
+    Removed after the `with` block: lazy weights must be read by then.
     """
     with TemporaryDirectory(prefix="vlm-server-model-") as made:
         view = Path(made)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.layout import read_weight_files
+from vlm_server.runner.backends import backend_of
 from vlm_server.runner.device.device import Device
 from vlm_server.runner.loading.checkpoint.files import check_weights
 
@@ -19,7 +21,7 @@ _CAST = frozenset({"F64", "F32", "F16", "BF16"})
 """Types that `model.dtype` changes."""
 _TARGETS = {"float32": 4, "float16": 2, "bfloat16": 2}
 _SURPLUS = 1.25
-"""Allowance of `check_files_fit` for tensors that the model does not use."""
+"""Allowance of `check_fits` for tensors that the model does not use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,50 +37,40 @@ class Budget:
 
 
 def dtype_on(device: Device, name: str) -> str:
-    """The type that floating-point weights are cast to; `auto` if they keep theirs.
-
-    MLX's CPU is fast in float32 alone.
-    """
-    return "float32" if name == "auto" and device.is_cpu else name
+    """The type that floating-point weights are cast to; `auto` if they keep theirs."""
+    return backend_of(device).default_dtype if name == "auto" else name
 
 
-def check_files_fit(folder: Path, dtype: str, budget: Budget) -> None:
-    """Raises ModelLoadError if by their headers the files' tensors can't fit; loads nothing.
-
-    `dtype`: see `dtype_on`.
-    """
-    size_bytes = weight_bytes(folder, dtype)
-    if size_bytes > _SURPLUS * budget.bytes:
-        raise ModelLoadError(_reason(size_bytes, weight_bytes(folder, "auto"), dtype, budget))
-
-
-def check_tensors_fit(tensors: Iterable[tuple[str, int]], dtype: str, budget: Budget) -> None:
-    """The same for tensors that are not here, by type and number of elements."""
-    known = list(tensors)
-    size_bytes = bytes_as(dtype, known)
-    if size_bytes > _SURPLUS * budget.bytes:
-        raise ModelLoadError(_reason(size_bytes, bytes_as("auto", known), dtype, budget))
+def tensors_in(folder: Path) -> Counter[str]:
+    """The number of elements, by type, of all tensors in the files that mlx-vlm reads."""
+    counts = Counter[str]()
+    for path in read_weight_files(folder):
+        for kind, count in check_weights(path):
+            counts[kind] += count
+    return counts
 
 
-def check_fits(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> None:
-    """Raises ModelLoadError if weights of `size_bytes`, `stored_bytes` in files, do not fit."""
-    if size_bytes > budget.bytes:
-        raise ModelLoadError(_reason(size_bytes, stored_bytes, dtype, budget))
-
-
-def weight_bytes(folder: Path, dtype: str) -> int:
-    """Bytes of all tensors in the files that mlx-vlm reads, cast to `dtype`."""
-    return bytes_as(
-        dtype, (each for path in read_weight_files(folder) for each in check_weights(path))
-    )
-
-
-def bytes_as(dtype: str, tensors: Iterable[tuple[str, int]]) -> int:
+def bytes_as(dtype: str, tensors: Mapping[str, int]) -> int:
     """Bytes of tensors, given by type and number of elements, cast to `dtype`."""
     return sum(
         count * (_TARGETS[dtype] if dtype in _TARGETS and kind in _CAST else _SIZES.get(kind, 1))
-        for kind, count in tensors
+        for kind, count in tensors.items()
     )
+
+
+def check_fits(
+    tensors: Mapping[str, int], dtype: str, budget: Budget, loaded_bytes: int | None = None
+) -> None:
+    """Raises ModelLoadError if weights that are stored as `tensors` do not fit.
+
+    `dtype`: see `dtype_on`. `loaded_bytes`: what they take, if that is known; else the model may
+    not use all tensors.
+    """
+    size_bytes, most = loaded_bytes, budget.bytes
+    if size_bytes is None:
+        size_bytes, most = bytes_as(dtype, tensors), int(_SURPLUS * budget.bytes)
+    if size_bytes > most:
+        raise ModelLoadError(_reason(size_bytes, bytes_as("auto", tensors), dtype, budget))
 
 
 def _reason(size_bytes: int, stored_bytes: int, dtype: str, budget: Budget) -> str:

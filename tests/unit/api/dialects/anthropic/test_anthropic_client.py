@@ -126,7 +126,7 @@ async def test_the_stop_sequence_is_named(client: AsyncAnthropic, engine: Script
     assert (delta.stop_reason, delta.stop_sequence) == ("stop_sequence", "END")
 
 
-async def test_models_are_in_its_shape(client: AsyncAnthropic) -> None:
+async def test_models_have_anthropics_shape(client: AsyncAnthropic) -> None:
     model = await client.models.retrieve("default")
     assert (model.id, model.type, model.display_name) == ("demo", "model", "demo")
     assert model.created_at.year > 2000
@@ -254,7 +254,7 @@ async def test_a_thread_that_would_be_kept_here_is_refused(client: AsyncAnthropi
     assert await ask(client, extra_body={"thread": None})
 
 
-async def test_either_kind_of_key_opens(base_url: str) -> None:
+async def test_either_key_header_is_accepted(base_url: str) -> None:
     for keys in ({"auth_token": KEY}, {"api_key": KEY}):
         async with AsyncAnthropic(base_url=base_url, max_retries=0, **keys) as client:  # type: ignore[arg-type]
             assert (await ask(client)).stop_reason == "end_turn"

@@ -26,7 +26,9 @@ async def send(client: httpx.AsyncClient, request: dict[str, Any]) -> httpx.Resp
     return answer
 
 
-async def test_its_first_request(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_claude_codes_first_request(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     assert (await client.head("/")).status_code == 200
     answer = await send(client, recorded("claude_code"))
     assert answer.text.rstrip().endswith('data: {"type":"message_stop"}')
@@ -46,7 +48,7 @@ async def test_its_first_request(client: httpx.AsyncClient, engine: ScriptedEngi
     assert len(json.loads(submit.tools.definitions)) == 3
 
 
-async def test_its_picture_in_a_tools_result(
+async def test_claude_codes_picture_in_a_tool_result(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     await send(client, recorded("claude_code_tool_result"))
@@ -70,7 +72,7 @@ async def test_the_next_request_begins_with_the_same_turns(
     assert after.tools == before.tools
 
 
-async def test_its_count_of_tokens(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_claude_codes_token_count(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     request = recorded("claude_code_count_tokens")
     assert (await send(client, request)).json() == {"input_tokens": 7}
     assert engine.submitted[0].count_only

@@ -123,7 +123,7 @@ async def test_the_stop_reasons(
     assert events[-2]["delta"] == {"stop_reason": expected, "stop_sequence": stop}
 
 
-async def test_omitted_thoughts_are_announced_only(
+async def test_omitted_thinking_has_blocks_without_text(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (thinks("secret"), text("a"), ended(), finished())

@@ -84,7 +84,7 @@ async def test_thinking(
 # ---- messages --------------------------------------------------------------------------
 
 
-async def test_what_nobody_can_read_is_named(ask: Asker) -> None:
+async def test_encrypted_reasoning_is_reported(ask: Asker) -> None:
     hidden = {"type": "redacted_thinking", "data": "Rm9v"}
     await ask.submit(user("a"), assistant(hidden, text("b")), user("c"))
     assert ask.ignored == "messages[].content[].redacted_thinking"
@@ -111,7 +111,7 @@ async def test_system_messages_stay_in_their_place(ask: Asker) -> None:
     assert submit.messages[4].content == (TextPart("More."),)
 
 
-async def test_thoughts_in_the_history(ask: Asker) -> None:
+async def test_reasoning_in_the_history(ask: Asker) -> None:
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "any"}
     redacted = {"type": "redacted_thinking", "data": "c2VjcmV0"}
     submit = await ask.submit(user("a"), assistant(thought, redacted, text("b")), user("c"))
@@ -153,7 +153,7 @@ async def test_several_results_keep_their_order_with_what_is_between(ask: Asker)
     assert submit.images[1].param == "messages[2].content[2].content[0]"
 
 
-async def test_an_answer_that_was_begun_is_continued(ask: Asker) -> None:
+async def test_an_assistants_last_message_is_continued(ask: Asker) -> None:
     submit = await ask.submit(user("a"), assistant("The answer is"))
     assert submit.template.continue_final
     assert not (await ask.submit(user("a"), assistant("b"), user("c"))).template.continue_final
@@ -211,7 +211,7 @@ async def test_the_choice_of_tools(ask: Asker, choice: Any, expected: Any) -> No
         ({"name": "edit", "type": "text_editor_20250728", "max_characters": 5}, ""),
     ],
 )
-async def test_fields_of_other_types_of_tools_are_named(
+async def test_fields_of_other_tool_types_are_reported(
     ask: Asker, tool: dict[str, Any], ignored: str
 ) -> None:
     await ask.submit(tools=[tool])
@@ -226,7 +226,7 @@ async def test_no_tools(ask: Asker) -> None:
 # ---- what is ignored, and what is not --------------------------------------------------
 
 
-async def test_fields_without_effect_are_named(
+async def test_fields_without_effect_are_reported(
     ask: Asker, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "vlm_server.api")
@@ -277,7 +277,7 @@ async def test_what_is_refused(ask: Asker, fields: dict[str, Any], param: str) -
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
 
-async def test_a_wrong_source_is_told_which_there_are(ask: Asker) -> None:
+async def test_an_unknown_source_type_is_refused_with_the_known_ones(ask: Asker) -> None:
     wrong = {"type": "image", "source": {"type": "file", "file_id": "f"}}
     assert "'base64' or 'url'" in (await ask.error(user(wrong)))["message"]
 
@@ -288,7 +288,7 @@ async def test_urls_are_read_if_the_settings_allow_it(ask: Asker) -> None:
     assert (error["code"], error["param"]) == ("invalid_image", "messages[0].content[0]")
 
 
-async def test_counting_takes_a_whole_request(
+async def test_counting_accepts_a_whole_request(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     body = request(user(PICTURE), stream=True, tools=[LOOK], thinking={"type": "disabled"})

@@ -173,7 +173,7 @@ async def test_open_webui(host: str) -> None:
     assert {line["model"] for line in lines} == {"demo:latest"}
 
 
-async def test_curl_which_calls_no_body_json(host: str) -> None:
+async def test_curl_without_a_json_content_type(host: str) -> None:
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     async with httpx.AsyncClient(base_url=host, headers=headers) as client:
         for route, body in (
@@ -188,7 +188,7 @@ async def test_curl_which_calls_no_body_json(host: str) -> None:
         assert answer.status_code == 403
 
 
-async def test_the_command_line_looks_whether_somebody_is_there(host: str) -> None:
+async def test_the_command_line_checks_that_the_server_is_up(host: str) -> None:
     async with httpx.AsyncClient(base_url=host) as client:
         assert (await client.head("/")).status_code == 200
         loaded = await client.post("/api/generate", json={"model": "demo", "keep_alive": None})

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import msgspec
+import httpx
+from msgspec import Struct, structs
 from starlette.routing import Route
 
-from tests.unit.api.dialects.ollama.test_fields import IGNORED_OPTIONS
-from tests.unit.api.scripted_engine import OneModel, ScriptedEngine
+from tests.unit.api.dialects.ollama.steps import called, thought
+from tests.unit.api.dialects.ollama.test_fields import IGNORED_OPTIONS, chat, generate
+from tests.unit.api.dialects.ollama.test_ollama_client import FACTS
+from tests.unit.api.scripted_engine import OneModel, ScriptedEngine, ended, scored
 from vlm_server.api.app import create_app
 from vlm_server.api.dialects.ollama import models
-from vlm_server.api.dialects.ollama.models import Details
-from vlm_server.api.dialects.ollama.render import AnswerMessage, Line, ToolCall
 from vlm_server.api.dialects.ollama.schema import (
     ChatMessage,
     Function,
@@ -20,28 +23,56 @@ from vlm_server.api.dialects.ollama.schema import (
     OllamaChatRequest,
     OllamaGenerateRequest,
 )
+from vlm_server.protocol import Finished, ImageUse, TokenLogprob, TokenText, Usage
 from vlm_server.settings import Settings
 
 DOCS = (Path(__file__).parents[5] / "docs" / "ollama.md").read_text(encoding="utf-8")
-STRUCTS: list[type[msgspec.Struct]] = [
-    *(
-        OllamaChatRequest,
-        OllamaGenerateRequest,
-        ChatMessage,
-        ModelOptions,
-        AnswerMessage,
-        Line,
-        ToolCall,
-    ),
-    *(models.ListedModel, models.RunningModel, models.ShownModel, Details),
-]
-UNTOLD = {"modelfile"}
-FIELDS = {name for struct in STRUCTS for name in struct.__struct_fields__} - UNTOLD
+STRUCTS: tuple[type[Struct], ...] = (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    ChatMessage,
+    ModelOptions,
+)
+FIELDS = {name for struct in STRUCTS for name in struct.__struct_fields__}
+UNDOCUMENTED = {"modelfile", "models"}
+OBJECTS = {"message", "models", "tool_calls", "details"}
+"""Fields of answers whose own fields are documented one by one."""
 
 
-def test_every_field_is_documented() -> None:
+def names_of(answer: Any) -> set[str]:
+    """The names of the fields of an answer, and of its objects."""
+    if isinstance(answer, list):
+        return set[str]().union(*map(names_of, answer))
+    if not isinstance(answer, dict):
+        return set()
+    return answer.keys() | names_of([answer[name] for name in OBJECTS & answer.keys()])
+
+
+def test_every_field_of_a_request_is_documented() -> None:
     names = FIELDS | IGNORED_OPTIONS.keys()
     assert [name for name in names if f"`{name}`" not in DOCS] == []
+
+
+async def test_every_field_of_an_answer_is_documented(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.status = replace(engine.status, model_facts=FACTS)
+    entry = TokenLogprob(TokenText("Hi", -0.25), ())
+    pictured = Finished("", Usage(7, 2), images=(ImageUse(8, 8, 1),))
+    engine.script = (
+        *(thought("Hm."), scored("Hi", entry), called(0, "call_1", "look", "{}"), ended()),
+        lambda request_id: structs.replace(pictured, request_id=request_id),
+    )
+    answers = [
+        (await client.post("/api/chat", json=chat())).json(),
+        (await client.post("/api/generate", json=generate())).json(),
+        (await client.post("/api/show", json={"model": "demo"})).json(),
+        (await client.get("/api/tags")).json(),
+        (await client.get("/api/ps")).json(),
+    ]
+    names = names_of(answers) - UNDOCUMENTED
+    assert {"thinking", "tool_calls", "usage", "response", "logprobs", "size_vram"} <= names
+    assert [name for name in sorted(names) if f"`{name}`" not in DOCS] == []
 
 
 def test_every_field_of_a_tool_is_documented() -> None:

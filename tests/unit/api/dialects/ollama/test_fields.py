@@ -90,7 +90,7 @@ IGNORED_OPTIONS = {
 }
 
 
-async def test_options_of_another_engine_are_named(
+async def test_options_of_other_engines_are_reported(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     for route, body in ((CHAT, chat()), (GENERATE, generate())):
@@ -138,7 +138,7 @@ async def test_any_context_size_is_taken(client: httpx.AsyncClient, num_ctx: Any
         ),
     ],
 )
-async def test_other_fields_are_named(
+async def test_unknown_fields_are_reported(
     client: httpx.AsyncClient,
     caplog: pytest.LogCaptureFixture,
     fields: dict[str, Any],
@@ -151,13 +151,13 @@ async def test_other_fields_are_named(
     assert f"ignored={(named or '-').replace(', ', ',')}" in caplog.text
 
 
-async def test_generates_own_fields_without_effect(client: httpx.AsyncClient) -> None:
+async def test_ignored_fields_of_generate_are_reported(client: httpx.AsyncClient) -> None:
     body = generate(context=[1, 2], keep_alive="1h", suffix="", template="", raw=False)
     answer = await client.post(GENERATE, json=body)
     assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, "keep_alive, context")
 
 
-async def test_nothing_that_is_for_an_answer_is_lost_in_silence_where_nothing_is_asked(
+async def test_generation_fields_of_a_request_that_loads_a_model_are_reported(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     wanted = {"options": {"seed": 1}, "format": "json", "think": False}
@@ -180,7 +180,7 @@ async def test_nothing_that_is_for_an_answer_is_lost_in_silence_where_nothing_is
         ("/api/pull", {"model": "demo", "insecure": True}, "insecure"),
     ],
 )
-async def test_so_are_those_of_the_routes_about_models(
+async def test_ignored_fields_of_routes_about_models_are_reported(
     client: httpx.AsyncClient, route: str, fields: dict[str, Any], named: str | None
 ) -> None:
     answer = await client.post(route, json=fields)
@@ -218,7 +218,7 @@ async def test_pictures_belong_to_users_and_tools(client: httpx.AsyncClient, rol
 
 
 @pytest.mark.parametrize("words", ["It is", ""])
-async def test_the_assistants_last_words_go_on(
+async def test_an_assistants_last_text_is_continued(
     client: httpx.AsyncClient, engine: ScriptedEngine, words: str
 ) -> None:
     begun = {"role": "assistant", "content": words}
@@ -253,7 +253,7 @@ def call(name: str, **fields: Any) -> dict[str, Any]:
         ([call("a")], [{"tool_name": "c"}, {}, {}], [("", "c"), ("call_1", "a"), ("", "")]),
     ],
 )
-async def test_a_result_finds_its_call(
+async def test_a_tool_result_is_matched_to_its_call(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     calls: list[dict[str, Any]],
@@ -316,7 +316,7 @@ async def test_a_failed_stream_that_has_not_begun_is_no_stream(
     assert (answer.status_code, answer.json()) == (503, {"error": "Too little memory."})
 
 
-async def test_the_version_and_a_sign_of_life(client: httpx.AsyncClient) -> None:
+async def test_the_version_and_the_root_route(client: httpx.AsyncClient) -> None:
     version = (await client.get("/api/version")).json()["version"]
     assert tuple(map(int, version.split("."))) >= (0, 9, 0)
     assert (await client.head("/")).status_code == 200

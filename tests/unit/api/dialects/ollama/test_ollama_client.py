@@ -264,7 +264,7 @@ async def test_the_durations_are_those_of_the_answer(
 
 
 @pytest.mark.parametrize(("keep_alive", "reason"), [(None, "load"), (-1, "load"), (0, "unload")])
-async def test_nothing_asked_is_answered_without_the_engine(
+async def test_a_request_that_loads_a_model_needs_no_engine(
     client: AsyncClient, engine: ScriptedEngine, keep_alive: Any, reason: str
 ) -> None:
     chat = await client.chat("demo", keep_alive=keep_alive)
@@ -342,7 +342,7 @@ async def test_the_served_model_is_pulled_at_once(client: AsyncClient) -> None:
         await client.pull("llama3.2-vision")
 
 
-async def test_what_there_is_not(client: AsyncClient) -> None:
+async def test_routes_that_are_not_supported(client: AsyncClient) -> None:
     for work in (
         client.embed("demo", "hi"),
         client.embeddings("demo", "hi"),

@@ -49,7 +49,9 @@ async def test_a_chat_has_bytes_before_its_first_token(
     assert said[-1].done
 
 
-async def test_so_has_a_generated_text(client: ollama.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_generate_has_bytes_before_its_first_token(
+    client: ollama.AsyncClient, engine: ScriptedEngine
+) -> None:
     prefill = asyncio.Event()
     engine.script = (prefill, text("Hello"), ended(), finished())
     stream = await client.generate("demo", "hi", stream=True)
@@ -81,7 +83,7 @@ async def test_a_call_that_is_being_written_is_no_silence(
     assert [call.function.arguments for call in calls] == [{"x": 1}]
 
 
-async def test_an_error_after_it_is_a_line(
+async def test_an_error_after_keep_alives_is_a_line(
     client: ollama.AsyncClient, engine: ScriptedEngine
 ) -> None:
     prefill = asyncio.Event()
@@ -93,7 +95,7 @@ async def test_an_error_after_it_is_a_line(
         [part async for part in stream]
 
 
-async def test_home_assistant_reads_over_it(host: str, engine: ScriptedEngine) -> None:
+async def test_home_assistant_skips_keep_alives(host: str, engine: ScriptedEngine) -> None:
     """It begins a message with the first line, and adds to it what is not None."""
     prefill = asyncio.Event()
     engine.script = (prefill, text("It is "), text("on."), ended(), finished())

@@ -238,7 +238,7 @@ async def test_each_choice_of_a_stream_has_its_own_role_and_end(
     assert (usage["choices"], usage["usage"], done) == ([], USAGE, "[DONE]")
 
 
-async def test_choices_without_text_have_a_role_and_an_end_all_the_same(
+async def test_choices_without_text_have_a_role_and_an_end(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (ended("stop", 1), ended("length", 0), finished())
@@ -317,7 +317,7 @@ async def test_a_failure_before_the_first_token_has_its_status(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_refusal_for_a_while_says_how_long(
+async def test_a_temporary_refusal_has_retry_after(
     client: httpx.AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.refusal = RequestTooCostly("Too large.", retry_after_seconds=99.5)

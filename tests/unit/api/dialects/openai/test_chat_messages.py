@@ -156,7 +156,7 @@ async def test_videos_stand_in_user_messages_alone(client: httpx.AsyncClient) ->
     assert (error["param"], error["code"]) == ("messages[1].content[0]", "invalid_value")
 
 
-async def test_so_many_videos_and_no_more(connect: Connect) -> None:
+async def test_the_number_of_videos_is_limited(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_videos=1)))
     part = {"type": "video_url", "video_url": clips.data_url(VIDEO)}
     error = await refusal(client, user(part, part))
@@ -299,7 +299,7 @@ async def test_a_large_picture_is_413_and_names_its_part(connect: Connect) -> No
     assert (error["param"], error["code"]) == ("messages[0].content[1]", "payload_too_large")
 
 
-async def test_what_clients_put_into_messages_besides_is_ignored_and_named(
+async def test_unknown_fields_of_messages_are_ignored_and_reported(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     echoed = {**ECHOED, "parsed": {"a": 1}, "provider_specific_fields": {"refusal": None}}
@@ -326,7 +326,9 @@ async def test_what_clients_put_into_messages_besides_is_ignored_and_named(
     )
 
 
-async def test_an_answer_without_more_is_not_reported(client: httpx.AsyncClient) -> None:
+async def test_plain_answers_in_the_history_have_no_ignored_fields(
+    client: httpx.AsyncClient,
+) -> None:
     answer = await client.post(ROUTE, json=chat(user("hi"), ECHOED, user("so?")))
     assert "x-vlm-ignored" not in answer.headers
 

@@ -106,7 +106,7 @@ async def test_what_is_not_supported_is_refused_by_name(
     assert engine.submitted == []
 
 
-async def test_what_does_not_change_the_answer_is_named(client: httpx.AsyncClient) -> None:
+async def test_harmless_fields_of_completions_are_reported(client: httpx.AsyncClient) -> None:
     asked = body(user="me", metadata={"a": "b"}, stream=True)
     asked["stream_options"] = {"include_obfuscation": True}
     answer = await client.post(ROUTE, json=asked)
@@ -127,7 +127,7 @@ async def test_usage_in_every_chunk(client: httpx.AsyncClient, engine: ScriptedE
     assert totals == [8, None, 9]
 
 
-def test_the_neutral_fields_are_no_others() -> None:
+def test_neutral_fields_are_not_in_the_schema() -> None:
     assert not NEUTRAL.keys() & {field.name for field in structs.fields(CompletionRequest)}
 
 

@@ -114,7 +114,7 @@ async def test_contradictions_and_what_is_not_the_clients_are_refused(
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-async def test_thoughts_in_the_history_reach_the_engine(
+async def test_reasoning_in_the_history_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
     said = {"role": "assistant", "content": "A cat.", name: "Ears."}
@@ -125,7 +125,7 @@ async def test_thoughts_in_the_history_reach_the_engine(
     assert answer.headers["x-vlm-ignored"] == f"messages[].{name}"
 
 
-async def test_of_two_thoughts_in_a_message_one_is_ignored_and_named(
+async def test_of_two_reasoning_fields_in_a_message_one_is_reported(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     for other, named in (("Ears.", None), ("Tail.", "messages[].reasoning")):
@@ -138,7 +138,7 @@ async def test_of_two_thoughts_in_a_message_one_is_ignored_and_named(
 SCRIPT = (thinks("Ea"), thinks("rs."), says("A "), says("cat."), ended())
 
 
-async def test_thoughts_in_a_whole_answer(
+async def test_reasoning_in_a_whole_answer(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (*SCRIPT, finished(Usage(7, 5, 3, reasoning_tokens=4)))
@@ -148,7 +148,7 @@ async def test_thoughts_in_a_whole_answer(
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
 
 
-async def test_a_thought_that_is_cut_off_is_no_answer(
+async def test_reasoning_that_is_cut_off_is_no_answer(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (thinks("Ea"), ended("length"), finished())
@@ -157,7 +157,7 @@ async def test_a_thought_that_is_cut_off_is_no_answer(
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("Ea", "")
 
 
-async def test_thoughts_in_a_stream(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_reasoning_in_a_stream(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
     engine.script = (*SCRIPT, finished())
     *chunks, _ = events(await client.post(ROUTE, json=chat(stream=True)))
     assert [chunk["choices"][0]["delta"] for chunk in chunks] == [

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.api.requests import PNG_URL, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.dialects.openai import tokenize
-from vlm_server.api.parsing.parsed_request import Context, KnownModel, Read
+from vlm_server.api.parsing.parsed_request import Context, KnownModel, Parse
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Finished, ImageUse, ModelFacts, TextPart, Usage
 from vlm_server.settings import Limits
@@ -66,7 +66,7 @@ async def test_messages_are_counted_as_a_chat_request_is_read(
     assert [(i.min_pixels, i.max_pixels) for i in counted.images] == [(1000, 2000)] * has_picture
 
 
-async def test_what_does_not_shape_the_prompt_is_named(
+async def test_fields_without_effect_on_the_prompt_are_reported(
     client: httpx.AsyncClient, counting: ScriptedEngine
 ) -> None:
     body = chat(user("hi"), temperature=1, stream=True, max_tokens=5)
@@ -76,7 +76,7 @@ async def test_what_does_not_shape_the_prompt_is_named(
     assert sorted(ignored) == ["max_tokens", "stream", "temperature"]
 
 
-async def test_tokens_are_read_back(client: httpx.AsyncClient, counting: ScriptedEngine) -> None:
+async def test_tokens_are_detokenized(client: httpx.AsyncClient, counting: ScriptedEngine) -> None:
     answer = await client.post("/v1/detokenize", json={"model": "demo", "tokens": [5, 6]})
     assert answer.json() == {"prompt": "a b c"}
     (submit,) = counting.submitted
@@ -135,13 +135,13 @@ async def test_another_model_is_404(
 @pytest.mark.parametrize(
     ("read", "body"),
     [
-        (tokenize.read_prompt, {"prompt": "a"}),
-        (tokenize.read_prompt, {"messages": [user("a")]}),
-        (tokenize.read_tokens, {"tokens": [1]}),
+        (tokenize.parse_prompt, {"prompt": "a"}),
+        (tokenize.parse_prompt, {"messages": [user("a")]}),
+        (tokenize.parse_tokens, {"tokens": [1]}),
     ],
 )
 def test_of_several_models_one_must_be_named(
-    read: Read,
+    read: Parse,
     body: dict[str, Any],
     model: dict[str, Any],
 ) -> None:
@@ -154,6 +154,8 @@ def test_of_several_models_one_must_be_named(
     assert caught.value.param == "model"
 
 
-async def test_a_text_stays_a_text(client: httpx.AsyncClient, counting: ScriptedEngine) -> None:
+async def test_a_counted_message_reaches_the_engine_as_text(
+    client: httpx.AsyncClient, counting: ScriptedEngine
+) -> None:
     await client.post("/v1/tokenize", json={"messages": [user("hi")]})
     assert counting.submitted[0].messages[0].content == (TextPart("hi"),)

@@ -106,7 +106,7 @@ async def test_no_tools_reach_the_engine(
         ({"tools": TWO, "tool_choice": "required", "min_tokens": 1}, "min_tokens"),
     ],
 )
-async def test_what_can_not_be_is_refused(
+async def test_tools_and_choices_that_contradict_are_refused(
     client: httpx.AsyncClient, fields: dict[str, Any], param: str
 ) -> None:
     assert (await refusal(client, chat(**fields)))["param"] == param
@@ -130,7 +130,7 @@ async def test_extra_fields_of_a_tool_are_ignored_and_named(client: httpx.AsyncC
     assert answer.headers["x-vlm-ignored"] == "tools[].function.extra, tools[].cache_control"
 
 
-async def test_what_is_written_like_a_call_is_text_where_no_tools_are_sent(
+async def test_text_like_a_call_stays_text_without_tools(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     written = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -199,7 +199,7 @@ async def test_a_call_that_was_cut_off_stays_in_the_history(
         ([assistant(called("1", "f", "\ud800"))], "messages[1].tool_calls[0].function.arguments"),
     ],
 )
-async def test_a_history_that_does_not_hold_together_is_refused(
+async def test_an_inconsistent_history_is_refused(
     client: httpx.AsyncClient, messages: list[Any], param: str
 ) -> None:
     error = await refusal(client, chat(user("hi"), *messages, user("so?")))

@@ -16,7 +16,7 @@ from vlm_server.settings import Settings
 
 DOCS = (Path(__file__).parents[5] / "docs" / "responses.md").read_text(encoding="utf-8")
 STRUCTS = (
-    *(schema.ResponsesRequest, schema.FunctionTool, schema.AllowedTools, schema.TextConfig),
+    *(schema.ResponsesRequest, schema.FunctionTool, schema.AllowedToolsChoice, schema.TextConfig),
     *(schema.ReasoningConfig, schema.Thinking, schema.StreamOptions),
 )
 FIELDS = {field.name for struct in STRUCTS for field in msgspec.structs.fields(struct)}

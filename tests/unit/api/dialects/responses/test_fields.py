@@ -165,7 +165,7 @@ ECHOED = {
 
 
 @pytest.mark.parametrize("name", sorted(ECHOED))
-async def test_a_response_repeats_what_it_was_asked(client: httpx.AsyncClient, name: str) -> None:
+async def test_a_response_repeats_the_requests_fields(client: httpx.AsyncClient, name: str) -> None:
     assert (await send(client, asking(**{name: ECHOED[name]})))[name] == ECHOED[name]
 
 
@@ -301,7 +301,7 @@ async def test_detail(client: httpx.AsyncClient, engine: ScriptedEngine) -> None
 
 
 @pytest.mark.parametrize("kind", ["input_file", "made_up"])
-async def test_a_part_that_there_is_not_is_told_of_those_that_there_are(
+async def test_an_unknown_part_type_is_refused_with_the_known_ones(
     client: httpx.AsyncClient, kind: str
 ) -> None:
     answer = await client.post(ROUTE, json=asking([user({"type": kind})]))
@@ -473,7 +473,7 @@ async def test_refusals_name_the_field(
         ),
     ],
 )
-async def test_what_has_no_effect_is_reported(
+async def test_fields_without_effect_of_a_response_are_reported(
     client: httpx.AsyncClient, fields: Any, ignored: str | None
 ) -> None:
     answer = await client.post(ROUTE, json={**asking(), **fields})
@@ -527,7 +527,7 @@ async def test_null_is_as_good_as_nothing(
     assert first == second
 
 
-async def test_so_are_parameters_in_a_url(client: httpx.AsyncClient) -> None:
+async def test_ignored_parameters_in_a_url_are_reported(client: httpx.AsyncClient) -> None:
     stored = await send(client, asking())
     route = f"{ROUTE}/{stored['id']}"
     for path, query, named in (

@@ -37,7 +37,7 @@ async def create(client: httpx.AsyncClient, given: Any, **fields: Any) -> dict[s
     return decoded
 
 
-async def test_a_short_turn_goes_on_from_a_long_one(
+async def test_a_short_turn_continues_a_long_one(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     first = await create(client, LONG)
@@ -52,7 +52,7 @@ async def test_a_short_turn_goes_on_from_a_long_one(
     ]
 
 
-async def test_a_picture_goes_on_from_a_long_turn_that_is_not_stored(
+async def test_a_picture_with_an_unknown_previous_response_is_refused(
     client: httpx.AsyncClient,
 ) -> None:
     picture = {"type": "input_image", "image_url": PNG_URL}
@@ -61,7 +61,7 @@ async def test_a_picture_goes_on_from_a_long_turn_that_is_not_stored(
     assert answer.json()["error"]["code"] == "previous_response_not_found"
 
 
-async def test_turns_together_are_as_large_as_a_body_may_be(
+async def test_all_turns_together_are_bounded_as_a_body(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(limits=Limits(max_body_bytes=4096)))
@@ -95,7 +95,7 @@ async def test_a_stored_response_is_not_streamed_again(client: httpx.AsyncClient
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
 
 
-async def test_an_error_after_signs_of_life_is_a_whole_stream(
+async def test_an_error_after_keep_alives_is_a_whole_stream(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
@@ -118,7 +118,7 @@ async def test_an_error_after_signs_of_life_is_a_whole_stream(
     ]
 
 
-async def test_what_is_held_is_sent_before_an_error(
+async def test_held_back_text_is_sent_before_an_error(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     """An answer that ends with its first text, after signs of life, and then fails."""
@@ -142,7 +142,7 @@ def last(piece: str) -> Step:
     return lambda request_id: Tokens((Delta(request_id, piece, finish_reason="stop"),))
 
 
-async def test_a_failed_response_has_what_there_was(
+async def test_a_failed_response_has_the_output_so_far(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (
@@ -178,7 +178,7 @@ async def test_a_response_says_whether_it_is_stored(
     assert told[-1]["response"]["store"] is False
 
 
-async def test_a_call_that_was_cut_off_is_gone_on_from(
+async def test_a_call_that_was_cut_off_can_be_continued(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (calls(0, '{"x": ', id="c", name="a"), ended("length"), finished())
@@ -266,7 +266,7 @@ async def test_an_item_that_is_sent_again_does_not_stop_the_paging(
     assert (await client.get(route, params=page)).json()["data"] == []
 
 
-async def test_a_call_without_its_turn_is_told_to_the_engine(
+async def test_a_result_without_its_call_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """The turn of the call was deleted; its result stays where it is."""

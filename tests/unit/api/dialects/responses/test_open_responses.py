@@ -239,7 +239,7 @@ async def test_the_phases_of_an_assistant(
     ]
 
 
-async def test_thoughts_and_calls_have_their_shape(
+async def test_the_shape_of_reasoning_and_calls(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -253,7 +253,7 @@ async def test_thoughts_and_calls_have_their_shape(
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-async def test_an_answer_without_a_word_is_an_empty_message(
+async def test_an_empty_answer_is_an_empty_message(
     client: httpx.AsyncClient, engine: ScriptedEngine, reason: Any
 ) -> None:
     engine.script = (ended(reason), finished())

@@ -107,7 +107,7 @@ async def test_a_picture(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
     assert submit.images[0].max_side_pixels == 512
 
 
-async def test_an_answer_of_thoughts_text_and_calls(
+async def test_an_answer_of_reasoning_text_and_calls(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -229,7 +229,7 @@ async def test_an_answer_that_is_cut_off(
 # ---- turns -----------------------------------------------------------------------------
 
 
-async def test_the_next_turn_goes_on_from_the_same_messages(
+async def test_the_next_turn_continues_the_same_messages(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -284,9 +284,7 @@ async def test_input_tokens(client: AsyncOpenAI, engine: ScriptedEngine) -> None
     assert engine.submitted[1].count_only
 
 
-async def test_items_that_are_stored_may_be_referred_to(
-    client: AsyncOpenAI, engine: ScriptedEngine
-) -> None:
+async def test_stored_items_can_be_referenced(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
     """As the AI SDK does in every turn but the first."""
     engine.script = AGENT
     asked: Any = {"role": "user", "content": "Click"}
@@ -322,7 +320,7 @@ async def test_instructions_are_not_carried_over(
     assert engine.submitted[1].messages == (said("One"), hello, said("Two"))
 
 
-async def test_a_streamed_response_may_be_gone_on_from(
+async def test_a_streamed_response_can_be_continued(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     stream = await client.responses.create(model="demo", input="One", stream=True)
@@ -333,7 +331,7 @@ async def test_a_streamed_response_may_be_gone_on_from(
     assert len(engine.submitted[1].messages) == 3
 
 
-async def test_what_is_stored_can_be_seen_and_deleted(client: AsyncOpenAI) -> None:
+async def test_stored_responses_can_be_retrieved_and_deleted(client: AsyncOpenAI) -> None:
     first = await client.responses.create(model="demo", input="One")
     second = await client.responses.create(model="demo", input="Two", previous_response_id=first.id)
     assert await client.responses.retrieve(first.id) == first
@@ -351,7 +349,7 @@ async def test_what_is_stored_can_be_seen_and_deleted(client: AsyncOpenAI) -> No
             await lost(first.id)
 
 
-async def test_what_is_deleted_is_forgotten_by_later_turns(
+async def test_a_deleted_response_disappears_from_later_turns(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     first = await client.responses.create(model="demo", input="One")
@@ -376,7 +374,7 @@ async def test_another_clients_response_does_not_exist(client: AsyncOpenAI, base
     assert caught.value.param == "previous_response_id"
 
 
-async def test_a_name_that_is_given_to_another_key_opens_nothing(
+async def test_another_key_of_the_same_name_sees_no_responses(
     engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys"
@@ -398,7 +396,7 @@ async def test_a_name_that_is_given_to_another_key_opens_nothing(
     assert caught.value.code == "previous_response_not_found"
 
 
-async def test_what_shall_not_be_stored_is_not(client: AsyncOpenAI) -> None:
+async def test_a_response_with_store_false_is_not_stored(client: AsyncOpenAI) -> None:
     response = await client.responses.create(model="demo", input="One", store=False)
     assert response.model_dump()["store"] is False
     with pytest.raises(openai.NotFoundError):
@@ -444,7 +442,7 @@ async def test_an_engine_error_in_a_stream_is_an_event(
         await client.responses.retrieve(last.response.id)
 
 
-async def test_the_streaming_helper_raises_what_went_wrong(
+async def test_the_streaming_helper_raises_the_error(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))

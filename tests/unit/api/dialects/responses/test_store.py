@@ -51,7 +51,7 @@ def test_turns_are_recalled_in_their_order(store: ResponseStore) -> None:
     assert store.response("", "c") == b"Rc"
 
 
-def test_others_see_nothing(store: ResponseStore) -> None:
+def test_other_owners_see_no_responses(store: ResponseStore) -> None:
     answer(store, "a", client="me")
     with pytest.raises(PreviousResponseNotFound):
         store.recall("you", "a")
@@ -62,7 +62,7 @@ def test_others_see_nothing(store: ResponseStore) -> None:
     assert store.response("me", "a") == b"Ra"
 
 
-def test_an_unfinished_response_is_shown_and_not_gone_on_from(store: ResponseStore) -> None:
+def test_an_unfinished_response_can_be_retrieved_but_not_continued(store: ResponseStore) -> None:
     store.begin("", "a", None, b"a", b"so far")
     assert store.response("", "a") == b"so far"
     with pytest.raises(PreviousResponseNotFound):
@@ -71,20 +71,20 @@ def test_an_unfinished_response_is_shown_and_not_gone_on_from(store: ResponseSto
     assert (len(store), store.size_bytes) == (0, 0)
 
 
-def test_abandoning_spares_what_is_finished(store: ResponseStore) -> None:
+def test_abandoning_a_finished_response_keeps_it(store: ResponseStore) -> None:
     answer(store, "a")
     store.abandon("", "a")
     assert store.response("", "a") == b"Ra"
 
 
-def test_what_is_deleted_while_it_is_made_stays_deleted(store: ResponseStore) -> None:
+def test_a_response_deleted_before_its_end_stays_deleted(store: ResponseStore) -> None:
     store.begin("", "a", None, b"a", b"so far")
     store.delete("", "a")
     assert not store.finish("", "a", b"Ra", b"A")
     assert (len(store), store.size_bytes) == (0, 0)
 
 
-def test_it_is_dropped_after_its_time(store: ResponseStore, clock: Clock) -> None:
+def test_a_response_is_dropped_when_it_expires(store: ResponseStore, clock: Clock) -> None:
     answer(store, "a")
     clock.now = 30
     answer(store, "b", "a")
@@ -98,7 +98,7 @@ def test_it_is_dropped_after_its_time(store: ResponseStore, clock: Clock) -> Non
     assert (len(store), store.size_bytes) == (0, 0)
 
 
-def test_the_oldest_make_room(store: ResponseStore) -> None:
+def test_the_oldest_responses_are_evicted(store: ResponseStore) -> None:
     for name in "abc":
         answer(store, name, size=2 * OVERHEAD_BYTES)
     answer(store, "d", size=2 * OVERHEAD_BYTES)
@@ -108,7 +108,7 @@ def test_the_oldest_make_room(store: ResponseStore) -> None:
     assert store.size_bytes <= 10 * OVERHEAD_BYTES
 
 
-def test_who_has_most_makes_room_for_others(store: ResponseStore) -> None:
+def test_the_owner_with_the_most_bytes_loses_responses(store: ResponseStore) -> None:
     for name in "abc":
         answer(store, name, size=2 * OVERHEAD_BYTES - 16, client="mine")
     for i in range(20):
@@ -120,7 +120,7 @@ def test_who_has_most_makes_room_for_others(store: ResponseStore) -> None:
     assert store.size_bytes <= 10 * OVERHEAD_BYTES
 
 
-def test_more_than_a_share_is_kept_only_in_what_others_leave(store: ResponseStore) -> None:
+def test_an_owner_exceeds_its_share_only_in_bytes_that_others_leave(store: ResponseStore) -> None:
     assert answer(store, "a", size=2 * OVERHEAD_BYTES, client="mine")
     assert answer(store, "x", size=5 * OVERHEAD_BYTES, client="other")
     assert not answer(store, "y", size=7 * OVERHEAD_BYTES, client="other")
@@ -129,7 +129,7 @@ def test_more_than_a_share_is_kept_only_in_what_others_leave(store: ResponseStor
     assert store.response("other", "x") == b"Rx"
 
 
-def test_it_says_when_something_is_too_old(store: ResponseStore, clock: Clock) -> None:
+def test_the_store_tells_when_the_next_response_expires(store: ResponseStore, clock: Clock) -> None:
     assert store.seconds_left() is None
     answer(store, "a", client="me")
     clock.now = 10
@@ -140,7 +140,7 @@ def test_it_says_when_something_is_too_old(store: ResponseStore, clock: Clock) -
     assert (len(store), store.seconds_left()) == (1, 10)
 
 
-def test_what_can_not_fit_drops_nothing(store: ResponseStore) -> None:
+def test_a_response_that_can_not_fit_drops_no_other(store: ResponseStore) -> None:
     answer(store, "a", size=5 * OVERHEAD_BYTES)
     assert not answer(store, "b", "a", size=5 * OVERHEAD_BYTES)
     assert not answer(store, "c", size=11 * OVERHEAD_BYTES)
@@ -162,7 +162,9 @@ def test_without_room_nothing_is_kept() -> None:
     assert (len(store), store.size_bytes) == (0, 0)
 
 
-def test_whatever_happens_its_size_is_true_and_bounded(store: ResponseStore, clock: Clock) -> None:
+def test_the_size_is_exact_and_bounded_after_random_operations(
+    store: ResponseStore, clock: Clock
+) -> None:
     rng = random.Random(7)
     for step in range(3000):
         name, other = f"r{step}", f"r{rng.randrange(max(step - 12, 0), step + 1)}"

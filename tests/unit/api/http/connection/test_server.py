@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from vlm_server.api.http.connection.server import LAST_CALL_SECONDS, HttpServer, http_config
-from vlm_server.api.http.errors import encode_openai as encode
+from vlm_server.api.http.connection.server import LAST_CALL_SECONDS, HttpServer
 from vlm_server.settings import Settings
 
 pytestmark = pytest.mark.unit
@@ -51,7 +50,7 @@ class Running:
 async def running(listener: socket.socket) -> AsyncIterator[Running]:
     """A server on a duplicate of `listener`, which stays open."""
     application = Application()
-    server = HttpServer(http_config(application, Settings(), encode))
+    server = HttpServer(application, Settings())
     task = asyncio.create_task(server.serve(sockets=[listener.dup()]))
     while not server.started:  # noqa: ASYNC110  uvicorn offers nothing to wait for
         await asyncio.sleep(0.005)

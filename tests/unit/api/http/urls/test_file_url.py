@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from vlm_server.api.http.urls import file_url
-from vlm_server.api.http.urls.file_url import NotReadable, TooLarge, read
+from vlm_server.api.http.urls.fetch import TooLarge
+from vlm_server.api.http.urls.file_url import NotReadable, read
 
 PICTURE = b"picture"
 

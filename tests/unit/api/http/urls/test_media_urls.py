@@ -17,7 +17,7 @@ from tests.unit.api.parsing.media.pictures import encoded
 from tests.unit.api.requests import PNG_URL, ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server.api.http.urls.media_urls import MediaUrls
-from vlm_server.api.parsing.media.external import ExternalUrl
+from vlm_server.api.parsing.media.external import MediaUrl
 from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge, RequestError
 from vlm_server.settings import Limits, Settings, Urls
 
@@ -168,9 +168,9 @@ def media_urls(server: TlsServer, seconds: float = 10.0, limits: Limits | None =
     return MediaUrls(urls, limits or Limits(), *child)
 
 
-def external(server: TlsServer, path: str = "/a.png", kind: str = "image") -> ExternalUrl:
+def external(server: TlsServer, path: str = "/a.png", kind: str = "image") -> MediaUrl:
     url = f"https://pictures.example:{server.port}{path}"
-    return ExternalUrl(url, f"messages[0].content[{path}]", kind, LIMIT)  # type: ignore[arg-type]
+    return MediaUrl(url, f"messages[0].content[{path}]", kind, LIMIT)  # type: ignore[arg-type]
 
 
 async def test_several_are_fetched_at_once_and_each_is_told_apart(server: TlsServer) -> None:

@@ -4,6 +4,7 @@ import tracemalloc
 import pytest
 
 from vlm_server.api.parsing.media import data_url
+from vlm_server.api.parsing.media.external import MediaUrl
 from vlm_server.errors import InvalidImage, PayloadTooLarge
 
 DATA = bytes(range(256)) * 5
@@ -12,7 +13,7 @@ PARAM = "messages[2].content[1]"
 
 
 def decode(url: str, max_bytes: int = 1 << 20) -> bytes:
-    return data_url.decode(url, PARAM, max_bytes, data_url.IMAGE)
+    return data_url.decode(MediaUrl(url, PARAM, "image", max_bytes))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_valid_urls_are_read(url: str) -> None:
 
 def test_base64_may_come_alone() -> None:
     def alone(base64: str, max_bytes: int = 1 << 20) -> bytes:
-        return data_url.decode_base64(base64, PARAM, max_bytes, data_url.IMAGE)
+        return data_url.decode_base64(MediaUrl(base64, PARAM, "image", max_bytes))
 
     assert alone(BASE64) == DATA
     for wrong in ("", "a", "@@@@", f"data:image/png;base64,{BASE64}"):

@@ -14,6 +14,7 @@ from tests.unit.api.parsing.media.pictures import animated, data_url, encoded
 from tests.whole import examples
 from vlm_server.api.parsing.media import data_url as urls
 from vlm_server.api.parsing.media import image_bounds, image_header, video_header
+from vlm_server.api.parsing.media.external import MediaUrl
 from vlm_server.api.parsing.media.parse import parse_image
 from vlm_server.errors import InvalidImage, InvalidVideo, PayloadTooLarge
 
@@ -31,16 +32,16 @@ HEAD = st.sampled_from(
 @given(HEAD, st.text(max_size=60) | st.text("AQg+/=\n -_", max_size=60), st.integers(0, 60))
 def test_any_url_is_decoded_or_refused(head: str, payload: str, max_bytes: int) -> None:
     with contextlib.suppress(InvalidImage, PayloadTooLarge):
-        assert len(urls.decode(head + payload, "p", max_bytes, urls.IMAGE)) <= max_bytes
+        assert len(urls.decode(MediaUrl(head + payload, "p", "image", max_bytes))) <= max_bytes
 
 
 @settings(derandomize=True)
 @given(st.binary(min_size=1, max_size=80))
 def test_what_is_encoded_is_what_is_decoded(data: bytes) -> None:
-    assert urls.decode(data_url(data), "p", 80, urls.IMAGE) == data
+    assert urls.decode(MediaUrl(data_url(data), "p", "image", 80)) == data
     if len(data) > 1:
         with pytest.raises(PayloadTooLarge):
-            urls.decode(data_url(data), "p", len(data) - 1, urls.IMAGE)
+            urls.decode(MediaUrl(data_url(data), "p", "image", len(data) - 1))
 
 
 @settings(max_examples=examples(200), derandomize=True)
@@ -70,7 +71,7 @@ def test_a_damaged_clip_is_read_or_refused(data: st.DataObject) -> None:
 
 def test_white_space_in_a_url_of_other_characters_is_refused_at_once() -> None:
     with pytest.raises(InvalidImage, match="not base64"):
-        urls.decode("data:;base64," + "🦊\n" * 1_000_000, "p", 1 << 30, urls.IMAGE)
+        urls.decode(MediaUrl("data:;base64," + "🦊\n" * 1_000_000, "p", "image", 1 << 30))
 
 
 def test_an_image_is_named_by_the_bytes_that_came() -> None:
