@@ -59,7 +59,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.alone
-def test_help_takes_a_few_starts_of_python() -> None:
+def test_help_takes_few_times_python_startup() -> None:
     """The best of several, since other programs run as well."""
     command = [sys.executable, "-m", "vlm_server.cli", "ask", "--help"]
     start = min(_seconds([sys.executable, "-c", "pass"]) for _ in range(5))
@@ -72,7 +72,7 @@ def _seconds(command: list[str]) -> float:
     return time.perf_counter() - started
 
 
-def test_every_command_says_what_it_does() -> None:
+def test_commands_and_options_all_have_help() -> None:
     parser = build_parser()
     for each in every(parser):
         assert isinstance(each, Parser)
@@ -83,7 +83,7 @@ def test_every_command_says_what_it_does() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_the_overview_needs_no_command_to_be_imported(name: str) -> None:
+def test_overview_lists_commands_without_importing_them(name: str) -> None:
     """And says the same of it."""
     alone = {each.prog.split()[-1] for each in every(build_parser([name]))}
     assert name in alone
@@ -92,7 +92,7 @@ def test_the_overview_needs_no_command_to_be_imported(name: str) -> None:
     }
 
 
-def test_examples_can_be_parsed() -> None:
+def test_help_examples_parse() -> None:
     """Each line of an example that is ours has options that are there."""
     parser = build_parser()
     examples = [line for each in every(parser) for _, line in each.manual.examples]
@@ -104,7 +104,7 @@ def test_examples_can_be_parsed() -> None:
             parser.parse_args(words[1:end])
 
 
-def test_the_commands_of_the_docs_can_be_parsed() -> None:
+def test_commands_in_cli_docs_parse() -> None:
     text = (PAGE.parent / "cli.md").read_text()
     lines = [
         line for line in text.splitlines() if re.match(r"(cat .*\| |eval .*)?vlm-server", line)
@@ -116,7 +116,7 @@ def test_the_commands_of_the_docs_can_be_parsed() -> None:
         build_parser().parse_args(words[1:end])
 
 
-def test_help_has_the_sections_of_a_manual_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_sections_of_manual_page(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     shown = capsys.readouterr().out
@@ -126,19 +126,19 @@ def test_help_has_the_sections_of_a_manual_page(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("columns", [60, 80, 300])
-def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_terminal_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     for parser in every(build_parser()):
         shown = parser.format_help().partition("\nexamples:")[0]
         assert max(map(len, shown.splitlines())) <= columns
 
 
-def test_the_manual_page_is_the_one_that_is_kept() -> None:
+def test_manual_page_is_up_to_date() -> None:
     """`python -m tests.docs.man_page` writes it."""
     assert man_page.render() == PAGE.read_text()
 
 
-def test_the_manual_page_names_every_option() -> None:
+def test_manual_page_names_every_option() -> None:
     text = man_page.render().replace("\\-", "-")
     for parser in every(build_parser()):
         if not commands_of(parser):

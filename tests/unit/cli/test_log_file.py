@@ -31,7 +31,7 @@ print("the end")
 """
 
 
-def test_children_go_on_writing_to_a_file_that_was_rotated(tmp_path: Path) -> None:
+def test_child_output_survives_log_rotation(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "vlm-server.log"
     subprocess.run([sys.executable, "-c", WRITER, str(path)], check=True, timeout=20)
     assert path.read_text() == "the end\n", "no hole where the old lines were"
@@ -55,7 +55,7 @@ for _ in range(5):
 """
 
 
-def test_what_can_not_be_copied_costs_no_older_lines(tmp_path: Path) -> None:
+def test_failed_log_rotation_keeps_older_files(tmp_path: Path) -> None:
     path = tmp_path / "vlm-server.log"
     older = {path.with_name(f"vlm-server.log.{number}"): f"{number}\n" for number in (1, 2, 3)}
     for each, text in older.items():
@@ -65,6 +65,6 @@ def test_what_can_not_be_copied_costs_no_older_lines(tmp_path: Path) -> None:
     assert path.read_text().startswith("xxx")
 
 
-def test_a_file_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_log_file_is_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't write"):
         LogFile(tmp_path)

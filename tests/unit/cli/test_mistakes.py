@@ -165,7 +165,7 @@ def status_of(words: list[str]) -> int:
 
 
 @pytest.mark.parametrize(("line", "code", "said"), MISTAKES)
-def test_a_mistake_is_one_line(
+def test_mistakes_give_one_error_line_and_exit_code(
     line: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status_of(shlex.split(line)) == code
@@ -176,14 +176,14 @@ def test_a_mistake_is_one_line(
     assert err.count("\n") == 1, err
 
 
-def test_a_port_that_is_taken_may_be_free_later(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_on_taken_port_exits_with_not_available(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == LATER
     assert "choose with --host and --port" in capsys.readouterr().err
 
 
-def test_what_is_printed_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_messages_contain_no_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", "./\x1b]0;pwned\x07"]) == WRONG
     error = capsys.readouterr().err
     assert "\x1b" not in error
@@ -191,7 +191,9 @@ def test_what_is_printed_cannot_command_the_terminal(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_may_not_be_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_files_are_reported_as_permission_denied(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for name in ("name.toml", "picture.png"):
         Path(name).chmod(0)
     assert main(["serve", "--config", "name.toml"]) == WRONG
@@ -200,7 +202,7 @@ def test_what_may_not_be_read_is_named(capsys: pytest.CaptureFixture[str]) -> No
     assert "Permission denied" in capsys.readouterr().err
 
 
-def test_debug_shows_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_option_shows_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--debug", "pull", "x"], ["pull", "x", "--debug"]):
         assert main(words) == WRONG
         error = capsys.readouterr().err
@@ -210,7 +212,7 @@ def test_debug_shows_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_defect_is_one_line_that_asks_for_a_report(
+def test_unexpected_exception_gives_one_line_asking_for_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: object) -> int:

@@ -79,7 +79,7 @@ def give(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
-def test_json_is_one_object_with_all_that_is_known(
+def test_ask_json_prints_answer_usage_and_timings(
     url: str, picture: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ask", "--json", "--url", url, picture, "What?"]) == 0
@@ -98,7 +98,7 @@ def test_json_is_one_object_with_all_that_is_known(
     assert timings["tokens_per_second"] > 0
 
 
-def test_regions_are_in_pixels_of_the_picture(
+def test_ask_json_reports_regions_in_picture_pixels(
     url: str, model: type[Model], picture: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model.text = '{"bbox_2d": [100, 200, 500, 400], "label": "it"}'
@@ -110,7 +110,7 @@ def test_regions_are_in_pixels_of_the_picture(
     assert json.loads(capsys.readouterr().out)["regions"] == [region]
 
 
-def test_boxes_are_saved(
+def test_save_boxes_writes_marked_picture(
     url: str, model: type[Model], picture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model.text = "[100, 200, 500, 400]"
@@ -122,7 +122,7 @@ def test_boxes_are_saved(
         assert image.getpixel((60, 30)) == (255, 255, 255)
 
 
-def test_no_boxes_are_told(
+def test_save_boxes_fails_if_answer_has_no_regions(
     url: str, picture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "found.png"
@@ -134,7 +134,7 @@ def test_no_boxes_are_told(
 
 
 @pytest.mark.parametrize(("term", "mark"), [("xterm-kitty", "\x1b_G"), ("xterm", "")])
-def test_boxes_are_shown_where_a_terminal_can(
+def test_boxes_are_shown_only_on_terminals_with_graphics(
     url: str,
     model: type[Model],
     picture: str,
@@ -155,7 +155,7 @@ def test_boxes_are_shown_where_a_terminal_can(
     assert bool(rest) is bool(mark)
 
 
-def test_a_model_cannot_command_the_terminal(
+def test_answer_text_on_terminal_has_no_escape_sequences(
     url: str, model: type[Model], picture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model.text = "a\x1b]0;pwned\x07\tb\nc\x9b1m"
@@ -167,7 +167,7 @@ def test_a_model_cannot_command_the_terminal(
         assert "\tb\nc" in screen.getvalue()
 
 
-def test_an_answer_that_was_cut_off_says_so(
+def test_ask_hints_at_max_tokens_if_answer_hit_limit(
     url: str, model: type[Model], picture: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model.reason = "length"
@@ -182,7 +182,7 @@ def test_an_answer_that_was_cut_off_says_so(
 
 
 @pytest.mark.parametrize("more", [[], ["-"]])
-def test_the_question_may_come_from_another_program(
+def test_ask_reads_question_from_stdin(
     url: str, model: type[Model], picture: str, monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:
     give(monkeypatch, b"What shape\nis this?\n")
@@ -191,7 +191,7 @@ def test_the_question_may_come_from_another_program(
     assert asked["messages"][0]["content"][1]["text"] == "What shape\nis this?"
 
 
-def test_the_picture_may_come_from_another_program(
+def test_ask_reads_picture_from_stdin(
     url: str, model: type[Model], picture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give(monkeypatch, Path(picture).read_bytes())
@@ -201,7 +201,7 @@ def test_the_picture_may_come_from_another_program(
     assert first["image_url"]["url"].startswith("data:image/png;base64,")
 
 
-def test_a_url_as_a_browser_shows_it_will_do(url: str, model: type[Model]) -> None:
+def test_ask_accepts_url_with_trailing_slash(url: str, model: type[Model]) -> None:
     assert main(["ask", "--url", url.removesuffix("v1"), "What?"]) == 0
     assert len(model.asked) == 1
 
@@ -216,7 +216,7 @@ class Person(Terminal):
         raise OSError
 
 
-def test_questions_follow_one_another(
+def test_conversation_sends_history_and_new_clears_it(
     url: str,
     model: type[Model],
     picture: str,
@@ -242,7 +242,7 @@ def test_questions_follow_one_another(
     assert capsys.readouterr().out.count("a red circle\n") == 4
 
 
-def test_a_mistake_does_not_end_a_conversation(
+def test_conversation_continues_after_missing_file(
     url: str,
     model: type[Model],
     picture: str,
@@ -257,7 +257,7 @@ def test_a_mistake_does_not_end_a_conversation(
 
 
 @pytest.mark.parametrize("option", [["--json"], ["--save-boxes", "x.png"]])
-def test_a_conversation_is_for_people(
+def test_conversation_refuses_json_and_save_boxes(
     picture: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

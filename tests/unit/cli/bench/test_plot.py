@@ -28,7 +28,7 @@ def drawn(*runs: BenchRun) -> ElementTree.Element:
     return ElementTree.fromstring(plot.svg(runs))
 
 
-def test_each_request_is_a_dot_in_both_panels():
+def test_plot_has_dot_per_request_in_both_panels():
     root = drawn(a_day())
     dots = [dot for dot in root.iter(f"{SVG}circle") if dot.get("r") == "1.8"]
     assert len(dots) == 2 * (3 * 20 - 1), "one failed"
@@ -37,7 +37,7 @@ def test_each_request_is_a_dot_in_both_panels():
     assert all(0 < float(dot.get("cy", 0)) < height for dot in dots)
 
 
-def test_tenths_and_kinds_are_shown():
+def test_plot_shows_tenths_and_kinds():
     root = drawn(a_day())
     thick = [path for path in root.iter(f"{SVG}path") if path.get("stroke-width")]
     assert len(thick) == 10
@@ -46,7 +46,7 @@ def test_tenths_and_kinds_are_shown():
     assert said.count("agent") == said.count("text") == 1, "turns of an agent share a colour"
 
 
-def test_the_machines_own_speed_is_a_line_beside_the_servers():
+def test_plot_shows_fixed_work_as_second_line():
     run = a_day()
     work = [DaySample(FIXED_WORK, n, 10.0 * n, 0.01) for n in range(20)]
     root = drawn(BenchRun("day", 1, "a<b", 200.0, [], [], [*run.samples, *work]))
@@ -57,12 +57,12 @@ def test_the_machines_own_speed_is_a_line_beside_the_servers():
     assert FIXED_WORK not in said
 
 
-def test_days_stand_below_each_other():
+def test_plot_stacks_days_vertically():
     one, two = drawn(a_day()), drawn(a_day(), a_day("other"))
     assert float(two.get("height", 0)) == 2 * float(one.get("height", 0))
 
 
-def test_nothing_to_draw():
+def test_plot_without_samples_has_no_dots():
     assert not list(drawn(BenchRun("repeat", 1, "a", 1.0, [], [])).iter(f"{SVG}circle"))
     silent = BenchRun("day", 1, "a", 1.0, [], [], [DaySample("text", 0, 0.0, None)])
     assert not [dot for dot in drawn(silent).iter(f"{SVG}circle") if dot.get("r") == "1.8"]
@@ -76,10 +76,10 @@ def test_nothing_to_draw():
         (Axis(15.0, 2600.0, 0, 1, is_logarithmic=True), [20, 50, 100, 200, 500, 1000, 2000]),
     ],
 )
-def test_ticks_are_round(axis: Axis, ticks: list[float]):
+def test_axis_ticks_are_round_numbers(axis: Axis, ticks: list[float]):
     assert axis.ticks() == pytest.approx(ticks)
 
 
-def test_pixels_run_from_start_to_end():
+def test_axis_maps_values_to_pixels():
     assert Axis(0.0, 10.0, 100, 50).pixel(2.5) == 87.5
     assert Axis(1.0, 100.0, 0, 40, is_logarithmic=True).pixel(10.0) == 20.0

@@ -40,7 +40,7 @@ def runs() -> list[BenchRun]:
     return made
 
 
-def test_table():
+def test_comparison_table_has_expected_text():
     assert report.comparison(TARGETS, PLAN, runs()).splitlines() == [
         "median [least - most] of 3 rounds; pictures of 560x420; seed 5",
         "",
@@ -54,13 +54,13 @@ def test_table():
     ]
 
 
-def test_table_of_one_round_where_nothing_was_measured():
+def test_comparison_table_shows_dash_for_unknown_figure():
     nothing = [BenchRun("repeat", 1, "ours", 1.0, [ms(4.0)], [GOOD])]
     nothing.append(BenchRun("repeat", 1, "peer", 1.0, [ms(None)], [failed("no", 0.0)]))
     assert "repeat    TTFT    ms  4.00  -     -" in report.comparison(TARGETS, PLAN, nothing)
 
 
-def test_a_bar_is_met_or_missed_and_a_drift_is_not_divided():
+def test_comparison_table_shows_met_bars_and_undivided_drift():
     made = [
         BenchRun(
             "day", 1, name, 1.0, [Figure("d", value, Unit.PERCENT), Figure("b", met, Unit.MET)], []
@@ -74,7 +74,7 @@ def test_a_bar_is_met_or_missed_and_a_drift_is_not_divided():
     ]
 
 
-def test_document_holds_everything():
+def test_bench_document_holds_plan_figures_and_runs():
     document = json.loads(report.document(TARGETS, PLAN, runs()))
     assert document["plan"]["image_size"] == [560, 420]
     assert document["servers"]["peer"] == {"url": "http://b/v1", "model": "m"}
@@ -88,6 +88,6 @@ def test_document_holds_everything():
     assert document["runs"][0]["answers"][0]["arrivals"] == [0.1]
 
 
-def test_progress():
+def test_progress_line_reports_time_and_failures():
     assert report.progress(runs()[0]) == "round 1 repeat: ours took 1.0 s"
     assert report.progress(runs()[-1]) == "warm-up: peer took 1.0 s, 2 of 3 requests failed"

@@ -21,7 +21,7 @@ def seen(path: Path | None = None, *overrides: str) -> Situation:
     return situation.examine(argparse.Namespace(config=path, set=list(overrides)))
 
 
-def test_all_unknown_names_are_listed_with_the_nearest(tmp_path: Path) -> None:
+def test_doctor_lists_unknown_settings_with_nearest_names(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text("[server]\nprot = 1\nport = 8000\nzzz = 1\n[modle]\npath = 'x'\n")
     found = settings.settings(seen(path))
@@ -41,7 +41,7 @@ def test_all_unknown_names_are_listed_with_the_nearest(tmp_path: Path) -> None:
         ("[server]\nhost = '0.0.0.0'", "server.api_key_file"),
     ],
 )
-def test_other_faults_are_those_of_the_settings(tmp_path: Path, text: str, words: str) -> None:
+def test_doctor_reports_invalid_settings(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "my.toml"
     path.write_text(text)
     found = settings.settings(seen(path))
@@ -50,18 +50,18 @@ def test_other_faults_are_those_of_the_settings(tmp_path: Path, text: str, words
     assert settings.model(seen(path)).level == "warning"
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_doctor_reports_missing_settings_file(tmp_path: Path) -> None:
     assert settings.settings(seen(tmp_path / "none.toml")).level == "problem"
 
 
-def test_good_settings_say_where_they_are_from(tmp_path: Path) -> None:
+def test_doctor_names_source_of_valid_settings(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text("[server]\nport = 8001\n")
     assert settings.settings(seen(path)).text == f"valid; 1 set, from {path}"
     assert settings.settings(seen()).text == "valid; all are defaults"
 
 
-def test_a_model_that_is_no_model(tmp_path: Path) -> None:
+def test_doctor_reports_path_that_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "gguf").mkdir()
     (tmp_path / "gguf/model.gguf").touch()
     found = settings.model(seen(None, f"model.path={tmp_path / 'gguf'}"))
@@ -71,7 +71,7 @@ def test_a_model_that_is_no_model(tmp_path: Path) -> None:
     assert "can't read" in settings.model(seen(None, f"model.path={tmp_path / ('x' * 300)}")).text
 
 
-def test_a_model_that_is_not_here_yet() -> None:
+def test_doctor_advises_pull_of_absent_hub_model() -> None:
     found = settings.model(seen(None, "model.path=nobody/nothing"))
     assert found.level == "warning"
     assert "vlm-server pull nobody/nothing" in found.advice

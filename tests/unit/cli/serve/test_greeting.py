@@ -32,7 +32,7 @@ def body_of(command: str) -> dict[str, Any]:
     return dict(json.loads(words[words.index("-d") + 1]))
 
 
-def test_the_example_is_one_curl_command_with_a_question_about_a_picture() -> None:
+def test_example_request_is_one_curl_command_about_picture() -> None:
     command = greeting.example_request(URL, "demo", with_key=False)
     assert words_of(command)[:2] == ["curl", f"{URL}/chat/completions"]
     assert "\n" not in command
@@ -42,7 +42,7 @@ def test_the_example_is_one_curl_command_with_a_question_about_a_picture() -> No
     assert [part["type"] for part in message["content"]] == ["image_url", "text"]
 
 
-def test_the_example_never_shows_a_key() -> None:
+def test_example_request_never_shows_api_key() -> None:
     with_key = settings.Settings(server=settings.Server(api_keys=("a-secret-key",)))
     text = greeting.greeting(URL, "demo", with_key)
     assert "a-secret-key" not in text
@@ -51,7 +51,7 @@ def test_the_example_never_shows_a_key() -> None:
 
 
 @pytest.mark.parametrize("colours", [True, False])
-def test_a_person_gets_a_line_that_can_be_pasted(
+def test_greeting_on_terminal_suggests_ask_command(
     monkeypatch: pytest.MonkeyPatch, colours: bool
 ) -> None:
     """With the address, where it is not the one that `ask` asks anyway."""
@@ -71,7 +71,7 @@ def test_a_person_gets_a_line_that_can_be_pasted(
     assert greeting.first_words(URL, "demo", io.StringIO()) == f"Listening on {URL}"
 
 
-def test_the_log_is_quieter_for_a_person_who_did_not_choose(
+def test_log_level_defaults_to_warning_on_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = settings.Settings()
@@ -81,7 +81,7 @@ def test_the_log_is_quieter_for_a_person_who_did_not_choose(
     assert log.for_a_person(given, {"log.level": "command line"}).log.level == "info"
 
 
-def test_the_picture_is_a_small_red_circle_on_white() -> None:
+def test_example_picture_is_small_red_circle_on_white() -> None:
     kind, _, data = red_circle_url().partition(",")
     assert kind == "data:image/png;base64"
     assert len(data) <= 400
@@ -102,11 +102,11 @@ def test_the_picture_is_a_small_red_circle_on_white() -> None:
         ("::", "http://[::1]:80/v1"),
     ],
 )
-def test_the_address_can_be_opened_on_this_machine(host: str, url: str) -> None:
+def test_wildcard_host_url_uses_loopback_address(host: str, url: str) -> None:
     assert url_of(host, 80) == url
 
 
-def test_what_ends_serve_is_said_once(
+def test_startup_failure_is_logged_once_on_terminal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sys.stderr", Terminal())

@@ -27,7 +27,7 @@ def inherited(host: str = "127.0.0.1") -> Listener:
 
 
 @pytest.mark.parametrize("pid", ["", "1", "all"])
-def test_sockets_for_another_process_are_left_alone(pid: str) -> None:
+def test_listen_ignores_systemd_sockets_of_another_pid(pid: str) -> None:
     environment = {"LISTEN_FDS": "1", "LISTEN_PID": pid, "LISTEN_FDNAMES": "x", "HOME": "/"}
     listener = listen(Server(port=0), environment, None)
     assert not listener.is_inherited
@@ -36,7 +36,7 @@ def test_sockets_for_another_process_are_left_alone(pid: str) -> None:
 
 
 @pytest.mark.parametrize("count", ["many", "-1", "17", ""])
-def test_a_number_of_sockets_that_makes_no_sense_is_refused(count: str) -> None:
+def test_listen_refuses_invalid_listen_fds(count: str) -> None:
     environment = {"LISTEN_FDS": count, "LISTEN_PID": str(os.getpid())}
     with pytest.raises(ConfigError, match="LISTEN_FDS"):
         listen(Server(port=0), environment, None)
@@ -65,7 +65,7 @@ def adopt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ad
     return adopted
 
 
-def test_a_listening_socket_is_taken_over_with_who_waits_at_it(adopt: Adopt) -> None:
+def test_adopted_socket_accepts_waiting_connection(adopt: Adopt) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         with socket.create_connection(listening.getsockname()) as waiting:
             taken = adopt(listening)
@@ -75,7 +75,7 @@ def test_a_listening_socket_is_taken_over_with_who_waits_at_it(adopt: Adopt) -> 
         taken.close()
 
 
-def test_a_socket_that_does_not_listen_is_refused(adopt: Adopt) -> None:
+def test_adopting_non_listening_socket_is_refused(adopt: Adopt) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,
         socket.create_connection(listening.getsockname()) as connected,
@@ -87,7 +87,7 @@ def test_a_socket_that_does_not_listen_is_refused(adopt: Adopt) -> None:
                 adopt(other)
 
 
-def test_what_others_can_reach_needs_a_key() -> None:
+def test_inherited_public_socket_needs_api_key() -> None:
     listener = inherited("0.0.0.0")
     with pytest.raises(ConfigError, match="other machines"):
         check_exposure(Server(), listener)
@@ -95,7 +95,7 @@ def test_what_others_can_reach_needs_a_key() -> None:
     check_exposure(Server(), inherited())
 
 
-def test_the_address_is_the_sockets() -> None:
+def test_server_address_follows_inherited_socket() -> None:
     listener = inherited()
     port = listener.addresses[0][1]
     same = Server(host="localhost", port=port)
@@ -104,7 +104,7 @@ def test_the_address_is_the_sockets() -> None:
     assert (moved.host, moved.port) == ("127.0.0.1", port)
 
 
-def test_an_address_that_somebody_answers_at_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_binding_answered_address_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the kernel would let us listen beside that program."""
 
     class Lenient(socket.socket):
@@ -119,5 +119,5 @@ def test_an_address_that_somebody_answers_at_is_taken(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "my..host", "x" * 64])
-def test_an_unknown_name_is_nowhere(host: str) -> None:
+def test_unresolvable_host_matches_no_address(host: str) -> None:
     assert not is_at(Server(host=host), [("127.0.0.1", 8000)])

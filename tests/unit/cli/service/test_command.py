@@ -69,7 +69,7 @@ def act(manager: ServiceManager, *words: str) -> int:
     return actions.run(build_parser().parse_args(["service", *given]), manager)
 
 
-def test_systemd_is_told_of_the_file_and_starts_it(tmp_path: Path) -> None:
+def test_systemd_install_enables_and_starts_units(tmp_path: Path) -> None:
     run = Recorder()
     manager = SystemdUser(tmp_path, run)
     assert install(manager) == 0
@@ -86,7 +86,7 @@ def test_systemd_is_told_of_the_file_and_starts_it(tmp_path: Path) -> None:
     ]
 
 
-def test_the_socket_stays_open_where_the_address_does(tmp_path: Path) -> None:
+def test_systemd_reinstall_with_same_address_keeps_socket(tmp_path: Path) -> None:
     run = Recorder()
     install(SystemdUser(tmp_path, run), "--set", "server.port=9000")
     del run.commands[:]
@@ -95,7 +95,7 @@ def test_the_socket_stays_open_where_the_address_does(tmp_path: Path) -> None:
     assert not any(" stop " in command for command in run.commands)
 
 
-def test_launchd_forgets_the_old_file_and_loads_the_new(tmp_path: Path) -> None:
+def test_launchd_install_reloads_plist(tmp_path: Path) -> None:
     run = Recorder()
     manager = Launchd(tmp_path, run)
     assert install(manager) == 0
@@ -107,7 +107,7 @@ def test_launchd_forgets_the_old_file_and_loads_the_new(tmp_path: Path) -> None:
     assert bootstrap == f"launchctl bootstrap gui/{os.getuid()} {manager.path}"
 
 
-def test_launchd_waits_for_the_old_one_to_finish_its_answers(tmp_path: Path) -> None:
+def test_launchd_install_waits_until_old_service_drained(tmp_path: Path) -> None:
     """`bootout` returns at once; nothing can be loaded before the old one is gone."""
     run, waited = Recorder(draining=110), list[float]()
     assert install(Launchd(tmp_path, run, waited.append)) == 0
@@ -117,7 +117,7 @@ def test_launchd_waits_for_the_old_one_to_finish_its_answers(tmp_path: Path) -> 
     assert len(looks) > 100
 
 
-def test_launchd_listens_while_the_service_starts_again(tmp_path: Path) -> None:
+def test_launchd_restart_keeps_service_loaded(tmp_path: Path) -> None:
     """What was loaded stays loaded; SIGTERM lets it finish its answers."""
     run = Recorder()
     manager = Launchd(tmp_path, run, lambda _: None)
@@ -128,21 +128,21 @@ def test_launchd_listens_while_the_service_starts_again(tmp_path: Path) -> None:
     assert verbs == ["kill", "kickstart"]
 
 
-def test_launchd_is_asked_no_longer_than_it_may_take(tmp_path: Path) -> None:
+def test_launchd_install_gives_up_after_stop_timeout(tmp_path: Path) -> None:
     run, waited = Recorder(draining=10_000), list[float]()
     with pytest.raises(CommandFailed, match="bootstrap"):
         install(Launchd(tmp_path, run, waited.append))
     assert sum(waited) < 150
 
 
-def test_a_unit_that_failed_too_often_is_started(tmp_path: Path) -> None:
+def test_systemd_install_ignores_reset_failed_error(tmp_path: Path) -> None:
     """`reset-failed` says no for one that has not failed: that is no error."""
     run = Recorder(**{"reset-failed": 1})
     assert install(SystemdUser(tmp_path, run)) == 0
     assert run.commands[-1].endswith("start vlm-server.service")
 
 
-def test_the_unit_goes_where_the_user_keeps_configuration(tmp_path: Path) -> None:
+def test_systemd_unit_path_honours_xdg_config_home(tmp_path: Path) -> None:
     def path(**environment: str) -> Path:
         return manager_for("linux", tmp_path, environment).path
 
@@ -151,7 +151,7 @@ def test_the_unit_goes_where_the_user_keeps_configuration(tmp_path: Path) -> Non
     assert path(XDG_CONFIG_HOME="/etc/mine") == Path("/etc/mine") / unit
 
 
-def test_keys_are_not_installed(tmp_path: Path) -> None:
+def test_service_install_refuses_api_keys(tmp_path: Path) -> None:
     manager = SystemdUser(tmp_path, Recorder())
     with pytest.raises(ConfigError, match="settings file"):
         install(manager, "--set", 'server.api_keys=["a-long-enough-key"]')
@@ -159,7 +159,7 @@ def test_keys_are_not_installed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Launchd, SystemdUser])
-def test_the_installed_command_is_absolute(
+def test_installed_command_has_absolute_paths(
     kind: type[Launchd] | type[SystemdUser], tmp_path: Path
 ) -> None:
     config = tmp_path / "my settings.toml"
@@ -172,7 +172,7 @@ def test_the_installed_command_is_absolute(
     assert "--reload" in arguments
 
 
-def test_the_file_is_its_owners_alone_and_replaced_whole(tmp_path: Path) -> None:
+def test_service_file_is_private_and_replaced_atomically(tmp_path: Path) -> None:
     manager = SystemdUser(tmp_path, Recorder())
     install(manager, "--set", "server.port=9000")
     install(manager, "--set", "server.port=9001")
@@ -184,11 +184,11 @@ def test_the_file_is_its_owners_alone_and_replaced_whole(tmp_path: Path) -> None
     }
 
 
-def test_wrong_settings_install_nothing(tmp_path: Path) -> None:
+def test_service_install_refuses_wrong_settings(tmp_path: Path) -> None:
     assert main(["service", "install", "--dry-run", "--set", "server.port=none"]) == 2
 
 
-def test_a_dry_run_prints_the_file_and_touches_nothing(
+def test_service_dry_run_prints_file_without_installing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Recorder()
@@ -199,19 +199,19 @@ def test_a_dry_run_prints_the_file_and_touches_nothing(
     assert run.commands == []
 
 
-def test_a_command_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_failed_manager_command_is_named_with_reason(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match=r"(?s)enable vlm-server.*it says no"):
         install(SystemdUser(tmp_path, Recorder(enable=1)))
 
 
-def test_a_missing_program_is_a_failure_too() -> None:
+def test_missing_manager_program_is_a_failure() -> None:
     result = run_command(["no-such-program-at-all"])
     assert result.returncode == 127
     assert "not installed" in result.stderr
 
 
 @pytest.mark.parametrize("kind", [Launchd, SystemdUser])
-def test_uninstalling_twice_does_no_harm(
+def test_service_uninstall_is_idempotent(
     kind: type[Launchd] | type[SystemdUser], tmp_path: Path
 ) -> None:
     manager = kind(tmp_path, Recorder())
@@ -221,7 +221,7 @@ def test_uninstalling_twice_does_no_harm(
     assert act(manager, "uninstall") == 0
 
 
-def test_an_install_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_reinstall_restores_previous_files(tmp_path: Path) -> None:
     manager = SystemdUser(tmp_path, Recorder())
     install(manager, "--set", "server.port=9000")
     before = [path.read_bytes() for path in manager.paths]
@@ -231,14 +231,14 @@ def test_an_install_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in manager.paths] == before
 
 
-def test_a_first_install_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_first_install_removes_files(tmp_path: Path) -> None:
     manager = SystemdUser(tmp_path, Recorder(start=1))
     with pytest.raises(CommandFailed, match=r"(?s)it says no.*Nothing was installed"):
         install(manager)
     assert list(manager.path.parent.iterdir()) == []
 
 
-def test_an_install_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_install_removes_files(tmp_path: Path) -> None:
     recorder = Recorder()
 
     def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -252,14 +252,14 @@ def test_an_install_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     assert list(manager.path.parent.iterdir()) == []
 
 
-def test_two_at_once_do_not_mix(tmp_path: Path) -> None:
+def test_concurrent_service_install_is_refused(tmp_path: Path) -> None:
     manager = SystemdUser(tmp_path, Recorder())
     with actions.locked(manager), pytest.raises(CommandFailed, match="is running"):
         install(manager)
     assert install(manager) == 0
 
 
-def test_a_port_that_somebody_has_is_not_taken_for_the_service(tmp_path: Path) -> None:
+def test_service_install_refuses_port_of_another_program(tmp_path: Path) -> None:
     """Whoever is there might answer in its place."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -274,18 +274,18 @@ def test_a_port_that_somebody_has_is_not_taken_for_the_service(tmp_path: Path) -
             install(manager, "--set", f"server.port={port}")
 
 
-def test_a_service_needs_a_fixed_port(tmp_path: Path) -> None:
+def test_service_install_refuses_port_zero(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="port"):
         install(SystemdUser(tmp_path, Recorder()), "--set", "server.port=0")
 
 
 @pytest.mark.parametrize("action", ["start", "stop", "restart"])
-def test_what_is_not_installed_can_not_be_started(action: str, tmp_path: Path) -> None:
+def test_service_action_fails_if_not_installed(action: str, tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="not installed"):
         act(SystemdUser(tmp_path, Recorder()), action)
 
 
-def test_wrong_settings_do_not_stop_what_runs(tmp_path: Path) -> None:
+def test_service_restart_with_wrong_settings_keeps_service_running(tmp_path: Path) -> None:
     run, config = Recorder(), tmp_path / "my.toml"
     config.touch()
     manager = SystemdUser(tmp_path, run)
@@ -297,7 +297,7 @@ def test_wrong_settings_do_not_stop_what_runs(tmp_path: Path) -> None:
     assert run.commands == []
 
 
-def test_the_first_answer_is_not_waited_for_once_the_service_has_ended(tmp_path: Path) -> None:
+def test_service_install_fails_at_once_if_service_ended(tmp_path: Path) -> None:
     run = Recorder()
     run.shown = "ActiveState=failed\nExecMainCode=1\nExecMainStatus=3\n"
     manager = SystemdUser(tmp_path, run)
@@ -306,16 +306,14 @@ def test_the_first_answer_is_not_waited_for_once_the_service_has_ended(tmp_path:
     assert not manager.path.exists()
 
 
-def test_the_status_of_what_is_not_installed(
+def test_service_status_reports_not_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert act(SystemdUser(tmp_path, Recorder()), "status") == 4
     assert capsys.readouterr().out == "not installed\n"
 
 
-def test_the_status_of_what_does_not_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_service_status_reports_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Recorder()
     manager = SystemdUser(tmp_path, run)
     install(manager)
@@ -324,7 +322,7 @@ def test_the_status_of_what_does_not_run(
     assert "state      stopped" in capsys.readouterr().out
 
 
-def test_the_status_asks_the_port_that_was_installed(
+def test_service_status_queries_installed_port(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manager = SystemdUser(tmp_path, Recorder())
@@ -337,7 +335,7 @@ def test_the_status_asks_the_port_that_was_installed(
     assert (shown["pid"], shown["memory_bytes"]) == (7, 1 << 20)
 
 
-def test_the_status_tells_that_the_settings_name_another_address(
+def test_service_status_shows_address_changed_in_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "my.toml"
@@ -351,7 +349,7 @@ def test_the_status_tells_that_the_settings_name_another_address(
     assert "127.0.0.1:9001" in shown
 
 
-def test_launchd_says_what_it_knows(tmp_path: Path) -> None:
+def test_launchd_state_is_parsed_from_print_and_ps(tmp_path: Path) -> None:
     """As `launchctl print` and `ps` write it; no Mac has been asked yet."""
 
     def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -371,7 +369,7 @@ def test_launchd_says_what_it_knows(tmp_path: Path) -> None:
     assert state.last_exit.startswith("75 ")
 
 
-def test_the_log_is_where_the_manager_keeps_it(tmp_path: Path) -> None:
+def test_service_log_command_follows_manager(tmp_path: Path) -> None:
     systemd, launchd = SystemdUser(tmp_path), Launchd(tmp_path)
     assert systemd.log_command(9, follow=True)[-1] == "--follow"
     assert "vlm-server.service" in systemd.log_command(9, follow=False)

@@ -22,14 +22,14 @@ def make(environment: Path) -> Path:
     return made
 
 
-def test_it_is_that_of_this_installation() -> None:
+def test_installed_program_is_next_to_interpreter() -> None:
     assert program.installed_program() == Path(sys.executable).absolute().with_name("vlm-server")
 
 
 @pytest.mark.parametrize(
     "where", ["uv/tools/vlm-server", "pipx/venvs/vlm-server", "clone/.venv", "venv"]
 )
-def test_an_environment_that_stays_is_taken(where: str, tmp_path: Path) -> None:
+def test_permanent_environment_is_accepted(where: str, tmp_path: Path) -> None:
     made = make(tmp_path / where)
     assert program.throw_away_folder(made, [str(tmp_path / "cache")]) is None
     assert program.stable(made) == made
@@ -39,14 +39,14 @@ def test_an_environment_that_stays_is_taken(where: str, tmp_path: Path) -> None:
     ("cache", "where"),
     [("uv", "archive-v0/e_ISkCMdmjn8y2tG"), ("pipx/.cache", "e8460caec8b2edb")],
 )
-def test_a_cache_is_known_by_its_tag(cache: str, where: str, tmp_path: Path) -> None:
+def test_cache_environment_is_detected_by_tag(cache: str, where: str, tmp_path: Path) -> None:
     """`uvx` and `pipx run`, wherever their caches are."""
     made = make(tmp_path / cache / where)
     (tmp_path / cache / "CACHEDIR.TAG").write_text(TAG)
     assert program.throw_away_folder(made, []) == tmp_path / cache
 
 
-def test_a_named_folder_is_known_through_a_link(tmp_path: Path) -> None:
+def test_temporary_environment_is_detected_through_symlink(tmp_path: Path) -> None:
     make(tmp_path / "temporary/pip-build-env-1")
     link = tmp_path / "venv"
     link.symlink_to(tmp_path / "temporary/pip-build-env-1")
@@ -54,7 +54,7 @@ def test_a_named_folder_is_known_through_a_link(tmp_path: Path) -> None:
     assert found == tmp_path / "temporary"
 
 
-def test_what_does_not_stay_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_temporary_environment_is_refused_with_advice(tmp_path: Path) -> None:
     made = make(tmp_path / "env")
     with pytest.raises(CommandFailed, match="'uv tool install' or 'pipx install'") as failure:
         program.lasting(made, [str(tmp_path)])
@@ -62,13 +62,13 @@ def test_what_does_not_stay_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert "\n" not in str(failure.value)
 
 
-def test_a_clone_is_where_its_owner_wants_it(tmp_path: Path) -> None:
+def test_clone_in_temporary_folder_is_accepted(tmp_path: Path) -> None:
     made = make(tmp_path / "clone/.venv")
     (tmp_path / "clone/pyproject.toml").touch()
     assert program.lasting(made, [str(tmp_path)]) == made
 
 
-def test_homebrew_replaces_the_folder_of_a_version(tmp_path: Path) -> None:
+def test_homebrew_program_path_uses_opt_link(tmp_path: Path) -> None:
     made = make(tmp_path / "homebrew/Cellar/vlm-server/1.2.3/libexec")
     assert program.stable(made) == made, "without the link there is nothing better"
     (tmp_path / "homebrew/opt").mkdir()
@@ -77,7 +77,7 @@ def test_homebrew_replaces_the_folder_of_a_version(tmp_path: Path) -> None:
     assert program.stable(made) == link / "libexec/bin/vlm-server"
 
 
-def test_the_first_folder_that_has_one_wins(tmp_path: Path) -> None:
+def test_program_is_found_in_first_matching_folder(tmp_path: Path) -> None:
     first, second = make(tmp_path / "a"), make(tmp_path / "b")
     assert program.found_in(["/nowhere", str(first.parent), str(second.parent)]) == first
     with pytest.raises(CommandFailed, match="no vlm-server in /nowhere: install"):
