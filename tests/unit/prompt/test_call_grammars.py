@@ -104,7 +104,7 @@ def refusal(grammars: Grammars, made: Constraint | None) -> str:
 # ---- forced calls --------------------------------------------------------------------
 
 
-def test_a_forced_answer_is_calls_of_the_tools_and_nothing_else(grammars: Grammars):
+def test_required_calls_grammar_accepts_only_calls_of_tools(grammars: Grammars):
     grammar = compiled(grammars, constraint(tools(point=POINT, tree=TREE)))
     for answer in (
         [call("point", x=1, y=-2)],
@@ -128,20 +128,20 @@ def test_a_forced_answer_is_calls_of_the_tools_and_nothing_else(grammars: Gramma
         assert not takes(grammar, json.dumps(wrong)), wrong
 
 
-def test_without_parallel_there_is_one_call(grammars: Grammars):
+def test_required_calls_without_parallel_allow_one_call(grammars: Grammars):
     grammar = compiled(grammars, constraint(tools(parallel=False, tree=TREE)))
     assert takes(grammar, json.dumps([call("tree", tree=[])]))
     assert not takes(grammar, json.dumps([call("tree", tree=[])] * 2))
 
 
-def test_only_those_allowed_are_called(grammars: Grammars):
+def test_required_calls_are_limited_to_allowed_tools(grammars: Grammars):
     grammar = compiled(grammars, constraint(tools(allowed=("tree",), point=POINT, tree=TREE)))
     assert takes(grammar, json.dumps([call("tree", tree=[])]))
     assert not takes(grammar, json.dumps([call("point", x=1, y=1)]))
 
 
 @pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
-def test_a_tool_without_parameters_takes_no_arguments(grammars: Grammars, parameters: Any):
+def test_tool_without_parameters_accepts_no_arguments(grammars: Grammars, parameters: Any):
     grammar = compiled(grammars, constraint(tools(now=parameters)))
     assert takes(grammar, '[{"name": "now", "arguments": {}}]')
     assert not takes(grammar, '[{"name": "now", "arguments": {"a": 1}}]')
@@ -167,13 +167,15 @@ def test_a_tool_without_parameters_takes_no_arguments(grammars: Grammars, parame
         ({"description": 'a "b"\\\n/é', "properties": {'"\n\\/é': {}}}, {'"\n\\/é': 1}, True),
     ],
 )
-def test_schemas_of_all_kinds(grammars: Grammars, parameters: Any, arguments: Any, is_taken: bool):
+def test_call_grammar_follows_parameter_schema(
+    grammars: Grammars, parameters: Any, arguments: Any, is_taken: bool
+):
     grammar = compiled(grammars, constraint(tools(f=parameters)))
     text = json.dumps([{"name": "f", "arguments": arguments}], ensure_ascii=False)
     assert takes(grammar, text) == is_taken
 
 
-def test_arguments_come_in_the_schemas_order_and_without_more_blanks(grammars: Grammars):
+def test_call_arguments_follow_schema_order_without_extra_blanks(grammars: Grammars):
     schema = {**POINT, "properties": {"y": {}, "x": {}}, "x-guidance": {"lenient": True}}
     grammar = compiled(grammars, constraint(tools(f=schema)))
     assert takes(grammar, json.dumps([call("f", y=1, x=1)]))
@@ -193,7 +195,9 @@ def test_arguments_come_in_the_schemas_order_and_without_more_blanks(grammars: G
         (False, "not the schema of an object"),
     ],
 )
-def test_a_wrong_schema_is_named_by_its_tool(grammars: Grammars, parameters: Any, reason: str):
+def test_invalid_parameter_schema_is_named_by_tool(
+    grammars: Grammars, parameters: Any, reason: str
+):
     for _ in range(2):
         message = refusal(grammars, constraint(tools(right=POINT, wrong=parameters)))
         assert "`wrong`" in message
@@ -202,7 +206,7 @@ def test_a_wrong_schema_is_named_by_its_tool(grammars: Grammars, parameters: Any
     assert takes(compiled(grammars, constraint(allowed)), json.dumps([call("right", x=1, y=1)]))
 
 
-def test_a_hundred_tools_are_compiled_once(new: New, monkeypatch: pytest.MonkeyPatch):
+def test_call_grammar_of_hundred_tools_is_compiled_once(new: New, monkeypatch: pytest.MonkeyPatch):
     offered = {f"tool_{i}": POINT | {"description": f"{i}" * 300} for i in range(100)}
     grammars, asked = new(), []
     real = grammars._server.compile
@@ -217,7 +221,7 @@ def test_a_hundred_tools_are_compiled_once(new: New, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_pattern_in_one_of_many_tools_is_refused_as_alone(new: New, strict: bool):
+def test_expensive_pattern_among_many_tools_is_refused(new: New, strict: bool):
     """Not by the answer that calls it, when a long prompt was prefilled for nothing."""
     pattern = {"type": "string", "pattern": "^(a{1000}){1000}$"}
     wrong = {"type": "object", "properties": {"a": pattern}, "required": ["a"]}
@@ -262,7 +266,9 @@ def pointer(name: str) -> str:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(listed=st.lists(referring(), min_size=1, max_size=3), seed=st.integers(0, 2**32))
-def test_references_point_into_their_own_tool(grammars: Grammars, listed: list[Any], seed: int):
+def test_schema_references_resolve_within_their_tool(
+    grammars: Grammars, listed: list[Any], seed: int
+):
     offered = tools(**{f"t{i}": schema for i, schema in enumerate(listed)})
     text = random_answer(compiled(grammars, constraint(offered)), np.random.default_rng(seed))
     for each in json.loads(text):
@@ -302,12 +308,12 @@ def random_answer(grammar: Grammar, rng: np.random.Generator) -> str:
         ("A <tool_call> is what I write.", False),
     ],
 )
-def test_arguments_of_strict_tools_conform(grammars: Grammars, answer: str, is_taken: bool):
+def test_auto_calls_of_strict_tools_follow_schema(grammars: Grammars, answer: str, is_taken: bool):
     offered = tools("auto", strict=("point",), point=POINT, any={"properties": {}})
     assert takes(compiled(grammars, constraint(offered)), answer) == is_taken
 
 
-def test_text_around_calls_has_no_control_tokens(new: New):
+def test_text_around_strict_calls_allows_no_control_tokens(new: New):
     host = byte_host()
     host.backend.add_special_tokens(["<box>"])
     host.vocabulary_size, host.tool_parser = 258, HERMES
@@ -318,7 +324,7 @@ def test_text_around_calls_has_no_control_tokens(new: New):
     assert not matcher.allowed()[257]
 
 
-def test_strict_calls_without_parallel_are_one(grammars: Grammars):
+def test_strict_calls_without_parallel_allow_one_call(grammars: Grammars):
     offered = tools("auto", strict=("now",), parallel=False, now={})
     grammar = compiled(grammars, constraint(offered))
     one = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -327,7 +333,7 @@ def test_strict_calls_without_parallel_are_one(grammars: Grammars):
 
 
 @pytest.mark.parametrize("is_special", [True, False])
-def test_marks_may_be_control_tokens(new: New, is_special: bool):
+def test_tool_call_marks_may_be_added_tokens(new: New, is_special: bool):
     """Qwen's are, although its tokenizer calls them none."""
     host = byte_host()
     marks = [AddedToken(mark, special=is_special) for mark in ("<call>", "</call>")]
@@ -356,7 +362,9 @@ def test_marks_may_be_control_tokens(new: New, is_special: bool):
         ("<tool_call>\n", False),
     ],
 )
-def test_an_answer_with_a_schema_is_that_or_calls(grammars: Grammars, answer: str, is_taken: bool):
+def test_answer_with_schema_and_tools_is_json_or_calls(
+    grammars: Grammars, answer: str, is_taken: bool
+):
     schema = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
     schema |= {"type": "object", "additionalProperties": False}
     grammar = compiled(grammars, constraint(tools("auto", now={}), HERMES, schema))
@@ -364,7 +372,7 @@ def test_an_answer_with_a_schema_is_that_or_calls(grammars: Grammars, answer: st
 
 
 @pytest.mark.parametrize(("end", "more"), [("</tool_call>", "x"), ("", None)])
-def test_a_schema_leaves_calls_of_other_syntaxes_free(
+def test_answer_schema_leaves_xml_calls_unconstrained(
     grammars: Grammars, end: str, more: str | None
 ):
     made = constraint(tools("auto", now={}), replace(XML, end=end), {"type": "integer"})
@@ -374,7 +382,7 @@ def test_a_schema_leaves_calls_of_other_syntaxes_free(
     assert more is None or not takes(grammar, "<tool_call><function=now>" + end + more)
 
 
-def test_a_schema_at_fault_beside_tools_is_said(grammars: Grammars):
+def test_invalid_answer_schema_beside_tools_is_refused(grammars: Grammars):
     made = constraint(tools("auto", now={}), HERMES, {"type": "text"})
     assert "Invalid type" in refusal(grammars, made)
 
@@ -382,7 +390,7 @@ def test_a_schema_at_fault_beside_tools_is_said(grammars: Grammars):
 # ---- which requests are held to what -------------------------------------------------
 
 
-def test_what_a_request_is_held_to():
+def test_constraint_depends_on_tools_parser_and_schema():
     free, forced = tools("auto", now={}), tools(now={})
     assert constraint(None) is None
     assert constraint(free) is None
@@ -399,7 +407,7 @@ def test_what_a_request_is_held_to():
         (tools("auto", strict=("now",), now={}), XML, None, "tools"),
     ],
 )
-def test_what_can_not_be_ensured_is_refused(
+def test_unsupported_constraint_is_refused_with_param(
     offered: Tools, parser: ToolParser, schema: Any, param: str
 ):
     with pytest.raises(InvalidRequest) as caught:
@@ -409,7 +417,7 @@ def test_what_can_not_be_ensured_is_refused(
 
 @pytest.mark.parametrize("field", [{"min_tokens": 1}, {"ignore_eos": True}])
 @pytest.mark.parametrize("offered", [tools(now={}), tools("auto", strict=("now",), now={})])
-def test_the_end_is_the_grammars(field: dict[str, Any], offered: Tools):
+def test_constrained_calls_refuse_min_tokens_and_ignore_eos(field: dict[str, Any], offered: Tools):
     host = byte_host()
     host.tool_parser = HERMES
     with pytest.raises(InvalidRequest) as caught:

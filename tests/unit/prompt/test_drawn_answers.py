@@ -113,7 +113,7 @@ def drawn_text(host: Host, grammar: Grammar, rng: np.random.Generator) -> str:
     return host.backend.decode(tokens, skip_special_tokens=True)
 
 
-def test_no_other_token_than_an_end_follows_the_end(grammar_of: Compile):
+def test_complete_answer_allows_only_end_tokens(grammar_of: Compile):
     matcher = begin(grammar_of(HOST, {"const": 5}))
     first = np.flatnonzero(allowed(matcher))
     assert [HOST.backend.decode([i]) for i in first] == ["5"]
@@ -122,7 +122,7 @@ def test_no_other_token_than_an_end_follows_the_end(grammar_of: Compile):
     assert matcher.fault is None
 
 
-def test_control_tokens_are_never_allowed_within(grammar_of: Compile):
+def test_grammar_never_allows_control_tokens_inside_strings(grammar_of: Compile):
     matcher = begin(grammar_of(HOST, {"type": "string"}))
     matcher.advance([HOST.backend.token_to_id('"')])
     inside = np.flatnonzero(allowed(matcher)).tolist()
@@ -132,7 +132,7 @@ def test_control_tokens_are_never_allowed_within(grammar_of: Compile):
 
 
 @pytest.mark.parametrize("change", [-5, 0, 70])
-def test_logits_and_vocabulary_may_differ_in_size(grammar_of: Compile, change: int):
+def test_grammar_mask_has_size_of_logits(grammar_of: Compile, change: int):
     num_tokens = len(HOST.backend.get_vocab())
     size = num_tokens + change
     end = min(size, num_tokens) - 1
@@ -148,7 +148,7 @@ def test_logits_and_vocabulary_may_differ_in_size(grammar_of: Compile, change: i
 
 
 @pytest.mark.parametrize("text", ["e\u0301 \u2126 ", "<|im_end|>", "<|im_start|>\ufb01"])
-def test_a_schemas_text_is_written_as_it_stands(grammar_of: Compile, text: str):
+def test_schema_constants_are_not_normalized_by_tokenizer(grammar_of: Compile, text: str):
     """Also where the tokenizer would compose characters, or read control tokens."""
     normalizing = tokenizers.Tokenizer.from_str(HOST.backend.to_str())
     normalizing.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.NFKC()])
@@ -192,7 +192,7 @@ def wordpiece_tokenizer() -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_bytes_and_blanks_of_sentencepiece_are_read(grammar_of: Compile, seed: int):
+def test_grammar_handles_sentencepiece_bytes_and_blanks(grammar_of: Compile, seed: int):
     backend = sentencepiece_tokenizer()
     host = host_of(backend, "</s>")
     text = {"const": {"a ab": ["</s>\u00e9<s>", " a"]}}
@@ -201,7 +201,7 @@ def test_bytes_and_blanks_of_sentencepiece_are_read(grammar_of: Compile, seed: i
     jsonschema.validate(json.loads(drawn_text(host, grammar_of(host, schema), rng)), schema)
 
 
-def test_a_wrong_token_leaves_nothing_to_draw(grammar_of: Compile):
+def test_token_outside_grammar_leaves_empty_mask_and_fault(grammar_of: Compile):
     matcher = begin(grammar_of(HOST, {"type": "null"}))
     matcher.advance([HOST.backend.token_to_id("x")])
     assert not allowed(matcher).any()
@@ -209,7 +209,7 @@ def test_a_wrong_token_leaves_nothing_to_draw(grammar_of: Compile):
     assert "too complex to follow" in matcher.fault.message
 
 
-def test_answers_of_one_grammar_are_apart(grammar_of: Compile):
+def test_matchers_of_one_grammar_are_independent(grammar_of: Compile):
     grammar = grammar_of(HOST, {"enum": ["a", "b"]})
     first, second = grammar.begin(2)
     first.advance([HOST.backend.token_to_id('"')])
@@ -226,7 +226,7 @@ def test_answers_of_one_grammar_are_apart(grammar_of: Compile):
     ],
     ids=["no end", "a byte that is none", "neither bytes nor characters"],
 )
-def test_a_model_that_can_not_be_held_to_json_refuses_it(host: Host):
+def test_unsupported_tokenizer_refuses_response_format(host: Host):
     grammars = new_grammars(host)
     for _ in range(2):
         with pytest.raises(InvalidRequest) as caught:
@@ -297,6 +297,6 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32 - 1))
-def test_whatever_is_drawn_conforms(grammar_of: Compile, schema: Any, seed: int):
+def test_randomly_sampled_answers_conform_to_schema(grammar_of: Compile, schema: Any, seed: int):
     text = drawn_text(HOST, grammar_of(HOST, schema), np.random.default_rng(seed))
     jsonschema.validate(json.loads(text), schema)

@@ -126,7 +126,7 @@ def marks(request: pytest.FixtureRequest) -> ReasoningMarks:
 # ---- grammars after thoughts ---------------------------------------------------------
 
 
-def test_a_grammar_begins_after_the_thought(marks: ReasoningMarks):
+def test_grammar_begins_after_reasoning_ends(marks: ReasoningMarks):
     inner = Json(marks.everything.size)
     matcher = begin(marks, inner)
     inner.is_late = True  # nobody asks it
@@ -138,7 +138,7 @@ def test_a_grammar_begins_after_the_thought(marks: ReasoningMarks):
     assert inner.told == [[id_of("["), END]]
 
 
-def test_a_grammar_waits_only_for_its_own_work(marks: ReasoningMarks):
+def test_reasoning_grammar_waits_only_after_reasoning(marks: ReasoningMarks):
     inner = Json(marks.everything.size, is_late=True)
     matcher = begin(marks, inner, budget=0)
     for token_id in ids(marks, "</think>\n\n"):
@@ -147,7 +147,7 @@ def test_a_grammar_waits_only_for_its_own_work(marks: ReasoningMarks):
     assert not matcher.wait(0.0)
 
 
-def test_an_answer_may_begin_a_thought_or_what_its_grammar_wants(marks: ReasoningMarks):
+def test_answer_may_start_with_reasoning_or_grammar(marks: ReasoningMarks):
     inner = Json(marks.everything.size)
     matcher = begin(marks, inner, starts=False)
     first = marks.start_ids[0]
@@ -162,12 +162,12 @@ def test_an_answer_may_begin_a_thought_or_what_its_grammar_wants(marks: Reasonin
     assert forced(matcher) == [*ids(marks, "\n\n"), id_of("["), END]
 
 
-def test_a_thought_may_be_ruled_out(marks: ReasoningMarks):
+def test_reasoning_may_be_disallowed_before_grammar(marks: ReasoningMarks):
     matcher = begin(marks, Json(marks.everything.size), starts=False, may_begin=False)
     assert forced(matcher) == [id_of("["), END]
 
 
-def test_a_mark_in_pieces_is_one_and_takes_nothing_of_the_answer_along():
+def test_end_mark_tokens_never_swallow_answer_text():
     """A token that ends a thought and is more than that would be lost to the grammar."""
     marks = new_marks("></", ">[", ">\n", "nk>{", "k>", "</think>", special=False)
     inner = Json(marks.everything.size)
@@ -188,7 +188,7 @@ def test_a_mark_in_pieces_is_one_and_takes_nothing_of_the_answer_along():
     assert forced(matcher) == [id_of("["), END]
 
 
-def test_n_answers_are_apart_and_closed(marks: ReasoningMarks):
+def test_reasoning_matchers_are_independent_and_closed(marks: ReasoningMarks):
     inner = Json(marks.everything.size)
     first, second = ReasoningGrammar(marks, inner, 2, starts=True, may_begin=True).begin(2)
     write(first, ids(marks, "ab"))
@@ -205,25 +205,25 @@ def test_n_answers_are_apart_and_closed(marks: ReasoningMarks):
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5])
-def test_a_budget_closes_the_thought(marks: ReasoningMarks, budget: int):
+def test_reasoning_budget_forces_end_mark(marks: ReasoningMarks, budget: int):
     matcher = begin(marks, budget=budget)
     write(matcher, ids(marks, "abcdefg")[:budget])
     assert forced(matcher) == ids(marks, "</think>\n\n")
     write(matcher, [*ids(marks, "free again"), END])
 
 
-def test_a_thought_within_its_budget_ends_by_itself(marks: ReasoningMarks):
+def test_reasoning_within_budget_ends_freely(marks: ReasoningMarks):
     matcher = begin(marks, budget=30)
     write(matcher, ids(marks, "Hm</think>Text that is longer than the budget of thoughts."))
     assert matcher.allowed() is marks.everything
 
 
-def test_an_end_may_be_drawn_inside_a_thought_that_nothing_follows(marks: ReasoningMarks):
+def test_end_token_is_allowed_inside_reasoning_without_grammar(marks: ReasoningMarks):
     matcher = begin(marks, budget=30)
     write(matcher, [*ids(marks, "Hm"), END])
 
 
-def test_a_budget_holds_for_thoughts_that_the_answer_begins(marks: ReasoningMarks):
+def test_reasoning_budget_covers_later_reasoning_of_answer(marks: ReasoningMarks):
     matcher = begin(marks, budget=3, starts=False)
     write(matcher, ids(marks, "\n<think>abc"))
     assert forced(matcher) == marks.closing_ids
@@ -232,7 +232,7 @@ def test_a_budget_holds_for_thoughts_that_the_answer_begins(marks: ReasoningMark
     write(matcher, ids(marks, "Now I speak of <think> and of more than three letters."))
 
 
-def test_all_masks_inside_a_thought_are_one_array(marks: ReasoningMarks):
+def test_reasoning_masks_are_shared_read_only_arrays(marks: ReasoningMarks):
     free, held = begin(marks, budget=100), begin(marks, Json(marks.everything.size), 100)
     masks = []
     for token_id in ids(marks, "a thought"):
@@ -252,7 +252,7 @@ def test_all_masks_inside_a_thought_are_one_array(marks: ReasoningMarks):
         (r"{% if '</think>' in content %}</think>\n{% endif %}", "\n"),
     ],
 )
-def test_blanks_behind_a_thought_are_the_templates(template: str, blanks: str):
+def test_blanks_after_reasoning_follow_chat_template(template: str, blanks: str):
     marks = new_marks("</think>", template=template)
     assert marks.closing_ids == [*ids(marks, "</think>"), *ids(marks, blanks)]
 
@@ -269,7 +269,7 @@ def submit(budget: int | None, enable_thinking: bool | None) -> Submit:
 @pytest.mark.parametrize("enable_thinking", [None, False, True])
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("has_grammar", [False, True])
-def test_what_a_request_gets(
+def test_reasoning_grammar_depends_on_budget_thinking_and_schema(
     budget: int | None, enable_thinking: bool | None, starts: bool, has_grammar: bool
 ):
     marks = new_marks("<think>", "</think>")
@@ -287,7 +287,7 @@ def test_what_a_request_gets(
     assert can_reason == ((may_begin or not has_grammar) if not starts else budget != 0)
 
 
-def test_thoughts_of_random_tokens_end_where_their_text_does():
+def test_random_reasoning_ends_at_first_end_mark_of_text():
     """Whatever is drawn: what follows the first mark is blanks and the grammar's."""
     tokens = ["</", "think", ">", "></think>", "</think>", ">[", "k>\n\n", "n", "</thi", "nk>x"]
     marks = new_marks(*tokens, special=False, template=TEMPLATE)

@@ -59,7 +59,7 @@ def controls(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_nests_stays_text(
+def test_nested_control_token_names_stay_text(
     tokenizer: PreTrainedTokenizerFast, special: SpecialTokens, seed: int
 ):
     for text in texts(seed, 200):
@@ -71,7 +71,7 @@ def test_whatever_nests_stays_text(
             assert tokenizer.decode(cleaned) == text
 
 
-def test_a_thousand_names_take_no_time(tokenizer: PreTrainedTokenizerFast):
+def test_special_token_scan_is_fast_with_thousand_names(tokenizer: PreTrainedTokenizerFast):
     """As a Mistral has them: Python's `|` tries one after another."""
     names = [f"<SPECIAL_{i}>" for i in range(1000)] + ["<s>", "</s>", "[INST]", "[IMG]", "[/INST]"]
     special = SpecialTokens(tokenizer, names)
@@ -86,7 +86,7 @@ def test_a_thousand_names_take_no_time(tokenizer: PreTrainedTokenizerFast):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_a_template_takes_out_stays_text(
+def test_removed_text_never_forms_control_tokens(
     tokenizer: PreTrainedTokenizerFast, special: SpecialTokens, seed: int
 ):
     """Beginnings that are marked can't become whole, whatever is taken out between."""
@@ -98,7 +98,7 @@ def test_whatever_a_template_takes_out_stays_text(
         assert controls(tokenizer, ids) == [], text
 
 
-def test_overlapping_ones_are_counted_each(special: SpecialTokens):
+def test_overlapping_special_tokens_are_all_counted(special: SpecialTokens):
     assert special.count("<a>b<c>") == 2, "<a> and >b<"
     assert special.count("no < | >") == 0
     assert special.count(special.without_beginnings("x[[IMG]]<a>")) == 0

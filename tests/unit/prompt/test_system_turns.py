@@ -31,7 +31,9 @@ def said(role: str, text: str) -> Message:
         ("user", "assistant", "assistant", "user"),
     ],
 )
-def test_nothing_is_lost_or_refused(source: str, roles: tuple[str, ...]) -> None:
+def test_messages_of_any_role_order_reach_prompt_in_order(
+    source: str, roles: tuple[str, ...]
+) -> None:
     texts = [f"text-{index}" for index in range(len(roles))]
     prompt = render(source, *map(said, roles, texts))
     places = [prompt.find(text) for text in texts]
@@ -39,12 +41,12 @@ def test_nothing_is_lost_or_refused(source: str, roles: tuple[str, ...]) -> None
     assert places == sorted(places)
 
 
-def test_where_it_has_a_place_it_stays() -> None:
+def test_system_message_stays_if_template_supports_it() -> None:
     messages = (said("system", "a"), said("user", "b"), said("system", "c"), said("user", "d"))
     assert fold_system(messages, takes_first=True, takes_later=True) == messages
 
 
-def test_it_joins_the_users_turns_beside_it() -> None:
+def test_system_message_joins_neighbouring_user_turns() -> None:
     picture = Message("user", (ImagePart(0),))
     messages = (said("system", "a"), picture, said("system", "b"), said("user", "c"))
     (folded,) = fold_system(messages, takes_first=False, takes_later=False)
@@ -62,7 +64,7 @@ def test_it_joins_the_users_turns_beside_it() -> None:
 
 @pytest.mark.parametrize("source", ALL.values(), ids=ALL)
 @pytest.mark.parametrize("roles", [("user",), ("system", "user"), ("user", "user")])
-def test_after_a_result_the_user_may_speak(source: str, roles: tuple[str, ...]) -> None:
+def test_user_message_after_tool_result_is_rendered(source: str, roles: tuple[str, ...]) -> None:
     texts = [f"text-{index}" for index in range(len(roles))]
     prompt = render(source, ASK, CALL, RESULT, *map(said, roles, texts))
     places = [prompt.find(text) for text in ("clicked", *texts)]
@@ -70,7 +72,7 @@ def test_after_a_result_the_user_may_speak(source: str, roles: tuple[str, ...]) 
     assert places == sorted(places)
 
 
-def test_a_second_system_message_is_part_of_the_first() -> None:
+def test_second_system_message_joins_first() -> None:
     messages = (said("system", "a"), said("system", "b"), said("user", "c"))
     told, asked = fold_system(messages, takes_first=True, takes_later=False)
     assert (told.role, told.content) == (
@@ -80,7 +82,7 @@ def test_a_second_system_message_is_part_of_the_first() -> None:
     assert asked == messages[2]
 
 
-def test_what_is_said_after_a_call_stays_behind_it() -> None:
+def test_assistant_text_after_tool_call_stays_in_place() -> None:
     messages = (ASK, CALL, said("assistant", "text"), said("user", "b"))
     assert fold_system(messages, takes_first=True, takes_later=True) == messages
 
@@ -97,7 +99,7 @@ def placed(*messages: Message) -> list[Message]:
         (("system", "system", "assistant", "user"), "messages[2]"),
     ],
 )
-def test_what_is_refused_is_named(roles: tuple[str, ...], param: str) -> None:
+def test_message_refused_by_template_is_named(roles: tuple[str, ...], param: str) -> None:
     """Also where several messages became one."""
     reason = "{{ raise_exception('the user begins') }}"
     source = (
@@ -111,7 +113,7 @@ def test_what_is_refused_is_named(roles: tuple[str, ...], param: str) -> None:
     assert f"`{param}`" in caught.value.message
 
 
-def test_what_fails_for_another_reason_names_the_field_alone() -> None:
+def test_template_failure_without_culprit_names_messages_field() -> None:
     source = "{% for m in messages %}{{ m.content + 1 if messages | length > 1 }}{% endfor %}"
     with pytest.raises(InvalidRequest, match="the conversation") as caught:
         render(source, *placed(said("user", "a"), said("assistant", "b"), said("user", "c")))

@@ -40,13 +40,13 @@ def render(body: str) -> str:
         ),
     ],
 )
-def test_every_kind_of_template_gets_the_same_conversation(body: str):
+def test_content_shape_is_adapted_to_template(body: str):
     assert render(body) == (
         "[system]be brief[user]before<image>after[assistant]a circle[user]sure?"
     )
 
 
-def test_a_template_that_refuses_is_the_request_s_error():
+def test_template_exception_is_invalid_request():
     with pytest.raises(InvalidRequest, match="no system role"):
         render(
             "{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"

@@ -65,7 +65,7 @@ def render(
 
 
 @pytest.mark.parametrize("source", WITH_TOOLS.values(), ids=WITH_TOOLS)
-def test_tools_calls_and_results_are_shown(source: str):
+def test_tools_calls_and_results_are_rendered(source: str):
     text = render(source, ASK, tools=(TOOL,))
     assert "click" in text
     assert text.index("click") < text.index("press it")
@@ -78,7 +78,7 @@ def test_tools_calls_and_results_are_shown(source: str):
 
 
 @pytest.mark.parametrize("source", ALL.values(), ids=ALL)
-def test_pictures_in_results_keep_their_order_and_text_its_place(source: str):
+def test_pictures_in_tool_results_keep_order_and_place(source: str):
     first = Message("user", (ImagePart(7), TextPart("what is this?")))
     asked = Message("user", (TextPart("and this?"), ImagePart(9)))
     template = made(source)
@@ -94,7 +94,7 @@ def test_pictures_in_results_keep_their_order_and_text_its_place(source: str):
     assert text.index("before") < second < text.index("done")
 
 
-def test_where_results_have_no_place_for_pictures_they_follow():
+def test_pictures_follow_results_if_template_has_no_place():
     other = replace_id(SCREEN, "call_b")
     calls = Message(
         "assistant", (), tool_calls=(*CALL.tool_calls, ToolCall("call_b", "click", "{}"))
@@ -115,7 +115,7 @@ def replace_id(message: Message, tool_call_id: str) -> Message:
     return Message(message.role, message.content, tool_call_id=tool_call_id)
 
 
-def test_ids_are_as_the_template_wants_them_and_clients_may_have_none():
+def test_call_ids_follow_template_convention():
     assert "functions.click:0" in render(templates.KIMI, ASK, CALL, RESULT)
     assert "## Return of functions.click:0" in render(templates.KIMI, ASK, CALL, RESULT)
     bare = Message(
@@ -129,7 +129,7 @@ def test_ids_are_as_the_template_wants_them_and_clients_may_have_none():
     assert "response:click{value:clicked}" in text, "by the id"
 
 
-def test_a_template_without_tools_refuses_them_unless_a_call_is_forced():
+def test_template_without_tools_refuses_them_unless_call_is_required():
     for source in (templates.PLAIN, templates.NO_SYSTEM):
         with pytest.raises(InvalidRequest, match="no place for tools") as caught:
             render(source, ASK, tools=(TOOL,))
@@ -147,7 +147,7 @@ def test_a_template_without_tools_refuses_them_unless_a_call_is_forced():
     assert told.endswith("press it")
 
 
-def test_a_template_without_calls_is_shown_them_as_text():
+def test_template_without_calls_shows_them_as_text():
     text = render(templates.PLAIN, ASK, CALL, RESULT, Message("user", (TextPart("thanks"),)))
     assert text == (
         "<|user|>press it<|end|>\n"
@@ -157,7 +157,7 @@ def test_a_template_without_calls_is_shown_them_as_text():
     render(templates.NO_SYSTEM, ASK, CALL, RESULT, RESULT)
 
 
-def test_thoughts_of_earlier_answers_are_shown_and_may_be_missing():
+def test_reasoning_of_earlier_answers_is_rendered():
     thought = Message("assistant", (TextPart("red"),), reasoning="hm")
     asked = (ASK, thought, ASK)
     assert "<|assistant|><think>hm</think>red<|end|>" in render(templates.QWEN3_VL, *asked)
@@ -171,7 +171,7 @@ def chat_of(**options: Any) -> Chat:
     return read_chat(Submit("r", (ASK,), (), SamplingParams(), template=TemplateOptions(**options)))
 
 
-def test_thinking_is_off_unless_it_is_asked_for():
+def test_thinking_is_off_unless_enabled():
     template = made(templates.QWEN3_VL)
     assert template.render(chat_of(), str).endswith("<think>\n\n</think>\n\n")
     assert template.render(chat_of(enable_thinking=False), str).endswith("</think>\n\n")
@@ -183,7 +183,7 @@ def test_thinking_is_off_unless_it_is_asked_for():
     assert template.generation_suffix({"enable_thinking": True}) == "<|assistant|><think>\n"
 
 
-def test_variables_reach_the_template_and_replace_nothing():
+def test_template_variables_are_passed_but_override_nothing_reserved():
     template = made(templates.PLAIN + "{{ style }}")
     assert template.render(chat_of(variables='{"style": "terse"}'), str).endswith("terse")
     for name in ("messages", "tools", "add_generation_prompt", "bos_token"):
@@ -196,14 +196,14 @@ def test_variables_reach_the_template_and_replace_nothing():
 
 
 @pytest.mark.parametrize("source", ALL.values(), ids=ALL)
-def test_the_last_message_is_continued(source: str):
+def test_continue_final_renders_open_assistant_message(source: str):
     begun = Message("assistant", (TextPart("The colour"), TextPart(" is \ue0fc")))
     text = render(source, ASK, begun, continue_final=True)
     assert text.endswith("The colour is \ue0fc")
     assert render(source, ASK, Message("assistant", ()), continue_final=True)
 
 
-def test_what_can_t_be_continued_is_refused():
+def test_continue_final_refuses_messages_that_cannot_be_continued():
     begun = Message("assistant", (TextPart("The colour is"),))
     for messages in ((ASK,), (ASK, CALL)):
         last = structs.replace(messages[-1], param="messages[9]")
@@ -218,7 +218,7 @@ def test_what_can_t_be_continued_is_refused():
 
 
 @pytest.mark.parametrize("source", WITH_TOOLS.values(), ids=WITH_TOOLS)
-def test_whatever_users_say_is_cleaned(source: str):
+def test_tool_prompt_disarms_all_client_text(source: str):
     """No text of theirs reaches the prompt as it is, wherever the template writes it."""
     evil = "<|end|>"
     tool = {
@@ -251,7 +251,7 @@ def test_whatever_users_say_is_cleaned(source: str):
     assert all(evil in text for text in chat.texts() if "|end|" in text)
 
 
-def test_a_hundred_tools_stay_within_the_budget_and_render_the_same():
+def test_hundred_tools_render_deterministically_within_time():
     properties = {
         f"argument_{i}": {"type": "string", "description": "what it is for, at some length " * 10}
         for i in range(20)

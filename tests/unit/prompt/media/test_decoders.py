@@ -79,7 +79,7 @@ def gradient(mode: str, size: tuple[int, int] = (61, 47)) -> PillowImage.Image:
 )
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("side", [None, 32])
-def test_pixels_are_those_of_decoding_here(
+def test_decoder_process_gives_same_pixels_as_in_process(
     decoders: Decoders, name: str, mode: str, orientation: int, side: int | None
 ):
     exif = PillowImage.Exif()
@@ -96,7 +96,7 @@ def test_pixels_are_those_of_decoding_here(
     assert there.tobytes() == here.tobytes()
 
 
-def test_a_large_picture_comes_whole(decoders: Decoders):
+def test_decoder_process_returns_large_picture_whole(decoders: Decoders):
     """In many parts; and its process, which held much memory, is not kept."""
     picture = gradient("RGB", (7001, 2003))
     found = decoders.image(encoded(picture, compress_level=1), budget())
@@ -105,7 +105,7 @@ def test_a_large_picture_comes_whole(decoders: Decoders):
 
 
 @pytest.mark.alone
-def test_the_largest_picture_with_transparency_fits_into_the_memory_of_its_process(
+def test_decoder_memory_suffices_for_largest_transparent_picture(
     decoders: Decoders,
 ):
     picture = PillowImage.new("RGBA", (7071, 7071), (0, 0, 0, 0))
@@ -113,7 +113,7 @@ def test_the_largest_picture_with_transparency_fits_into_the_memory_of_its_proce
     assert found[7070, 7070].tolist() == [255, 255, 255]
 
 
-def test_a_picture_that_needs_more_memory_is_refused():
+def test_picture_beyond_decoder_memory_is_refused():
     little = Decoders(settings.Image(decode_memory_bytes=256 << 20), settings.Video(), 1)
     picture = PillowImage.new("RGBA", (5000, 5000), (0, 0, 0, 0))
     with pytest.raises(InvalidImage, match="too much memory"):
@@ -122,7 +122,7 @@ def test_a_picture_that_needs_more_memory_is_refused():
     little.close()
 
 
-def test_a_damaged_picture_is_refused_and_its_part_named(decoders: Decoders):
+def test_damaged_picture_error_names_message_part(decoders: Decoders):
     with pytest.raises(InvalidImage, match="can't be decoded") as caught:
         decoders.image(image_of(SMALL.data[:30], (64, 64)), budget())
     assert caught.value.param == PARAM
@@ -130,7 +130,7 @@ def test_a_damaged_picture_is_refused_and_its_part_named(decoders: Decoders):
         decoders.image(image_of(SMALL.data, (64, 65)), budget())
 
 
-def test_a_request_may_have_so_many_pixels_to_decode(decoders: Decoders):
+def test_decode_budget_limits_pixels_per_request(decoders: Decoders):
     left = budget(max_request_pixels=2 * 64 * 64)
     for _ in range(2):
         decoders.image(SMALL, left)
@@ -139,7 +139,7 @@ def test_a_request_may_have_so_many_pixels_to_decode(decoders: Decoders):
     assert (caught.value.param, caught.value.status) == (PARAM, 413)
 
 
-def test_a_request_may_decode_for_so_long(decoders: Decoders):
+def test_decode_budget_limits_seconds_per_request(decoders: Decoders):
     """Four megapixels have a twentieth of the time."""
     left, started = budget(decode_seconds=20.0), time.monotonic()
     with pytest.raises(DecodeBudgetExceeded, match="takes over 1 seconds") as caught:
@@ -151,7 +151,7 @@ def test_a_request_may_decode_for_so_long(decoders: Decoders):
     assert decoders.image(SMALL, budget()).shape == (64, 64, 3)
 
 
-def test_decoding_stops_when_nobody_waits(decoders: Decoders):
+def test_picture_decoding_stops_on_cancellation(decoders: Decoders):
     cancellation, started = Cancellation(), time.monotonic()
     threading.Timer(0.5, cancellation.cancel).start()
     with pytest.raises(Cancelled):
@@ -165,7 +165,7 @@ def children_of(pid: int) -> list[int]:
     return [int(one) for one in found.stdout.split()]
 
 
-def test_a_picture_whose_process_was_killed_by_others_is_decoded_by_another_one():
+def test_picture_of_killed_decoder_is_decoded_by_another():
     """As the system does when somebody else has taken all memory."""
     pool = Decoders(settings.Image(), settings.Video(), 1)
     before, seen = children_of(os.getpid()), list[int]()
@@ -184,7 +184,7 @@ def test_a_picture_whose_process_was_killed_by_others_is_decoded_by_another_one(
     pool.close()
 
 
-def test_the_process_needs_pillow_alone():
+def test_decoder_process_imports_no_heavy_modules():
     """It starts fast, and takes little memory."""
     program = (
         "import vlm_server.prompt.media.images, vlm_server.prompt.media.process, sys\n"

@@ -218,20 +218,20 @@ def check_all(read: Callable[[int], bool], count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", PICTURES)
-def test_a_damaged_picture_is_read_or_refused(decoders: Decoders, kind: str):
+def test_mutated_pictures_are_decoded_or_refused_in_bounds(decoders: Decoders, kind: str):
     check_all(lambda number: read_picture(decoders, kind, number), TIMES * PICTURES[kind])
 
 
 @pytest.mark.parametrize("kind", CLIPS)
-def test_some_damaged_clips_are_read_or_refused(decoders: Decoders, kind: str):
+def test_few_mutated_clips_are_decoded_or_refused_in_bounds(decoders: Decoders, kind: str):
     check_all(lambda number: read_clip(decoders, kind, number), SOME_CLIPS)
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", CLIPS)
-def test_a_damaged_clip_is_read_or_refused(decoders: Decoders, kind: str):
+def test_all_mutated_clips_are_decoded_or_refused_in_bounds(decoders: Decoders, kind: str):
     check_all(lambda number: read_clip(decoders, kind, number), TIMES * CLIPS[kind])
 
 
-def test_there_are_two_thousand():
+def test_mutation_counts_sum_to_two_thousand():
     assert sum(PICTURES.values()) + sum(CLIPS.values()) == 2000

@@ -55,7 +55,7 @@ def scaled(size: tuple[int, int], rule: PixelRule, image: Image) -> tuple[int, i
 @example((8200, 41), 28, 4, 16384, None, 300_000)
 @example((41, 8200), 28, 4, 16384, 1 << 20, None)
 @example((41, 8200), 28, 1, 512, None, 185_363)
-def test_the_processor_keeps_the_size_and_the_bound_holds(
+def test_fitted_size_is_kept_by_processor_within_bounds(
     size: tuple[int, int],
     factor: int,
     least: int,
@@ -81,5 +81,7 @@ def test_the_processor_keeps_the_size_and_the_bound_holds(
         ((1920, 1080), (3136, 1_000_000), (1316, 728)),
     ],
 )
-def test_sizes(size: tuple[int, int], bounds: tuple[int, int], wanted: tuple[int, int]):
+def test_fit_gives_expected_sizes_within_bounds(
+    size: tuple[int, int], bounds: tuple[int, int], wanted: tuple[int, int]
+):
     assert fit(size, 28, *bounds, fewest_pixels=3136) == wanted
