@@ -36,7 +36,7 @@ async def comes_true(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(LOOK_SECONDS)
 
 
-async def test_it_is_held_while_any_request_is_in_flight(held: Callable[[], list[int]]):
+async def test_mac_stays_awake_while_any_request_is_in_flight(held: Callable[[], list[int]]):
     slots = QueueSlots(Limits())
     with slots.hold("me", 1):
         with slots.hold("me", 1):
@@ -52,7 +52,7 @@ async def test_it_is_held_while_any_request_is_in_flight(held: Callable[[], list
     await comes_true(lambda: not is_alive(held()[1]))
 
 
-async def test_nobody_else_holds_its_pipe(held: Callable[[], list[int]]):
+async def test_caffeinate_pipe_is_not_inherited(held: Callable[[], list[int]]):
     """It ends when the front does, whatever else lives on."""
     holding = awake.Awake()
     holding.hold()
@@ -64,7 +64,7 @@ async def test_nobody_else_holds_its_pipe(held: Callable[[], list[int]]):
     await comes_true(lambda: holding._holder is not None and holding._holder.poll() is not None)
 
 
-async def test_without_the_program_requests_are_served(monkeypatch: pytest.MonkeyPatch):
+async def test_requests_are_served_without_caffeinate(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(awake, "_CAFFEINATE", "/nowhere/caffeinate")
     slots = QueueSlots(Limits())

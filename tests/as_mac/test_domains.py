@@ -74,7 +74,7 @@ def installed(home: Path, script: str = WAITS, **options: bool | float) -> Itera
 
 
 @pytest.mark.parametrize(("has_screen", "target"), [(True, GUI), (False, USER)])
-def test_it_is_loaded_where_there_is_a_domain(has_screen: bool, target: str, tmp_path: Path):
+def test_launchd_service_loads_in_available_domain(has_screen: bool, target: str, tmp_path: Path):
     with installed(tmp_path, has_screen=has_screen) as service:
         service.manager.load(is_moved=True)
         service.wait_until_up()
@@ -89,7 +89,7 @@ def test_it_is_loaded_where_there_is_a_domain(has_screen: bool, target: str, tmp
         assert not service.manager.is_listening()
 
 
-def test_it_is_found_where_it_was_loaded_before_a_login(tmp_path: Path):
+def test_launchd_service_is_found_in_user_domain_after_login(tmp_path: Path):
     with installed(tmp_path, has_screen=False) as service:
         service.manager.load(is_moved=True)
         service.wait_for("running")
@@ -100,7 +100,7 @@ def test_it_is_found_where_it_was_loaded_before_a_login(tmp_path: Path):
         assert service.targets("bootout") == [USER]
 
 
-def test_what_was_switched_off_is_switched_on(tmp_path: Path):
+def test_launchd_load_enables_disabled_service(tmp_path: Path):
     """Among the login items of the settings, by hand: installing it says that it is wanted."""
     with installed(tmp_path) as service:
         service.launchd.disabled.add(GUI)
@@ -108,7 +108,7 @@ def test_what_was_switched_off_is_switched_on(tmp_path: Path):
         service.wait_for("running")
 
 
-def test_without_any_domain_it_says_so_at_once(tmp_path: Path):
+def test_launchd_load_fails_at_once_without_domain(tmp_path: Path):
     with installed(tmp_path) as service:
         service.launchd.domains.clear()
         with pytest.raises(CommandFailed, match="125: Domain does not support"):
@@ -116,7 +116,7 @@ def test_without_any_domain_it_says_so_at_once(tmp_path: Path):
         assert len(service.targets("bootstrap")) == 1
 
 
-def test_a_start_that_launchd_puts_off_is_waited_for(tmp_path: Path):
+def test_throttled_launchd_start_is_waited_for(tmp_path: Path):
     """Between two starts, launchd lets ten seconds pass: `spawn scheduled`."""
     with installed(tmp_path, throttle=300.0) as service:
         service.manager.load(is_moved=True)
@@ -127,7 +127,9 @@ def test_a_start_that_launchd_puts_off_is_waited_for(tmp_path: Path):
             wait_for_answer(service.manager, settings(service.port, 0.1), print)
 
 
-def test_a_start_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_throttled_launchd_start_is_given_up_after_grace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(status, "_GRACE_SECONDS", 0.5)
     with installed(tmp_path, throttle=300.0) as service:
         service.manager.load(is_moved=True)
@@ -138,7 +140,7 @@ def test_a_start_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("script", "said"), [("exit 1", "1 (it crashed)"), ("kill -9 $$", "9")])
-def test_one_that_crashed_is_not_waited_for(script: str, said: str, tmp_path: Path):
+def test_crashed_launchd_service_is_not_waited_for(script: str, said: str, tmp_path: Path):
     with installed(tmp_path, script, throttle=300.0) as service:
         service.manager.load(is_moved=True)
         service.wait_for("restarting")
@@ -147,7 +149,7 @@ def test_one_that_crashed_is_not_waited_for(script: str, said: str, tmp_path: Pa
             wait_for_answer(service.manager, settings(service.port, 60.0), print)
 
 
-def test_it_gets_more_files_than_launchd_gives(tmp_path: Path):
+def test_launchd_service_raises_open_file_limit(tmp_path: Path):
     with installed(tmp_path, f"sleep 0.2; ulimit -Sn > files; {WAITS}") as service:
         service.manager.load(is_moved=True)
         service.wait_for("running")

@@ -12,7 +12,7 @@ from scripts import first_day_on_a_mac
 pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 
 
-def test_the_report_has_every_point_and_nothing_is_wrong(
+def test_first_day_report_has_every_point_and_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     report = tmp_path / "report.md"

@@ -56,7 +56,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_a_model_that_may_not_be_read_names_the_guard(home: Path):
+def test_model_in_guarded_folder_error_names_full_disk_access(home: Path):
     options.check_model(home / "Documents/model")
     _guarded.append(home / "Documents")
     said = refusal(home / "Documents/model")
@@ -65,7 +65,9 @@ def test_a_model_that_may_not_be_read_names_the_guard(home: Path):
     assert str(Path(sys.executable).resolve()) in said
 
 
-def test_another_refusal_is_no_guards(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_permission_errors_do_not_mention_macos_guard(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+):
     _guarded.append(home / "Models")
     assert "macOS" not in refusal(home / "Models/model"), "another folder"
     _guarded.append(home / "Documents")
@@ -73,13 +75,13 @@ def test_another_refusal_is_no_guards(home: Path, monkeypatch: pytest.MonkeyPatc
     assert "macOS" not in refusal(home / "Documents/model"), "another system"
 
 
-def test_settings_that_may_not_be_read_name_the_guard(home: Path):
+def test_settings_in_guarded_folder_error_names_macos_guard(home: Path):
     _guarded.append(home / "Documents")
     with pytest.raises(ConfigError, match="macOS guards"):
         load(home / "Documents/my.toml")
 
 
-def test_the_doctor_warns_of_what_the_service_may_not_read(home: Path):
+def test_doctor_warns_of_guarded_folders_of_service(home: Path):
     service = Launchd(home)
     settings = Settings(
         model=Model(path=str(home / "Models/model"), search_paths=("/Volumes/SSD", "/opt/models"))

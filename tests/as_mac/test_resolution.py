@@ -16,7 +16,7 @@ UNREACHABLE = ("error sending request", "the network was disabled")
 
 @pytest.mark.whole
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
-def test_there_are_wheels(python: str):
+def test_dependencies_have_wheels_for_apple_silicon(python: str):
     options = f"--quiet --python-platform aarch64-apple-darwin --python-version {python}"
     words = [*options.split(), "--only-binary", ":all:", "--extra", "otel"]
     made = subprocess.run(

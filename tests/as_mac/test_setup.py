@@ -14,7 +14,7 @@ NONE = "#!/bin/sh\nexit 127\n"
 
 
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs one there")
-def test_the_stub_is_not_asked(tmp_path: Path) -> None:
+def test_setup_ignores_xcode_python_stub(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     (tmp_path / "clone/scripts").mkdir(parents=True)

@@ -47,7 +47,7 @@ IDS = {"ids": lambda page: page.name}
 
 
 @pytest.mark.parametrize("page", all_pages(), **IDS)
-def test_links_lead_somewhere(page: Page) -> None:
+def test_doc_links_have_targets(page: Page) -> None:
     broken = [link for link in page.links() if not leads(page, link)]
     assert broken == []
 
@@ -69,25 +69,25 @@ def _page(path: Path) -> Page:
 
 
 @pytest.mark.parametrize("page", all_pages(), **IDS)
-def test_decisions_are_called_by_their_numbers(page: Page) -> None:
+def test_decision_links_match_their_numbers(page: Page) -> None:
     text = page.path.read_text(encoding="utf-8")
     links = re.findall(r"\[(?:[Dd]ecision )?(\d{4})\]\((?:[\w./]*/)?(\d{4})-", text)
     assert [link for link in links if link[0] != link[1]] == []
 
 
-def test_every_decision_is_in_the_list_of_them() -> None:
+def test_decision_index_lists_every_decision() -> None:
     folder = ROOT / "docs/decisions"
     listed = {link for link in Page(folder / "README.md").links() if link[:4].isdecimal()}
     assert listed == {path.name for path in folder.glob("[0-9]*.md")}
 
 
-def test_every_page_is_in_the_index() -> None:
+def test_docs_index_lists_every_page() -> None:
     folder = ROOT / "docs"
     listed = {link.partition("#")[0] for link in Page(folder / "README.md").links()}
     assert {path.name for path in folder.glob("*.md")} - {"README.md"} - listed == set()
 
 
-def test_the_tree_of_the_readme_is_true() -> None:
+def test_readme_tree_matches_packages() -> None:
     """What it names is there, and it names all packages, and all modules at the root."""
     named = set(_tree())
     assert sorted(str(path) for path in named if not path.exists()) == []
@@ -96,7 +96,7 @@ def test_the_tree_of_the_readme_is_true() -> None:
     assert sorted(str(path) for path in {*packages, *root.glob("[!_]*.py")} - named) == []
 
 
-def test_the_handler_of_a_request_is_the_one_that_is_named() -> None:
+def test_architecture_page_names_actual_request_handler() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     named = re.search(
         r"`(\w+)` in `([\w/]+)\.py` is the handler, for all dialects \(here that of `([\w/]+)\.py`",
@@ -111,7 +111,7 @@ def test_the_handler_of_a_request_is_the_one_that_is_named() -> None:
     assert endpoint._dialect in vars(importlib.import_module(named_module)).values()
 
 
-def test_the_options_of_a_service_are_told() -> None:
+def test_service_page_lists_install_options() -> None:
     """All that `service install` takes, and no other."""
     text = (ROOT / "docs/service.md").read_text(encoding="utf-8")
     paragraph = text.partition("\n`service install` takes")[2].partition("\n\n")[0]
@@ -137,7 +137,7 @@ def _tree() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
-def test_programs_need_no_block_before_them(page: Page) -> None:
+def test_doc_programs_define_all_their_names(page: Page) -> None:
     """One that imports something is copied alone: all its names are its own."""
     for block in page.blocks:
         if block.kind == "python" and re.match("(import|from) ", block.text):
@@ -151,7 +151,7 @@ def test_programs_need_no_block_before_them(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
-def test_commands_in_sentences_exist(page: Page) -> None:
+def test_commands_in_doc_sentences_exist(page: Page) -> None:
     parser = build_parser()
     for code in page.inline_code():
         if code.startswith(("vlm-server ", ".venv/bin/vlm-server ")):
@@ -159,7 +159,7 @@ def test_commands_in_sentences_exist(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
-def test_commands_in_blocks_exist_even_if_they_are_not_run(page: Page) -> None:
+def test_commands_in_doc_blocks_exist(page: Page) -> None:
     parser = build_parser()
     for block in page.blocks:
         joined = block.text.replace("\\\n", " ")
@@ -169,13 +169,13 @@ def test_commands_in_blocks_exist_even_if_they_are_not_run(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
-def test_files_that_are_named_exist(page: Page) -> None:
+def test_files_named_in_docs_exist(page: Page) -> None:
     named = {code for code in page.inline_code() if _PATH.fullmatch(code)}
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("page", [page for page in _CURRENT if page.name not in _OF_CODE], **IDS)
-def test_settings_that_are_named_exist(page: Page) -> None:
+def test_settings_named_in_docs_exist(page: Page) -> None:
     wrong = []
     for code in page.inline_code():
         match = _SETTING.fullmatch(code)
@@ -188,7 +188,7 @@ def test_settings_that_are_named_exist(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
-def test_scripts_and_modules_of_commands_exist(page: Page) -> None:
+def test_scripts_and_modules_named_in_docs_exist(page: Page) -> None:
     texts = [
         *page.inline_code(),
         *(block.text for block in page.blocks if block.kind in ("sh", "")),

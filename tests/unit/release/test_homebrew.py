@@ -90,13 +90,13 @@ def written(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("macos", "name"), RELEASES.items())
-def test_the_wheel_is_the_one_that_pip_takes_there(macos: tuple[int, int], name: str) -> None:
+def test_formula_wheel_matches_pip_choice_per_macos(macos: tuple[int, int], name: str) -> None:
     assert [best(each, macos)["url"] for each in LOCK] == urls_on(name)
     with pytest.raises(ValueError, match="alone has no wheel"):
         best(package("alone", "alone-1.0-cp313-cp313-manylinux_2_35_x86_64.whl"), macos)
 
 
-def test_what_differs_between_releases_is_in_a_block_of_each() -> None:
+def test_formula_resource_has_block_per_differing_release() -> None:
     said = [re.findall(r"on_(.+) do", resource(each)) for each in LOCK]
     assert said == [
         [],
@@ -105,12 +105,12 @@ def test_what_differs_between_releases_is_in_a_block_of_each() -> None:
     ]
 
 
-def test_a_package_that_the_oldest_macos_cannot_have_is_refused() -> None:
+def test_formula_refuses_package_without_oldest_macos_wheel() -> None:
     with pytest.raises(ValueError, match="late has no wheel for macOS 14"):
         resource(package("late", "late-1.0-py3-none-macosx_15_0_arm64.whl"))
 
 
-def test_nothing_is_left_to_fill_in(written: Path) -> None:
+def test_formula_has_no_placeholders_left(written: Path) -> None:
     text = written.read_text()
     assert not re.search(r"@[A-Z0-9]+@", text)
     assert hashlib.sha256(b"a wheel").hexdigest() in text
@@ -119,7 +119,7 @@ def test_nothing_is_left_to_fill_in(written: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("ruby") is None, reason="there is no Ruby")
 @pytest.mark.parametrize("name", RELEASES.values())
-def test_ruby_reads_it_and_the_service_is_that_of_the_other_ways(
+def test_ruby_loads_formula_with_resources_and_service(
     written: Path, tmp_path: Path, name: str
 ) -> None:
     stand_in = tmp_path / "formula.rb"

@@ -27,7 +27,7 @@ def container(instruction: str) -> list[str]:
     return re.findall(rf"^{instruction} +(.+)$", joined, re.MULTILINE)
 
 
-def test_every_data_file_is_named() -> None:
+def test_package_data_names_every_data_file() -> None:
     """Without git, a build takes only what is named."""
     package = ROOT / "vlm_server"
     globs = PROJECT["tool"]["setuptools"]["package-data"]["vlm_server"]
@@ -41,7 +41,7 @@ def test_every_data_file_is_named() -> None:
     assert others == named
 
 
-def test_only_the_extras_bring_a_backend() -> None:
+def test_mlx_backends_come_only_from_extras() -> None:
     """Both backends have the same file: who asks for one must not get the other."""
     needed = PROJECT["project"]["dependencies"]
     extras = PROJECT["project"]["optional-dependencies"]
@@ -54,11 +54,11 @@ def test_only_the_extras_bring_a_backend() -> None:
         assert all(version in each for each in extras[name] if each.startswith("mlx["))
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
+def test_version_equals_installed_package_version() -> None:
     assert vlm_server.__version__ == importlib.metadata.version("vlm-server")
 
 
-def test_without_an_installed_package_there_is_a_version_too() -> None:
+def test_version_exists_without_installed_package() -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import vlm_server as v"
     said = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"{code}; print(v.__version__, hasattr(v, 'nothing'))"],
@@ -71,7 +71,7 @@ def test_without_an_installed_package_there_is_a_version_too() -> None:
     assert re.match(r"\d", said.stdout)
 
 
-def test_the_image_serves_others_with_keys_alone(
+def test_container_serves_all_addresses_only_with_keys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (words,) = container("CMD")
@@ -82,7 +82,7 @@ def test_the_image_serves_others_with_keys_alone(
     assert "vlm-server-keys.toml" in capsys.readouterr().err
 
 
-def test_the_image_runs_as_nobody_in_particular() -> None:
+def test_container_runs_as_unprivileged_user() -> None:
     (user,) = container("USER")
     assert user.split(":")[0].isdecimal()
     assert user.split(":")[0] != "0"
@@ -90,7 +90,7 @@ def test_the_image_runs_as_nobody_in_particular() -> None:
     assert shlex.split(container("WORKDIR")[0]) == ["/state"]
 
 
-def test_the_health_check_of_the_image_is_a_program() -> None:
+def test_container_health_check_is_valid_python() -> None:
     words = json.loads(container("HEALTHCHECK")[0].partition(" CMD ")[2])
     compile(words[2], "HEALTHCHECK", "exec")
     assert "/health/ready" in words[2]

@@ -20,14 +20,14 @@ def hit_rate(result: Result) -> float:
     return summarize(result.asked, 0, float("inf")).hit_rate
 
 
-def test_a_seed_gives_one_result():
+def test_simulation_is_reproducible_by_seed():
     costs, work, fleet = agents.costs(), agents.workload(users=9), Fleet(workers=2)
     first, second = simulate(costs, work, fleet), simulate(costs, work, fleet)
     assert first == second
     assert simulate(costs, replace(work, seed=1), fleet).asked != first.asked
 
 
-def test_alone_a_turn_takes_the_sum_of_its_work():
+def test_lone_turn_takes_sum_of_its_costs():
     """Decoding is a step ahead of what it reports, so it takes as many steps as tokens."""
     costs = agents.costs()
     result = simulate(costs, agents.workload(users=1, answer_tokens=5), Fleet())
@@ -44,7 +44,7 @@ def test_alone_a_turn_takes_the_sum_of_its_work():
     assert second.cached_tokens == 50 + 80 + 5
 
 
-def test_waiting_is_that_of_a_queue_with_equal_work():
+def test_simulated_waiting_matches_md1_queue():
     """M/D/1: load * S / (2 (1 - load)); of many users with rare questions of one turn each."""
     costs = agents.free(prefill=(0.1, 0.0, 0.0, 0.0), head_tokens=0)
     users, load = 300, 0.6
@@ -62,7 +62,7 @@ def test_waiting_is_that_of_a_queue_with_equal_work():
     assert wait == pytest.approx(load * 0.1 / (2 * (1 - load)), rel=0.15)
 
 
-def test_throughput_is_bounded_by_work_and_by_users():
+def test_simulated_throughput_is_bounded_by_work_and_users():
     costs = agents.free(prefill=(0.1, 0.0, 0.0, 0.0))
     for users in (1, 4, 40):
         work = agents.workload(users=users, pictures=0, answer_tokens=1, seconds=400.0)
@@ -74,7 +74,7 @@ def test_throughput_is_bounded_by_work_and_by_users():
         assert result.utilisation[0] == pytest.approx(rate * 0.1)
 
 
-def test_requests_in_a_daemon_are_their_rate_times_their_time():
+def test_simulation_obeys_littles_law():
     """Little's law, with the number in the daemon counted from what users do not do: think."""
     costs, users = agents.costs(), 12
     work = agents.workload(users=users, seconds=300.0)
@@ -84,12 +84,12 @@ def test_requests_in_a_daemon_are_their_rate_times_their_time():
     assert rate * (mean_seconds + work.think_seconds) == pytest.approx(users, rel=0.05)
 
 
-def test_fresh_conversations_hit_nothing():
+def test_fresh_conversations_have_no_cache_hits():
     costs = agents.costs(head_tokens=0)
     assert hit_rate(simulate(costs, agents.workload(turns=1), Fleet())) == 0
 
 
-def test_each_turn_hits_all_that_was_said():
+def test_simulated_turn_hits_whole_previous_conversation():
     result = simulate(agents.costs(), agents.workload(), Fleet())
     before: dict[str, int] = {}
     for one in sorted(result.asked, key=lambda one: one.sent):
@@ -98,7 +98,7 @@ def test_each_turn_hits_all_that_was_said():
         before[one.key] = one.prompt_tokens + one.answer_tokens
 
 
-def test_only_keys_keep_conversations_where_they_are_known():
+def test_key_routing_alone_keeps_cache_hits():
     costs, work = agents.costs(), agents.workload(users=16, seconds=60.0)
     rates = {p: hit_rate(simulate(costs, work, Fleet(workers=8, policy=p))) for p in Policy}
     alone = hit_rate(simulate(costs, agents.workload(users=2, seconds=60.0), Fleet()))
@@ -110,7 +110,7 @@ def test_only_keys_keep_conversations_where_they_are_known():
         )
 
 
-def test_a_small_cache_lowers_the_hit_rate():
+def test_smaller_simulated_cache_lowers_hit_rate():
     costs, work = agents.costs(), agents.workload(users=8)
     sizes = [tokens * costs.kv_bytes_per_token for tokens in (0, 1000, 2500, 1e6)]
     rates = [
@@ -121,7 +121,7 @@ def test_a_small_cache_lowers_the_hit_rate():
     assert rates[1] < 0.8 * rates[-1]
 
 
-def test_little_memory_makes_requests_wait():
+def test_little_simulated_memory_delays_requests():
     costs, work = agents.costs(), agents.workload(users=12)
     one = 900 * costs.kv_bytes_per_token
     few, many = (
@@ -132,7 +132,7 @@ def test_little_memory_makes_requests_wait():
     assert few.requests < many.requests
 
 
-def test_losing_a_worker_costs_its_conversations_what_was_known():
+def test_lost_worker_moves_only_its_conversations():
     costs, work = agents.costs(), agents.workload(users=12, turns=20, seconds=80.0)
     whole = simulate(costs, work, Fleet(workers=4))
     less = simulate(costs, work, Fleet(workers=4, lost_at=40.0))
@@ -149,7 +149,7 @@ def test_losing_a_worker_costs_its_conversations_what_was_known():
     assert not lost & {worker for workers in after.values() for worker in workers}
 
 
-def test_all_that_is_asked_is_answered_once():
+def test_simulated_turns_are_answered_once_and_in_order():
     work = agents.workload(users=12, seconds=60.0)
     asked = simulate(agents.costs(), work, Fleet(workers=3, lost_at=30.0)).asked
     assert max(Counter((one.key, one.turn) for one in asked).values()) == 1
@@ -157,6 +157,6 @@ def test_all_that_is_asked_is_answered_once():
         assert turn == 0 or any(one.key == key and one.turn == turn - 1 for one in asked)
 
 
-def test_nobody_is_left_when_all_workers_are_lost():
+def test_simulation_fails_when_all_workers_are_lost():
     with pytest.raises(RuntimeError, match="all workers are lost"):
         simulate(agents.costs(), agents.workload(), Fleet(lost_at=20.0))

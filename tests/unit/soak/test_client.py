@@ -33,7 +33,7 @@ def whole(body: bytes, status: int = 200) -> ScriptedServer:
     return ScriptedServer(lambda _: [(0.0, body)], status)
 
 
-async def test_stream():
+async def test_soak_client_reads_stream():
     server = ScriptedServer(echo)
     outcome = await sent(server, request(is_stream=True))
     assert (outcome.ending, outcome.status, outcome.error) == (Ending.ANSWERED, 200, None)
@@ -42,7 +42,7 @@ async def test_stream():
     assert server.requests == [FIELDS]
 
 
-async def test_whole_answer():
+async def test_soak_client_reads_unstreamed_answer():
     outcome = await sent(whole(COMPLETION), request())
     assert (outcome.ending, outcome.text, outcome.ttft) == (Ending.ANSWERED, "hi", None)
 
@@ -65,14 +65,14 @@ async def test_whole_answer():
         (whole(REFUSAL, 400), request(patience=Patience(seconds=10))),
     ],
 )
-async def test_failures(server: ScriptedServer, asked: Request):
+async def test_soak_client_reports_failed_answers(server: ScriptedServer, asked: Request):
     outcome = await sent(server, asked)
     assert outcome.ending is Ending.FAILED
     assert outcome.status == server.status
     assert outcome.error
 
 
-async def test_server_that_is_gone():
+async def test_soak_client_reports_unreachable_server():
     async with listening(ScriptedServer()) as url:
         pass
     async with Client(url.removesuffix("/v1")) as client:
@@ -80,12 +80,12 @@ async def test_server_that_is_gone():
     assert (outcome.ending, outcome.status) == (Ending.FAILED, None)
 
 
-async def test_refusal_that_was_provoked():
+async def test_soak_client_accepts_expected_refusal():
     outcome = await sent(whole(REFUSAL, 400), request(refusal=WANTED))
     assert (outcome.ending, outcome.status, outcome.error) == (Ending.REFUSED, 400, None)
 
 
-async def test_full_queue_is_waited_for():
+async def test_soak_client_retries_after_full_queue():
     statuses = iter((429, 200))
 
     def answer(_: dict[str, Any]) -> list[tuple[float, bytes]]:
@@ -100,14 +100,14 @@ async def test_full_queue_is_waited_for():
 
 
 @pytest.mark.parametrize("patience", [Patience(seconds=0.2), Patience(reads=3)])
-async def test_leaves(patience: Patience):
+async def test_soak_client_leaves_when_patience_ends(patience: Patience):
     server = ScriptedServer(lambda _: [(0.02, text("more"))] * 50)
     outcome = await sent(server, request(is_stream=True, patience=patience))
     assert outcome == Outcome(kind=Kind.SHORT_TEXT, ending=Ending.LEFT)
     assert server.requests == [FIELDS]
 
 
-async def test_leaves_while_it_uploads():
+async def test_soak_client_leaves_during_upload():
     bodies: list[bytes] = []
 
     class Listener(ScriptedServer):

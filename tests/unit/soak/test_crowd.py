@@ -36,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_numbers_change_and_all_ends():
+async def test_crowd_size_varies_and_ends_at_zero():
     listener = Listener()
     crowd = Crowd(listener.send, 5, 6)
     sizes = set[int]()
@@ -54,7 +54,7 @@ async def test_numbers_change_and_all_ends():
 
 
 @pytest.mark.usefixtures("quick")
-async def test_answers_go_into_the_next_turn():
+async def test_crowd_answers_enter_next_conversation_turn():
     listener = Listener()
     crowd = Crowd(listener.send, 5, 1)
     await crowd.run(lambda: len(crowd.outcomes) >= 40)
@@ -62,7 +62,7 @@ async def test_answers_go_into_the_next_turn():
     assert json.loads(turns[1].body)["messages"][1] == {"role": "assistant", "content": "well"}
 
 
-async def test_in_turn():
+async def test_crowd_ask_in_turn_sends_one_at_a_time():
     listener = Listener()
     crowd = Crowd(listener.send, 5, 6)
     await crowd.ask_in_turn([Request(Kind.REFILL, b"1"), Request(Kind.REFILL, b"2")])

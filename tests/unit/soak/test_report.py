@@ -18,7 +18,7 @@ def row(text: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[2:-1]]
 
 
-def test_good_report():
+def test_passed_soak_report_shows_figures():
     seen = result([answered(0.1), answered(0.3), answered(0.2), LEAVER], growing(0))
     text = report.markdown(seen, judge(seen))
     assert text.startswith("# Soak: passed\n")
@@ -31,7 +31,7 @@ def test_good_report():
     assert "**missed**" not in text
 
 
-def test_bad_report_says_how_and_how_often():
+def test_failed_soak_report_counts_failures():
     seen = result([answered(), FAILURE, FAILURE], [reading()])
     text = report.markdown(seen, judge(seen))
     assert text.startswith("# Soak: FAILED\n")
@@ -39,12 +39,12 @@ def test_bad_report_says_how_and_how_often():
     assert "- 2 × JSON by schema, status 500: it broke" in text  # noqa: RUF001
 
 
-def test_report_of_a_daemon_that_died():
+def test_soak_report_of_dead_daemon_leaves_end_blank():
     seen = result([FAILURE], [reading()], end=None)
     assert row(report.markdown(seen, judge(seen)), "pool") == ["200.0", "200.0", ""]
 
 
-def test_document():
+def test_soak_document_holds_plan_failures_and_readings():
     seen = result([answered(), FAILURE], growing(1))
     content = json.loads(report.document(seen, judge(seen)))
     assert content["passed"] is False
@@ -55,7 +55,7 @@ def test_document():
 
 
 @pytest.mark.parametrize(("active", "status"), [(60 * MB, 0), (70 * MB, 1)])
-def test_all_is_written_and_the_status_tells(
+def test_soak_writes_reports_and_exit_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], active: int, status: int
 ):
     seen = result(readings=growing(1), end=reading(active_bytes=active))
@@ -66,7 +66,7 @@ def test_all_is_written_and_the_status_tells(
         assert picture.size[0] > 1000
 
 
-def test_plot_where_the_system_says_nothing(tmp_path: Path):
+def test_memory_plot_is_drawn_without_footprints(tmp_path: Path):
     silent = [reading(count, front_footprint_bytes=None) for count in (0, 10)]
     plot.draw(result(readings=silent, end=None), tmp_path / "memory.png")
     assert (tmp_path / "memory.png").stat().st_size > 10_000
