@@ -114,7 +114,7 @@ class Launchd:
     ) -> None:
         self.domains = {f"user/{os.getuid()}"} | ({f"gui/{os.getuid()}"} if has_screen else set())
         self.disabled: set[str] = set()
-        self.asked: list[list[str]] = []
+        self.commands: list[list[str]] = []
         self._environment = environment
         self._throttle = throttle
         self._folder = folder
@@ -142,7 +142,7 @@ class Launchd:
     def answer(self, words: list[str]) -> tuple[int, str, str]:
         """Exit code, output and complaint of `launchctl WORDS`."""
         with self._lock:
-            self.asked.append(words)
+            self.commands.append(words)
             try:
                 out = getattr(self, f"_{words[0]}")(*words[1:])
             except Refusal as refusal:

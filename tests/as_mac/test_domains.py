@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "_LOOK_SECONDS", 0.2)
 
 
-class Installed:
+class InstalledService:
     """A service whose program is a shell script, in a launchd."""
 
     def __init__(self, system: Launchd, home: Path, script: str, pause: float = 0.02) -> None:
@@ -64,13 +64,15 @@ class Installed:
             time.sleep(LOOK_SECONDS)
 
     def targets(self, verb: str) -> list[str]:
-        return [words[1] for words in self.launchd.asked if words[0] == verb]
+        return [words[1] for words in self.launchd.commands if words[0] == verb]
 
 
 @contextmanager
-def installed(home: Path, script: str = WAITS, **options: bool | float) -> Iterator[Installed]:
+def installed(
+    home: Path, script: str = WAITS, **options: bool | float
+) -> Iterator[InstalledService]:
     with tempfile.TemporaryDirectory() as folder, launchd(Path(folder), {}, **options) as system:
-        yield Installed(system, home, script)
+        yield InstalledService(system, home, script)
 
 
 @pytest.mark.parametrize(("has_screen", "target"), [(True, GUI), (False, USER)])
@@ -139,12 +141,14 @@ def test_throttled_launchd_start_is_given_up_after_grace(
             wait_for_answer(service.manager, settings(service.port, 60.0), print)
 
 
-@pytest.mark.parametrize(("script", "said"), [("exit 1", "1 (it crashed)"), ("kill -9 $$", "9")])
-def test_crashed_launchd_service_is_not_waited_for(script: str, said: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("script", "exit_text"), [("exit 1", "1 (it crashed)"), ("kill -9 $$", "9")]
+)
+def test_crashed_launchd_service_is_not_waited_for(script: str, exit_text: str, tmp_path: Path):
     with installed(tmp_path, script, throttle=300.0) as service:
         service.manager.load(is_moved=True)
         service.wait_for("restarting")
-        assert said in str(service.manager.state().last_exit)
+        assert exit_text in str(service.manager.state().last_exit)
         with pytest.raises(CommandFailed, match="the service is not running: it ended with"):
             wait_for_answer(service.manager, settings(service.port, 60.0), print)
 

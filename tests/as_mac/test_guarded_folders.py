@@ -33,7 +33,7 @@ def _guard(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def hook() -> None:
+def audit_hook() -> None:
     sys.addaudithook(_guard)
 
 
@@ -59,13 +59,13 @@ def refusal(path: Path) -> str:
 def test_model_in_guarded_folder_error_names_full_disk_access(home: Path):
     options.check_model(home / "Documents/model")
     _guarded.append(home / "Documents")
-    said = refusal(home / "Documents/model")
-    assert f"macOS guards {home}/Documents" in said
-    assert "Full Disk Access" in said
-    assert str(Path(sys.executable).resolve()) in said
+    message = refusal(home / "Documents/model")
+    assert f"macOS guards {home}/Documents" in message
+    assert "Full Disk Access" in message
+    assert str(Path(sys.executable).resolve()) in message
 
 
-def test_other_permission_errors_do_not_mention_macos_guard(
+def test_permission_errors_elsewhere_do_not_mention_macos_guard(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ):
     _guarded.append(home / "Models")
@@ -86,13 +86,13 @@ def test_doctor_warns_of_guarded_folders_of_service(home: Path):
     settings = Settings(
         model=Model(path=str(home / "Models/model"), search_paths=("/Volumes/SSD", "/opt/models"))
     )
-    seen = Situation(
+    examined = Situation(
         argparse.Namespace(config=home / "Documents/my.toml"), "", home, service, settings
     )
-    assert guarded(seen) == [], "nothing is installed: the terminal's leave is enough"
+    assert guarded(examined) == [], "nothing is installed: the terminal's leave is enough"
     service.path.parent.mkdir(parents=True)
     service.path.touch()
-    found = guarded(seen)
+    found = guarded(examined)
     assert [each.level for each in found] == ["warning"] * 2
     assert f"{home}/Documents" in found[0].text
     assert "/Volumes/SSD" in found[1].advice

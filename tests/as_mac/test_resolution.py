@@ -19,14 +19,14 @@ UNREACHABLE = ("error sending request", "the network was disabled")
 def test_dependencies_have_wheels_for_apple_silicon(python: str):
     options = f"--quiet --python-platform aarch64-apple-darwin --python-version {python}"
     words = [*options.split(), "--only-binary", ":all:", "--extra", "otel"]
-    made = subprocess.run(
+    resolution = subprocess.run(
         [sys.executable, "-m", "uv", "pip", "compile", *words, str(ROOT / "pyproject.toml")],
         env={**os.environ, "MACOSX_DEPLOYMENT_TARGET": "14.0"},
         capture_output=True,
         text=True,
         check=False,
     )
-    if any(words in made.stderr for words in UNREACHABLE):
+    if any(words in resolution.stderr for words in UNREACHABLE):
         pytest.skip("the package index can't be reached")
-    assert made.returncode == 0, made.stderr
-    assert "\nmlx-metal==" in made.stdout
+    assert resolution.returncode == 0, resolution.stderr
+    assert "\nmlx-metal==" in resolution.stdout

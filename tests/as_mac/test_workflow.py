@@ -29,5 +29,5 @@ def test_workflow_scripts_exist_and_are_executable():
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_actionlint_accepts_workflows(path: Path):
     assert ACTIONLINT is not None
-    made = subprocess.run([ACTIONLINT, str(path)], capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stdout
+    result = subprocess.run([ACTIONLINT, str(path)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout

@@ -363,7 +363,7 @@ def test_memory_limit_may_be_percentage_of_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "reason"),
     [
         ("memory.limit_bytes=30G", "`memory.limit_bytes`: '30G' is no size, as 30GiB"),
         ("memory.limit_bytes=-1GiB", "is no size"),
@@ -379,10 +379,10 @@ def test_memory_limit_may_be_percentage_of_device() -> None:
         ("models.a.keep_alive_seconds=x", "`models.a.keep_alive_seconds`: 'x' is no time"),
     ],
 )
-def test_invalid_size_or_time_is_refused_with_example(override: str, said: str) -> None:
+def test_invalid_size_or_time_is_refused_with_example(override: str, reason: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load(None, (override,))
-    assert said in str(refused.value)
+    assert reason in str(refused.value)
 
 
 def test_invalid_size_in_file_is_reported_with_line(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ class ScriptedServer:
             await self._answer(send, [(0.0, b'{"data": [{"id": "scripted"}]}')], 200)
             return
         if scope["path"] == "/v1/status":
-            told = {"engine": {"stats": {"memory": {"decisions": self.decisions}}}}
-            await self._answer(send, [(0.0, json.dumps(told).encode())], self.status)
+            status_document = {"engine": {"stats": {"memory": {"decisions": self.decisions}}}}
+            await self._answer(send, [(0.0, json.dumps(status_document).encode())], self.status)
             return
         body = b""
         more = True

@@ -12,7 +12,7 @@ SECONDS = 30.0
 DELTA = {"choices": [{"index": 0, "delta": {"content": "a red "}}]}
 
 
-class Stalling(BaseHTTPRequestHandler):
+class StallingHandler(BaseHTTPRequestHandler):
     """A daemon that answers until it comes to the path `stage`, and then never."""
 
     stage = ""
@@ -53,7 +53,7 @@ class Stalling(BaseHTTPRequestHandler):
 def daemon(stage: str = "") -> Iterator[tuple[str, threading.Event]]:
     """Its URL, and what is set once it has come to `stage`."""
     events = {"reached": threading.Event(), "over": threading.Event()}
-    handler = type("Handler", (Stalling,), {"stage": stage, **events})
+    handler = type("Handler", (StallingHandler,), {"stage": stage, **events})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

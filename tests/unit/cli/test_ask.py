@@ -37,14 +37,14 @@ PNG = tiny("PNG")
 
 
 @dataclass
-class Script:
+class DaemonScript:
     """What the daemon answers, and what it was asked."""
 
     chunks: list[dict[str, Any]] = field(default_factory=list)
     is_cut: bool = False
     status: int = 200
     not_ready_times: int = 0
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
 
 
@@ -52,10 +52,10 @@ def delta(text: str) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": {"content": text}}]}
 
 
-class Handler(BaseHTTPRequestHandler):
+class ScriptedHandler(BaseHTTPRequestHandler):
     """One connection to the scripted daemon."""
 
-    script: Script
+    script: DaemonScript
 
     def do_GET(self) -> None:
         if self.path == "/health/ready" and self.script.not_ready_times:
@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         size = int(self.headers["Content-Length"])
-        self.script.asked.append(json.loads(self.rfile.read(size)))
+        self.script.requests.append(json.loads(self.rfile.read(size)))
         self.script.keys.add(self.headers["Authorization"])
         if self.script.status != 200:
             self.answer(self.script.status, json.dumps({"error": {"message": "Too large."}}))
@@ -85,13 +85,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script(chunks=[delta(""), delta("a red "), delta("circle")])
+def script() -> DaemonScript:
+    return DaemonScript(chunks=[delta(""), delta("a red "), delta("circle")])
 
 
 @pytest.fixture
-def url(script: Script) -> Iterator[str]:
-    handler = type("ScriptedHandler", (Handler,), {"script": script})
+def url(script: DaemonScript) -> Iterator[str]:
+    handler = type("ScriptedHandler", (ScriptedHandler,), {"script": script})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -108,48 +108,48 @@ def picture(tmp_path: Path) -> Path:
 
 
 def test_ask_prints_streamed_answer(
-    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ask", str(picture), "What is it?", "--url", url]) == 0
     assert capsys.readouterr().out == "a red circle\n"
-    (request,) = script.asked
+    (request,) = script.requests
     assert request["stream"] is True
     assert request["model"] == "demo"
 
 
 def test_ask_sends_pictures_in_order_before_question(
-    url: str, script: Script, picture: Path
+    url: str, script: DaemonScript, picture: Path
 ) -> None:
     second = picture.with_name("second")
     second.write_bytes(tiny("JPEG"))
     main(["ask", str(picture), str(second), "Which?", "--url", url])
-    *pictures, question = script.asked[0]["messages"][0]["content"]
+    *pictures, question = script.requests[0]["messages"][0]["content"]
     urls = [part["image_url"]["url"] for part in pictures]
     assert urls == [data_url(picture), data_url(second)]
     assert question == {"type": "text", "text": "Which?"}
 
 
-def test_ask_sends_video_as_video_url(url: str, script: Script, picture: Path) -> None:
+def test_ask_sends_video_as_video_url(url: str, script: DaemonScript, picture: Path) -> None:
     video = picture.with_name("clip.mp4")
     video.write_bytes(clips.encode(clips.noise(1, 3)))
     assert main(["ask", str(video), str(picture), "Which way?", "--url", url]) == 0
-    first, second, _ = script.asked[0]["messages"][0]["content"]
+    first, second, _ = script.requests[0]["messages"][0]["content"]
     assert first == {"type": "video_url", "video_url": {"url": data_url(video)}}
     assert second["type"] == "image_url"
     assert data_url(video).startswith("data:video/mp4;base64,")
 
 
 def test_ask_refuses_truncated_video_before_sending(
-    url: str, script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    url: str, script: DaemonScript, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     video = tmp_path / "clip.mp4"
     video.write_bytes(clips.encode(clips.noise(1, 3))[:-1])
     assert main(["ask", str(video), "Which way?", "--url", url]) != 0
     assert "is truncated" in capsys.readouterr().err
-    assert script.asked == []
+    assert script.requests == []
 
 
-def test_ask_waits_until_daemon_is_ready(url: str, script: Script, picture: Path) -> None:
+def test_ask_waits_until_daemon_is_ready(url: str, script: DaemonScript, picture: Path) -> None:
     script.not_ready_times = 2
     assert main(["ask", str(picture), "What?", "--url", url]) == 0
     assert script.not_ready_times == 0
@@ -157,26 +157,26 @@ def test_ask_waits_until_daemon_is_ready(url: str, script: Script, picture: Path
 
 @pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1", "http://{}", "http://{}/v1/"])
 def test_ask_accepts_daemon_address_without_scheme_or_path(
-    form: str, url: str, script: Script, picture: Path
+    form: str, url: str, script: DaemonScript, picture: Path
 ) -> None:
     address = url.removeprefix("http://").removesuffix("/v1")
     assert main(["ask", str(picture), "What?", "--url", form.format(address)]) == 0
-    assert len(script.asked) == 1
+    assert len(script.requests) == 1
 
 
-def test_ask_sends_api_key_as_bearer_token(url: str, script: Script, picture: Path) -> None:
+def test_ask_sends_api_key_as_bearer_token(url: str, script: DaemonScript, picture: Path) -> None:
     main(["ask", str(picture), "What?", "--url", url, "--api-key", "a-secret-key"])
     assert script.keys == {"Bearer a-secret-key"}
 
 
-def test_ask_encodes_api_key_as_utf8(url: str, script: Script, picture: Path) -> None:
+def test_ask_encodes_api_key_as_utf8(url: str, script: DaemonScript, picture: Path) -> None:
     assert main(["ask", str(picture), "What?", "--url", url, "--api-key", "second-key-é"]) == 0
     (sent,) = script.keys
     assert sent is not None
     assert sent.encode("latin-1") == "Bearer second-key-é".encode()
 
 
-def test_ask_reads_api_key_from_file(url: str, script: Script, picture: Path) -> None:
+def test_ask_reads_api_key_from_file(url: str, script: DaemonScript, picture: Path) -> None:
     path = picture.with_name("key")
     path.write_text("a-key-in-a-file\n")
     main(["ask", str(picture), "What?", "--url", url, "--api-key-file", str(path)])
@@ -185,7 +185,7 @@ def test_ask_reads_api_key_from_file(url: str, script: Script, picture: Path) ->
 
 def test_ask_sends_key_of_settings_only_to_local_daemon(
     url: str,
-    script: Script,
+    script: DaemonScript,
     picture: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -213,7 +213,7 @@ def test_ask_reports_missing_key_file(
 
 
 def test_ask_prints_error_response_of_daemon(
-    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.status = 413
     assert main(["ask", str(picture), "What?", "--url", url]) == 1
@@ -221,7 +221,7 @@ def test_ask_prints_error_response_of_daemon(
 
 
 def test_ask_reports_error_within_stream(
-    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.chunks = [delta("a re"), {"error": {"message": "the engine process ended"}}]
     assert main(["ask", str(picture), "What?", "--url", url]) == 1
@@ -231,7 +231,7 @@ def test_ask_reports_error_within_stream(
 
 
 def test_ask_fails_if_stream_ends_without_done(
-    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.is_cut = True
     assert main(["ask", str(picture), "What?", "--url", url]) == 1
@@ -250,7 +250,7 @@ def test_ask_names_missing_picture(
 @pytest.mark.parametrize(("folder", "code"), [("demo", 0), ("other", 1)])
 def test_ask_resolves_model_dot_to_folder_name(
     url: str,
-    script: Script,
+    script: DaemonScript,
     picture: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -260,16 +260,16 @@ def test_ask_resolves_model_dot_to_folder_name(
     (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / folder)
     assert main(["ask", str(picture), "What?", "--url", url, "--model", "."]) == code
-    assert len(script.asked) == 1 - code
+    assert len(script.requests) == 1 - code
 
 
 def test_ask_suggests_nearest_model_name(
-    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ask", str(picture), "What?", "--url", url, "--model", "dmeo"]) == 1
     assert "did you mean demo?" in capsys.readouterr().err
     assert main(["ask", str(picture), "What?", "--url", url, "--model", "demo"]) == 0
-    assert len(script.asked) == 1
+    assert len(script.requests) == 1
 
 
 def test_ask_starts_no_daemon_for_remote_url(

@@ -92,24 +92,24 @@ def test_bash_offers_expected_completions(scripts: Path, line: str, expected: se
     offered = output(scripts, needed("bash"), "-c", BASH, "bash", file, line).split()
     assert expected <= set(offered)
     prefix = line.rpartition(" ")[2]
-    assert all(each.startswith(prefix) for each in offered)
+    assert all(completion.startswith(prefix) for completion in offered)
 
 
 @pytest.mark.parametrize(("line", "expected"), CASES)
 def test_fish_offers_expected_completions(scripts: Path, line: str, expected: set[str]) -> None:
     file = str(scripts / "_vlm-server.fish")
     command = "source $argv[1]; complete -C $argv[2]"
-    said = output(scripts, needed("fish"), "--no-config", "-c", command, file, line)
-    offered = {each.partition("\t")[0] for each in said.splitlines()}
+    output_text = output(scripts, needed("fish"), "--no-config", "-c", command, file, line)
+    offered = {completion.partition("\t")[0] for completion in output_text.splitlines()}
     assert expected <= offered
 
 
 @pytest.mark.parametrize(("line", "expected"), CASES[::2])
 def test_zsh_offers_expected_completions(scripts: Path, line: str, expected: set[str]) -> None:
     file = str(scripts / "zsh/_vlm-server")
-    said = output(scripts, needed("zsh"), "-f", "-c", ZSH, "zsh", file, line)
-    for each in expected:
-        assert each in said
+    output_text = output(scripts, needed("zsh"), "-f", "-c", ZSH, "zsh", file, line)
+    for completion in expected:
+        assert completion in output_text
 
 
 @pytest.mark.parametrize("shell", SHELLS)

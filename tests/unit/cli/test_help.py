@@ -51,9 +51,9 @@ def test_help_imports_nothing_heavy() -> None:
         timeout=60,
     )
     assert ended.stderr == ""
-    told = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert [words for words, *_ in told] == LEAVES
-    for words, code, heavy, first_line in told:
+    reports = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [words for words, *_ in reports] == LEAVES
+    for words, code, heavy, first_line in reports:
         assert (words, code, heavy) == (words, 0, [])
         assert first_line.startswith(" ".join(["usage: vlm-server", *words]))
 

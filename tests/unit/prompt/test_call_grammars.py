@@ -71,9 +71,11 @@ def constraint(
     return Constraints(host).of(submit)
 
 
-def compiled(grammars: Grammars, made: Constraint | None, salt: str = "") -> Grammar:
-    assert made is not None
-    return grammars.compile(made, salt, Cancellation())
+def compiled(
+    grammars: Grammars, constraint_of_request: Constraint | None, salt: str = ""
+) -> Grammar:
+    assert constraint_of_request is not None
+    return grammars.compile(constraint_of_request, salt, Cancellation())
 
 
 def takes(grammar: Grammar, text: str, host: Any = None) -> bool:
@@ -93,9 +95,9 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
-def refusal(grammars: Grammars, made: Constraint | None) -> str:
+def refusal(grammars: Grammars, constraint_of_request: Constraint | None) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        compiled(grammars, made)
+        compiled(grammars, constraint_of_request)
     assert caught.value.param == "tools"
     assert caught.value.message.isprintable()
     return caught.value.message
@@ -208,14 +210,14 @@ def test_invalid_parameter_schema_is_named_by_tool(
 
 def test_call_grammar_of_hundred_tools_is_compiled_once(new: New, monkeypatch: pytest.MonkeyPatch):
     offered = {f"tool_{i}": POINT | {"description": f"{i}" * 300} for i in range(100)}
-    grammars, asked = new(), []
+    grammars, compilations = new(), []
     real = grammars._server.compile
     monkeypatch.setattr(
-        grammars._server, "compile", lambda *given: asked.append(given) or real(*given)
+        grammars._server, "compile", lambda *given: compilations.append(given) or real(*given)
     )
     first = compiled(grammars, constraint(tools(**offered)), "mine")
     assert compiled(grammars, constraint(tools(**offered)), "mine") is first
-    assert len(asked) == 1
+    assert len(compilations) == 1
     assert compiled(grammars, constraint(tools(**offered)), "yours") is not first
     assert takes(first, json.dumps([call("tool_99", x=1, y=1), call("tool_0", x=1, y=1)]))
 
@@ -228,8 +230,10 @@ def test_expensive_pattern_among_many_tools_is_refused(new: New, strict: bool):
     grammars = new(memory_bytes=64 << 20)
     offered = dict.fromkeys((f"tool_{i}" for i in range(20)), POINT) | {"wrong": wrong}
     names = tuple(offered) if strict else ()
-    made = constraint(tools("auto" if strict else "required", strict=names, **offered))
-    assert "too much memory" in refusal(grammars, made)
+    constraint_of_request = constraint(
+        tools("auto" if strict else "required", strict=names, **offered)
+    )
+    assert "too much memory" in refusal(grammars, constraint_of_request)
     held = tuple(name for name in offered if name != "wrong")
     assert compiled(grammars, constraint(tools(allowed=held, **offered)))
 
@@ -278,13 +282,13 @@ def test_schema_references_resolve_within_their_tool(
 
 def random_answer(grammar: Grammar, rng: np.random.Generator) -> str:
     (matcher,) = grammar.begin(1)
-    drawn: list[int] = []
-    while not drawn or drawn[-1] != END:
+    sampled: list[int] = []
+    while not sampled or sampled[-1] != END:
         assert matcher.wait(30)
-        drawn.append(int(rng.choice(np.flatnonzero(matcher.allowed()))))
-        matcher.advance([drawn[-1]])
+        sampled.append(int(rng.choice(np.flatnonzero(matcher.allowed()))))
+        matcher.advance([sampled[-1]])
     matcher.close()
-    return str(byte_host().backend.decode(drawn[:-1]))
+    return str(byte_host().backend.decode(sampled[:-1]))
 
 
 # ---- calls that the model makes freely -----------------------------------------------
@@ -318,8 +322,10 @@ def test_text_around_strict_calls_allows_no_control_tokens(new: New):
     host.backend.add_special_tokens(["<box>"])
     host.vocabulary_size, host.tool_parser = 258, HERMES
     offered = tools("auto", strict=("now",), now={})
-    made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
-    (matcher,) = compiled(new(host=host), made).begin(1)
+    constraint_of_request = Constraints(host).of(
+        Submit("a", (), (), SamplingParams(), tools=offered)
+    )
+    (matcher,) = compiled(new(host=host), constraint_of_request).begin(1)
     assert matcher.allowed()[END]
     assert not matcher.allowed()[257]
 
@@ -340,11 +346,16 @@ def test_tool_call_marks_may_be_added_tokens(new: New, is_special: bool):
     host.backend.add_tokens(marks)
     host.vocabulary_size, host.tool_parser = 259, replace(HERMES, start="<call>", end="</call>")
     offered = tools("auto", strict=("now",), now={})
-    made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
-    assert isinstance(made, AutoCalls)
-    assert (made.syntax.start, made.syntax.end) == ((257,), (258,))
+    constraint_of_request = Constraints(host).of(
+        Submit("a", (), (), SamplingParams(), tools=offered)
+    )
+    assert isinstance(constraint_of_request, AutoCalls)
+    assert (constraint_of_request.syntax.start, constraint_of_request.syntax.end) == (
+        (257,),
+        (258,),
+    )
     grammars = new(host=host)
-    grammar = compiled(grammars, made)
+    grammar = compiled(grammars, constraint_of_request)
     assert takes(grammar, 'Hm.<call>{"name": "now", "arguments": {}}</call>.', host)
     assert not takes(grammar, "<call>Hm.", host)
     assert takes(grammar, "<call", host)
@@ -375,16 +386,18 @@ def test_answer_with_schema_and_tools_is_json_or_calls(
 def test_answer_schema_leaves_xml_calls_unconstrained(
     grammars: Grammars, end: str, more: str | None
 ):
-    made = constraint(tools("auto", now={}), replace(XML, end=end), {"type": "integer"})
-    grammar = compiled(grammars, made)
+    constraint_of_request = constraint(
+        tools("auto", now={}), replace(XML, end=end), {"type": "integer"}
+    )
+    grammar = compiled(grammars, constraint_of_request)
     assert takes(grammar, "5")
     assert takes(grammar, "<tool_call>\n<function=now>\n</function>\n" + end)
     assert more is None or not takes(grammar, "<tool_call><function=now>" + end + more)
 
 
 def test_invalid_answer_schema_beside_tools_is_refused(grammars: Grammars):
-    made = constraint(tools("auto", now={}), HERMES, {"type": "text"})
-    assert "Invalid type" in refusal(grammars, made)
+    constraint_of_request = constraint(tools("auto", now={}), HERMES, {"type": "text"})
+    assert "Invalid type" in refusal(grammars, constraint_of_request)
 
 
 # ---- which requests are held to what -------------------------------------------------

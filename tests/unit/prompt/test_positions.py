@@ -35,9 +35,9 @@ def test_split_video_positions_have_grid_per_frame_group():
 
 
 def test_unchecked_family_positions_come_from_its_model():
-    asked = np.full((3, 2), 5, dtype=np.int32)
+    own_positions = np.full((3, 2), 5, dtype=np.int32)
     token_ids = np.array([MEDIA, MEDIA], dtype=np.int32)
-    assert media_positions(lambda ids, grids: asked, token_ids, MEDIA, {}) is asked
+    assert media_positions(lambda ids, grids: own_positions, token_ids, MEDIA, {}) is own_positions
 
 
 def test_text_positions_continue_after_largest_media_position():

@@ -32,43 +32,43 @@ def new_marks(*tokens: str, special: bool = True, template: str = "") -> Reasoni
 
 
 @dataclass
-class Json:
+class FakeGrammar:
     """A grammar whose answers are `[`, and then an end; its matchers, and what they were told."""
 
     size: int
-    told: list[list[int]] = field(default_factory=list)
+    advanced: list[list[int]] = field(default_factory=list)
     is_late: bool = False
     num_closed: int = 0
 
     def begin(self, count: int) -> list[AnswerMatcher]:
-        self.told += [[] for _ in range(count)]
-        return [JsonMatcher(self, told) for told in self.told[-count:]]
+        self.advanced += [[] for _ in range(count)]
+        return [FakeMatcher(self, advanced) for advanced in self.advanced[-count:]]
 
 
 @dataclass
-class JsonMatcher:
-    grammar: Json
-    told: list[int]
-    asked: Sequence[int] = ()
+class FakeMatcher:
+    grammar: FakeGrammar
+    advanced: list[int]
+    drafts: Sequence[int] = ()
     fault: RequestError | None = None
     can_look_ahead = True
     forced: tuple[int, ...] = ()
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        self.told.extend(token_ids)
+        self.advanced.extend(token_ids)
 
     def look_ahead(self, token_ids: Sequence[int]) -> None:
-        self.asked = token_ids
+        self.drafts = token_ids
 
     def ahead(self) -> Sequence[NDArray[np.bool_]]:
-        return [self.allowed()] * len(self.asked)
+        return [self.allowed()] * len(self.drafts)
 
     def wait(self, seconds: float) -> bool:
         return not self.grammar.is_late
 
     def allowed(self) -> NDArray[np.bool_]:
         mask = np.zeros(self.grammar.size, dtype=np.bool_)
-        mask[END if self.told else id_of("[")] = True
+        mask[END if self.advanced else id_of("[")] = True
         return mask
 
     def yield_to_others(self) -> None:
@@ -90,7 +90,7 @@ def ids(marks: ReasoningMarks, text: str) -> list[int]:
 
 def begin(
     marks: ReasoningMarks,
-    inner: Json | None = None,
+    inner: FakeGrammar | None = None,
     budget: int | None = None,
     starts: bool = True,
     may_begin: bool = True,
@@ -110,11 +110,11 @@ def write(matcher: AnswerMatcher, token_ids: list[int]) -> None:
 
 def forced(matcher: AnswerMatcher) -> list[int]:
     """Draw what follows as long as there is no choice."""
-    drawn: list[int] = []
-    while matcher.wait(0.0) and matcher.allowed().sum() == 1 and drawn[-1:] != [END]:
-        drawn.append(int(matcher.allowed().argmax()))
-        matcher.advance([drawn[-1]])
-    return drawn
+    sampled: list[int] = []
+    while matcher.wait(0.0) and matcher.allowed().sum() == 1 and sampled[-1:] != [END]:
+        sampled.append(int(matcher.allowed().argmax()))
+        matcher.advance([sampled[-1]])
+    return sampled
 
 
 @pytest.fixture(params=["spelled", "control", "added"])
@@ -127,7 +127,7 @@ def marks(request: pytest.FixtureRequest) -> ReasoningMarks:
 
 
 def test_grammar_begins_after_reasoning_ends(marks: ReasoningMarks):
-    inner = Json(marks.everything.size)
+    inner = FakeGrammar(marks.everything.size)
     matcher = begin(marks, inner)
     inner.is_late = True  # nobody asks it
     write(matcher, ids(marks, "Hm </thin [5] <think>"))
@@ -135,11 +135,11 @@ def test_grammar_begins_after_reasoning_ends(marks: ReasoningMarks):
     write(matcher, ids(marks, "</think>"))
     inner.is_late = False
     assert forced(matcher) == [*ids(marks, "\n\n"), id_of("["), END]
-    assert inner.told == [[id_of("["), END]]
+    assert inner.advanced == [[id_of("["), END]]
 
 
 def test_reasoning_grammar_waits_only_after_reasoning(marks: ReasoningMarks):
-    inner = Json(marks.everything.size, is_late=True)
+    inner = FakeGrammar(marks.everything.size, is_late=True)
     matcher = begin(marks, inner, budget=0)
     for token_id in ids(marks, "</think>\n\n"):
         assert matcher.wait(0.0)
@@ -148,12 +148,12 @@ def test_reasoning_grammar_waits_only_after_reasoning(marks: ReasoningMarks):
 
 
 def test_answer_may_start_with_reasoning_or_grammar(marks: ReasoningMarks):
-    inner = Json(marks.everything.size)
+    inner = FakeGrammar(marks.everything.size)
     matcher = begin(marks, inner, starts=False)
     first = marks.start_ids[0]
     assert set(np.flatnonzero(matcher.allowed())) == {id_of("["), first}
     write(matcher, [id_of("[")])
-    assert inner.told == [[id_of("[")]]
+    assert inner.advanced == [[id_of("[")]]
     assert forced(matcher) == [END]
     matcher = begin(marks, inner, starts=False)
     write(matcher, [first])
@@ -163,14 +163,14 @@ def test_answer_may_start_with_reasoning_or_grammar(marks: ReasoningMarks):
 
 
 def test_reasoning_may_be_disallowed_before_grammar(marks: ReasoningMarks):
-    matcher = begin(marks, Json(marks.everything.size), starts=False, may_begin=False)
+    matcher = begin(marks, FakeGrammar(marks.everything.size), starts=False, may_begin=False)
     assert forced(matcher) == [id_of("["), END]
 
 
 def test_end_mark_tokens_never_swallow_answer_text():
     """A token that ends a thought and is more than that would be lost to the grammar."""
     marks = new_marks("></", ">[", ">\n", "nk>{", "k>", "</think>", special=False)
-    inner = Json(marks.everything.size)
+    inner = FakeGrammar(marks.everything.size)
     pieces = {text: marks._backend.token_to_id(text) for text in ("></", ">[", ">\n", "nk>{", "k>")}
     matcher = begin(marks, inner)
     write(matcher, [pieces[">["], *map(id_of, "</thi")])
@@ -189,13 +189,13 @@ def test_end_mark_tokens_never_swallow_answer_text():
 
 
 def test_reasoning_matchers_are_independent_and_closed(marks: ReasoningMarks):
-    inner = Json(marks.everything.size)
+    inner = FakeGrammar(marks.everything.size)
     first, second = ReasoningGrammar(marks, inner, 2, starts=True, may_begin=True).begin(2)
     write(first, ids(marks, "ab"))
     assert forced(first) == [*marks.closing_ids, id_of("["), END]
     write(second, ids(marks, "a"))
     assert second.allowed().sum() > 100
-    assert inner.told == [[id_of("["), END], []]
+    assert inner.advanced == [[id_of("["), END], []]
     first.close()
     second.close()
     assert inner.num_closed == 2
@@ -233,7 +233,7 @@ def test_reasoning_budget_covers_later_reasoning_of_answer(marks: ReasoningMarks
 
 
 def test_reasoning_masks_are_shared_read_only_arrays(marks: ReasoningMarks):
-    free, held = begin(marks, budget=100), begin(marks, Json(marks.everything.size), 100)
+    free, held = begin(marks, budget=100), begin(marks, FakeGrammar(marks.everything.size), 100)
     masks = []
     for token_id in ids(marks, "a thought"):
         masks += [free.allowed(), held.allowed()]
@@ -273,16 +273,16 @@ def test_reasoning_grammar_depends_on_budget_thinking_and_schema(
     budget: int | None, enable_thinking: bool | None, starts: bool, has_grammar: bool
 ):
     marks = new_marks("<think>", "</think>")
-    inner = Json(marks.everything.size) if has_grammar else None
-    asked = submit(budget, enable_thinking)
-    made = with_reasoning(marks, inner, asked, starts=starts)
-    assert with_reasoning(None, inner, asked, starts=starts) is inner
+    inner = FakeGrammar(marks.everything.size) if has_grammar else None
+    submitted = submit(budget, enable_thinking)
+    grammar_of_request = with_reasoning(marks, inner, submitted, starts=starts)
+    assert with_reasoning(None, inner, submitted, starts=starts) is inner
     may_begin = enable_thinking is True and budget != 0
     if budget is None and not (has_grammar and (starts or may_begin)):
-        assert made is inner
+        assert grammar_of_request is inner
         return
-    assert made is not None
-    (matcher,) = made.begin(1)
+    assert grammar_of_request is not None
+    (matcher,) = grammar_of_request.begin(1)
     can_reason = bool(matcher.allowed()[marks.start_ids[0]])
     assert can_reason == ((may_begin or not has_grammar) if not starts else budget != 0)
 
@@ -291,15 +291,15 @@ def test_random_reasoning_ends_at_first_end_mark_of_text():
     """Whatever is drawn: what follows the first mark is blanks and the grammar's."""
     tokens = ["</", "think", ">", "></think>", "</think>", ">[", "k>\n\n", "n", "</thi", "nk>x"]
     marks = new_marks(*tokens, special=False, template=TEMPLATE)
-    inner, rng = Json(marks.everything.size), np.random.default_rng(0)
+    inner, rng = FakeGrammar(marks.everything.size), np.random.default_rng(0)
     likely = [marks._backend.token_to_id(text) for text in tokens]
     for _ in range(300):
-        matcher, drawn = begin(marks, inner, int(rng.integers(0, 60))), list[int]()
-        while drawn[-1:] != [END]:
+        matcher, sampled = begin(marks, inner, int(rng.integers(0, 60))), list[int]()
+        while sampled[-1:] != [END]:
             allowed = np.flatnonzero(matcher.allowed())
             wanted = [i for i in likely if i in allowed]
-            drawn.append(int(rng.choice(wanted or allowed)))
-            matcher.advance([drawn[-1]])
-        thought, mark, answer = marks._text(drawn[:-1]).partition("</think>")
+            sampled.append(int(rng.choice(wanted or allowed)))
+            matcher.advance([sampled[-1]])
+        reasoning_text, mark, answer = marks._text(sampled[:-1]).partition("</think>")
         assert mark
-        assert json.loads(answer.strip() + "]") == [], (thought, answer)
+        assert json.loads(answer.strip() + "]") == [], (reasoning_text, answer)

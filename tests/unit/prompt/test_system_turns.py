@@ -11,7 +11,7 @@ from vlm_server.prompt.chat import fold_system
 from vlm_server.protocol import ImagePart, Message, TextPart
 
 
-def said(role: str, text: str) -> Message:
+def text_message(role: str, text: str) -> Message:
     return Message(role, (TextPart(text),))  # type: ignore[arg-type]
 
 
@@ -35,20 +35,30 @@ def test_messages_of_any_role_order_reach_prompt_in_order(
     source: str, roles: tuple[str, ...]
 ) -> None:
     texts = [f"text-{index}" for index in range(len(roles))]
-    prompt = render(source, *map(said, roles, texts))
+    prompt = render(source, *map(text_message, roles, texts))
     places = [prompt.find(text) for text in texts]
     assert min(places) >= 0
     assert places == sorted(places)
 
 
 def test_system_message_stays_if_template_supports_it() -> None:
-    messages = (said("system", "a"), said("user", "b"), said("system", "c"), said("user", "d"))
+    messages = (
+        text_message("system", "a"),
+        text_message("user", "b"),
+        text_message("system", "c"),
+        text_message("user", "d"),
+    )
     assert fold_system(messages, takes_first=True, takes_later=True) == messages
 
 
 def test_system_message_joins_neighbouring_user_turns() -> None:
     picture = Message("user", (ImagePart(0),))
-    messages = (said("system", "a"), picture, said("system", "b"), said("user", "c"))
+    messages = (
+        text_message("system", "a"),
+        picture,
+        text_message("system", "b"),
+        text_message("user", "c"),
+    )
     (folded,) = fold_system(messages, takes_first=False, takes_later=False)
     gap = TextPart("\n\n")
     assert folded.content == (
@@ -66,24 +76,24 @@ def test_system_message_joins_neighbouring_user_turns() -> None:
 @pytest.mark.parametrize("roles", [("user",), ("system", "user"), ("user", "user")])
 def test_user_message_after_tool_result_is_rendered(source: str, roles: tuple[str, ...]) -> None:
     texts = [f"text-{index}" for index in range(len(roles))]
-    prompt = render(source, ASK, CALL, RESULT, *map(said, roles, texts))
+    prompt = render(source, ASK, CALL, RESULT, *map(text_message, roles, texts))
     places = [prompt.find(text) for text in ("clicked", *texts)]
     assert min(places) >= 0
     assert places == sorted(places)
 
 
 def test_second_system_message_joins_first() -> None:
-    messages = (said("system", "a"), said("system", "b"), said("user", "c"))
-    told, asked = fold_system(messages, takes_first=True, takes_later=False)
-    assert (told.role, told.content) == (
+    messages = (text_message("system", "a"), text_message("system", "b"), text_message("user", "c"))
+    system, user = fold_system(messages, takes_first=True, takes_later=False)
+    assert (system.role, system.content) == (
         "system",
         (TextPart("a"), TextPart("\n\n"), TextPart("b")),
     )
-    assert asked == messages[2]
+    assert user == messages[2]
 
 
 def test_assistant_text_after_tool_call_stays_in_place() -> None:
-    messages = (ASK, CALL, said("assistant", "text"), said("user", "b"))
+    messages = (ASK, CALL, text_message("assistant", "text"), text_message("user", "b"))
     assert fold_system(messages, takes_first=True, takes_later=True) == messages
 
 
@@ -108,7 +118,10 @@ def test_message_refused_by_template_is_named(roles: tuple[str, ...], param: str
         "{% endfor %}"
     )
     with pytest.raises(InvalidRequest, match="the user begins") as caught:
-        render(source, *placed(*(said(role, "a") for role in roles), said("assistant", "b")))
+        render(
+            source,
+            *placed(*(text_message(role, "a") for role in roles), text_message("assistant", "b")),
+        )
     assert caught.value.param == param
     assert f"`{param}`" in caught.value.message
 
@@ -116,5 +129,10 @@ def test_message_refused_by_template_is_named(roles: tuple[str, ...], param: str
 def test_template_failure_without_culprit_names_messages_field() -> None:
     source = "{% for m in messages %}{{ m.content + 1 if messages | length > 1 }}{% endfor %}"
     with pytest.raises(InvalidRequest, match="the conversation") as caught:
-        render(source, *placed(said("user", "a"), said("assistant", "b"), said("user", "c")))
+        render(
+            source,
+            *placed(
+                text_message("user", "a"), text_message("assistant", "b"), text_message("user", "c")
+            ),
+        )
     assert caught.value.param == "messages"

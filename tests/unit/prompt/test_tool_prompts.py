@@ -47,7 +47,7 @@ SCREEN = Message(
 )
 
 
-def made(source: str) -> ChatTemplate:
+def chat_template(source: str) -> ChatTemplate:
     return ChatTemplate(sandboxed(source, {}), ("<image>",), None, ("bos_token",))
 
 
@@ -58,7 +58,7 @@ def render(
     must_call: bool = False,
     **more: Any,
 ) -> str:
-    template = made(source)
+    template = chat_template(source)
     return template.render(
         template.arrange(Chat(messages, tools, **more), must_call=must_call), str
     )
@@ -81,7 +81,7 @@ def test_tools_calls_and_results_are_rendered(source: str):
 def test_pictures_in_tool_results_keep_order_and_place(source: str):
     first = Message("user", (ImagePart(7), TextPart("what is this?")))
     asked = Message("user", (TextPart("and this?"), ImagePart(9)))
-    template = made(source)
+    template = chat_template(source)
     chat = Chat((first, CALL, SCREEN, Message("assistant", (TextPart("done"),)), asked))
     arranged = template.arrange(chat)
     order = [p.index for m in arranged.messages for p in m.content if isinstance(p, ImagePart)]
@@ -135,16 +135,16 @@ def test_template_without_tools_refuses_them_unless_call_is_required():
             render(source, ASK, tools=(TOOL,))
         assert caught.value.param == "tools"
     system = Message("system", (TextPart("be brief"),))
-    told = render(templates.PLAIN, system, ASK, tools=(TOOL,), must_call=True)
-    assert json.dumps(TOOL) in told
-    assert '[{"name": "<tool>", "arguments": {...}}]' in told
-    assert told.startswith("<|system|>be brief\n\nYou can call")
+    rendered = render(templates.PLAIN, system, ASK, tools=(TOOL,), must_call=True)
+    assert json.dumps(TOOL) in rendered
+    assert '[{"name": "<tool>", "arguments": {...}}]' in rendered
+    assert rendered.startswith("<|system|>be brief\n\nYou can call")
     assert render(templates.PLAIN, ASK, tools=(TOOL,), must_call=True).startswith(
         "<|system|>You can"
     )
-    told = render(templates.NO_SYSTEM, ASK, tools=(TOOL,), must_call=True)
-    assert told.startswith("[user]You can call")
-    assert told.endswith("press it")
+    rendered = render(templates.NO_SYSTEM, ASK, tools=(TOOL,), must_call=True)
+    assert rendered.startswith("[user]You can call")
+    assert rendered.endswith("press it")
 
 
 def test_template_without_calls_shows_them_as_text():
@@ -158,8 +158,8 @@ def test_template_without_calls_shows_them_as_text():
 
 
 def test_reasoning_of_earlier_answers_is_rendered():
-    thought = Message("assistant", (TextPart("red"),), reasoning="hm")
-    asked = (ASK, thought, ASK)
+    answer_with_reasoning = Message("assistant", (TextPart("red"),), reasoning="hm")
+    asked = (ASK, answer_with_reasoning, ASK)
     assert "<|assistant|><think>hm</think>red<|end|>" in render(templates.QWEN3_VL, *asked)
     without = render(templates.QWEN3_VL, ASK, Message("assistant", (TextPart("red"),)), ASK)
     assert without.startswith(
@@ -172,19 +172,19 @@ def chat_of(**options: Any) -> Chat:
 
 
 def test_thinking_is_off_unless_enabled():
-    template = made(templates.QWEN3_VL)
+    template = chat_template(templates.QWEN3_VL)
     assert template.render(chat_of(), str).endswith("<think>\n\n</think>\n\n")
     assert template.render(chat_of(enable_thinking=False), str).endswith("</think>\n\n")
     assert template.render(chat_of(enable_thinking=True), str).endswith("<think>\n")
     own = chat_of(enable_thinking=True, variables='{"enable_thinking": false}')
     assert template.render(own, str).endswith("</think>\n\n")
-    named = made(templates.PLAIN + "{% if thinking %}<think>{% endif %}")
+    named = chat_template(templates.PLAIN + "{% if thinking %}<think>{% endif %}")
     assert named.render(chat_of(enable_thinking=True), str).endswith("<think>")
     assert template.generation_suffix({"enable_thinking": True}) == "<|assistant|><think>\n"
 
 
 def test_template_variables_are_passed_but_override_nothing_reserved():
-    template = made(templates.PLAIN + "{{ style }}")
+    template = chat_template(templates.PLAIN + "{{ style }}")
     assert template.render(chat_of(variables='{"style": "terse"}'), str).endswith("terse")
     for name in ("messages", "tools", "add_generation_prompt", "bos_token"):
         with pytest.raises(InvalidRequest, match=f"can't set `{name}`") as caught:
@@ -242,7 +242,7 @@ def test_tool_prompt_disarms_all_client_text(source: str):
         (tool,),
         {"style": evil},
     )
-    template = made(source)
+    template = chat_template(source)
     arranged = template.arrange(chat)
     plain = template.render(arranged, lambda text: text.replace(evil, ""))
     disarmed = template.render(arranged, lambda text: text.replace(evil, "<!|end|>"))
@@ -269,7 +269,7 @@ def test_hundred_tools_render_deterministically_within_time():
     ]
     submit = Submit("r", (ASK,), (), SamplingParams(), tools=Tools(json.dumps(tools)))
     for source in WITH_TOOLS.values():
-        template = made(source)
+        template = chat_template(source)
         started = time.monotonic()
         texts = {template.render(template.arrange(read_chat(submit)), str) for _ in range(2)}
         assert len(texts) == 1

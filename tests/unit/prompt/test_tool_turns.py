@@ -11,9 +11,9 @@ from vlm_server.protocol import Message, TextPart, ToolCall
 ASK = Message("user", (TextPart("go on"),))
 
 
-def called(*calls: tuple[str, str]) -> Message:
-    made = tuple(ToolCall(call_id, name, "{}") for call_id, name in calls)
-    return Message("assistant", (), tool_calls=made)
+def calls_turn(*calls: tuple[str, str]) -> Message:
+    assistant_calls = tuple(ToolCall(call_id, name, "{}") for call_id, name in calls)
+    return Message("assistant", (), tool_calls=assistant_calls)
 
 
 def result(call_id: str = "", name: str = "") -> Message:
@@ -39,31 +39,31 @@ def answered(*messages: Message, make_id: MakeId = given_id) -> list[tuple[int, 
 
 @pytest.mark.parametrize("call_id", ["", "call_0"])
 def test_tool_result_matches_newest_turn_with_its_call(call_id: str):
-    turns = (ASK, called((call_id, "old")), ASK, called((call_id, "new")), result(call_id))
+    turns = (ASK, calls_turn((call_id, "old")), ASK, calls_turn((call_id, "new")), result(call_id))
     assert answered(*turns) == [(1, "new")]
 
 
 def test_tool_results_without_ids_match_calls_by_name_and_order():
-    calls = called(("", "f"), ("", "g"), ("", "f"))
+    calls = calls_turn(("", "f"), ("", "g"), ("", "f"))
     results = (result(name="g"), result(name="f"), result())
     assert answered(ASK, calls, *results) == [(0, "f"), (1, "g"), (2, "f")]
 
 
 def test_tool_results_are_reordered_to_calls():
-    calls = called(("a", "f"), ("b", "g"), ("c", "h"))
+    calls = calls_turn(("a", "f"), ("b", "g"), ("c", "h"))
     results = (result("c"), result("nobody's"), result("a"), ASK, result("b"))
     assert answered(ASK, calls, *results) == [(0, "f"), (2, "h"), (-1, ""), (1, "g")]
 
 
 def test_late_tool_result_matches_earlier_turn():
-    turns = (ASK, called(("a", "old")), ASK, called(("b", "new")), result("a"), result("b"))
+    turns = (ASK, calls_turn(("a", "old")), ASK, calls_turn(("b", "new")), result("a"), result("b"))
     assert answered(*turns) == [(0, "old"), (1, "new")]
 
 
 @pytest.mark.parametrize("make_id", [given_id, short_id, numbered_id])
 @pytest.mark.parametrize("given", ["call_0", "call_1", "call_2"])
 def test_generated_call_ids_are_unique(make_id: MakeId, given: str):
-    turns = (ASK, called(("", "f"), (given, "g"), ("", "h")))
+    turns = (ASK, calls_turn(("", "f"), (given, "g"), ("", "h")))
     named = name_results((*turns, result(name="h"), result(given), result(name="f")), make_id)
     ids = [call.id for message in named for call in message.tool_calls]
     assert len(set(ids)) == 3
@@ -73,7 +73,7 @@ def test_generated_call_ids_are_unique(make_id: MakeId, given: str):
 
 @pytest.mark.parametrize("call_id", ["", "nobody's"])
 def test_matching_thousands_of_tool_results_is_fast(call_id: str):
-    calls = called(*((f"id {i}", "f") for i in range(13_000)))
+    calls = calls_turn(*((f"id {i}", "f") for i in range(13_000)))
     with processor_time() as measured:
         named = name_results((ASK, calls, *[result(call_id)] * 2_000), given_id)
     assert measured.seconds < 0.5
@@ -81,6 +81,6 @@ def test_matching_thousands_of_tool_results_is_fast(call_id: str):
 
 
 def test_tool_result_without_call_gets_unused_id():
-    named = name_results((ASK, called(("call_1", "f")), result(name="g")), given_id)
+    named = name_results((ASK, calls_turn(("call_1", "f")), result(name="g")), given_id)
     assert named[-1].tool_call_id not in ("", "call_1")
     assert named[-1].name == "g"

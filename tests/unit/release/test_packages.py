@@ -60,15 +60,15 @@ def test_version_equals_installed_package_version() -> None:
 
 def test_version_exists_without_installed_package() -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import vlm_server as v"
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"{code}; print(v.__version__, hasattr(v, 'nothing'))"],
         capture_output=True,
         text=True,
         check=True,
         cwd="/",
     )
-    assert said.stdout.split()[1] == "False"
-    assert re.match(r"\d", said.stdout)
+    assert output.stdout.split()[1] == "False"
+    assert re.match(r"\d", output.stdout)
 
 
 def test_container_serves_all_addresses_only_with_keys(

@@ -31,7 +31,7 @@ def test_lone_turn_takes_sum_of_its_costs():
     """Decoding is a step ahead of what it reports, so it takes as many steps as tokens."""
     costs = agents.costs()
     result = simulate(costs, agents.workload(users=1, answer_tokens=5), Fleet())
-    first, second = (one for one in result.asked[:2])
+    first, second = (request for request in result.asked[:2])
     tokens = 50 + 80
     prompt = costs.request_seconds(tokens, 1) + costs.picture_seconds(80)
     expected = prompt + costs.encode_seconds(80) + costs.prefill_seconds(tokens, 0)
@@ -57,7 +57,7 @@ def test_simulated_waiting_matches_md1_queue():
         seconds=1200.0,
     )
     result = simulate(costs, work, Fleet())
-    wait = sum(one.ttft for one in result.asked) / len(result.asked) - 0.1
+    wait = sum(request.ttft for request in result.asked) / len(result.asked) - 0.1
     assert result.utilisation[0] == pytest.approx(load, rel=0.05)
     assert wait == pytest.approx(load * 0.1 / (2 * (1 - load)), rel=0.15)
 
@@ -80,7 +80,7 @@ def test_simulation_obeys_littles_law():
     work = agents.workload(users=users, seconds=300.0)
     asked = simulate(costs, work, Fleet()).asked
     rate = len(asked) / 300
-    mean_seconds = sum(one.ended - one.sent for one in asked) / len(asked)
+    mean_seconds = sum(request.ended - request.sent for request in asked) / len(asked)
     assert rate * (mean_seconds + work.think_seconds) == pytest.approx(users, rel=0.05)
 
 
@@ -92,10 +92,10 @@ def test_fresh_conversations_have_no_cache_hits():
 def test_simulated_turn_hits_whole_previous_conversation():
     result = simulate(agents.costs(), agents.workload(), Fleet())
     before: dict[str, int] = {}
-    for one in sorted(result.asked, key=lambda one: one.sent):
-        if one.turn:
-            assert one.cached_tokens == before[one.key]
-        before[one.key] = one.prompt_tokens + one.answer_tokens
+    for request in sorted(result.asked, key=lambda request: request.sent):
+        if request.turn:
+            assert request.cached_tokens == before[request.key]
+        before[request.key] = request.prompt_tokens + request.answer_tokens
 
 
 def test_key_routing_alone_keeps_cache_hits():
@@ -123,10 +123,10 @@ def test_smaller_simulated_cache_lowers_hit_rate():
 
 def test_little_simulated_memory_delays_requests():
     costs, work = agents.costs(), agents.workload(users=12)
-    one = 900 * costs.kv_bytes_per_token
+    request_bytes = 900 * costs.kv_bytes_per_token
     few, many = (
         summarize(simulate(costs, work, Fleet(limits=Limits(running_bytes=n))).asked, 0, 60)
-        for n in (one, 100 * one)
+        for n in (request_bytes, 100 * request_bytes)
     )
     assert few.ttft_p50 > 1.2 * many.ttft_p50
     assert few.requests < many.requests
@@ -138,8 +138,8 @@ def test_lost_worker_moves_only_its_conversations():
     less = simulate(costs, work, Fleet(workers=4, lost_at=40.0))
     assert hit_rate(less) < hit_rate(whole)
     before, after = ({}, {})
-    for one in less.asked:
-        (before if one.ended < 40 else after).setdefault(one.key, set()).add(one.worker)
+    for request in less.asked:
+        (before if request.ended < 40 else after).setdefault(request.key, set()).add(request.worker)
     stayed = [key for key in before.keys() & after.keys() if before[key] == after[key]]
     moved = [key for key in before.keys() & after.keys() if before[key] != after[key]]
     lost = {worker for key in moved for worker in before[key]}
@@ -152,9 +152,11 @@ def test_lost_worker_moves_only_its_conversations():
 def test_simulated_turns_are_answered_once_and_in_order():
     work = agents.workload(users=12, seconds=60.0)
     asked = simulate(agents.costs(), work, Fleet(workers=3, lost_at=30.0)).asked
-    assert max(Counter((one.key, one.turn) for one in asked).values()) == 1
-    for key, turn in {(one.key, one.turn) for one in asked}:
-        assert turn == 0 or any(one.key == key and one.turn == turn - 1 for one in asked)
+    assert max(Counter((request.key, request.turn) for request in asked).values()) == 1
+    for key, turn in {(request.key, request.turn) for request in asked}:
+        assert turn == 0 or any(
+            request.key == key and request.turn == turn - 1 for request in asked
+        )
 
 
 def test_simulation_fails_when_all_workers_are_lost():

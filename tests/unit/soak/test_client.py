@@ -24,9 +24,9 @@ def request(**changes: Any) -> Request:
     return Request(Kind.SHORT_TEXT, BODY, **changes)
 
 
-async def sent(server: ScriptedServer, asked: Request) -> Outcome:
+async def outcome_of(server: ScriptedServer, request_sent: Request) -> Outcome:
     async with listening(server) as url, Client(url.removesuffix("/v1")) as client:
-        return await client.send(asked)
+        return await client.send(request_sent)
 
 
 def whole(body: bytes, status: int = 200) -> ScriptedServer:
@@ -35,7 +35,7 @@ def whole(body: bytes, status: int = 200) -> ScriptedServer:
 
 async def test_soak_client_reads_stream():
     server = ScriptedServer(echo)
-    outcome = await sent(server, request(is_stream=True))
+    outcome = await outcome_of(server, request(is_stream=True))
     assert (outcome.ending, outcome.status, outcome.error) == (Ending.ANSWERED, 200, None)
     assert outcome.text
     assert outcome.ttft is not None
@@ -43,12 +43,12 @@ async def test_soak_client_reads_stream():
 
 
 async def test_soak_client_reads_unstreamed_answer():
-    outcome = await sent(whole(COMPLETION), request())
+    outcome = await outcome_of(whole(COMPLETION), request())
     assert (outcome.ending, outcome.text, outcome.ttft) == (Ending.ANSWERED, "hi", None)
 
 
 @pytest.mark.parametrize(
-    ("server", "asked"),
+    ("server", "request_sent"),
     [
         (whole(b"{}", 500), request()),
         (whole(b"{}"), request()),
@@ -65,8 +65,8 @@ async def test_soak_client_reads_unstreamed_answer():
         (whole(REFUSAL, 400), request(patience=Patience(seconds=10))),
     ],
 )
-async def test_soak_client_reports_failed_answers(server: ScriptedServer, asked: Request):
-    outcome = await sent(server, asked)
+async def test_soak_client_reports_failed_answers(server: ScriptedServer, request_sent: Request):
+    outcome = await outcome_of(server, request_sent)
     assert outcome.ending is Ending.FAILED
     assert outcome.status == server.status
     assert outcome.error
@@ -81,7 +81,7 @@ async def test_soak_client_reports_unreachable_server():
 
 
 async def test_soak_client_accepts_expected_refusal():
-    outcome = await sent(whole(REFUSAL, 400), request(refusal=WANTED))
+    outcome = await outcome_of(whole(REFUSAL, 400), request(refusal=WANTED))
     assert (outcome.ending, outcome.status, outcome.error) == (Ending.REFUSED, 400, None)
 
 
@@ -102,7 +102,7 @@ async def test_soak_client_retries_after_full_queue():
 @pytest.mark.parametrize("patience", [Patience(seconds=0.2), Patience(reads=3)])
 async def test_soak_client_leaves_when_patience_ends(patience: Patience):
     server = ScriptedServer(lambda _: [(0.02, text("more"))] * 50)
-    outcome = await sent(server, request(is_stream=True, patience=patience))
+    outcome = await outcome_of(server, request(is_stream=True, patience=patience))
     assert outcome == Outcome(kind=Kind.SHORT_TEXT, ending=Ending.LEFT)
     assert server.requests == [FIELDS]
 
@@ -110,11 +110,11 @@ async def test_soak_client_leaves_when_patience_ends(patience: Patience):
 async def test_soak_client_leaves_during_upload():
     bodies: list[bytes] = []
 
-    class Listener(ScriptedServer):
+    class UploadRecorder(ScriptedServer):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             while (message := await receive())["type"] == "http.request":
                 bodies.append(message["body"])
 
-    outcome = await sent(Listener(), request(patience=Patience(upload_share=0.5)))
+    outcome = await outcome_of(UploadRecorder(), request(patience=Patience(upload_share=0.5)))
     assert outcome.ending is Ending.LEFT
     assert b"".join(bodies) == BODY[: len(BODY) // 2]

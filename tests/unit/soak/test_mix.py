@@ -14,23 +14,23 @@ from tests.soak.request import Kind, Patience, Request
 COUNT = 600
 
 
-def asked(seed: int, number: int = 0, count: int = COUNT) -> list[Request]:
+def requests_of(seed: int, number: int = 0, count: int = COUNT) -> list[Request]:
     user = User(Gallery(seed), seed, number)
     return [user.next() for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
 def requests() -> list[Request]:
-    return asked(1)
+    return requests_of(1)
 
 
 def test_soak_requests_are_reproducible_by_seed(requests: list[Request]):
-    assert asked(1) == requests
+    assert requests_of(1) == requests
 
 
 def test_soak_requests_differ_between_seeds_and_users(requests: list[Request]):
     bodies = {request.body for request in requests}
-    for others in (asked(2, count=50), asked(1, number=1, count=50)):
+    for others in (requests_of(2, count=50), requests_of(1, number=1, count=50)):
         assert len(bodies & {request.body for request in others}) < 5
 
 
@@ -110,4 +110,4 @@ def test_soak_history_omits_unanswered_turns():
 
 def test_soak_requests_ignore_global_random_state(requests: list[Request]):
     random.seed(99)
-    assert asked(1, count=20) == requests[:20]
+    assert requests_of(1, count=20) == requests[:20]

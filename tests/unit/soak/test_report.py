@@ -19,8 +19,8 @@ def row(text: str, name: str) -> list[str]:
 
 
 def test_passed_soak_report_shows_figures():
-    seen = result([answered(0.1), answered(0.3), answered(0.2), LEAVER], growing(0))
-    text = report.markdown(seen, judge(seen))
+    soak_result = result([answered(0.1), answered(0.3), answered(0.2), LEAVER], growing(0))
+    text = report.markdown(soak_result, judge(soak_result))
     assert text.startswith("# Soak: passed\n")
     assert "seed 7: 4 requests" in text
     assert row(text, "new picture") == ["3", "0", "0", "0", "200", "300"]
@@ -32,21 +32,21 @@ def test_passed_soak_report_shows_figures():
 
 
 def test_failed_soak_report_counts_failures():
-    seen = result([answered(), FAILURE, FAILURE], [reading()])
-    text = report.markdown(seen, judge(seen))
+    soak_result = result([answered(), FAILURE, FAILURE], [reading()])
+    text = report.markdown(soak_result, judge(soak_result))
     assert text.startswith("# Soak: FAILED\n")
     assert row(text, "failures") == ["0", "2 of 3", "**missed**"]
     assert "- 2 × JSON by schema, status 500: it broke" in text  # noqa: RUF001
 
 
 def test_soak_report_of_dead_daemon_leaves_end_blank():
-    seen = result([FAILURE], [reading()], end=None)
-    assert row(report.markdown(seen, judge(seen)), "pool") == ["200.0", "200.0", ""]
+    soak_result = result([FAILURE], [reading()], end=None)
+    assert row(report.markdown(soak_result, judge(soak_result)), "pool") == ["200.0", "200.0", ""]
 
 
 def test_soak_document_holds_plan_failures_and_readings():
-    seen = result([answered(), FAILURE], growing(1))
-    content = json.loads(report.document(seen, judge(seen)))
+    soak_result = result([answered(), FAILURE], growing(1))
+    content = json.loads(report.document(soak_result, judge(soak_result)))
     assert content["passed"] is False
     assert content["plan"] == {"minutes": 2, "seed": 7, "users": 16}
     assert {"kind": "new picture", "ending": "answered", "count": 1} in content["requests"]
@@ -58,8 +58,8 @@ def test_soak_document_holds_plan_failures_and_readings():
 def test_soak_writes_reports_and_exit_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], active: int, status: int
 ):
-    seen = result(readings=growing(1), end=reading(active_bytes=active))
-    assert command.conclude(seen, tmp_path) == status
+    soak_result = result(readings=growing(1), end=reading(active_bytes=active))
+    assert command.conclude(soak_result, tmp_path) == status
     assert (tmp_path / "report.md").read_text() == capsys.readouterr().out
     assert json.loads((tmp_path / "report.json").read_text())["passed"] is (status == 0)
     with Image.open(tmp_path / "memory.png") as picture:

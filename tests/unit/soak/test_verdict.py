@@ -13,19 +13,19 @@ from tests.unit.soak.results import FAILURE, LEAVER, MB, answered, growing, read
 ENOUGH = [answered()] * 2000
 
 
-def missed(seen: Result) -> list[str]:
-    return [criterion.name for criterion in judge(seen) if criterion.is_met is False]
+def missed_criteria(soak_result: Result) -> list[str]:
+    return [criterion.name for criterion in judge(soak_result) if criterion.is_met is False]
 
 
 def test_steady_soak_meets_every_criterion():
-    seen = result([*ENOUGH, LEAVER], between=growing(0.5))
-    assert missed(seen) == []
-    assert is_passed(judge(seen))
-    assert all(criterion.is_met for criterion in judge(seen))
+    soak_result = result([*ENOUGH, LEAVER], between=growing(0.5))
+    assert missed_criteria(soak_result) == []
+    assert is_passed(judge(soak_result))
+    assert all(criterion.is_met for criterion in judge(soak_result))
 
 
 @pytest.mark.parametrize(
-    ("seen", "name"),
+    ("soak_result", "name"),
     [
         (result([answered(), FAILURE]), "failures"),
         (result([]), "failures"),
@@ -39,23 +39,23 @@ def test_steady_soak_meets_every_criterion():
         (result(ENOUGH, growing(0.5)), "footprint after 1,000 requests, MB per 1,000"),
     ],
 )
-def test_soak_fault_misses_exactly_one_criterion(seen: Result, name: str):
-    assert missed(seen) == [name]
-    assert not is_passed(judge(seen))
+def test_soak_fault_misses_exactly_one_criterion(soak_result: Result, name: str):
+    assert missed_criteria(soak_result) == [name]
+    assert not is_passed(judge(soak_result))
 
 
 def test_soak_without_final_reading_misses_three_criteria():
-    assert len(missed(result(end=None))) == 3
+    assert len(missed_criteria(result(end=None))) == 3
 
 
 def test_small_active_memory_change_meets_criterion():
-    assert missed(result(end=reading(active_bytes=60 * MB + MB // 2))) == []
+    assert missed_criteria(result(end=reading(active_bytes=60 * MB + MB // 2))) == []
 
 
 def test_footprint_slope_of_short_run_is_not_judged():
-    seen = result(ENOUGH[:1999], between=growing(50))
-    assert missed(seen) == []
-    assert [criterion.is_met for criterion in judge(seen)].count(None) == 1
+    soak_result = result(ENOUGH[:1999], between=growing(50))
+    assert missed_criteria(soak_result) == []
+    assert [criterion.is_met for criterion in judge(soak_result)].count(None) == 1
 
 
 def test_footprint_slope_ignores_first_thousand_requests():

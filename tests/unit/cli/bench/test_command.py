@@ -68,7 +68,7 @@ URL = "--url=a=http://127.0.0.1:9/v1"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "name a server"),
         (("--start", "ours"), "--model"),
@@ -84,8 +84,8 @@ URL = "--url=a=http://127.0.0.1:9/v1"
         ((URL, "--url=b=http://127.0.0.1:9/v1"), "same server twice"),
     ],
 )
-def test_bench_refuses_invalid_arguments(arguments: tuple[str, ...], said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_bench_refuses_invalid_arguments(arguments: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError, match=message):
         work.run(parse(*arguments))
 
 

@@ -77,11 +77,11 @@ async def test_day_is_reproducible_by_seed():
     await spend(first, 1)
     await spend(again, 1)
     await spend(other, 1, seed=2)
-    assert asked(first) == asked(again)
-    assert asked(first) != asked(other)
+    assert messages_of(first) == messages_of(again)
+    assert messages_of(first) != messages_of(other)
 
 
-def asked(app: ScriptedServer) -> set[str]:
+def messages_of(app: ScriptedServer) -> set[str]:
     """Of a burst, the order of arrival is open."""
     return {str(request["messages"]) for request in app.requests}
 

@@ -14,7 +14,7 @@ from vlm_server.cli.bench.report import BenchRun
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def a_day(server: str = "a<b") -> BenchRun:
+def day_run(server: str = "a<b") -> BenchRun:
     kinds = {"agent, turn 1": 0.5, "agent, turn 2": 0.7, "text": 0.03}
     samples = [
         DaySample(kind, n, 10.0 * n, None if (n, kind) == (4, "text") else ttft)
@@ -29,7 +29,7 @@ def drawn(*runs: BenchRun) -> ElementTree.Element:
 
 
 def test_plot_has_dot_per_request_in_both_panels():
-    root = drawn(a_day())
+    root = drawn(day_run())
     dots = [dot for dot in root.iter(f"{SVG}circle") if dot.get("r") == "1.8"]
     assert len(dots) == 2 * (3 * 20 - 1), "one failed"
     width, height = float(root.get("width", 0)), float(root.get("height", 0))
@@ -38,27 +38,27 @@ def test_plot_has_dot_per_request_in_both_panels():
 
 
 def test_plot_shows_tenths_and_kinds():
-    root = drawn(a_day())
+    root = drawn(day_run())
     thick = [path for path in root.iter(f"{SVG}path") if path.get("stroke-width")]
     assert len(thick) == 10
-    said = [text.text for text in root.iter(f"{SVG}text")]
-    assert "a<b, round 1: 60 requests" in said
-    assert said.count("agent") == said.count("text") == 1, "turns of an agent share a colour"
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert "a<b, round 1: 60 requests" in texts
+    assert texts.count("agent") == texts.count("text") == 1, "turns of an agent share a colour"
 
 
 def test_plot_shows_fixed_work_as_second_line():
-    run = a_day()
+    run = day_run()
     work = [DaySample(FIXED_WORK, n, 10.0 * n, 0.01) for n in range(20)]
     root = drawn(BenchRun("day", 1, "a<b", 200.0, [], [], [*run.samples, *work]))
     thick = [path for path in root.iter(f"{SVG}path") if path.get("stroke-width")]
     assert len(thick) == 20
-    said = [text.text for text in root.iter(f"{SVG}text")]
-    assert "a<b, round 1: 60 requests" in said, "it is no request"
-    assert FIXED_WORK not in said
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert "a<b, round 1: 60 requests" in texts, "it is no request"
+    assert FIXED_WORK not in texts
 
 
 def test_plot_stacks_days_vertically():
-    one, two = drawn(a_day()), drawn(a_day(), a_day("other"))
+    one, two = drawn(day_run()), drawn(day_run(), day_run("other"))
     assert float(two.get("height", 0)) == 2 * float(one.get("height", 0))
 
 

@@ -27,17 +27,17 @@ def same(value: float | None) -> Figure:
 def runs() -> list[BenchRun]:
     values = {"ours": (10.0, 30.0, 20.0), "peer": (100.0, None, 200.0)}
     equal = {"ours": (1.0, 1.0, 1.0), "peer": (0.0, 1.0, 0.0)}
-    made = []
+    bench_runs = []
     for round_ in range(3):
         for name in ("ours", "peer"):
-            made.append(
+            bench_runs.append(
                 BenchRun("repeat", round_ + 1, name, 1.0, [ms(values[name][round_])], [GOOD])
             )
-            made.append(
+            bench_runs.append(
                 BenchRun("right", round_ + 1, name, 1.0, [same(equal[name][round_])], [GOOD])
             )
-    made.append(BenchRun("warm-up", 0, "peer", 1.0, [], [BUSY, BUSY, TimedAnswer()]))
-    return made
+    bench_runs.append(BenchRun("warm-up", 0, "peer", 1.0, [], [BUSY, BUSY, TimedAnswer()]))
+    return bench_runs
 
 
 def test_comparison_table_has_expected_text():
@@ -61,13 +61,13 @@ def test_comparison_table_shows_dash_for_unknown_figure():
 
 
 def test_comparison_table_shows_met_bars_and_undivided_drift():
-    made = [
+    bench_runs = [
         BenchRun(
             "day", 1, name, 1.0, [Figure("d", value, Unit.PERCENT), Figure("b", met, Unit.MET)], []
         )
         for name, value, met in (("ours", -0.5, 1.0), ("peer", 12.0, 0.0))
     ]
-    rows = report.comparison(TARGETS, PLAN, made).splitlines()
+    rows = report.comparison(TARGETS, PLAN, bench_runs).splitlines()
     assert rows[3:5] == [
         "day       d       %  -0.50  12.0    -",
         "          b          met    missed  -",

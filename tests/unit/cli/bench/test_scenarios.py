@@ -53,13 +53,13 @@ LONG = ("streams", "longagent", "agents4", "agent-window", "agent-drops")
 async def test_scenario_sends_expected_requests(scenario: str):
     app = ScriptedServer()
     await run(app, scenario)
-    asked = app.requests[2:]  # after warming up
-    shown = [pictures(request) for request in asked]
+    scenario_requests = app.requests[2:]  # after warming up
+    shown = [pictures(request) for request in scenario_requests]
     assert EXPECTED[scenario] == (
-        len(asked),
+        len(scenario_requests),
         len({url for urls in shown for url in urls}),
         max(map(len, shown)),
-        {request["max_tokens"] for request in asked},
+        {request["max_tokens"] for request in scenario_requests},
     )
 
 
@@ -173,7 +173,7 @@ async def test_conc_reports_gap_median_p99_and_ratio():
 
 
 async def test_conc_clears_are_unknown_without_status_route():
-    class Silent(ScriptedServer):
+    class WithoutStatusRoute(ScriptedServer):
         """As a server without such a route."""
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -182,22 +182,22 @@ async def test_conc_clears_are_unknown_without_status_route():
             else:
                 await super().__call__(scope, receive, send)
 
-    runs = await run(Silent(), "conc")
+    runs = await run(WithoutStatusRoute(), "conc")
     assert [figure.value is None for figure in runs[-1].figures] == [*5 * [False], True]
 
 
 async def test_right_scenario_detects_answers_that_differ():
-    def confused(request: dict[str, Any]) -> list[tuple[float, bytes]]:
-        app.seen += 1
-        return [(0.0, text(str(app.seen))), (0.0, ending(1))]
+    def numbered_answers(request: dict[str, Any]) -> list[tuple[float, bytes]]:
+        app.num_answers += 1
+        return [(0.0, text(str(app.num_answers))), (0.0, ending(1))]
 
-    class Counting(ScriptedServer):
-        seen = 0
+    class CountingServer(ScriptedServer):
+        num_answers = 0
 
     good = (await run(ScriptedServer(echo), "right"))[-1].figures
     assert [figure.value for figure in good] == [1.0, 0.0, 0.0]
     assert {figure.unit for figure in good} == {Unit.EQUAL}
-    app = Counting(confused)
+    app = CountingServer(numbered_answers)
     assert (await run(app, "right"))[-1].figures[0].value == 0.0
 
 

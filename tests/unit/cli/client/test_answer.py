@@ -64,7 +64,7 @@ def test_null_usage_gives_unknown_token_counts():
 
 
 @pytest.mark.parametrize(
-    ("last", "said"),
+    ("last", "message"),
     [
         (b"", "ended before"),
         (event(error={"message": "out of luck"}) + DONE, "out of luck"),
@@ -73,10 +73,10 @@ def test_null_usage_gives_unknown_token_counts():
         (event(choices=[{"delta": {"content": 7}}]) + DONE, "not a chat completion chunk"),
     ],
 )
-def test_broken_stream_gives_error_without_ttft(last: bytes, said: str):
+def test_broken_stream_gives_error_without_ttft(last: bytes, message: str):
     answer = read_answer([(0.1, delta(content="a")), (0.2, last)], 0.2)
     assert answer.error is not None
-    assert said in answer.error
+    assert message in answer.error
     assert answer.ttft is None
 
 

@@ -15,17 +15,17 @@ URL = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
 
 
 def test_routing_key_of_picture_is_its_sha256() -> None:
-    asked = [user("What?", URL)]
+    messages = [user("What?", URL)]
     key = hashlib.sha256(PICTURE).hexdigest()
-    assert routing_key(asked) == key
-    assert routing_key([*asked, assistant("A circle."), user("And?")]) == key
+    assert routing_key(messages) == key
+    assert routing_key([*messages, assistant("A circle."), user("And?")]) == key
 
 
 def test_routing_key_of_text_covers_messages_before_first_answer() -> None:
-    asked = [{"role": "system", "content": "Be brief."}, user("Look.")]
-    later = [*asked, assistant("Yes."), user("And this?", URL)]
-    assert routing_key(asked) == routing_key(later)
-    assert routing_key(asked) != routing_key([user("Look.")])
+    messages = [{"role": "system", "content": "Be brief."}, user("Look.")]
+    later = [*messages, assistant("Yes."), user("And this?", URL)]
+    assert routing_key(messages) == routing_key(later)
+    assert routing_key(messages) != routing_key([user("Look.")])
 
 
 def test_routing_key_of_remote_picture_depends_on_url() -> None:

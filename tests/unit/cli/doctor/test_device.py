@@ -59,7 +59,7 @@ def test_doctor_advises_on_slow_blas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "limit_bytes", "level"),
+    ("sysctl_output", "limit_bytes", "level"),
     [
         ("0\n", 0, "ok"),
         (None, 0, "ok"),
@@ -69,9 +69,9 @@ def test_doctor_advises_on_slow_blas() -> None:
     ],
 )
 def test_doctor_warns_of_wired_limit_mismatch(
-    said: str | None, limit_bytes: int, level: str
+    sysctl_output: str | None, limit_bytes: int, level: str
 ) -> None:
-    found = device.wired_limit(said, Memory(limit_bytes=limit_bytes), METAL)
+    found = device.wired_limit(sysctl_output, Memory(limit_bytes=limit_bytes), METAL)
     assert found.level == level
     assert level == "ok" or "iogpu.wired_limit_mb=" in found.advice
 

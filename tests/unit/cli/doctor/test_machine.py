@@ -61,14 +61,16 @@ def test_doctor_reports_old_macos() -> None:
     assert machine.system("Darwin", "13.6").level == "problem"
 
 
-@pytest.mark.parametrize(("told", "version"), [("26.1\n", "26.1"), (None, "16.0")])
+@pytest.mark.parametrize(("sw_vers_output", "version"), [("26.1\n", "26.1"), (None, "16.0")])
 def test_doctor_prefers_macos_version_of_sw_vers(
-    monkeypatch: pytest.MonkeyPatch, told: str | None, version: str
+    monkeypatch: pytest.MonkeyPatch, sw_vers_output: str | None, version: str
 ) -> None:
     """A Python that was built for an older one takes macOS 26 for 16."""
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(platform, "mac_ver", lambda: ("16.0", ("", "", ""), "arm64"))
-    monkeypatch.setattr(machine, "output_of", lambda words: told if words[0] == "sw_vers" else None)
+    monkeypatch.setattr(
+        machine, "output_of", lambda words: sw_vers_output if words[0] == "sw_vers" else None
+    )
     assert (
         f"macOS {version}"
         in {each.check: each.text for each in machine.look_at_machine(None)}["system"]

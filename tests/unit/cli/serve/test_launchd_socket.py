@@ -13,7 +13,7 @@ from vlm_server.cli.serve import listener
 from vlm_server.errors import ConfigError
 
 
-class Library:
+class FakeLibSystem:
     """libSystem with a launchd that answers `code`, and hands over `descriptors`."""
 
     def __init__(self, code: int, *descriptors: int) -> None:
@@ -42,7 +42,7 @@ class Library:
 
 
 def test_launchd_descriptors_are_adopted_and_list_freed() -> None:
-    library = Library(0, 7, 9)
+    library = FakeLibSystem(0, 7, 9)
     assert listener.activate("http", library) == [7, 9]
     assert library.names == [b"http"]
     assert len(library.freed) == 1
@@ -51,12 +51,12 @@ def test_launchd_descriptors_are_adopted_and_list_freed() -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ESRCH])
 def test_launchd_without_socket_gives_no_descriptors(code: int) -> None:
-    assert listener.activate("http", Library(code)) == []
+    assert listener.activate("http", FakeLibSystem(code)) == []
 
 
 def test_launchd_socket_error_is_reported() -> None:
     with pytest.raises(ConfigError, match="already"):
-        listener.activate("http", Library(errno.EALREADY))
+        listener.activate("http", FakeLibSystem(errno.EALREADY))
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has it")

@@ -22,8 +22,8 @@ KEY = "a-key-that-is-long-enough"
 
 
 def inherited(host: str = "127.0.0.1") -> Listener:
-    made = socket.create_server((host, 0))
-    return Listener((made,), (made.dup(),))
+    bound = socket.create_server((host, 0))
+    return Listener((bound,), (bound.dup(),))
 
 
 @pytest.mark.parametrize("pid", ["", "1", "all"])
@@ -42,7 +42,7 @@ def test_listen_refuses_invalid_listen_fds(count: str) -> None:
         listen(Server(port=0), environment, None)
 
 
-class OfXnu(socket.socket):
+class XnuSocket(socket.socket):
     """A socket of macOS, whose kernel does not tell whether it listens."""
 
     def getsockopt(self, level: int, option: int, *size: int) -> Any:
@@ -51,7 +51,7 @@ class OfXnu(socket.socket):
         return super().getsockopt(level, option, *size)
 
 
-@pytest.fixture(params=[socket.socket, OfXnu], ids=["linux", "macos"])
+@pytest.fixture(params=[socket.socket, XnuSocket], ids=["linux", "macos"])
 def adopt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Adopt:
     """Takes a copy of a socket over, as if it had been handed to this process."""
 
@@ -68,11 +68,11 @@ def adopt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ad
 def test_adopted_socket_accepts_waiting_connection(adopt: Adopt) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         with socket.create_connection(listening.getsockname()) as waiting:
-            taken = adopt(listening)
-            connection, address = taken.accept()
+            accepting = adopt(listening)
+            connection, address = accepting.accept()
             assert address == waiting.getsockname()
         connection.close()
-        taken.close()
+        accepting.close()
 
 
 def test_adopting_non_listening_socket_is_refused(adopt: Adopt) -> None:
@@ -107,13 +107,13 @@ def test_server_address_follows_inherited_socket() -> None:
 def test_binding_answered_address_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the kernel would let us listen beside that program."""
 
-    class Lenient(socket.socket):
+    class SocketBindingAnywhere(socket.socket):
         def bind(self, address: Any) -> None:
             pass
 
     with socket.create_server(("", 0)) as other:
         server = Server(host="127.0.0.1", port=other.getsockname()[1])
-        monkeypatch.setattr(listener_module.socket, "socket", Lenient)
+        monkeypatch.setattr(listener_module.socket, "socket", SocketBindingAnywhere)
         with pytest.raises(NotAvailable, match=r"127\.0\.0\.1.*in use"):
             listener_module.bind(server)
 

@@ -18,7 +18,7 @@ from vlm_server.cli.serve.reload import Reloader, Shutdown
 pytestmark = pytest.mark.unit
 
 
-class Watched:
+class WatchedSettings:
     """A settings file with a reloader, and how often that wanted to start again."""
 
     def __init__(self, path: Path) -> None:
@@ -39,8 +39,8 @@ class Watched:
 
 
 @pytest.fixture
-async def watched(tmp_path: Path) -> Watched:
-    return Watched(tmp_path / "my.toml")
+async def watched(tmp_path: Path) -> WatchedSettings:
+    return WatchedSettings(tmp_path / "my.toml")
 
 
 @pytest.fixture(autouse=True)
@@ -50,24 +50,24 @@ def _hang_up_as_before() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-async def test_unchanged_settings_file_is_not_read(watched: Watched) -> None:
+async def test_unchanged_settings_file_is_not_read(watched: WatchedSettings) -> None:
     watched.reloader.check_with(settings.Settings(), lambda: pytest.fail("read"))
     await watched.reloader.look()
 
 
-async def test_changed_settings_restart_daemon(watched: Watched) -> None:
+async def test_changed_settings_restart_daemon(watched: WatchedSettings) -> None:
     watched.write("[server]\nport = 9001\n", seconds_ago=30)
     await watched.reloader.look()
     assert watched.restarts == 1
 
 
-async def test_changed_comment_does_not_restart_daemon(watched: Watched) -> None:
+async def test_changed_comment_does_not_restart_daemon(watched: WatchedSettings) -> None:
     watched.write("# my own\n[server]\nport = 9000\n", seconds_ago=30)
     await watched.reloader.look()
     assert watched.restarts == 0
 
 
-async def test_freshly_written_settings_are_read_later(watched: Watched) -> None:
+async def test_freshly_written_settings_are_read_later(watched: WatchedSettings) -> None:
     watched.write("[server]\nport = 9001\n", seconds_ago=0)
     await watched.reloader.look()
     assert watched.restarts == 0
@@ -76,7 +76,7 @@ async def test_freshly_written_settings_are_read_later(watched: Watched) -> None
     assert watched.restarts == 1
 
 
-async def test_briefly_missing_settings_file_does_not_restart(watched: Watched) -> None:
+async def test_briefly_missing_settings_file_does_not_restart(watched: WatchedSettings) -> None:
     watched.path.unlink()
     await watched.reloader.look()
     watched.write("[server]\nport = 9001\n", seconds_ago=30)
@@ -85,7 +85,7 @@ async def test_briefly_missing_settings_file_does_not_restart(watched: Watched) 
 
 
 async def test_invalid_new_settings_are_logged_once(
-    watched: Watched, caplog: pytest.LogCaptureFixture
+    watched: WatchedSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched.write("[server]\nport = 'none'\n", seconds_ago=30)
     for _ in range(3):
@@ -95,7 +95,7 @@ async def test_invalid_new_settings_are_logged_once(
 
 
 async def test_unreadable_new_settings_do_not_restart(
-    watched: Watched, caplog: pytest.LogCaptureFixture
+    watched: WatchedSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unreadable() -> settings.Settings:
         raise PermissionError(13, "Permission denied", "/models/mine")
@@ -111,7 +111,7 @@ async def test_unreadable_new_settings_do_not_restart(
     assert watched.restarts == 1
 
 
-async def test_sighup_during_settings_check_restarts_daemon(watched: Watched) -> None:
+async def test_sighup_during_settings_check_restarts_daemon(watched: WatchedSettings) -> None:
     began, may_end = threading.Event(), threading.Event()
     reads: list[settings.Settings] = []
 

@@ -22,7 +22,7 @@ from vlm_server.cli.service.systemd import SystemdUser
 from vlm_server.errors import ConfigError, NotAvailable
 
 
-class Recorder:
+class CommandRecorder:
     """Stands in for the system: notes each command, and answers with `codes` by its verb.
 
     launchd knows a service after `bootout` for as many looks as `draining` says.
@@ -30,7 +30,9 @@ class Recorder:
 
     def __init__(self, draining: int = 0, **codes: int) -> None:
         self.codes = codes
-        self.shown = "ActiveState=active\nMainPID=7\nMemoryCurrent=1048576\nExecMainCode=0\n"
+        self.systemctl_output = (
+            "ActiveState=active\nMainPID=7\nMemoryCurrent=1048576\nExecMainCode=0\n"
+        )
         self.draining = draining
         self.commands: list[str] = []
         self._looks: int | None = None
@@ -40,7 +42,11 @@ class Recorder:
         code = next((code for verb, code in self.codes.items() if verb in words), 0)
         is_of_service = words[-1].count("/") > 1  # not of the domain that it is in
         code = code or (self._launchd(words[1]) if is_of_service else 0)
-        out = self.shown if words[0] == "systemctl" else "state = running\n\texit timeout = 40\n"
+        out = (
+            self.systemctl_output
+            if words[0] == "systemctl"
+            else "state = running\n\texit timeout = 40\n"
+        )
         return subprocess.CompletedProcess(words, code, out, "it says no\n")
 
     def _launchd(self, verb: str) -> int:
@@ -63,14 +69,14 @@ def install(manager: ServiceManager, *arguments: str) -> int:
 
 def act(manager: ServiceManager, *words: str) -> int:
     """With a port that nobody has, if no port and no file is named."""
-    given = list(words)
+    command_words = list(words)
     if words[0] == "install" and not any("port" in word or "--config" in word for word in words):
-        given += ["--set", f"server.port={free_port()}"]
-    return actions.run(build_parser().parse_args(["service", *given]), manager)
+        command_words += ["--set", f"server.port={free_port()}"]
+    return actions.run(build_parser().parse_args(["service", *command_words]), manager)
 
 
 def test_systemd_install_enables_and_starts_units(tmp_path: Path) -> None:
-    run = Recorder()
+    run = CommandRecorder()
     manager = SystemdUser(tmp_path, run)
     assert install(manager) == 0
     assert manager.path == tmp_path / ".config/systemd/user/vlm-server.service"
@@ -87,7 +93,7 @@ def test_systemd_install_enables_and_starts_units(tmp_path: Path) -> None:
 
 
 def test_systemd_reinstall_with_same_address_keeps_socket(tmp_path: Path) -> None:
-    run = Recorder()
+    run = CommandRecorder()
     install(SystemdUser(tmp_path, run), "--set", "server.port=9000")
     del run.commands[:]
     install(SystemdUser(tmp_path, run), "--set", "server.port=9000", "--set", "log.level=debug")
@@ -96,7 +102,7 @@ def test_systemd_reinstall_with_same_address_keeps_socket(tmp_path: Path) -> Non
 
 
 def test_launchd_install_reloads_plist(tmp_path: Path) -> None:
-    run = Recorder()
+    run = CommandRecorder()
     manager = Launchd(tmp_path, run)
     assert install(manager) == 0
     assert manager.path == tmp_path / "Library/LaunchAgents/org.vlm-server.daemon.plist"
@@ -109,7 +115,7 @@ def test_launchd_install_reloads_plist(tmp_path: Path) -> None:
 
 def test_launchd_install_waits_until_old_service_drained(tmp_path: Path) -> None:
     """`bootout` returns at once; nothing can be loaded before the old one is gone."""
-    run, waited = Recorder(draining=110), list[float]()
+    run, waited = CommandRecorder(draining=110), list[float]()
     assert install(Launchd(tmp_path, run, waited.append)) == 0
     assert 40 < sum(waited) < 100, "longer than it may take to stop"
     assert run.commands[-1].startswith("launchctl bootstrap")
@@ -119,7 +125,7 @@ def test_launchd_install_waits_until_old_service_drained(tmp_path: Path) -> None
 
 def test_launchd_restart_keeps_service_loaded(tmp_path: Path) -> None:
     """What was loaded stays loaded; SIGTERM lets it finish its answers."""
-    run = Recorder()
+    run = CommandRecorder()
     manager = Launchd(tmp_path, run, lambda _: None)
     install(manager)
     del run.commands[:]
@@ -129,7 +135,7 @@ def test_launchd_restart_keeps_service_loaded(tmp_path: Path) -> None:
 
 
 def test_launchd_install_gives_up_after_stop_timeout(tmp_path: Path) -> None:
-    run, waited = Recorder(draining=10_000), list[float]()
+    run, waited = CommandRecorder(draining=10_000), list[float]()
     with pytest.raises(CommandFailed, match="bootstrap"):
         install(Launchd(tmp_path, run, waited.append))
     assert sum(waited) < 150
@@ -137,7 +143,7 @@ def test_launchd_install_gives_up_after_stop_timeout(tmp_path: Path) -> None:
 
 def test_systemd_install_ignores_reset_failed_error(tmp_path: Path) -> None:
     """`reset-failed` says no for one that has not failed: that is no error."""
-    run = Recorder(**{"reset-failed": 1})
+    run = CommandRecorder(**{"reset-failed": 1})
     assert install(SystemdUser(tmp_path, run)) == 0
     assert run.commands[-1].endswith("start vlm-server.service")
 
@@ -152,7 +158,7 @@ def test_systemd_unit_path_honours_xdg_config_home(tmp_path: Path) -> None:
 
 
 def test_service_install_refuses_api_keys(tmp_path: Path) -> None:
-    manager = SystemdUser(tmp_path, Recorder())
+    manager = SystemdUser(tmp_path, CommandRecorder())
     with pytest.raises(ConfigError, match="settings file"):
         install(manager, "--set", 'server.api_keys=["a-long-enough-key"]')
     assert not manager.path.exists()
@@ -164,7 +170,7 @@ def test_installed_command_has_absolute_paths(
 ) -> None:
     config = tmp_path / "my settings.toml"
     config.write_text("[log]\nlevel = 'debug'\n")
-    manager = kind(tmp_path, Recorder())
+    manager = kind(tmp_path, CommandRecorder())
     install(manager, "--config", str(config))
     program, *arguments = manager.read_words()
     assert program == str(Path(sys.executable).parent / "vlm-server")
@@ -173,7 +179,7 @@ def test_installed_command_has_absolute_paths(
 
 
 def test_service_file_is_private_and_replaced_atomically(tmp_path: Path) -> None:
-    manager = SystemdUser(tmp_path, Recorder())
+    manager = SystemdUser(tmp_path, CommandRecorder())
     install(manager, "--set", "server.port=9000")
     install(manager, "--set", "server.port=9001")
     assert manager.path.stat().st_mode & 0o777 == 0o600
@@ -191,7 +197,7 @@ def test_service_install_refuses_wrong_settings(tmp_path: Path) -> None:
 def test_service_dry_run_prints_file_without_installing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Recorder()
+    run = CommandRecorder()
     manager = SystemdUser(tmp_path, run)
     assert install(manager, "--dry-run") == 0
     assert "[Service]" in capsys.readouterr().out
@@ -201,7 +207,7 @@ def test_service_dry_run_prints_file_without_installing(
 
 def test_failed_manager_command_is_named_with_reason(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match=r"(?s)enable vlm-server.*it says no"):
-        install(SystemdUser(tmp_path, Recorder(enable=1)))
+        install(SystemdUser(tmp_path, CommandRecorder(enable=1)))
 
 
 def test_missing_manager_program_is_a_failure() -> None:
@@ -214,7 +220,7 @@ def test_missing_manager_program_is_a_failure() -> None:
 def test_service_uninstall_is_idempotent(
     kind: type[Launchd] | type[SystemdUser], tmp_path: Path
 ) -> None:
-    manager = kind(tmp_path, Recorder())
+    manager = kind(tmp_path, CommandRecorder())
     install(manager)
     assert act(manager, "uninstall") == 0
     assert list(manager.path.parent.iterdir()) == []
@@ -222,24 +228,24 @@ def test_service_uninstall_is_idempotent(
 
 
 def test_failed_reinstall_restores_previous_files(tmp_path: Path) -> None:
-    manager = SystemdUser(tmp_path, Recorder())
+    manager = SystemdUser(tmp_path, CommandRecorder())
     install(manager, "--set", "server.port=9000")
     before = [path.read_bytes() for path in manager.paths]
-    broken = SystemdUser(tmp_path, Recorder(start=1))
+    broken = SystemdUser(tmp_path, CommandRecorder(start=1))
     with pytest.raises(CommandFailed, match="it says no"):
         install(broken, "--set", "server.port=9001")
     assert [path.read_bytes() for path in manager.paths] == before
 
 
 def test_failed_first_install_removes_files(tmp_path: Path) -> None:
-    manager = SystemdUser(tmp_path, Recorder(start=1))
+    manager = SystemdUser(tmp_path, CommandRecorder(start=1))
     with pytest.raises(CommandFailed, match=r"(?s)it says no.*Nothing was installed"):
         install(manager)
     assert list(manager.path.parent.iterdir()) == []
 
 
 def test_interrupted_install_removes_files(tmp_path: Path) -> None:
-    recorder = Recorder()
+    recorder = CommandRecorder()
 
     def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         if "start" in words:
@@ -253,7 +259,7 @@ def test_interrupted_install_removes_files(tmp_path: Path) -> None:
 
 
 def test_concurrent_service_install_is_refused(tmp_path: Path) -> None:
-    manager = SystemdUser(tmp_path, Recorder())
+    manager = SystemdUser(tmp_path, CommandRecorder())
     with actions.locked(manager), pytest.raises(CommandFailed, match="is running"):
         install(manager)
     assert install(manager) == 0
@@ -263,7 +269,7 @@ def test_service_install_refuses_port_of_another_program(tmp_path: Path) -> None
     """Whoever is there might answer in its place."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        run = Recorder(**{"is-active": 3})
+        run = CommandRecorder(**{"is-active": 3})
         manager = SystemdUser(tmp_path, run)
         with pytest.raises(NotAvailable, match="in use"):
             install(manager, "--set", f"server.port={port}")
@@ -276,17 +282,17 @@ def test_service_install_refuses_port_of_another_program(tmp_path: Path) -> None
 
 def test_service_install_refuses_port_zero(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="port"):
-        install(SystemdUser(tmp_path, Recorder()), "--set", "server.port=0")
+        install(SystemdUser(tmp_path, CommandRecorder()), "--set", "server.port=0")
 
 
 @pytest.mark.parametrize("action", ["start", "stop", "restart"])
 def test_service_action_fails_if_not_installed(action: str, tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="not installed"):
-        act(SystemdUser(tmp_path, Recorder()), action)
+        act(SystemdUser(tmp_path, CommandRecorder()), action)
 
 
 def test_service_restart_with_wrong_settings_keeps_service_running(tmp_path: Path) -> None:
-    run, config = Recorder(), tmp_path / "my.toml"
+    run, config = CommandRecorder(), tmp_path / "my.toml"
     config.touch()
     manager = SystemdUser(tmp_path, run)
     install(manager, "--config", str(config))
@@ -298,8 +304,8 @@ def test_service_restart_with_wrong_settings_keeps_service_running(tmp_path: Pat
 
 
 def test_service_install_fails_at_once_if_service_ended(tmp_path: Path) -> None:
-    run = Recorder()
-    run.shown = "ActiveState=failed\nExecMainCode=1\nExecMainStatus=3\n"
+    run = CommandRecorder()
+    run.systemctl_output = "ActiveState=failed\nExecMainCode=1\nExecMainStatus=3\n"
     manager = SystemdUser(tmp_path, run)
     with pytest.raises(CommandFailed, match=r"it ended with 3 \(the model can't be loaded\)"):
         act(manager, "install")
@@ -309,15 +315,15 @@ def test_service_install_fails_at_once_if_service_ended(tmp_path: Path) -> None:
 def test_service_status_reports_not_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert act(SystemdUser(tmp_path, Recorder()), "status") == 4
+    assert act(SystemdUser(tmp_path, CommandRecorder()), "status") == 4
     assert capsys.readouterr().out == "not installed\n"
 
 
 def test_service_status_reports_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Recorder()
+    run = CommandRecorder()
     manager = SystemdUser(tmp_path, run)
     install(manager)
-    run.shown = "ActiveState=inactive\nExecMainCode=1\nExecMainStatus=0\n"
+    run.systemctl_output = "ActiveState=inactive\nExecMainCode=1\nExecMainStatus=0\n"
     assert act(manager, "status") == 3
     assert "state      stopped" in capsys.readouterr().out
 
@@ -325,14 +331,14 @@ def test_service_status_reports_stopped(tmp_path: Path, capsys: pytest.CaptureFi
 def test_service_status_queries_installed_port(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manager = SystemdUser(tmp_path, Recorder())
+    manager = SystemdUser(tmp_path, CommandRecorder())
     install(manager, "--set", "server.port=1")
     capsys.readouterr()
     assert act(manager, "status", "--json") == 1
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["address"] == "http://127.0.0.1:1/v1"
-    assert (shown["state"], shown["health"]) == ("running", "no answer")
-    assert (shown["pid"], shown["memory_bytes"]) == (7, 1 << 20)
+    status_shown = json.loads(capsys.readouterr().out)
+    assert status_shown["address"] == "http://127.0.0.1:1/v1"
+    assert (status_shown["state"], status_shown["health"]) == ("running", "no answer")
+    assert (status_shown["pid"], status_shown["memory_bytes"]) == (7, 1 << 20)
 
 
 def test_service_status_shows_address_changed_in_settings(
@@ -340,26 +346,26 @@ def test_service_status_shows_address_changed_in_settings(
 ) -> None:
     config = tmp_path / "my.toml"
     config.write_text("[server]\nport = 9000\n")
-    manager = SystemdUser(tmp_path, Recorder())
+    manager = SystemdUser(tmp_path, CommandRecorder())
     install(manager, "--config", str(config), "--set", "log.level=info")
     config.write_text("[server]\nport = 9001\n")
     act(manager, "status")
-    shown = capsys.readouterr().out
-    assert "http://127.0.0.1:9000/v1" in shown
-    assert "127.0.0.1:9001" in shown
+    status_shown = capsys.readouterr().out
+    assert "http://127.0.0.1:9000/v1" in status_shown
+    assert "127.0.0.1:9001" in status_shown
 
 
 def test_launchd_state_is_parsed_from_print_and_ps(tmp_path: Path) -> None:
     """As `launchctl print` and `ps` write it; no Mac has been asked yet."""
 
     def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        told = {
+        outputs = {
             "launchctl": "x = {\n\tstate = running\n\tpid = 70\n\tlast exit code = 75\n}\n",
             "-o": "Sun Nov 22 20:00:00 2026\n",
             "-axo": "1 0 99\n71 70 10\n70 1 1024\n69 71 3\n",
         }
         key = words[0] if words[0] == "launchctl" else words[1]
-        return subprocess.CompletedProcess(words, 0, told[key], "")
+        return subprocess.CompletedProcess(words, 0, outputs[key], "")
 
     state = Launchd(tmp_path, run).state()
     assert (state.state, state.pid) == ("running", 70)

@@ -101,9 +101,9 @@ def test_systemd_unit_signals_only_front_process() -> None:
 
 @pytest.mark.parametrize("drain_seconds", [0.0, 0.5, 20.0, 600.0])
 def test_service_stop_timeout_exceeds_drain_time(drain_seconds: float) -> None:
-    given = command(drain_seconds=drain_seconds)
-    plist = plistlib.loads(launchd.launchd_plist(given, Path("/logs/x.log")))
-    unit = unit_of(systemd.systemd_unit(given))
+    service_command = command(drain_seconds=drain_seconds)
+    plist = plistlib.loads(launchd.launchd_plist(service_command, Path("/logs/x.log")))
+    unit = unit_of(systemd.systemd_unit(service_command))
     assert plist["ExitTimeOut"] > drain_seconds + 5
     assert int(unit["Service"]["TimeoutStopSec"]) > drain_seconds + 5
 
@@ -117,10 +117,10 @@ def test_systemd_unit_escapes_expansions() -> None:
 
 @pytest.fixture(params=[launchd.Launchd, systemd.SystemdUser])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> ServiceManager:
-    made: ServiceManager = request.param(
+    service_manager: ServiceManager = request.param(
         tmp_path, lambda words: subprocess.CompletedProcess(words, 0, "", "")
     )
-    return made
+    return service_manager
 
 
 def test_service_command_line_round_trips_through_file(manager: ServiceManager) -> None:
@@ -140,8 +140,10 @@ def test_service_address_round_trips_through_file(
 
 
 def test_plist_socket_has_configured_address() -> None:
-    given = ServiceCommand(PROGRAM, ["serve"], "::1", 8000, 20.0)
-    listener = plistlib.loads(launchd.launchd_plist(given, Path("/x.log")))["Sockets"]["http"]
+    service_command = ServiceCommand(PROGRAM, ["serve"], "::1", 8000, 20.0)
+    listener = plistlib.loads(launchd.launchd_plist(service_command, Path("/x.log")))["Sockets"][
+        "http"
+    ]
     assert listener["SockNodeName"] == "::1"
     assert listener["SockServiceName"] == "8000"
     assert listener["SockFamily"] == "IPv6"
@@ -153,10 +155,10 @@ def test_systemd_analyze_accepts_units(tmp_path: Path) -> None:
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    given = ServiceCommand(program, AWKWARD, "::1", 8000, 20.0)
+    service_command = ServiceCommand(program, AWKWARD, "::1", 8000, 20.0)
     paths = (tmp_path / systemd.UNIT, tmp_path / systemd.SOCKET_UNIT)
-    paths[0].write_bytes(systemd.systemd_unit(given))
-    paths[1].write_bytes(systemd.systemd_socket(given))
+    paths[0].write_bytes(systemd.systemd_unit(service_command))
+    paths[1].write_bytes(systemd.systemd_socket(service_command))
     result = subprocess.run(
         ["systemd-analyze", "--user", "verify", *map(str, paths)],
         capture_output=True,

@@ -162,19 +162,19 @@ def test_picture_decoding_stops_on_cancellation(decoders: Decoders):
 
 def children_of(pid: int) -> list[int]:
     found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [int(one) for one in found.stdout.split()]
+    return [int(pid_text) for pid_text in found.stdout.split()]
 
 
 def test_picture_of_killed_decoder_is_decoded_by_another():
     """As the system does when somebody else has taken all memory."""
     pool = Decoders(settings.Image(), settings.Video(), 1)
-    before, seen = children_of(os.getpid()), list[int]()
+    before, decoder_pids = children_of(os.getpid()), list[int]()
 
     def kill() -> None:
-        while not seen:
-            seen.extend(set(children_of(os.getpid())) - set(before))
+        while not decoder_pids:
+            decoder_pids.extend(set(children_of(os.getpid())) - set(before))
         time.sleep(0.5)
-        os.kill(seen[0], signal.SIGKILL)
+        os.kill(decoder_pids[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()

@@ -34,8 +34,8 @@ def scaled(size: tuple[int, int], rule: PixelRule, image: Image) -> tuple[int, i
     bounds = PictureSizes(rule, ImageSettings()).bounds(image)
     if bounds is not None:
         assert bounds.max_pixels is not None
-        wanted = bounds.min_pixels, bounds.max_pixels
-        size = fit(size, rule.factor, *wanted, fewest_pixels=rule.min_pixels)
+        expected = bounds.min_pixels, bounds.max_pixels
+        size = fit(size, rule.factor, *expected, fewest_pixels=rule.min_pixels)
         assert max(size) <= 200 * min(size)
     shown = smart_resize(size, rule.factor, rule.min_pixels, rule.max_pixels)
     assert bounds is None or shown == size, "the processor keeps it"
@@ -72,7 +72,7 @@ def test_fitted_size_is_kept_by_processor_within_bounds(
 
 
 @pytest.mark.parametrize(
-    ("size", "bounds", "wanted"),
+    ("size", "bounds", "expected"),
     [
         ((444, 139), (3136, 3136), (112, 28)),
         ((139, 444), (3136, 3136), (28, 112)),
@@ -82,6 +82,6 @@ def test_fitted_size_is_kept_by_processor_within_bounds(
     ],
 )
 def test_fit_gives_expected_sizes_within_bounds(
-    size: tuple[int, int], bounds: tuple[int, int], wanted: tuple[int, int]
+    size: tuple[int, int], bounds: tuple[int, int], expected: tuple[int, int]
 ):
-    assert fit(size, 28, *bounds, fewest_pixels=3136) == wanted
+    assert fit(size, 28, *bounds, fewest_pixels=3136) == expected

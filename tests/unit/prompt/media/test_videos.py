@@ -321,9 +321,9 @@ def test_video_decoder_memory_is_bounded() -> None:
     """Of frames that take 300 MB, with so much more for the program itself."""
     data = clips.encode(clips.greys([9] * 4, (4000, 2200)))
     assert decode(data).frames.shape[0] == 4
-    little = Decoders(Image(), replace(Limits(), decode_memory_bytes=200 << 20), 1)
+    small_pool = Decoders(Image(), replace(Limits(), decode_memory_bytes=200 << 20), 1)
     with pytest.raises(InvalidVideo):
-        little.video(Video(data, "key", "MP4", PARAM), Limits(), Cancellation())
+        small_pool.video(Video(data, "key", "MP4", PARAM), Limits(), Cancellation())
 
 
 @pytest.mark.parametrize("container", ["mp4", "webm"])

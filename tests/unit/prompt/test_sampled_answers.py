@@ -1,4 +1,4 @@
-"""Answers drawn at random from what a grammar allows: each conforms to its schema."""
+"""Answers sampled at random from the tokens that a grammar allows conform to its schema."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ START, END = "<|im_start|>", "<|im_end|>"
 
 
 @dataclass(frozen=True)
-class Host:
+class FakeModelSpec:
     """What a `Grammars` reads of a `ModelSpec`."""
 
     backend: tokenizers.Tokenizer
@@ -56,8 +56,8 @@ def merged_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def host_of(backend: tokenizers.Tokenizer, end: str) -> Host:
-    return Host(backend, frozenset({backend.token_to_id(end)}), backend.get_vocab_size())
+def host_of(backend: tokenizers.Tokenizer, end: str) -> FakeModelSpec:
+    return FakeModelSpec(backend, frozenset({backend.token_to_id(end)}), backend.get_vocab_size())
 
 
 HOST = host_of(merged_tokenizer(), END)
@@ -68,20 +68,20 @@ def new_grammars(host: Any) -> Grammars:
     return Grammars(host, GrammarLimits(60.0, Engine().schema_memory_bytes, 60.0), 128 << 20)
 
 
-Compile = Callable[[Host, Any], Grammar]
+Compile = Callable[[FakeModelSpec, Any], Grammar]
 
 
 @pytest.fixture(scope="module")
 def grammar_of() -> Iterator[Compile]:
     """Compiles a schema for a model."""
-    made = dict[int, tuple[Host, Grammars]]()
+    grammars_of_hosts = dict[int, tuple[FakeModelSpec, Grammars]]()
 
-    def compiled(host: Host, schema: Any) -> Grammar:
-        _, grammars = made.setdefault(id(host), (host, new_grammars(host)))
+    def compiled(host: FakeModelSpec, schema: Any) -> Grammar:
+        _, grammars = grammars_of_hosts.setdefault(id(host), (host, new_grammars(host)))
         return grammars.compile(Schema(json.dumps(schema)), "", Cancellation())
 
     yield compiled
-    for _, grammars in made.values():
+    for _, grammars in grammars_of_hosts.values():
         grammars.close()
 
 
@@ -96,7 +96,7 @@ def begin(grammar: Grammar) -> AnswerMatcher:
     return matcher
 
 
-def drawn_text(host: Host, grammar: Grammar, rng: np.random.Generator) -> str:
+def sampled_text(host: FakeModelSpec, grammar: Grammar, rng: np.random.Generator) -> str:
     """A random answer, hurried to its end after a while."""
     matcher, tokens = begin(grammar), list[int]()
     ends = host.eos_token_ids
@@ -156,7 +156,7 @@ def test_schema_constants_are_not_normalized_by_tokenizer(grammar_of: Compile, t
     rng = np.random.default_rng(0)
     for schema in ({"const": text}, {"enum": [f"{text}a", f"{text}b"]}):
         jsonschema.validate(
-            json.loads(drawn_text(changed, grammar_of(changed, schema), rng)), schema
+            json.loads(sampled_text(changed, grammar_of(changed, schema), rng)), schema
         )
 
 
@@ -198,7 +198,7 @@ def test_grammar_handles_sentencepiece_bytes_and_blanks(grammar_of: Compile, see
     text = {"const": {"a ab": ["</s>\u00e9<s>", " a"]}}
     schema = {"type": "array", "prefixItems": [text, {"type": "string"}], "minItems": 2}
     rng = np.random.default_rng(seed)
-    jsonschema.validate(json.loads(drawn_text(host, grammar_of(host, schema), rng)), schema)
+    jsonschema.validate(json.loads(sampled_text(host, grammar_of(host, schema), rng)), schema)
 
 
 def test_token_outside_grammar_leaves_empty_mask_and_fault(grammar_of: Compile):
@@ -226,7 +226,7 @@ def test_matchers_of_one_grammar_are_independent(grammar_of: Compile):
     ],
     ids=["no end", "a byte that is none", "neither bytes nor characters"],
 )
-def test_unsupported_tokenizer_refuses_response_format(host: Host):
+def test_unsupported_tokenizer_refuses_response_format(host: FakeModelSpec):
     grammars = new_grammars(host)
     for _ in range(2):
         with pytest.raises(InvalidRequest) as caught:
@@ -275,11 +275,11 @@ def objects(schemas: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 def arrays(schemas: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.tuples(schemas, st.integers(0, 2), st.integers(0, 3)).map(
-        lambda made: {
+        lambda drawn: {
             "type": "array",
-            "items": made[0],
-            "minItems": made[1],
-            "maxItems": made[1] + made[2],
+            "items": drawn[0],
+            "minItems": drawn[1],
+            "maxItems": drawn[1] + drawn[2],
         }
     )
 
@@ -298,5 +298,5 @@ SCHEMAS = st.recursive(
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32 - 1))
 def test_randomly_sampled_answers_conform_to_schema(grammar_of: Compile, schema: Any, seed: int):
-    text = drawn_text(HOST, grammar_of(HOST, schema), np.random.default_rng(seed))
+    text = sampled_text(HOST, grammar_of(HOST, schema), np.random.default_rng(seed))
     jsonschema.validate(json.loads(text), schema)
