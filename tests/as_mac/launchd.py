@@ -60,7 +60,7 @@ _SESSIONS = {"gui": "Aqua", "user": "Background"}
 
 
 class Refusal(Exception):
-    """A command's exit code, and what it says."""
+    """A command's exit code and output."""
 
     def __init__(self, code: int, doing: str = "", text: str = "") -> None:
         super().__init__(text or f"{doing} failed: {code}: {_REASONS[code]}")
@@ -97,7 +97,7 @@ class Job:
 
 
 class Launchd:
-    """Jobs of this user. `folder` gets the program `launchctl` and a log of what it was asked.
+    """Jobs of this user. `folder` gets the program `launchctl` and a log of its commands.
 
     has_screen: whether the user has logged in at the screen, which makes the domain `gui`.
     environment: what its jobs find beside launchd's own. throttle: the shortest time between two
@@ -263,7 +263,7 @@ class Launchd:
         return found
 
     def _start_due(self) -> float | None:
-        """Start and kill what it is time for; in how many seconds there is something to do."""
+        """Start and kill all jobs that are due; returns the seconds until the next one is."""
         now, times = time.monotonic(), []
         for job in self._jobs.values():
             if job.due is not None and job.due <= now:

@@ -18,7 +18,7 @@ from vlm_server.settings import Limits
 
 @pytest.fixture
 def caffeinate_pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """The processes that keep, or kept, the system awake."""
+    """A function to the ids of all `caffeinate` processes started so far."""
     log = tmp_path / "log"
     log.touch()
     program = tmp_path / "caffeinate"
@@ -55,7 +55,7 @@ async def test_mac_stays_awake_while_any_request_is_in_flight(
 
 
 async def test_caffeinate_pipe_is_not_inherited(caffeinate_pids: Callable[[], list[int]]):
-    """It ends when the front does, whatever else lives on."""
+    """So `caffeinate` ends with the front, even if other children live on."""
     holding = awake.Awake()
     holding.hold()
     await comes_true(lambda: len(caffeinate_pids()) == 1)

@@ -1,4 +1,4 @@
-"""The service where launchd has no screen for it, has it switched off, or makes it wait."""
+"""The service runs under launchd without a GUI login, after being disabled, and when throttled."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has a rea
 
 GUI, USER = f"gui/{os.getuid()}/{LABEL}", f"user/{os.getuid()}/{LABEL}"
 WAITS = "trap 'kill $!; exit 0' TERM; sleep 1000 & touch up; wait"
-"""Ends with 0, as the daemon does."""
+"""A program that ends with 0 on SIGTERM, as the daemon does."""
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody answers here, and nobody waits long for that."""
+    """No daemon answers here, so waiting for one is kept short."""
     monkeypatch.setattr(status, "_LOOK_SECONDS", 0.2)
 
 
@@ -57,7 +57,7 @@ class InstalledService:
             time.sleep(LOOK_SECONDS)
 
     def wait_until_up(self) -> None:
-        """Until the program knows how to end."""
+        """Wait until the program handles SIGTERM."""
         deadline = time.monotonic() + 20
         while not self._up.exists():
             assert time.monotonic() < deadline
@@ -103,7 +103,7 @@ def test_launchd_service_is_found_in_user_domain_after_login(tmp_path: Path):
 
 
 def test_launchd_load_enables_disabled_service(tmp_path: Path):
-    """Among the login items of the settings, by hand: installing it says that it is wanted."""
+    """A user can disable it among the login items; an installation enables it again."""
     with installed(tmp_path) as service:
         service.launchd.disabled.add(GUI)
         service.manager.load(is_moved=True)

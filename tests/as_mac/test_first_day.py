@@ -1,4 +1,4 @@
-"""The script that a Mac's owner runs once, run here: all that needs no Mac is found right."""
+"""The script for a Mac's owner finds no fault here, in all points that need no Mac."""
 
 from __future__ import annotations
 

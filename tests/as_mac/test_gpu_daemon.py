@@ -1,4 +1,4 @@
-"""The whole daemon with Metal's branches, and with errors as Metal tells them."""
+"""The whole daemon works on Metal's code paths, and survives errors as Metal reports them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.whole import few_of
 pytestmark = pytest.mark.e2e
 
 POINTS = ("decode", "prefill", "encode", "store")
-"""Those of `gpu/sitecustomize.py`, which changes whatever process imports it."""
+"""Fault points of `gpu/sitecustomize.py`, which patches every process that imports it."""
 KINDS = ("out_of_memory", "step_too_long")
 GPU = Path(__file__).parent / "gpu"
 SCHEMA = {
@@ -44,7 +44,7 @@ def metal(folder: Path) -> Iterator[Daemon]:
 
 
 def answer(daemon: Daemon, number: int, **options: Any) -> str:
-    """To a question about a picture that nobody has seen."""
+    """The answer to a question about a new picture."""
     options = {"max_tokens": 24, "temperature": 0, **options}
     made = daemon.client().chat.completions.create(
         model="default", messages=[user(noise(number, (96, 64)), "What is this?")], **options

@@ -1,4 +1,4 @@
-"""macOS lets a program into some folders only if its user has allowed that: EPERM, else."""
+"""Errors in folders that macOS guards (EPERM) name the guard and its remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _guarded: list[Path] = []
 
 
 def _guard(event: str, arguments: tuple[Any, ...]) -> None:
-    """A hook stays for ever: nothing is guarded but during these tests."""
+    """An audit hook can't be removed, so it guards folders only during these tests."""
     if event in ("open", "os.listdir", "os.scandir") and _guarded:
         path = arguments[0]
         if isinstance(path, str | Path) and any(

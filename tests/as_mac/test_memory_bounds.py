@@ -1,4 +1,4 @@
-"""What no limit of the system's holds is killed by who waits for it."""
+"""Without the system's memory limits, a child process is killed by its waiting parent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def as_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children live on something like macOS; this process asks as if it did."""
+    """Child processes and this one take the system for macOS."""
     path = os.pathsep.join([str(ROOT / "tests/as_mac/site"), str(ROOT)])
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setattr(sys, "platform", "darwin")

@@ -58,7 +58,7 @@ def server_pid(grammars: Grammars) -> int:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that is too busy to receive anything."""
+    """Stop a process, so that it receives nothing."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -68,7 +68,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a socket was sent, and whoever sent it has gone on."""
+    """Set once a socket was sent and its sender waits."""
     event = threading.Event()
     real = PassedSocket.wait
 
@@ -130,7 +130,7 @@ def test_grammar_server_killed_before_receiving_socket_is_replaced(
 
 @pytest.mark.parametrize("end", [0, 1])
 def test_socket_pair_buffers_hold_whole_message(end: int, monkeypatch: pytest.MonkeyPatch):
-    """For what is on its way while the other side has no core: a mask, a picture."""
+    """Room for a whole mask or picture while the other side has no core."""
     real = socket.socketpair
 
     def small() -> tuple[socket.socket, socket.socket]:

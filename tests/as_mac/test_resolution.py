@@ -1,4 +1,4 @@
-"""All that the project needs has wheels for Apple silicon, for each Python that it supports."""
+"""All dependencies have wheels for Apple silicon, for each supported Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 UNREACHABLE = ("error sending request", "the network was disabled")
-"""What uv says if it can't reach the package index, or was told not to: nothing was resolved."""
+"""Messages of uv without a reachable package index."""
 
 
 @pytest.mark.whole

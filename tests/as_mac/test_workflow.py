@@ -1,4 +1,4 @@
-"""Hosted runners run commands that there are; `actionlint` finds nothing in what they are told."""
+"""Workflows of hosted runners name existing scripts, and pass `actionlint`."""
 
 from __future__ import annotations
 

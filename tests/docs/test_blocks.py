@@ -11,7 +11,7 @@ from vlm_server.errors import VlmServerError
 
 WITH_BLOCKS = [page for page in pages() if page.blocks]
 MOST_NOT_RUN = 24
-"""Blocks that need what is not here: a GPU, an hour, a login. Think twice before raising it."""
+"""Blocks that need a GPU, an hour or a login. Think twice before raising it."""
 
 
 @pytest.mark.whole

@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the settings are."""
+"""docs/configuration.md is generated from the settings, and up to date."""
 
 from __future__ import annotations
 

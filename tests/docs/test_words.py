@@ -1,4 +1,4 @@
-"""What pages name in passing is there: links, headings, files, settings, commands."""
+"""Links, headings, files, settings and commands that pages name exist."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _NO_SETTINGS = {field.name for field in msgspec.structs.fields(MemoryStats)} | {
     "max",
     "high",
 }
-"""What may follow the name of a section with a dot, too: readings, files, limits of Linux."""
+"""Words after a section's name and a dot that are no settings: readings, file types, limits."""
 _OF_CODE = ("docs/architecture.md",)
-"""Pages whose names with dots are methods."""
+"""Pages on which names with dots are methods."""
 _CURRENT = [page for page in all_pages() if "decisions" not in page.path.parts]
-"""Pages that say how things are; decisions say how they were."""
+"""Pages about the present; decisions are history."""
 IDS = {"ids": lambda page: page.name}
 
 
@@ -88,7 +88,7 @@ def test_docs_index_lists_every_page() -> None:
 
 
 def test_readme_tree_matches_packages() -> None:
-    """What it names is there, and it names all packages, and all modules at the root."""
+    """Its paths exist, and it names all packages and all modules at the root."""
     named = set(_tree())
     assert sorted(str(path) for path in named if not path.exists()) == []
     root = ROOT / "vlm_server"
@@ -112,7 +112,7 @@ def test_architecture_page_names_actual_request_handler() -> None:
 
 
 def test_service_page_lists_install_options() -> None:
-    """All that `service install` takes, and no other."""
+    """Exactly the options of `service install`."""
     text = (ROOT / "docs/service.md").read_text(encoding="utf-8")
     paragraph = text.partition("\n`service install` takes")[2].partition("\n\n")[0]
     install = next(each for each in every(build_parser()) if each.prog.endswith("service install"))
@@ -138,7 +138,7 @@ def _tree() -> Iterator[Path]:
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
 def test_doc_programs_define_all_their_names(page: Page) -> None:
-    """One that imports something is copied alone: all its names are its own."""
+    """A program with imports is copied alone, so it must define all its names."""
     for block in page.blocks:
         if block.kind == "python" and re.match("(import|from) ", block.text):
             checked = subprocess.run(

@@ -1,4 +1,4 @@
-"""The frames between front and engine: what goes in comes out, and nothing else gets through."""
+"""Frames between front and engine round-trip, and malformed ones are refused."""
 
 from __future__ import annotations
 

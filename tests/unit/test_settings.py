@@ -1,4 +1,4 @@
-"""Settings: one table of names, defaults, bounds and help; whatever is not in it is refused."""
+"""Settings have names, defaults, bounds and help; unknown or invalid ones are refused by name."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_override_without_model_name_is_refused(override: str) -> None:
 
 
 def test_unmounted_disk_is_detected_from_place_or_fstab(tmp_path: Path) -> None:
-    """Where nothing is mounted, in a folder of disks or at a point that the system's table has."""
+    """Nothing is mounted in a folder of disks, or at a mount point of fstab."""
     disks, point = tmp_path / "disks", tmp_path / "mount point"
     for folder in (disks / "plain", point, tmp_path / "other"):
         folder.mkdir(parents=True)
@@ -335,7 +335,7 @@ def test_times_are_parsed_with_units(text: str, seconds: float, tmp_path: Path) 
 
 
 def test_size_and_time_settings_all_accept_units() -> None:
-    """Within its bounds; a number without one is what it was."""
+    """A number without a unit means bytes or seconds."""
     for section, values in Settings().sections():
         for name, value in msgspec.structs.asdict(values).items():
             kind = type(value)

@@ -1,4 +1,4 @@
-"""`ask` against a scripted daemon on a real socket, and the daemon that it starts for itself."""
+"""`ask` sends and prints the right things with a scripted daemon, and manages its own daemon."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PNG = tiny("PNG")
 
 @dataclass
 class DaemonScript:
-    """What the daemon answers, and what it was asked."""
+    """The scripted daemon's answer, and the requests and keys that it got."""
 
     chunks: list[dict[str, Any]] = field(default_factory=list)
     is_cut: bool = False

@@ -1,4 +1,4 @@
-"""The completions, in the shells themselves."""
+"""Completion scripts offer the right words in bash, fish and zsh themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How commands end as processes: Ctrl-C at every stage, and output that nobody takes."""
+"""Commands end cleanly as processes: on Ctrl-C at every stage, and on unwritable output."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_commands_report_full_disk_of_output(words: str, picture: str) -> None:
 
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_ask_succeeds_with_closed_standard_file(closed: int, picture: str) -> None:
-    """What is opened next does not get its number, and then what was to be printed."""
+    """A file opened later must not get the closed number, and with it the printed text."""
     with daemon() as (url, _):
         process = start(
             ["ask", picture, "What?", "--url", url], preexec_fn=lambda: os.close(closed)
@@ -159,7 +159,7 @@ def test_ask_succeeds_with_closed_standard_file(closed: int, picture: str) -> No
 
 
 def test_serve_survives_closed_stdout_until_ctrl_c(tmp_path: Path) -> None:
-    """A program may read where it listens, and no more."""
+    """A program may read the address of the daemon and then close the pipe."""
     log = tmp_path / "log"
     with log.open("w") as stderr:
         process = start(["serve", "--port", "0"], SCRIPTED, stderr=stderr)

@@ -1,4 +1,4 @@
-"""The exit codes are the ones that docs/cli.md, help and the manual page say."""
+"""Exit codes match docs/cli.md, docs/service.md, help and the service files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help is complete, and there at once: nothing heavy is imported for it."""
+"""Help is complete, and fast: it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAVY = (
     *("mlx", "mlx_vlm", "numpy", "transformers", "torch", "starlette", "uvicorn", "httpx", "PIL"),
     *("huggingface_hub", "rich", "shtab", "prometheus_client", "vlm_server.api", "av"),
 )
-"""What help must not import, however it is reached."""
+"""Modules that no help may import."""
 _MOST_SECONDS = 0.15
 """On a quiet machine that starts Python in 20 ms."""
 _MOST_STARTS = 6.0
@@ -84,7 +84,7 @@ def test_commands_and_options_all_have_help() -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_overview_lists_commands_without_importing_them(name: str) -> None:
-    """And says the same of it."""
+    """The overview and a command's own parser have the same summary."""
     alone = {each.prog.split()[-1] for each in every(build_parser([name]))}
     assert name in alone
     assert {text for text, _ in commands_of(build_parser([]))} == {
@@ -93,7 +93,7 @@ def test_overview_lists_commands_without_importing_them(name: str) -> None:
 
 
 def test_help_examples_parse() -> None:
-    """Each line of an example that is ours has options that are there."""
+    """Every `vlm-server` line of an example has only existing options."""
     parser = build_parser()
     examples = [line for each in every(parser) for _, line in each.manual.examples]
     assert len(examples) > 10

@@ -1,4 +1,4 @@
-"""The log file holds what all processes write, and stays small."""
+"""The log file holds the output of all processes, and stays small."""
 
 from __future__ import annotations
 

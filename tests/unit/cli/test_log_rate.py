@@ -1,4 +1,4 @@
-"""Lines of one kind are few."""
+"""Repeated log lines of one kind are rate-limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line's manners: exit codes, one line for what is wrong, no tracebacks."""
+"""The command line gives exit codes and one-line errors, and passes settings on unchanged."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_commands_refuse_folder_without_config_json(
 def test_commands_refuse_memory_limit_below_weights(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The embedded model takes 15 MB. Nothing is started to find that out."""
+    """The embedded model takes 15 MB, which is found without starting an engine."""
     assert main([*command.split(), "--set", "memory.limit_bytes=11MB"]) == 3
     assert "take 15 MB in their files, and 11 MB are allowed" in capsys.readouterr().err
     folder = copytree(EMBEDDED, tmp_path / "model")
@@ -158,7 +158,7 @@ def test_give_up_status_replaces_final_exit_codes_only() -> None:
 def test_relative_model_path_starts_at_file_or_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a file from the file's folder, on the command line from the working folder."""
+    """Relative to the file's folder in a file, to the working folder on the command line."""
     for folder in (tmp_path / "here/model", tmp_path / "etc/model"):
         folder.mkdir(parents=True)
         (folder / "config.json").touch()
@@ -174,7 +174,7 @@ def test_relative_model_path_starts_at_file_or_working_folder(
 
 
 def test_hub_name_is_passed_on_unresolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also from a settings file, if no folder of the file's has that name."""
+    """Also from a settings file, unless a folder beside the file has that name."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     for given in (["--model", "org/name@v1"], ["--set", "model.path=org/name@v1"]):

@@ -1,4 +1,4 @@
-"""Mistakes that people make: one line says what is wrong and what to do, and the exit code fits."""
+"""User mistakes give one error line with a remedy, and the right exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BYTES = os.fsdecode(b"caf\xe9")
 """A name that is not UTF-8."""
 
 LONG = "x" * 300
-"""The system refuses to look at a file of this name, as at one in a folder of somebody else's."""
+"""A file name too long for the system: looking it up fails, as in an unreadable folder."""
 
 FILES = {
     "syntax.toml": b"[server]\nport = 1\nprot x\n",

@@ -1,4 +1,4 @@
-"""`models check` starts a daemon with its own options, which lack some of those of `serve`."""
+"""`models check` and `pull` pass settings on to a daemon, though they lack options of `serve`."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_progress_line_is_cut_to_terminal_width(
     ],
 )
 def test_progress_shortens_file_name_before_figures(stage: str, columns: int, shown: str) -> None:
-    """What is still too long is cut at its end."""
+    """A stage that is still too long is left to be cut at its end."""
     assert fitted(stage, columns) == shown
 
 

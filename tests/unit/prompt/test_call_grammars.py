@@ -1,4 +1,4 @@
-"""Grammars of tool calls: what they let pass, what they refuse and how it is named."""
+"""Grammars of tool calls accept exactly valid calls, and name the tool of a bad schema."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tools(
 def constraint(
     offered: Tools | None, parser: ToolParser | None = HERMES, schema: Any = None
 ) -> Constraint | None:
-    """What a request is held to, by a model of bytes."""
+    """The constraint of a request to a model with one token per byte."""
     host = byte_host()
     host.tool_parser = parser
     text = None if schema is None else json.dumps(schema)
@@ -79,7 +79,7 @@ def compiled(
 
 
 def takes(grammar: Grammar, text: str, host: Any = None) -> bool:
-    """Whether `text` is a whole answer."""
+    """Whether the grammar accepts `text` as a complete answer."""
     (matcher,) = grammar.begin(1)
     for token_id in [*(host or byte_host()).backend.encode(text).ids, END]:
         assert matcher.wait(30)
@@ -224,7 +224,7 @@ def test_call_grammar_of_hundred_tools_is_compiled_once(new: New, monkeypatch: p
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_expensive_pattern_among_many_tools_is_refused(new: New, strict: bool):
-    """Not by the answer that calls it, when a long prompt was prefilled for nothing."""
+    """It is refused on compilation, before a long prompt is prefilled in vain."""
     pattern = {"type": "string", "pattern": "^(a{1000}){1000}$"}
     wrong = {"type": "object", "properties": {"a": pattern}, "required": ["a"]}
     grammars = new(memory_bytes=64 << 20)
@@ -246,7 +246,7 @@ LEAVES = st.sampled_from(
 
 @st.composite
 def referring(draw: st.DrawFn) -> Any:
-    """Parameters whose properties refer to definitions, which refer to those before them."""
+    """Parameters whose properties refer to definitions, each of which may refer to earlier ones."""
     definitions: dict[str, Any] = {}
     for name in draw(st.lists(NAMES, min_size=1, max_size=4, unique=True)):
         refer = [{"$ref": "#/$defs/" + pointer(each)} for each in definitions]
@@ -262,7 +262,7 @@ def referring(draw: st.DrawFn) -> Any:
 
 
 def pointer(name: str) -> str:
-    """`name` as a JSON pointer has it."""
+    """`name` escaped for a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1").replace(" ", "%20").replace("é", "%C3%A9")
 
 
@@ -340,7 +340,7 @@ def test_strict_calls_without_parallel_allow_one_call(grammars: Grammars):
 
 @pytest.mark.parametrize("is_special", [True, False])
 def test_tool_call_marks_may_be_added_tokens(new: New, is_special: bool):
-    """Qwen's are, although its tokenizer calls them none."""
+    """Qwen's marks act as control tokens, although its tokenizer does not flag them as special."""
     host = byte_host()
     marks = [AddedToken(mark, special=is_special) for mark in ("<call>", "</call>")]
     host.backend.add_tokens(marks)

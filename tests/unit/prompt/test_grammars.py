@@ -1,4 +1,4 @@
-"""Schemas are compiled and followed in processes of their own, which may fail in every way."""
+"""Schemas are compiled and followed in bounded child processes, whose failures stay there."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.grammar.server import CompiledGrammar, GrammarLimits
 
 HUGE = {"allOf": [{"type": "string", "pattern": f"a{{{i}}}b"} for i in range(1, 200)]}
-"""Would take minutes and 20 GB."""
+"""A schema whose compilation would take minutes and 20 GB."""
 SLOW = {"type": "string", "pattern": "^a{99999}$"}
-"""Takes 40 MB, and 25 ms and more for each token."""
+"""A schema that takes 40 MB, and at least 25 ms per token."""
 
 
 def byte_host() -> Any:
-    """What a `Grammars` reads of a `ModelSpec`: a token for each byte, and an end."""
+    """The fields of a `ModelSpec` that `Grammars` reads: one token per byte, and an end token."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: number for number, letter in enumerate(letters)} | {"<end>": 256}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -49,7 +49,7 @@ New = Callable[..., Grammars]
 
 @pytest.fixture
 def new() -> Iterator[New]:
-    """A function to grammars with generous limits."""
+    """A factory of grammars with generous limits."""
     made: list[Grammars] = []
 
     def grammars(
@@ -70,7 +70,7 @@ def new() -> Iterator[New]:
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    """Those of a module, for tests that look at nothing but what is allowed."""
+    """Grammars shared by a module, for tests that only check masks and refusals."""
     made = Grammars(byte_host(), GrammarLimits(60.0, 256 << 20, 60.0), 128 << 20)
     yield made
     made.close()

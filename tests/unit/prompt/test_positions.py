@@ -1,4 +1,4 @@
-"""M-RoPE positions by hand; tests/integration/test_positions.py holds them against mlx-vlm's."""
+"""M-RoPE positions equal those by hand; tests/integration/test_positions.py compares mlx-vlm's."""
 
 from __future__ import annotations
 

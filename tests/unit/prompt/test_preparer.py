@@ -1,4 +1,4 @@
-"""How many tokens have to be prefilled at once, by policy."""
+"""The chunk policy determines how many tokens have to be prefilled at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thoughts: a grammar waits for their end, and a budget brings it about."""
+"""Reasoning comes before the grammar of an answer, and ends within its budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPELLED = ReasoningFormat("<think>", "</think>")
 
 
 def new_marks(*tokens: str, special: bool = True, template: str = "") -> ReasoningMarks:
-    """Marks of a model of bytes and `tokens`."""
+    """Reasoning marks of a model with one token per byte, and with `tokens`."""
     host = byte_host()
     host.backend.add_special_tokens([*tokens]) if special else host.backend.add_tokens([*tokens])
     host.vocabulary_size, host.chat_template = host.backend.get_vocab_size(), template
@@ -33,7 +33,7 @@ def new_marks(*tokens: str, special: bool = True, template: str = "") -> Reasoni
 
 @dataclass
 class FakeGrammar:
-    """A grammar whose answers are `[`, and then an end; its matchers, and what they were told."""
+    """A grammar whose answers are `[` and an end token; records the tokens of each matcher."""
 
     size: int
     advanced: list[list[int]] = field(default_factory=list)
@@ -101,7 +101,7 @@ def begin(
 
 
 def write(matcher: AnswerMatcher, token_ids: list[int]) -> None:
-    """Draw these, which must be allowed."""
+    """Sample `token_ids`, which must be allowed."""
     for token_id in token_ids:
         assert matcher.wait(0.0)
         assert matcher.allowed()[token_id]
@@ -109,7 +109,7 @@ def write(matcher: AnswerMatcher, token_ids: list[int]) -> None:
 
 
 def forced(matcher: AnswerMatcher) -> list[int]:
-    """Draw what follows as long as there is no choice."""
+    """Sample tokens as long as only one is allowed; returns them."""
     sampled: list[int] = []
     while matcher.wait(0.0) and matcher.allowed().sum() == 1 and sampled[-1:] != [END]:
         sampled.append(int(matcher.allowed().argmax()))
@@ -123,13 +123,13 @@ def marks(request: pytest.FixtureRequest) -> ReasoningMarks:
     return new_marks(*tokens, special=request.param == "control", template=TEMPLATE)
 
 
-# ---- grammars after thoughts ---------------------------------------------------------
+# ---- grammars after reasoning --------------------------------------------------------
 
 
 def test_grammar_begins_after_reasoning_ends(marks: ReasoningMarks):
     inner = FakeGrammar(marks.everything.size)
     matcher = begin(marks, inner)
-    inner.is_late = True  # nobody asks it
+    inner.is_late = True  # it is not consulted before the end mark
     write(matcher, ids(marks, "Hm </thin [5] <think>"))
     assert not matcher.allowed()[END]
     write(matcher, ids(marks, "</think>"))
@@ -168,7 +168,7 @@ def test_reasoning_may_be_disallowed_before_grammar(marks: ReasoningMarks):
 
 
 def test_end_mark_tokens_never_swallow_answer_text():
-    """A token that ends a thought and is more than that would be lost to the grammar."""
+    """A token that ends reasoning and goes on would hide its rest from the grammar."""
     marks = new_marks("></", ">[", ">\n", "nk>{", "k>", "</think>", special=False)
     inner = FakeGrammar(marks.everything.size)
     pieces = {text: marks._backend.token_to_id(text) for text in ("></", ">[", ">\n", "nk>{", "k>")}
@@ -288,7 +288,7 @@ def test_reasoning_grammar_depends_on_budget_thinking_and_schema(
 
 
 def test_random_reasoning_ends_at_first_end_mark_of_text():
-    """Whatever is drawn: what follows the first mark is blanks and the grammar's."""
+    """After the first end mark of any sample come blanks, and then the grammar's text."""
     tokens = ["</", "think", ">", "></think>", "</think>", ">[", "k>\n\n", "n", "</thi", "nk>x"]
     marks = new_marks(*tokens, special=False, template=TEMPLATE)
     inner, rng = FakeGrammar(marks.everything.size), np.random.default_rng(0)

@@ -34,7 +34,7 @@ START, END = "<|im_start|>", "<|im_end|>"
 
 @dataclass(frozen=True)
 class FakeModelSpec:
-    """What a `Grammars` reads of a `ModelSpec`."""
+    """The fields of a `ModelSpec` that `Grammars` reads."""
 
     backend: tokenizers.Tokenizer
     eos_token_ids: frozenset[int]
@@ -43,7 +43,7 @@ class FakeModelSpec:
 
 
 def merged_tokenizer() -> tokenizers.Tokenizer:
-    """Bytes, a hundred merges and two control tokens, as those of Qwen."""
+    """A tokenizer like Qwen's: bytes, a hundred merges and two control tokens."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -64,7 +64,7 @@ HOST = host_of(merged_tokenizer(), END)
 
 
 def new_grammars(host: Any) -> Grammars:
-    """With generous limits; the machine may be busy."""
+    """Grammars with generous limits: the machine may be busy."""
     return Grammars(host, GrammarLimits(60.0, Engine().schema_memory_bytes, 60.0), 128 << 20)
 
 
@@ -86,7 +86,7 @@ def grammar_of() -> Iterator[Compile]:
 
 
 def allowed(matcher: AnswerMatcher) -> NDArray[np.bool_]:
-    """What may come next, once that is known."""
+    """The mask of the next token, once it is computed."""
     assert matcher.wait(30)
     return matcher.allowed()
 
@@ -97,7 +97,7 @@ def begin(grammar: Grammar) -> AnswerMatcher:
 
 
 def sampled_text(host: FakeModelSpec, grammar: Grammar, rng: np.random.Generator) -> str:
-    """A random answer, hurried to its end after a while."""
+    """A random answer; after 60 tokens, tokens that close something are preferred."""
     matcher, tokens = begin(grammar), list[int]()
     ends = host.eos_token_ids
     while not tokens or tokens[-1] not in ends:
@@ -149,7 +149,7 @@ def test_grammar_mask_has_size_of_logits(grammar_of: Compile, change: int):
 
 @pytest.mark.parametrize("text", ["e\u0301 \u2126 ", "<|im_end|>", "<|im_start|>\ufb01"])
 def test_schema_constants_are_not_normalized_by_tokenizer(grammar_of: Compile, text: str):
-    """Also where the tokenizer would compose characters, or read control tokens."""
+    """Also if the tokenizer would normalize characters, or parse control tokens."""
     normalizing = tokenizers.Tokenizer.from_str(HOST.backend.to_str())
     normalizing.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.NFKC()])
     changed = replace(HOST, backend=normalizing)
@@ -161,7 +161,7 @@ def test_schema_constants_are_not_normalized_by_tokenizer(grammar_of: Compile, t
 
 
 def sentencepiece_tokenizer(*more_pieces: str) -> tokenizers.Tokenizer:
-    """Blanks as \u2581 and a token for each byte, as those of Llama and Gemma."""
+    """A tokenizer like Llama's and Gemma's: blanks as \u2581, and a token for each byte."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
     pieces += [
         *'\u2581abcdefghijklmnopqrstuvwxyz"{}[]:,0123456789<>/',

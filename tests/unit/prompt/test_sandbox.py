@@ -1,4 +1,4 @@
-"""Chat templates are programs of somebody else's: they reach nothing, and end."""
+"""Chat templates are untrusted programs: they reach no internals, and end in bounded time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "_MAX_SECONDS", 0.5)
 
 
-# ---- what real templates do ----------------------------------------------------------
+# ---- features of real templates ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_sandbox_reports_raise_exception_of_template():
     assert refusal("{{ raise_exception('roles must alternate') }}") == "roles must alternate"
 
 
-# ---- what they can't reach -----------------------------------------------------------
+# ---- unreachable internals -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_sandbox_reaches_no_internals_and_changes_no_messages(source: str):
     assert len(MESSAGES) == 2
 
 
-# ---- what they may take --------------------------------------------------------------
+# ---- bounds of time and memory -------------------------------------------------------
 
 GROWING = "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}"
 

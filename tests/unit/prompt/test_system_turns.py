@@ -1,4 +1,4 @@
-"""What is said reaches the model, in whatever order of roles, wherever the template has a place."""
+"""Messages in any order of roles reach the prompt, folded into turns that the template has."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def placed(*messages: Message) -> list[Message]:
     ],
 )
 def test_message_refused_by_template_is_named(roles: tuple[str, ...], param: str) -> None:
-    """Also where several messages became one."""
+    """Also if several messages were folded into one."""
     reason = "{{ raise_exception('the user begins') }}"
     source = (
         "{% for m in messages %}{% if m.role == 'assistant' and (loop.first or "

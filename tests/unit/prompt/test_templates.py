@@ -1,4 +1,4 @@
-"""Templates differ in what they take; a conversation is rendered the way each one wants."""
+"""A conversation is adapted to the content shapes that each chat template supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results find the calls that they are of, whatever was never answered before."""
+"""Tool results are matched to their calls, also after unanswered ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def result(call_id: str = "", name: str = "") -> Message:
 
 
 def answered(*messages: Message, make_id: MakeId = given_id) -> list[tuple[int, str]]:
-    """(number of the call that the conversation has, its name) of each result; -1: of none."""
+    """(index of the matched call, name) of each result; the index is -1 without a call."""
     named = name_results(messages, make_id)
     ids: list[str] = []
     found = []

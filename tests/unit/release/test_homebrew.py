@@ -50,7 +50,7 @@ puts JSON.generate(VlmServer.said)
 
 
 def urls_on(name: str) -> list[str]:
-    """Of the wheels of `LOCK` for a release of macOS."""
+    """The URLs of `LOCK`'s wheels for a release of macOS."""
     return [f"{FILES}/{wheel}.whl" for wheel in WHEELS[name]]
 
 

@@ -1,4 +1,4 @@
-"""What the packages are made of: metadata, data files, version, image."""
+"""Wheel and container image have the right data files, dependencies, version and user."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def container(instruction: str) -> list[str]:
 
 
 def test_package_data_names_every_data_file() -> None:
-    """Without git, a build takes only what is named."""
+    """Without git, a build includes only the files that are named."""
     package = ROOT / "vlm_server"
     globs = PROJECT["tool"]["setuptools"]["package-data"]["vlm_server"]
     named = {path for each in globs for path in package.glob(each) if path.is_file()}
@@ -42,7 +42,7 @@ def test_package_data_names_every_data_file() -> None:
 
 
 def test_mlx_backends_come_only_from_extras() -> None:
-    """Both backends have the same file: who asks for one must not get the other."""
+    """Both backends install the same file, so one must not bring the other."""
     needed = PROJECT["project"]["dependencies"]
     extras = PROJECT["project"]["optional-dependencies"]
     assert not any("mlx[" in each or "openblas" in each for each in needed)

@@ -1,4 +1,4 @@
-"""What a worker still knows of conversations."""
+"""Simulated caches match stored prefixes, and evict the least recently used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a curve leaves its flat part."""
+"""Points of a load curve are summarized, and its knee is found."""
 
 from __future__ import annotations
 

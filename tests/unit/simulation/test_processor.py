@@ -1,4 +1,4 @@
-"""Cores that work shares: nothing is lost, nothing is faster than it can be."""
+"""Simulated work shares cores: none is lost, and none is faster than one core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.unit
 
 
 def ends(processor: Processor, env: simpy.Environment, *works: tuple[float, float]) -> list[float]:
-    """When each of the works (begin, seconds) ends."""
+    """The end of each of the works (begin, seconds)."""
     found = [0.0] * len(works)
 
     def run(number: int, begin: float, seconds: float):
@@ -55,7 +55,7 @@ def test_processor_busy_time_equals_sum_of_work():
 
 
 def test_processor_sharing_mean_time_matches_theory():
-    """M/M/1 with processor sharing: S / (1 - load), of the load that was drawn."""
+    """M/M/1 with processor sharing: S / (1 - load), for the sampled load."""
     drawn, env, now, works = random.Random(2), simpy.Environment(), 0.0, []
     for _ in range(20_000):
         now += drawn.expovariate(0.6)

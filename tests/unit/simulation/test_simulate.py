@@ -1,4 +1,4 @@
-"""What must hold of simulated daemons, whatever work costs."""
+"""Simulated daemons obey queueing theory, cache hits and routing, whatever work costs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_simulation_is_reproducible_by_seed():
 
 
 def test_lone_turn_takes_sum_of_its_costs():
-    """Decoding is a step ahead of what it reports, so it takes as many steps as tokens."""
+    """Decoding runs one step ahead of its report, so it takes as many steps as tokens."""
     costs = agents.costs()
     result = simulate(costs, agents.workload(users=1, answer_tokens=5), Fleet())
     first, second = (request for request in result.asked[:2])
@@ -45,7 +45,7 @@ def test_lone_turn_takes_sum_of_its_costs():
 
 
 def test_simulated_waiting_matches_md1_queue():
-    """M/D/1: load * S / (2 (1 - load)); of many users with rare questions of one turn each."""
+    """M/D/1: load * S / (2 (1 - load)), for many users with rare one-turn questions."""
     costs = agents.free(prefill=(0.1, 0.0, 0.0, 0.0), head_tokens=0)
     users, load = 300, 0.6
     work = agents.workload(
@@ -75,7 +75,7 @@ def test_simulated_throughput_is_bounded_by_work_and_users():
 
 
 def test_simulation_obeys_littles_law():
-    """Little's law, with the number in the daemon counted from what users do not do: think."""
+    """Little's law; a user is in the daemon while not thinking."""
     costs, users = agents.costs(), 12
     work = agents.workload(users=users, seconds=300.0)
     asked = simulate(costs, work, Fleet()).asked

@@ -1,4 +1,4 @@
-"""One request against a server that answers what the test says."""
+"""The soak client classifies each answer of a scripted server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users at the same time: how many, until when, and what they remember."""
+"""A crowd varies its number of users, ends with none, and keeps their conversations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.soak.request import Ending, Kind, Outcome, Request
 
 
 class FakeClient:
-    """Answers everything after a moment, and counts."""
+    """Stands in for the soak client: answers after a moment, and counts requests."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []

@@ -1,4 +1,4 @@
-"""What users ask: drawn from the seed, and all there is."""
+"""Soak requests depend on the seed alone, and cover every kind."""
 
 from __future__ import annotations
 

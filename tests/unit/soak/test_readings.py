@@ -1,4 +1,4 @@
-"""Readings out of what the daemon and the system say."""
+"""Readings combine the daemon's status with footprints of the system."""
 
 from __future__ import annotations
 

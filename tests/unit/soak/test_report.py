@@ -1,4 +1,4 @@
-"""What is written, and the exit status."""
+"""A soak's report, document, plot and exit status show its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each criterion is missed by what it is for, and by nothing else."""
+"""Each fault misses exactly the criterion that is for it."""
 
 from __future__ import annotations
 

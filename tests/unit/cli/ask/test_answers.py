@@ -1,4 +1,4 @@
-"""What `ask` prints and writes: text, JSON, marked pictures; and where its question comes from."""
+"""`ask` prints text, JSON and marked pictures; its question comes from words, pipe or terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USAGE = {
 
 
 class ScriptedModel(BaseHTTPRequestHandler):
-    """Answers `text` in pieces of one character, and keeps what it was asked."""
+    """A daemon that streams `text` one character at a time, and records its requests."""
 
     text = "a red circle"
     reason = "stop"
@@ -215,7 +215,7 @@ def test_ask_accepts_url_with_trailing_slash(url: str, model: type[ScriptedModel
 
 
 class TypingTerminal(Terminal):
-    """Types lines at a terminal."""
+    """A terminal's input, with lines already typed."""
 
     def __init__(self, *lines: str) -> None:
         super().__init__("".join(f"{line}\n" for line in lines))
@@ -231,7 +231,7 @@ def test_conversation_sends_history_and_new_clears_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each is sent with what was said; a picture is sent once in each; /new forgets."""
+    """Each question is sent with the conversation so far; a picture appears in it once."""
     lines = ["What is it?", "And its colour?", "/help", "", f"{picture} And this?", "/new", "Hm?"]
     monkeypatch.setattr("sys.stdin", TypingTerminal(*lines))
     assert main(["ask", "--url", url, picture]) == 0

@@ -1,4 +1,4 @@
-"""Boxes and points are found in the forms that families write, and drawn where they belong."""
+"""Boxes and points are found in every family's notation, and drawn at their coordinates."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def png(size: tuple[int, int], orientation: int = 1) -> bytes:
 
 
 def changed(image: Image.Image) -> tuple[int, int, int, int] | None:
-    """The box of all that is not white."""
+    """The bounding box of all pixels that are not white."""
     return image.convert("L").point(lambda value: 255 * (value < 250)).getbbox()
 
 

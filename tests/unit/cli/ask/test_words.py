@@ -1,4 +1,4 @@
-"""Which words are files and which is the question, on the command line and in a conversation."""
+"""Words of `ask` split into files and a question, on the command line and in a conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command: what it refuses, whom it asks, and what it prints."""
+"""`bench` refuses bad arguments, finds models and servers, and always writes its results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_bench_finds_checkpoint_by_hub_name(
 
 
 def test_bench_plan_counts_warm_ups_and_scenario_runs() -> None:
-    """Each server's warm-up, and each scenario in each round on each server."""
+    """One warm-up per server, and one run per scenario, round and server."""
     plan = BenchPlan(("a", "b"), 3, (1, 1), 0, 1.0)
     assert plan.num_runs(2) == 2 + 2 * 3 * 2
 

@@ -1,4 +1,4 @@
-"""A day: whole rounds of the same work, compared by kind of request."""
+"""A bench day consists of whole rounds of equal work, and its drift is compared by kind."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ async def test_day_rounds_have_equal_work_and_unique_messages():
 
 
 def kinds(samples: Iterable[DaySample]) -> Counter[str]:
-    """Of requests."""
+    """How many requests of each kind there are, without the fixed work."""
     return Counter(sample.kind for sample in samples if sample.kind != FIXED_WORK)
 
 
 def size(request: dict[str, Any]) -> tuple[int, int, int]:
-    """Pictures, messages and tokens of the answer."""
+    """The numbers of pictures, messages and answer tokens."""
     shown = str(request["messages"]).count("'image_url':")
     return shown, len(request["messages"]), request["max_tokens"]
 
@@ -82,7 +82,7 @@ async def test_day_is_reproducible_by_seed():
 
 
 def messages_of(app: ScriptedServer) -> set[str]:
-    """Of a burst, the order of arrival is open."""
+    """The conversations sent, without order: requests of a burst arrive in any order."""
     return {str(request["messages"]) for request in app.requests}
 
 

@@ -1,4 +1,4 @@
-"""Figures: what is missing makes them unknown, never wrong."""
+"""Missing values make a figure unknown, never wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures and words: the same for every server, new in every round."""
+"""Bench pictures and texts are the same for every server, and new in every round."""
 
 from __future__ import annotations
 

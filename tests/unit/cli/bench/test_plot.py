@@ -1,4 +1,4 @@
-"""The drawing of a day is SVG that holds each request and each tenth."""
+"""The plot of a day is SVG with every request and every tenth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table and the document say what was measured, and what failed."""
+"""The bench table and document show every figure and every failure."""
 
 from __future__ import annotations
 

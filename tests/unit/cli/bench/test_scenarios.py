@@ -1,4 +1,4 @@
-"""Each scenario asks what it says, and sums up what it got."""
+"""Each bench scenario sends its described requests, and computes its figures from the answers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_agent_scenario_keeps_answers_in_history():
 
 
 async def shown(scenario: str) -> list[list[str]]:
-    """The pictures of each request of `scenario`, each by the turn in which it came."""
+    """Each request's pictures in `scenario`, as the number of the turn that introduced them."""
     app = ScriptedServer()
     await run(app, scenario)
     named: dict[str, str] = {}
@@ -144,7 +144,7 @@ async def test_stall_is_unknown_if_text_ends_before_pictures():
 
 
 async def test_conc_counts_clears_among_governor_decisions():
-    """Of what a governor decides, clears alone count, and none of before."""
+    """Only clears count among a governor's decisions, and only those during the scenario."""
 
     def script(request: dict[str, Any]) -> list[tuple[float, bytes]]:
         for kind in ("clear_decode", "evict"):
@@ -174,7 +174,7 @@ async def test_conc_reports_gap_median_p99_and_ratio():
 
 async def test_conc_clears_are_unknown_without_status_route():
     class WithoutStatusRoute(ScriptedServer):
-        """As a server without such a route."""
+        """A server without the route `/v1/status`."""
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             if scope["path"] == "/v1/status":

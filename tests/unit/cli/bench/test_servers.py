@@ -1,4 +1,4 @@
-"""The client against a real socket: times are those of the wire; failures are answers."""
+"""The bench client measures times at a real socket, and records failures as answers."""
 
 from __future__ import annotations
 

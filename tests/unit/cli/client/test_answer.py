@@ -1,4 +1,4 @@
-"""An answer's text, times and counts come from what arrived when."""
+"""An answer's text, times and counts are read from timed pieces of a stream."""
 
 from __future__ import annotations
 

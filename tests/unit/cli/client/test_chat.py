@@ -1,4 +1,4 @@
-"""A response's bytes are given as they arrive."""
+"""The chat client yields a response's bytes as they arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients make the key that the daemon would make of a picture, and keep it."""
+"""Clients derive the same routing key as the daemon, and keep it during a conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader of server-sent events gives whole events, wherever the bytes were cut."""
+"""The reader of server-sent events yields whole events, wherever the bytes are split."""
 
 from __future__ import annotations
 

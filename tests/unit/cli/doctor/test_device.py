@@ -1,4 +1,4 @@
-"""The device and what it needs, tried in child processes that meet real faults."""
+"""The doctor finds faults of the device, BLAS and packages, in child processes with real faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disks that are full or can't be written to: real ones, as far as we may make them."""
+"""The doctor finds full disks, on real small ones where mounting is allowed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlm_server.settings import MIB
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB and a few files, where we may mount one."""
+    """A mounted disk of 1 MiB with few inodes; skips if mounting is not allowed."""
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=8", "tmpfs", str(folder)]

@@ -1,4 +1,4 @@
-"""The machine, as the doctor judges it."""
+"""The doctor judges chip, system and memory of the machine."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_doctor_reports_old_macos() -> None:
 def test_doctor_prefers_macos_version_of_sw_vers(
     monkeypatch: pytest.MonkeyPatch, sw_vers_output: str | None, version: str
 ) -> None:
-    """A Python that was built for an older one takes macOS 26 for 16."""
+    """A Python built for an older macOS reports version 26 as 16."""
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(platform, "mac_ver", lambda: ("16.0", ("", "", ""), "arm64"))
     monkeypatch.setattr(

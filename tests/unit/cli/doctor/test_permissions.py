@@ -1,4 +1,4 @@
-"""Files with the wrong modes, and files that can't be read."""
+"""The doctor finds secrets that others can read, and files that can't be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports that are free, taken, silent, or not to be had, with real sockets."""
+"""The doctor tells free, taken, silent and unavailable ports apart, with real sockets."""
 
 from __future__ import annotations
 

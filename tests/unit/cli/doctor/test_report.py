@@ -1,4 +1,4 @@
-"""No secret is in a report, wherever it was; what helps is."""
+"""A doctor's report contains no secret from any source, but all that helps to debug."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ vlm-server: the settings file is not there
 
 @pytest.fixture
 def situation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Situation:
-    """Secrets everywhere: settings, key file, environment, URL, the hub's token, the log."""
+    """A home with secrets in settings, key file, environment, URLs, hub token and log."""
     home = tmp_path / "home"
     (home / ".cache/huggingface").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))

@@ -1,4 +1,4 @@
-"""Checks that fail or hang do not keep the others from being run."""
+"""Checks that fail or hang do not prevent other checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service as its file says, with real programs behind it."""
+"""The doctor judges the installed service by its file, with real programs behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings and models that can't be used, and what is said of them."""
+"""The doctor reports settings and models that can't be used, with advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serve` says to a person, and the request that can be pasted."""
+"""`serve` greets a person with commands that can be pasted, and never shows a key."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_example_request_never_shows_api_key() -> None:
 def test_greeting_on_terminal_suggests_ask_command(
     monkeypatch: pytest.MonkeyPatch, colours: bool
 ) -> None:
-    """With the address, where it is not the one that `ask` asks anyway."""
+    """The command includes the address unless it is the default of `ask`."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "" if colours else "1")
     screen = Terminal()

@@ -14,7 +14,7 @@ from vlm_server.errors import ConfigError
 
 
 class FakeLibSystem:
-    """libSystem with a launchd that answers `code`, and hands over `descriptors`."""
+    """Stands in for libSystem: launchd answers `code` and hands over `descriptors`."""
 
     def __init__(self, code: int, *descriptors: int) -> None:
         self.names: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Which sockets are taken over, and from whom."""
+"""`serve` adopts only listening sockets meant for it, and refuses addresses in use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_listen_refuses_invalid_listen_fds(count: str) -> None:
 
 
 class XnuSocket(socket.socket):
-    """A socket of macOS, whose kernel does not tell whether it listens."""
+    """A socket as on macOS, whose kernel does not report whether it is listening."""
 
     def getsockopt(self, level: int, option: int, *size: int) -> Any:
         if (level, option) == (socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -53,7 +53,7 @@ class XnuSocket(socket.socket):
 
 @pytest.fixture(params=[socket.socket, XnuSocket], ids=["linux", "macos"])
 def adopt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Adopt:
-    """Takes a copy of a socket over, as if it had been handed to this process."""
+    """Adopts a duplicate of a socket, as if it had been passed to this process."""
 
     def adopted(given: socket.socket) -> socket.socket:
         monkeypatch.setattr(listener_module.socket, "socket", request.param)
@@ -105,7 +105,7 @@ def test_server_address_follows_inherited_socket() -> None:
 
 
 def test_binding_answered_address_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the kernel would let us listen beside that program."""
+    """Also if the kernel would allow a second listener."""
 
     class SocketBindingAnywhere(socket.socket):
         def bind(self, address: Any) -> None:

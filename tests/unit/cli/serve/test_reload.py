@@ -1,4 +1,4 @@
-"""When the daemon starts again, and when it goes on as it is."""
+"""The daemon restarts when valid new settings appear, and at no other time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 
 class WatchedSettings:
-    """A settings file with a reloader, and how often that wanted to start again."""
+    """A settings file with its reloader, and the number of restarts that this requested."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

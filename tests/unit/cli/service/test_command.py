@@ -1,4 +1,4 @@
-"""Installing, removing and looking at the service, with the system's commands recorded."""
+"""Service actions run the right systemctl or launchctl commands, and failed ones change nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from vlm_server.errors import ConfigError, NotAvailable
 
 
 class CommandRecorder:
-    """Stands in for the system: notes each command, and answers with `codes` by its verb.
+    """Stands in for systemctl and launchctl: records commands, and answers with `codes` by verb.
 
-    launchd knows a service after `bootout` for as many looks as `draining` says.
+    launchd still knows a service for `draining` calls of `print` after its `bootout`.
     """
 
     def __init__(self, draining: int = 0, **codes: int) -> None:
@@ -50,7 +50,7 @@ class CommandRecorder:
         return subprocess.CompletedProcess(words, code, out, "it says no\n")
 
     def _launchd(self, verb: str) -> int:
-        """The status of a command of launchctl, as far as it follows from those before."""
+        """The exit status of a launchctl command, as it follows from earlier commands."""
         if verb == "bootout":
             self._looks = self.draining
         elif verb == "print" and self._looks is not None:
@@ -68,7 +68,7 @@ def install(manager: ServiceManager, *arguments: str) -> int:
 
 
 def act(manager: ServiceManager, *words: str) -> int:
-    """With a port that nobody has, if no port and no file is named."""
+    """Run an action; an install without a port or a file gets a free port."""
     command_words = list(words)
     if words[0] == "install" and not any("port" in word or "--config" in word for word in words):
         command_words += ["--set", f"server.port={free_port()}"]
@@ -114,7 +114,7 @@ def test_launchd_install_reloads_plist(tmp_path: Path) -> None:
 
 
 def test_launchd_install_waits_until_old_service_drained(tmp_path: Path) -> None:
-    """`bootout` returns at once; nothing can be loaded before the old one is gone."""
+    """`bootout` returns at once, but loading fails until the old service is gone."""
     run, waited = CommandRecorder(draining=110), list[float]()
     assert install(Launchd(tmp_path, run, waited.append)) == 0
     assert 40 < sum(waited) < 100, "longer than it may take to stop"
@@ -124,7 +124,7 @@ def test_launchd_install_waits_until_old_service_drained(tmp_path: Path) -> None
 
 
 def test_launchd_restart_keeps_service_loaded(tmp_path: Path) -> None:
-    """What was loaded stays loaded; SIGTERM lets it finish its answers."""
+    """The service stays loaded; SIGTERM lets it finish its answers."""
     run = CommandRecorder()
     manager = Launchd(tmp_path, run, lambda _: None)
     install(manager)
@@ -142,7 +142,7 @@ def test_launchd_install_gives_up_after_stop_timeout(tmp_path: Path) -> None:
 
 
 def test_systemd_install_ignores_reset_failed_error(tmp_path: Path) -> None:
-    """`reset-failed` says no for one that has not failed: that is no error."""
+    """`reset-failed` fails for a unit that has not failed, which is no error."""
     run = CommandRecorder(**{"reset-failed": 1})
     assert install(SystemdUser(tmp_path, run)) == 0
     assert run.commands[-1].endswith("start vlm-server.service")
@@ -266,7 +266,7 @@ def test_concurrent_service_install_is_refused(tmp_path: Path) -> None:
 
 
 def test_service_install_refuses_port_of_another_program(tmp_path: Path) -> None:
-    """Whoever is there might answer in its place."""
+    """Otherwise the other program might answer in place of the service."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         run = CommandRecorder(**{"is-active": 3})

@@ -1,4 +1,4 @@
-"""The service's files say what launchd and systemd must know, whatever the paths look like."""
+"""Service files configure launchd and systemd correctly, for paths with any characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service runs a program that stays, whatever it was installed with."""
+"""A service runs a permanent program, however that was installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images through the real decoding processes: the same pixels, at a bounded cost."""
+"""Decoding processes give the same pixels as decoding in process, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def budget(cancellation: Cancellation | None = None, **limits: object) -> Decode
 
 
 SLOW = image_of(slow_jpeg(2000, 100_000), (2000, 2000), "JPEG")
-"""It takes minutes to decode."""
+"""A JPEG that takes minutes to decode."""
 SMALL = encoded(PillowImage.new("RGB", (64, 64), "red"))
 
 
@@ -97,7 +97,7 @@ def test_decoder_process_gives_same_pixels_as_in_process(
 
 
 def test_decoder_process_returns_large_picture_whole(decoders: Decoders):
-    """In many parts; and its process, which held much memory, is not kept."""
+    """It comes in many parts; its process, which held much memory, is not reused."""
     picture = gradient("RGB", (7001, 2003))
     found = decoders.image(encoded(picture, compress_level=1), budget())
     assert found.tobytes() == picture.tobytes()
@@ -140,7 +140,7 @@ def test_decode_budget_limits_pixels_per_request(decoders: Decoders):
 
 
 def test_decode_budget_limits_seconds_per_request(decoders: Decoders):
-    """Four megapixels have a twentieth of the time."""
+    """Four megapixels get a twentieth of `decode_seconds`."""
     left, started = budget(decode_seconds=20.0), time.monotonic()
     with pytest.raises(DecodeBudgetExceeded, match="takes over 1 seconds") as caught:
         decoders.image(SLOW, left)
@@ -166,7 +166,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def test_picture_of_killed_decoder_is_decoded_by_another():
-    """As the system does when somebody else has taken all memory."""
+    """As the kernel kills it when other programs use all memory."""
     pool = Decoders(settings.Image(), settings.Video(), 1)
     before, decoder_pids = children_of(os.getpid()), list[int]()
 
@@ -185,7 +185,7 @@ def test_picture_of_killed_decoder_is_decoded_by_another():
 
 
 def test_decoder_process_imports_no_heavy_modules():
-    """It starts fast, and takes little memory."""
+    """So it starts fast, and takes little memory."""
     program = (
         "import vlm_server.prompt.media.images, vlm_server.prompt.media.process, sys\n"
         "print([name for name in ('numpy', 'mlx', 'av', 'asyncio') if name in sys.modules])"

@@ -1,4 +1,4 @@
-"""Encoded pictures to RGB: every mode read right, and every broken one refused."""
+"""Pictures of every format and mode decode to the right RGB, and broken ones are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vlm_server.protocol import Image
 
 WIDTH, HEIGHT = 48, 32
 NEAR = 6
-"""How far lossy formats may be from the pixels, on average."""
+"""The largest mean distance of a lossy picture from the original's pixels."""
 
 
 def pixels(image: Image) -> np.ndarray:
@@ -98,7 +98,7 @@ def test_grey_and_palette_alpha_become_white(mode: str):
 
 
 def test_pillow_mode_pa_is_flattened_on_white():
-    """No format of ours decodes to PA, but a plugin may."""
+    """No supported format decodes to PA, but a plugin may."""
     from vlm_server.prompt.media.images import _flatten
 
     source = PillowImage.new("RGBA", (2, 1), (0, 255, 0, 0))
@@ -122,7 +122,7 @@ def test_png_trns_color_becomes_white(mode: str):
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
 def test_png_grey_trns_affects_exactly_one_shade(depth: int):
-    """Every shade once; one of them, and none of its neighbours, is transparent."""
+    """A picture of all shades, exactly one of which is transparent."""
     count, width = 1 << depth, 1 << min(depth, 8)
     shades = np.arange(count)
     bits = (shades[:, None] >> np.arange(depth)[::-1]) & 1
@@ -141,7 +141,7 @@ def test_png_grey_trns_affects_exactly_one_shade(depth: int):
 def test_png_sixteen_bit_trns_affects_exactly_one_color(
     width: int, transparent: int, interlaced: bool
 ):
-    """One colour is transparent, and none that differs from it in lower or upper bytes alone."""
+    """Only one colour is transparent, not those that differ from it in one byte."""
     colors = [(40000, 1000, 9), (40000, 1001, 9), (16384, 59392, 2304), (40001, 1000, 8)]
     shown, key = colors[:width], (b"tRNS", struct.pack(">3H", *colors[transparent]))
     rows = [struct.pack(">3H", *color) for color in shown]
@@ -165,7 +165,7 @@ def test_gif_transparency_becomes_white():
     assert found[0, 0].tolist() == [200, 0, 0]
 
 
-# ---- of phones and scanners ------------------------------------------------------------
+# ---- formats of phones and scanners ------------------------------------------------------------
 
 
 PLAIN_MODES = ("RGB", "RGBA", "L", "1", "P", "CMYK", "I;16", "I;16B")
@@ -226,7 +226,7 @@ def test_avif_orientation_follows_its_boxes(orientation: int):
 
 @pytest.mark.parametrize("quarters", range(4))
 def test_heic_rotation_follows_its_boxes(quarters: int):
-    """Counterclockwise; its header says the size before, and its EXIF is of no account."""
+    """Counterclockwise; its header has the size before the rotation, and its EXIF is ignored."""
     source = rgb()
     source.info["exif"] = orientation_exif(6).tobytes()  # makes the box
     data = encoded(source, "HEIC").data
@@ -281,7 +281,7 @@ def orientation_exif(value: int) -> PillowImage.Exif:
 
 
 def as_stored(upright: PillowImage.Image, orientation: int) -> PillowImage.Image:
-    """What a camera stores so that `orientation` makes it upright again."""
+    """The picture as a camera stores it, which `orientation` turns upright again."""
     t = PillowImage.Transpose
     inverse = {
         2: t.FLIP_LEFT_RIGHT,
@@ -466,7 +466,7 @@ CUT = {
 @pytest.mark.parametrize("behind", BEHIND)
 @pytest.mark.parametrize("kind", [*JPEGS, "a scan for each component"])
 def test_bytes_after_jpeg_do_not_affect_completeness(kind: str, behind: str):
-    """As the second picture of an MPO or Ultra HDR file does."""
+    """Such as the second picture of an MPO or Ultra HDR file."""
     scans = scan_for_each_component(noise())
     whole = encoded(noise(), "JPEG", **JPEGS[kind]).data if kind in JPEGS else scans
     image_bounds.check(whole + BEHIND[behind])
@@ -500,7 +500,7 @@ def test_jpeg_cut_at_restart_marker_is_refused(progressive: bool):
 
 @pytest.mark.parametrize("colour", ["red", (200, 30, 90), "white"])
 def test_jpeg_missing_subsampled_last_row_is_refused(colour: object):
-    """Only a row of its last blocks is seen, and colours are stored at half the size."""
+    """Only one row of its last blocks is visible, and colours are stored at half the size."""
     whole = encoded(PillowImage.new("RGB", (160, 65), colour), "JPEG").data
     assert pixels(image_of(whole, "JPEG", 160, 65)).shape == (65, 160, 3)
     for missing in range(12, 80, 4):
@@ -670,7 +670,7 @@ def test_animated_png_rows_are_counted(monkeypatch: pytest.MonkeyPatch):
 
 
 FRAME = struct.pack(">IIIIIHHBB", 0, 8, 1, 0, 7, 1, 10, 0, 0)
-"""Of an animation: the last of eight rows."""
+"""An APNG frame that covers the last of eight rows."""
 
 
 @pytest.mark.parametrize(

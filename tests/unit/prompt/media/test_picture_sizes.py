@@ -1,4 +1,4 @@
-"""A picture is scaled to a size that the model's processor keeps, within the bounds."""
+"""A picture is scaled within its bounds to a size that the model's processor keeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIXELS = st.none() | st.floats(5, 24).map(lambda exponent: int(2**exponent))
 
 
 def smart_resize(size: tuple[int, int], factor: int, least: int, most: int) -> tuple[int, int]:
-    """What Qwen's processors do, on (width, height)."""
+    """Qwen's processors' resizing of (width, height)."""
     width, height = (round(side / factor) * factor for side in size)
     if width * height > most:
         scale = math.sqrt(math.prod(size) / most)
@@ -30,7 +30,7 @@ def smart_resize(size: tuple[int, int], factor: int, least: int, most: int) -> t
 
 
 def scaled(size: tuple[int, int], rule: PixelRule, image: Image) -> tuple[int, int]:
-    """What a processor with this rule makes of what it is given of `image`."""
+    """The size to which a processor with this rule scales the already fitted `image`."""
     bounds = PictureSizes(rule, ImageSettings()).bounds(image)
     if bounds is not None:
         assert bounds.max_pixels is not None

@@ -1,4 +1,4 @@
-"""Real encoded videos through the real decoding process."""
+"""The decoding process samples real videos correctly, and refuses damaged or costly ones."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_variable_frame_rate_is_sampled_by_time() -> None:
 
 @pytest.mark.parametrize(("rotation", "corner"), [(0, (0, 0)), (90, (1, 0)), (180, (1, 1))])
 def test_video_rotation_is_applied(rotation: int, corner: tuple[int, int]) -> None:
-    """A dark corner at the top left, and where it is seen, as (row, column)."""
+    """The corner that becomes dark, as (row, column), if the stored top left is dark."""
     picture = clips.greys([250], (64, 48))[0]
     picture.paste((0, 0, 0), (0, 0, 20, 20))
     shown = decode(clips.encode([picture] * 4, rotation=rotation))
@@ -155,7 +155,7 @@ STREAMED = {
     ),
 )
 def test_truncated_video_shows_whole_frames_and_is_cut(container: str, share: float) -> None:
-    """With `share` of it left, or with the end of its last packet missing."""
+    """Cut to `share` of its size, or without the end of its last packet."""
     whole = STREAMED[container](clips.moving("right", 30))
     all_of_it = decode(whole, FORMATS[container])
     assert not all_of_it.is_cut
@@ -257,7 +257,7 @@ VIDEO = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
 
 @pytest.fixture
 def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Decoders:
-    """Processes that do what the parameter says, instead of decoding."""
+    """Decoders whose processes run the parameter's program instead of decoding."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     decoders = Decoders(Image(), Limits(), 1)
     decoders._videos = ChildPool("tests.unit.prompt.media.program", 1, request.param)
@@ -311,14 +311,14 @@ def test_dying_video_decoder_fails_request(
 
 
 def test_video_decoder_process_is_not_reused() -> None:
-    """So that nothing of one can be shown as a part of the next."""
+    """So nothing of one video can appear in the next."""
     decode(clips.encode(clips.moving("up", 10)))
     assert not DECODERS._videos.num_idle
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")
 def test_video_decoder_memory_is_bounded() -> None:
-    """Of frames that take 300 MB, with so much more for the program itself."""
+    """The frames take 300 MB."""
     data = clips.encode(clips.greys([9] * 4, (4000, 2200)))
     assert decode(data).frames.shape[0] == 4
     small_pool = Decoders(Image(), replace(Limits(), decode_memory_bytes=200 << 20), 1)
@@ -328,7 +328,7 @@ def test_video_decoder_memory_is_bounded() -> None:
 
 @pytest.mark.parametrize("container", ["mp4", "webm"])
 def test_video_without_key_frame_is_refused(container: str) -> None:
-    """What the other frames change is not there."""
+    """The other frames only describe changes of the missing one."""
     source = av.open(io.BytesIO(clips.encode(clips.noise(1, 12), container, options={"g": "99"})))
     buffer = io.BytesIO()
     with source, av.open(buffer, "w", format=container) as output:
