@@ -1,4 +1,4 @@
-"""Parameters and examples: a few in the default run, all in the whole run (`scripts/test --all`)."""
+"""Parameters and examples: a few in the default run, all in `scripts/test --all`."""
 
 from __future__ import annotations
 

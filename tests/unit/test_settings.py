@@ -162,8 +162,11 @@ def test_api_keys_with_blanks_are_refused_unshown(key: str) -> None:
     assert key not in str(caught.value)
 
 
-def test_key_file_counts_as_key_and_needs_absolute_path() -> None:
+def test_key_file_counts_as_api_key() -> None:
     assert load(None, ("server.host=::", "server.api_key_file=/etc/keys")).server.needs_key
+
+
+def test_relative_path_of_key_file_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"server\.api_key_file 'keys' is not absolute"):
         load(None, ("server.api_key_file=keys",))
 
@@ -352,6 +355,10 @@ def test_memory_limit_may_be_percentage_of_device() -> None:
     assert memory.limit_on(1000) == 750
     assert memory.known_limit_bytes == 0
     assert load(None, ("memory.limit_bytes=8GB",)).memory.known_limit_bytes == 8 * 10**9
+
+
+def test_memory_limit_as_percentage_reaches_engine_and_status_unchanged() -> None:
+    memory = load(None, ("memory.limit_bytes=75%",)).memory
     started = decode_command(
         encode_message(start_of(Settings(memory=memory)))[MESSAGE_HEADER.size :]
     )

@@ -183,23 +183,31 @@ def test_ask_reads_api_key_from_file(url: str, script: DaemonScript, picture: Pa
     assert script.keys == {"Bearer a-key-in-a-file"}
 
 
-def test_ask_sends_key_of_settings_only_to_local_daemon(
-    url: str,
-    script: DaemonScript,
-    picture: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("NO_PROXY", "*")
+@pytest.fixture
+def key_file(picture: Path) -> Path:
+    """A key file of two keys, which its owner alone can read."""
     path = picture.with_name("keys.toml")
     path.touch(mode=0o600)
     path.write_text('[one]\nkey = "the-first-key"\n[two]\nkey = "the-second-key"\n')
-    words = ["ask", str(picture), "What?", "--set", f"server.api_key_file={path}"]
+    return path
+
+
+def test_ask_sends_first_key_of_settings_only_to_local_daemon(
+    url: str, script: DaemonScript, picture: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    words = ["ask", str(picture), "What?", "--set", f"server.api_key_file={key_file}"]
     assert main([*words, "--url", url]) == 0
     assert script.keys == {"Bearer the-first-key"}
     assert main([*words, "--url", url.replace("127.0.0.1", "0.0.0.0")]) == 0
     assert script.keys == {"Bearer the-first-key", None}
-    path.chmod(0o644)
+
+
+def test_ask_refuses_settings_key_file_readable_by_others(
+    url: str, picture: Path, key_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key_file.chmod(0o644)
+    words = ["ask", str(picture), "What?", "--set", f"server.api_key_file={key_file}"]
     assert main([*words, "--url", url]) == 2
     assert "chmod 600" in capsys.readouterr().err
 

@@ -174,7 +174,6 @@ def test_relative_model_path_starts_at_file_or_working_folder(
 
 
 def test_hub_name_is_passed_on_unresolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also from a settings file, unless a folder beside the file has that name."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     for given in (["--model", "org/name@v1"], ["--set", "model.path=org/name@v1"]):
@@ -183,6 +182,13 @@ def test_hub_name_is_passed_on_unresolved(tmp_path: Path, monkeypatch: pytest.Mo
         assert (loaded.model.path, loaded.model.name) == ("org/name@v1", "org/name")
         assert "org/name@v1" in settings_arguments(options)[1]
         assert str(tmp_path) not in settings_arguments(options)[1]
+
+
+def test_hub_name_in_settings_file_yields_to_folder_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
     config = tmp_path / "settings.toml"
     config.write_text('[model]\npath = "org/name"\n')
     options = build_parser().parse_args(["serve", "--config", str(config)])

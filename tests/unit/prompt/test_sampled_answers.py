@@ -224,7 +224,7 @@ def test_matchers_of_one_grammar_are_independent(grammar_of: Compile):
         host_of(sentencepiece_tokenizer("<0xZZ>"), "</s>"),
         host_of(wordpiece_tokenizer(), "</s>"),
     ],
-    ids=["no end", "a byte that is none", "neither bytes nor characters"],
+    ids=["no-end-token", "invalid-byte-token", "wordpiece"],
 )
 def test_unsupported_tokenizer_refuses_response_format(host: FakeModelSpec):
     grammars = new_grammars(host)

@@ -31,12 +31,12 @@ def render(body: str) -> str:
     [
         pytest.param(
             "{% for p in m.content %}{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}",
-            id="lists everywhere",
+            id="parts-in-every-role",
         ),
-        pytest.param(USER_PARTS + "{% else %}{{ m.content + '' }}{% endif %}", id="users' alone"),
-        pytest.param("{{ m.content + '' }}", id="strings alone"),
+        pytest.param(USER_PARTS + "{% else %}{{ m.content + '' }}{% endif %}", id="parts-of-users-only"),
+        pytest.param("{{ m.content + '' }}", id="strings-only"),
         pytest.param(
-            "{% if m.content is string %}{{ m.content }}{% endif %}", id="lists left out in silence"
+            "{% if m.content is string %}{{ m.content }}{% endif %}", id="parts-silently-dropped"
         ),
     ],
 )

@@ -6,9 +6,6 @@ import asyncio
 import json
 import time
 
-import pytest
-
-from tests.soak import crowd as crowd_module
 from tests.soak.crowd import Crowd
 from tests.soak.request import Ending, Kind, Outcome, Request
 
@@ -29,16 +26,14 @@ class FakeClient:
         return Outcome(kind=request.kind, ending=Ending.ANSWERED, status=200, text="well")
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowd_module, "_STAGE_SECONDS", (0.02, 0.05))
-    monkeypatch.setattr(crowd_module, "_POLL_SECONDS", 0.002)
+def quick_crowd(client: FakeClient, most: int) -> Crowd:
+    """A crowd whose size changes every few hundredths of a second."""
+    return Crowd(client.send, 5, most, stage_seconds=(0.02, 0.05), poll_seconds=0.002)
 
 
-@pytest.mark.usefixtures("quick")
 async def test_crowd_size_varies_and_ends_at_zero():
     client = FakeClient()
-    crowd = Crowd(client.send, 5, 6)
+    crowd = quick_crowd(client, 6)
     sizes = set[int]()
     until = time.perf_counter() + 1.0
 
@@ -53,10 +48,9 @@ async def test_crowd_size_varies_and_ends_at_zero():
     assert len(crowd.outcomes) == len(client.requests)
 
 
-@pytest.mark.usefixtures("quick")
 async def test_crowd_answers_enter_next_conversation_turn():
     client = FakeClient()
-    crowd = Crowd(client.send, 5, 1)
+    crowd = quick_crowd(client, 1)
     await crowd.run(lambda: len(crowd.outcomes) >= 40)
     turns = [r for r in client.requests if r.kind is Kind.CONVERSATION]
     assert json.loads(turns[1].body)["messages"][1] == {"role": "assistant", "content": "well"}

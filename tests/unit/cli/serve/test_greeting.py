@@ -62,10 +62,21 @@ def test_greeting_on_terminal_suggests_ask_command(
     assert "vlm-server ask --url http://127.0.0.1:9/v1 picture.png" in shown
     assert ("\x1b[1m" in shown) is colours
     assert "--url" not in greeting.invitation(URL, 2.0, settings.Settings(), screen)
-    monkeypatch.setenv("PATH", "/nowhere")  # in a clone
+
+
+def test_greeting_in_clone_names_full_program_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
     program = f"{sys.prefix}/bin/vlm-server ask picture.png"
-    assert program in greeting.invitation(URL, 2.0, settings.Settings(), screen)
-    first = greeting.first_words(URL, "demo", screen)
+    assert program in greeting.invitation(URL, 2.0, settings.Settings(), Terminal())
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_first_line_of_serve_names_model_on_terminal_and_url_in_pipe(
+    monkeypatch: pytest.MonkeyPatch, colours: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "" if colours else "1")
+    first = greeting.first_words(URL, "demo", Terminal())
     assert "demo" in first
     assert ("\x1b[1m" in first) is colours
     assert greeting.first_words(URL, "demo", io.StringIO()) == f"Listening on {URL}"

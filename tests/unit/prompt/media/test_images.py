@@ -676,7 +676,7 @@ FRAME = struct.pack(">IIIIIHHBB", 0, 8, 1, 0, 7, 1, 10, 0, 0)
 @pytest.mark.parametrize(
     "chunks",
     [[(b"fcTL", FRAME)], [(b"acTL", struct.pack(">II", 1, 0)), (b"fcTL", FRAME)]],
-    ids=["a frame", "an animation of one frame"],
+    ids=["frame-without-animation", "animation-of-one-frame"],
 )
 @pytest.mark.parametrize("rows", [1, 8])
 def test_png_with_data_of_partial_frame_is_refused(chunks: list[tuple[bytes, bytes]], rows: int):
