@@ -167,12 +167,12 @@ class Launchd:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(job.process.pid, signal.SIGKILL)
                     job.process.wait()
-                for each in job.sockets.values():
-                    each.close()
+                for listener in job.sockets.values():
+                    listener.close()
         self._wake.send(b"x")
         self._thread.join()
-        for each in (self._listener, self._wake, self._woken):
-            each.close()
+        for channel in (self._listener, self._wake, self._woken):
+            channel.close()
 
     # ---- what launchctl can do -----------------------------------------------------------
 
@@ -242,8 +242,8 @@ class Launchd:
                 seconds = self._start_due()
                 watched = self._watched()
             with selectors.PollSelector() as selector:
-                for each in {*watched, self._listener.fileno(), self._woken.fileno()}:
-                    selector.register(each, selectors.EVENT_READ)
+                for descriptor in {*watched, self._listener.fileno(), self._woken.fileno()}:
+                    selector.register(descriptor, selectors.EVENT_READ)
                 ready = {key.fd for key, _ in selector.select(seconds)}
             with self._lock:
                 if self._woken.fileno() in ready:
@@ -259,7 +259,7 @@ class Launchd:
         for job in self._jobs.values():
             found.update(dict.fromkeys(job.watched, job))
             if job.process is None and job.due is None:
-                found.update({each.fileno(): job for each in job.sockets.values()})
+                found.update({listener.fileno(): job for listener in job.sockets.values()})
         return found
 
     def _start_due(self) -> float | None:
@@ -272,7 +272,7 @@ class Launchd:
             if job.kill_at is not None and job.kill_at <= now:
                 job.kill_at = None
                 self._signal(job, signal.SIGKILL)
-            times += [each for each in (job.due, job.kill_at) if each is not None]
+            times += [moment for moment in (job.due, job.kill_at) if moment is not None]
         return max(0.0, min(times) - now) if times else None
 
     def _happened(self, job: Job, descriptor: int) -> None:
@@ -329,8 +329,8 @@ class Launchd:
             job.process.send_signal(number)
 
     def _forget(self, job: Job) -> None:
-        for each in job.sockets.values():
-            each.close()
+        for listener in job.sockets.values():
+            listener.close()
         del self._jobs[job.target]
 
     def _find(self, target: str) -> Job:

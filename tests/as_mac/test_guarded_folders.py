@@ -27,7 +27,7 @@ def _guard(event: str, arguments: tuple[Any, ...]) -> None:
     if event in ("open", "os.listdir", "os.scandir") and _guarded:
         path = arguments[0]
         if isinstance(path, str | Path) and any(
-            Path(path).is_relative_to(each) for each in _guarded
+            Path(path).is_relative_to(folder) for folder in _guarded
         ):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
 
@@ -93,6 +93,6 @@ def test_doctor_warns_of_guarded_folders_of_service(home: Path):
     service.path.parent.mkdir(parents=True)
     service.path.touch()
     found = guarded(examined)
-    assert [each.level for each in found] == ["warning"] * 2
+    assert [finding.level for finding in found] == ["warning"] * 2
     assert f"{home}/Documents" in found[0].text
     assert "/Volumes/SSD" in found[1].advice

@@ -104,7 +104,7 @@ def test_architecture_page_names_actual_request_handler() -> None:
     )
     assert named is not None
     no_models = cast("Any", SimpleNamespace(models=None))
-    route = next(each for each in _openai(no_models) if each.path == "/v1/chat/completions")
+    route = next(route for route in _openai(no_models) if route.path == "/v1/chat/completions")
     endpoint, named_module = route.endpoint, f"vlm_server/{named[3]}".replace("/", ".")
     assert type(endpoint).__name__ == named[1]
     assert type(endpoint).__module__ == f"vlm_server/{named[2]}".replace("/", ".")
@@ -115,7 +115,9 @@ def test_service_page_lists_install_options() -> None:
     """Exactly the options of `service install`."""
     text = (ROOT / "docs/service.md").read_text(encoding="utf-8")
     paragraph = text.partition("\n`service install` takes")[2].partition("\n\n")[0]
-    install = next(each for each in every(build_parser()) if each.prog.endswith("service install"))
+    install = next(
+        command for command in every(build_parser()) if command.prog.endswith("service install")
+    )
     taken = {name for name in install._option_string_actions if name.startswith("--")}
     assert set(re.findall(r"--[a-z-]+", paragraph)) == taken - {"--help", "--debug"}
 

@@ -365,7 +365,9 @@ def test_memory_limit_as_percentage_reaches_engine_and_status_unchanged() -> Non
     assert isinstance(started, Start)
     assert started.memory == memory
     shown = described(Settings(memory=memory), {})
-    values = {each["name"]: each["value"] for one in shown for each in one["settings"]}
+    values = {
+        setting["name"]: setting["value"] for section in shown for setting in section["settings"]
+    }
     assert values["limit_bytes"] == "75%"
 
 

@@ -53,7 +53,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     "stage",
     [
         "/health/live",
-        *(pytest.param(each, marks=pytest.mark.whole) for each in ("/v1/models", "/health/ready")),
+        *(pytest.param(path, marks=pytest.mark.whole) for path in ("/v1/models", "/health/ready")),
         pytest.param("prefill", marks=pytest.mark.whole),
         "decode",
     ],

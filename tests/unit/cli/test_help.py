@@ -74,10 +74,10 @@ def _seconds(command: list[str]) -> float:
 
 def test_commands_and_options_all_have_help() -> None:
     parser = build_parser()
-    for each in every(parser):
-        assert isinstance(each, Parser)
-        for action in each._actions:
-            assert action.help or commands_of(each), (each.prog, action.dest)
+    for command in every(parser):
+        assert isinstance(command, Parser)
+        for action in command._actions:
+            assert action.help or commands_of(command), (command.prog, action.dest)
     summaries = {command.prog.split()[-1]: text for text, command in commands_of(parser)}
     assert summaries == {name: text for name, (_, text) in COMMANDS.items()}
 
@@ -85,7 +85,7 @@ def test_commands_and_options_all_have_help() -> None:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_overview_lists_commands_without_importing_them(name: str) -> None:
     """The overview and a command's own parser have the same summary."""
-    alone = {each.prog.split()[-1] for each in every(build_parser([name]))}
+    alone = {parser.prog.split()[-1] for parser in every(build_parser([name]))}
     assert name in alone
     assert {text for text, _ in commands_of(build_parser([]))} == {
         text for _, text in COMMANDS.values()
@@ -95,7 +95,7 @@ def test_overview_lists_commands_without_importing_them(name: str) -> None:
 def test_help_examples_parse() -> None:
     """Every `vlm-server` line of an example has only existing options."""
     parser = build_parser()
-    examples = [line for each in every(parser) for _, line in each.manual.examples]
+    examples = [line for command in every(parser) for _, line in command.manual.examples]
     assert len(examples) > 10
     for line in examples:
         words = shlex.split(line[line.index("vlm-server") :].removesuffix(')"'))

@@ -38,7 +38,7 @@ def test_child_output_survives_log_rotation(tmp_path: Path) -> None:
     assert "4 child" in path.with_name("vlm-server.log.1").read_text()
     assert path.with_name("vlm-server.log.2").read_text().startswith("3 x")
     assert len(list(path.parent.iterdir())) == 3
-    assert {each.stat().st_mode & 0o777 for each in path.parent.iterdir()} == {0o600}
+    assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o600}
 
 
 FULL_DISK = """
@@ -58,10 +58,10 @@ for _ in range(5):
 def test_failed_log_rotation_keeps_older_files(tmp_path: Path) -> None:
     path = tmp_path / "vlm-server.log"
     older = {path.with_name(f"vlm-server.log.{number}"): f"{number}\n" for number in (1, 2, 3)}
-    for each, text in older.items():
-        each.write_text(text)
+    for file, text in older.items():
+        file.write_text(text)
     subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], check=True, timeout=20)
-    assert {each: each.read_text() for each in older} == older
+    assert {file: file.read_text() for file in older} == older
     assert path.read_text().startswith("xxx")
 
 

@@ -116,7 +116,10 @@ def test_commands_refuse_memory_limit_below_weights(
         *("memory.limit_bytes=11MB", "model.dtype=float16"),
         *(f"models.it.path={folder}", "models.it.pinned=true"),
     )
-    assert main([*command.split(), *(word for each in settings for word in ("--set", each))]) == 3
+    assert (
+        main([*command.split(), *(word for setting in settings for word in ("--set", setting))])
+        == 3
+    )
     assert f"those of {folder} take 15 MB" in capsys.readouterr().err
 
 

@@ -249,7 +249,7 @@ def referring(draw: st.DrawFn) -> Any:
     """Parameters whose properties refer to definitions, each of which may refer to earlier ones."""
     definitions: dict[str, Any] = {}
     for name in draw(st.lists(NAMES, min_size=1, max_size=4, unique=True)):
-        refer = [{"$ref": "#/$defs/" + pointer(each)} for each in definitions]
+        refer = [{"$ref": "#/$defs/" + pointer(definition)} for definition in definitions]
         item = draw(st.sampled_from(refer) if refer and draw(st.booleans()) else LEAVES)
         definitions[name] = draw(
             st.sampled_from([item, {"type": "array", "items": item, "maxItems": 2}])
@@ -275,9 +275,9 @@ def test_schema_references_resolve_within_their_tool(
 ):
     offered = tools(**{f"t{i}": schema for i, schema in enumerate(listed)})
     text = random_answer(compiled(grammars, constraint(offered)), np.random.default_rng(seed))
-    for each in json.loads(text):
-        parameters = listed[int(each["name"][1:])]
-        jsonschema.validate(each["arguments"], arguments_schema(parameters))
+    for tool_call in json.loads(text):
+        parameters = listed[int(tool_call["name"][1:])]
+        jsonschema.validate(tool_call["arguments"], arguments_schema(parameters))
 
 
 def random_answer(grammar: Grammar, rng: np.random.Generator) -> str:

@@ -64,8 +64,8 @@ def new() -> Iterator[New]:
         return made[-1]
 
     yield grammars
-    for each in made:
-        each.close()
+    for grammar in made:
+        grammar.close()
 
 
 @pytest.fixture(scope="module")
@@ -261,9 +261,9 @@ def test_grammar_of_killed_process_is_recompiled(new: New):
 def test_answer_process_ends_when_last_matcher_closes(new: New):
     grammar = compiled(new(), {"type": "string"})
     first, second = grammar.begin(2)
-    for each in (first, second):
-        each.advance([byte_host().backend.token_to_id('"')])
-        assert each.wait(10)
+    for matcher in (first, second):
+        matcher.advance([byte_host().backend.token_to_id('"')])
+        assert matcher.wait(10)
     pid = first._answers.process._pid
     assert is_alive(pid)
     first.close()

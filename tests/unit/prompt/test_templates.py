@@ -33,7 +33,9 @@ def render(body: str) -> str:
             "{% for p in m.content %}{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}",
             id="parts-in-every-role",
         ),
-        pytest.param(USER_PARTS + "{% else %}{{ m.content + '' }}{% endif %}", id="parts-of-users-only"),
+        pytest.param(
+            USER_PARTS + "{% else %}{{ m.content + '' }}{% endif %}", id="parts-of-users-only"
+        ),
         pytest.param("{{ m.content + '' }}", id="strings-only"),
         pytest.param(
             "{% if m.content is string %}{{ m.content }}{% endif %}", id="parts-silently-dropped"

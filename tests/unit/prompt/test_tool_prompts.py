@@ -88,7 +88,7 @@ def test_pictures_in_tool_results_keep_order_and_place(source: str):
     assert order == [7, 0, 9]
     text = template.render(arranged, str)
     assert text.count("<image>") == 3
-    places = [text.index(each) for each in ("what is", "before", "after", "done", "and this?")]
+    places = [text.index(part) for part in ("what is", "before", "after", "done", "and this?")]
     assert places == sorted(places)
     second = text.index("<image>", text.index("<image>") + 1)
     assert text.index("before") < second < text.index("done")

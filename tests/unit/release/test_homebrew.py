@@ -91,14 +91,14 @@ def written(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("macos", "name"), RELEASES.items())
 def test_formula_wheel_matches_pip_choice_per_macos(macos: tuple[int, int], name: str) -> None:
-    assert [best(each, macos)["url"] for each in LOCK] == urls_on(name)
+    assert [best(locked, macos)["url"] for locked in LOCK] == urls_on(name)
     with pytest.raises(ValueError, match="alone has no wheel"):
         best(package("alone", "alone-1.0-cp313-cp313-manylinux_2_35_x86_64.whl"), macos)
 
 
 def test_formula_resource_has_block_per_differing_release() -> None:
-    said = [re.findall(r"on_(.+) do", resource(each)) for each in LOCK]
-    assert said == [
+    declared = [re.findall(r"on_(.+) do", resource(locked)) for locked in LOCK]
+    assert declared == [
         [],
         ["sonoma :or_older", "sequoia", "tahoe :or_newer"],
         ["sequoia :or_older", "tahoe :or_newer"],
@@ -126,11 +126,11 @@ def test_ruby_loads_formula_with_resources_and_service(
     stand_in.write_text(STAND_IN)
     ran = subprocess.run(["ruby", "-w", stand_in, written, name], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout)
-    assert said["resource"] == ["pure", "built", "newer"]
-    assert [words[0] for words in said["url"][1:]] == urls_on(name)
-    assert len(said["sha256"]) == 4
-    (words,) = said["run"][0]
+    declared = json.loads(ran.stdout)
+    assert declared["resource"] == ["pure", "built", "newer"]
+    assert [words[0] for words in declared["url"][1:]] == urls_on(name)
+    assert len(declared["sha256"]) == 4
+    (words,) = declared["run"][0]
     assert words[:2] == ["/opt/bin/vlm-server", "serve"]
     assert words[-2:] == ["--give-up-status", "0"], "launchd can't tell statuses apart"
-    assert said["test"]
+    assert declared["test"]

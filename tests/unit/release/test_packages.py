@@ -31,8 +31,8 @@ def test_package_data_names_every_data_file() -> None:
     """Without git, a build includes only the files that are named."""
     package = ROOT / "vlm_server"
     globs = PROJECT["tool"]["setuptools"]["package-data"]["vlm_server"]
-    named = {path for each in globs for path in package.glob(each) if path.is_file()}
-    named |= {path for each in globs for path in package.glob(f"{each}/*") if path.is_file()}
+    named = {path for glob in globs for path in package.glob(glob) if path.is_file()}
+    named |= {path for glob in globs for path in package.glob(f"{glob}/*") if path.is_file()}
     others = {
         path
         for path in package.rglob("*")
@@ -45,13 +45,17 @@ def test_mlx_backends_come_only_from_extras() -> None:
     """Both backends install the same file, so one must not bring the other."""
     needed = PROJECT["project"]["dependencies"]
     extras = PROJECT["project"]["optional-dependencies"]
-    assert not any("mlx[" in each or "openblas" in each for each in needed)
-    assert any(each.startswith("mlx[cpu]") for each in extras["cpu"])
-    assert any(each.startswith("mlx[cuda13]") for each in extras["cuda"])
-    (version,) = {each.split("==")[1] for each in needed if each.startswith("mlx==")}
+    assert not any("mlx[" in requirement or "openblas" in requirement for requirement in needed)
+    assert any(requirement.startswith("mlx[cpu]") for requirement in extras["cpu"])
+    assert any(requirement.startswith("mlx[cuda13]") for requirement in extras["cuda"])
+    (version,) = {
+        requirement.split("==")[1] for requirement in needed if requirement.startswith("mlx==")
+    }
     for name in ("cpu", "cuda"):
-        assert all("sys_platform == 'linux'" in each for each in extras[name])
-        assert all(version in each for each in extras[name] if each.startswith("mlx["))
+        assert all("sys_platform == 'linux'" in requirement for requirement in extras[name])
+        assert all(
+            version in requirement for requirement in extras[name] if requirement.startswith("mlx[")
+        )
 
 
 def test_version_equals_installed_package_version() -> None:

@@ -41,7 +41,7 @@ def test_soak_refills_are_fixed_and_shared_with_no_user(requests: list[Request])
 
 def test_soak_warm_up_schemas_are_distinct():
     wanted = [json.loads(request.body)["response_format"] for request in schemas()]
-    assert len({json.dumps(each) for each in wanted}) == len(wanted) == 64
+    assert len({json.dumps(response_format) for response_format in wanted}) == len(wanted) == 64
 
 
 def test_soak_request_kinds_follow_weights(requests: list[Request]):

@@ -38,7 +38,7 @@ class ScriptedModel(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        deltas = [{"delta": {"content": each}} for each in self.text]
+        deltas = [{"delta": {"content": character}} for character in self.text]
         deltas.append({"delta": {}, "finish_reason": self.reason})
         events: list[dict[str, Any]] = [{"choices": [delta]} for delta in deltas]
         events.append({"choices": [], "usage": USAGE})

@@ -33,7 +33,7 @@ def test_boxes_are_found_in_formats_of_model_families(
     text: str, found: list[tuple[str, str]]
 ) -> None:
     regions = find_regions(text)
-    assert [(each.kind, each.label) for each in regions] == found
+    assert [(region.kind, region.label) for region in regions] == found
     (box,) = regions
     assert (box.x, box.y) == (0.1, 0.2)
     assert (box.width, box.height) == pytest.approx((0.4, 0.3))

@@ -90,14 +90,14 @@ async def shown(scenario: str) -> list[list[str]]:
 
 
 async def test_agent_window_keeps_latest_three_pictures():
-    turns = [" ".join(each) for each in await shown("agent-window")]
+    turns = [" ".join(shown_pictures) for shown_pictures in await shown("agent-window")]
     assert turns[:5] == ["1", "1 2", "1 2 3", "2 3 4", "3 4 5"]
     assert turns[-1] == "10 11 12"
 
 
 async def test_agent_drops_removes_several_pictures_at_once():
     turns = await shown("agent-drops")
-    assert [len(each) for each in turns] == [1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 3, 4]
+    assert [len(turn) for turn in turns] == [1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 3, 4]
     assert turns[6] == ["5", "6", "7"]
 
 

@@ -82,7 +82,7 @@ def test_doctor_names_packages_of_wrong_version(
     info = tmp_path / "strict-1.0.dist-info"
     info.mkdir()
     needed = ("httpx<0.1", "not-there>=1", "msgspec>=0.1", "other; extra == 'x'")
-    lines = "".join(f"Requires-Dist: {each}\n" for each in needed)
+    lines = "".join(f"Requires-Dist: {requirement}\n" for requirement in needed)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: strict\nVersion: 1.0\n{lines}")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     httpx, missing = device.wrong_versions("strict")

@@ -73,5 +73,5 @@ def test_doctor_prefers_macos_version_of_sw_vers(
     )
     assert (
         f"macOS {version}"
-        in {each.check: each.text for each in machine.look_at_machine(None)}["system"]
+        in {finding.check: finding.text for finding in machine.look_at_machine(None)}["system"]
     )

@@ -146,7 +146,7 @@ def test_redactor_keeps_harmless_text() -> None:
         "vlm_server_request_generation_tokens_bucket",
         'vlm_server_e2e_request_latency_seconds_bucket{le="0.001",model_name="demo"} 0.0',
     )
-    assert [redactor.text(each) for each in kept] == list(kept)
+    assert [redactor.text(text) for text in kept] == list(kept)
     assert redactor.text("/home/me/x") == "~/x"
     assert redactor.value({"a": [KEY, 1, None, True]}) == {"a": [KEY, 1, None, True]}
 

@@ -36,10 +36,10 @@ def test_doctor_runs_checks_after_hang_and_failure(situation: Situation) -> None
         Check("works", lambda _: [ok("works", "fine")]),
     ]
     began = time.monotonic()
-    found = [each for check in checks for each in check.run(situation)]
+    found = [finding for check in checks for finding in check.run(situation)]
     released.set()
     assert time.monotonic() - began < 5.0
-    assert [each.level for each in found] == ["problem", "problem", "ok"]
+    assert [finding.level for finding in found] == ["problem", "problem", "ok"]
     assert "RuntimeError: out of order" in found[1].text
 
 

@@ -136,7 +136,7 @@ def test_shutdown_stop_overrides_restart() -> None:
     for order in (("stop", "start_again"), ("start_again", "stop")):
         calls: list[int] = []
         ending = Shutdown(lambda calls=calls: calls.append(1))  # type: ignore[misc]
-        for each in order:
-            getattr(ending, each)()
+        for call in order:
+            getattr(ending, call)()
         assert not ending.is_restart
         assert len(calls) == 2

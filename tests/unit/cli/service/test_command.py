@@ -107,7 +107,7 @@ def test_launchd_install_reloads_plist(tmp_path: Path) -> None:
     assert install(manager) == 0
     assert manager.path == tmp_path / "Library/LaunchAgents/org.vlm-server.daemon.plist"
     assert (tmp_path / "Library/Logs").is_dir()
-    bootout, enable, bootstrap = (each for each in run.commands if " print " not in each)
+    bootout, enable, bootstrap = (command for command in run.commands if " print " not in command)
     for verb, command in {"bootout": bootout, "enable": enable}.items():
         assert command == f"launchctl {verb} gui/{os.getuid()}/org.vlm-server.daemon"
     assert bootstrap == f"launchctl bootstrap gui/{os.getuid()} {manager.path}"

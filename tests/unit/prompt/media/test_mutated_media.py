@@ -70,7 +70,7 @@ def originals(kind: str) -> tuple[bytes, ...]:
     """Two files of a kind, so that parts of one can be spliced into the other."""
     if kind in CLIPS:
         frames = (clips.noise(seed, 8) for seed in (1, 2))
-        return tuple(clips.encode(each, kind, options={"g": "4"}) for each in frames)
+        return tuple(clips.encode(clip, kind, options={"g": "4"}) for clip in frames)
     return tuple(_encoded(kind, seed) for seed in (1, 2))
 
 
