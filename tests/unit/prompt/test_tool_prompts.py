@@ -107,7 +107,7 @@ def test_pictures_follow_results_if_template_has_no_place():
     assert text.endswith("<|user|><image>go on<|end|>\n<|assistant|>")
 
 
-def test_pictures_stay_in_results_if_template_has_place_or_no_later_user_turn():
+def test_pictures_stay_in_results_unless_they_must_follow():
     text = render(templates.QWEN3_VL, ASK, CALL, SCREEN)
     assert "<tool_response>before<image>after</tool_response>" in text
     text = render(templates.MISTRAL, ASK, CALL, SCREEN)

@@ -71,7 +71,7 @@ def test_greeting_in_clone_names_full_program_path(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("colours", [True, False])
-def test_first_line_of_serve_names_model_on_terminal_and_url_in_pipe(
+def test_first_line_of_serve_depends_on_terminal(
     monkeypatch: pytest.MonkeyPatch, colours: bool
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
