@@ -52,7 +52,7 @@ def render() -> str:
         f"- [`[{name}]`](#{name.lower().replace('.', '')})\n" for name, _, _ in sections
     )
     return f"{_HEAD.read_text(encoding='utf-8')}\n{contents}" + "".join(
-        _render(*each) for each in sections
+        _render(*section) for section in sections
     )
 
 
@@ -110,15 +110,15 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def _description(hint: Any) -> str:
-    metas = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, msgspec.Meta)]
+    metas = [meta for meta in getattr(hint, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
     return next(str(meta.description) for meta in metas if meta.description)
 
 
 def _allowed(hint: Any) -> str:
     kind = _kind(hint)
     if get_origin(kind) is Literal:
-        return "One of " + ", ".join(f"`{each}`" for each in get_args(kind)) + "."
-    meta = next(each for each in hint.__metadata__ if isinstance(each, msgspec.Meta))
+        return "One of " + ", ".join(f"`{choice}`" for choice in get_args(kind)) + "."
+    meta = next(item for item in hint.__metadata__ if isinstance(item, msgspec.Meta))
     bounds = [
         f"{word} {bound}"
         for word, bound in (("at least", meta.ge), ("above", meta.gt), ("at most", meta.le))
