@@ -93,7 +93,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(daemon, folder / "keys.toml", root, http)
 
 
-def test_nobody_gets_in_without_a_key(site: Site) -> None:
+def test_every_path_needs_a_valid_key(site: Site) -> None:
     guesses = [None, "", "laptop", "operator", USER[:-1], USER + "x", USER.upper(),
                f"{USER} {ADMIN}", "\x00", "Bearer", f"{USER},{ADMIN}", "x" * 60_000]  # fmt: skip
     for path in ("/v1/models", "/v1/status", "/metrics", "/", "/nowhere"):
@@ -113,7 +113,7 @@ def test_a_users_key_is_not_the_operators(site: Site) -> None:
     assert site.status_of("/v1/%73tatus", USER) == 403
 
 
-def test_keys_come_and_go_without_a_restart(site: Site) -> None:
+def test_key_file_changes_apply_without_restart(site: Site) -> None:
     try:
         write_keys(site.keys, KEYS + '[guest]\nkey = "key-of-a-guest"\n')
         wait_until(
@@ -213,7 +213,7 @@ INWARD = [
 ]  # fmt: skip
 
 
-def test_no_url_leads_inwards(site: Site, trap: Trap) -> None:
+def test_urls_never_reach_inner_addresses(site: Site, trap: Trap) -> None:
     site.post(INWARD[0])  # the process starts
     for url in INWARD:
         started = time.monotonic()
@@ -228,7 +228,7 @@ def test_no_url_leads_inwards(site: Site, trap: Trap) -> None:
     assert site.is_fine()
 
 
-def test_no_file_outside_the_folder_is_read(site: Site) -> None:
+def test_file_urls_never_read_outside_their_folder(site: Site) -> None:
     outside = site.root.parent / "secret.png"
     bad = [
         f"file://{outside}", f"file://{site.root}/../secret.png", f"file://{site.root}/%2e%2e/secret.png",
@@ -249,7 +249,7 @@ def test_no_file_outside_the_folder_is_read(site: Site) -> None:
     assert site.is_fine()
 
 
-def test_slow_names_hold_up_nobody_else(site: Site) -> None:
+def test_unresolvable_hosts_do_not_delay_other_requests(site: Site) -> None:
     """Eight requests with 64 URLs each, whose names nobody knows."""
 
     def ask(number: int) -> int:
@@ -278,7 +278,9 @@ def test_slow_names_hold_up_nobody_else(site: Site) -> None:
         ("server.api_key_file={folder}/absent", "No such file"),
     ],
 )
-def test_what_is_unsafe_does_not_start(setting: str, words: str, tmp_path: Path) -> None:
+def test_unsafe_settings_stop_the_start_with_reason(
+    setting: str, words: str, tmp_path: Path
+) -> None:
     readable = tmp_path / "keys.toml"
     readable.write_text(KEYS)
     readable.chmod(0o644)

@@ -179,7 +179,7 @@ def measured(daemon: Daemon) -> Iterator[Times]:
 @pytest.mark.parametrize(
     "names", [("lists", "names", "one name", "a role"), ("lists", "lists", "wide text", "depth")]
 )
-def test_four_hostile_bodies_stop_nobody_and_leave_nothing(daemon: Daemon, names: tuple[str, ...]):
+def test_hostile_bodies_delay_no_stream_and_leave_no_memory(daemon: Daemon, names: tuple[str, ...]):
     assert post(daemon, small_picture())[0] == 200
     before = resident_bytes(daemon.process.pid)
     bodies = [HOSTILE[name]() for name in names]
@@ -233,7 +233,7 @@ def in_flight(daemon: Daemon) -> int:
     return int(daemon.status()["requests"]["in_flight"])
 
 
-def test_a_client_that_leaves_ends_the_reading_of_its_body(daemon: Daemon):
+def test_disconnected_client_ends_the_parsing_of_its_body(daemon: Daemon):
     with stopped_parsers(daemon):
         pids = parser_pids(daemon)
         with send(daemon, small_picture()):
@@ -244,14 +244,14 @@ def test_a_client_that_leaves_ends_the_reading_of_its_body(daemon: Daemon):
     assert post(daemon, small_picture())[0] == 200
 
 
-def test_a_body_that_takes_too_long_is_refused_and_the_next_one_read(impatient: Daemon):
+def test_body_over_parsing_time_is_413_and_next_is_parsed(impatient: Daemon):
     with stopped_parsers(impatient):
         status, answer = post(impatient, small_picture())
     assert (status, answer["error"]["code"]) == (413, "request_too_costly")
     assert post(impatient, small_picture())[0] == 200
 
 
-def test_text_does_not_wait_for_media(daemon: Daemon):
+def test_text_bodies_do_not_wait_for_media_bodies(daemon: Daemon):
     with stopped_parsers(daemon), ExitStack() as waiting:
         for _ in range(6):
             waiting.enter_context(send(daemon, small_picture()))
@@ -261,7 +261,7 @@ def test_text_does_not_wait_for_media(daemon: Daemon):
     wait_until(lambda: in_flight(daemon) == 0, 10, daemon.log)
 
 
-def test_a_process_that_is_killed_fails_nobody(daemon: Daemon):
+def test_killed_parsing_process_fails_no_request(daemon: Daemon):
     with stopped_parsers(daemon) as pids, ThreadPoolExecutor() as threads:
         asked = threads.submit(post, daemon, small_picture())
         wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
@@ -271,7 +271,7 @@ def test_a_process_that_is_killed_fails_nobody(daemon: Daemon):
         assert asked.result()[0] == 200
 
 
-def test_pictures_are_answered_right_after_all_this(daemon: Daemon):
+def test_pictures_are_answered_correctly_after_hostile_bodies(daemon: Daemon):
     url = data_url(encoded("PNG", (64, 48)))
     status, answer = post(daemon, json.dumps(chat(user(picture(url)), max_tokens=1)).encode())
     assert (status, answer["usage"]["completion_tokens"]) == (200, 1)

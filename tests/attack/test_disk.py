@@ -75,9 +75,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of a run
 
 
 @pytest.mark.whole
-def test_an_engine_without_descriptors_reads_nothing_and_deletes_nothing(
-    daemon: Daemon, folder: Path
-) -> None:
+def test_engine_without_descriptors_keeps_disk_cache_files(daemon: Daemon, folder: Path) -> None:
     answer, _ = ask(daemon, question(0))
     wait_written(daemon, folder, 3)
     daemon.kill_engine()
@@ -94,7 +92,7 @@ def test_an_engine_without_descriptors_reads_nothing_and_deletes_nothing(
 
 
 @pytest.mark.whole
-def test_a_folder_that_is_removed_is_made_again(daemon: Daemon, folder: Path) -> None:
+def test_removed_cache_folder_is_created_again(daemon: Daemon, folder: Path) -> None:
     shutil.rmtree(folder)
     ask(daemon, question(6))
     wait_written(daemon, folder, 1)  # what follows a block that is gone is not written
@@ -109,7 +107,7 @@ def test_a_folder_that_is_removed_is_made_again(daemon: Daemon, folder: Path) ->
     assert known > 20
 
 
-def test_a_full_disk_evicts_and_goes_on(model: str, tmp_path: Path) -> None:
+def test_full_disk_evicts_entries_and_answers_continue(model: str, tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "mount", 128 << 10) as mount,
         running_daemon(tmp_path, "--model", model, *NO_BLAS, *on_disk(mount)) as daemon,

@@ -47,7 +47,7 @@ async def front() -> AsyncIterator[Front]:
         *(pytest.param(state, "stop", marks=pytest.mark.whole) for state in STATES),
     ],
 )
-async def test_everyone_is_told_one_end_whatever_the_engine_was_at(
+async def test_engine_death_gives_each_client_exactly_one_error(
     front: Front, state: str, death: str
 ) -> None:
     pid, script = front.supervisor.status.pid, STATES[state]
@@ -64,7 +64,9 @@ async def test_everyone_is_told_one_end_whatever_the_engine_was_at(
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
-async def test_between_two_requests(front: Front, death: signal.Signals) -> None:
+async def test_engine_death_between_requests_is_recovered(
+    front: Front, death: signal.Signals
+) -> None:
     await front.check_clean()
     pid = front.supervisor.status.pid
     assert pid is not None
@@ -75,7 +77,7 @@ async def test_between_two_requests(front: Front, death: signal.Signals) -> None
     await front.check_clean()
 
 
-async def test_an_engine_that_hangs_writes_its_stacks_before_it_is_ended(
+async def test_hung_engine_writes_its_stacks_before_being_killed(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_front() as front:
@@ -91,7 +93,7 @@ async def test_an_engine_that_hangs_writes_its_stacks_before_it_is_ended(
         await front.check_clean()
 
 
-async def test_of_one_that_is_stopped_the_log_says_so(
+async def test_stopped_engine_is_logged_as_stopped(
     front: Front, caplog: pytest.LogCaptureFixture
 ) -> None:
     pid = front.supervisor.status.pid
@@ -105,7 +107,7 @@ async def test_of_one_that_is_stopped_the_log_says_so(
 @pytest.mark.parametrize(
     "kind", ["hang-encoder", pytest.param("hang-preparer", marks=pytest.mark.whole)]
 )
-async def test_threads_beside_the_inference_have_clocks_of_their_own(
+async def test_hung_side_thread_is_detected_while_inference_works(
     front: Front, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also once those who asked have left, while others are answered."""
@@ -122,7 +124,7 @@ async def test_threads_beside_the_inference_have_clocks_of_their_own(
     await front.check_clean()
 
 
-async def test_a_socket_that_is_cut(front: Front) -> None:
+async def test_cut_engine_socket_ends_every_request_once(front: Front) -> None:
     pid = front.supervisor.status.pid
     answers = await asyncio.gather(front.begin("accept token"), front.begin("accept token cut"))
     assert [answer.terminals for answer in answers] == [["engine_died"]] * 2
@@ -130,7 +132,7 @@ async def test_a_socket_that_is_cut(front: Front) -> None:
     await front.check_clean()
 
 
-async def test_requests_that_keep_coming_do_not_keep_a_hung_engine(front: Front) -> None:
+async def test_new_requests_do_not_keep_hung_engine_alive(front: Front) -> None:
     pid = front.supervisor.status.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -144,7 +146,7 @@ async def test_requests_that_keep_coming_do_not_keep_a_hung_engine(front: Front)
     await front.check_clean()
 
 
-async def test_clients_that_leave_a_stopped_engine_take_their_places_with_them() -> None:
+async def test_disconnected_clients_free_their_slots_on_stopped_engine() -> None:
     """They were as many as there are places, with large bodies that it does not read."""
     async with running_front(Limits(max_requests=6), silence_timeout_seconds=2.0) as front:
         pid = front.supervisor.status.pid
@@ -171,7 +173,7 @@ async def test_clients_that_leave_a_stopped_engine_take_their_places_with_them()
         await front.check_clean()
 
 
-async def test_who_comes_when_the_engine_is_overdue_is_told_when_to_come_again() -> None:
+async def test_request_to_unresponsive_engine_is_503_with_retry_after() -> None:
     async with running_front(silence_timeout_seconds=2.0) as front:
         waiting = front.begin("accept stop")
         while await front.is_ready():  # noqa: ASYNC110  it is asked over HTTP
@@ -185,7 +187,7 @@ async def test_who_comes_when_the_engine_is_overdue_is_told_when_to_come_again()
         await front.check_clean()
 
 
-async def test_too_few_descriptors_for_a_new_engine(front: Front) -> None:
+async def test_engine_start_without_descriptors_is_tried_again(front: Front) -> None:
     pid = front.supervisor.status.pid
     assert pid is not None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -207,7 +209,7 @@ SUSPECT = " " * 20_000
 """Long enough not to be small text."""
 
 
-async def test_two_deaths_refuse_nobody_and_a_success_clears() -> None:
+async def test_suspect_is_accepted_after_two_deaths_and_cleared_by_success() -> None:
     async with running_front() as front:
         for _ in range(2):
             pid = front.supervisor.status.pid
@@ -224,7 +226,7 @@ async def test_two_deaths_refuse_nobody_and_a_success_clears() -> None:
         await front.check_clean()
 
 
-async def test_what_kills_an_engine_alone_is_refused_and_nobody_else() -> None:
+async def test_request_that_kills_engine_alone_is_quarantined() -> None:
     async with running_front() as front:
         for _ in range(3):
             pid = front.supervisor.status.pid
@@ -236,7 +238,7 @@ async def test_what_kills_an_engine_alone_is_refused_and_nobody_else() -> None:
         await front.check_clean()
 
 
-async def test_who_comes_beside_a_trial_waits_and_is_not_there_when_it_kills_the_engine() -> None:
+async def test_requests_during_a_trial_wait_and_survive_its_crash() -> None:
     async with running_front() as front:
         for _ in range(2):
             pid = front.supervisor.status.pid
@@ -258,7 +260,7 @@ async def test_who_comes_beside_a_trial_waits_and_is_not_there_when_it_kills_the
         await front.check_clean()
 
 
-async def test_what_makes_engines_hang_is_suspect_also_if_nobody_waits_for_it_any_more() -> None:
+async def test_hanging_request_is_suspect_after_its_client_left() -> None:
     async with running_front() as front:
         for _ in range(2):
             pid = front.supervisor.status.pid
@@ -271,7 +273,7 @@ async def test_what_makes_engines_hang_is_suspect_also_if_nobody_waits_for_it_an
         await front.check_clean()
 
 
-async def test_a_stopped_engine_makes_nobody_suspect() -> None:
+async def test_stopped_engine_makes_no_request_suspect() -> None:
     async with running_front() as front:
         for _ in range(2):
             pid = front.supervisor.status.pid

@@ -98,7 +98,7 @@ def restart_engine(daemon: Daemon) -> None:
 
 @pytest.mark.whole
 @pytest.mark.skipif(sys.platform != "linux", reason="Metal keeps no libraries there")
-def test_what_is_compiled_lies_where_only_this_user_can_write(trap: Trap) -> None:
+def test_compiled_kernels_lie_in_a_private_folder(trap: Trap) -> None:
     ask_everything(trap.daemon)
     assert not (trap.shared / "mlx").exists()
     assert list(trap.private.glob("tmp/mlx/*/cpu/*.so"))
@@ -106,7 +106,7 @@ def test_what_is_compiled_lies_where_only_this_user_can_write(trap: Trap) -> Non
 
 
 @pytest.mark.whole
-def test_an_engine_comes_back_when_its_folder_is_gone_and_another_one_in_its_place(
+def test_engine_restarts_after_its_private_folder_was_replaced(
     trap: Trap,
 ) -> None:
     """Cleaners of temporary files remove it; the links that OpenBLAS needs lie there, too."""
@@ -121,13 +121,13 @@ def test_an_engine_comes_back_when_its_folder_is_gone_and_another_one_in_its_pla
 
 
 @pytest.mark.whole
-def test_no_module_of_the_working_folder_was_imported_by_any_process(trap: Trap) -> None:
+def test_no_process_imports_modules_of_the_working_folder(trap: Trap) -> None:
     """After all of the above: front, engines, the trials of OpenBLAS and schemas, videos."""
     assert not sorted(path.name for path in trap.marks.iterdir())
 
 
 @pytest.mark.parametrize("program", ["vlm-server", "python -P -m vlm_server.cli"])
-def test_the_program_itself_imports_nothing_from_there(tmp_path: Path, program: str) -> None:
+def test_command_line_imports_nothing_from_the_working_folder(tmp_path: Path, program: str) -> None:
     plant(tmp_path, tmp_path, MODULES + OURS)
     first, *rest = program.split()
     script = Path(sys.executable).with_name(first)

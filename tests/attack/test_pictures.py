@@ -99,7 +99,7 @@ def wait_quiet(daemon: Daemon) -> None:
     wait_until(is_quiet, 20, daemon.log)
 
 
-def test_a_small_picture_passes_requests_of_many_pixels(daemon: Daemon) -> None:
+def test_small_picture_overtakes_requests_of_many_pixels(daemon: Daemon) -> None:
     with ExitStack() as clients:
         for _ in range(2):
             clients.enter_context(send(daemon, large()))
@@ -111,7 +111,7 @@ def test_a_small_picture_passes_requests_of_many_pixels(daemon: Daemon) -> None:
 
 
 @pytest.mark.whole
-def test_what_was_abandoned_holds_up_nobody(daemon: Daemon) -> None:
+def test_abandoned_pictures_do_not_delay_small_ones(daemon: Daemon) -> None:
     for _ in range(2):
         with ExitStack() as clients:
             for _ in range(4):
@@ -121,7 +121,7 @@ def test_what_was_abandoned_holds_up_nobody(daemon: Daemon) -> None:
     wait_quiet(daemon)
 
 
-def test_decoding_ends_with_the_last_who_wants_it(daemon: Daemon) -> None:
+def test_decoding_ends_with_its_last_client(daemon: Daemon) -> None:
     """Twenty-four clients with a picture that takes long, whatever its header says."""
     with ExitStack() as clients:
         for _ in range(24):

@@ -103,7 +103,7 @@ def known_answer(daemon: Daemon) -> str:
 @pytest.mark.parametrize(
     "death", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.whole)]
 )
-def test_a_crowd_in_every_state_is_told_one_end_each(daemon: Daemon, death: signal.Signals) -> None:
+def test_real_engine_death_ends_each_of_a_crowd_once(daemon: Daemon, death: signal.Signals) -> None:
     expected, pid = known_answer(daemon), daemon.engine_pid()
     clients = crowd(daemon)
     os.kill(pid, death)

@@ -80,7 +80,7 @@ def resident_bytes(pid: int) -> int:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not tell")
-async def test_many_that_are_refused_leave_nothing_and_hold_up_no_text(
+async def test_refused_schemas_leave_no_memory_and_delay_no_text(
     daemon: Daemon, client: openai.AsyncOpenAI
 ):
     await completion(client)
@@ -110,7 +110,7 @@ async def _refusal(client: openai.AsyncOpenAI, schema: Any) -> str:
     return caught.value.message
 
 
-async def test_a_refusal_is_remembered(client: openai.AsyncOpenAI):
+async def test_schema_refusal_is_cached(client: openai.AsyncOpenAI):
     await _refusal(client, huge(1000))
     started = time.monotonic()
     for _ in range(5):
@@ -124,7 +124,7 @@ async def read(stream: Any, arrivals: list[float]) -> None:
         arrivals.append(time.monotonic())  # noqa: PERF401
 
 
-async def test_a_stream_keeps_its_speed_beside_a_slow_schema(
+async def test_stream_keeps_its_speed_during_slow_schema(
     daemon: Daemon, client: openai.AsyncOpenAI
 ):
     """Each step of the slow one takes 0.2 s and more; the stream waited for every one of them."""
@@ -153,7 +153,7 @@ async def rate(arrivals: list[float]) -> float:
     return (len(arrivals) - first) / (time.monotonic() - started)
 
 
-async def test_a_good_schema_is_answered_beside_slow_ones(
+async def test_small_schema_is_answered_during_slow_ones(
     daemon: Daemon, client: openai.AsyncOpenAI
 ):
     slow = [await completion(client, SLOW, n=4, stream=True, max_tokens=2000) for _ in range(2)]
@@ -168,7 +168,9 @@ async def test_a_good_schema_is_answered_beside_slow_ones(
     daemon.wait_idle()
 
 
-async def test_clients_that_leave_leave_no_process(daemon: Daemon, client: openai.AsyncOpenAI):
+async def test_disconnected_clients_leave_no_grammar_process(
+    daemon: Daemon, client: openai.AsyncOpenAI
+):
     for _ in range(5):
         stream = await completion(client, SLOW, n=2, stream=True, max_tokens=2000)
         await anext(stream)
@@ -192,7 +194,7 @@ def function(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": deep(name)}}
 
 
-async def test_slow_tools_of_one_key_hold_up_no_other_key(keyed_daemon: Daemon):
+async def test_slow_tools_of_a_key_delay_no_other_key(keyed_daemon: Daemon):
     """Sixteen requests with 128 deep tools each, none of which was seen before; all are too long
     for the model, which is told once their tools are compiled."""
     slow, other = (

@@ -45,7 +45,7 @@ def row(page: Any, where: str, name: str) -> Any:
 # ---- load and unload -------------------------------------------------------------------
 
 
-def test_a_model_is_loaded_and_unloaded(several: Several, open_page: Open) -> None:
+def test_page_loads_and_unloads_a_model(several: Several, open_page: Open) -> None:
     several.post("unload", "second")
     page = open_page(several.daemon, "#models")
     wait_for_state(page, "second", "Not loaded")
@@ -65,7 +65,7 @@ def test_a_model_is_loaded_and_unloaded(several: Several, open_page: Open) -> No
     assert several.daemon.status()["models"][1]["state"] == "unloaded"
 
 
-def test_a_pinned_model_stays(several: Several, open_page: Open) -> None:
+def test_unload_button_of_a_pinned_model_is_disabled(several: Several, open_page: Open) -> None:
     page = open_page(several.daemon, "#models")
     button = page.get_by_role("button", name="Unload: shapes")
     button.wait_for()
@@ -74,7 +74,7 @@ def test_a_pinned_model_stays(several: Several, open_page: Open) -> None:
     assert reason.inner_text() == "Pinned: always loaded."
 
 
-def test_a_model_that_cannot_be_loaded_says_why(several: Several, open_page: Open) -> None:
+def test_failed_model_shows_its_error_and_retry(several: Several, open_page: Open) -> None:
     page = open_page(several.daemon, "#models")
     page.get_by_role("button", name=re.compile("(Load|Try again): broken")).click()
     wait_for_state(page, "broken", "Failed")
@@ -82,9 +82,7 @@ def test_a_model_that_cannot_be_loaded_says_why(several: Several, open_page: Ope
     page.get_by_role("button", name="Try again: broken", disabled=False).wait_for()
 
 
-def test_who_is_no_operator_sees_models_and_changes_none(
-    tiny_daemon: Daemon, open_page: Open
-) -> None:
+def test_user_key_sees_models_and_has_no_buttons(tiny_daemon: Daemon, open_page: Open) -> None:
     page = open_page(tiny_daemon, "#models")
     give_key(page, "laptop-key")
     wait_for_state(page, "model", "Ready")
@@ -96,7 +94,7 @@ def test_who_is_no_operator_sees_models_and_changes_none(
 # ---- what is here, and what comes -------------------------------------------------------
 
 
-def test_a_checkpoint_on_this_machine_is_served(several: Several, open_page: Open) -> None:
+def test_page_serves_a_local_checkpoint(several: Several, open_page: Open) -> None:
     several.copy_of_model("spare")
     page = open_page(several.daemon, "#models")
     row(page, "local", "spare").get_by_text("14.8 MiB · search path · fits").wait_for()
@@ -110,7 +108,7 @@ def test_a_checkpoint_on_this_machine_is_served(several: Several, open_page: Ope
     assert text_of(ask(page, "What shape is this?")) == "square"
 
 
-def test_what_cannot_fit_says_so(several: Several, open_page: Open) -> None:
+def test_checkpoint_over_memory_is_shown_as_too_large(several: Several, open_page: Open) -> None:
     folder = several.copy_of_model("org/giant")
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(2_000_000_000)
@@ -118,9 +116,7 @@ def test_what_cannot_fit_says_so(several: Several, open_page: Open) -> None:
     row(page, "local", "org/giant").get_by_text("too large: needs about 2.1 GiB").wait_for()
 
 
-def test_a_download_is_seen_by_whoever_looks_and_can_be_cancelled(
-    several: Several, open_page: Open
-) -> None:
+def test_download_survives_a_reload_and_can_be_cancelled(several: Several, open_page: Open) -> None:
     add(several.hub, "org/one", files_of_model())
     several.hub.seconds_per_mib = 3.0
     page = open_page(several.daemon, "#models")
@@ -139,7 +135,7 @@ def test_a_download_is_seen_by_whoever_looks_and_can_be_cancelled(
     assert page.locator("#pulls li").count() == 0
 
 
-def test_a_download_that_fails_says_why(several: Several, open_page: Open) -> None:
+def test_failed_download_shows_its_error(several: Several, open_page: Open) -> None:
     page = open_page(several.daemon, "#models")
     page.get_by_label("Its name on the hub").fill("no name of the hub")
     page.get_by_role("button", name="Download").click()
@@ -157,7 +153,7 @@ def test_a_download_that_fails_says_why(several: Several, open_page: Open) -> No
 
 
 @pytest.mark.parametrize("device", list(VIEWPORTS))
-def test_the_model_is_picked_and_its_load_is_told(
+def test_question_goes_to_the_picked_model_and_shows_its_load(
     several: Several, open_page: Open, device: str
 ) -> None:
     several.post("unload", LONG_NAME)
@@ -179,9 +175,7 @@ def test_the_model_is_picked_and_its_load_is_told(
     check_that_it_fits(page)
 
 
-def test_the_figures_are_those_of_the_model_that_is_picked(
-    several: Several, open_page: Open
-) -> None:
+def test_figures_belong_to_the_picked_model(several: Several, open_page: Open) -> None:
     several.post("load", "second")
     page = open_page(several.daemon, "#now")
     picked = page.get_by_label("Figures of")
@@ -194,7 +188,7 @@ def test_the_figures_are_those_of_the_model_that_is_picked(
     page.locator(".engine dd", has_text=str(told["engine"]["pid"])).first.wait_for()
 
 
-def test_requests_say_which_model_they_are_for(several: Several, open_page: Open) -> None:
+def test_request_list_names_each_requests_model(several: Several, open_page: Open) -> None:
     several.post("load", "second")
     page = open_page(several.daemon, "#now")
     page.get_by_text("Nothing is running").wait_for()
@@ -215,7 +209,7 @@ def test_requests_say_which_model_they_are_for(several: Several, open_page: Open
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("device", list(VIEWPORTS))
-def test_views_of_several_models_are_accessible_and_fit(
+def test_views_of_many_models_are_accessible_and_fit(
     several: Several, open_page: Open, scheme: str, device: str
 ) -> None:
     several.copy_of_model(f"org/Of-{scheme}-{device}-{'long-' * 12}name")

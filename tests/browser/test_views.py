@@ -61,7 +61,7 @@ def check_that_it_fits(page: Any) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("device", list(VIEWPORTS))
-def test_a_view_is_accessible_and_fits(
+def test_every_view_is_accessible_and_fits(
     daemon: Daemon, open_page: Open, tmp_path: Path, view: str, scheme: str, device: str
 ) -> None:
     page = open_page(daemon, device=device, scheme=scheme)
@@ -79,7 +79,7 @@ def test_a_view_is_accessible_and_fits(
 
 
 @pytest.mark.alone
-def test_the_first_paint_is_quick(daemon: Daemon, open_page: Open) -> None:
+def test_first_paint_of_the_page_is_quick(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     times = []
     for _ in range(5):
@@ -88,7 +88,7 @@ def test_the_first_paint_is_quick(daemon: Daemon, open_page: Open) -> None:
     assert min(times) < FIRST_PAINT_MS, times
 
 
-def test_the_policy_holds(daemon: Daemon, open_page: Open) -> None:
+def test_content_policy_blocks_inline_code_and_other_hosts(daemon: Daemon, open_page: Open) -> None:
     """Neither an inline script nor a style, nor another host, nor HTML made of text."""
     page = open_page(daemon, is_quiet=False)
     blocked = page.evaluate(
@@ -117,7 +117,7 @@ def test_the_policy_holds(daemon: Daemon, open_page: Open) -> None:
     )
 
 
-def test_keys_move_through_the_page(daemon: Daemon, open_page: Open) -> None:
+def test_keyboard_moves_through_the_navigation(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"

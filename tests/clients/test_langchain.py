@@ -74,7 +74,7 @@ def model(connect: Connect, request: pytest.FixtureRequest) -> ChatOpenAI:
     return connect(use_responses_api=request.param)
 
 
-def test_a_question_about_a_picture(model: ChatOpenAI) -> None:
+def test_langchain_answers_a_picture_with_usage(model: ChatOpenAI) -> None:
     answer = model.invoke([user(PICTURE, COLOUR, name="supervisor")])
     assert answer.text == "red"
     assert answer.usage_metadata is not None
@@ -82,7 +82,7 @@ def test_a_question_about_a_picture(model: ChatOpenAI) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_tool_loop_with_a_screenshot_in_the_result(model: ChatOpenAI, streams: bool) -> None:
+def test_langchain_tool_loop_reads_a_screenshot_result(model: ChatOpenAI, streams: bool) -> None:
     bound = model.bind_tools([screenshot, click])
     messages: list[Any] = [user(LOOK)]
     if streams:
@@ -98,7 +98,7 @@ def test_a_tool_loop_with_a_screenshot_in_the_result(model: ChatOpenAI, streams:
 
 
 @pytest.mark.parametrize("choice", ["auto", "any", "click"])
-def test_a_click(model: ChatOpenAI, choice: str) -> None:
+def test_langchain_clicks_the_circle(model: ChatOpenAI, choice: str) -> None:
     said = model.bind_tools([click], tool_choice=choice).invoke([user(PICTURE, CLICK)])
     assert isinstance(said, AIMessage)
     (call,) = said.tool_calls
@@ -107,7 +107,7 @@ def test_a_click(model: ChatOpenAI, choice: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_structured_output(model: ChatOpenAI, method: Any) -> None:
+def test_langchain_parses_structured_output(model: ChatOpenAI, method: Any) -> None:
     """In JSON mode nothing but the prompt says what shall be in it."""
     picky = model.with_structured_output(Thing, method=method, include_raw=True)
     found: Any = picky.invoke([user(PICTURE, DESCRIBE)])
@@ -118,13 +118,13 @@ def test_structured_output(model: ChatOpenAI, method: Any) -> None:
         assert is_the_circle(found["parsed"])
 
 
-def test_a_stream(connect: Connect, model: ChatOpenAI) -> None:
+def test_langchain_streams_an_answer_in_pieces(connect: Connect, model: ChatOpenAI) -> None:
     pieces = [piece.text for piece in model.stream("Count from 1 to 10.")]
     assert len(pieces) > 10
     assert "".join(pieces).startswith("1, 2, 3, 4")
 
 
-async def test_a_stream_that_is_closed_is_abandoned(model: ChatOpenAI, abandons: Abandons) -> None:
+async def test_closed_langchain_stream_is_aborted(model: ChatOpenAI, abandons: Abandons) -> None:
     async with abandons:
         stream = model.astream(COUNT)
         await anext(stream)
@@ -132,12 +132,14 @@ async def test_a_stream_that_is_closed_is_abandoned(model: ChatOpenAI, abandons:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_prompt_that_is_too_long(model: ChatOpenAI, streams: bool) -> None:
+def test_langchain_raises_context_overflow_for_long_prompts(
+    model: ChatOpenAI, streams: bool
+) -> None:
     with pytest.raises(ContextOverflowError):
         list(model.stream(TOO_LONG)) if streams else model.invoke(TOO_LONG)
 
 
-def test_errors(connect: Connect, crowded: str) -> None:
+def test_langchain_raises_openais_errors(connect: Connect, crowded: str) -> None:
     wrong: dict[type[Exception], dict[str, Any]] = {
         openai.NotFoundError: {"model": "gpt-4o"},
         openai.BadRequestError: {"temperature": 9},
@@ -166,7 +168,7 @@ def far(scripted: str, request: pytest.FixtureRequest) -> ChatOpenAI:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_thoughts_and_several_calls(
+async def test_langchain_reads_reasoning_and_parallel_calls(
     far: ChatOpenAI, engine: ScriptedEngine, streams: bool
 ) -> None:
     engine.script = (
@@ -206,7 +208,7 @@ async def test_thoughts_and_several_calls(
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_what_structured_output_asks_of_the_engine(
+async def test_langchain_structured_output_reaches_the_engine(
     far: ChatOpenAI, engine: ScriptedEngine, method: Any
 ) -> None:
     thing = Thing(shape="star", color="blue", count=2, x=3, y=4)
@@ -225,7 +227,9 @@ async def test_what_structured_output_asks_of_the_engine(
         assert ("shape" in submit.sampling.json_schema) == (method == "json_schema")
 
 
-async def test_an_engine_that_is_away(far: ChatOpenAI, engine: ScriptedEngine) -> None:
+async def test_langchain_raises_server_error_while_engine_restarts(
+    far: ChatOpenAI, engine: ScriptedEngine
+) -> None:
     engine.be("restarting")
     with pytest.raises(openai.InternalServerError):
         await far.ainvoke("Hi")

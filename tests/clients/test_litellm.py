@@ -62,7 +62,7 @@ def ask(daemon: Daemon, provider: str, *messages: Any, model: str = "demo", **fi
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_question_about_a_picture(daemon: Daemon, provider: str) -> None:
+def test_litellm_answers_a_picture_with_usage(daemon: Daemon, provider: str) -> None:
     answer = ask(daemon, provider, user(PICTURE, COLOUR))
     assert answer.choices[0].message.content == "red"
     assert answer.usage.completion_tokens < 10 < answer.usage.prompt_tokens
@@ -70,7 +70,7 @@ def test_a_question_about_a_picture(daemon: Daemon, provider: str) -> None:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_tool_loop_with_a_screenshot_in_the_result(
+def test_litellm_tool_loop_reads_a_screenshot_result(
     daemon: Daemon, provider: str, streams: bool
 ) -> None:
     """It puts words of its own into such turns, so that the question comes once more."""
@@ -88,7 +88,7 @@ def test_a_tool_loop_with_a_screenshot_in_the_result(
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_click(daemon: Daemon, provider: str) -> None:
+def test_litellm_clicks_the_circle(daemon: Daemon, provider: str) -> None:
     answer = ask(daemon, provider, user(PICTURE, CLICK), tools=[TOOLS[1]])
     (call,) = answer.choices[0].message.tool_calls
     assert call.function.name == "click"
@@ -96,20 +96,20 @@ def test_a_click(daemon: Daemon, provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_structured_output(daemon: Daemon, provider: str) -> None:
+def test_litellm_gets_structured_output(daemon: Daemon, provider: str) -> None:
     answer = ask(daemon, provider, user(PICTURE, DESCRIBE), response_format=Thing)
     assert is_the_circle(Thing.model_validate_json(answer.choices[0].message.content))
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_stream(daemon: Daemon, provider: str) -> None:
+def test_litellm_streams_an_answer_in_pieces(daemon: Daemon, provider: str) -> None:
     chunks = ask(daemon, provider, user(COUNT), max_tokens=40, stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
     assert len(pieces) > 10
     assert "".join(pieces).startswith("1, 2, 3, 4")
 
 
-async def test_a_stream_that_is_closed_is_abandoned(daemon: Daemon, abandons: Abandons) -> None:
+async def test_closed_litellm_stream_is_aborted(daemon: Daemon, abandons: Abandons) -> None:
     async with abandons:
         stream = await litellm.acompletion(
             "openai/demo",
@@ -123,7 +123,7 @@ async def test_a_stream_that_is_closed_is_abandoned(daemon: Daemon, abandons: Ab
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_errors(daemon: Daemon, provider: str, crowded: str) -> None:
+def test_litellm_raises_its_typed_errors(daemon: Daemon, provider: str, crowded: str) -> None:
     with pytest.raises(litellm.NotFoundError):
         ask(daemon, provider, user("Hi"), model="gpt-4o")
     with pytest.raises(litellm.BadRequestError):
@@ -137,7 +137,7 @@ def test_errors(daemon: Daemon, provider: str, crowded: str) -> None:
 @pytest.mark.parametrize("times", [1, 20])
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
-def test_a_prompt_that_is_too_long(
+def test_litellm_raises_context_window_exceeded(
     daemon: Daemon, provider: str, streams: bool, times: int
 ) -> None:
     """It knows no such error of Ollama's. One that is much too long is not even tokenized."""
@@ -169,7 +169,7 @@ async def converse(scripted: str, provider: str, *messages: Any, **fields: Any) 
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
-async def test_thoughts_and_several_calls(
+async def test_litellm_reads_reasoning_and_parallel_calls(
     scripted: str, engine: ScriptedEngine, provider: str, streams: bool
 ) -> None:
     engine.script = LOOKS_AND_CLICKS
@@ -202,7 +202,7 @@ async def test_thoughts_and_several_calls(
 @pytest.mark.parametrize(
     ("provider", "role"), [("openai", "user"), ("anthropic", "tool"), ("ollama_chat", "tool")]
 )
-async def test_where_a_result_with_a_picture_goes(
+async def test_litellm_sends_result_pictures_in_the_expected_role(
     scripted: str, engine: ScriptedEngine, provider: str, role: str
 ) -> None:
     function = {"name": "screenshot", "arguments": "{}"}
@@ -223,7 +223,7 @@ async def test_where_a_result_with_a_picture_goes(
         ("ollama_chat", litellm.ServiceUnavailableError),
     ],
 )
-async def test_an_engine_that_is_away(
+async def test_litellm_raises_server_error_while_engine_restarts(
     scripted: str, engine: ScriptedEngine, provider: str, expected: type[Exception]
 ) -> None:
     engine.be("restarting")

@@ -69,17 +69,17 @@ def client(connect: Connect) -> ollama.Client:
     return connect()
 
 
-def test_the_model_can_see_and_call_tools(client: ollama.Client) -> None:
+def test_ollama_show_lists_vision_and_tools(client: ollama.Client) -> None:
     assert {"vision", "tools"} <= set(client.show("demo").capabilities or ())
 
 
-def test_a_question_about_a_picture(client: ollama.Client) -> None:
+def test_ollama_client_answers_a_picture(client: ollama.Client) -> None:
     assert client.chat(messages=[user(COLOUR, PNG)], **GREEDY).message.content == "red"
     assert client.generate(prompt=COLOUR, images=[PNG], **GREEDY).response == "red"
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_tool_loop_with_a_screenshot_in_the_result(client: ollama.Client, streams: bool) -> None:
+def test_ollama_tool_loop_reads_a_screenshot_result(client: ollama.Client, streams: bool) -> None:
     messages: list[Any] = [user(LOOK)]
     fields: Any = {**GREEDY, "messages": messages, "tools": TOOLS}
     if streams:
@@ -96,14 +96,14 @@ def test_a_tool_loop_with_a_screenshot_in_the_result(client: ollama.Client, stre
     assert client.chat(**fields).message.content == "red"
 
 
-def test_a_click(client: ollama.Client) -> None:
+def test_ollama_client_clicks_the_circle(client: ollama.Client) -> None:
     said = client.chat(messages=[user(CLICK, PNG)], tools=[click], **GREEDY).message
     (call,) = said.tool_calls or ()
     assert call.function.name == "click"
     assert is_at(CIRCLE, **call.function.arguments)
 
 
-def test_structured_output(client: ollama.Client) -> None:
+def test_ollama_client_gets_structured_output(client: ollama.Client) -> None:
     schema = Thing.model_json_schema()
     answer = client.chat(messages=[user(DESCRIBE, PNG)], format=schema, **GREEDY)
     thing = Thing.model_validate_json(answer.message.content or "")
@@ -112,7 +112,7 @@ def test_structured_output(client: ollama.Client) -> None:
     assert Thing.model_validate_json(generated.response) == thing
 
 
-def test_a_stream(client: ollama.Client) -> None:
+def test_ollama_stream_ends_with_done_reason_and_count(client: ollama.Client) -> None:
     fields: Any = {**GREEDY, "options": {"temperature": 0, "num_predict": 40}}
     parts = list(client.chat(messages=[user(COUNT)], stream=True, **fields))
     assert len(parts) > 10
@@ -120,7 +120,7 @@ def test_a_stream(client: ollama.Client) -> None:
     assert (parts[-1].done_reason, parts[-1].eval_count) == ("length", 40)
 
 
-def test_a_stream_that_is_closed_is_abandoned(client: ollama.Client, abandons: Abandons) -> None:
+def test_closed_ollama_stream_is_aborted(client: ollama.Client, abandons: Abandons) -> None:
     with abandons:
         stream: Any = client.chat(messages=[user(COUNT)], stream=True, **GREEDY)
         next(stream)
@@ -137,14 +137,16 @@ def test_a_stream_that_is_closed_is_abandoned(client: ollama.Client, abandons: A
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-def test_errors(client: ollama.Client, fields: Any, status: int, words: str, streams: bool) -> None:
+def test_ollama_client_raises_errors_with_status(
+    client: ollama.Client, fields: Any, status: int, words: str, streams: bool
+) -> None:
     fields = {**GREEDY, "messages": [user("Hi")], **fields}
     with pytest.raises(ollama.ResponseError, match=words) as caught:
         list(client.chat(**fields, stream=streams))
     assert caught.value.status_code == status
 
 
-def test_errors_of_keys(connect: Connect, crowded: str) -> None:
+def test_ollama_client_raises_errors_of_keys(connect: Connect, crowded: str) -> None:
     for key, status in (("another", 401), (crowded, 429)):
         with pytest.raises(ollama.ResponseError) as caught:
             connect(key).chat(messages=[user("Hi")], **GREEDY)

@@ -104,14 +104,14 @@ def user(*content: Any) -> ChatMessage:
     return ChatMessage(role=MessageRole.USER, content=parts)
 
 
-def test_a_question_about_a_picture(model: OpenAIServerModel) -> None:
+def test_smolagents_answers_a_picture_with_usage(model: OpenAIServerModel) -> None:
     answer = model.generate([user(PICTURE, COLOUR)])
     assert answer.content == "red"
     assert answer.token_usage is not None
     assert answer.token_usage.input_tokens > 100
 
 
-def test_a_click(model: OpenAIServerModel) -> None:
+def test_smolagents_clicks_the_circle(model: OpenAIServerModel) -> None:
     answer = model.generate([user(PICTURE, CLICK)], tools_to_call_from=[Mouse().tool()])
     (call,) = answer.tool_calls or ()
     arguments: Any = model.parse_tool_calls(answer).tool_calls[0].function.arguments  # type: ignore[index]
@@ -120,7 +120,7 @@ def test_a_click(model: OpenAIServerModel) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_an_agent_steps_with_valid_calls(model: OpenAIServerModel, streams: bool) -> None:
+def test_smolagents_steps_with_valid_calls(model: OpenAIServerModel, streams: bool) -> None:
     """The embedded model does not know when to end; every step is a call that can be made."""
     mouse = Mouse()
     runner = agent(model, mouse.tool(), stream_outputs=streams)
@@ -131,19 +131,19 @@ def test_an_agent_steps_with_valid_calls(model: OpenAIServerModel, streams: bool
     assert mouse.clicked
 
 
-def test_structured_output(model: OpenAIServerModel) -> None:
+def test_smolagents_gets_structured_output(model: OpenAIServerModel) -> None:
     answer = model.generate([user(PICTURE, DESCRIBE)], response_format=FORMAT)
     assert is_the_circle(Thing.model_validate_json(str(answer.content)))
 
 
-def test_a_stream(model: OpenAIServerModel) -> None:
+def test_smolagents_streams_an_answer_with_usage(model: OpenAIServerModel) -> None:
     deltas = list(model.generate_stream([user("Count from 1 to 10.")]))
     assert len(deltas) > 10
     assert "".join(delta.content or "" for delta in deltas).startswith("1, 2, 3, 4")
     assert deltas[-1].token_usage is not None
 
 
-def test_a_model_that_is_closed_abandons_its_answers(
+def test_closed_smolagents_model_aborts_its_stream(
     model: OpenAIServerModel, abandons: Abandons
 ) -> None:
     """A stream of it that is closed goes on behind its back."""
@@ -153,7 +153,7 @@ def test_a_model_that_is_closed_abandons_its_answers(
         model.client.close()
 
 
-def test_errors(daemon: Daemon, crowded: str) -> None:
+def test_smolagents_raises_openais_errors(daemon: Daemon, crowded: str) -> None:
     wrong: dict[type[Exception], OpenAIServerModel] = {
         openai.NotFoundError: connect(daemon.url, daemon.api_key, "gpt-4o"),
         openai.BadRequestError: connect(daemon.url, daemon.api_key, temperature=9),
@@ -168,7 +168,7 @@ def test_errors(daemon: Daemon, crowded: str) -> None:
         assert isinstance(caught.value.__cause__, expected)
 
 
-def test_a_prompt_that_is_too_long(model: OpenAIServerModel) -> None:
+def test_smolagents_long_prompt_has_context_length_code(model: OpenAIServerModel) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         model.generate([user(TOO_LONG)])
     assert caught.value.code == "context_length_exceeded"
@@ -177,7 +177,9 @@ def test_a_prompt_that_is_too_long(model: OpenAIServerModel) -> None:
 # ---- what the embedded model does not do -------------------------------------------------
 
 
-async def test_a_tool_loop_with_screenshots(scripted: str, engine: ScriptedEngine) -> None:
+async def test_smolagents_tool_loop_reads_screenshots(
+    scripted: str, engine: ScriptedEngine
+) -> None:
     """Several calls in a step, then what the callback has seen, then the answer."""
     mouse = Mouse()
     engine.script = (
@@ -202,7 +204,7 @@ async def test_a_tool_loop_with_screenshots(scripted: str, engine: ScriptedEngin
     assert sum(isinstance(part, ImagePart) for part in shown) == 1
 
 
-async def test_a_stream_of_calls(scripted: str, engine: ScriptedEngine) -> None:
+async def test_smolagents_streams_calls(scripted: str, engine: ScriptedEngine) -> None:
     engine.script = (
         *(calls(0, id="call_1", name="final_answer"), calls(0, '{"answer"'), calls(0, ': "red"}')),
         *(ended("tool_calls"), finished()),
@@ -211,7 +213,9 @@ async def test_a_stream_of_calls(scripted: str, engine: ScriptedEngine) -> None:
     assert await asyncio.to_thread(runner.run, "Which?") == "red"
 
 
-async def test_an_engine_that_is_away(scripted: str, engine: ScriptedEngine) -> None:
+async def test_smolagents_raises_server_error_while_engine_restarts(
+    scripted: str, engine: ScriptedEngine
+) -> None:
     engine.be("restarting")
     with pytest.raises(openai.InternalServerError):
         await asyncio.to_thread(connect(scripted).generate, [user("Hi")])

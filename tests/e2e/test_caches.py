@@ -32,7 +32,7 @@ def is_right(answer: Any, shape: str, question: str) -> bool:
     return bool(told == (shape, SHAPES[shape])[QUESTIONS[question]])
 
 
-async def test_each_picture_keeps_its_answer(daemon: Daemon) -> None:
+async def test_repeated_pictures_keep_their_own_answers(daemon: Daemon) -> None:
     cases = [(shape, question) for question in QUESTIONS for shape in SHAPES]
     for case in cases * 2:
         assert is_right(await ask(daemon, *case), *case), case
@@ -41,7 +41,7 @@ async def test_each_picture_keeps_its_answer(daemon: Daemon) -> None:
         assert is_right(answer, *case), case
 
 
-async def test_cached_tokens_are_those_that_were_known(daemon: Daemon) -> None:
+async def test_cached_tokens_count_the_known_prefix(daemon: Daemon) -> None:
     """Nothing of a picture in another size, all but the end of one that was asked before."""
     new = one_shape("square", "green", (392, 448))
     asked = [user(new, "What shape is this?")]

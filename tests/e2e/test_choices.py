@@ -26,7 +26,7 @@ def texts(answer: Any) -> list[str]:
     return [choice.message.content for choice in answer.choices]
 
 
-def test_choices_of_a_picture_differ_and_come_again_with_their_seed(tiny_daemon: Daemon) -> None:
+def test_seeded_choices_of_a_picture_differ_and_repeat(tiny_daemon: Daemon) -> None:
     answer = complete(tiny_daemon, **DRAWN)
     assert len(set(texts(answer))) == 4
     assert {choice.finish_reason for choice in answer.choices} == {"length"}
@@ -43,7 +43,9 @@ def test_greedy_choices_are_the_same(tiny_daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stop": ["e", "th", "t "]}, {"max_tokens": 100}])
-def test_a_stream_has_the_same_choices(tiny_daemon: Daemon, fields: dict[str, Any]) -> None:
+def test_stream_has_the_choices_of_the_whole_answer(
+    tiny_daemon: Daemon, fields: dict[str, Any]
+) -> None:
     fields = {**DRAWN, "logprobs": True, "top_logprobs": 1, **fields}
     complete(tiny_daemon, **fields)  # as many tokens of the prompt are cached from now on
     whole = complete(tiny_daemon, **fields)
@@ -64,7 +66,7 @@ def test_a_stream_has_the_same_choices(tiny_daemon: Daemon, fields: dict[str, An
         assert (finish.delta.content, finish.finish_reason) == (None, expected.finish_reason)
 
 
-def test_no_part_of_a_stop_string_is_emitted_by_any_choice(tiny_daemon: Daemon) -> None:
+def test_choices_emit_no_part_of_a_stop_string(tiny_daemon: Daemon) -> None:
     free = texts(complete(tiny_daemon, **DRAWN, max_tokens=60))
     stops = [free[0][5:9], free[1][7:10], free[2][-4:], "\x00never"]
     stopped = complete(tiny_daemon, **DRAWN, max_tokens=60, stop=stops)
@@ -76,7 +78,7 @@ def test_no_part_of_a_stop_string_is_emitted_by_any_choice(tiny_daemon: Daemon) 
     assert [choice.finish_reason for choice in stopped.choices[:3]] == ["stop"] * 3
 
 
-def test_the_clients_stream_helper_collects_choices(tiny_daemon: Daemon) -> None:
+def test_openai_stream_helper_collects_choices(tiny_daemon: Daemon) -> None:
     """It takes answers alone that came to their end."""
     fields: dict[str, Any] = {"model": "default", **DRAWN, "max_tokens": 24}
     fields["stop"] = ["e", "a", "o", "i", "t", " "]
@@ -87,7 +89,7 @@ def test_the_clients_stream_helper_collects_choices(tiny_daemon: Daemon) -> None
     assert texts(final) == texts(whole)
 
 
-async def test_choices_are_the_same_whatever_runs_beside_and_so_are_their_tokens(
+async def test_choices_and_log_probabilities_do_not_depend_on_the_batch(
     tiny_daemon: Daemon,
 ) -> None:
     client = tiny_daemon.async_client()
@@ -110,7 +112,7 @@ async def test_choices_are_the_same_whatever_runs_beside_and_so_are_their_tokens
     tiny_daemon.wait_idle()
 
 
-async def test_a_client_that_leaves_ends_all_choices(tiny_daemon: Daemon) -> None:
+async def test_disconnected_client_ends_all_choices(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.async_client()
     stream = await client.chat.completions.create(
         model="default",
@@ -127,7 +129,7 @@ async def test_a_client_that_leaves_ends_all_choices(tiny_daemon: Daemon) -> Non
 
 
 @pytest.mark.parametrize("n", [0, 9, -1])
-def test_no_other_number_is_taken(tiny_daemon: Daemon, n: int) -> None:
+def test_wrong_numbers_of_choices_are_refused(tiny_daemon: Daemon, n: int) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         complete(tiny_daemon, n=n)
     assert (caught.value.code, caught.value.param) == ("invalid_value", "n")

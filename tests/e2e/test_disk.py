@@ -87,7 +87,7 @@ def then(first: str) -> list[Any]:
 
 
 @pytest.mark.whole
-def test_a_stopped_daemon_finds_the_conversation_again(
+def test_restarted_daemon_finds_the_conversation_on_disk(
     wanted: tuple[str, str], tmp_path: Path
 ) -> None:
     first, second = wanted
@@ -103,7 +103,7 @@ def test_a_stopped_daemon_finds_the_conversation_again(
 
 
 @pytest.mark.whole
-def test_files_that_are_damaged_are_not_used(wanted: tuple[str, str], tmp_path: Path) -> None:
+def test_damaged_disk_cache_files_are_not_used(wanted: tuple[str, str], tmp_path: Path) -> None:
     first, second = wanted
     options = on_disk(tmp_path / "cache")
     with running_daemon(tmp_path, *options) as daemon:
@@ -118,7 +118,7 @@ def test_files_that_are_damaged_are_not_used(wanted: tuple[str, str], tmp_path: 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("moment", ["just idle", "still answering"])
-def test_a_stop_waits_for_what_is_not_written_yet(
+def test_stop_waits_for_pending_disk_writes(
     wanted: tuple[str, str], tmp_path: Path, moment: str
 ) -> None:
     first, second = wanted
@@ -135,7 +135,7 @@ def test_a_stop_waits_for_what_is_not_written_yet(
 
 
 @pytest.mark.whole
-def test_a_stop_does_not_wait_for_ever_for_a_disk_that_hangs(tmp_path: Path) -> None:
+def test_stop_does_not_wait_for_a_hung_disk(tmp_path: Path) -> None:
     options = on_disk(tmp_path / "cache")
     with running_daemon(tmp_path, *options) as daemon:
         ask(daemon, FIRST)
@@ -154,7 +154,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_disk_that_hangs(tmp_path: Path) -> 
 
 
 @pytest.mark.whole
-def test_a_killed_engine_finds_the_conversation_again(
+def test_restarted_engine_finds_the_conversation_on_disk(
     wanted: tuple[str, str], tmp_path: Path
 ) -> None:
     first, second = wanted

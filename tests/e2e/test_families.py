@@ -48,22 +48,22 @@ def tokens_of(daemon: Daemon, message: dict[str, Any]) -> int:
     return answer.usage.completion_tokens
 
 
-def test_answers_a_text(family_daemon: Daemon):
+def test_family_answers_a_text(family_daemon: Daemon):
     assert tokens_of(family_daemon, TEXT)
 
 
-def test_answers_an_image(family_daemon: Daemon):
+def test_family_answers_an_image(family_daemon: Daemon):
     assert tokens_of(family_daemon, IMAGE)
 
 
-def test_answers_a_video(family_daemon: Daemon):
+def test_family_answers_a_video(family_daemon: Daemon):
     url = clips.data_url(clips.encode(clips.moving("left", 8, (96, 64))), "mp4")
     video = {"type": "video_url", "video_url": {"url": url}}
     text = {"type": "text", "text": "What happens?"}
     assert tokens_of(family_daemon, {"role": "user", "content": [video, text]})
 
 
-def test_answers_an_image_beside_a_text(family_daemon: Daemon):
+def test_family_answers_an_image_batched_with_a_text(family_daemon: Daemon):
     with ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(tokens_of, family_daemon, each) for each in (TEXT, OTHER_IMAGE)]
         assert all(future.result() for future in asked)

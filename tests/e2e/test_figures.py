@@ -116,7 +116,7 @@ def stream(daemon: Daemon, color: str) -> float:
     return first
 
 
-def test_phases_add_up_to_what_the_client_waited(daemon: Daemon) -> None:
+def test_server_timing_phases_add_up_to_the_clients_wait(daemon: Daemon) -> None:
     before = figures(daemon)
     phases, milliseconds, _ = ask(daemon, "red")
     assert list(phases) == [*PHASES, "total"]
@@ -142,7 +142,7 @@ def test_phases_add_up_to_what_the_client_waited(daemon: Daemon) -> None:
 
 
 @pytest.mark.whole
-def test_under_load_its_figures_are_those_of_its_clients(daemon: Daemon) -> None:
+def test_metrics_under_load_equal_the_clients_times(daemon: Daemon) -> None:
     """One is answered at a time, so the last waits for all others."""
     before = figures(daemon)
     with ThreadPoolExecutor(STREAMS) as pool:
@@ -168,7 +168,7 @@ def log_lines(daemon: Daemon) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def test_the_log_has_one_object_for_a_request(daemon: Daemon) -> None:
+def test_json_log_has_one_object_per_request(daemon: Daemon) -> None:
     phases, _, request_id = ask(daemon, "green")
 
     def ours() -> list[dict[str, object]]:
@@ -183,7 +183,7 @@ def test_the_log_has_one_object_for_a_request(daemon: Daemon) -> None:
     assert {each["process"] for each in log_lines(daemon)} == {"front", "engine"}
 
 
-def test_the_collector_has_its_spans(daemon: Daemon, spans: Spans) -> None:
+def test_trace_collector_receives_the_requests_spans(daemon: Daemon, spans: Spans) -> None:
     phases, _, _ = ask(daemon, "blue", traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
 
     def found() -> dict[str, float]:
@@ -194,7 +194,7 @@ def test_the_collector_has_its_spans(daemon: Daemon, spans: Spans) -> None:
     assert found()["chat demo"] * 1e3 >= phases["total"] - 1
 
 
-def test_nothing_that_was_asked_is_in_any_of_it(daemon: Daemon, spans: Spans) -> None:
+def test_log_metrics_and_spans_contain_no_prompt(daemon: Daemon, spans: Spans) -> None:
     ask(daemon, "red")
     metrics = httpx.get(f"{daemon.url}/metrics").text
     everything = f"{log_lines(daemon)}{metrics}{spans}"

@@ -67,7 +67,7 @@ def test_any_token_of_the_vocabulary_may_be_forced(tiny_daemon: Daemon, token_id
 @pytest.mark.parametrize(
     "token_id", few_of((-1, VOCABULARY_SIZE, 2**31, 9999999999), (VOCABULARY_SIZE,))
 )
-async def test_a_bias_on_no_token_is_refused_and_nobody_else_notices(
+async def test_bias_on_an_unknown_token_is_refused_without_side_effects(
     tiny_daemon: Daemon, token_id: int
 ) -> None:
     pid, alone = tiny_daemon.engine_pid(), text_of(tiny_daemon, max_tokens=200)
@@ -92,14 +92,14 @@ def test_an_end_token_ends_the_answer(tiny_daemon: Daemon) -> None:
     assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", 1)
 
 
-def test_min_tokens_come_before_the_end(tiny_daemon: Daemon) -> None:
+def test_min_tokens_delay_the_end(tiny_daemon: Daemon) -> None:
     answer = complete(tiny_daemon, extra_body={"min_tokens": 5}, **FORCED_END)
     assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", 6)
     answer = complete(tiny_daemon, extra_body={"min_tokens": 24}, **FORCED_END)
     assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 24)
 
 
-def test_an_end_that_is_ignored_has_no_text(tiny_daemon: Daemon) -> None:
+def test_ignored_end_tokens_have_no_text(tiny_daemon: Daemon) -> None:
     answer = complete(tiny_daemon, extra_body={"ignore_eos": True}, **FORCED_END)
     assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 24)
     assert answer.choices[0].message.content == ""
@@ -117,7 +117,7 @@ PENALTIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", few_of(PENALTIES, PENALTIES[1:3]))
-def test_penalties_change_the_answer_the_same_way_each_time(
+def test_penalties_change_the_answer_reproducibly(
     tiny_daemon: Daemon, fields: dict[str, Any]
 ) -> None:
     changed = text_of(tiny_daemon, max_tokens=100, **fields)
@@ -126,12 +126,12 @@ def test_penalties_change_the_answer_the_same_way_each_time(
 
 
 @pytest.mark.parametrize("extra", [{"top_k": 1}, {"min_p": 1}])
-def test_the_likeliest_alone_is_greedy(tiny_daemon: Daemon, extra: dict[str, Any]) -> None:
+def test_top_k_of_one_samples_greedily(tiny_daemon: Daemon, extra: dict[str, Any]) -> None:
     assert text_of(tiny_daemon, temperature=2, extra_body=extra) == text_of(tiny_daemon)
 
 
 @pytest.mark.parametrize("top_k", few_of([0, -1, 2**31 - 1], [-1]))
-def test_without_top_k_all_may_be_drawn(tiny_daemon: Daemon, top_k: int) -> None:
+def test_every_token_may_be_sampled_without_top_k(tiny_daemon: Daemon, top_k: int) -> None:
     plain = text_of(tiny_daemon, temperature=1, seed=3)
     assert text_of(tiny_daemon, temperature=1, seed=3, extra_body={"top_k": top_k}) == plain
 
@@ -160,7 +160,7 @@ def test_log_probabilities_without_alternatives(tiny_daemon: Daemon) -> None:
     assert complete(tiny_daemon).choices[0].logprobs is None
 
 
-def test_a_bias_does_not_show_in_the_probabilities(tiny_daemon: Daemon) -> None:
+def test_log_probabilities_exclude_the_logit_bias(tiny_daemon: Daemon) -> None:
     fields = {"logprobs": True, "top_logprobs": 5, "max_tokens": 1}
     (plain,) = entries(complete(tiny_daemon, **fields).choices[0])
     (biased,) = entries(complete(tiny_daemon, logit_bias={str(TEXT_ID): 100}, **fields).choices[0])
@@ -170,7 +170,7 @@ def test_a_bias_does_not_show_in_the_probabilities(tiny_daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stop": "!never!"}, {"temperature": 1.5, "seed": 4}])
-def test_a_stream_has_the_entries_of_the_whole_answer(
+def test_stream_has_the_log_probabilities_of_the_whole_answer(
     tiny_daemon: Daemon, fields: dict[str, Any]
 ) -> None:
     fields = {"max_tokens": 100, "logprobs": True, "top_logprobs": 3, **fields}
@@ -183,13 +183,13 @@ def test_a_stream_has_the_entries_of_the_whole_answer(
     assert len(told) == 100
 
 
-def test_a_stream_tells_of_an_end_token(tiny_daemon: Daemon) -> None:
+def test_stream_has_the_log_probability_of_the_end_token(tiny_daemon: Daemon) -> None:
     _, chunks = streamed(tiny_daemon, logprobs=True, **FORCED_END)
     told = [e for chunk in chunks if chunk.choices[0].logprobs for e in entries(chunk.choices[0])]
     assert [entry.token for entry in told] == [END]
 
 
-def test_the_clients_stream_helper_collects_them(tiny_daemon: Daemon) -> None:
+def test_openai_stream_helper_collects_log_probabilities(tiny_daemon: Daemon) -> None:
     """It takes answers alone that came to their end."""
     fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "temperature": 0}
     fields |= {"model": "default", "messages": [user("Hello")], "max_tokens": 24}
@@ -201,7 +201,7 @@ def test_the_clients_stream_helper_collects_them(tiny_daemon: Daemon) -> None:
     assert len(entries(final.choices[0])) == 10
 
 
-async def test_a_joiners_log_probabilities_are_as_alone(tiny_daemon: Daemon) -> None:
+async def test_log_probabilities_of_a_joining_request_are_as_alone(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.async_client()
 
     async def one(seed: int) -> Any:

@@ -19,7 +19,7 @@ from tests.soak.request import Ending
 pytestmark = pytest.mark.e2e
 
 
-async def test_what_is_malformed_is_refused_as_expected(daemon: Daemon):
+async def test_malformed_soak_requests_are_refused(daemon: Daemon):
     async with Client(daemon.url) as client:
         for request in malformed(random_image(random.Random(1))):
             outcome = await client.send(request)
@@ -27,7 +27,7 @@ async def test_what_is_malformed_is_refused_as_expected(daemon: Daemon):
 
 
 @pytest.mark.whole
-def test_short_soak(tmp_path: Path):
+def test_short_soak_passes_and_writes_its_report(tmp_path: Path):
     arguments = ["--minutes", "0.25", "--seed", "1", "--users", "6", "--out", str(tmp_path)]
     ended = subprocess.run(
         [sys.executable, "-m", "tests.soak", *arguments], capture_output=True, text=True

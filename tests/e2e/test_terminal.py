@@ -129,7 +129,7 @@ def test_serve_prints_little_and_stops_at_ctrl_c() -> None:
     assert serve.shown.count("\x1b[?25l") == serve.shown.count("\x1b[?25h")  # the cursor is back
 
 
-def test_serve_is_stopped_while_it_loads() -> None:
+def test_ctrl_c_stops_serve_during_the_load() -> None:
     slow = with_settings("model.name=slow")
     with session("serve", "--port", "0", *slow, program=SCRIPTED, NO_COLOR="1") as serve:
         serve.wait_for("loading the weights")
@@ -139,14 +139,14 @@ def test_serve_is_stopped_while_it_loads() -> None:
         assert "\x1b[1m" not in serve.shown
 
 
-def test_a_model_that_does_not_fit_is_told_in_one_line() -> None:
+def test_serve_reports_oversized_model_in_one_line() -> None:
     with session("serve", "--port", "0", "--set", "memory.limit_bytes=1000000") as serve:
         assert serve.ended() == 3
         assert serve.plain.count("do not fit") == 1
         assert serve.plain.split("\n")[-2].strip().startswith("vlm-server: ")
 
 
-def test_a_conversation(daemon: Daemon, tmp_path: Path) -> None:
+def test_ask_holds_a_conversation_at_the_prompt(daemon: Daemon, tmp_path: Path) -> None:
     """Ctrl-C at the prompt only empties the line."""
     picture = tmp_path / "picture.png"
     one_shape("circle", "red").save(picture)
@@ -169,7 +169,7 @@ def test_a_conversation(daemon: Daemon, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stage", "is_heard"), [("prefill", False), ("decode", True)])
-def test_ctrl_c_stops_an_answer_and_not_the_conversation(stage: str, is_heard: bool) -> None:
+def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(stage: str, is_heard: bool) -> None:
     with stalling.daemon(stage) as (url, reached), session("ask", "--url", url) as ask:
         ask.wait_for(">>> ")
         ask.type("What?\n")
@@ -182,7 +182,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(stage: str, is_heard: b
         assert "Traceback" not in ask.shown
 
 
-def test_ctrl_c_takes_along_the_daemon_that_ask_has_started() -> None:
+def test_ctrl_c_ends_the_daemon_started_by_ask() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with session("ask", "--set", f"server.port={port}", "What?") as ask:
@@ -202,7 +202,7 @@ def children_of(pid: int) -> list[int]:
 
 
 @pytest.mark.whole
-def test_pull_shows_how_far_it_is(hub: Hub) -> None:
+def test_pull_shows_progress_and_is_resumable(hub: Hub) -> None:
     """And that nothing is lost after Ctrl-C."""
     add(hub, "org/model", {path.name: path.read_bytes() for path in EMBEDDED.iterdir()})
     hub.seconds_per_mib = 0.4

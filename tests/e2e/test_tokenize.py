@@ -19,7 +19,7 @@ def post(daemon: Daemon, route: str, **body: Any) -> Any:
     return answer.json()
 
 
-def test_counting_is_what_answering_costs(tiny_daemon: Daemon) -> None:
+def test_token_count_equals_the_answers_usage(tiny_daemon: Daemon) -> None:
     messages = [user(noise(31, (320, 200)), "What?")]
     limits = {"max_pixels": 40_000}
     before = post(tiny_daemon, "/v1/tokenize", messages=messages, mm_processor_kwargs=limits)

@@ -58,19 +58,21 @@ def refusal(daemon: Daemon, data: bytes) -> str:
         (("left", "mp4", "libx264"), ("right", "webm", "libvpx-vp9")),
     ),
 )
-def test_says_which_way_it_moves(daemon: Daemon, way: str, container: str, codec: str) -> None:
+def test_model_says_which_way_a_clip_moves(
+    daemon: Daemon, way: str, container: str, codec: str
+) -> None:
     data = clips.encode(clips.moving(way, 30), container, codec)
     assert ask(daemon, video_part(data, container), QUESTION) == way
 
 
-def test_a_video_beside_a_picture(daemon: Daemon) -> None:
+def test_model_answers_about_a_video_and_a_picture(daemon: Daemon) -> None:
     video = video_part(clips.encode(clips.moving("left", 30)))
     assert ask(daemon, video, "What colour is the circle?") == "red"
     assert ask(daemon, image_part(one_shape("square", "blue")), "What shape is this?") == "square"
 
 
 @pytest.mark.whole
-async def test_many_at_once_each_get_their_own_answer(daemon: Daemon) -> None:
+async def test_concurrent_videos_get_their_own_answers(daemon: Daemon) -> None:
     client = daemon.async_client()
 
     async def one(way: str) -> tuple[str, str]:
@@ -108,7 +110,7 @@ def decoders_of(engine_pid: int) -> list[int]:
     return [int(pid) for pid in found.stdout.split()]
 
 
-def test_a_decoder_that_is_killed_costs_its_request_alone(daemon: Daemon) -> None:
+def test_killed_decoder_fails_only_its_request(daemon: Daemon) -> None:
     """A long video is being decoded while its process is stopped, then killed."""
     data = clips.encode(clips.greys(range(200), (1280, 720)), options={"preset": "ultrafast"})
     engine = daemon.engine_pid()
@@ -129,7 +131,7 @@ def test_a_decoder_that_is_killed_costs_its_request_alone(daemon: Daemon) -> Non
     assert ask(daemon, video_part(right), QUESTION) == "right"
 
 
-def test_a_client_that_leaves_ends_the_decoding(daemon: Daemon) -> None:
+def test_disconnected_client_ends_the_video_decoding(daemon: Daemon) -> None:
     data = clips.encode(clips.greys(range(200), (1280, 720)), options={"preset": "ultrafast"})
     engine = daemon.engine_pid()
     found: list[int] = []

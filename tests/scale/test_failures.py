@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("scale")
 LONG = 6000
 
 
-def test_a_killed_worker_breaks_its_streams_and_fails_nothing_else(fleet: Fleet) -> None:
+def test_killed_worker_breaks_only_its_own_streams(fleet: Fleet) -> None:
     victim, other = fleet.daemons
     asked = {"model": MODEL, "messages": [{"role": "user", "content": "Go on"}], "stream": True}
     keys = {url: fleet.key_for(url) for url in (victim, other)}
@@ -53,7 +53,7 @@ def test_a_killed_worker_breaks_its_streams_and_fails_nothing_else(fleet: Fleet)
     assert fleet.worker_of(keys[victim]) == victim
 
 
-def test_a_rolling_restart_under_load_fails_nobody(fleet: Fleet) -> None:
+def test_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
     with asking(fleet) as record:
         for url in list(fleet.daemons):
             record.wait_for_more()
@@ -64,7 +64,9 @@ def test_a_rolling_restart_under_load_fails_nobody(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("name", ["gateway", "nginx"])  # HAProxy now and then fails one request
-def test_a_dead_engine_fails_nobody(name: str, request: pytest.FixtureRequest) -> None:
+def test_dead_engine_behind_a_gateway_fails_no_request(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     """The front lives, and says 502 and 503 until it has another engine."""
     fleet: Fleet = request.getfixturevalue(name)
     fleet.wait_for_workers()
@@ -79,7 +81,7 @@ def test_a_dead_engine_fails_nobody(name: str, request: pytest.FixtureRequest) -
 
 
 @pytest.mark.parametrize("name", ["gateway", "haproxy"])
-def test_a_worker_that_stands_still_is_left_out_until_it_moves(
+def test_stopped_worker_gets_no_requests_until_it_continues(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     """Its health is asked for, and does not answer in time."""
@@ -132,7 +134,7 @@ def held(daemon: Daemon) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_the_gateway_leaves_out_a_worker_while_many_wait_for_it(gateway: Gateway) -> None:
+def test_gateway_avoids_a_worker_with_many_waiting_requests(gateway: Gateway) -> None:
     """All who wait there are answered there, once it goes on."""
     slow, other = gateway.daemons
     key = gateway.key_for(slow)
@@ -160,7 +162,7 @@ def num_waiting(url: str) -> int:
     return int(get(f"{url}/v1/loads")["loads"][0]["num_waiting_reqs"])
 
 
-def test_haproxy_gives_a_slow_worker_less(haproxy: HAProxy) -> None:
+def test_haproxy_sends_a_slow_worker_fewer_requests(haproxy: HAProxy) -> None:
     """Of eight clients who all have its key, it never has more than three quarters at once."""
     slow, other = haproxy.daemons
     key = haproxy.key_for(slow)

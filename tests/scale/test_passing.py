@@ -44,13 +44,13 @@ def come_one_by_one(found: list[float]) -> bool:
     return middle > 0.001 and are_apart and max(found) < sum(found) / 4
 
 
-def test_streams_are_not_held_back(fleet: Fleet) -> None:
+def test_gateways_do_not_buffer_streams(fleet: Fleet) -> None:
     """In one of some tries: on a machine that is busy, chunks may meet anywhere on their way."""
     gaps(fleet.client(), 8)
     assert any(come_one_by_one(gaps(fleet.client(), 400)) for _ in range(10))
 
 
-def test_a_client_that_leaves_ends_its_request(fleet: Fleet) -> None:
+def test_disconnect_passes_the_gateway_and_ends_the_request(fleet: Fleet) -> None:
     stream = fleet.client().chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Go on"}],
@@ -81,7 +81,7 @@ def heavy(num_bytes: int) -> str:
     return "data:image/png;base64," + base64.b64encode(png[:head] + chunk + png[head:]).decode()
 
 
-def test_a_body_of_60_megabytes_passes(fleet: Fleet) -> None:
+def test_body_of_60_megabytes_passes_the_gateway(fleet: Fleet) -> None:
     picture = {"type": "image_url", "image_url": {"url": heavy(15 * MIB)}}
     question = {"type": "text", "text": "What is this?"}
     answer = fleet.client().chat.completions.create(
@@ -93,7 +93,7 @@ def test_a_body_of_60_megabytes_passes(fleet: Fleet) -> None:
     assert answer.usage.completion_tokens
 
 
-def test_an_earlier_response_is_found_by_its_key(fleet: Fleet) -> None:
+def test_earlier_response_is_found_by_its_routing_key(fleet: Fleet) -> None:
     """One daemon has it in its memory: the key of the first turn leads there."""
     for i in range(6):
         headers = {"X-SMG-Routing-Key": f"a conversation of responses, {i}"}
@@ -111,7 +111,7 @@ def test_an_earlier_response_is_found_by_its_key(fleet: Fleet) -> None:
         assert second.parse().previous_response_id == first.parse().id
 
 
-def test_an_earlier_response_is_unknown_elsewhere(fleet: Fleet) -> None:
+def test_earlier_response_is_unknown_on_another_worker(fleet: Fleet) -> None:
     one, other = (fleet.key_for(url) for url in fleet.daemons)
     responses = fleet.client().responses
     first = responses.create(
@@ -127,7 +127,9 @@ def test_an_earlier_response_is_unknown_elsewhere(fleet: Fleet) -> None:
     assert caught.value.code == "previous_response_not_found"
 
 
-def test_a_stored_response_can_be_read(nginx: Nginx, haproxy: HAProxy, gateway: Gateway) -> None:
+def test_stored_response_is_readable_through_the_gateway(
+    nginx: Nginx, haproxy: HAProxy, gateway: Gateway
+) -> None:
     """With its key; the gateway looks among its own instead, and has none."""
     headers = {"X-SMG-Routing-Key": "a stored response"}
     for fleet in (nginx, haproxy, gateway):

@@ -38,7 +38,7 @@ def status(home: SystemdHome, code: int = 0) -> dict[str, Any]:
     return shown
 
 
-def test_it_is_installed_restarted_and_removed(home: SystemdHome) -> None:
+def test_service_is_installed_restarted_and_removed(home: SystemdHome) -> None:
     port = free_port()
     config = home.home / "my.toml"
     config.write_text(f"[server]\nport = {port}\n")
@@ -70,7 +70,7 @@ def test_it_is_installed_restarted_and_removed(home: SystemdHome) -> None:
         socket.create_connection(("127.0.0.1", port))
 
 
-def test_what_does_not_answer_is_not_installed(home: SystemdHome) -> None:
+def test_service_that_does_not_answer_is_not_installed(home: SystemdHome) -> None:
     port, other = free_port(), free_port()
     broken = home.home / "broken"
     broken.mkdir()
@@ -100,7 +100,7 @@ def test_what_does_not_answer_is_not_installed(home: SystemdHome) -> None:
         socket.create_connection(("127.0.0.1", other))
 
 
-def test_one_change_at_a_time_and_crashes_are_mended(home: SystemdHome) -> None:
+def test_concurrent_installs_exclude_each_other_and_crashes_restart(home: SystemdHome) -> None:
     port = free_port()
     words = (*home.program, "service", "install", "--set", f"server.port={port}")
     first, second = (
