@@ -104,7 +104,7 @@ def test_every_path_needs_a_valid_key(site: Site) -> None:
     assert site.status_of("/v1/models", USER) == 200
 
 
-def test_a_users_key_is_not_the_operators(site: Site) -> None:
+def test_user_key_cannot_use_operator_routes(site: Site) -> None:
     for path in ("/v1/status", "/metrics"):
         assert site.status_of(path, USER) == 403
         assert site.status_of(path, ADMIN) == 200

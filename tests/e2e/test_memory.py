@@ -101,7 +101,7 @@ def small(
 
 
 @pytest.mark.whole
-def test_many_largest_pictures_are_all_answered(small: tuple[Daemon, int]):
+def test_largest_pictures_in_little_memory_are_all_answered(small: tuple[Daemon, int]):
     daemon, limit = small
     with ThreadPoolExecutor(MANY) as threads:
         answers = list(threads.map(lambda seed: ask(daemon, seed), range(MANY)))

@@ -23,7 +23,7 @@ RECORDS = {name: record for name, record in ALL.items() if "ignored" in record}
 
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
-async def test_a_clients_body_is_answered(
+async def test_recorded_client_body_is_answered(
     client: httpx.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
     record = RECORDS[name]

@@ -85,7 +85,7 @@ def usage_in(route: str, said: str, *, stream: bool) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES, OLLAMA, GENERATE])
-async def test_the_sizes_of_pictures_are_told(
+async def test_usage_of_every_dialect_has_image_sizes(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str, stream: bool
 ) -> None:
     seen = ImageUse(308, 196, 77)
@@ -102,7 +102,7 @@ async def test_the_sizes_of_pictures_are_told(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", [CHAT, RESPONSES])
-async def test_what_was_seen_of_videos_is_told_by_who_takes_them(
+async def test_usage_of_video_dialects_has_video_frames(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str, stream: bool
 ) -> None:
     seen = VideoUse(12, 5.5, 900, truncated=True)
@@ -122,7 +122,7 @@ async def test_what_was_seen_of_videos_is_told_by_who_takes_them(
 
 @pytest.mark.parametrize("name", [None, ""])
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, RESPONSES, OLLAMA, GENERATE])
-async def test_the_only_model_need_not_be_named(
+async def test_single_model_need_not_be_named(
     client: httpx.AsyncClient, route: str, name: str | None
 ) -> None:
     unnamed = {key: value for key, value in body(route).items() if key != "model"}
@@ -133,7 +133,7 @@ async def test_the_only_model_need_not_be_named(
 
 
 @pytest.mark.parametrize("name", [None, ""])
-def test_of_several_models_one_must_be_named(name: str | None) -> None:
+def test_request_must_name_one_of_several_models(name: str | None) -> None:
     known = (KnownModel("one"), KnownModel("two"))
     for wanted in (
         lambda: model_wanted(name, Context(known, "r", "", "", Limits())),
@@ -149,7 +149,7 @@ def test_of_several_models_one_must_be_named(name: str | None) -> None:
 
 @pytest.mark.parametrize("role", ["user", "system", "assistant"])
 @pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES])
-async def test_a_list_of_no_parts_is_content_of_the_assistant_alone(
+async def test_empty_content_list_is_accepted_for_assistants_only(
     client: httpx.AsyncClient, route: str, role: str
 ) -> None:
     field = "input" if route == RESPONSES else "messages"
@@ -170,7 +170,7 @@ async def test_a_list_of_no_parts_is_content_of_the_assistant_alone(
     ids=["value", "name", "object", "number"],
 )
 @pytest.mark.parametrize("route", [CHAT, OLLAMA])
-async def test_what_no_template_can_be_given_is_refused_by_name(
+async def test_non_object_arguments_in_history_are_refused_by_name(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str, arguments: Any
 ) -> None:
     history = [user("hi"), assistant(called("1", "f", arguments)), result("1", "x")]
@@ -181,7 +181,7 @@ async def test_what_no_template_can_be_given_is_refused_by_name(
 
 
 @pytest.mark.parametrize("route", [CHAT, OLLAMA])
-async def test_a_call_of_the_history_may_have_no_arguments(
+async def test_history_call_may_have_no_arguments(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str
 ) -> None:
     for arguments in (None, "", {}):
@@ -205,7 +205,7 @@ ROUTES = [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES, "/v1/tokeniz
 
 
 @pytest.mark.parametrize("route", [*ROUTES, "/api/show"])
-async def test_a_models_name_is_text(connect: Connect, route: str) -> None:
+async def test_lone_surrogate_in_a_model_name_is_refused(connect: Connect, route: str) -> None:
     client = connect(Settings(server=Server(model_aliases=("gpt-*",))))
     answer = await send(client, route, model="gpt-\ud800")
     assert answer.status_code == 400, answer.text
@@ -237,7 +237,7 @@ async def test_null_fields_count_as_absent(client: httpx.AsyncClient, route: str
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
-async def test_a_silent_stream_has_keep_alives(
+async def test_silent_stream_of_every_dialect_has_keep_alives(
     connect: Connect, engine: ScriptedEngine, route: str
 ) -> None:
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.02)))
@@ -252,7 +252,7 @@ async def test_a_silent_stream_has_keep_alives(
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
 @pytest.mark.parametrize("is_set", [False, True])
-async def test_strict_readers_get_events_alone(
+async def test_empty_chunk_keepalives_satisfy_strict_readers(
     connect: Connect, engine: ScriptedEngine, route: str, is_set: bool
 ) -> None:
     """Some fail at a block without data: before the first token, between two, and at the end."""
@@ -281,7 +281,7 @@ async def test_strict_readers_get_events_alone(
     assert len(data(answer)) > len(data(plain)), "there were signs of life"
 
 
-async def test_a_keepalive_that_is_none_is_refused(client: httpx.AsyncClient) -> None:
+async def test_unknown_keepalive_header_is_refused(client: httpx.AsyncClient) -> None:
     client.headers["x-vlm-keepalive"] = "chunk"
     answer = await send(client, CHAT, stream=True)
     assert "comment, empty_chunk, off" in error_of(answer)["message"]
@@ -326,7 +326,7 @@ def data(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
-async def test_a_stream_that_fails_after_its_text_keeps_all_of_it(
+async def test_failed_stream_keeps_its_text_before_the_error(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str
 ) -> None:
     engine.script = (says("One, "), last("two."), failed("engine_died", "It died."))
@@ -338,7 +338,7 @@ async def test_a_stream_that_fails_after_its_text_keeps_all_of_it(
     assert not any("error" in each for each in events)
 
 
-async def test_the_events_before_the_error_are_in_order(
+async def test_events_before_a_stream_error_are_in_order(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (thinks("Hm."), last("two."), failed("engine_died", "It died."))
@@ -374,7 +374,7 @@ async def test_hostile_names_are_escaped_in_headers(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     "route", ["/v1/completions", "/v1/tokenize", "/v1/detokenize", CHAT, RESPONSES]
 )
-async def test_unknown_fields_are_as_the_settings_say(connect: Connect, route: str) -> None:
+async def test_unknown_fields_follow_the_setting(connect: Connect, route: str) -> None:
     own = {"tokens": [1], "prompt": ..., "messages": ...} if "detokenize" in route else {}
     asked = {"prompt": "hi"} if route == "/v1/tokenize" else body(route)
     asked = {name: value for name, value in {**asked, **own}.items() if value is not ...}
@@ -399,7 +399,7 @@ async def test_unknown_fields_are_as_the_settings_say(connect: Connect, route: s
         (OLLAMA, {"format": "json"}, "messages"),
     ],
 )
-async def test_a_continued_answer_can_not_have_a_grammar(
+async def test_continued_answer_cannot_have_a_grammar(
     client: httpx.AsyncClient, route: str, fields: dict[str, Any], param: str
 ) -> None:
     begun = {"messages": BEGUN} | ({"continue_final_message": True} if route == CHAT else {})
@@ -427,7 +427,7 @@ async def test_a_continued_answer_can_not_have_a_grammar(
         ),
     ],
 )
-async def test_calls_that_must_be_made_have_no_schema_beside_them(
+async def test_required_calls_drop_the_schema_in_every_dialect(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     route: str,
@@ -445,7 +445,7 @@ async def test_calls_that_must_be_made_have_no_schema_beside_them(
 
 @pytest.mark.parametrize("kind", ["enabled", "disabled", "adaptive"])
 @pytest.mark.parametrize("budget", [None, 0, 50])
-async def test_thinking_means_the_same_in_all_dialects(
+async def test_reasoning_fields_mean_the_same_in_every_dialect(
     client: httpx.AsyncClient, engine: ScriptedEngine, kind: str, budget: int | None
 ) -> None:
     wanted = {"type": kind} if budget is None or kind == "disabled" else {
@@ -476,7 +476,7 @@ class Thought:
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
-async def test_an_effort_means_the_same_in_all_dialects(
+async def test_reasoning_effort_means_the_same_in_every_dialect(
     client: httpx.AsyncClient, engine: ScriptedEngine, effort: str
 ) -> None:
     await send(client, CHAT, reasoning_effort=effort)
@@ -514,7 +514,7 @@ THINKING: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("route", "fields", "named"), THINKING)
-async def test_a_model_without_reasoning_reports_fields_that_ask_for_it(
+async def test_model_without_reasoning_reports_reasoning_fields(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     route: str,
@@ -534,7 +534,7 @@ async def test_a_model_without_reasoning_reports_fields_that_ask_for_it(
 # ---- histories that were cut off -------------------------------------------------------
 
 
-async def test_all_dialects_accept_a_result_without_its_call(
+async def test_every_dialect_accepts_a_result_without_its_call(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     block = {"type": "tool_result", "tool_use_id": "lost", "content": "x"}

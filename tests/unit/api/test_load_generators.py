@@ -64,7 +64,7 @@ def usage_of(event: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", STREAMED)
-async def test_it_counts_what_there_is(
+async def test_load_generator_gets_a_chunk_per_token_and_usage(
     client: httpx.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
     record = RECORDS[name]
@@ -83,7 +83,7 @@ async def test_it_counts_what_there_is(
 
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
-async def test_its_wishes_are_obeyed(
+async def test_load_generator_fields_reach_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
     record = RECORDS[name]
@@ -98,7 +98,7 @@ async def test_its_wishes_are_obeyed(
     assert len(submit.images) == json.dumps(body).count("image/")
 
 
-async def test_they_look_whether_somebody_is_there(client: httpx.AsyncClient) -> None:
+async def test_load_generator_probes_are_answered(client: httpx.AsyncClient) -> None:
     assert (await client.get("/health")).status_code == 200
     assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["demo"]
     assert (await client.head("/metrics")).status_code == 200

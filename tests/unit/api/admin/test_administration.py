@@ -123,14 +123,14 @@ async def post(client: httpx.AsyncClient, route: str, name: str) -> tuple[int, A
 
 
 @pytest.mark.parametrize("name", ["demo", "default", "fast", "gpt-4o"])
-async def test_a_served_model_is_loaded_by_any_of_its_names(
+async def test_load_accepts_every_name_of_a_served_model(
     operator: httpx.AsyncClient, pool: Pool, name: str
 ) -> None:
     assert await post(operator, LOAD, name) == (200, {"model": "demo", "state": "ready"})
     assert pool.added == []
 
 
-async def test_a_model_is_unloaded_and_a_pinned_one_is_not(
+async def test_unload_refuses_pinned_models_with_conflict(
     operator: httpx.AsyncClient, pool: Pool
 ) -> None:
     assert await post(operator, LOAD, "second") == (200, {"model": "second", "state": "ready"})
@@ -152,7 +152,7 @@ async def test_a_checkpoint_wins_over_a_pattern(
 
 
 @pytest.mark.parametrize("route", [UNLOAD, "/v1/caches/clear"])
-async def test_only_a_load_serves_one_more(
+async def test_unload_and_clear_serve_no_further_checkpoint(
     operator: httpx.AsyncClient, pool: Pool, tmp_path: Path, route: str
 ) -> None:
     checkpoint(tmp_path / "disk/other")
@@ -164,7 +164,7 @@ async def test_only_a_load_serves_one_more(
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "here", "./here", "sub/here", "/etc", "~", "a/b/c", "x\0y", "n" * 5000]
 )
-async def test_no_folder_is_served_by_its_path(
+async def test_load_refuses_paths_of_folders(
     operator: httpx.AsyncClient,
     pool: Pool,
     tmp_path: Path,
@@ -179,7 +179,7 @@ async def test_no_folder_is_served_by_its_path(
     assert len(error["message"]) < 300
 
 
-async def test_a_name_of_several_checkpoints_is_refused_without_their_paths(
+async def test_ambiguous_checkpoint_name_is_refused_without_paths(
     operator: httpx.AsyncClient, pool: Pool, tmp_path: Path
 ) -> None:
     for org in ("one", "two"):
@@ -190,7 +190,7 @@ async def test_a_name_of_several_checkpoints_is_refused_without_their_paths(
     assert (await post(operator, LOAD, "two/twin"))[0] == 200
 
 
-async def test_who_may_load_is_told_why_a_load_failed(
+async def test_failed_load_returns_its_reason_to_operators(
     operator: httpx.AsyncClient, pool: Pool
 ) -> None:
     pool.second = replace(pool.second, state="failed", error="its weights are GGUF")
@@ -202,7 +202,7 @@ async def test_who_may_load_is_told_why_a_load_failed(
     assert (await post(operator, LOAD, "second"))[1]["code"] == "model_does_not_fit"
 
 
-async def test_caches_of_one_model_or_of_all_that_are_loaded_are_cleared(
+async def test_clear_empties_caches_of_one_or_all_loaded_models(
     operator: httpx.AsyncClient, pool: Pool
 ) -> None:
     assert (await operator.post("/v1/caches/clear", json={})).json() == {"cleared": ["demo"]}
@@ -224,7 +224,7 @@ async def test_caches_of_one_model_or_of_all_that_are_loaded_are_cleared(
         (b'{"model": "' + b"n" * (1 << 20) + b'"}', 413),
     ],
 )
-async def test_bodies_that_are_wrong(
+async def test_wrong_administration_bodies_have_their_status(
     operator: httpx.AsyncClient, route: str, content: bytes, status: int
 ) -> None:
     headers = {"content-type": "application/json"}
@@ -232,7 +232,7 @@ async def test_bodies_that_are_wrong(
     assert (await operator.post(route, content=b'{"model": "demo"}')).status_code == 415
 
 
-async def test_all_of_it_needs_an_admin_key(pool: Pool, tmp_path: Path) -> None:
+async def test_administration_routes_need_an_admin_key(pool: Pool, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[laptop]\nkey = "laptop-key"\n')
     file.chmod(0o600)
@@ -275,7 +275,9 @@ def always_servable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always_servable")
-async def test_a_pull_is_shared_told_and_listed(operator: httpx.AsyncClient, hub: Hub) -> None:
+async def test_concurrent_pulls_share_one_download_and_are_listed(
+    operator: httpx.AsyncClient, hub: Hub
+) -> None:
     add(hub, NAME, model(4 * MIB))
     hub.seconds_per_mib = 0.3
     watchers = [asyncio.create_task(lines_of(operator)) for _ in range(2)]
@@ -294,9 +296,7 @@ async def test_a_pull_is_shared_told_and_listed(operator: httpx.AsyncClient, hub
 
 
 @pytest.mark.usefixtures("always_servable")
-async def test_a_pull_that_is_cancelled_goes_on_where_it_ended(
-    operator: httpx.AsyncClient, hub: Hub
-) -> None:
+async def test_cancelled_pull_resumes_where_it_ended(operator: httpx.AsyncClient, hub: Hub) -> None:
     add(hub, NAME, model(24 * MIB))
     hub.seconds_per_mib = 0.1
     watcher = asyncio.create_task(lines_of(operator))
@@ -308,7 +308,7 @@ async def test_a_pull_that_is_cancelled_goes_on_where_it_ended(
     assert (await lines_of(operator))[-1]["state"] == "done"
 
 
-async def test_a_pull_that_is_cancelled_before_it_begins_ends_too() -> None:
+async def test_pull_cancelled_before_its_begin_ends_as_cancelled() -> None:
     name = HubName(NAME)
     pulls = Pulls(Settings())
     pull = pulls.start(name)
@@ -319,7 +319,7 @@ async def test_a_pull_that_is_cancelled_before_it_begins_ends_too() -> None:
     assert pulls.to_json() == []
 
 
-async def test_a_pull_that_fails_says_why_and_can_be_tried_again(
+async def test_failed_pull_reports_its_error_and_can_be_retried(
     operator: httpx.AsyncClient, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = (await lines_of(operator, "org/none"))[-1]
@@ -340,7 +340,7 @@ async def test_a_pull_that_fails_says_why_and_can_be_tried_again(
 
 
 @pytest.mark.parametrize("name", ["name", "../x", "a/b/c", "", "https://huggingface.co/org/name"])
-async def test_only_names_of_the_hub_are_pulled(operator: httpx.AsyncClient, name: str) -> None:
+async def test_pull_accepts_only_hub_names(operator: httpx.AsyncClient, name: str) -> None:
     status, error = await post(operator, PULL, name)
     assert (status, error["param"]) == (400, "model")
 
@@ -353,9 +353,7 @@ def with_memory(limit: int, baseline: int, *progress: RequestProgress) -> Stats:
     return Stats({}, 0, {}, memory, 0, progress=progress)
 
 
-async def test_checkpoints_say_whether_they_fit_and_are_served(
-    hub: Hub, pool: Pool, tmp_path: Path
-) -> None:
+async def test_checkpoint_list_shows_fit_and_serving(hub: Hub, pool: Pool, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     checkpoint(disk / "org/listed", 100 * MIB)
     checkpoint(disk / "small", 100 * MIB)
@@ -386,9 +384,7 @@ async def test_checkpoints_say_whether_they_fit_and_are_served(
     assert {one["name"]: one["needed_bytes"] // MIB for one in shown}["large"] == 501
 
 
-async def test_the_progress_of_a_load_is_told_to_all_who_may_ask(
-    operator: httpx.AsyncClient, pool: Pool
-) -> None:
+async def test_model_list_shows_load_progress(operator: httpx.AsyncClient, pool: Pool) -> None:
     pool.second = replace(pool.second, state="starting", progress=("loading weights", 0.4))
     first, second = (await operator.get("/v1/models")).json()["data"]
     assert "progress" not in first
@@ -396,7 +392,7 @@ async def test_the_progress_of_a_load_is_told_to_all_who_may_ask(
     assert second["progress"] == {"stage": "loading weights", "fraction": 0.4}
 
 
-async def test_requests_have_the_progress_that_their_own_engine_tells(
+async def test_request_list_shows_progress_from_each_requests_engine(
     operator: httpx.AsyncClient, pool: Pool
 ) -> None:
     pool.engine.script = (asyncio.Event(),)

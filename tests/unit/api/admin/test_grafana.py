@@ -103,7 +103,7 @@ def check(query: Any, labels: dict[str, frozenset[str]]) -> None:
         assert "le" not in aggregated(query) or selector.name.endswith("_bucket")
 
 
-def test_every_query_asks_for_what_there_is(
+def test_dashboard_queries_use_existing_metrics_and_labels(
     scraped: tuple[str, dict[str, frozenset[str]]],
 ) -> None:
     prefix, labels = scraped
@@ -114,7 +114,9 @@ def test_every_query_asks_for_what_there_is(
         assert shown <= aggregated(query), target
 
 
-def test_the_models_to_choose_from(scraped: tuple[str, dict[str, frozenset[str]]]) -> None:
+def test_dashboard_variables_come_from_existing_labels(
+    scraped: tuple[str, dict[str, frozenset[str]]],
+) -> None:
     prefix, labels = scraped
     variables = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
     assert set(variables) == {"datasource", "prefix", "model_name"}
@@ -126,7 +128,7 @@ def test_the_models_to_choose_from(scraped: tuple[str, dict[str, frozenset[str]]
     assert variables["prefix"]["query"] == Metrics().prefix
 
 
-def test_no_panel_lies_on_another() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     taken = set()
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]
@@ -142,7 +144,7 @@ def test_no_panel_lies_on_another() -> None:
 
 
 @pytest.mark.parametrize("query", VLLM_PANELS)
-async def test_queries_of_vllms_dashboards(
+async def test_vllm_dashboard_queries_work_with_vllms_prefix(
     query: str, connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(metrics=Metrics(prefix="vllm:")))
@@ -155,6 +157,6 @@ async def test_queries_of_vllms_dashboards(
 @pytest.mark.parametrize(
     "query", ["rate(vlm_server_gone_total[5m])", "sum by (le) (vlm_server_engine_up)"]
 )
-def test_a_wrong_query_is_found(query: str) -> None:
+def test_query_check_finds_wrong_queries(query: str) -> None:
     with pytest.raises(AssertionError):
         check(promql.parse(query), {"vlm_server_engine_up": frozenset({"model_name"})})

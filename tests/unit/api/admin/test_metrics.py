@@ -61,7 +61,9 @@ async def scrape(client: httpx.AsyncClient) -> dict[Sample, float]:
     }
 
 
-async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_metrics_contain_every_engine_figure(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.status = replace(engine.status, stats=STATS, pid=77, restarts=2)
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
     found = await scrape(client)
@@ -123,7 +125,7 @@ async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedE
     }
 
 
-async def test_an_engine_that_is_gone_says_nothing(
+async def test_metrics_omit_figures_of_a_restarting_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.be("restarting")
@@ -133,7 +135,7 @@ async def test_an_engine_that_is_gone_says_nothing(
     assert not [name for name, _ in found if "memory" in name or name.endswith("tokens_total")]
 
 
-async def test_counters_and_gauges_say_what_they_are(
+async def test_metrics_have_documentation_and_the_right_types(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(engine.status, stats=STATS)
@@ -176,7 +178,7 @@ async def test_requests_are_counted_by_route_and_status(client: httpx.AsyncClien
     assert again[sample("requests_total", route="/metrics", status="200")] == 1
 
 
-async def test_a_client_that_leaves_is_counted_as_499() -> None:
+async def test_disconnected_client_is_counted_as_499() -> None:
     engine = ScriptedEngine(never())
     async with (
         listening(engine) as port,
@@ -194,7 +196,7 @@ async def test_a_client_that_leaves_is_counted_as_499() -> None:
         assert found[gone] == 1
 
 
-async def test_requests_in_flight(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_metrics_count_requests_in_flight(connect: Connect, engine: ScriptedEngine) -> None:
     release = asyncio.Event()
     engine.script = (release, *HELLO)
     client = connect(Settings(limits=Limits(max_requests=2)))
@@ -207,7 +209,7 @@ async def test_requests_in_flight(connect: Connect, engine: ScriptedEngine) -> N
     assert (await scrape(client))[sample("requests_in_flight")] == 0
 
 
-async def test_two_applications_share_no_count(connect: Connect) -> None:
+async def test_metrics_of_two_applications_are_independent(connect: Connect) -> None:
     await connect().get("/v1/models")
     found = await scrape(connect())
     assert not [name for name, _ in found if name.endswith("requests_total")]

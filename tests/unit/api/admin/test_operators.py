@@ -43,7 +43,7 @@ async def answering(
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_request_is_listed_while_it_is_answered(
+async def test_request_is_listed_with_progress_while_running(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     assert (await status(client))["requests"]["list"] == []
@@ -62,7 +62,7 @@ async def test_a_request_is_listed_while_it_is_answered(
     assert (await status(client))["requests"]["list"] == []
 
 
-async def test_a_cancelled_request_ends_with_an_error_that_clients_do_not_repeat(
+async def test_cancelled_request_is_410_which_clients_do_not_retry(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     async with answering(client, engine) as task:
@@ -89,7 +89,9 @@ async def test_cancelling_and_settings_need_an_admin_key(tmp_path: Path, connect
     assert (await client.post("/v1/requests/x/cancel", headers=foreign)).status_code == 403
 
 
-async def test_waits_are_counted(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_status_counts_waiting_requests(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = (says("a"), says("b"), says("c"), ended(), finished())
     await client.post(ROUTE, json=chat())
     told = (await status(client))["latencies"]
@@ -99,7 +101,7 @@ async def test_waits_are_counted(client: httpx.AsyncClient, engine: ScriptedEngi
     assert 0 < first["sum"] < 10
 
 
-async def test_memory_and_the_ends_of_engines_are_told(
+async def test_status_shows_memory_samples_and_engine_ends(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(
@@ -114,7 +116,7 @@ async def test_memory_and_the_ends_of_engines_are_told(
     assert told["ends"] == [{"at": 5.5, "reason": "was ended by SIGKILL"}]
 
 
-async def test_settings_are_told_with_where_they_were_given_and_without_keys(
+async def test_settings_route_shows_sources_and_hides_keys(
     tmp_path: Path, engine: ScriptedEngine
 ) -> None:
     file = tmp_path / "my.toml"

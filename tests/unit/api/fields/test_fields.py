@@ -154,28 +154,28 @@ def read_as(dialect: Dialect, reading: Reading) -> list[Field]:
 
 
 @by_dialect
-async def test_a_field_that_works_changes_something(
+async def test_working_fields_change_the_request(
     client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
 ) -> None:
     await check_all(client, engine, dialect, read_as(dialect, Reading.WORKS), works)
 
 
 @by_dialect
-async def test_a_field_without_effect_is_named(
+async def test_ineffective_fields_are_reported(
     client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
 ) -> None:
     await check_all(client, engine, dialect, read_as(dialect, Reading.IGNORED), has_no_effect)
 
 
 @by_dialect
-async def test_a_field_that_is_refused_is_named(
+async def test_refused_fields_are_named(
     client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
 ) -> None:
     await check_all(client, engine, dialect, read_as(dialect, Reading.REFUSED), is_refused)
 
 
 @by_dialect
-async def test_null_is_as_good_as_nothing(
+async def test_null_equals_absent_for_optional_fields(
     client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
 ) -> None:
     places = paths_of(*dialect.structs)
@@ -187,7 +187,7 @@ async def test_null_is_as_good_as_nothing(
 
 
 @by_dialect
-def test_every_field_of_a_request_is_declared(dialect: Dialect) -> None:
+def test_every_request_field_is_declared(dialect: Dialect) -> None:
     paths = paths_of(*dialect.structs)
     declared = {field.declared: field for field in dialect.fields}
     leaves = {path for path, place in paths.items() if place.is_leaf} | dialect.more
@@ -210,7 +210,7 @@ def is_declared(path: str, dialect: Dialect) -> bool:
 
 
 @by_dialect
-def test_every_field_is_about_something_that_is_listed(dialect: Dialect) -> None:
+def test_every_declared_field_has_a_listed_concept(dialect: Dialect) -> None:
     assert {field.concept for field in dialect.fields} - CONCEPTS == set()
 
 
@@ -223,7 +223,7 @@ def test_every_field_is_about_something_that_is_listed(dialect: Dialect) -> None
         ("store", Reading.IGNORED, has_no_effect),
     ],
 )
-async def test_a_wrong_declaration_is_noticed(
+async def test_wrong_field_declarations_fail_their_check(
     client: httpx.AsyncClient, engine: ScriptedEngine, path: str, reading: Reading, check: Check
 ) -> None:
     dialect = DIALECTS[0]

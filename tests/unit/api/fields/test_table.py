@@ -5,6 +5,6 @@ from __future__ import annotations
 from tests.unit.api.fields.table import PATH, page
 
 
-def test_the_page_is_made_of_the_declarations() -> None:
+def test_fields_page_equals_the_declarations() -> None:
     """To write it anew: `.venv/bin/python -m tests.unit.api.fields.table`."""
     assert PATH.read_text(encoding="utf-8") == page()

@@ -34,7 +34,7 @@ def read(sender: Sender, arriving: ArrivingBodies, seconds: float = 5) -> asynci
     return asyncio.create_task(body.read(sender.receive, limits, arriving))
 
 
-async def test_the_one_that_cost_most_gives_way() -> None:
+async def test_slowest_arriving_body_is_refused_for_new_ones() -> None:
     arriving = ArrivingBodies(10_000)
     slow = read(Sender(4000), arriving)
     await asyncio.sleep(0.1)
@@ -48,7 +48,7 @@ async def test_the_one_that_cost_most_gives_way() -> None:
     large.cancel()
 
 
-async def test_what_has_ended_is_not_counted() -> None:
+async def test_finished_bodies_free_their_bytes() -> None:
     arriving = ArrivingBodies(10_000)
     for _ in range(5):
         assert len(await read(Sender(9000, ends=True), arriving)) == 9000

@@ -34,7 +34,7 @@ async def test_a_stream_with_events_has_no_comments() -> None:
     assert [message.get("body") for message in sent[1:]] == [b"data: x\n\n"] * 3 + [DONE]
 
 
-async def test_silence_is_filled_and_the_status_line_sent() -> None:
+async def test_silent_stream_sends_status_and_comments() -> None:
     sent = await sent_by([0.25, 0.25], 0.05)
     assert sent[0]["type"] == "http.response.start"
     bodies = [message["body"] for message in sent[1:]]
@@ -45,7 +45,7 @@ async def test_silence_is_filled_and_the_status_line_sent() -> None:
     assert [message["more_body"] for message in sent[1:]] == [True] * (len(bodies) - 1) + [False]
 
 
-async def test_what_says_nothing_is_silence() -> None:
+async def test_empty_events_count_as_silence() -> None:
     sent = await sent_by([0.02] * 10, 0.05, event=b"")
     bodies = [message["body"] for message in sent[1:]]
     assert bodies.count(KEEP_ALIVE) >= 2

@@ -104,7 +104,7 @@ async def test_a_request_is_a_span_with_its_phases(stream: bool) -> None:
     assert "Hello" not in everything
 
 
-async def test_it_becomes_part_of_the_callers_trace() -> None:
+async def test_request_span_joins_the_callers_trace() -> None:
     traced = Traced()
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "a=b"}
     await traced.client.post(ROUTE, json=chat(), headers=headers)
@@ -116,7 +116,7 @@ async def test_it_becomes_part_of_the_callers_trace() -> None:
     assert parent.trace_state.get("a") == "b"
 
 
-async def test_what_the_caller_leaves_out_is_left_out() -> None:
+async def test_unsampled_callers_get_no_span() -> None:
     traced = Traced()
     await traced.client.post(ROUTE, json=chat(), headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
     assert not traced.spans
@@ -125,7 +125,7 @@ async def test_what_the_caller_leaves_out_is_left_out() -> None:
 @pytest.mark.parametrize(
     "value", ["", "swordfish", f"00-{'0' * 32}-{PARENT}-01", "é" * 9, "-" * 999]
 )
-async def test_a_wrong_traceparent_begins_a_trace(value: str) -> None:
+async def test_invalid_traceparent_begins_a_new_trace(value: str) -> None:
     traced = Traced()
     headers = [(b"traceparent", value.encode("latin-1"))]
     answer = await traced.client.post(ROUTE, json=chat(), headers=headers)
@@ -133,7 +133,7 @@ async def test_a_wrong_traceparent_begins_a_trace(value: str) -> None:
     assert traced.spans["chat demo"].parent is None
 
 
-async def test_a_failure_says_its_code() -> None:
+async def test_failed_request_span_has_the_error_code() -> None:
     traced = Traced()
     await traced.client.post(ROUTE, json=chat(foo=1))
     traced.engine.script = (says("a"), failed("engine_died", "swordfish"))
@@ -145,7 +145,7 @@ async def test_a_failure_says_its_code() -> None:
     assert not died.status.is_ok
 
 
-async def test_other_routes_have_no_spans() -> None:
+async def test_routes_without_generation_have_no_spans() -> None:
     traced = Traced()
     for path in ("/metrics", "/v1/models", "/health/live", "/nowhere"):
         await traced.client.get(path)
@@ -154,7 +154,7 @@ async def test_other_routes_have_no_spans() -> None:
     assert not traced.spans
 
 
-def test_every_route_that_generates_is_traced() -> None:
+def test_every_generating_route_is_traced() -> None:
     paths = [route.path for route in create_app(Settings(), OneModel(ScriptedEngine())).routes
              if isinstance(route, Route)]  # fmt: skip
     assert set(OPERATIONS) <= set(paths)
@@ -196,7 +196,7 @@ def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
 
 
 @pytest.mark.parametrize("path", ["/v1/traces", "", "/", None])
-async def test_a_collector_gets_them(
+async def test_otlp_collector_receives_spans(
     collector: tuple[str, list[tuple[str, bytes]]],
     monkeypatch: pytest.MonkeyPatch,
     path: str | None,
@@ -225,13 +225,13 @@ async def test_a_collector_gets_them(
     assert sorted(names) == ["chat demo", "decode", "prefill", "prepare", "queue", "receive"]
 
 
-def test_nobody_asked_nobody_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_is_off_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in tracing.ENDPOINT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert start_tracer(Tracing(), OPERATIONS) is None
 
 
-def test_a_missing_extra_is_an_error_only_if_the_settings_want_it(
+def test_missing_otel_extra_is_an_error_only_by_settings(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace.export", None)
@@ -242,7 +242,9 @@ def test_a_missing_extra_is_an_error_only_if_the_settings_want_it(
         start_tracer(Tracing("http://127.0.0.1:9/v1/traces"), OPERATIONS)
 
 
-async def test_a_collector_that_is_gone_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_collector_delays_no_request_or_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     tracer = start_tracer(Tracing("http://127.0.0.1:9/v1/traces"), OPERATIONS)
     assert tracer is not None

@@ -29,6 +29,6 @@ def is_documented(name: str) -> bool:
     return any(each in DOCS for each in written)
 
 
-def test_every_name_is_documented() -> None:
+def test_every_anthropic_name_is_documented() -> None:
     names = FIELDS | TAGS | {*EVENTS, *errors.TYPES.values()}
     assert [name for name in names if not is_documented(name)] == []

@@ -26,7 +26,7 @@ async def send(client: httpx.AsyncClient, request: dict[str, Any]) -> httpx.Resp
     return answer
 
 
-async def test_claude_codes_first_request(
+async def test_claude_code_first_request_is_streamed_to_its_end(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     assert (await client.head("/")).status_code == 200
@@ -48,7 +48,7 @@ async def test_claude_codes_first_request(
     assert len(json.loads(submit.tools.definitions)) == 3
 
 
-async def test_claude_codes_picture_in_a_tool_result(
+async def test_claude_code_picture_result_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     await send(client, recorded("claude_code_tool_result"))
@@ -59,7 +59,7 @@ async def test_claude_codes_picture_in_a_tool_result(
     assert (result.role, result.content, result.name) == ("tool", (ImagePart(0),), "Read")
 
 
-async def test_the_next_request_begins_with_the_same_turns(
+async def test_claude_code_next_request_repeats_the_same_turns(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """Otherwise the prefix cache would not help it, whatever the billing header says."""
@@ -72,7 +72,9 @@ async def test_the_next_request_begins_with_the_same_turns(
     assert after.tools == before.tools
 
 
-async def test_claude_codes_token_count(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_claude_code_token_count_submits_count_only(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     request = recorded("claude_code_count_tokens")
     assert (await send(client, request)).json() == {"input_tokens": 7}
     assert engine.submitted[0].count_only

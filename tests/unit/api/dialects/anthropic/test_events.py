@@ -36,7 +36,9 @@ async def stream(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any
     return events_of(answer)
 
 
-async def test_the_order_of_all_events(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_anthropic_events_come_in_order(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = (
         *(thinks("Hm"), thinks("m."), text("Well"), text(", "), text("look:")),
         *(calls('{"screen":1}', "a", "look"), calls("", "b", "look", 1), calls("{}", index=1)),
@@ -94,7 +96,7 @@ async def test_the_order_of_all_events(client: httpx.AsyncClient, engine: Script
     assert stop == {"type": "message_stop"}
 
 
-async def test_an_empty_answer_has_no_blocks(
+async def test_empty_anthropic_answer_has_no_blocks(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (ended(), finished())
@@ -113,7 +115,7 @@ async def test_an_empty_answer_has_no_blocks(
         ("tool_calls", None, "tool_use"),
     ],
 )
-async def test_the_stop_reasons(
+async def test_anthropic_stop_reasons_follow_finish_reasons(
     client: httpx.AsyncClient, engine: ScriptedEngine, reason: Any, stop: str | None, expected: str
 ) -> None:
     engine.script = (text("a"), stopped_at(stop, reason), finished())
@@ -123,7 +125,7 @@ async def test_the_stop_reasons(
     assert events[-2]["delta"] == {"stop_reason": expected, "stop_sequence": stop}
 
 
-async def test_omitted_thinking_has_blocks_without_text(
+async def test_omitted_thinking_has_empty_blocks(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (thinks("secret"), text("a"), ended(), finished())
@@ -137,7 +139,7 @@ async def test_omitted_thinking_has_blocks_without_text(
     assert "secret" in json.dumps(await stream(client))
 
 
-async def test_a_silent_stream_is_pinged(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_silent_anthropic_stream_is_pinged(connect: Connect, engine: ScriptedEngine) -> None:
     quiet = asyncio.Event()
     engine.script = (quiet, text("a"), ended(), finished())
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.05)))
@@ -150,7 +152,9 @@ async def test_a_silent_stream_is_pinged(connect: Connect, engine: ScriptedEngin
     assert next(each["type"] for each in events if each["type"] != "ping") == "message_start"
 
 
-async def test_an_error_ends_a_stream(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_error_event_ends_an_anthropic_stream(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = (text("a"), failed("out_of_memory", "No memory."))
     events = await stream(client)
     assert events[-1] == {

@@ -32,7 +32,7 @@ def client(host: str) -> ollama.AsyncClient:
     return ollama.AsyncClient(host, timeout=10)
 
 
-async def test_a_chat_has_bytes_before_its_first_token(
+async def test_ollama_chat_sends_bytes_before_its_first_token(
     client: ollama.AsyncClient, engine: ScriptedEngine
 ) -> None:
     prefill = asyncio.Event()
@@ -49,7 +49,7 @@ async def test_a_chat_has_bytes_before_its_first_token(
     assert said[-1].done
 
 
-async def test_generate_has_bytes_before_its_first_token(
+async def test_ollama_generate_sends_bytes_before_its_first_token(
     client: ollama.AsyncClient, engine: ScriptedEngine
 ) -> None:
     prefill = asyncio.Event()
@@ -61,7 +61,7 @@ async def test_generate_has_bytes_before_its_first_token(
     assert "".join([part.response async for part in stream]) == "Hello"
 
 
-async def test_a_call_that_is_being_written_is_no_silence(
+async def test_ollama_stream_sends_bytes_while_a_call_is_written(
     client: ollama.AsyncClient, engine: ScriptedEngine
 ) -> None:
     """It is shown when it is complete: until then there is nothing else to send."""
@@ -83,7 +83,7 @@ async def test_a_call_that_is_being_written_is_no_silence(
     assert [call.function.arguments for call in calls] == [{"x": 1}]
 
 
-async def test_an_error_after_keep_alives_is_a_line(
+async def test_ollama_error_after_keep_alives_is_a_line(
     client: ollama.AsyncClient, engine: ScriptedEngine
 ) -> None:
     prefill = asyncio.Event()
@@ -116,7 +116,7 @@ async def test_home_assistant_skips_keep_alives(host: str, engine: ScriptedEngin
     assert "".join(chunk["content"] for chunk in said) == "It is on."
 
 
-async def test_a_whole_answer_is_one_object(host: str, engine: ScriptedEngine) -> None:
+async def test_ollama_whole_answer_has_no_keep_alives(host: str, engine: ScriptedEngine) -> None:
     prefill = asyncio.Event()
     engine.script = (prefill, text("Hello"), ended(), finished())
     body = {"model": "demo", "messages": HI, "stream": False}

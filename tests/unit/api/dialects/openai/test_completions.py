@@ -47,7 +47,7 @@ SAMPLED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("fields", "sampling"), SAMPLED, ids=str)
-async def test_every_field_reaches_the_engine(
+async def test_completion_fields_reach_the_engine(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     fields: dict[str, Any],
@@ -60,7 +60,7 @@ async def test_every_field_reaches_the_engine(
     assert (submit.prompt, submit.messages, submit.count_only) == ("Once", (), False)
 
 
-def test_every_field_has_a_test() -> None:
+def test_every_completion_field_has_a_test() -> None:
     tried = {name for fields, _ in SAMPLED for name in fields}
     others = {"model", "prompt", "stream", "stream_options"}
     assert {field.name for field in structs.fields(CompletionRequest)} <= tried | others
@@ -71,7 +71,7 @@ def test_every_field_has_a_test() -> None:
     [("a", "a"), (["a"], "a"), ([5, 6], (5, 6)), ([[5, 6]], (5, 6))],
     ids=str,
 )
-async def test_one_prompt_in_every_spelling(
+async def test_completion_prompt_is_read_in_every_spelling(
     client: httpx.AsyncClient, engine: ScriptedEngine, prompt: Any, given: Any
 ) -> None:
     assert (await client.post(ROUTE, json=body(prompt))).status_code == 200
@@ -97,7 +97,7 @@ async def test_one_prompt_in_every_spelling(
     ],
     ids=str,
 )
-async def test_what_is_not_supported_is_refused_by_name(
+async def test_unsupported_completion_fields_are_refused_by_name(
     client: httpx.AsyncClient, engine: ScriptedEngine, wrong: dict[str, Any], param: str
 ) -> None:
     answer = await client.post(ROUTE, json=wrong)
@@ -114,7 +114,9 @@ async def test_harmless_fields_of_completions_are_reported(client: httpx.AsyncCl
     assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, named)
 
 
-async def test_usage_in_every_chunk(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_completion_stream_has_usage_in_every_chunk(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     def counted(request_id: str) -> Tokens:
         return Tokens((Delta(request_id, "One", usage=Usage(7, 1, 3)),))
 
@@ -127,11 +129,11 @@ async def test_usage_in_every_chunk(client: httpx.AsyncClient, engine: ScriptedE
     assert totals == [8, None, 9]
 
 
-def test_neutral_fields_are_not_in_the_schema() -> None:
+def test_neutral_completion_fields_are_not_in_the_schema() -> None:
     assert not NEUTRAL.keys() & {field.name for field in structs.fields(CompletionRequest)}
 
 
-async def test_a_whole_answer(client: httpx.AsyncClient) -> None:
+async def test_text_completion_has_its_fields(client: httpx.AsyncClient) -> None:
     answer = (await client.post(ROUTE, json=body())).json()
     assert answer.pop("id").startswith("cmpl-")
     assert answer.pop("created") > 0
@@ -157,7 +159,7 @@ def entry(token: str, logprob: float, *top: tuple[str, float]) -> TokenLogprob:
     return TokenLogprob(TokenText(token, logprob), tuple(TokenText(*each) for each in top))
 
 
-async def test_log_probabilities_in_the_legacy_shape(
+async def test_completion_log_probabilities_have_the_legacy_shape(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (
@@ -179,7 +181,7 @@ async def test_log_probabilities_in_the_legacy_shape(
     assert [each["text_offset"] for each in found if each] == [[0], [2]]
 
 
-async def test_the_official_client_completes_and_streams(engine: ScriptedEngine) -> None:
+async def test_openai_client_completes_and_streams_text(engine: ScriptedEngine) -> None:
     engine.script = (
         text("One"),
         text("Two", choice=1),
@@ -207,7 +209,7 @@ async def test_the_official_client_completes_and_streams(engine: ScriptedEngine)
     assert [c.usage.total_tokens for c in chunks if c.usage] == [9]
 
 
-async def test_an_error_in_a_stream_ends_it(
+async def test_completion_stream_error_ends_without_done(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (text("One"), failed("engine_died", "It died."))

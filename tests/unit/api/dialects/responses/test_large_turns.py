@@ -37,7 +37,7 @@ async def create(client: httpx.AsyncClient, given: Any, **fields: Any) -> dict[s
     return decoded
 
 
-async def test_a_short_turn_continues_a_long_one(
+async def test_short_turn_continues_a_long_one(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     first = await create(client, LONG)
@@ -61,7 +61,7 @@ async def test_a_picture_with_an_unknown_previous_response_is_refused(
     assert answer.json()["error"]["code"] == "previous_response_not_found"
 
 
-async def test_all_turns_together_are_bounded_as_a_body(
+async def test_total_bytes_of_all_turns_are_bounded(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(limits=Limits(max_body_bytes=4096)))
@@ -73,7 +73,7 @@ async def test_all_turns_together_are_bounded_as_a_body(
     await create(client, "x" * 100, previous_response_id=first["id"])
 
 
-async def test_limits_hold_for_all_turns_together(connect: Connect) -> None:
+async def test_message_limits_count_all_turns(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_images=2)))
     pictures = [{"type": "input_image", "image_url": PNG_URL}] * 2
     first = await create(client, [user(*pictures)])
@@ -82,20 +82,20 @@ async def test_limits_hold_for_all_turns_together(connect: Connect) -> None:
     assert answer.json()["error"]["message"] == "At most 2 images are allowed (limits.max_images)."
 
 
-async def test_a_server_that_keeps_nothing_says_so(connect: Connect) -> None:
+async def test_response_reports_store_false_without_a_store(connect: Connect) -> None:
     client = connect(Settings(server=Server(responses_store_bytes=0)))
     response = await create(client, "Hi", store=True)
     assert response["store"] is False
     assert (await client.get(f"{ROUTE}/{response['id']}")).status_code == 404
 
 
-async def test_a_stored_response_is_not_streamed_again(client: httpx.AsyncClient) -> None:
+async def test_stored_response_cannot_be_streamed_again(client: httpx.AsyncClient) -> None:
     response = await create(client, "Hi")
     answer = await client.get(f"{ROUTE}/{response['id']}", params={"stream": "true"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
 
 
-async def test_an_error_after_keep_alives_is_a_whole_stream(
+async def test_response_error_after_keep_alives_is_a_complete_stream(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
@@ -118,9 +118,7 @@ async def test_an_error_after_keep_alives_is_a_whole_stream(
     ]
 
 
-async def test_held_back_text_is_sent_before_an_error(
-    connect: Connect, engine: ScriptedEngine
-) -> None:
+async def test_held_back_text_precedes_the_error(connect: Connect, engine: ScriptedEngine) -> None:
     """An answer that ends with its first text, after signs of life, and then fails."""
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
     engine.script = (never(), last("Hello"), failed("engine_died", "The engine ended."))
@@ -166,7 +164,7 @@ async def test_a_failed_response_has_the_output_so_far(
     }
 
 
-async def test_a_response_says_whether_it_is_stored(
+async def test_response_too_large_to_store_reports_store_false(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(server=Server(responses_store_bytes=20000)))
@@ -178,7 +176,7 @@ async def test_a_response_says_whether_it_is_stored(
     assert told[-1]["response"]["store"] is False
 
 
-async def test_a_call_that_was_cut_off_can_be_continued(
+async def test_truncated_call_of_a_response_can_be_continued(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (calls(0, '{"x": ', id="c", name="a"), ended("length"), finished())
@@ -192,7 +190,7 @@ async def test_a_call_that_was_cut_off_can_be_continued(
         assert call.arguments == '{"arguments": "{\\"x\\": "}'
 
 
-async def test_stored_responses_are_measured_and_forgotten_in_time(connect: Connect) -> None:
+async def test_stored_responses_are_measured_and_expire(connect: Connect) -> None:
     client = connect(
         Settings(server=Server(responses_store_bytes=10000, responses_store_seconds=0.3))
     )
@@ -217,7 +215,7 @@ async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-async def test_pages_of_items(client: httpx.AsyncClient) -> None:
+async def test_input_items_are_listed_in_pages(client: httpx.AsyncClient) -> None:
     response = await create(client, [user(str(i)) for i in range(5)])
     route = f"{ROUTE}/{response['id']}/input_items"
     first = (await client.get(route, params={"limit": 2})).json()
@@ -240,7 +238,7 @@ async def test_pages_of_items(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_paging_comes_to_an_end(client: httpx.AsyncClient, order: str) -> None:
+async def test_paging_with_repeated_item_ids_ends(client: httpx.AsyncClient, order: str) -> None:
     same = {"id": "same", **user("S")}
     first = await create(client, [same, same, user("U")])
     second = await create(client, "And?", previous_response_id=first["id"])
@@ -255,7 +253,7 @@ async def test_paging_comes_to_an_end(client: httpx.AsyncClient, order: str) -> 
     assert len(ids) == len(set(ids)) == 5
 
 
-async def test_an_item_that_is_sent_again_does_not_stop_the_paging(
+async def test_paging_after_a_repeated_item_id_ends(
     client: httpx.AsyncClient,
 ) -> None:
     same = {"id": "same", **user("S")}

@@ -159,26 +159,30 @@ def events(stream: str) -> list[dict[str, Any]]:
     return decoded
 
 
-async def test_a_text(client: httpx.AsyncClient) -> None:
+async def test_open_responses_text_case(client: httpx.AsyncClient) -> None:
     message = {"type": "message", "role": "user", "content": "Say hello."}
     for response in await responses_to(client, asking([message])):
         assert response["output"][0]["content"][0]["text"] == "Hello world"
 
 
-async def test_a_stream(client: httpx.AsyncClient) -> None:
+async def test_open_responses_stream_case(client: httpx.AsyncClient) -> None:
     answer = await client.post(ROUTE, json=asking([user("Count.")], stream=True))
     assert answer.headers["content-type"].startswith("text/event-stream")
     pieces = [event["delta"] for event in events(answer.text) if event["type"].endswith(".delta")]
     assert pieces == ["Hello", " world"]
 
 
-async def test_a_system_prompt(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_open_responses_system_prompt_case(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     system = {"type": "message", "role": "system", "content": "You are a pirate."}
     await responses_to(client, asking([system, user("Say hello.")]))
     assert engine.submitted[0].messages[0] == Message("system", (TextPart("You are a pirate."),))
 
 
-async def test_a_tool_call(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_open_responses_tool_call_case(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = CALLING
     for response in await responses_to(client, asking([user("Weather?")], tools=[WEATHER])):
         (call,) = response["output"]
@@ -186,7 +190,9 @@ async def test_a_tool_call(client: httpx.AsyncClient, engine: ScriptedEngine) ->
         assert json.loads(call["arguments"]) == {"location": "SF"}
 
 
-async def test_a_streamed_tool_call(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_open_responses_streamed_tool_call_case(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = CALLING
     wanted = asking([user("Weather?")], tools=[WEATHER], stream=True)
     told = events((await client.post(ROUTE, json=wanted)).text)
@@ -203,14 +209,18 @@ async def test_a_streamed_tool_call(client: httpx.AsyncClient, engine: ScriptedE
     assert told[-3]["arguments"] == told[-2]["item"]["arguments"]
 
 
-async def test_a_picture(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_open_responses_picture_case(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     text = {"type": "input_text", "text": "What is this?"}
     picture = {"type": "input_image", "image_url": PNG_URL}
     await responses_to(client, asking([user(text, picture)]))
     assert engine.submitted[0].messages[0].content[1] == ImagePart(0)
 
 
-async def test_several_turns(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_open_responses_multi_turn_case(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     turns = [
         user("My name is Alice."),
         {"type": "message", "role": "assistant", "content": "Hello Alice!"},
@@ -220,7 +230,7 @@ async def test_several_turns(client: httpx.AsyncClient, engine: ScriptedEngine) 
     assert [each.role for each in engine.submitted[0].messages] == ["user", "assistant", "user"]
 
 
-async def test_the_phases_of_an_assistant(
+async def test_assistant_phases_are_kept_in_input_items(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     turns = [
@@ -239,7 +249,7 @@ async def test_the_phases_of_an_assistant(
     ]
 
 
-async def test_the_shape_of_reasoning_and_calls(
+async def test_reasoning_and_calls_have_the_specified_shape(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -253,7 +263,7 @@ async def test_the_shape_of_reasoning_and_calls(
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-async def test_an_empty_answer_is_an_empty_message(
+async def test_empty_response_is_an_empty_message(
     client: httpx.AsyncClient, engine: ScriptedEngine, reason: Any
 ) -> None:
     engine.script = (ended(reason), finished())

@@ -54,7 +54,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("own", [(), (OWN,)])
-async def test_keys_of_the_file_and_of_the_settings_open(
+async def test_keys_of_file_and_settings_are_accepted(
     connect: Connect, path: Path, own: tuple[str, ...]
 ) -> None:
     client = connect(Settings(server=server(path, *own)))
@@ -64,7 +64,9 @@ async def test_keys_of_the_file_and_of_the_settings_open(
 
 
 @pytest.mark.parametrize("route", ["/v1/status", "/metrics"])
-async def test_only_admins_see_the_figures(connect: Connect, path: Path, route: str) -> None:
+async def test_status_and_metrics_need_an_admin_key(
+    connect: Connect, path: Path, route: str
+) -> None:
     client = connect(Settings(server=server(path, OWN)))
     for key in (ADMIN, OWN):
         assert (await client.get(route, headers=bearer(key))).status_code == 200
@@ -75,13 +77,13 @@ async def test_only_admins_see_the_figures(connect: Connect, path: Path, route: 
     assert (await connect().get(route)).status_code == 200
 
 
-async def test_two_keys_in_one_request_are_none(connect: Connect, path: Path) -> None:
+async def test_two_authorization_headers_are_401(connect: Connect, path: Path) -> None:
     client = connect(Settings(server=server(path)))
     twice = [("authorization", f"Bearer {USER}"), ("authorization", f"Bearer {ADMIN}")]
     assert (await client.get("/v1/models", headers=twice)).status_code == 401
 
 
-async def test_the_log_has_the_name_and_not_the_key(
+async def test_log_names_the_key_and_hides_its_value(
     connect: Connect, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect(Settings(server=server(path, OWN)))
@@ -100,7 +102,7 @@ async def test_the_log_has_the_name_and_not_the_key(
     assert not any(key in caplog.text for key in (USER, ADMIN, OWN, "not-a-key"))
 
 
-async def test_a_key_has_no_more_requests_in_flight_than_it_may(
+async def test_key_over_its_request_limit_is_429(
     connect: Connect, engine: ScriptedEngine, path: Path
 ) -> None:
     release = asyncio.Event()
@@ -126,7 +128,7 @@ async def submissions(engine: ScriptedEngine, count: int) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_keys_have_salts_of_their_own_that_stay(
+async def test_keys_keep_their_own_cache_salts(
     connect: Connect, engine: ScriptedEngine, path: Path
 ) -> None:
     client = connect(Settings(server=server(path)))
@@ -139,7 +141,7 @@ async def test_keys_have_salts_of_their_own_that_stay(
     assert len({first, second, ""}) == 3
 
 
-def test_a_changed_file_counts_within_a_second_and_a_broken_one_never(path: Path) -> None:
+def test_changed_key_file_applies_and_broken_one_is_ignored(path: Path) -> None:
     clock = Clock()
     ring = KeyRing(server(path), clock)
     write(path, '[new]\nkey = "a-key-that-is-new"\n')
@@ -157,7 +159,7 @@ def test_a_changed_file_counts_within_a_second_and_a_broken_one_never(path: Path
     assert ring.find(b"a-key-that-is-new")
 
 
-def test_the_file_is_looked_at_once_a_second_at_most(path: Path) -> None:
+def test_key_file_is_checked_at_most_once_a_second(path: Path) -> None:
     clock = Clock()
     ring = KeyRing(server(path), clock)
     clock.now += CHECK_SECONDS
@@ -167,7 +169,7 @@ def test_the_file_is_looked_at_once_a_second_at_most(path: Path) -> None:
     assert not ring.find(b"a-key-that-is-new")
 
 
-def test_only_hashes_of_the_files_keys_are_kept(path: Path) -> None:
+def test_key_ring_keeps_only_hashes_of_keys(path: Path) -> None:
     ring = KeyRing(server(path))
     key = ring.find(USER.encode())
     held = reachable(ring)
@@ -187,7 +189,7 @@ def reachable(root: object) -> list[object]:
     return list(found.values())
 
 
-def test_a_file_that_can_not_be_used_stops_the_start(path: Path) -> None:
+def test_unusable_key_file_stops_the_start(path: Path) -> None:
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
         keys.check_settings(server(path))
@@ -219,7 +221,7 @@ class Unpinned(OneModel):
 
 
 @pytest.mark.parametrize("wanted", [0, -1, "1ms", "24h"])
-async def test_only_admins_say_how_long_a_model_stays_loaded(
+async def test_keep_alive_needs_an_admin_key(
     engine: ScriptedEngine, path: Path, wanted: float | str
 ) -> None:
     models = Unpinned(engine)

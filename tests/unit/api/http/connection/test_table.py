@@ -24,7 +24,7 @@ class Connection:
         self.is_gone = True
 
 
-def test_the_one_that_is_worth_least_gives_way() -> None:
+def test_least_valuable_connection_is_evicted() -> None:
     order = [
         Connection(Stage.CLOSING, 5),
         Connection(Stage.SILENT, 1),
@@ -46,7 +46,7 @@ def test_the_one_that_is_worth_least_gives_way() -> None:
     assert len(table) == len(order)
 
 
-def test_a_limit_that_falls_is_kept_and_answers_go_on() -> None:
+def test_lowered_connection_limit_evicts_idle_and_keeps_answers() -> None:
     limit = 6
     table = ConnectionTable(lambda: limit)
     answering = [Connection(Stage.ANSWER, since) for since in range(2)]
@@ -72,7 +72,7 @@ def files() -> Iterator[Callable[[int], None]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_lower_limit_on_open_files_is_noticed(
+def test_connection_limit_follows_the_file_limit(
     files: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     limit = ConnectionLimit(500)
@@ -84,7 +84,7 @@ def test_a_lower_limit_on_open_files_is_noticed(
     assert limit() == 500
 
 
-async def test_a_deadline_may_be_moved_both_ways_and_cleared() -> None:
+async def test_deadline_can_be_moved_and_cleared() -> None:
     met: list[float] = []
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -106,7 +106,7 @@ async def test_a_deadline_may_be_moved_both_ways_and_cleared() -> None:
     assert len(met) == 1
 
 
-async def test_one_slice_in_each_turn_of_the_loop() -> None:
+async def test_parse_queue_runs_one_slice_per_loop_turn() -> None:
     queue, parsed = ParseQueue(), []
 
     class Parsing:

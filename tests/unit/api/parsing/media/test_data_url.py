@@ -30,11 +30,11 @@ def decode(url: str, max_bytes: int = 1 << 20) -> bytes:
     ],
     ids=["plain", "upper", "untyped", "charset", "name", "lying", "newlines", "spaces"],
 )
-def test_valid_urls_are_read(url: str) -> None:
+def test_valid_data_urls_are_decoded(url: str) -> None:
     assert decode(url) == DATA
 
 
-def test_base64_may_come_alone() -> None:
+def test_bare_base64_is_decoded_and_other_text_refused() -> None:
     def alone(base64: str, max_bytes: int = 1 << 20) -> bytes:
         return data_url.decode_base64(MediaUrl(base64, PARAM, "image", max_bytes))
 
@@ -53,7 +53,7 @@ def test_base64_may_come_alone() -> None:
 
 
 @pytest.mark.parametrize("length", range(8))
-def test_every_padding_is_read(length: int) -> None:
+def test_every_base64_padding_is_decoded(length: int) -> None:
     data = bytes(range(1, length + 2))
     assert decode("data:image/png;base64," + base64.b64encode(data).decode()) == data
 
@@ -97,7 +97,7 @@ def test_every_padding_is_read(length: int) -> None:
         ("data:image/png;base64,_-_-", "URL-safe"),
     ],
 )
-def test_bad_urls_are_refused_by_part(url: str, reason: str) -> None:
+def test_bad_data_urls_are_refused_with_their_part(url: str, reason: str) -> None:
     with pytest.raises(InvalidImage, match=reason) as caught:
         decode(url)
     assert caught.value.param == PARAM
@@ -105,13 +105,13 @@ def test_bad_urls_are_refused_by_part(url: str, reason: str) -> None:
     assert "example" not in caught.value.message
 
 
-def test_padding_does_not_hide_what_follows() -> None:
+def test_bytes_after_base64_padding_are_refused() -> None:
     with pytest.raises(InvalidImage, match="padded"):
         decode("data:image/png;base64,QQ==QUJD")
 
 
 @pytest.mark.parametrize("size", [10, 11, 12])
-def test_the_cap_counts_decoded_bytes_exactly(size: int) -> None:
+def test_image_limit_counts_decoded_bytes_exactly(size: int) -> None:
     url = "data:image/png;base64," + base64.b64encode(bytes(size)).decode()
     assert decode(url, max_bytes=size) == bytes(size)
     with pytest.raises(PayloadTooLarge) as caught:
@@ -119,7 +119,7 @@ def test_the_cap_counts_decoded_bytes_exactly(size: int) -> None:
     assert caught.value.param == PARAM
 
 
-def test_the_cap_is_checked_before_decoding() -> None:
+def test_image_limit_is_checked_before_decoding() -> None:
     url = "data:image/png;base64," + "A" * (8 << 20)
     tracemalloc.start()
     try:

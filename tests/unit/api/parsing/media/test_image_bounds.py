@@ -114,7 +114,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_header_bomb_is_refused_at_once(name: str) -> None:
+def test_header_bomb_is_refused_at_once(name: str) -> None:
     data = BOMBS[name]()
     with (
         processor_time() as measured,
@@ -176,12 +176,12 @@ def long_film() -> bytes:
         inserted(GIF, len(GIF), b"!\xfe\1c\0", 1),
     ],
 )
-def test_honest_files_pass(data: bytes) -> None:
+def test_ordinary_files_pass_the_bounds(data: bytes) -> None:
     image_bounds.check(data)
     assert image_header.read(data, "p", 50_000_000).width > 0
 
 
-def test_a_mebibyte_takes_milliseconds() -> None:
+def test_bounds_of_a_mebibyte_take_milliseconds() -> None:
     data = encoded("JPEG", (64, 48))[:-2] + bytes(range(256)) * 4096 + b"\xff\xd9"
     with processor_time() as measured:
         image_bounds.check(data)
@@ -191,6 +191,6 @@ def test_a_mebibyte_takes_milliseconds() -> None:
 @pytest.mark.parametrize(
     "data", [PNG, JPEG, GIF, WEBP, encoded("TIFF", (8, 6)), with_much_else()[:2000]]
 )
-def test_a_file_cut_anywhere_is_walked_to_its_end(data: bytes) -> None:
+def test_truncated_file_is_walked_to_its_end(data: bytes) -> None:
     for end in range(len(data)):
         image_bounds.check(data[:end])
