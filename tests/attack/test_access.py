@@ -1,4 +1,4 @@
-"""Who gets in, and where the daemon can be sent: keys, key files, `https:` and `file:` URLs."""
+"""Access under attack: keys, key files, `https:` and `file:` URLs."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_the_log_has_names_and_no_keys(site: Site) -> None:
 
 @dataclass
 class Trap:
-    """Counts who connects to the loopback addresses at 443, where it may listen there."""
+    """Counts connections to loopback addresses at port 443, where it may listen there."""
 
     listeners: list[socket.socket] = field(default_factory=list)
     caught: int = 0
@@ -250,7 +250,7 @@ def test_file_urls_never_read_outside_their_folder(site: Site) -> None:
 
 
 def test_unresolvable_hosts_do_not_delay_other_requests(site: Site) -> None:
-    """Eight requests with 64 URLs each, whose names nobody knows."""
+    """Eight requests with 64 URLs each, whose host names do not resolve."""
 
     def ask(number: int) -> int:
         return site.post(*(f"https://{number}-{i}.invalid/" for i in range(64))).status_code

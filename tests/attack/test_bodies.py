@@ -1,4 +1,4 @@
-"""Bodies that cost whoever reads them: health, running streams and other requests go on."""
+"""Costly bodies: health checks, running streams and other requests go on."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ GAP_SECONDS = 1.5
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """With time to read hostile bodies to their end. Its engine is scripted."""
+    """A daemon with a scripted engine and time to parse hostile bodies to their end."""
     with reading_daemon(tmp_path_factory.mktemp("daemon"), PARSING_SECONDS) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """The same with little time for a body."""
+    """The same daemon with little time to parse a body."""
     with reading_daemon(tmp_path_factory.mktemp("impatient"), IMPATIENT_SECONDS) as running:
         yield running
 
@@ -124,7 +124,7 @@ def children(pid: int) -> Iterator[int]:
 
 @dataclass
 class Times:
-    """Of health checks, and between the chunks of a stream; in seconds."""
+    """Seconds of health checks, and between the chunks of a stream."""
 
     health: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -136,7 +136,7 @@ def p99(times: list[float]) -> float:
 
 @contextmanager
 def measured(daemon: Daemon) -> Iterator[Times]:
-    """What health checks and a stream take while the `with` block runs."""
+    """Measure health checks and a stream while the `with` block runs."""
     times = Times()
     over = threading.Event()
 
@@ -216,7 +216,7 @@ def test_header_bombs_are_refused_while_others_are_answered(daemon: Daemon):
 
 @contextmanager
 def stopped_parsers(daemon: Daemon) -> Iterator[set[int]]:
-    """The idle processes are stopped, as if their work took for ever."""
+    """Suspend the idle parsing processes, as if their work took for ever."""
     assert post(daemon, small_picture())[0] == 200
     wait_until(lambda: len(parser_pids(daemon)) >= 1, 10, daemon.log)
     pids = parser_pids(daemon)

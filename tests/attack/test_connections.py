@@ -1,7 +1,6 @@
-"""Clients that misuse their connections, against the running daemon: the others notice nothing.
+"""Clients that misuse their connections do not affect others.
 
-Its engine is scripted: what is tried is the front's.
-"""
+The engine is scripted, since the front is the subject."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def clients(daemon: Daemon) -> Iterator[contextlib.ExitStack]:
-    """Closes sockets at the end; then no place may be taken."""
+    """Close all sockets at the end; then no queue slot may be taken."""
     with contextlib.ExitStack() as stack:
         yield stack
     wait_until(lambda: in_flight(daemon) == 0, 20, daemon.log)
@@ -83,7 +82,7 @@ def connect(daemon: Daemon, clients: contextlib.ExitStack, *sent: bytes) -> sock
 
 
 def chat(**fields: Any) -> bytes:
-    """A whole request."""
+    """The bytes of a whole request."""
     messages = [{"role": "user", "content": "Hello"}]
     body = json.dumps({"model": "default", "messages": messages, **fields}).encode()
     return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
@@ -101,7 +100,7 @@ def in_flight(daemon: Daemon) -> int:
 
 
 def until(client: socket.socket, end: bytes) -> bytes:
-    """What arrives up to `end`."""
+    """All bytes up to `end`."""
     received = b""
     while end not in received:
         piece = client.recv(65536)
@@ -111,7 +110,7 @@ def until(client: socket.socket, end: bytes) -> bytes:
 
 
 def everything(client: socket.socket) -> bytes:
-    """What arrives until the connection ends, be it by a reset."""
+    """All bytes until the connection ends or is reset."""
     received = b""
     with contextlib.suppress(ConnectionError):
         while piece := client.recv(65536):
@@ -129,7 +128,7 @@ def error_of(response: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process stands still during the block."""
+    """Suspend the process during the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -368,7 +367,7 @@ def test_comments_keep_a_waiting_stream_alive(
 
 
 def test_the_official_client_reads_over_comments(daemon: Daemon) -> None:
-    """Its timeout is shorter than the wait for the first token."""
+    """The client's timeout is shorter than the wait for the first token."""
     engine = daemon.engine_pid()
     with stopped(engine):
         threading.Timer(KEEPALIVE_SECONDS * 5, os.kill, (engine, signal.SIGCONT)).start()
@@ -451,7 +450,7 @@ def test_absolute_uri_with_foreign_host_is_refused(
 
 
 def test_open_connections_do_not_delay_shutdown(daemon: Daemon) -> None:
-    """The last test, since the daemon that all share ends with it."""
+    """Must be the last test, since it ends the shared daemon."""
     logged = daemon.log.stat().st_size
     with contextlib.ExitStack() as clients:
         connect(daemon, clients)

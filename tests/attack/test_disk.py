@@ -1,4 +1,4 @@
-"""Disks that fail under the running daemon: answers go on, and sound files stay."""
+"""Failing disks: answers continue, and sound cache files stay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARNINGS = ("the disk of the cache is full", "a cache file can't be written")
 
 
 def question(number: int) -> list[object]:
-    """Another picture and another prompt for each number."""
+    """A new picture and prompt for each number."""
     return [user(noise(number, (64, 64)), f"Question {number}: what is this?")]
 
 
@@ -35,7 +35,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def wait_quiet(folder: Path) -> None:
-    """Until nothing has been written for a second."""
+    """Wait until nothing has been written for a second."""
     names, since = set[str](), time.monotonic()
     while time.monotonic() - since < 1:
         found = {path.name for path in folder.rglob("*")}
@@ -46,7 +46,7 @@ def wait_quiet(folder: Path) -> None:
 
 @contextmanager
 def limited(daemon: Daemon, kind: int, limit: int) -> Iterator[None]:
-    """The engine with a limit of the system's."""
+    """Set a resource limit of the engine."""
     pid = daemon.engine_pid()
     before = resource.prlimit(pid, kind, (limit, resource.prlimit(pid, kind)[1]))
     try:
@@ -124,7 +124,7 @@ def test_full_disk_evicts_entries_and_answers_continue(model: str, tmp_path: Pat
 
 @contextmanager
 def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
-    """A file system of so many bytes; skips the test if this process can't have one."""
+    """A file system of `size_bytes`; skips the test if this process can't mount one."""
     path.mkdir()
     options = f"size={size_bytes},mode=700"
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]

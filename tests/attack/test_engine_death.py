@@ -1,9 +1,8 @@
-"""The engine is killed, stopped, cut off and hangs, in every state of a request.
+"""The engine is killed, suspended, cut off and hangs, in every state of a request.
 
-Each client is told exactly one end, nothing is left behind, the next request is answered. The
-engine is scripted, so that it is in the state that a test is about; the front is the real one.
-`test_real_engine_death.py` does it to the real engine.
-"""
+Each client gets exactly one end, nothing is left behind, and the next request is answered. The
+scripted engine reaches the state in question; the front is the real one.
+`test_real_engine_death.py` kills the real engine."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ BIG = "wait " + "x" * 3_000_000
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def front() -> AsyncIterator[Front]:
-    """One for most tests; each leaves it ready."""
+    """One front for most tests; each leaves it ready."""
     async with running_front() as made:
         yield made
 
@@ -110,7 +109,7 @@ async def test_stopped_engine_is_logged_as_stopped(
 async def test_hung_side_thread_is_detected_while_inference_works(
     front: Front, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also once those who asked have left, while others are answered."""
+    """Even after the hanging request was cancelled, while others are answered."""
     pid = front.supervisor.status.pid
     left = front.begin(f"accept {kind}")
     await until(lambda: bool(front.supervisor._watchdog._ages), 10)
@@ -147,7 +146,7 @@ async def test_new_requests_do_not_keep_hung_engine_alive(front: Front) -> None:
 
 
 async def test_disconnected_clients_free_their_slots_on_stopped_engine() -> None:
-    """They were as many as there are places, with large bodies that it does not read."""
+    """They take every slot, with large bodies that the engine does not read."""
     async with running_front(Limits(max_requests=6), silence_timeout_seconds=2.0) as front:
         pid = front.supervisor.status.pid
         assert pid is not None

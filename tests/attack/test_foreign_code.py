@@ -1,4 +1,4 @@
-"""Code that is not ours does not run: neither a checkpoint's, nor what others leave in /tmp."""
+"""Foreign code does not run: neither a checkpoint's nor files planted in /tmp."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SCHEMA = {
 
 @dataclass
 class Trap:
-    """A checkpoint whose folder holds modules too, and folders that others may have touched."""
+    """A checkpoint with modules in its folder, and folders that others may have written to."""
 
     daemon: Daemon
     checkpoint: Path
@@ -76,7 +76,7 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
 
 
 def ask_everything(daemon: Daemon) -> None:
-    """A picture, a video and a schema: every child process there is."""
+    """Ask with a picture, a video and a schema, so that every kind of child process runs."""
     clip = {"url": clips.data_url(clips.encode(clips.moving("left", 8), "gif", "gif"), "gif")}
     parts = [image_part(noise(1, (64, 64))), {"type": "video_url", "video_url": clip}]
     for content, fields in ((parts, {}), ("What?", {"response_format": SCHEMA})):
@@ -109,7 +109,7 @@ def test_compiled_kernels_lie_in_a_private_folder(trap: Trap) -> None:
 def test_engine_restarts_after_its_private_folder_was_replaced(
     trap: Trap,
 ) -> None:
-    """Cleaners of temporary files remove it; the links that OpenBLAS needs lie there, too."""
+    """Cleaners of temporary files remove the folder, which also holds OpenBLAS' links."""
     shutil.rmtree(trap.private, ignore_errors=True)
     planted = trap.shared / "planted"
     planted.mkdir()
@@ -122,7 +122,7 @@ def test_engine_restarts_after_its_private_folder_was_replaced(
 
 @pytest.mark.whole
 def test_no_process_imports_modules_of_the_working_folder(trap: Trap) -> None:
-    """After all of the above: front, engines, the trials of OpenBLAS and schemas, videos."""
+    """Runs last: front, engines, OpenBLAS trials, schemas and videos have had their processes."""
     assert not sorted(path.name for path in trap.marks.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""More than can be served, by honest and by greedy clients: early refusals, and nobody starves."""
+"""Overload by honest and greedy clients: early refusals, and no client starves."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def long_body(**fields: object) -> bytes:
 
 
 async def test_tenfold_overload_is_refused_early_and_the_rest_served(daemon: Daemon) -> None:
-    """Loosely: two busy cores may serve others meanwhile. `tests.attack.load` measures."""
+    """The bounds are loose, as two busy cores may be shared; `tests.attack.load` measures."""
     usual = await at_capacity(daemon.port, 4, SEATS, 32, KEYS[0])
     assert set(usual.statuses) == {200}
     rate = min(10 * usual.goodput, 400.0)

@@ -1,4 +1,4 @@
-"""What `test_engine_death.py` does to a scripted engine, done to the real one under a crowd."""
+"""The real engine dies under a crowd, like the scripted one in `test_engine_death.py`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _ready(daemon: Daemon) -> None:
 
 
 class Client(threading.Thread):
-    """One request, and all ends that it was told of."""
+    """One request, and all its ends."""
 
     def __init__(self, daemon: Daemon, *content: Any, stream: bool, max_tokens: int) -> None:
         super().__init__(daemon=True)
@@ -68,7 +68,7 @@ class Client(threading.Thread):
 
 
 def crowd(daemon: Daemon) -> list[Client]:
-    """Answers without an end, and pictures in every state before."""
+    """Requests with endless answers, and requests with pictures in every earlier state."""
     seed = time.monotonic_ns() % 10**6
     shown = [noise(seed + n, (700, 500)) for n in range(16)]  # so that they come at once
     answers = [

@@ -1,4 +1,4 @@
-"""Starts that can't succeed end, with one message and a status that says whether to try again."""
+"""Starts that can't succeed end with one message and a status that says whether to retry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL_UNUSABLE, NOT_AVAILABLE = 3, 75
 
 
 def end_of(daemon: Daemon) -> tuple[int, str]:
-    """The exit status of a daemon that does not get ready, and its last line."""
+    """The exit status and the last log line of a daemon that does not get ready."""
     status = daemon.process.wait(END_SECONDS)
     return status, daemon.log.read_text().strip().splitlines()[-1]
 
@@ -62,7 +62,7 @@ def test_model_without_memory_for_a_prompt_stops_the_start(
 def test_engines_killed_while_loading_are_tried_three_times(
     tmp_path: Path,
 ) -> None:
-    """One that is scripted, and loads for as long as anyone waits."""
+    """A scripted engine that never finishes loading."""
     fast = with_settings("engine.restart_backoff_seconds=0.05", "model.name=slow")
     killed = list[int]()
     with running_daemon(tmp_path, *fast, wait=False, program=SCRIPTED) as daemon:

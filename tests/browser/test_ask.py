@@ -1,4 +1,4 @@
-"""Asking on the page, with the embedded model: pictures in, true answers out."""
+"""Questions on the page to the embedded model: pictures in, true answers out."""
 
 from __future__ import annotations
 

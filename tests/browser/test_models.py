@@ -1,4 +1,4 @@
-"""Several models on the page: loaded, unloaded, downloaded, asked and watched."""
+"""Several models on the page: load, unload, download, ask, figures."""
 
 from __future__ import annotations
 

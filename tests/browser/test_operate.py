@@ -1,4 +1,4 @@
-"""What operators see and do on the page: stop, cancel, watch, and keys."""
+"""Operators on the page: stop, cancel, figures, settings, keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY_TOKENS = 4000
 
 @pytest.fixture
 def key_page(tiny_daemon: Daemon, open_page: Open) -> Iterator[Any]:
-    """The page after an operator's key was given."""
+    """The page with an operator's key."""
     page = open_page(tiny_daemon)
     give_key(page, "operator-key")
     page.locator("#model-name", has_text="model").wait_for()

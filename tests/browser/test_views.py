@@ -1,4 +1,4 @@
-"""Every view, light and dark, on desktops and phones: accessible, within its width, and quick."""
+"""Every view in light and dark, on desktops and phones: accessible, within its width, quick."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST_PAINT = """() => new Promise((resolve) => {
 
 
 def show(page: Any, view: str) -> None:
-    """Opens a view that has something to show."""
+    """Open a view with some content."""
     if view == "ask":
         give(page, "drop", SQUARE)
         page.get_by_role("button", name="Options").click()
@@ -53,7 +53,7 @@ def problems(page: Any) -> list[str]:
 
 
 def check_that_it_fits(page: Any) -> None:
-    """Nothing has to be scrolled sideways, nor sticks out of its card."""
+    """Assert that nothing scrolls sideways or overflows its card."""
     assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
     assert page.evaluate(OUTSIDE_OF_CARDS) == []
 
@@ -89,7 +89,7 @@ def test_first_paint_of_the_page_is_quick(daemon: Daemon, open_page: Open) -> No
 
 
 def test_content_policy_blocks_inline_code_and_other_hosts(daemon: Daemon, open_page: Open) -> None:
-    """Neither an inline script nor a style, nor another host, nor HTML made of text."""
+    """Inline scripts and styles, other hosts, and HTML made of text."""
     page = open_page(daemon, is_quiet=False)
     blocked = page.evaluate(
         """async () => {

@@ -1,7 +1,6 @@
-"""A screen to ask about, what is true of it, and tools to use on it.
+"""A screen, the truth about it, and tools to use on it.
 
-Coordinates of the embedded model run from 0 to 1000 over the picture's width and height.
-"""
+Coordinates of the embedded model run from 0 to 1000 over the picture's width and height."""
 
 from __future__ import annotations
 

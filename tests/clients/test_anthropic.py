@@ -1,7 +1,6 @@
-"""Anthropic's client with its helpers, against the real daemon.
+"""Anthropic's client and its helpers against the real daemon.
 
-What it makes of several calls, thoughts and failures is in tests/unit/api/dialects/anthropic.
-"""
+Parallel calls, reasoning and failures are in tests/unit/api/dialects/anthropic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""instructor: answers as objects. It has no tool loop; several calls are several objects."""
+"""instructor returns objects. It has no tool loop; several calls are several objects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_instructor_returns_an_object_about_a_picture(connect: Connect, mode: Mo
 
 @pytest.mark.parametrize("mode", MODES)
 def test_instructor_reads_a_picture_after_earlier_turns(connect: Connect, mode: Mode) -> None:
-    """Pictures are the user's: its tool results are text."""
+    """Only user messages can have pictures here: instructor's tool results are text."""
     looked: Any = [
         {"role": "user", "content": "Take a screenshot."},
         {"role": "assistant", "content": "Done."},
@@ -77,7 +77,7 @@ async def test_instructor_streams_partial_objects(daemon: Daemon, mode: Mode) ->
 async def test_closed_instructor_client_aborts_its_stream(
     daemon: Daemon, abandons: Abandons
 ) -> None:
-    """A stream of it that is closed goes on behind its back."""
+    """Closing the partial stream leaves the inner stream open; closing the client ends it."""
     inner = daemon.async_client()
     client = instructor.from_openai(inner)
     fields = {**GREEDY, "response_model": Crowd, "messages": MESSAGES, "max_tokens": 2000}

@@ -1,4 +1,4 @@
-"""LangChain's `ChatOpenAI`, through both of OpenAI's APIs."""
+"""LangChain's `ChatOpenAI` through both of OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_langchain_clicks_the_circle(model: ChatOpenAI, choice: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_langchain_parses_structured_output(model: ChatOpenAI, method: Any) -> None:
-    """In JSON mode nothing but the prompt says what shall be in it."""
+    """In JSON mode only the prompt says what the object must contain."""
     picky = model.with_structured_output(Thing, method=method, include_raw=True)
     found: Any = picky.invoke([user(PICTURE, DESCRIBE)])
     if method == "json_mode":
@@ -157,7 +157,7 @@ def test_langchain_raises_openais_errors(connect: Connect, crowded: str) -> None
 
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
 def far(scripted: str, request: pytest.FixtureRequest) -> ChatOpenAI:
-    """Before a scripted engine."""
+    """A `ChatOpenAI` of the front with a scripted engine."""
     return ChatOpenAI(
         model="demo",
         base_url=f"{scripted}/v1",

@@ -1,4 +1,4 @@
-"""LiteLLM, which speaks three of the dialects, against the real daemon and a scripted engine."""
+"""LiteLLM in three dialects, against the real daemon and a scripted engine."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_litellm_answers_a_picture_with_usage(daemon: Daemon, provider: str) -> 
 def test_litellm_tool_loop_reads_a_screenshot_result(
     daemon: Daemon, provider: str, streams: bool
 ) -> None:
-    """It puts words of its own into such turns, so that the question comes once more."""
+    """LiteLLM adds text to such turns, so the question is repeated."""
     answer = ask(daemon, provider, user(LOOK), tools=TOOLS, stream=streams)
     if streams:
         answer = litellm.stream_chunk_builder(list(answer))
@@ -140,7 +140,7 @@ def test_litellm_raises_its_typed_errors(daemon: Daemon, provider: str, crowded:
 def test_litellm_raises_context_window_exceeded(
     daemon: Daemon, provider: str, streams: bool, times: int
 ) -> None:
-    """It knows no such error of Ollama's. One that is much too long is not even tokenized."""
+    """Not for Ollama, where LiteLLM has no such error. The longer prompt is not even tokenized."""
     with pytest.raises(litellm.ContextWindowExceededError):
         list(ask(daemon, provider, user(TOO_LONG * times), stream=streams))
 
@@ -156,7 +156,7 @@ LOOKS_AND_CLICKS = (
 
 
 async def converse(scripted: str, provider: str, *messages: Any, **fields: Any) -> Any:
-    """On a thread: about Ollama's models it asks without letting go of the event loop."""
+    """Ask on a thread, since LiteLLM blocks the event loop for Ollama's models."""
     base = f"{scripted}/v1" if provider == "openai" else scripted
     fields = {"api_base": base, "api_key": "none", "tools": TOOLS, "num_retries": 0, **fields}
 

@@ -1,7 +1,6 @@
 """Ollama's client against the real daemon.
 
-What it makes of several calls, thoughts and failures is in tests/unit/api/dialects/ollama.
-"""
+Parallel calls, reasoning and failures are in tests/unit/api/dialects/ollama."""
 
 from __future__ import annotations
 

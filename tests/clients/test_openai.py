@@ -1,7 +1,6 @@
-"""OpenAI's client: chat completions and responses, with their helpers, against the real daemon.
+"""OpenAI's client with chat completions, responses and helpers, against the real daemon.
 
-What it makes of several calls, thoughts and failures is in tests/unit/api/dialects.
-"""
+Parallel calls, reasoning and failures are in tests/unit/api/dialects."""
 
 from __future__ import annotations
 
@@ -96,7 +95,7 @@ def test_openai_client_clicks_the_circle(client: openai.OpenAI, choice: Any) -> 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_openai_client_parses_arguments_into_a_class(client: openai.OpenAI, choice: Any) -> None:
-    """Its tool is strict."""
+    """The class becomes a strict tool."""
     answer = client.chat.completions.parse(
         messages=[user(PICTURE, "Call report for the circle.")],
         tools=[openai.pydantic_function_tool(Thing, name="report")],

@@ -1,4 +1,4 @@
-"""pydantic-ai's agents, through both of OpenAI's APIs. It makes tools strict by itself."""
+"""pydantic-ai's agents through both of OpenAI's APIs. They make tools strict by themselves."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def model(connect: Connect) -> Model:
 
 
 def using_tools(model: Model) -> tuple[Agent[None, str], list[tuple[int, int]]]:
-    """An agent with a screen, and where it clicked."""
+    """An agent with the screen's tools, and the list of its clicks."""
     agent, clicked = Agent(model), list[tuple[int, int]]()
 
     @agent.tool_plain(name="screenshot")
@@ -82,7 +82,7 @@ async def test_pydantic_ai_answers_a_picture_with_usage(model: Model) -> None:
 
 
 async def test_pydantic_ai_tool_loop_reads_a_screenshot_result(model: Model) -> None:
-    """In chats it sends the picture as the user's, among words that this model does not know."""
+    """In chats the picture goes into a user message, among words that this model does not know."""
     result = await using_tools(model)[0].run(LOOK)
     assert result.usage.tool_calls == 1
     assert result.output == "red" or isinstance(model, OpenAIChatModel)

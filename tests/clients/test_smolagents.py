@@ -1,8 +1,7 @@
 """smolagents' `ToolCallingAgent`, which forces a call in every step.
 
-What its tools return is text to the model; a callback adds pictures to what was observed. Its model
-drops tool turns of its own accord: it tells calls and results as text.
-"""
+Tool results are text; a callback adds pictures to the observations. The agent's model class turns
+calls and results into text messages."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ FORMAT: Any = {
 
 
 class Mouse:
-    """A tool `click`, and where it was used."""
+    """A `click` tool that records its clicks."""
 
     def __init__(self) -> None:
         self.clicked: list[tuple[int, int]] = []
@@ -121,7 +120,7 @@ def test_smolagents_clicks_the_circle(model: OpenAIServerModel) -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_smolagents_steps_with_valid_calls(model: OpenAIServerModel, streams: bool) -> None:
-    """The embedded model does not know when to end; every step is a call that can be made."""
+    """The embedded model does not end by itself; every step is a valid call."""
     mouse = Mouse()
     runner = agent(model, mouse.tool(), stream_outputs=streams)
     for step in runner.run(CLICK, images=[PICTURE], max_steps=2, stream=True):
@@ -146,7 +145,7 @@ def test_smolagents_streams_an_answer_with_usage(model: OpenAIServerModel) -> No
 def test_closed_smolagents_model_aborts_its_stream(
     model: OpenAIServerModel, abandons: Abandons
 ) -> None:
-    """A stream of it that is closed goes on behind its back."""
+    """Closing the generator leaves the inner stream open; closing the client ends it."""
     with abandons:
         stream = model.generate_stream([user(COUNT)])
         next(iter(stream))
@@ -180,7 +179,7 @@ def test_smolagents_long_prompt_has_context_length_code(model: OpenAIServerModel
 async def test_smolagents_tool_loop_reads_screenshots(
     scripted: str, engine: ScriptedEngine
 ) -> None:
-    """Several calls in a step, then what the callback has seen, then the answer."""
+    """Several calls in a step, then the callback's pictures, then the answer."""
     mouse = Mouse()
     engine.script = (
         calls(0, '{"x": 3, "y": 4}', id="call_1", name="click"),

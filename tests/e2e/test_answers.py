@@ -1,4 +1,4 @@
-"""The embedded model tells the truth about pictures, through the whole daemon."""
+"""The embedded model answers truly about pictures, in a real daemon."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_model_sees_pictures_of_every_format(daemon: Daemon, image_format: str) 
 
 
 async def test_concurrent_pictures_get_their_own_answers(daemon: Daemon) -> None:
-    """Twelve pictures at the same time: nobody is answered about somebody else's."""
+    """Twelve pictures at the same time."""
     shapes = ["circle", "square", "triangle", "star"]
     colors = ["red", "blue", "green"]
     client = daemon.async_client()

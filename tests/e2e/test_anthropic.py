@@ -1,4 +1,4 @@
-"""Anthropic's client asks the embedded model: true answers, the same as in the other dialect."""
+"""Anthropic's client gets the same true answers as OpenAI's from the embedded model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two pictures asked again and again, through the whole daemon: each answer is its own."""
+"""Repeated questions about two pictures get each picture's own answer from the caches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_repeated_pictures_keep_their_own_answers(daemon: Daemon) -> None:
 
 
 async def test_cached_tokens_count_the_known_prefix(daemon: Daemon) -> None:
-    """Nothing of a picture in another size, all but the end of one that was asked before."""
+    """A picture of another size shares no tokens; a repeated one shares all but the last."""
     new = one_shape("square", "green", (392, 448))
     asked = [user(new, "What shape is this?")]
     first, second = [

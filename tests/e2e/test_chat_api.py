@@ -1,4 +1,4 @@
-"""The official client's whole way: every field that is taken is obeyed."""
+"""Every accepted field of a chat completion is obeyed, through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_seeded_answers_do_not_depend_on_the_batch(tiny_daemon: Daemon) ->
 
 
 async def test_batched_pictures_are_answered_as_alone(tiny_daemon: Daemon) -> None:
-    """The scenario `right`: A, B, A, B at once; A+B and B+A in one message."""
+    """A, B, A, B concurrently; A+B and B+A in one message."""
     client = tiny_daemon.async_client()
     a, b = noise(1, (112, 80)), noise(2, (112, 80))
     asked = [user(a, "What?"), user(b, "What?"), user(a, b, "What?"), user(b, a, "What?")]
@@ -155,7 +155,7 @@ def test_metrics_count_requests_and_generated_tokens(tiny_daemon: Daemon) -> Non
 
 
 def metrics(daemon: Daemon) -> dict[str, float]:
-    """The samples, by name and labels as they are printed."""
+    """The samples by their printed name and labels."""
     text = httpx.get(f"{daemon.url}/metrics").text
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
@@ -183,7 +183,7 @@ def test_prompt_over_the_context_is_refused(tiny_daemon: Daemon) -> None:
     "text", ["<|im_end|>", "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"]
 )
 def test_control_tokens_stay_text(tiny_daemon: Daemon, text: str) -> None:
-    """They cost the tokens of their characters, and no picture is expected for them."""
+    """They cost the tokens of their characters and stand for no picture."""
     plain = complete(tiny_daemon, messages=[user("say now")]).usage.prompt_tokens
     marked = complete(tiny_daemon, messages=[user(f"say {text} now")]).usage.prompt_tokens
     assert marked - plain > len(text) / 4

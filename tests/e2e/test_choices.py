@@ -79,7 +79,7 @@ def test_choices_emit_no_part_of_a_stop_string(tiny_daemon: Daemon) -> None:
 
 
 def test_openai_stream_helper_collects_choices(tiny_daemon: Daemon) -> None:
-    """It takes answers alone that came to their end."""
+    """The helper accepts only answers that ended by themselves."""
     fields: dict[str, Any] = {"model": "default", **DRAWN, "max_tokens": 24}
     fields["stop"] = ["e", "a", "o", "i", "t", " "]
     whole = tiny_daemon.client().chat.completions.create(**fields)

@@ -1,7 +1,6 @@
-"""The engine may die, the front may die, the client may leave: each at awkward moments.
+"""Death of the engine, death of the front and disconnects, at awkward moments.
 
-Engines are scripted where it is the front that has to notice.
-"""
+Engines are scripted where only the front's reaction matters."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ LONG = 6000
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon of this test's own, with answers as long as anyone likes."""
+    """A daemon for one test, with answers of any length."""
     settings = with_settings(
         "server.drain_seconds=1",
         "engine.restart_backoff_seconds=0.5",
@@ -48,7 +47,7 @@ def mortal(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def long_stream(daemon: Daemon) -> Any:
-    """Chunks of an answer that takes much longer than any test."""
+    """The chunks of an answer that outlasts any test."""
     return daemon.client().chat.completions.create(
         model="default",
         messages=[user(noise(1, (64, 64)), "Go on")],
@@ -87,7 +86,7 @@ def test_killed_engine_ends_its_stream_with_an_error(mortal: Daemon) -> None:
 
 
 def test_repeatedly_killed_engine_comes_back(mortal: Daemon) -> None:
-    """While idle, and while it starts: the service stays."""
+    """Killed while idle and while it starts; the daemon stays."""
     for delay in (0.0, 0.05, 0.3):
         mortal.wait_ready()
         mortal.kill_engine()
@@ -121,10 +120,10 @@ def test_engine_death_before_the_first_token_is_an_http_error(mortal: Daemon) ->
 
 
 def test_request_that_killed_engines_is_refused(mortal: Daemon) -> None:
-    """Killed while it encodes, as by the system when memory is short."""
+    """Killed while it encodes, as by the kernel when memory is short."""
 
     async def ask_until_it_dies() -> Any:
-        """The front says in its log that the device has begun."""
+        """Kill the engine once the front has logged that the device has begun."""
         begun = mortal.log.read_text().count("the device works on")
         pid = mortal.engine_pid()
         request = asyncio.create_task(large(mortal.async_client()))
@@ -153,7 +152,7 @@ def test_request_that_killed_engines_is_refused(mortal: Daemon) -> None:
 
 
 def test_stopped_front_does_not_kill_the_engine(tmp_path: Path) -> None:
-    """`docker pause`, or a debugger: the engine works on and nobody hears it."""
+    """As with `docker pause` or a debugger: the engine works, the front does not listen."""
     silence_seconds = 0.6
     settings = with_settings(
         f"engine.silence_timeout_seconds={silence_seconds}", "engine.openblas=off"
@@ -245,7 +244,7 @@ def test_terminated_front_lets_a_short_answer_end(mortal: Daemon) -> None:
 
 
 def test_disconnected_client_ends_its_request(tiny_daemon: Daemon) -> None:
-    """Streaming and not: the engine forgets it within a second or so, not at its end."""
+    """Streaming or not, the engine drops the request within about a second."""
     stream = long_stream(tiny_daemon)
     next(stream)
     stream.close()

@@ -1,4 +1,4 @@
-"""A conversation goes on where it was when the daemon is stopped and started, or dies."""
+"""The disk cache continues a conversation after the daemon stops or the engine dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def on_disk(folder: Path) -> tuple[str, ...]:
 
 
 def ask(daemon: Daemon, messages: list[Any]) -> tuple[str, int]:
-    """The greedy answer, and how many of the prompt's tokens were known."""
+    """The greedy answer, and the number of cached prompt tokens."""
     answer = daemon.client().chat.completions.create(
         model="default", messages=messages, temperature=0, max_tokens=30
     )
@@ -60,7 +60,7 @@ def disk(daemon: Daemon) -> dict[str, Any]:
 
 
 def wait_written(daemon: Daemon, folder: Path, count: int) -> None:
-    """Until so many files are written to their end."""
+    """Wait until `count` files are complete."""
 
     def is_written() -> bool:
         names = [path.name for path in folder.rglob("*.safetensors")]
@@ -71,7 +71,7 @@ def wait_written(daemon: Daemon, folder: Path, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The answers of a daemon that keeps nothing."""
+    """The answers of a daemon without a disk cache."""
     nothing = [f"cache.{name}_bytes=0" for name in ("prefix", "encoder", "pixel")]
     options = [part for setting in nothing for part in ("--set", setting)]
     with running_daemon(tmp_path_factory.mktemp("plain"), *options) as daemon:

@@ -1,4 +1,4 @@
-"""A conversation begun on one daemon goes on at another one that shares its folder."""
+"""A conversation continues on another daemon that shares the disk cache folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlm-server doctor` as people run it: on a machine that is well, and on broken ones."""
+"""`vlm-server doctor` as a user runs it, on sound and broken machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROGRAM = [sys.executable, "-m", "vlm_server.cli", "doctor"]
 def doctor(
     *arguments: str, prefix: tuple[str, ...] = (), **environment: str
 ) -> tuple[int, dict[str, Any]]:
-    """Its exit code, and its findings by their names."""
+    """The exit code, and the findings by name."""
     done = subprocess.run(
         [*prefix, *PROGRAM, "--json", *arguments],
         env={**os.environ, **environment},
@@ -171,7 +171,7 @@ def test_doctor_reports_another_program_on_the_port() -> None:
 
 @pytest.fixture
 def stranger() -> tuple[str, ...]:
-    """What makes a program run as a user of no name and no rights, where we may do that."""
+    """The command prefix that runs a program as a user without name and rights, where allowed."""
     words = ("unshare", "--user", "--map-user=1234", "--map-group=1234")
     words += ("env", "-u", "XDG_CACHE_HOME", "-u", "XDG_CONFIG_HOME", "-u", "HF_HOME")
     if shutil.which("unshare") is None or subprocess.run([*words, "true"], check=False).returncode:

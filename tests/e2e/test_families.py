@@ -1,7 +1,6 @@
-"""Checked families answer through the real daemon: text, an image, a video, two at once.
+"""Each family answers in a real daemon: text, an image, a video, two requests at once.
 
-All whose tiny model a daemon can load.
-"""
+All families whose tiny model a daemon can load."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def family_daemon(
 
 
 def tokens_of(daemon: Daemon, message: dict[str, Any]) -> int:
-    """How many tokens the answer has. A random model's text may be anything."""
+    """The number of tokens of the answer; a random model's text may be anything."""
     answer = daemon.client().chat.completions.create(
         model="default", messages=[message], temperature=0, max_tokens=MAX_TOKENS
     )

@@ -1,4 +1,4 @@
-"""Metrics, log, `Server-Timing` and traces of the real program, next to what its clients saw."""
+"""Metrics, log, `Server-Timing` and traces of a real daemon agree with its clients' figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Spans = list[tuple[str, str, float]]
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
-    """Keeps the traces, names and seconds of the spans that it is sent."""
+    """Keeps the trace ids, names and seconds of received spans."""
 
     spans: Spans
 
@@ -58,7 +58,7 @@ def spans() -> Spans:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, spans: Spans) -> Iterator[Daemon]:
-    """With every figure on, under vLLM's names, and a batch of one."""
+    """A daemon with every figure enabled, vLLM's metric names, and a batch size of one."""
     handler = type("Handler", (Collector,), {"spans": spans})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as collector:
         threading.Thread(target=collector.serve_forever, daemon=True).start()
@@ -78,7 +78,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, spans: Spans) -> Iterator[D
 
 
 def figures(daemon: Daemon) -> Figures:
-    """By name without the prefix; samples with further labels are left out."""
+    """Metric values by name without prefix; samples with further labels are left out."""
     found = Figures()
     for line in httpx.get(f"{daemon.url}/metrics").text.splitlines():
         name, _, value = line.rpartition(" ")
@@ -93,7 +93,7 @@ def body(color: str, **fields: object) -> dict[str, object]:
 
 
 def ask(daemon: Daemon, color: str, **headers: str) -> tuple[dict[str, float], float, str]:
-    """(phases in milliseconds, what the client waited, the request's id) of a whole answer."""
+    """(phases in ms, the client's wait in ms, the request's id) of a whole answer."""
     started = time.perf_counter()
     url = f"{daemon.url}/v1/chat/completions"
     answer = httpx.post(url, json=body(color), headers=headers, timeout=60)
@@ -104,7 +104,7 @@ def ask(daemon: Daemon, color: str, **headers: str) -> tuple[dict[str, float], f
 
 
 def stream(daemon: Daemon, color: str) -> float:
-    """How many seconds a client waits for the first text of a stream."""
+    """The seconds a client waits for the first text of a stream."""
     started = time.perf_counter()
     first = None
     url = f"{daemon.url}/v1/chat/completions"
@@ -143,7 +143,7 @@ def test_server_timing_phases_add_up_to_the_clients_wait(daemon: Daemon) -> None
 
 @pytest.mark.whole
 def test_metrics_under_load_equal_the_clients_times(daemon: Daemon) -> None:
-    """One is answered at a time, so the last waits for all others."""
+    """The batch size is one, so the last request waits for all others."""
     before = figures(daemon)
     with ThreadPoolExecutor(STREAMS) as pool:
         seen = list(pool.map(lambda color: stream(daemon, color), COLORS))
@@ -163,7 +163,7 @@ def test_metrics_under_load_equal_the_clients_times(daemon: Daemon) -> None:
 
 
 def log_lines(daemon: Daemon) -> list[dict[str, object]]:
-    """Without what is printed for the one who started it."""
+    """The JSON lines of the log, without those printed for the user."""
     lines = daemon.log.read_text().splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 

@@ -1,4 +1,4 @@
-"""A daemon that nobody asks anything costs next to nothing."""
+"""An idle daemon uses almost no processor time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`response_format` through the whole daemon: what comes back conforms, and nobody else notices."""
+"""`response_format` in a real daemon: answers conform, and other requests are unaffected."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_choice_conforms_to_the_schema(tiny_daemon: Daemon) -> None:
 
 
 def test_json_object_format_returns_an_object(tiny_daemon: Daemon) -> None:
-    """A random model opens an object and writes a name without end, unless it is helped."""
+    """Without the grammar a random model would write an endless name."""
     text = text_of(tiny_daemon, response_format={"type": "json_object"})
     assert text.startswith("{")
     text = text_of(tiny_daemon, response_format={"type": "json_object"}, logit_bias={"92": 100})

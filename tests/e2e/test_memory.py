@@ -1,4 +1,4 @@
-"""A daemon that has little memory: everybody is answered, in order, and it is given back."""
+"""A daemon in little memory answers every request in order, and returns the memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MANY = 8
 
 
 def picture(seed: int, size: tuple[int, int] = SIZE) -> dict[str, Any]:
-    """One that no other test shows."""
+    """A picture of its own for each seed."""
     width, height = size
     block = max(8, width // 128)
     blocks = np.random.default_rng(1000 + seed).integers(
@@ -57,7 +57,7 @@ def ask_about(daemon: Daemon, shown: dict[str, Any], max_tokens: int = 8, n: int
 
 
 def timed(daemon: Daemon, shown: dict[str, Any]) -> float:
-    """When the answer was there."""
+    """The time at which the answer was complete."""
     assert ask_about(daemon, shown).choices[0].message.content is not None
     return time.monotonic()
 
@@ -74,7 +74,7 @@ def memory(daemon: Daemon) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def needs(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
-    """Bytes held without requests, and the most that one of the largest pictures takes."""
+    """The baseline bytes, and the peak of one request with a largest picture."""
     with running_daemon(tmp_path_factory.mktemp("needs")) as fresh:
         ask(fresh, -1)
         fresh.wait_idle()
@@ -86,7 +86,7 @@ def needs(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
 def small(
     needs: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, int]]:
-    """A daemon with half as much again as one such request takes at its worst moment."""
+    """A daemon with half as much memory again as one largest request needs at its peak."""
     baseline, one = needs
     limit = baseline + 3 * one // 2
     folder: Path = tmp_path_factory.mktemp("small")
@@ -114,7 +114,7 @@ def test_largest_pictures_in_little_memory_are_all_answered(small: tuple[Daemon,
 
 @pytest.mark.whole
 def test_sixteen_largest_pictures_are_answered_in_order_in_tight_memory(tmp_path: Path):
-    """They come one after the other, and faster than they are answered."""
+    """Three requests fit; all arrive one after the other, faster than they are answered."""
     (tmp_path / "one").mkdir()
     with running_daemon(tmp_path / "one") as fresh:
         ask(fresh, 400, size=LARGEST)

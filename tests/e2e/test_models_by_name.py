@@ -1,4 +1,4 @@
-"""`serve --model ORG/NAME` from a hub, from nothing to an answer; and what is refused before."""
+"""`serve --model ORG/NAME`: download from a hub, progress, the answer, and early refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def demo_files() -> dict[str, bytes]:
 
 @pytest.fixture
 def daemon(hub: Hub, tmp_path: Path) -> Iterator[Daemon]:
-    """One that has just begun to download, slowly."""
+    """A daemon that has just begun a slow download."""
     add(hub, NAME, demo_files())
     hub.seconds_per_mib = 0.3
     with running_daemon(tmp_path, "--model", NAME, wait=False) as daemon:

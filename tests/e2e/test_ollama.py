@@ -1,4 +1,4 @@
-"""Ollama's client's whole way: the same tokens as through OpenAI's, and options that are obeyed."""
+"""Ollama's client gets OpenAI's tokens in a real daemon, and its options are obeyed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running daemon has loaded and is doing, as `ps` and `models list` tell it."""
+"""`ps` and `models list` show a running daemon's models and requests."""
 
 from __future__ import annotations
 

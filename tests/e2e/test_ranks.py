@@ -1,4 +1,4 @@
-"""One model in two processes answers as in one, and ends and comes back as one does."""
+"""A model split over two processes answers, fails and recovers like one in a single process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCHEMA = {
 
 
 def two_hosts(folder: Path) -> list[str]:
-    """The arguments of a daemon with two ranks, both on this machine."""
+    """Arguments of a daemon with two ranks, both on this machine."""
     hosts = folder / "hosts.json"
     host = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
     hosts.write_text(json.dumps({"backend": "ring", "hosts": [host, host]}))
@@ -46,7 +46,7 @@ def two_hosts(folder: Path) -> list[str]:
 
 
 def follower_of(daemon: Daemon) -> int:
-    """The process of its second rank, which it has started itself."""
+    """The process of the second rank, started by the daemon."""
     pid = daemon.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     (follower,) = (
@@ -59,7 +59,7 @@ def follower_of(daemon: Daemon) -> int:
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, Daemon]]:
-    """A daemon with all of a model, and one with two ranks of it."""
+    """A daemon with a whole model, and one with two ranks of it."""
     folder = tmp_path_factory.mktemp("ranks")
     model = ["--model", str(checkpoint(request.param))]
     (folder / "one").mkdir()
@@ -124,7 +124,7 @@ def test_batched_requests_on_two_ranks_answer_as_alone(pair: tuple[Daemon, Daemo
 def test_two_ranks_continue_a_conversation_from_the_prefix_cache(
     pair: tuple[Daemon, Daemon],
 ) -> None:
-    """Its beginning is stored, split where two of them part, and continued, on both ranks."""
+    """The shared beginning is stored, split where two conversations diverge, and continued."""
     said: dict[int, list[str | None]] = {}
     for daemon in pair:
         answers: list[str | None] = []
@@ -241,7 +241,7 @@ def test_waiting_rank_ends_when_its_input_closes(tmp_path: Path) -> None:
 
 
 def test_engine_waiting_for_ranks_ends_with_its_daemon(tmp_path: Path) -> None:
-    """Even if the service is killed; its `ssh` here is one that never gets through."""
+    """The daemon is killed, while its `ssh` never connects."""
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\nexec cat >/dev/null\n")
     ssh.chmod(0o755)
@@ -265,7 +265,7 @@ def test_engine_waiting_for_ranks_ends_with_its_daemon(tmp_path: Path) -> None:
 
 
 def engine_of(daemon: Daemon) -> int | None:
-    """The engine of a daemon that is being started, once there is one."""
+    """The engine of a starting daemon, once there is one."""
     try:
         pid: int | None = daemon.status()["engine"]["pid"]
     except OSError:

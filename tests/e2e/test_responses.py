@@ -1,4 +1,4 @@
-"""OpenAI's Responses against the real program: the answers of chat completions, turn after turn."""
+"""OpenAI's Responses equal chat completions, turn after turn, in a real daemon."""
 
 from __future__ import annotations
 

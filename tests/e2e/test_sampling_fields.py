@@ -1,4 +1,4 @@
-"""The fields that say how tokens are drawn, and the log probabilities of what was drawn."""
+"""Sampling fields and log probabilities, in a real daemon."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def entries(choice: Any) -> list[Any]:
 
 
 def figures(choice: Any) -> Iterator[tuple[str, float]]:
-    """Every token that is named, and its log probability."""
+    """Each token with its log probability."""
     for entry in entries(choice):
         yield from ((each.token, each.logprob) for each in (entry, *entry.top_logprobs))
 
 
 async def read(stream: openai.AsyncStream[Any]) -> None:
-    """To the end; closes it however that comes."""
+    """Read a stream to its end; close it in any case."""
     async with stream:
         async for _ in stream:
             pass
@@ -190,7 +190,7 @@ def test_stream_has_the_log_probability_of_the_end_token(tiny_daemon: Daemon) ->
 
 
 def test_openai_stream_helper_collects_log_probabilities(tiny_daemon: Daemon) -> None:
-    """It takes answers alone that came to their end."""
+    """The helper accepts only answers that ended by themselves."""
     fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "temperature": 0}
     fields |= {"model": "default", "messages": [user("Hello")], "max_tokens": 24}
     fields |= {"extra_body": {"min_tokens": 9}, **FORCED_END}

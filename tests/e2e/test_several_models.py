@@ -1,4 +1,4 @@
-"""Several models in one daemon: each answers for itself; memory is shared, given and returned."""
+"""Several models in one daemon: own answers, shared memory, independent crashes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOM = 256 << 20
 
 
 def settings(folder: Path, num_fitting: int) -> Path:
-    """Two copies of the embedded model and one that talks nonsense; so many of them fit."""
+    """Settings of the embedded model twice and a random one, with memory for `num_fitting`."""
     nonsense = checkpoint("qwen2_5_vl")
     file = folder / "models.toml"
     limit = num_fitting * (ROOM + (40 << 20))
@@ -44,7 +44,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Memory for one model at a time."""
+    """A daemon with memory for one model at a time."""
     folder = tmp_path_factory.mktemp("narrow")
     with running_daemon(folder, "--config", str(settings(folder, 1))) as running:
         yield running
@@ -59,7 +59,7 @@ def post(daemon: Daemon, path: str, **body: Any) -> httpx.Response:
 
 
 def footprint(daemon: Daemon) -> int:
-    """What the daemon's processes hold, pages that several share counted once."""
+    """The bytes of the daemon's processes, shared pages counted once."""
     total = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -109,7 +109,7 @@ def test_each_model_gives_its_own_answers(roomy: Daemon) -> None:
 
 @pytest.mark.whole
 def test_engine_crash_affects_only_its_model(tmp_path: Path) -> None:
-    """Their engines are scripted: who is answered meanwhile is the front's affair."""
+    """The engines are scripted, since only the front matters."""
     file = ("--config", str(settings(tmp_path, 3)))
     fast = with_settings("engine.openblas=off", "engine.restart_backoff_seconds=0.05")
     with running_daemon(tmp_path, *file, *fast, program=SCRIPTED) as daemon:

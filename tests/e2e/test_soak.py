@@ -1,4 +1,4 @@
-"""A soak of a few seconds against the real daemon."""
+"""A soak of a few seconds against a real daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program at a real terminal (a pty): what a person sees, and what Ctrl-C does."""
+"""The program at a real terminal (a pty): its output, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Session:
-    """A command at a terminal of `COLUMNS`. `shown` is all that it has written to it."""
+    """A command at a terminal of `COLUMNS` columns; `shown` is all its output."""
 
     def __init__(
         self, words: Sequence[str], environment: Mapping[str, str], program: str = PROGRAM
@@ -63,7 +63,7 @@ class Session:
         os.write(self._terminal, text.encode())
 
     def wait_for(self, text: str, times: int = 1) -> None:
-        """Until `text` is shown so often."""
+        """Wait until `text` was shown `times` times."""
         deadline = time.monotonic() + SECONDS
         while self.plain.count(text) < times and time.monotonic() < deadline:
             if not self._read():
@@ -71,7 +71,7 @@ class Session:
         assert self.plain.count(text) >= times, self.shown
 
     def ended(self) -> int:
-        """The exit code, once it has ended."""
+        """Wait for the end; return the exit code."""
         deadline = time.monotonic() + SECONDS
         while self._read() and time.monotonic() < deadline:
             pass
@@ -79,7 +79,7 @@ class Session:
 
     @property
     def plain(self) -> str:
-        """What was shown, without what moves the cursor and colours."""
+        """The output without escape sequences for cursor and colours."""
         return CONTROL.sub("", self.shown)
 
     def _read(self) -> bool:
@@ -197,13 +197,13 @@ def test_ctrl_c_ends_the_daemon_started_by_ask() -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Of its main thread."""
+    """The child processes of the main thread."""
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.whole
 def test_pull_shows_progress_and_is_resumable(hub: Hub) -> None:
-    """And that nothing is lost after Ctrl-C."""
+    """Ctrl-C loses no downloaded bytes."""
     add(hub, "org/model", {path.name: path.read_bytes() for path in EMBEDDED.iterdir()})
     hub.seconds_per_mib = 0.4
     with session("pull", "org/model") as pull:

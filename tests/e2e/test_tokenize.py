@@ -1,4 +1,4 @@
-"""Prompts without answers, raw prompts, sizes of pictures, and what the model is, in a daemon."""
+"""Token counts, raw prompts and sizes of pictures, in a real daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Videos through the whole daemon: seen rightly, refused well, and harmless."""
+"""Videos in a real daemon: true answers, refusals, and no harm by bad ones."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def decoders_of(engine_pid: int) -> list[int]:
 
 
 def test_killed_decoder_fails_only_its_request(daemon: Daemon) -> None:
-    """A long video is being decoded while its process is stopped, then killed."""
+    """The decoding process of a long video is stopped, then killed."""
     data = clips.encode(clips.greys(range(200), (1280, 720)), options={"preset": "ultrafast"})
     engine = daemon.engine_pid()
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""A conversation stays on its worker, where it finds what that knows; others go elsewhere."""
+"""A conversation stays on its worker, where its prefix is cached; others spread."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def converse(client: openai.OpenAI, seed: int) -> tuple[int, int, Any]:
 
 
 def test_conversations_stay_on_a_worker_and_keep_hit_rate(fleet: Fleet) -> None:
-    """The same conversations, with one daemon that has forgotten them: within 5 %."""
+    """Compared to the same conversations with one daemon and empty caches: within 5 %."""
     url, daemon = next(iter(fleet.daemons.items()))
     new = range(1000 * fleet.port, 1000 * fleet.port + NUM_CONVERSATIONS)  # known to nobody
     behind = [converse(fleet.client(), seed) for seed in new]
@@ -82,7 +82,7 @@ def test_pictures_spread_over_workers_despite_equal_questions(fleet: Fleet) -> N
 
 
 def test_routing_key_of_an_answer_leads_to_its_worker(fleet: Fleet) -> None:
-    """For clients that can't make one: from the second turn on they stay with a worker."""
+    """For clients that can't compute a key: they stay on a worker from the second turn."""
     asked: dict[str, Any] = {"model": MODEL, "max_tokens": 4}
     messages: list[Any] = [{"role": "user", "content": "Look here."}]
     create = fleet.client().chat.completions.with_raw_response.create
@@ -107,7 +107,7 @@ def test_ask_command_works_through_a_gateway(
 
 
 def test_every_dialect_passes_the_gateway(gateway: Gateway) -> None:
-    """What the gateway adds to a response's request has no effect."""
+    """Fields that the gateway adds to a response's request have no effect."""
     response = gateway.client().responses.create(model=MODEL, input="Hi", max_output_tokens=16)
     assert response.usage is not None
     completion = gateway.client().completions.create(model=MODEL, prompt="Hi", max_tokens=2)

@@ -1,4 +1,4 @@
-"""The files for gateways agree with the daemon's own limits, and with each other."""
+"""Configuration files of gateways agree with the daemon's limits and with each other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_gateways_accept_and_buffer_the_largest_bodies() -> None:
 
 
 def test_gateways_retry_requests_more_often_than_workers_fail() -> None:
-    """Else it is never tried on another one."""
+    """Otherwise a request would never reach another worker."""
     given = options()
     assert int(given["--retry-max-retries"]) > int(given["--cb-failure-threshold"])
 

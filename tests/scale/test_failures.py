@@ -1,4 +1,4 @@
-"""Workers that die, end, stand still: who asks through the gateway notices as little as can be."""
+"""Failing workers behind a gateway: clients notice as little as possible."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
 def test_dead_engine_behind_a_gateway_fails_no_request(
     name: str, request: pytest.FixtureRequest
 ) -> None:
-    """The front lives, and says 502 and 503 until it has another engine."""
+    """The front lives, and answers 502 and 503 until it has another engine."""
     fleet: Fleet = request.getfixturevalue(name)
     fleet.wait_for_workers()
     url = next(iter(fleet.daemons))
@@ -84,7 +84,7 @@ def test_dead_engine_behind_a_gateway_fails_no_request(
 def test_stopped_worker_gets_no_requests_until_it_continues(
     name: str, request: pytest.FixtureRequest
 ) -> None:
-    """Its health is asked for, and does not answer in time."""
+    """The worker's health check times out."""
     fleet: Fleet = request.getfixturevalue(name)
     fleet.wait_for_workers()
     still, other = fleet.daemons
@@ -104,7 +104,7 @@ def test_stopped_worker_gets_no_requests_until_it_continues(
 
 @contextmanager
 def slowed(daemon: Daemon) -> Iterator[None]:
-    """Its engine runs a twentieth of the time, as on a machine that is busy with something else."""
+    """The engine runs a twentieth of the time, as on a busy machine."""
     pid, stop = daemon.engine_pid(), threading.Event()
 
     def hold() -> None:
@@ -125,7 +125,7 @@ def slowed(daemon: Daemon) -> Iterator[None]:
 
 @contextmanager
 def held(daemon: Daemon) -> Iterator[None]:
-    """Its engine gets no further; the front takes requests, and says how many wait."""
+    """The engine is suspended; the front accepts requests and reports how many wait."""
     pid = daemon.engine_pid()
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -135,7 +135,7 @@ def held(daemon: Daemon) -> Iterator[None]:
 
 
 def test_gateway_avoids_a_worker_with_many_waiting_requests(gateway: Gateway) -> None:
-    """All who wait there are answered there, once it goes on."""
+    """The waiting requests are answered by the same worker once it continues."""
     slow, other = gateway.daemons
     key = gateway.key_for(slow)
     with ThreadPoolExecutor(64) as threads:
@@ -158,12 +158,12 @@ def test_gateway_avoids_a_worker_with_many_waiting_requests(gateway: Gateway) ->
 
 
 def num_waiting(url: str) -> int:
-    """Requests with which the daemon has not begun."""
+    """The number of requests that the daemon has not begun."""
     return int(get(f"{url}/v1/loads")["loads"][0]["num_waiting_reqs"])
 
 
 def test_haproxy_sends_a_slow_worker_fewer_requests(haproxy: HAProxy) -> None:
-    """Of eight clients who all have its key, it never has more than three quarters at once."""
+    """Of eight clients with the slow worker's key, at most three quarters are there at once."""
     slow, other = haproxy.daemons
     key = haproxy.key_for(slow)
     answered = Counter[str]()

@@ -1,4 +1,4 @@
-"""Real clients and simulated ones ask the same, and find the same of it in caches."""
+"""Real clients and simulated ones send the same prompts and get the same cache hits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A restart behind a socket that somebody keeps open refuses nobody, and loses no request."""
+"""A restart behind a socket that stays open fails no request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 
 
 def test_restart_under_load_fails_no_request(keeper: Keeper) -> None:
-    """As `systemctl restart` does it: SIGTERM, and then another process for the same socket."""
+    """Like `systemctl restart`: SIGTERM, then another process for the same socket."""
     first = keeper.start()
     wait_for(first, "Ready: ")
     with keeper.running_at_end() as start, asking(keeper.port) as record:
@@ -67,7 +67,7 @@ def test_changed_settings_restart_and_wrong_ones_are_refused(
 
 
 def test_inherited_public_socket_needs_a_key(tmp_path: Path) -> None:
-    """Inherited, the address needs the same care as one from the settings."""
+    """An inherited address is checked like one from the settings."""
     keeper = Keeper(tmp_path, host="0.0.0.0")
     daemon = keeper.start("--port", "1")
     assert daemon.process.wait(60) == 2
@@ -92,7 +92,7 @@ def test_inherited_socket_must_be_listening(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd-socket-activate is Linux's")
 def test_systemd_socket_serves_requests(tmp_path: Path) -> None:
-    """Its own tool, which speaks the protocol as the manager does."""
+    """By systemd-socket-activate, which speaks the manager's protocol."""
     tool = "systemd-socket-activate"
     try:
         subprocess.run([tool, "--version"], capture_output=True, check=True)

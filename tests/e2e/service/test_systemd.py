@@ -1,4 +1,4 @@
-"""The service under a real systemd manager, from its installation to its end."""
+"""The service under a real systemd manager, from installation to removal."""
 
 from __future__ import annotations
 

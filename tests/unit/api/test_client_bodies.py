@@ -1,7 +1,6 @@
-"""Bodies that real clients send, in tests/data/clients: all are answered, nothing stops them.
+"""Bodies of real clients, in tests/data/clients, are all answered.
 
-`origin` says whether a body was recorded or written after its client; `ignored` what has no effect.
-"""
+`origin`: recorded, or written after the client's code; `ignored`: fields without effect."""
 
 from __future__ import annotations
 

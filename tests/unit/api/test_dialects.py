@@ -1,4 +1,4 @@
-"""What has to be the same in all dialects: what is refused, what is named, and how streams fail."""
+"""Invariants of all dialects: usage, refusals, reported fields, failing streams."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def send(client: httpx.AsyncClient, route: str, **fields: Any) -> httpx.Re
 
 
 def error_of(answer: httpx.Response) -> Any:
-    """In Ollama's dialect it is a text."""
+    """The error of an answer; a text in Ollama's dialect."""
     assert answer.status_code == 400, answer.text
     return answer.json()["error"]
 
@@ -73,7 +73,7 @@ def error_of(answer: httpx.Response) -> Any:
 
 
 def usage_in(route: str, said: str, *, stream: bool) -> Any:
-    """The usage in an answer, or in the event of a stream that has all of it."""
+    """The usage of an answer, or of the stream event that has all of it."""
     if not stream:
         return json.loads(said)["usage"]
     lines = [line.removeprefix("data: ") for line in said.splitlines()]
@@ -255,7 +255,7 @@ async def test_silent_stream_of_every_dialect_has_keep_alives(
 async def test_empty_chunk_keepalives_satisfy_strict_readers(
     connect: Connect, engine: ScriptedEngine, route: str, is_set: bool
 ) -> None:
-    """Some fail at a block without data: before the first token, between two, and at the end."""
+    """Strict readers fail at an SSE block without data, wherever it stands in the stream."""
     mode = "empty_chunk" if is_set else "comment"
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.02, keepalive=mode)))
     if not is_set:
@@ -288,7 +288,7 @@ async def test_unknown_keepalive_header_is_refused(client: httpx.AsyncClient) ->
 
 
 def said(events: list[dict[str, Any]]) -> str:
-    """The text that a reader of any dialect adds up."""
+    """The text that a reader of any dialect accumulates."""
     texts = []
     for event in events:
         choices = event.get("choices") or [{}]
@@ -462,7 +462,7 @@ async def test_reasoning_fields_mean_the_same_in_every_dialect(
 
 @dataclass(frozen=True)
 class Thought:
-    """What the engine is told."""
+    """The reasoning options the engine gets."""
 
     enabled: bool | None
     budget: int | None

@@ -1,7 +1,6 @@
-"""What guidellm and aiperf sent with pictures, and the figures that they read in the answers.
+"""Recorded requests of guidellm and aiperf with pictures, and the figures they read in answers.
 
-Both are run by hand: docs/performance.md has the command lines.
-"""
+Both are run by hand: docs/performance.md has the command lines."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ CALLS: tuple[Step, ...] = (
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, as both read them: by their `data` alone."""
+    """The events of a stream, as both read them: by their `data` only."""
     lines = answer.text.splitlines()
     data = [line.removeprefix("data:").strip() for line in lines if line.startswith("data:")]
     return [json.loads(each) for each in data if each != "[DONE]"]

@@ -1,4 +1,4 @@
-"""What a process makes of a job; it imports little, since it starts anew after each kill."""
+"""The parsing process answers each job, and imports little: it starts anew after each kill."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOB = ParsingJob("openai", Context((KnownModel("demo"),), "chatcmpl-1", "", "", 
 
 
 def sent(body: bytes, job: ParsingJob = JOB) -> bytearray:
-    """As it arrives in the process."""
+    """The message of a job with `body`, as the process receives it."""
     return bytearray(b"".join(with_body(job, bytearray(body)).parts))
 
 

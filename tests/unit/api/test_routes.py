@@ -1,4 +1,4 @@
-"""The small routes, and what is answered where there is none."""
+"""Models, health, version, status, and errors of unknown routes and methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was sent in place of a picture, or of JSON, is said in every dialect."""
+"""Errors in every dialect say what was sent in place of a picture or of JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators do to models: load, unload, pull, cancel, clear, and what is on this machine."""
+"""Operators' routes: load, unload, pull, cancel, clear caches, list checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONFIG = '{"model_type": "qwen3_vl", "vision_config": {}}'
 
 
 class Pool(OneModel):
-    """One model that is pinned, and `second`, which is not; it remembers what it is told."""
+    """A fake pool of a pinned model and `second`, which is not pinned; records its calls."""
 
     def __init__(self) -> None:
         self.engine = ScriptedEngine()
@@ -254,7 +254,7 @@ async def lines_of(client: httpx.AsyncClient, name: str = NAME) -> list[dict[str
 
 
 async def under_way(client: httpx.AsyncClient) -> dict[str, Any]:
-    """What is told of the one download, once bytes of it have come."""
+    """The only download in the list, once it has received bytes."""
     async with asyncio.timeout(20):
         while True:
             pulls = (await client.get("/v1/checkpoints")).json()["pulls"]
@@ -266,7 +266,7 @@ async def under_way(client: httpx.AsyncClient) -> dict[str, Any]:
 
 @pytest.fixture
 def always_servable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check of what would be downloaded takes seconds, and has tests of its own."""
+    """Skip the check before a download: it takes seconds, and has its own tests."""
 
     async def approve(*_: object) -> None:
         pass

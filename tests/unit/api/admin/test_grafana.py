@@ -1,4 +1,4 @@
-"""The queries of configs/grafana.json, parsed as Prometheus does, against a scrape."""
+"""The queries of configs/grafana.json, parsed as PromQL, find their metrics in a scrape."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ rate(mm_cache_hits_total[5m]) / rate(mm_cache_queries_total[5m])
 async def scraped(
     request: pytest.FixtureRequest, connect: Connect, engine: ScriptedEngine
 ) -> tuple[str, dict[str, frozenset[str]]]:
-    """The prefix, and the labels of each name."""
+    """The prefix, and the labels of each metric."""
     client: httpx.AsyncClient = connect(Settings(metrics=Metrics(prefix=request.param)))
     return request.param, labels_of(await full_scrape(client, engine))
 
@@ -83,7 +83,7 @@ def selectors(node: Any) -> Iterator[Any]:
 
 
 def aggregated(node: Any) -> set[str]:
-    """The labels that are left of a query's result."""
+    """The labels of a query's result."""
     match type(node).__name__:
         case "AggregateExpr":
             return set(node.modifier.labels) if node.modifier else set()

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: read here with the library's own parser."""
+"""`/metrics`, read with Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def of_model(name: str, **labels: str) -> Sample:
 
 
 async def scrape(client: httpx.AsyncClient) -> dict[Sample, float]:
-    """All but histograms."""
+    """All samples but those of histograms."""
     answer = await client.get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"

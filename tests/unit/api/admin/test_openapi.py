@@ -1,4 +1,4 @@
-"""`/openapi.json` describes every route, and what follows it is never the server's fault."""
+"""`/openapi.json` describes every route, and requests generated from it cause no server error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def app() -> Starlette:
 
 
 def operations() -> Iterator[Any]:
-    """One for each method of each endpoint, which may have several paths."""
+    """One operation for each method of each endpoint, which may have several paths."""
     import schemathesis  # here, as it takes seconds
 
     endpoints = {

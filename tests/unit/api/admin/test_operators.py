@@ -1,4 +1,4 @@
-"""What operators see and do: requests in flight, cancelling one, waits, settings."""
+"""Operators' view: requests in flight, their cancellation, waiting times, settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def status(client: httpx.AsyncClient) -> dict[str, Any]:
 async def answering(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> AsyncIterator[asyncio.Task[httpx.Response]]:
-    """A request with a picture that the engine has, and does not go on with."""
+    """A request with a picture, submitted to an engine that does not go on."""
     engine.script = (says("Hello"), never())
     body = chat(user(text(), picture()))
     task = asyncio.create_task(client.post(ROUTE, json=body))

@@ -1,4 +1,4 @@
-"""Every field of every dialect does what is declared of it: it works, is named, or is refused."""
+"""Every field of every dialect works, is reported or is refused, as its declaration says."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Trial:
         return await self.send((await self._bodies(value))[0])
 
     async def without(self) -> Outcome:
-        """Of the request that has all but the field."""
+        """The outcome of the request without the field."""
         body = (await self._bodies(None))[1]
         return await self.send(removed(body, self._field.path))
 
     async def with_and_without(self) -> tuple[Outcome, Outcome]:
-        """The same request is answered alike when it comes again, or no difference would count."""
+        """Outcomes with and without the field; the latter must be equal when repeated."""
         with_value, without = await self._bodies(self._field.value)
         first = await self._usual(without)
         assert has(without, self._field.path) or self._field.name not in first.ignored
@@ -85,7 +85,7 @@ class Trial:
 
 
 def alike(outcome: Outcome) -> tuple[Any, ...]:
-    """What is to be the same, or not."""
+    """The parts of an outcome that are equal for requests answered alike."""
     return outcome.status, outcome.submitted, outcome.told
 
 
@@ -138,7 +138,7 @@ async def check_all(
     fields: Iterable[Field],
     check: Check,
 ) -> None:
-    """Names the fields of which it is not true, and why not."""
+    """Check each field; the error names those that fail, and why."""
     wrong = {}
     known = dict[bytes, Outcome]()
     for field in fields:
@@ -198,7 +198,7 @@ def test_every_request_field_is_declared(dialect: Dialect) -> None:
 
 
 def is_declared(path: str, dialect: Dialect) -> bool:
-    """Whether there is a row of it, or of an object around it that has no effect."""
+    """Whether a declaration covers the path, or an ineffective object around it."""
     return any(
         field.declared == path
         or (

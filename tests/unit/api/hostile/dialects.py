@@ -1,4 +1,4 @@
-"""What tests of hostile requests need of each dialect: requests, and what may stand in them."""
+"""Requests of each dialect, and possible values, for tests of hostile requests."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Hostile:
 
 
 def anything_of(*words: str, names: tuple[str, ...] = ()) -> Strategy:
-    """Any JSON, with these words among its texts, and these names among those of its fields."""
+    """Any JSON, with these words among its texts and these names among its fields."""
     word = st.text(max_size=12) | st.sampled_from(["user", "\ud800", "`", openai.PNG_URL, *words])
     name = st.sampled_from(names) | word if names else word
     scalar = (
@@ -89,7 +89,7 @@ def anything_of(*words: str, names: tuple[str, ...] = ()) -> Strategy:
 
 
 def with_some(body: Strategy, fields: tuple[str, ...], anything: Strategy) -> Strategy:
-    """`body` with anything in a few of the fields; where most were wrong, one alone would tell."""
+    """`body` with arbitrary values in a few fields: with most wrong, the first would decide."""
     few = st.dictionaries(st.sampled_from((*fields, "more")), anything, max_size=4)
     return st.builds(lambda asked, more: asked | more, body, few)
 

@@ -1,4 +1,4 @@
-"""Whatever stands in a request, it is taken, or refused by a short message of its dialect."""
+"""Any request is accepted, or refused by a short message of its dialect."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ by_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=str)
 
 
 def check(dialect: Hostile, body: bytes, context: Context = CONTEXT) -> Outcome:
-    """What `body` is read as; None if more is to be known of it."""
+    """The parsed request or the error; None if parsing needs more bytes or the history."""
     try:
         parsed = dialect.parse(body, context)
     except (BytesNeeded, HistoryNeeded) as needed:
@@ -65,7 +65,7 @@ def check(dialect: Hostile, body: bytes, context: Context = CONTEXT) -> Outcome:
 
 
 def taken(dialect: Hostile, parsed: ParsedRequest) -> ParsedRequest:
-    """Both ways to the front must agree on it."""
+    """Assert that both encodings of a parsed request agree; return it."""
     assert isinstance(parsed, ParsedRequest)
     at_once, by_process = encode_request(parsed), decode_outcome(encode_outcome(parsed))
     assert at_once.summary == by_process.summary
@@ -79,7 +79,7 @@ def taken(dialect: Hostile, parsed: ParsedRequest) -> ParsedRequest:
 
 
 def check_what_may_be_stored(dialect: Hostile, parsed: ParsedRequest) -> None:
-    """It is JSON, and a later turn can go on from it."""
+    """Assert that the stored turn is JSON and that a later turn can continue it."""
     options = msgspec.msgpack.decode(parsed.options, type=Options)
     json.loads(options.echo)
     if options.items:
@@ -126,7 +126,7 @@ def changed(body: Json, path: Path, value: Any) -> bytes:
 async def test_odd_value_anywhere_is_accepted_or_refused(
     client: httpx.AsyncClient, dialect: Hostile
 ) -> None:
-    """What is taken is answered as well."""
+    """Accepted requests are also answered."""
     assert isinstance(check(dialect, json.dumps(dialect.whole).encode()), ParsedRequest)
     for path in paths(dialect.whole):
         for odd in ODD:
@@ -143,7 +143,7 @@ JSON = {"content-type": "application/json"}
 
 @contextlib.contextmanager
 def at(path: Path, value: Any) -> Iterator[None]:
-    """Names what failed."""
+    """Name the failing path and value."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Bodies that arrive together are bounded together."""
+"""The bytes of all arriving bodies are bounded together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlm_server.settings import Limits
 
 
 class Sender:
-    """An ASGI `receive`: the pieces given, then the end or nothing."""
+    """An ASGI `receive` of the given pieces, then the end or silence."""
 
     def __init__(self, *pieces: int, ends: bool = False) -> None:
         self.pieces = list(pieces)

@@ -1,4 +1,4 @@
-"""Deadlines in the front: what a client asks for, what the engine is told, and the backstop."""
+"""Deadlines: request headers, the engine's share, and the front's own timers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ begins: Step = lambda request_id: OnDevice((request_id,))  # noqa: E731
 
 
 def within(**deadlines: float) -> Settings:
-    """Settings with these deadlines and no others."""
+    """Settings with only the given deadlines."""
     fields = {"queue_seconds": 0, "first_token_seconds": 0, "token_seconds": 0, "total_seconds": 0}
     return Settings(deadlines=settings.Deadlines(**{**fields, **deadlines}))
 
@@ -161,7 +161,7 @@ async def test_queue_deadline_ends_once_the_engine_begins(
 async def test_resumed_front_reads_events_before_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The timer is late because nothing ran, not because the engine said nothing."""
+    """The front was suspended: the engine's events are there, its timer is late."""
     monkeypatch.setattr(deadlines, "_STOPPED_SECONDS", 0.2)
     clock = RequestClock({}, within(first_token_seconds=0.1).deadlines)
 

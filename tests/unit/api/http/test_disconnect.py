@@ -1,4 +1,4 @@
-"""Work that ends when the client leaves, and is over by then."""
+"""A disconnect ends the work, and its clean-up is complete by then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vlm_server.api.http.body import ClientGone, until_disconnect
 
 
 class Client:
-    """An ASGI `receive` that says nothing until the client leaves."""
+    """An ASGI `receive` that blocks until the client disconnects."""
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
@@ -25,7 +25,7 @@ class Client:
 
 
 class Work:
-    """Runs until it is cancelled; its clean-up takes some turns of the loop."""
+    """Runs until cancelled; its clean-up takes some turns of the loop."""
 
     def __init__(self) -> None:
         self.is_clean = False

@@ -1,4 +1,4 @@
-"""What the front says of answers that it gave: in metrics, log, and `Server-Timing`."""
+"""Figures of answers in metrics, log and `Server-Timing`."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_tokenize_is_not_counted_as_an_answer(client: httpx.AsyncClient) -
 
 
 async def test_finish_reason_counters_start_at_zero(client: httpx.AsyncClient) -> None:
-    """`rate` sees the first of a kind only if there was a 0 before it."""
+    """Prometheus' `rate` misses the first increase of a counter without an earlier 0."""
     found = await scrape(client)
     ends = {
         label: value for (name, label), value in found.items() if name == "request_success_total"
@@ -126,7 +126,7 @@ async def test_finish_reason_counters_start_at_zero(client: httpx.AsyncClient) -
 async def test_first_token_and_silence_are_timed_at_the_socket(
     engine: ScriptedEngine,
 ) -> None:
-    """On a real socket: the front's figures are never larger than what the client saw."""
+    """The front's figures are never larger than those of the client."""
     first, second = asyncio.Event(), asyncio.Event()
     engine.script = (first, text("a"), second, text("b"), ended(), finished())
     async with (
@@ -157,7 +157,7 @@ async def test_first_token_and_silence_are_timed_at_the_socket(
 
 
 async def test_latency_is_measured_from_the_headers(engine: ScriptedEngine) -> None:
-    """Its task may start much later, if the front is busy."""
+    """The request's task may start much later if the front is busy."""
     app = create_app(Settings(), OneModel(engine), parsing_pool())
 
     async def late(scope: Scope, receive: Receive, send: Send) -> None:
@@ -221,7 +221,7 @@ async def test_gauges_follow_requests_from_waiting_to_done(engine: ScriptedEngin
 
 
 async def loads(client: httpx.AsyncClient) -> tuple[int, int]:
-    """What a gateway reads: how many requests run, and how many wait."""
+    """The (running, waiting) requests that a gateway reads."""
     (load,) = (await client.get("/v1/loads")).json()["loads"]
     assert load["num_total_reqs"] == load["num_running_reqs"] + load["num_waiting_reqs"]
     return load["num_running_reqs"], load["num_waiting_reqs"]

@@ -1,4 +1,4 @@
-"""Slots and bytes: what is refused when, shared by whom, and when to come back."""
+"""Queue slots and waiting bytes: limits, fair shares, and retry times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Clock:
 
 
 class Queue:
-    """Slots whose holders a test names."""
+    """Queue slots with holders named by the test."""
 
     def __init__(self, **limits: int) -> None:
         self.clock = Clock()
@@ -58,7 +58,7 @@ class Queue:
         return sum(one == client for one, _ in self.held)
 
     def fill(self, client: str) -> int:
-        """How many it gets."""
+        """Take every free slot; returns the number taken."""
         before = self.count(client)
         while self.take(client):
             pass

@@ -1,4 +1,4 @@
-"""One answer's figures, by a clock that the test moves."""
+"""The recorder's figures of one answer, by a fake clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_TIME = Timeline()
 
 @dataclass
 class Answer:
-    """Received at 100, handed to the engine at 103."""
+    """An answer received at 100 and handed to the engine at 103."""
 
     is_stream: bool = True
     now: float = 103.0
@@ -155,7 +155,7 @@ def test_whole_answer_records_no_silence() -> None:
 
 
 def lose(answer: Answer, error: type[BaseException], *given_at: float) -> None:
-    """It ends with `error` at 150."""
+    """End the answer with `error` at 150."""
     with pytest.raises(error), answer.recorder:
         _raise(answer, error, *given_at)
 

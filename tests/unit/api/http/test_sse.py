@@ -1,4 +1,4 @@
-"""Comments while a stream is silent."""
+"""Comments fill a silent stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlm_server.api.http.sse import CONTENT_TYPE, DONE, KEEP_ALIVE, EventStream
 async def sent_by(
     stream_for_seconds: list[float], keepalive_seconds: float, event: bytes = b"data: x\n\n"
 ) -> list[Message]:
-    """What is sent by a stream with such pauses before its events."""
+    """The ASGI messages of a stream with these pauses before its events."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Spans of real requests: kept in memory, and sent to a collector on a socket."""
+"""Spans of real requests, exported to memory and to a collector on a socket."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def timed(request_id: str) -> Finished:
 
 @dataclass
 class Traced:
-    """A client of an application whose spans are kept."""
+    """A client of an application that exports its spans to memory."""
 
     engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(*HELLO[:-1], timed))
     exporter: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
@@ -201,7 +201,7 @@ async def test_otlp_collector_receives_spans(
     monkeypatch: pytest.MonkeyPatch,
     path: str | None,
 ) -> None:
-    """None: from the environment."""
+    """`path` None: the endpoint comes from the environment."""
     url, bodies = collector
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")

@@ -1,4 +1,4 @@
-"""Bodies, queue slots and clients that leave, on real sockets where it matters."""
+"""Bodies, queue slots and disconnects, on real sockets where it matters."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_body_limit_is_exact(is_chunked: bool) -> None:
 
 
 class Raw:
-    """A client that writes bytes as it likes."""
+    """A client that writes arbitrary bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -100,7 +100,7 @@ class Raw:
         return await asyncio.wait_for(self.reader.readuntil(end), 5)
 
     async def everything(self) -> bytes:
-        """What arrives until the connection ends, be it by a reset."""
+        """All bytes until the connection ends or is reset."""
         received = b""
         with contextlib.suppress(ConnectionError):
             while piece := await asyncio.wait_for(self.reader.read(1 << 20), 5):
@@ -122,7 +122,7 @@ async def raw(port: int) -> AsyncIterator[Raw]:
 
 @asynccontextmanager
 async def one_place(engine: ScriptedEngine) -> AsyncIterator[int]:
-    """A server with one queue slot, which must be free again at the end."""
+    """A server with one queue slot, which must be free at the end."""
     limits = Limits(max_requests=1, body_timeout_seconds=0.3)
     async with listening(engine, Settings(limits=limits)) as port:
         yield port
@@ -200,7 +200,7 @@ async def test_disconnect_during_the_answer_aborts(stream: bool) -> None:
 
 
 async def test_disconnect_of_a_non_reading_client_aborts() -> None:
-    """Its answer is then kept for it, and the engine goes on."""
+    """The answer is buffered and the engine continues until the disconnect."""
     engine = ScriptedEngine(*[says("x" * 100_000)] * 60, never())
     async with one_place(engine) as port, raw(port) as client:
         client.ask(stream=True)
@@ -229,7 +229,7 @@ async def test_whole_answer_may_exceed_the_unread_limit() -> None:
 
 
 async def test_client_that_stops_reading_is_disconnected() -> None:
-    """The engine is done with it, and so is its place; the connection is what it holds."""
+    """The engine is done and the slot is free; only the connection is left."""
     engine = ScriptedEngine(*[says("x" * 100_000)] * 60, ended(), finished())
     settings = Settings(limits=Limits(unread_timeout_seconds=0.3))
     async with listening(engine, settings) as port, raw(port) as client:

@@ -1,4 +1,4 @@
-"""The page: who gets it, what it is allowed to do, and how large it is."""
+"""The page: who gets it, its content policy, its size."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_page_files_stay_small() -> None:
 
 
 def test_page_has_no_inline_code_and_no_foreign_urls() -> None:
-    """The policy would block it; a page that needs it would be broken without a word."""
+    """The content policy would block both, and the page would break silently."""
     page = FILES["index.html"].content.decode()
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", page)
     for name, file in FILES.items():

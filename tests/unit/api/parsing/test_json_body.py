@@ -1,4 +1,4 @@
-"""What is counted before JSON is decoded, what is refused, and what messages say."""
+"""JSON bodies: limits before decoding, equality with the standard library, error messages."""
 
 from __future__ import annotations
 

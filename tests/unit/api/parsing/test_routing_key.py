@@ -1,4 +1,4 @@
-"""The key of a conversation stays the same over its turns, in every dialect, and is echoed."""
+"""A conversation's routing key stays the same over turns and dialects, and is echoed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def key_of(client: httpx.AsyncClient, route: str, body: Any, **headers: st
 async def test_routing_key_of_a_conversation_is_its_first_pictures_hash(
     client: httpx.AsyncClient,
 ) -> None:
-    """Its SHA-256, which clients can know, whatever pictures come later."""
+    """Clients can compute the SHA-256; later pictures do not change it."""
     first = user(picture(), text())
     later = user(picture(OTHER_URL), text("And this?"))
     turns = [[first], [first, SAID, later], [user(picture(), text("And its colour?"))]]
@@ -44,7 +44,7 @@ async def test_routing_key_of_a_conversation_is_its_first_pictures_hash(
 
 
 async def test_routing_key_of_text_stays_over_turns(client: httpx.AsyncClient) -> None:
-    """A picture that comes later does not change its key; another question makes another one."""
+    """A later picture does not change the key; another first question does."""
     system = {"role": "system", "content": "Be brief."}
     call = assistant(called("a"))
     turns = [
@@ -88,7 +88,7 @@ async def test_response_continues_with_the_previous_routing_key(client: httpx.As
 async def test_prompt_cache_key_decides_the_routing_key(
     client: httpx.AsyncClient, route: str
 ) -> None:
-    """Also if what it was derived from is no longer part of the conversation."""
+    """The key stays even when the first turns are dropped from the conversation."""
 
     def named(name: str, words: str) -> dict[str, Any]:
         asked = chat(user(words)) if route == CHAT else {"model": "demo", "input": words}

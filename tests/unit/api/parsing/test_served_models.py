@@ -1,4 +1,4 @@
-"""Which model a name means."""
+"""Names, aliases and spellings of served models."""
 
 from __future__ import annotations
 

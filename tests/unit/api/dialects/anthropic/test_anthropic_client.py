@@ -1,4 +1,4 @@
-"""The official client, through a real server: answers, tools, streams and its exceptions."""
+"""Anthropic's client against the real front: answers, tools, streams, exceptions."""
 
 from __future__ import annotations
 

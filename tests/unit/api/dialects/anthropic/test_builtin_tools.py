@@ -1,4 +1,4 @@
-"""Anthropic's own tool types are told to the model as ordinary tools."""
+"""Anthropic's built-in tool types become ordinary function tools in the prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCREEN = {"name": "computer", "display_width_px": 1024, "display_height_px": 768
 @pytest.fixture
 def told(client: httpx.AsyncClient, engine: ScriptedEngine) -> Any:
     async def tell(**tool: Any) -> dict[str, Any]:
-        """What the model is told of `tool`."""
+        """The function definition in the prompt for `tool`."""
         answer = await client.post(ROUTE, json=request(tools=[tool]))
         assert answer.status_code == 200, answer.text
         tools = engine.submitted[-1].tools

@@ -1,4 +1,4 @@
-"""What Claude Code sent to a server with a scripted engine: a loop of one tool, and `/context`."""
+"""Recorded requests of Claude Code reach a scripted engine: a tool loop, and `/context`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_claude_code_picture_result_reaches_the_engine(
 async def test_claude_code_next_request_repeats_the_same_turns(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """Otherwise the prefix cache would not help it, whatever the billing header says."""
+    """Without equal turns the prefix cache would miss, whatever the billing header contains."""
     first, second = recorded("claude_code"), recorded("claude_code_tool_result")
     second["body"]["system"][0]["text"] += " cch=12345;"
     await send(client, first)

@@ -1,4 +1,4 @@
-"""The events of a stream, as they are on the wire: names, order, indices, signs of life."""
+"""Anthropic's stream events on the wire: names, order, indices, pings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each field of a request is to the engine, what is ignored, and what is refused."""
+"""Every field of Anthropic's messages reaches the engine, is reported as ignored, or is refused."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Asker:
         self.ignored = ""
 
     async def submit(self, *messages: dict[str, Any], **fields: Any) -> Submit:
-        """What the engine gets."""
+        """Send a request and return the engine's `Submit`."""
         answer = await self.client.post(ROUTE, json=request(*messages, **fields))
         assert answer.status_code == 200, answer.text
         self.ignored = answer.headers.get("x-vlm-ignored", "")
         return self.engine.submitted[-1]
 
     async def error(self, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
-        """What the client gets; the engine gets nothing."""
+        """Send a request that must be refused before the engine; return the error."""
         before = len(self.engine.submitted)
         answer = await self.client.post(ROUTE, json=request(*messages, **fields))
         assert answer.status_code == 400

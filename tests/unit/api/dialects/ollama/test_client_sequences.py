@@ -1,4 +1,4 @@
-"""What programs that speak to Ollama ask, in their order."""
+"""Request sequences of programs that speak to Ollama are answered as they expect."""
 
 from __future__ import annotations
 

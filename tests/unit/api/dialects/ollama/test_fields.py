@@ -1,4 +1,4 @@
-"""Every field has its effect, or is named as one that has none."""
+"""Every field of Ollama's requests has its effect, or is reported as ignored."""
 
 from __future__ import annotations
 

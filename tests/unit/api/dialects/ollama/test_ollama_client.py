@@ -1,4 +1,4 @@
-"""The official client, through a real server: answers, streams, tools and its exceptions."""
+"""Ollama's client against the real front: answers, streams, tools, exceptions."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ async def test_ollama_show_is_503_while_the_model_starts(
 async def test_ollama_show_describes_an_unloaded_model_partly(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """Clients ask for that first: nothing else would load it."""
+    """Clients send `show` first, and nothing else would load the model."""
     engine.be("unloaded")
     shown = await client.show("demo")
     assert shown.capabilities == ["completion", "vision"]

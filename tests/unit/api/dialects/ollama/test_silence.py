@@ -1,4 +1,4 @@
-"""Lines that say nothing, while a stream has nothing to say: clients give up without bytes."""
+"""Silent streams send empty lines, since clients give up when no bytes arrive."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_ollama_generate_sends_bytes_before_its_first_token(
 async def test_ollama_stream_sends_bytes_while_a_call_is_written(
     client: ollama.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """It is shown when it is complete: until then there is nothing else to send."""
+    """A call is sent once it is complete, so empty lines fill the wait."""
     typing = [called(arguments=" ") for _ in range(5)]
     pauses = [asyncio.Event() for _ in typing]
     written = [step for pair in zip(pauses, typing, strict=True) for step in pair]
@@ -96,7 +96,7 @@ async def test_ollama_error_after_keep_alives_is_a_line(
 
 
 async def test_home_assistant_skips_keep_alives(host: str, engine: ScriptedEngine) -> None:
-    """It begins a message with the first line, and adds to it what is not None."""
+    """Home Assistant begins a message with the first line and appends values other than None."""
     prefill = asyncio.Event()
     engine.script = (prefill, text("It is "), text("on."), ended(), finished())
     client = ollama.AsyncClient(host)

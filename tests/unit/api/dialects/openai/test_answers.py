@@ -1,4 +1,4 @@
-"""Answers, whole and streamed, and failures before and after the first token."""
+"""Chat completions, whole and streamed, and failures before and after the first token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field's way to the engine, or its refusal by name."""
+"""Every field of a chat completion reaches the engine, or is refused by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NO_TOKEN_IDS = [
 
 
 async def refusal(client: httpx.AsyncClient, body: dict[str, Any] | bytes) -> dict[str, Any]:
-    """The error that `body` is answered with, which must be a well-formed 400."""
+    """The error answered to `body`; must be a well-formed 400."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = await client.post(ROUTE, content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400, answer.text

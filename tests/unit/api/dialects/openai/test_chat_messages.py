@@ -1,4 +1,4 @@
-"""Messages and parts: what reaches the engine, and what is refused by its path."""
+"""Messages and parts reach the engine, or are refused by their path."""
 
 from __future__ import annotations
 

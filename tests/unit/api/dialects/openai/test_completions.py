@@ -1,4 +1,4 @@
-"""Legacy text completions: fields, answers and streams, by hand and by the official client."""
+"""Legacy text completions: fields, answers and streams, as JSON and by OpenAI's client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official client, through a real server: answers, streams and its exceptions."""
+"""OpenAI's client against the real front: chat completions, streams, exceptions."""
 
 from __future__ import annotations
 

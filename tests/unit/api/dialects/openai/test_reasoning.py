@@ -1,4 +1,4 @@
-"""Thoughts: what the engine is told in all spellings, and where they stand in answers."""
+"""Reasoning: its request fields in all spellings, and its place in answers."""
 
 from __future__ import annotations
 

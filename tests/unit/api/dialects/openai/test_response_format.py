@@ -1,4 +1,4 @@
-"""`response_format`: what reaches the engine of it, and what is refused by name."""
+"""`response_format` reaches the engine as a schema, or is refused by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def schema_format(schema: Any, **fields: Any) -> dict[str, Any]:
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """A schema of `depth` objects and lists, one in the other."""
+    """A schema of `depth` nested objects and lists."""
     schema: Any = [] if depth % 2 else {}
     for _ in range((depth - 1) // 2):
         schema = {"anyOf": [schema]}

@@ -1,4 +1,4 @@
-"""`/v1/tokenize` and `/v1/detokenize`: what reaches the engine, and what is made of its end."""
+"""`/v1/tokenize` and `/v1/detokenize`: the submitted request, and the answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDS = (5, 6, 7)
 
 @pytest.fixture
 def counting(engine: ScriptedEngine) -> ScriptedEngine:
-    """An engine that counts."""
+    """An engine that answers with a token count."""
     use = ImageUse(308, 196, 77)
     engine.script = (
         lambda request_id: Finished(

@@ -1,4 +1,4 @@
-"""Tools: what the engine is told of them, calls and results in the history, calls in answers."""
+"""Tools: definitions in the prompt, calls and results in the history, calls in answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns that are large, or read in a process, or too large."""
+"""Turns near and over the limits, turns parsed in a process, and the store's paging."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_response_error_after_keep_alives_is_a_complete_stream(
 
 
 async def test_held_back_text_precedes_the_error(connect: Connect, engine: ScriptedEngine) -> None:
-    """An answer that ends with its first text, after signs of life, and then fails."""
+    """The answer ends with its first text, after keep-alives, and then fails."""
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
     engine.script = (never(), last("Hello"), failed("engine_died", "The engine ended."))
     asked = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
@@ -267,7 +267,7 @@ async def test_paging_after_a_repeated_item_id_ends(
 async def test_a_result_without_its_call_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """The turn of the call was deleted; its result stays where it is."""
+    """The turn of the call was deleted; the result keeps its place."""
     result = {"type": "function_call_output", "call_id": "c", "output": "R"}
     await create(client, [user("U"), result])
     assert engine.submitted[0].messages[1] == Message(

@@ -1,8 +1,7 @@
-"""The cases that Open Responses asks of a server (all but files), and the shape it gives answers.
+"""The cases of Open Responses (all but files), and the shape of their responses.
 
-The specification: https://www.openresponses.org. What is required of a response is its
-`ResponseResource`; the cases are our own words for those of its compliance tests.
-"""
+The specification: https://www.openresponses.org. `ResponseResource` says what a response requires;
+the cases restate those of the specification's compliance tests."""
 
 from __future__ import annotations
 
@@ -134,7 +133,7 @@ CALLING: tuple[Step, ...] = (
 
 
 async def responses_to(client: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The response to `body`, whole and streamed, both as they should be."""
+    """The response to `body`, whole and streamed, each validated."""
     answer = await client.post(ROUTE, json=body)
     assert answer.status_code == 200, answer.text
     streamed = await client.post(ROUTE, json=body | {"stream": True})
@@ -147,7 +146,7 @@ async def responses_to(client: httpx.AsyncClient, body: dict[str, Any]) -> list[
 
 
 def events(stream: str) -> list[dict[str, Any]]:
-    """Those of a stream, whose names are those of their data, and which ends with `[DONE]`."""
+    """The events of a stream; each name equals its data's type, and `[DONE]` ends the stream."""
     *blocks, done, rest = stream.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     decoded = []

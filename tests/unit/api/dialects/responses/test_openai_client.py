@@ -1,4 +1,4 @@
-"""The official client, through a real server: responses, streams, turns and its exceptions."""
+"""OpenAI's client against the real front: responses, streams, turns, exceptions."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ async def test_input_tokens_count_includes_the_previous_response(
 async def test_stored_items_are_resolved_by_reference(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
-    """As the AI SDK does in every turn but the first."""
+    """The AI SDK sends references in every turn but the first."""
     engine.script = AGENT
     asked: Any = {"role": "user", "content": "Click"}
     first = await client.responses.create(model="demo", input=[asked], tools=[TOOL])

@@ -1,4 +1,4 @@
-"""Stored responses: whose they are, how long they stay, and how much they take."""
+"""Stored responses: their owners, lifetimes and sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(clock: Clock) -> ResponseStore:
 def answer(
     store: ResponseStore, name: str, previous: str | None = None, size: int = 0, client: str = ""
 ) -> bool:
-    """A whole turn: its items are its name, padded to `size`."""
+    """Store a whole turn; its items are `name`, padded to `size`."""
     begun = store.begin(client, name, previous, name.encode().ljust(size), b"")
     kept = store.finish(client, name, b"R" + name.encode(), name.upper().encode())
     assert kept == begun

@@ -1,4 +1,4 @@
-"""Which requests may share cache entries: those of one API key, unless the settings say all."""
+"""Requests of one API key share cache entries; two keys do unless settings separate them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def ask(client: httpx.AsyncClient, authorization: str) -> None:
 
 
 async def salts(client: httpx.AsyncClient, engine: ScriptedEngine, *keys: str) -> list[str]:
-    """What the engine gets when each of `keys` asks in turn."""
+    """The salts the engine gets from requests with each of `keys` in turn."""
     engine.submitted.clear()
     for key in keys:
         await ask(client, f"Bearer {key}")

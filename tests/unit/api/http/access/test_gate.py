@@ -1,4 +1,4 @@
-"""Who is let in: Host, Origin and keys."""
+"""Access by Host, Origin and API key."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_a_foreign_origin_is_refused(
 async def test_cross_site_embeds_and_links_are_refused(
     client: httpx.AsyncClient, path: str
 ) -> None:
-    """A browser sends no Origin for it."""
+    """Browsers send no Origin for embeds and links."""
     for html in ("text/html,*/*", "image/png,*/*"):
         foreign = await client.get(path, headers={"sec-fetch-site": "cross-site", "accept": html})
         assert (foreign.status_code, foreign.json()["error"]["code"]) == (403, "forbidden")

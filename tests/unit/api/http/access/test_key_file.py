@@ -1,4 +1,4 @@
-"""The file of API keys: whose it may be, what is in it, and what its errors do not show."""
+"""The file of API keys: its owner and mode, its contents, and errors without keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys from the settings and from a file: who is let in, to what, and how often at once."""
+"""API keys from settings and file: access, rights, request limits, cache salts."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_key_ring_keeps_only_hashes_of_keys(path: Path) -> None:
 
 
 def reachable(root: object) -> list[object]:
-    """All that `root` refers to, but for code."""
+    """All objects that `root` refers to, except code."""
     found: dict[int, object] = {}
     waiting = [root]
     while waiting:
@@ -197,7 +197,7 @@ def test_unusable_key_file_stops_the_start(path: Path) -> None:
 
 
 class Unpinned(OneModel):
-    """Its model is loaded and unloaded as requests say: `kept` is for how long."""
+    """A fake model that requests load and unload; `kept` records the requested times."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         super().__init__(engine)

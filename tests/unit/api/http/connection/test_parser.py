@@ -1,4 +1,4 @@
-"""Heads and bodies from bytes, however they are cut."""
+"""Request heads and bodies are parsed alike from any fragments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the HTTP server ends while somebody else keeps its socket open."""
+"""Shutdown of the HTTP server while another process keeps its socket open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @dataclass
 class Application:
-    """Answers once `may_answer` is set. `begun` are the requests that it has begun with."""
+    """A fake application: answers once `may_answer` is set, counts requests in `begun`."""
 
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     begun: int = 0

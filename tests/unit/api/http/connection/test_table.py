@@ -1,4 +1,4 @@
-"""Which connection gives way, deadlines, and turns."""
+"""Eviction of connections, deadlines, and turns of parsing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_lowered_connection_limit_evicts_idle_and_keeps_answers() -> None:
 
 @pytest.fixture
 def files() -> Iterator[Callable[[int], None]]:
-    """Sets the limit on open files until the end."""
+    """Set the limit on open files until the end."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield lambda number: resource.setrlimit(resource.RLIMIT_NOFILE, (number, before[1]))
     resource.setrlimit(resource.RLIMIT_NOFILE, before)

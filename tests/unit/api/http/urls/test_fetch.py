@@ -1,4 +1,4 @@
-"""Fetching over real TLS from a server on loopback, which a resolver and a rule of ours reach."""
+"""Fetching over real TLS from a server on loopback, with a fake resolver and address rule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def server(tmp_path: Path) -> AsyncIterator[TlsServer]:
 
 
 class Resolver:
-    """Knows some names; remembers which it was asked for."""
+    """A fake resolver of some names; records the names it was asked for."""
 
     def __init__(self, addresses: dict[str, list[str]] | None = None) -> None:
         self.addresses = HOME | (addresses or {})

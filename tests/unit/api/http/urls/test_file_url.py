@@ -1,4 +1,4 @@
-"""Which files a client can have read, and that it learns nothing of the others."""
+"""`file:` URLs read files below the root folders only, and reveal nothing of others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PICTURE = b"picture"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with a picture; next to it is what nobody may read."""
+    """A folder with a picture, next to a secret file."""
     root = tmp_path / "root"
     (root / "inner").mkdir(parents=True)
     (root / "a.png").write_bytes(PICTURE)
@@ -107,7 +107,7 @@ def test_file_over_the_limit_is_refused(root: Path) -> None:
 
 
 def test_folder_replaced_by_a_link_is_not_followed(root: Path) -> None:
-    """What happens if somebody exchanges a folder between the check and the opening."""
+    """The folder is replaced between the check and the opening."""
     (root / "inner").rename(root / "moved")
     (root / "inner").symlink_to(root.parent)
     with pytest.raises(OSError, match=r"directory|links"):

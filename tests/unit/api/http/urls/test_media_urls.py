@@ -1,4 +1,4 @@
-"""Requests with `https:` and `file:` URLs, through the process that reads them."""
+"""Requests with `https:` and `file:` URLs, read in the process for media URLs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An HTTPS server on loopback that answers with any bytes, and has a certificate of its own."""
+"""An HTTPS server on loopback with its own certificate and arbitrary answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Serve = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class TlsServer:
-    """`pages` are the answers by path; `asked` are the heads of the requests that came."""
+    """`pages` maps paths to answers; `asked` holds the heads of received requests."""
 
     port: int
     trusting: ssl.SSLContext
@@ -35,7 +35,7 @@ class TlsServer:
 
 
 def page(body: bytes, *headers: str, status: str = "200 OK", length: int | None = None) -> bytes:
-    """A whole answer; `length` is what it says of itself."""
+    """A whole HTTP response; `length` is its declared Content-Length."""
     size = len(body) if length is None else length
     head = [f"HTTP/1.1 {status}", f"Content-Length: {size}", *headers, "", ""]
     return "\r\n".join(head).encode() + body
@@ -47,7 +47,7 @@ def redirect(location: str, status: str = "302 Found") -> bytes:
 
 @asynccontextmanager
 async def tls_server(folder: Path, *names: str) -> AsyncIterator[TlsServer]:
-    """A server whose certificate is for `names`; its files go to `folder`."""
+    """A server with a certificate for `names`; its files go to `folder`."""
     chain, trusting = _certificates(folder, names)
     offering = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     offering.load_cert_chain(chain)

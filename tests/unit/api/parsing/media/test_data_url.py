@@ -1,3 +1,5 @@
+"""Data URLs and bare base64 are decoded exactly, within the limit, or refused with their part."""
+
 import base64
 import tracemalloc
 

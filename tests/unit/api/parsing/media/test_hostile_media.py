@@ -1,4 +1,4 @@
-"""Damaged media and made-up URLs: each is read, or refused by our errors and no other."""
+"""Damaged media and arbitrary URLs are read, or refused by our own errors."""
 
 from __future__ import annotations
 

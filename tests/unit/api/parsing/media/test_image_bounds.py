@@ -1,4 +1,4 @@
-"""Headers that keep readers busy for minutes are refused at once; honest ones never are."""
+"""Headers that keep readers busy for minutes are refused at once; ordinary files pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEBP = encoded("WEBP", SIZE)
 
 
 def inserted(data: bytes, position: int, unit: bytes, mebibytes: int = 20) -> bytes:
-    """`data` with as many of `unit` at `position` as make it so large."""
+    """`data`, grown to the wanted size by repeating `unit` at `position`."""
     return data[:position] + unit * (((mebibytes << 20) - len(data)) // len(unit)) + data[position:]
 
 
@@ -67,7 +67,7 @@ def tiff_of_strips(count: int) -> bytes:
 
 
 def gif_start() -> int:
-    """Where the blocks of `GIF` begin."""
+    """The offset of the first block of `GIF`."""
     return 13 + (3 << ((GIF[10] & 7) + 1) if GIF[10] & 0x80 else 0)
 
 
@@ -125,7 +125,7 @@ def test_header_bomb_is_refused_at_once(name: str) -> None:
 
 
 def with_much_else() -> bytes:
-    """A PNG as tools for pictures write it, with texts of all kinds and a profile."""
+    """A PNG with texts of all kinds and a profile, as image tools write it."""
     info = PngImagePlugin.PngInfo()
     for number in range(100):
         info.add_text(f"key {number}", "value " * 100)

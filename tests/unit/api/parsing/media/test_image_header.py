@@ -1,3 +1,5 @@
+"""An image's format and size, read from its header without decoding."""
+
 import contextlib
 import io
 import struct
@@ -96,7 +98,7 @@ def test_non_pictures_are_refused(data: bytes) -> None:
     ],
 )
 def test_damaged_header_is_reported_as_damaged(data: bytes, name: str) -> None:
-    """And not as another format: clients would convert it to the one that it has."""
+    """Reported as another format, clients would convert to the format the file already has."""
     with pytest.raises(InvalidImage, match=f"begins like {name}, but .* damaged") as caught:
         read(data)
     assert "not a readable" not in caught.value.message
@@ -114,7 +116,7 @@ def test_heic_without_its_extra_is_refused_with_the_extra(
 @pytest.mark.parametrize("name", ["AVIF", "HEIC"])
 @pytest.mark.parametrize("size", [(9000, 9000), (1, 2**32 - 1), (2**32 - 1, 2**32 - 1)])
 def test_largest_picture_of_a_file_counts(name: str, size: tuple[int, int]) -> None:
-    """Its readers are for a process of their own: the size comes from its boxes."""
+    """HEIC readers run in a process of their own, so the size comes from the file's boxes."""
     data = bytearray(encoded(name, (64, 48)))
     struct.pack_into(">II", data, data.index(b"ispe") + 8, *size)
     with pytest.raises(InvalidImage, match="more than 50000000 pixels"):

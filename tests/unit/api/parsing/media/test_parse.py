@@ -1,3 +1,5 @@
+"""Data URLs become images and videos with their bytes, hash and size, within the limits."""
+
 import hashlib
 
 import pytest

@@ -1,3 +1,5 @@
+"""A video's container and completeness, read from its first bytes."""
+
 import struct
 from contextlib import suppress
 
