@@ -78,8 +78,8 @@ def check(daemon: Daemon, times: Times, over: Event) -> None:
 
 
 def read_streams(daemon: Daemon, times: Times, over: Event) -> None:
-    asked = chat(user("Count."), stream=True, max_tokens=400, ignore_eos=True)
-    body = json.dumps(asked).encode()
+    request = chat(user("Count."), stream=True, max_tokens=400, ignore_eos=True)
+    body = json.dumps(request).encode()
     head = (
         f"POST {ROUTE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -112,9 +112,9 @@ def ask(connection: http.client.HTTPConnection, route: str, body: bytes) -> floa
     connection.request("POST", route, body, {"content-type": "application/json"})
     answer = connection.getresponse()
     content = answer.read()
-    taken = 1e3 * (time.perf_counter() - started)
+    milliseconds = 1e3 * (time.perf_counter() - started)
     assert answer.status == 200, content[:500]
-    return taken
+    return milliseconds
 
 
 def measure(port: int, rounds: int, num_requests: int) -> None:

@@ -168,13 +168,13 @@ def _authorization(key: str) -> str:
 
 async def health(port: int, seconds: float) -> list[float]:
     """The seconds of `/health/live`, several times a second."""
-    taken, started = [], time.perf_counter()
+    times, started = [], time.perf_counter()
     while time.perf_counter() - started < seconds:
         reply = await send(port, "GET", "/health/live")
         assert reply.status == 200
-        taken.append(reply.seconds)
+        times.append(reply.seconds)
         await asyncio.sleep(0.1)
-    return taken
+    return times
 
 
 async def _measure(
@@ -191,10 +191,10 @@ async def _measure(
             at_rate(port, seconds / rounds, rate, max_tokens), health(port, seconds / rounds)
         )
         goodput.append(overload.goodput)
-        told = [one for one in overload.retry_after_seconds if one is not None]
+        waits = [wait for wait in overload.retry_after_seconds if wait is not None]
         print(
             f"capacity {usual.goodput:.2f} answers/s; {factor:g} x: {overload.goodput:.2f},"
-            f" {dict(overload.statuses)}, Retry-After {min(told)} to {max(told)} s,"
+            f" {dict(overload.statuses)}, Retry-After {min(waits)} to {max(waits)} s,"
             f" /health/live at most {max(live):.3f} s",
             flush=True,
         )

@@ -186,10 +186,10 @@ class Trap:
 
 @pytest.fixture
 def trap() -> Iterator[Trap]:
-    made = Trap()
-    made.listen()
-    yield made
-    made.close()
+    counter = Trap()
+    counter.listen()
+    yield counter
+    counter.close()
 
 
 INWARD = [
@@ -258,13 +258,13 @@ def test_unresolvable_hosts_do_not_delay_other_requests(site: Site) -> None:
     with ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(ask, number) for number in range(8)]
         worst = 0.0
-        while not all(one.done() for one in asking):
+        while not all(task.done() for task in asking):
             started = time.monotonic()
             assert site.status_of("/health/live", None) == 200
             assert site.post().status_code == 200
             worst = max(worst, time.monotonic() - started)
             time.sleep(0.05)
-        assert {one.result() for one in asking} == {400}
+        assert {task.result() for task in asking} == {400}
     assert worst < 5
     assert site.is_fine()
 

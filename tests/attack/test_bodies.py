@@ -201,12 +201,12 @@ def test_header_bombs_are_refused_while_others_are_answered(daemon: Daemon):
     bombs = [json.dumps(chat(user(picture(url)))).encode() for url in kinds]
     with ThreadPoolExecutor() as threads:
         hostile = [threads.submit(post, daemon, bomb) for bomb in bombs]
-        others: list[Future[Any]] = [
+        honest: list[Future[Any]] = [
             threads.submit(post, daemon, body)
             for body in (json.dumps(chat(max_tokens=1)).encode(), small_picture())
         ]
         started = time.monotonic()
-        assert [other.result()[0] for other in others] == [200, 200]
+        assert [other.result()[0] for other in honest] == [200, 200]
         assert time.monotonic() - started < 10
         for future in hostile:
             status, answer = future.result()
@@ -263,12 +263,12 @@ def test_text_bodies_do_not_wait_for_media_bodies(daemon: Daemon):
 
 def test_killed_parsing_process_fails_no_request(daemon: Daemon):
     with stopped_parsers(daemon) as pids, ThreadPoolExecutor() as threads:
-        asked = threads.submit(post, daemon, small_picture())
+        pending = threads.submit(post, daemon, small_picture())
         wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
         time.sleep(0.2)  # until the process has it
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        assert asked.result()[0] == 200
+        assert pending.result()[0] == 200
 
 
 def test_pictures_are_answered_correctly_after_hostile_bodies(daemon: Daemon):

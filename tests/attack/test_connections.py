@@ -210,12 +210,12 @@ def test_running_answers_are_never_evicted_by_new_connections(
     daemon: Daemon, clients: contextlib.ExitStack
 ) -> None:
     with stopped(daemon.engine_pid()):
-        asked = [connect(daemon, clients, chat(max_tokens=2)) for _ in range(MAX_REQUESTS)]
+        running = [connect(daemon, clients, chat(max_tokens=2)) for _ in range(MAX_REQUESTS)]
         wait_until(lambda: in_flight(daemon) == MAX_REQUESTS, 10, daemon.log)
         for _ in range(MAX_CONNECTIONS * 2):
             connect(daemon, clients)
         assert daemon.get("/health/live")[0] == 200
-    for client in asked:
+    for client in running:
         assert b'"finish_reason"' in until(client, b'"usage"')
 
 

@@ -112,11 +112,11 @@ def test_full_disk_evicts_entries_and_answers_continue(model: str, tmp_path: Pat
         small_disk(tmp_path / "mount", 128 << 10) as mount,
         running_daemon(tmp_path, "--model", model, *NO_BLAS, *on_disk(mount)) as daemon,
     ):
-        asked = 0
+        count = 0
         while not disk(daemon)["evictions"]:
-            assert ask(daemon, question(asked))[0]
-            asked += 1
-            assert asked < 40
+            assert ask(daemon, question(count))[0]
+            count += 1
+            assert count < 40
         assert num_warnings(daemon) == 1
         wait_written(daemon, mount, 1)
         assert disk(daemon)["damaged"] == 0

@@ -35,8 +35,8 @@ BIG = "wait " + "x" * 3_000_000
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def front() -> AsyncIterator[Front]:
     """One front for most tests; each leaves it ready."""
-    async with running_front() as made:
-        yield made
+    async with running_front() as running:
+        yield running
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ async def test_new_requests_do_not_keep_hung_engine_alive(front: Front) -> None:
     pid = front.supervisor.status.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    asked = []
+    pending = []
     while front.supervisor.status.pid == pid:
-        asked.append(front.begin("accept prefill token finish"))
+        pending.append(front.begin("accept prefill token finish"))
         await asyncio.sleep(0.1)
-        assert len(asked) < 200, "it is never replaced"
-    for answer in await asyncio.gather(*asked):
+        assert len(pending) < 200, "it is never replaced"
+    for answer in await asyncio.gather(*pending):
         assert answer.terminals in (["engine_died"], ["engine_unavailable"])
     await front.check_clean()
 
@@ -151,21 +151,21 @@ async def test_disconnected_clients_free_their_slots_on_stopped_engine() -> None
         pid = front.supervisor.status.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        asked = [front.begin(BIG) for _ in range(6)]
+        tasks = [front.begin(BIG) for _ in range(6)]
         await until(lambda: len(front.supervisor.tracked["streams"]) == 6, 20)  # type: ignore[arg-type]
         assert (await front.ask("one too many")).status == 429
-        for task in asked:
+        for task in tasks:
             task.cancel()
         await until(lambda: not front.supervisor.tracked["streams"], 10)
         assert await front.in_flight() == 0
         assert front.supervisor.status.pid == pid, "it was replaced before they had left"
         process = front.supervisor._process
         assert process is not None
-        kept = [each for each in process._outbox if isinstance(each, EncodedSubmit)]
+        kept = [message for message in process._outbox if isinstance(message, EncodedSubmit)]
         assert len(kept) <= 1, "bodies of those who left are kept"
         others = len(process._outbox) - len(kept)
         assert others <= 6, "more than the news that each of them has left"
-        while await front.is_ready():  # noqa: ASYNC110  it is asked over HTTP
+        while await front.is_ready():  # noqa: ASYNC110  it is tasks over HTTP
             await asyncio.sleep(0.05)
         assert front.supervisor.status.pid == pid, "it was not ready before it was replaced"
         await front.until_replaced(pid)

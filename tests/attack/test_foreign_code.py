@@ -58,8 +58,8 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
     folder = tmp_path_factory.mktemp("trap")
     names = ("marks", "shared", "caches")
     marks, shared, caches = (folder / name for name in names)
-    for made in (marks, shared, caches):
-        made.mkdir()
+    for path in (marks, shared, caches):
+        path.mkdir()
     model = copied("qwen3_vl", folder / "model")
     plant(model, marks, MODULES)
     with running_daemon(

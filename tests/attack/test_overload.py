@@ -115,8 +115,8 @@ async def test_tenfold_overload_is_refused_early_and_the_rest_served(daemon: Dae
     assert max(live) < 2.0
     refused = [reply for reply in load.replies if reply.status == 429]
     assert {reply.code for reply in refused} == {"queue_full"}
-    told = [reply.retry_after_seconds or 0 for reply in refused]
-    assert 1 <= min(told) < max(told) <= 60, "it depends on the load"
+    retry_seconds = [reply.retry_after_seconds or 0 for reply in refused]
+    assert 1 <= min(retry_seconds) < max(retry_seconds) <= 60, "it depends on the load"
     assert sorted(reply.seconds for reply in refused)[len(refused) // 2] < 1.0
 
 

@@ -72,15 +72,15 @@ def small_seconds(daemon: Daemon) -> float:
 
 def tree(pid: int) -> list[int]:
     found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [pid, *(one for child in found.stdout.split() for one in tree(int(child)))]
+    return [pid, *(descendant for child in found.stdout.split() for descendant in tree(int(child)))]
 
 
 def cpu_seconds(pid: int) -> float:
     """CPU seconds of a process and its living descendants."""
     ticks = 0
-    for one in tree(pid):
+    for process in tree(pid):
         try:
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         ticks += int(fields[11]) + int(fields[12])

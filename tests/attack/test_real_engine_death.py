@@ -110,9 +110,9 @@ def test_real_engine_death_ends_each_of_a_crowd_once(daemon: Daemon, death: sign
     for client in clients:
         client.join(60)
     ends = [client.ends for client in clients]
-    assert all(len(told) == 1 for told in ends), ends
+    assert all(len(codes) == 1 for codes in ends), ends
     # "engine_unavailable": the picture was still being read here when the engine died
-    assert {told[0] for told in ends} <= {"engine_died", "engine_unavailable", "length"}
+    assert {codes[0] for codes in ends} <= {"engine_died", "engine_unavailable", "length"}
     assert ends[:4] == [["engine_died"]] * 4
     assert ends[4:].count(["engine_died"]) >= 3
     daemon.wait_ready()

@@ -133,7 +133,10 @@ def open_page(browser: Any) -> Iterator[Open]:
             if is_quiet:
                 page.on("request", note_request)
                 page.on("pageerror", lambda error: faults.append(f"script: {error}"))
-                page.on("console", lambda one: faults.append(one.text) if _is_fault(one) else None)
+                page.on(
+                    "console",
+                    lambda message: faults.append(message.text) if _is_fault(message) else None,
+                )
             page.goto(f"{daemon.url}/{view}")
             page.locator("#state[data-state=ready]").wait_for()
             return page

@@ -37,9 +37,9 @@ def test_picture_question_streams_true_answer_and_follow_up(
 ) -> None:
     page = open_page(daemon, device=device)
     give(page, how, SQUARE)
-    with page.expect_response("**/v1/chat/completions") as asked:
+    with page.expect_response("**/v1/chat/completions") as response:
         answer = ask(page, "What shape is this?")
-    assert asked.value.headers["content-type"].startswith("text/event-stream")
+    assert response.value.headers["content-type"].startswith("text/event-stream")
     assert text_of(answer) == "square"
     figures = figures_of(answer)
     assert re.fullmatch(r"[\d.]+ m?s", figures["First token"])
@@ -59,9 +59,9 @@ def test_page_sends_pictures_in_their_order(daemon: Daemon, open_page: Open) -> 
     star = (encoded(one_shape("star", "red")), "star.png", "image/png")
     give(page, "drop", SQUARE, star, SQUARE)
     page.get_by_role("button", name="Remove square.png").last.click()
-    with page.expect_request("**/v1/chat/completions") as asked:
+    with page.expect_request("**/v1/chat/completions") as request:
         ask(page, "Which colour is in the second picture?")
-    (message,) = asked.value.post_data_json["messages"]
+    (message,) = request.value.post_data_json["messages"]
     assert [part["type"] for part in message["content"]] == ["image_url", "image_url", "text"]
     first, second = (part["image_url"]["url"] for part in message["content"][:2])
     assert first != second
@@ -88,9 +88,9 @@ def test_page_converts_unsupported_picture_formats(daemon: Daemon, open_page: Op
 def test_page_refuses_files_that_are_no_pictures(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     give(page, "drop", (b"text", "notes.txt", "text/plain"), (b"x", "bad.png", "image/png"))
-    told = page.get_by_role("alert").all_inner_texts()
-    assert any("notes.txt is neither" in each for each in told)
-    assert any("bad.png can" in each for each in told)
+    alerts = page.get_by_role("alert").all_inner_texts()
+    assert any("notes.txt is neither" in text for text in alerts)
+    assert any("bad.png can" in text for text in alerts)
 
 
 def test_page_answers_a_question_about_a_video(daemon: Daemon, open_page: Open) -> None:
@@ -120,11 +120,11 @@ def test_tool_call_is_shown_and_marked_on_the_picture(
     y = (mark["y"] + mark["height"] / 2 - image["y"]) / image["height"] * 400
     assert (x - 180) ** 2 + (y - 210) ** 2 < 90**2
     answer.get_by_label("Result of click").fill("clicked")
-    with page.expect_request("**/v1/chat/completions") as asked:
+    with page.expect_request("**/v1/chat/completions") as request:
         ask(page, "What now?")
-    roles = [message["role"] for message in asked.value.post_data_json["messages"]]
+    roles = [message["role"] for message in request.value.post_data_json["messages"]]
     assert roles == ["user", "assistant", "tool", "user"]
-    assert asked.value.post_data_json["messages"][2]["content"] == "clicked"
+    assert request.value.post_data_json["messages"][2]["content"] == "clicked"
 
 
 @pytest.mark.parametrize(
@@ -156,11 +156,13 @@ def test_regions_are_found_in_answers(
         [text, coordinates],
     )
     fields = ("x", "y", "width", "height")
-    shown = [(one["kind"], *(one[name] for name in fields), one["label"]) for one in found]
+    shown = [
+        (region["kind"], *(region[name] for name in fields), region["label"]) for region in found
+    ]
     wanted = []
     for line in expected:
         kind, *numbers, label = line.split(" ")
-        wanted.append((kind, *(pytest.approx(float(each)) for each in numbers), label))
+        wanted.append((kind, *(pytest.approx(float(number)) for number in numbers), label))
     assert shown == wanted
 
 

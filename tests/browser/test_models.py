@@ -52,8 +52,8 @@ def test_page_loads_and_unloads_a_model(several: Several, open_page: Open) -> No
     press(page, "Load", "second")
     card(page, "second").locator(".progress").wait_for()
     wait_for_state(page, "second", "Ready")
-    told = re.compile(r"[\d.]+ MiB of [\d.]+ MiB · unloads in \d+ \w+ if unused")
-    card(page, "second").get_by_text(told).wait_for()
+    figures = re.compile(r"[\d.]+ MiB of [\d.]+ MiB · unloads in \d+ \w+ if unused")
+    card(page, "second").get_by_text(figures).wait_for()
     assert page.evaluate("document.activeElement.dataset.id") == "toggle second", "the focus stays"
     page.locator("#models-held", has_text=re.compile(r"of \d+ MiB held")).wait_for()
     card(page, "second").get_by_text("Details").click()
@@ -162,9 +162,9 @@ def test_question_goes_to_the_picked_model_and_shows_its_load(
     page.get_by_label("Model", exact=True).select_option(LONG_NAME)
     give(page, "drop", SQUARE)
     page.get_by_role("textbox", name="Question", exact=True).fill("What shape is this?")
-    with page.expect_request("**/v1/chat/completions") as asked:
+    with page.expect_request("**/v1/chat/completions") as request:
         page.keyboard.press("Enter")
-    assert asked.value.post_data_json["model"] == LONG_NAME
+    assert request.value.post_data_json["model"] == LONG_NAME
     page.locator(".waiting", has_text=f"Waiting for {LONG_NAME}").wait_for()
     page.locator(".waiting .progress .meter").wait_for()
     answer = page.locator(".answer")
@@ -184,16 +184,16 @@ def test_figures_belong_to_the_picked_model(several: Several, open_page: Open) -
     pinned_pid = process.inner_text()
     picked.select_option("second")
     page.locator(".engine dd").filter(has_not_text=pinned_pid).first.wait_for()
-    _, told = several.daemon.get("/v1/status?model=second")
-    page.locator(".engine dd", has_text=str(told["engine"]["pid"])).first.wait_for()
+    _, status = several.daemon.get("/v1/status?model=second")
+    page.locator(".engine dd", has_text=str(status["engine"]["pid"])).first.wait_for()
 
 
 def test_request_list_names_each_requests_model(several: Several, open_page: Open) -> None:
     several.post("load", "second")
     page = open_page(several.daemon, "#now")
     page.get_by_text("Nothing is running").wait_for()
-    with ThreadPoolExecutor(1) as others:
-        asked = others.submit(
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(
             several.daemon.client().chat.completions.create,
             model="second",
             messages=[{"role": "user", "content": "hi"}],
@@ -204,7 +204,7 @@ def test_request_list_names_each_requests_model(several: Several, open_page: Ope
         page.get_by_text("of at most 4,000 tokens").first.wait_for()
         page.get_by_role("button", name="Cancel the request").click()
         with pytest.raises(openai.APIStatusError):
-            asked.result(20)
+            pending.result(20)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -232,5 +232,5 @@ def test_views_of_many_models_are_accessible_and_fit(
     page.get_by_label("Model", exact=True).select_option(LONG_NAME)
     assert problems(page) == []
     check_that_it_fits(page)
-    sizes = [page.locator(f"#{each}").bounding_box() for each in ("send", "choose")]
-    assert all(abs(each["width"] - each["height"]) < 1 for each in sizes), "still round"
+    sizes = [page.locator(f"#{name}").bounding_box() for name in ("send", "choose")]
+    assert all(abs(size["width"] - size["height"]) < 1 for size in sizes), "still round"

@@ -69,8 +69,8 @@ def test_operator_cancels_another_clients_request(tiny_daemon: Daemon, key_page:
     page = key_page
     page.locator("nav a[href='#now']").click()
     page.get_by_text("Nothing is running").wait_for()
-    with ThreadPoolExecutor(1) as others:
-        waiting = others.submit(
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(
             tiny_daemon.client().chat.completions.create,
             model="default",
             messages=[{"role": "user", "content": "hi"}],

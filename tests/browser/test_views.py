@@ -46,9 +46,9 @@ def problems(page: Any) -> list[str]:
 
     found = Axe().run(page).response["violations"]
     return [
-        f"{each['id']}: {node['html'][:200]} {node.get('failureSummary', '')}"
-        for each in found
-        for node in each["nodes"]
+        f"{problem['id']}: {node['html'][:200]} {node.get('failureSummary', '')}"
+        for problem in found
+        for node in problem["nodes"]
     ]
 
 
@@ -113,7 +113,8 @@ def test_content_policy_blocks_inline_code_and_other_hosts(daemon: Daemon, open_
     assert (ran, display) == (False, "flex")
     assert {"connect-src", "style-src-elem", "require-trusted-types-for"} <= set(directives)
     assert any(
-        each.startswith("script-src") or each == "require-trusted-types-for" for each in directives
+        directive.startswith("script-src") or directive == "require-trusted-types-for"
+        for directive in directives
     )
 
 

@@ -39,9 +39,9 @@ def daemon(keyed_daemon: Daemon) -> Daemon:
 def crowded(daemon: Daemon) -> Iterator[str]:
     """A key whose only allowed request is running throughout the test."""
     client = daemon.client(api_key=NARROW_KEY)
-    asked = [{"role": "user", "content": "Count from 1 to 100."}]
+    messages = [{"role": "user", "content": "Count from 1 to 100."}]
     with client.chat.completions.create(
-        model="demo", messages=asked, stream=True, **ENDLESS
+        model="demo", messages=messages, stream=True, **ENDLESS
     ) as answer:
         next(answer)
         yield NARROW_KEY

@@ -60,8 +60,8 @@ def is_at(place: tuple[int, int], x: int, y: int) -> bool:
 
 
 def is_the_circle(thing: Thing) -> bool:
-    told = (thing.shape, thing.color, thing.count)
-    return told == ("circle", "red", 1) and is_at(CIRCLE, thing.x, thing.y)
+    description = (thing.shape, thing.color, thing.count)
+    return description == ("circle", "red", 1) and is_at(CIRCLE, thing.x, thing.y)
 
 
 URL = f"data:image/png;base64,{base64.b64encode(screenshot()).decode()}"

@@ -47,16 +47,16 @@ Connect = Callable[..., anthropic.Anthropic]
 
 
 def user(*content: Any) -> Any:
-    blocks = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+    blocks = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
     return {"role": "user", "content": blocks}
 
 
 @pytest.fixture
 def connect(daemon: Daemon) -> Connect:
-    def made(api_key: str = daemon.api_key) -> anthropic.Anthropic:
+    def connected_client(api_key: str = daemon.api_key) -> anthropic.Anthropic:
         return anthropic.Anthropic(base_url=daemon.url, api_key=api_key, max_retries=0)
 
-    return made
+    return connected_client
 
 
 @pytest.fixture

@@ -37,10 +37,12 @@ class Crowd(pydantic.BaseModel):
 
 @pytest.fixture
 def connect(daemon: Daemon) -> Connect:
-    def made(mode: Mode = Mode.TOOLS, api_key: str = daemon.api_key) -> instructor.Instructor:
+    def connected_client(
+        mode: Mode = Mode.TOOLS, api_key: str = daemon.api_key
+    ) -> instructor.Instructor:
         return instructor.from_openai(daemon.client(api_key=api_key), mode=mode)
 
-    return made
+    return connected_client
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -132,11 +134,18 @@ def far(scripted: str, mode: Mode) -> instructor.AsyncInstructor:
 async def test_instructor_gets_an_object_in_every_mode(
     scripted: str, engine: ScriptedEngine, mode: Mode
 ) -> None:
-    said = STAR.model_dump_json()
+    content = STAR.model_dump_json()
     if mode is Mode.TOOLS:
-        engine.script = (calls(0, said, id="call_1", name="Thing"), ended("tool_calls"), finished())
+        engine.script = (
+            calls(0, content, id="call_1", name="Thing"),
+            ended("tool_calls"),
+            finished(),
+        )
     else:
-        engine.script = (says(f"```json\n{said}\n```" if mode is Mode.MD_JSON else said), ended())
+        engine.script = (
+            says(f"```json\n{content}\n```" if mode is Mode.MD_JSON else content),
+            ended(),
+        )
         engine.script += (finished(),)
     found = await far(scripted, mode).chat.completions.create(
         **GREEDY, response_model=Thing, messages=MESSAGES
@@ -182,7 +191,7 @@ async def test_instructor_sends_validation_errors_and_retries(
     first, again = engine.submitted
     (call,) = again.messages[len(first.messages)].tool_calls
     assert call.arguments == '{"shape": "star"}'
-    (told,) = [each for each in again.messages if each.role == "tool"]
-    (part,) = told.content
+    (result,) = [message for message in again.messages if message.role == "tool"]
+    (part,) = result.content
     assert isinstance(part, TextPart)
     assert "Field required" in part.text

@@ -51,13 +51,15 @@ def click(x: int, y: int) -> str:
 
 
 def user(*content: Any, **fields: Any) -> HumanMessage:
-    parts = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
     return HumanMessage(parts, **fields)
 
 
 @pytest.fixture
 def connect(daemon: Daemon) -> Connect:
-    def made(api_key: str = daemon.api_key, model: str = "demo", **fields: Any) -> ChatOpenAI:
+    def connected_client(
+        api_key: str = daemon.api_key, model: str = "demo", **fields: Any
+    ) -> ChatOpenAI:
         return ChatOpenAI(
             model=model,
             base_url=f"{daemon.url}/v1",
@@ -66,7 +68,7 @@ def connect(daemon: Daemon) -> Connect:
             **{"temperature": 0, "max_tokens": 400, **fields},
         )
 
-    return made
+    return connected_client
 
 
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
@@ -87,21 +89,21 @@ def test_langchain_tool_loop_reads_a_screenshot_result(model: ChatOpenAI, stream
     messages: list[Any] = [user(LOOK)]
     if streams:
         first, *others = bound.stream(messages)
-        said: Any = sum(others, first)
+        reply: Any = sum(others, first)
     else:
-        said = bound.invoke(messages)
-    (call,) = said.tool_calls
+        reply = bound.invoke(messages)
+    (call,) = reply.tool_calls
     assert (call["name"], call["args"]) == ("screenshot", {})
     result = screenshot.invoke(call)
     assert isinstance(result, ToolMessage)
-    assert bound.invoke([*messages, said, result]).text == "red"
+    assert bound.invoke([*messages, reply, result]).text == "red"
 
 
 @pytest.mark.parametrize("choice", ["auto", "any", "click"])
 def test_langchain_clicks_the_circle(model: ChatOpenAI, choice: str) -> None:
-    said = model.bind_tools([click], tool_choice=choice).invoke([user(PICTURE, CLICK)])
-    assert isinstance(said, AIMessage)
-    (call,) = said.tool_calls
+    reply = model.bind_tools([click], tool_choice=choice).invoke([user(PICTURE, CLICK)])
+    assert isinstance(reply, AIMessage)
+    (call,) = reply.tool_calls
     assert call["name"] == "click"
     assert is_at(CIRCLE, **call["args"])
 
@@ -180,10 +182,10 @@ async def test_langchain_reads_reasoning_and_parallel_calls(
     question = user("Click.", PICTURE)
     if streams:
         pieces = [piece async for piece in bound.astream([question])]
-        said: Any = sum(pieces[1:], pieces[0])
+        reply: Any = sum(pieces[1:], pieces[0])
     else:
-        said = await bound.ainvoke([question])
-    assert [(call["id"], call["name"], call["args"]) for call in said.tool_calls] == [
+        reply = await bound.ainvoke([question])
+    assert [(call["id"], call["name"], call["args"]) for call in reply.tool_calls] == [
         ("call_1", "screenshot", {}),
         ("call_2", "click", {"x": 3, "y": 4}),
     ]
@@ -192,8 +194,8 @@ async def test_langchain_reads_reasoning_and_parallel_calls(
 
     engine.script = HELLO
     shown = ToolMessage([{"type": "text", "text": "Now:"}, PICTURE], tool_call_id="call_1")
-    told = ToolMessage("clicked", tool_call_id="call_2")
-    answer = await far.bind_tools([screenshot, click]).ainvoke([question, said, shown, told])
+    result = ToolMessage("clicked", tool_call_id="call_2")
+    answer = await far.bind_tools([screenshot, click]).ainvoke([question, reply, shown, result])
     assert answer.text == "Hello world"
     _, turn, first, second = engine.submitted[1].messages
     assert [(call.id, call.name) for call in turn.tool_calls] == [

@@ -42,7 +42,7 @@ PROVIDERS = ["openai", "anthropic", "ollama_chat"]
 
 
 def user(*content: Any) -> Any:
-    parts = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
     return {"role": "user", "content": parts}
 
 
@@ -174,26 +174,26 @@ async def test_litellm_reads_reasoning_and_parallel_calls(
 ) -> None:
     engine.script = LOOKS_AND_CLICKS
     answer = await converse(scripted, provider, user(LOOK), stream=streams)
-    said = answer.choices[0].message
-    assert said.reasoning_content == "Look and click."
+    message = answer.choices[0].message
+    assert message.reasoning_content == "Look and click."
     assert [
-        (call.function.name, json.loads(call.function.arguments)) for call in said.tool_calls
+        (call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls
     ] == [
         ("screenshot", {}),
         ("click", {"x": 3, "y": 4}),
     ]
     engine.script = HELLO
     results = [
-        {"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in said.tool_calls
+        {"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in message.tool_calls
     ]
-    await converse(scripted, provider, user(LOOK), said, *results)
-    _, turn, *told = engine.submitted[1].messages
+    await converse(scripted, provider, user(LOOK), message, *results)
+    _, turn, *results_sent = engine.submitted[1].messages
     assert [(call.name, json.loads(call.arguments)) for call in turn.tool_calls] == [
         ("screenshot", {}),
         ("click", {"x": 3, "y": 4}),
     ]
     assert turn.reasoning == "Look and click."
-    assert [(each.role, each.name, each.content) for each in told] == [
+    assert [(result.role, result.name, result.content) for result in results_sent] == [
         ("tool", "screenshot", (TextPart("ok"),)),
         ("tool", "click", (TextPart("ok"),)),
     ]
@@ -211,7 +211,7 @@ async def test_litellm_sends_result_pictures_in_the_expected_role(
     shown = {"role": "tool", "tool_call_id": "call_1", "content": [PICTURE]}
     await converse(scripted, provider, user(LOOK), called, shown)
     (submit,) = engine.submitted
-    (shower,) = [each for each in submit.messages if ImagePart(0) in each.content]
+    (shower,) = [message for message in submit.messages if ImagePart(0) in message.content]
     assert shower.role == role
 
 

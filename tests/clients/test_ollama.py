@@ -57,10 +57,10 @@ TOOLS: Any = [look, click]
 
 @pytest.fixture
 def connect(daemon: Daemon) -> Connect:
-    def made(api_key: str = daemon.api_key) -> ollama.Client:
+    def connected_client(api_key: str = daemon.api_key) -> ollama.Client:
         return ollama.Client(daemon.url, headers={"Authorization": f"Bearer {api_key}"})
 
-    return made
+    return connected_client
 
 
 @pytest.fixture
@@ -83,21 +83,21 @@ def test_ollama_tool_loop_reads_a_screenshot_result(client: ollama.Client, strea
     fields: Any = {**GREEDY, "messages": messages, "tools": TOOLS}
     if streams:
         parts = client.chat(**fields, stream=True)
-        (said,) = (part.message for part in parts if part.message.tool_calls)
+        (reply,) = (part.message for part in parts if part.message.tool_calls)
     else:
-        said = client.chat(**fields).message
-    (call,) = said.tool_calls or ()
+        reply = client.chat(**fields).message
+    (call,) = reply.tool_calls or ()
     assert (call.function.name, call.function.arguments) == ("screenshot", {})
     messages += [
-        said,
+        reply,
         {"role": "tool", "tool_name": "screenshot", "content": "", "images": [look()]},
     ]
     assert client.chat(**fields).message.content == "red"
 
 
 def test_ollama_client_clicks_the_circle(client: ollama.Client) -> None:
-    said = client.chat(messages=[user(CLICK, PNG)], tools=[click], **GREEDY).message
-    (call,) = said.tool_calls or ()
+    reply = client.chat(messages=[user(CLICK, PNG)], tools=[click], **GREEDY).message
+    (call,) = reply.tool_calls or ()
     assert call.function.name == "click"
     assert is_at(CIRCLE, **call.function.arguments)
 

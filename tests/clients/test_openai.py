@@ -33,7 +33,7 @@ GREEDY: Any = {"model": "demo", "temperature": 0}
 
 
 def user(*content: Any) -> Any:
-    parts = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
     return {"role": "user", "content": parts}
 
 
@@ -185,15 +185,15 @@ SHOWN: Any = {"type": "input_image", "image_url": URL, "detail": "auto"}
 FUNCTIONS: Any = [{"type": "function", "strict": False, **each["function"]} for each in TOOLS]
 
 
-def asked(*content: Any) -> Any:
+def input_message(*content: Any) -> Any:
     parts = [
-        {"type": "input_text", "text": each} if isinstance(each, str) else each for each in content
+        {"type": "input_text", "text": part} if isinstance(part, str) else part for part in content
     ]
     return [{"role": "user", "content": parts}]
 
 
 def test_openai_response_answers_a_picture(client: openai.OpenAI) -> None:
-    response = client.responses.create(input=asked(SHOWN, COLOUR), **GREEDY)
+    response = client.responses.create(input=input_message(SHOWN, COLOUR), **GREEDY)
     assert response.output_text == "red"
 
 
@@ -210,12 +210,14 @@ def test_openai_responses_tool_loop_reads_a_screenshot(
     if is_stored:
         second = client.responses.create(input=[result], previous_response_id=first.id, **fields)
     else:
-        second = client.responses.create(input=[*asked(LOOK), call, result], **fields)
+        second = client.responses.create(input=[*input_message(LOOK), call, result], **fields)
     assert second.output_text == "red"
 
 
 def test_openai_client_parses_a_structured_response(client: openai.OpenAI) -> None:
-    response = client.responses.parse(input=asked(SHOWN, DESCRIBE), text_format=Thing, **GREEDY)
+    response = client.responses.parse(
+        input=input_message(SHOWN, DESCRIBE), text_format=Thing, **GREEDY
+    )
     assert response.output_parsed is not None
     assert is_the_circle(response.output_parsed)
 

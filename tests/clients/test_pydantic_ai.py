@@ -48,10 +48,12 @@ def connected(url: str, kind: str, api_key: str, name: str = "demo", **settings:
 
 @pytest.fixture(params=KINDS)
 def connect(daemon: Daemon, request: pytest.FixtureRequest) -> Connect:
-    def made(api_key: str = daemon.api_key, name: str = "demo", **settings: Any) -> Model:
+    def connected_client(
+        api_key: str = daemon.api_key, name: str = "demo", **settings: Any
+    ) -> Model:
         return connected(daemon.url, request.param, api_key, name, **settings)
 
-    return made
+    return connected_client
 
 
 @pytest.fixture
@@ -157,14 +159,14 @@ async def test_pydantic_ai_reads_reasoning_and_parallel_calls(
 
     assert (await agent.run("Click.")).output == "Hello world"
     assert clicked == [(3, 4)]
-    asked, told = engine.submitted
-    assert asked.tools is not None
-    assert "click" in asked.tools.strict
-    called = next(each for each in told.messages if each.tool_calls)
+    first, second = engine.submitted
+    assert first.tools is not None
+    assert "click" in first.tools.strict
+    called = next(message for message in second.messages if message.tool_calls)
     names = ["screenshot", "click", "rest"]
     assert [call.name for call in called.tool_calls] == names
-    assert [each.name for each in told.messages if each.role == "tool"] == names
-    (shower,) = [each for each in told.messages if ImagePart(0) in each.content]
+    assert [message.name for message in second.messages if message.role == "tool"] == names
+    (shower,) = [message for message in second.messages if ImagePart(0) in message.content]
     assert shower.role == ("user" if kind == "chat" else "tool")
 
 

@@ -88,17 +88,17 @@ def model(daemon: Daemon) -> OpenAIServerModel:
 
 
 def agent(model: OpenAIServerModel, *tools: Tool, **fields: Any) -> ToolCallingAgent:
-    made = ToolCallingAgent(list(tools), model, verbosity_level=LogLevel.OFF, **fields)
-    made.prompt_templates["system_prompt"] = "You use tools."
-    return made
+    tool_agent = ToolCallingAgent(list(tools), model, verbosity_level=LogLevel.OFF, **fields)
+    tool_agent.prompt_templates["system_prompt"] = "You use tools."
+    return tool_agent
 
 
 def user(*content: Any) -> ChatMessage:
     parts = [
-        {"type": "text", "text": each}
-        if isinstance(each, str)
-        else {"type": "image", "image": each}
-        for each in content
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image", "image": part}
+        for part in content
     ]
     return ChatMessage(role=MessageRole.USER, content=parts)
 
@@ -199,7 +199,7 @@ async def test_smolagents_tool_loop_reads_screenshots(
     first, second = engine.submitted
     assert first.tools is not None
     assert first.tools.choice == "required"
-    shown = [part for each in second.messages for part in each.content]
+    shown = [part for message in second.messages for part in message.content]
     assert sum(isinstance(part, ImagePart) for part in shown) == 1
 
 

@@ -102,8 +102,8 @@ def test_choices_give_the_same_true_answer(daemon: Daemon) -> None:
         temperature=0,
         n=2,
     )
-    told = [choice.message.content or "" for choice in answer.choices]
-    assert [("red" in text.lower()) for text in told] == [True, True]
+    texts = [choice.message.content or "" for choice in answer.choices]
+    assert [("red" in text.lower()) for text in texts] == [True, True]
     assert {choice.finish_reason for choice in answer.choices} == {"stop"}
 
 
@@ -224,7 +224,7 @@ async def test_concurrent_pictures_get_their_own_answers(daemon: Daemon) -> None
     colors = ["red", "blue", "green"]
     client = daemon.async_client()
 
-    async def one(shape: str, color: str) -> tuple[str, str]:
+    async def answer_about(shape: str, color: str) -> tuple[str, str]:
         answer = await client.chat.completions.create(
             model="default",
             messages=[user(one_shape(shape, color), f"What colour is the {shape}?")],
@@ -232,5 +232,7 @@ async def test_concurrent_pictures_get_their_own_answers(daemon: Daemon) -> None
         )
         return color, (answer.choices[0].message.content or "").strip()
 
-    answers = await asyncio.gather(*(one(shape, color) for shape in shapes for color in colors))
+    answers = await asyncio.gather(
+        *(answer_about(shape, color) for shape in shapes for color in colors)
+    )
     assert [wanted for wanted, _ in answers] == [given for _, given in answers]

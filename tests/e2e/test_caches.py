@@ -28,8 +28,8 @@ async def ask(daemon: Daemon, shape: str, question: str) -> Any:
 
 
 def is_right(answer: Any, shape: str, question: str) -> bool:
-    told = (answer.choices[0].message.content or "").strip()
-    return bool(told == (shape, SHAPES[shape])[QUESTIONS[question]])
+    text = (answer.choices[0].message.content or "").strip()
+    return bool(text == (shape, SHAPES[shape])[QUESTIONS[question]])
 
 
 async def test_repeated_pictures_keep_their_own_answers(daemon: Daemon) -> None:
@@ -44,10 +44,10 @@ async def test_repeated_pictures_keep_their_own_answers(daemon: Daemon) -> None:
 async def test_cached_tokens_count_the_known_prefix(daemon: Daemon) -> None:
     """A picture of another size shares no tokens; a repeated one shares all but the last."""
     new = one_shape("square", "green", (392, 448))
-    asked = [user(new, "What shape is this?")]
+    messages = [user(new, "What shape is this?")]
     first, second = [
         await daemon.async_client().chat.completions.create(
-            model="default", messages=asked, temperature=0, max_tokens=20
+            model="default", messages=messages, temperature=0, max_tokens=20
         )
         for _ in range(2)
     ]

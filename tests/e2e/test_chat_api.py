@@ -101,7 +101,7 @@ def test_system_message_changes_the_answer(tiny_daemon: Daemon) -> None:
 async def test_seeded_answers_do_not_depend_on_the_batch(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.async_client()
 
-    async def one(seed: int) -> str:
+    async def answer_to(seed: int) -> str:
         answer = await client.chat.completions.create(
             model="default",
             messages=[user(noise(seed, (96, 96)), "What?")],
@@ -111,25 +111,25 @@ async def test_seeded_answers_do_not_depend_on_the_batch(tiny_daemon: Daemon) ->
         )
         return answer.choices[0].message.content or ""
 
-    alone = [await one(seed) for seed in range(6)]
-    assert await asyncio.gather(*map(one, range(6))) == alone
+    alone = [await answer_to(seed) for seed in range(6)]
+    assert await asyncio.gather(*map(answer_to, range(6))) == alone
 
 
 async def test_batched_pictures_are_answered_as_alone(tiny_daemon: Daemon) -> None:
     """A, B, A, B concurrently; A+B and B+A in one message."""
     client = tiny_daemon.async_client()
     a, b = noise(1, (112, 80)), noise(2, (112, 80))
-    asked = [user(a, "What?"), user(b, "What?"), user(a, b, "What?"), user(b, a, "What?")]
+    messages = [user(a, "What?"), user(b, "What?"), user(a, b, "What?"), user(b, a, "What?")]
 
-    async def one(message: dict[str, Any]) -> str:
+    async def answer_to(message: dict[str, Any]) -> str:
         answer = await client.chat.completions.create(
             model="default", messages=[message], temperature=0, max_tokens=20
         )
         return answer.choices[0].message.content or ""
 
-    alone = [await one(message) for message in asked]
+    alone = [await answer_to(message) for message in messages]
     assert len(set(alone)) == len(alone)
-    assert await asyncio.gather(*map(one, asked * 2)) == alone * 2
+    assert await asyncio.gather(*map(answer_to, messages * 2)) == alone * 2
 
 
 def test_model_list_has_the_served_model_only(tiny_daemon: Daemon) -> None:

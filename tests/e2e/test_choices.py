@@ -31,10 +31,10 @@ def test_seeded_choices_of_a_picture_differ_and_repeat(tiny_daemon: Daemon) -> N
     assert len(set(texts(answer))) == 4
     assert {choice.finish_reason for choice in answer.choices} == {"length"}
     assert texts(complete(tiny_daemon, **DRAWN)) == texts(answer)
-    one = complete(tiny_daemon, **{**DRAWN, "n": 1})
-    assert texts(one) == texts(answer)[:1]
-    assert answer.usage.prompt_tokens == one.usage.prompt_tokens
-    assert answer.usage.completion_tokens == 4 * one.usage.completion_tokens == 4 * 24
+    single = complete(tiny_daemon, **{**DRAWN, "n": 1})
+    assert texts(single) == texts(answer)[:1]
+    assert answer.usage.prompt_tokens == single.usage.prompt_tokens
+    assert answer.usage.completion_tokens == 4 * single.usage.completion_tokens == 4 * 24
 
 
 def test_greedy_choices_are_the_same(tiny_daemon: Daemon) -> None:
@@ -51,13 +51,13 @@ def test_stream_has_the_choices_of_the_whole_answer(
     whole = complete(tiny_daemon, **fields)
     stream = complete(tiny_daemon, stream=True, stream_options={"include_usage": True}, **fields)
     *chunks, last = stream
-    told: dict[int, list[Any]] = {index: [] for index in range(4)}
+    streamed: dict[int, list[Any]] = {index: [] for index in range(4)}
     for chunk in chunks:
         assert chunk.usage is None
         (choice,) = chunk.choices
-        told[choice.index].append(choice)
+        streamed[choice.index].append(choice)
     assert (last.choices, last.usage) == ([], whole.usage)
-    for index, (role, *pieces, finish) in told.items():
+    for index, (role, *pieces, finish) in streamed.items():
         expected = whole.choices[index]
         assert (role.delta.role, role.delta.content) == ("assistant", "")
         assert "".join(p.delta.content for p in pieces) == expected.message.content
@@ -94,7 +94,7 @@ async def test_choices_and_log_probabilities_do_not_depend_on_the_batch(
 ) -> None:
     client = tiny_daemon.async_client()
 
-    async def one(seed: int, n: int) -> list[Any]:
+    async def answer_to(seed: int, n: int) -> list[Any]:
         fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "max_tokens": 20}
         answer = await client.chat.completions.create(
             model="default", messages=MESSAGES, temperature=1, seed=seed, n=n, **fields
@@ -102,8 +102,8 @@ async def test_choices_and_log_probabilities_do_not_depend_on_the_batch(
         return list(answer.choices)
 
     sizes = [3, 1, 8, 5]
-    alone = [await one(seed, n) for seed, n in enumerate(sizes)]
-    together = await asyncio.gather(*(one(seed, n) for seed, n in enumerate(sizes)))
+    alone = [await answer_to(seed, n) for seed, n in enumerate(sizes)]
+    together = await asyncio.gather(*(answer_to(seed, n) for seed, n in enumerate(sizes)))
     for found, expected in zip(chain(*together), chain(*alone), strict=True):
         names, values = zip(*figures(found), strict=True)
         expected_names, expected_values = zip(*figures(expected), strict=True)

@@ -46,7 +46,10 @@ def port() -> str:
 @pytest.mark.whole
 def test_doctor_finds_no_problem_on_a_sound_machine(port: str) -> None:
     code, found = doctor("--set", port)
-    assert (code, [each for each in found.values() if each["level"] == "problem"]) == (0, [])
+    assert (code, [finding for finding in found.values() if finding["level"] == "problem"]) == (
+        0,
+        [],
+    )
     assert "'circle'" in found["self-test"]["text"]
     assert __version__ in found["versions"]["text"]
     assert "float32" in found["device"]["text"]
@@ -92,10 +95,10 @@ def test_doctor_report_includes_the_running_daemons_state(
     assert found["self-test"]["text"].startswith("the running daemon answered 'circle'")
     text = report.read_text()
     assert keyed_daemon.api_key not in text
-    said = json.loads(text)
-    assert said["daemon"]["/v1/status"]["engine"]["state"] == "ready"
-    assert any("request_success_total" in line for line in said["daemon"]["/metrics"])
-    assert any("POST /v1/chat/completions" in line for line in said["log"])
+    content = json.loads(text)
+    assert content["daemon"]["/v1/status"]["engine"]["state"] == "ready"
+    assert any("request_success_total" in line for line in content["daemon"]["/metrics"])
+    assert any("POST /v1/chat/completions" in line for line in content["log"])
 
 
 @pytest.mark.whole

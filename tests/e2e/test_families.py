@@ -64,6 +64,8 @@ def test_family_answers_a_video(family_daemon: Daemon):
 
 def test_family_answers_an_image_batched_with_a_text(family_daemon: Daemon):
     with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(tokens_of, family_daemon, each) for each in (TEXT, OTHER_IMAGE)]
-        assert all(future.result() for future in asked)
+        futures = [
+            pool.submit(tokens_of, family_daemon, question) for question in (TEXT, OTHER_IMAGE)
+        ]
+        assert all(future.result() for future in futures)
     family_daemon.wait_idle()

@@ -146,11 +146,13 @@ def test_metrics_under_load_equal_the_clients_times(daemon: Daemon) -> None:
     """The batch size is one, so the last request waits for all others."""
     before = figures(daemon)
     with ThreadPoolExecutor(STREAMS) as pool:
-        seen = list(pool.map(lambda color: stream(daemon, color), COLORS))
+        client_seconds = list(pool.map(lambda color: stream(daemon, color), COLORS))
     after = figures(daemon)
     grown = {name: after[name] - before.get(name, 0) for name in after}
     assert grown["time_to_first_token_seconds_count"] == STREAMS
-    assert 0.5 * sum(seen) <= grown["time_to_first_token_seconds_sum"] <= sum(seen)
+    assert (
+        0.5 * sum(client_seconds) <= grown["time_to_first_token_seconds_sum"] <= sum(client_seconds)
+    )
     assert grown["request_queue_time_seconds_sum"] > 0
     assert grown["stream_longest_silence_seconds_count"] <= STREAMS
     assert grown["inter_token_latency_seconds_count"] > 0
@@ -180,7 +182,7 @@ def test_json_log_has_one_object_per_request(daemon: Daemon) -> None:
     assert (line["images"], line["finish"], line["error"]) == (1, "stop", None)
     assert isinstance(line["ms"], int)
     assert line["ms"] >= phases["total"] - 1
-    assert {each["process"] for each in log_lines(daemon)} == {"front", "engine"}
+    assert {entry["process"] for entry in log_lines(daemon)} == {"front", "engine"}
 
 
 def test_trace_collector_receives_the_requests_spans(daemon: Daemon, spans: Spans) -> None:

@@ -64,9 +64,11 @@ def request(number: int) -> dict[str, Any]:
         ]
     )
     picture = noise(number % 7, (64, 64)) if number % 4 == 0 else None
-    asked = user(picture, "Go on.") if picture else {"role": "user", "content": f"Go on, {number}."}
+    message = (
+        user(picture, "Go on.") if picture else {"role": "user", "content": f"Go on, {number}."}
+    )
     body = {
-        "messages": [asked],
+        "messages": [message],
         "tools": tools,
         "tool_choice": choice,
         "parallel_tool_calls": rng.random() < 0.5,

@@ -99,7 +99,7 @@ async def test_unconstrained_rows_are_unaffected_by_grammars_in_the_batch(
 ) -> None:
     client = tiny_daemon.async_client()
 
-    async def one(seed: int, **fields: Any) -> str:
+    async def answer_to(seed: int, **fields: Any) -> str:
         answer = await client.chat.completions.create(
             model="default",
             messages=[user(noise(seed, (96, 96)), "What?" * (seed + 1))],
@@ -111,8 +111,8 @@ async def test_unconstrained_rows_are_unaffected_by_grammars_in_the_batch(
         return answer.choices[0].message.content or ""
 
     kinds: list[dict[str, Any]] = [{}, {"response_format": STRICT}]
-    alone = [await one(seed, **kinds[seed // 2 % 2]) for seed in range(8)]
-    together = await asyncio.gather(*(one(seed, **kinds[seed // 2 % 2]) for seed in range(8)))
+    alone = [await answer_to(seed, **kinds[seed // 2 % 2]) for seed in range(8)]
+    together = await asyncio.gather(*(answer_to(seed, **kinds[seed // 2 % 2]) for seed in range(8)))
     assert together == alone
     for seed in (2, 3, 6, 7):
         jsonschema.validate(json.loads(together[seed]), SCHEMA)
@@ -131,12 +131,12 @@ def test_unsatisfiable_schema_is_refused(tiny_daemon: Daemon, schema: Any) -> No
 async def test_costly_schema_is_refused_without_delaying_others(tiny_daemon: Daemon) -> None:
     pid, alone = tiny_daemon.engine_pid(), text_of(tiny_daemon, max_tokens=20)
     client = tiny_daemon.async_client()
-    asked = {"model": "default", "messages": [user("Hello")], "temperature": 0}
+    fields = {"model": "default", "messages": [user("Hello")], "temperature": 0}
     refused = asyncio.create_task(
-        client.chat.completions.create(**asked, response_format=schema_format(TOO_MUCH))
+        client.chat.completions.create(**fields, response_format=schema_format(TOO_MUCH))
     )
     await asyncio.sleep(0.5)
-    answer = await client.chat.completions.create(**asked, max_tokens=20)
+    answer = await client.chat.completions.create(**fields, max_tokens=20)
     assert not refused.done()
     assert answer.choices[0].message.content == alone
     with pytest.raises(openai.BadRequestError, match=r"seconds|memory"):

@@ -43,11 +43,11 @@ def test_ps_shows_models_and_requests_of_a_daemon(
 
         assert main(["ps", "--json", "--url", address]) == 0
         shown = json.loads(capsys.readouterr().out)
-        assert [(one["name"], one["state"]) for one in shown["models"]] == [("demo", "ready")]
-        assert [one["model"] for one in shown["requests"]] == ["demo"]
+        assert [(model["name"], model["state"]) for model in shown["models"]] == [("demo", "ready")]
+        assert [model["model"] for model in shown["requests"]] == ["demo"]
 
         assert main(["models", "list", "--json", "--url", address]) == 0
-        states = {one["name"]: one["state"] for one in json.loads(capsys.readouterr().out)}
+        states = {model["name"]: model["state"] for model in json.loads(capsys.readouterr().out)}
         assert states == {"org/other": None, "demo": "ready"}
         assert main(["models", "list", "--set", f"server.port={daemon.port}"]) == 0
         head, other, demo = capsys.readouterr().out.splitlines()

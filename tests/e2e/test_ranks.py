@@ -125,7 +125,7 @@ def test_two_ranks_continue_a_conversation_from_the_prefix_cache(
     pair: tuple[Daemon, Daemon],
 ) -> None:
     """The shared beginning is stored, split where two conversations diverge, and continued."""
-    said: dict[int, list[str | None]] = {}
+    answers_by_port: dict[int, list[str | None]] = {}
     for daemon in pair:
         answers: list[str | None] = []
         for ending in ("Which is the largest?", "Which is the smallest of them all?"):
@@ -135,9 +135,9 @@ def test_two_ranks_continue_a_conversation_from_the_prefix_cache(
                 messages += [{"role": "assistant", "content": answer[0] or "-"}]
                 messages += [user(noise(6, (60, 60)), "And now?")]
                 answers += answer
-        said[daemon.port] = answers
+        answers_by_port[daemon.port] = answers
     one, two = pair
-    assert said[two.port] == said[one.port]
+    assert answers_by_port[two.port] == answers_by_port[one.port]
     caches = two.status()["engine"]["stats"]["caches"]
     assert next(cache for cache in caches if cache["name"] == "prefix")["hits"] >= 4
 

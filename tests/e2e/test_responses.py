@@ -13,9 +13,9 @@ from tests.e2e.pictures import noise, user
 pytestmark = pytest.mark.e2e
 
 
-def respond(daemon: Daemon, given: Any, **fields: Any) -> Any:
+def respond(daemon: Daemon, input: Any, **fields: Any) -> Any:
     fields = {"temperature": 0, "max_output_tokens": 24, **fields}
-    return daemon.client().responses.create(model="default", input=given, **fields)
+    return daemon.client().responses.create(model="default", input=input, **fields)
 
 
 def test_response_equals_the_chat_completion(tiny_daemon: Daemon) -> None:

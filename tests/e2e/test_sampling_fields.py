@@ -32,7 +32,9 @@ def entries(choice: Any) -> list[Any]:
 def figures(choice: Any) -> Iterator[tuple[str, float]]:
     """Each token with its log probability."""
     for entry in entries(choice):
-        yield from ((each.token, each.logprob) for each in (entry, *entry.top_logprobs))
+        yield from (
+            (alternative.token, alternative.logprob) for alternative in (entry, *entry.top_logprobs)
+        )
 
 
 async def read(stream: openai.AsyncStream[Any]) -> None:
@@ -72,11 +74,11 @@ async def test_bias_on_an_unknown_token_is_refused_without_side_effects(
 ) -> None:
     pid, alone = tiny_daemon.engine_pid(), text_of(tiny_daemon, max_tokens=200)
     client = tiny_daemon.async_client()
-    asked = {"model": "default", "messages": [user("Hello")], "temperature": 0}
-    stream = await client.chat.completions.create(**asked, stream=True, max_tokens=200)
+    fields = {"model": "default", "messages": [user("Hello")], "temperature": 0}
+    stream = await client.chat.completions.create(**fields, stream=True, max_tokens=200)
     pieces = [(await anext(stream)).choices[0].delta.content or "" for _ in range(3)]
     with pytest.raises(openai.BadRequestError) as caught:
-        await client.chat.completions.create(**asked, logit_bias={"1": 1, str(token_id): 1})
+        await client.chat.completions.create(**fields, logit_bias={"1": 1, str(token_id): 1})
     assert (caught.value.code, caught.value.param) == ("invalid_value", "logit_bias")
     pieces += [chunk.choices[0].delta.content or "" async for chunk in stream]
     assert "".join(pieces) == alone
@@ -147,9 +149,13 @@ def test_the_greedy_token_is_the_likeliest(tiny_daemon: Daemon) -> None:
         top = entry.top_logprobs
         assert len(top) == 20
         assert (entry.token, entry.logprob) == (top[0].token, top[0].logprob)
-        assert [each.logprob for each in top] == sorted((t.logprob for t in top), reverse=True)
-        assert sum(math.exp(each.logprob) for each in top) < 1.0001
-        assert all(bytes(each.bytes).decode() == each.token for each in (entry, *top))
+        assert [alternative.logprob for alternative in top] == sorted(
+            (t.logprob for t in top), reverse=True
+        )
+        assert sum(math.exp(alternative.logprob) for alternative in top) < 1.0001
+        assert all(
+            bytes(alternative.bytes).decode() == alternative.token for alternative in (entry, *top)
+        )
 
 
 def test_log_probabilities_without_alternatives(tiny_daemon: Daemon) -> None:
@@ -178,15 +184,17 @@ def test_stream_has_the_log_probabilities_of_the_whole_answer(
     text, chunks = streamed(tiny_daemon, **fields)
     choices = [choice for chunk in chunks for choice in chunk.choices]
     assert text == whole.message.content
-    told = [entry for choice in choices if choice.logprobs for entry in entries(choice)]
-    assert told == entries(whole)
-    assert len(told) == 100
+    from_stream = [entry for choice in choices if choice.logprobs for entry in entries(choice)]
+    assert from_stream == entries(whole)
+    assert len(from_stream) == 100
 
 
 def test_stream_has_the_log_probability_of_the_end_token(tiny_daemon: Daemon) -> None:
     _, chunks = streamed(tiny_daemon, logprobs=True, **FORCED_END)
-    told = [e for chunk in chunks if chunk.choices[0].logprobs for e in entries(chunk.choices[0])]
-    assert [entry.token for entry in told] == [END]
+    from_stream = [
+        e for chunk in chunks if chunk.choices[0].logprobs for e in entries(chunk.choices[0])
+    ]
+    assert [entry.token for entry in from_stream] == [END]
 
 
 def test_openai_stream_helper_collects_log_probabilities(tiny_daemon: Daemon) -> None:
@@ -204,7 +212,7 @@ def test_openai_stream_helper_collects_log_probabilities(tiny_daemon: Daemon) ->
 async def test_log_probabilities_of_a_joining_request_are_as_alone(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.async_client()
 
-    async def one(seed: int) -> Any:
+    async def answer_to(seed: int) -> Any:
         answer = await client.chat.completions.create(
             model="default",
             messages=[user(noise(seed, (96, 96)), "What?" * (seed + 1))],
@@ -216,15 +224,15 @@ async def test_log_probabilities_of_a_joining_request_are_as_alone(tiny_daemon: 
         )
         return answer.choices[0]
 
-    alone = [await one(seed) for seed in range(4)]
+    alone = [await answer_to(seed) for seed in range(4)]
     stream = await client.chat.completions.create(
         model="default", messages=[user("Hello")], temperature=0, max_tokens=8000, stream=True
     )
     await anext(stream)
-    others = asyncio.create_task(read(stream))
-    joined = await asyncio.gather(*map(one, range(4)))
-    assert not others.done()
-    others.cancel()
+    running = asyncio.create_task(read(stream))
+    joined = await asyncio.gather(*map(answer_to, range(4)))
+    assert not running.done()
+    running.cancel()
     await client.close()
     tiny_daemon.wait_idle()
     for choice, expected in zip(joined, alone, strict=True):

@@ -35,9 +35,9 @@ def test_short_soak_passes_and_writes_its_report(tmp_path: Path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (tmp_path / "report.md").read_text() == ended.stdout
     assert (tmp_path / "memory.png").exists()
-    seen = json.loads((tmp_path / "report.json").read_text())
-    assert seen["passed"]
-    assert len(seen["rests"]) == 2
-    assert len(seen["readings"]) > 15
-    assert sum(line["count"] for line in seen["requests"]) > 40
-    assert seen["readings"][-1]["front_footprint_bytes"] > 10**7 or sys.platform != "linux"
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["passed"]
+    assert len(report["rests"]) == 2
+    assert len(report["readings"]) > 15
+    assert sum(line["count"] for line in report["requests"]) > 40
+    assert report["readings"][-1]["front_footprint_bytes"] > 10**7 or sys.platform != "linux"

@@ -192,13 +192,15 @@ def test_ctrl_c_ends_the_daemon_started_by_ask() -> None:
         assert children
         ask.type("\x03")
         assert ask.ended() == -signal.SIGINT
-        assert not any(Path(f"/proc/{each}").exists() for each in children)
+        assert not any(Path(f"/proc/{child}").exists() for child in children)
         assert "Traceback" not in ask.shown
 
 
 def children_of(pid: int) -> list[int]:
     """The child processes of the main thread."""
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [
+        int(pid_text) for pid_text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ]
 
 
 @pytest.mark.whole

@@ -75,14 +75,14 @@ def test_model_answers_about_a_video_and_a_picture(daemon: Daemon) -> None:
 async def test_concurrent_videos_get_their_own_answers(daemon: Daemon) -> None:
     client = daemon.async_client()
 
-    async def one(way: str) -> tuple[str, str]:
+    async def answer_to(way: str) -> tuple[str, str]:
         part = video_part(clips.encode(clips.moving(way, 24, (256, 256))))
         answer = await client.chat.completions.create(
             model="default", messages=message(part, QUESTION), temperature=0
         )
         return way, (answer.choices[0].message.content or "").strip()
 
-    answers = await asyncio.gather(*(one(way) for way in WAYS * 2))
+    answers = await asyncio.gather(*(answer_to(way) for way in WAYS * 2))
     assert [wanted for wanted, _ in answers] == [given for _, given in answers]
 
 
@@ -116,14 +116,14 @@ def test_killed_decoder_fails_only_its_request(daemon: Daemon) -> None:
     engine = daemon.engine_pid()
     found: list[int] = []
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, daemon, video_part(data), QUESTION)
+        pending = pool.submit(ask, daemon, video_part(data), QUESTION)
         wait_until(lambda: found.extend(decoders_of(engine)) or found, 20, daemon.log)
         os.kill(found[0], signal.SIGSTOP)
         picture = image_part(one_shape("circle", "blue"))
         assert ask(daemon, picture, "What shape is this?") == "circle"
         os.kill(found[0], signal.SIGKILL)
         with pytest.raises(openai.BadRequestError, match="can't be decoded"):
-            asked.result(30)
+            pending.result(30)
     assert daemon.engine_pid() == engine
     wait_until(lambda: not decoders_of(engine), 5, daemon.log)
     daemon.wait_idle()
@@ -137,7 +137,7 @@ def test_disconnected_client_ends_the_video_decoding(daemon: Daemon) -> None:
     found: list[int] = []
     with ThreadPoolExecutor(1) as pool:
         client = daemon.client(timeout=1)
-        asked = pool.submit(
+        pending = pool.submit(
             client.chat.completions.create,
             model="default",
             messages=message(video_part(data), QUESTION),
@@ -145,6 +145,6 @@ def test_disconnected_client_ends_the_video_decoding(daemon: Daemon) -> None:
         wait_until(lambda: found.extend(decoders_of(engine)) or found, 20, daemon.log)
         os.kill(found[0], signal.SIGSTOP)
         with pytest.raises(openai.APITimeoutError):
-            asked.result(30)
+            pending.result(30)
     wait_until(lambda: not decoders_of(engine), 10, daemon.log)
     daemon.wait_idle()

@@ -157,8 +157,8 @@ class Gateway(Fleet):
         return gateway_command(self._program, self.port, free_port(), list(self.daemons), MODEL)
 
     def is_before(self, number: int) -> bool:
-        told = get(f"{self.url}/readiness")
-        return told is not None and told["healthy_workers"] == number
+        readiness = get(f"{self.url}/readiness")
+        return readiness is not None and readiness["healthy_workers"] == number
 
     def add_worker(self, url: str) -> None:
         """Add a running daemon to the gateway."""

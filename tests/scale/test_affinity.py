@@ -29,7 +29,7 @@ def converse(client: openai.OpenAI, seed: int) -> tuple[int, int, Any]:
     key = routing_key(messages)
     cached, tokens, workers = 0, 0, Counter[str]()
     for turn in range(NUM_TURNS):
-        told = client.chat.completions.with_raw_response.create(
+        response = client.chat.completions.with_raw_response.create(
             model=MODEL,
             messages=messages,
             max_tokens=8,
@@ -37,14 +37,14 @@ def converse(client: openai.OpenAI, seed: int) -> tuple[int, int, Any]:
             extra_body={"ignore_eos": True},
             extra_headers={"X-SMG-Routing-Key": key},
         )
-        answer = told.parse()
-        assert told.headers["x-vlm-routing-key"] == key
-        workers[told.headers.get(WORKER, "")] += 1
+        answer = response.parse()
+        assert response.headers["x-vlm-routing-key"] == key
+        workers[response.headers.get(WORKER, "")] += 1
         usage = answer.usage
         cached += usage.prompt_tokens_details.cached_tokens
         tokens += usage.prompt_tokens
-        said = answer.choices[0].message.content
-        messages += [{"role": "assistant", "content": said}, user(f"And now, {turn}?")]
+        text = answer.choices[0].message.content
+        messages += [{"role": "assistant", "content": text}, user(f"And now, {turn}?")]
     return cached, tokens, workers
 
 
@@ -57,8 +57,9 @@ def test_conversations_stay_on_a_worker_and_keep_hit_rate(fleet: Fleet) -> None:
     alone = [converse(daemon.client(), seed) for seed in new]
     assert [len(workers) for _, _, workers in behind] == [1] * NUM_CONVERSATIONS
     rates = [
-        sum(cached for cached, _, _ in each) / sum(tokens for _, tokens, _ in each)
-        for each in (behind, alone)
+        sum(cached for cached, _, _ in conversations)
+        / sum(tokens for _, tokens, _ in conversations)
+        for conversations in (behind, alone)
     ]
     print(f"hit rates: {rates[0]:.3f} behind {fleet.name}, {rates[1]:.3f} of one daemon")
     assert rates[1] > 0.3  # else there is nothing to compare
@@ -70,29 +71,29 @@ def test_pictures_spread_over_workers_despite_equal_questions(fleet: Fleet) -> N
     workers = Counter[str]()
     for seed in range(24):
         messages: list[Any] = [user(noise(seed, (56, 56)), "What is this?")]
-        told = fleet.client().chat.completions.with_raw_response.create(
+        response = fleet.client().chat.completions.with_raw_response.create(
             model="default",  # which the gateway must make the model's name
             messages=messages,
             max_tokens=1,
             extra_headers={"X-SMG-Routing-Key": routing_key(messages)},
         )
-        workers[told.headers[WORKER]] += 1
+        workers[response.headers[WORKER]] += 1
     assert set(workers) == set(fleet.daemons)
     assert min(workers.values()) >= 3
 
 
 def test_routing_key_of_an_answer_leads_to_its_worker(fleet: Fleet) -> None:
     """For clients that can't compute a key: they stay on a worker from the second turn."""
-    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 4}
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 4}
     messages: list[Any] = [{"role": "user", "content": "Look here."}]
     create = fleet.client().chat.completions.with_raw_response.create
-    key = create(messages=messages, **asked).headers["x-vlm-routing-key"]
+    key = create(messages=messages, **fields).headers["x-vlm-routing-key"]
     workers = set()
     for turn in range(3):
         messages += [{"role": "assistant", "content": "Yes."}, user(f"And {turn}?")]
-        told = create(messages=messages, extra_headers={"X-SMG-Routing-Key": key}, **asked)
-        workers.add(told.headers[WORKER])
-        assert told.headers["x-vlm-routing-key"] == key
+        response = create(messages=messages, extra_headers={"X-SMG-Routing-Key": key}, **fields)
+        workers.add(response.headers[WORKER])
+        assert response.headers["x-vlm-routing-key"] == key
     assert len(workers) == 1
 
 

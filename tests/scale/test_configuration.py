@@ -33,8 +33,8 @@ def test_gateways_accept_and_buffer_the_largest_bodies() -> None:
 
 def test_gateways_retry_requests_more_often_than_workers_fail() -> None:
     """Otherwise a request would never reach another worker."""
-    given = options()
-    assert int(given["--retry-max-retries"]) > int(given["--cb-failure-threshold"])
+    values = options()
+    assert int(values["--retry-max-retries"]) > int(values["--cb-failure-threshold"])
 
 
 def test_scale_out_reports_a_daemon_that_ends_at_start(tmp_path: Path) -> None:

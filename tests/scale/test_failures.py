@@ -28,11 +28,11 @@ LONG = 6000
 
 def test_killed_worker_breaks_only_its_own_streams(fleet: Fleet) -> None:
     victim, other = fleet.daemons
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": "Go on"}], "stream": True}
+    fields = {"model": MODEL, "messages": [{"role": "user", "content": "Go on"}], "stream": True}
     keys = {url: fleet.key_for(url) for url in (victim, other)}
     streams = {
         url: fleet.client().chat.completions.create(
-            **asked, max_tokens=LONG, extra_headers={"X-SMG-Routing-Key": key}
+            **fields, max_tokens=LONG, extra_headers={"X-SMG-Routing-Key": key}
         )
         for url, key in keys.items()
     }
@@ -141,19 +141,21 @@ def test_gateway_avoids_a_worker_with_many_waiting_requests(gateway: Gateway) ->
     with ThreadPoolExecutor(64) as threads:
 
         def is_left_out() -> bool:
-            asked.append(threads.submit(gateway.worker_of, key))
-            return asked[-1] in wait(asked[-1:], timeout=1).done and asked[-1].result() == other
+            futures.append(threads.submit(gateway.worker_of, key))
+            return (
+                futures[-1] in wait(futures[-1:], timeout=1).done and futures[-1].result() == other
+            )
 
         def all_are_seen() -> bool:
-            return sum(each.done() for each in asked) + num_waiting(slow) == len(asked)
+            return sum(future.done() for future in futures) + num_waiting(slow) == len(futures)
 
         with held(gateway.daemons[slow]):
-            asked = [threads.submit(gateway.worker_of, key) for _ in range(48)]
+            futures = [threads.submit(gateway.worker_of, key) for _ in range(48)]
             wait_until(lambda: num_waiting(slow) >= 16, 10, gateway.log)
             wait_until(is_left_out, 10, gateway.log)  # it asks every second
             wait_until(all_are_seen, 10, gateway.log)
             waiting = num_waiting(slow)
-        assert Counter(each.result() for each in asked)[slow] == waiting >= 16
+        assert Counter(future.result() for future in futures)[slow] == waiting >= 16
     wait_until(lambda: gateway.worker_of(key) == slow, 10, gateway.log)
 
 
@@ -169,7 +171,7 @@ def test_haproxy_sends_a_slow_worker_fewer_requests(haproxy: HAProxy) -> None:
     answered = Counter[str]()
     with ThreadPoolExecutor(8) as threads, slowed(haproxy.daemons[slow]):
         crowd = [threads.submit(haproxy.worker_of, key, 32) for _ in range(40)]
-        answered = Counter(each.result() for each in crowd)
+        answered = Counter(future.result() for future in crowd)
     print(f"of 40 requests with its key, a slow worker answered {answered[slow]}")
     assert 0 < answered[slow] < answered[other]
     assert haproxy.worker_of(key) == slow

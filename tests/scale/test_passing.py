@@ -112,10 +112,10 @@ def test_earlier_response_is_found_by_its_routing_key(fleet: Fleet) -> None:
 
 
 def test_earlier_response_is_unknown_on_another_worker(fleet: Fleet) -> None:
-    one, other = (fleet.key_for(url) for url in fleet.daemons)
+    key, other = (fleet.key_for(url) for url in fleet.daemons)
     responses = fleet.client().responses
     first = responses.create(
-        model=MODEL, input="Hi", max_output_tokens=16, extra_headers={"X-SMG-Routing-Key": one}
+        model=MODEL, input="Hi", max_output_tokens=16, extra_headers={"X-SMG-Routing-Key": key}
     )
     with pytest.raises(openai.BadRequestError) as caught:
         responses.create(
@@ -134,11 +134,11 @@ def test_stored_response_is_readable_through_the_gateway(
     headers = {"X-SMG-Routing-Key": "a stored response"}
     for fleet in (nginx, haproxy, gateway):
         responses = fleet.client().responses
-        made = responses.create(
+        response = responses.create(
             model=MODEL, input="Hi", max_output_tokens=16, extra_headers=headers
         )
         if fleet is gateway:
             with pytest.raises(openai.NotFoundError):
-                responses.retrieve(made.id, extra_headers=headers)
+                responses.retrieve(response.id, extra_headers=headers)
         else:
-            assert responses.retrieve(made.id, extra_headers=headers).id == made.id
+            assert responses.retrieve(response.id, extra_headers=headers).id == response.id

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    made = Keeper(tmp_path)
-    yield made
-    made.close()
+    started = Keeper(tmp_path)
+    yield started
+    started.close()
 
 
 def test_restart_under_load_fails_no_request(keeper: Keeper) -> None:

@@ -109,9 +109,9 @@ def test_concurrent_installs_exclude_each_other_and_crashes_restart(home: System
         )
         for _ in range(2)
     )
-    said = [process.communicate(timeout=180)[1] for process in (first, second)]
+    outputs = [process.communicate(timeout=180)[1] for process in (first, second)]
     assert sorted((first.returncode, second.returncode)) == [0, 1]
-    assert any("is running: try again" in text for text in said)
+    assert any("is running: try again" in text for text in outputs)
     before = status(home)
     home.run("kill", f"-{signal.SIGKILL.value}", str(before["pid"]))
     # The socket is still there: this connection is served by the next process.

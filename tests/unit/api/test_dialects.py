@@ -48,14 +48,14 @@ ANTHROPIC_TOOL = {"name": "f", "input_schema": SCHEMA}
 
 def body(route: str, **fields: Any) -> dict[str, Any]:
     """A short request to `route`."""
-    asked: dict[str, Any] = {"messages": [user("hi")]}
+    request: dict[str, Any] = {"messages": [user("hi")]}
     if route in (COMPLETIONS, GENERATE):
-        asked = {"prompt": "hi"}
+        request = {"prompt": "hi"}
     if route == RESPONSES:
-        asked = {"input": "hi"}
+        request = {"input": "hi"}
     if route in (OLLAMA, GENERATE):
-        asked["stream"] = False
-    return {"model": "demo", **asked, **fields}
+        request["stream"] = False
+    return {"model": "demo", **request, **fields}
 
 
 async def send(client: httpx.AsyncClient, route: str, **fields: Any) -> httpx.Response:
@@ -72,15 +72,15 @@ def error_of(answer: httpx.Response) -> Any:
 # ---- sizes of pictures -----------------------------------------------------------------
 
 
-def usage_in(route: str, said: str, *, stream: bool) -> Any:
+def usage_in(route: str, answer_text: str, *, stream: bool) -> Any:
     """The usage of an answer, or of the stream event that has all of it."""
     if not stream:
-        return json.loads(said)["usage"]
-    lines = [line.removeprefix("data: ") for line in said.splitlines()]
+        return json.loads(answer_text)["usage"]
+    lines = [line.removeprefix("data: ") for line in answer_text.splitlines()]
     events = [json.loads(line) for line in lines if line.startswith("{")]
     whole = [event.get("response", {}) if route == RESPONSES else event for event in events]
-    told = [event.get("usage") for event in whole if "usage" in event]
-    return [usage for usage in told if usage][-1]
+    usages = [event.get("usage") for event in whole if "usage" in event]
+    return [usage for usage in usages if usage][-1]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -88,10 +88,10 @@ def usage_in(route: str, said: str, *, stream: bool) -> Any:
 async def test_usage_of_every_dialect_has_image_sizes(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str, stream: bool
 ) -> None:
-    seen = ImageUse(308, 196, 77)
+    image = ImageUse(308, 196, 77)
     engine.script = (
         *(says("A cat."), ended()),
-        lambda request_id: Finished(request_id, Usage(99, 2), images=(seen,)),
+        lambda request_id: Finished(request_id, Usage(99, 2), images=(image,)),
     )
     fields: dict[str, Any] = {"stream_options": {"include_usage": True}} if route == CHAT else {}
     answer = await send(client, route, stream=stream, **(fields if stream else {}))
@@ -105,10 +105,10 @@ async def test_usage_of_every_dialect_has_image_sizes(
 async def test_usage_of_video_dialects_has_video_frames(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str, stream: bool
 ) -> None:
-    seen = VideoUse(12, 5.5, 900, truncated=True)
+    video = VideoUse(12, 5.5, 900, truncated=True)
     engine.script = (
         *(says("A cat runs."), ended()),
-        lambda request_id: Finished(request_id, Usage(99, 2), videos=(seen,)),
+        lambda request_id: Finished(request_id, Usage(99, 2), videos=(video,)),
     )
     fields: dict[str, Any] = {"stream_options": {"include_usage": True}} if route == CHAT else {}
     answer = await send(client, route, stream=stream, **(fields if stream else {}))
@@ -126,8 +126,8 @@ async def test_single_model_need_not_be_named(
     client: httpx.AsyncClient, route: str, name: str | None
 ) -> None:
     unnamed = {key: value for key, value in body(route).items() if key != "model"}
-    for asked in (unnamed, {**unnamed, "model": name}):
-        answer = await client.post(route, json=asked)
+    for request in (unnamed, {**unnamed, "model": name}):
+        answer = await client.post(route, json=request)
         assert answer.status_code == 200, answer.text
         assert answer.json()["model"] == "demo"
 
@@ -153,8 +153,8 @@ async def test_empty_content_list_is_accepted_for_assistants_only(
     client: httpx.AsyncClient, route: str, role: str
 ) -> None:
     field = "input" if route == RESPONSES else "messages"
-    given = [user("a"), {"role": role, "content": []}, user("b")]
-    answer = await client.post(route, json=body(route) | {field: given})
+    turns = [user("a"), {"role": role, "content": []}, user("b")]
+    answer = await client.post(route, json=body(route) | {field: turns})
     if role == "assistant":
         assert answer.status_code == 200, answer.text
     else:
@@ -224,12 +224,12 @@ async def test_lone_surrogates_in_arguments_of_items_are_refused(client: httpx.A
 @pytest.mark.parametrize("route", [*ROUTES, "/api/v0/chat/completions", "/v1/detokenize"])
 async def test_null_fields_count_as_absent(client: httpx.AsyncClient, route: str) -> None:
     odd = dict.fromkeys(("seed", "stop", "transforms", "best_of", "functions", "made_up"))
-    asked = {"tokens": [1]} if route == "/v1/detokenize" else body(route)
-    answer = await client.post(route, json={**asked, **odd})
+    request = {"tokens": [1]} if route == "/v1/detokenize" else body(route)
+    answer = await client.post(route, json={**request, **odd})
     assert answer.status_code == 200, answer.text
     assert "x-vlm-ignored" not in answer.headers
     if route not in (MESSAGES, OLLAMA, GENERATE):
-        answer = await client.post(route, json={**asked, "made_up": 1})
+        answer = await client.post(route, json={**request, "made_up": 1})
         assert error_of(answer)["param"] == "made_up"
 
 
@@ -277,7 +277,7 @@ async def test_empty_chunk_keepalives_satisfy_strict_readers(
     assert numbers == sorted(set(numbers))
     client.headers["x-vlm-keepalive"] = "off"
     plain = await send(client, route, stream=True)
-    assert said(data(answer)) == said(data(plain)) == "One two."
+    assert text_of_stream(data(answer)) == text_of_stream(data(plain)) == "One two."
     assert len(data(answer)) > len(data(plain)), "there were signs of life"
 
 
@@ -287,7 +287,7 @@ async def test_unknown_keepalive_header_is_refused(client: httpx.AsyncClient) ->
     assert "comment, empty_chunk, off" in error_of(answer)["message"]
 
 
-def said(events: list[dict[str, Any]]) -> str:
+def text_of_stream(events: list[dict[str, Any]]) -> str:
     """The text that a reader of any dialect accumulates."""
     texts = []
     for event in events:
@@ -322,7 +322,7 @@ def data(answer: httpx.Response) -> list[dict[str, Any]]:
     """The events of a stream, in order."""
     lines = answer.text.splitlines()
     found = (line.removeprefix("data: ") for line in lines)
-    return [json.loads(each) for each in found if each.startswith("{")]
+    return [json.loads(entry) for entry in found if entry.startswith("{")]
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
@@ -335,14 +335,14 @@ async def test_failed_stream_keeps_its_text_before_the_error(
     assert "two." in answer.text
     *events, error = data(answer)
     assert "error" in error
-    assert not any("error" in each for each in events)
+    assert not any("error" in event for event in events)
 
 
 async def test_events_before_a_stream_error_are_in_order(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (thinks("Hm."), last("two."), failed("engine_died", "It died."))
-    kinds = [each["type"] for each in data(await send(client, MESSAGES, stream=True))]
+    kinds = [event["type"] for event in data(await send(client, MESSAGES, stream=True))]
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     thought = [*block[:2], "content_block_delta", block[2]]  # and its signature
     assert kinds == ["message_start", *thought, *block, "error"]
@@ -376,12 +376,12 @@ async def test_hostile_names_are_escaped_in_headers(caplog: pytest.LogCaptureFix
 )
 async def test_unknown_fields_follow_the_setting(connect: Connect, route: str) -> None:
     own = {"tokens": [1], "prompt": ..., "messages": ...} if "detokenize" in route else {}
-    asked = {"prompt": "hi"} if route == "/v1/tokenize" else body(route)
-    asked = {name: value for name, value in {**asked, **own}.items() if value is not ...}
-    refused = await connect().post(route, json={**asked, "colour": 1})
+    request = {"prompt": "hi"} if route == "/v1/tokenize" else body(route)
+    request = {name: value for name, value in {**request, **own}.items() if value is not ...}
+    refused = await connect().post(route, json={**request, "colour": 1})
     assert refused.json()["error"]["param"] == "colour"
     client = connect(Settings(server=Server(unknown_fields="ignore")))
-    answer = await client.post(route, json={**asked, "colour": 1})
+    answer = await client.post(route, json={**request, "colour": 1})
     assert (answer.status_code, answer.headers.get("x-vlm-ignored")) == (200, "colour")
 
 
@@ -453,10 +453,10 @@ async def test_reasoning_fields_mean_the_same_in_every_dialect(
     }  # fmt: skip
     for route in (CHAT, MESSAGES, RESPONSES):
         assert (await send(client, route, thinking=wanted)).status_code == 200
-    first, *others = engine.submitted
-    assert [each.template for each in others] == [first.template] * 2
+    first, *rest = engine.submitted
+    assert [submit.template for submit in rest] == [first.template] * 2
     assert first.template.enable_thinking == {"enabled": True, "disabled": False}.get(kind)
-    found = {each.sampling.max_reasoning_tokens for each in (first, *others)}
+    found = {submit.sampling.max_reasoning_tokens for submit in (first, *rest)}
     assert found == {wanted.get("budget_tokens")}
 
 
@@ -485,10 +485,10 @@ async def test_reasoning_effort_means_the_same_in_every_dialect(
     await send(client, MESSAGES, output_config={"effort": effort}, thinking={"type": "adaptive"})
     if effort in ("low", "medium", "high"):
         await send(client, OLLAMA, think=effort)
-    first, *others = map(Thought.of, engine.submitted)
+    first, *rest = map(Thought.of, engine.submitted)
     assert first.enabled is (effort != "none")
-    assert {first, *others} == {first}
-    assert len(others) >= 3
+    assert {first, *rest} == {first}
+    assert len(rest) >= 3
 
 
 async def test_disabled_reasoning_has_no_effort(
@@ -549,6 +549,6 @@ async def test_every_dialect_accepts_a_result_without_its_call(
     ):
         assert answer.status_code == 200, answer.text
     found = [submit.messages[1] for submit in engine.submitted]
-    assert [(each.role, each.tool_call_id, each.name) for each in found] == [
+    assert [(message.role, message.tool_call_id, message.name) for message in found] == [
         ("tool", "lost", "")
     ] * 3

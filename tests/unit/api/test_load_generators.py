@@ -36,7 +36,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
     """The events of a stream, as both read them: by their `data` only."""
     lines = answer.text.splitlines()
     data = [line.removeprefix("data:").strip() for line in lines if line.startswith("data:")]
-    return [json.loads(each) for each in data if each != "[DONE]"]
+    return [json.loads(entry) for entry in data if entry != "[DONE]"]
 
 
 def words_of(event: dict[str, Any]) -> str:
@@ -73,10 +73,10 @@ async def test_load_generator_gets_a_chunk_per_token_and_usage(
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert "x-vlm-ignored" not in answer.headers
-    told = events(answer)
-    pieces = [words for words in map(words_of, told) if words]
+    stream = events(answer)
+    pieces = [words for words in map(words_of, stream) if words]
     assert pieces == (['{"query": ', '"x"}'] if forced else WORDS), "a chunk for each token"
-    assert usage_of([event for event in told if "usage" in event.get("response", event)][-1]) == (
+    assert usage_of([event for event in stream if "usage" in event.get("response", event)][-1]) == (
         (211, 16)
     )
 

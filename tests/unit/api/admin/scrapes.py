@@ -33,4 +33,6 @@ async def full_scrape(client: httpx.AsyncClient, engine: ScriptedEngine) -> str:
 def labels_of(text: str) -> dict[str, frozenset[str]]:
     """The labels of each metric in a scrape."""
     families = text_string_to_metric_families(text)
-    return {each.name: frozenset(each.labels) for family in families for each in family.samples}
+    return {
+        sample.name: frozenset(sample.labels) for family in families for sample in family.samples
+    }

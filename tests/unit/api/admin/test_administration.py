@@ -115,8 +115,8 @@ def checkpoint(folder: Path, num_bytes: int = 10, config: str = CONFIG) -> None:
 
 async def post(client: httpx.AsyncClient, route: str, name: str) -> tuple[int, Any]:
     answer = await client.post(route, json={"model": name})
-    told = answer.json()
-    return answer.status_code, told.get("error", told)
+    body = answer.json()
+    return answer.status_code, body.get("error", body)
 
 
 # ---- load, unload, clear ---------------------------------------------------------------
@@ -229,6 +229,12 @@ async def test_wrong_administration_bodies_have_their_status(
 ) -> None:
     headers = {"content-type": "application/json"}
     assert (await operator.post(route, content=content, headers=headers)).status_code == status
+
+
+@pytest.mark.parametrize("route", [LOAD, UNLOAD, PULL, CANCEL, "/v1/caches/clear"])
+async def test_administration_body_without_json_content_type_is_415(
+    operator: httpx.AsyncClient, route: str
+) -> None:
     assert (await operator.post(route, content=b'{"model": "demo"}')).status_code == 415
 
 
@@ -288,9 +294,9 @@ async def test_concurrent_pulls_share_one_download_and_are_listed(
     assert first[-1] == second[-1] == {"state": "done", "model": NAME}
     assert first[0]["state"] == "downloading"
     assert hub.sent_bytes["model.safetensors"] == 4 * MIB
-    told = (await operator.get("/v1/checkpoints")).json()
-    assert told["pulls"] == []
-    (found,) = told["checkpoints"]
+    listing = (await operator.get("/v1/checkpoints")).json()
+    assert listing["pulls"] == []
+    (found,) = listing["checkpoints"]
     assert (found["name"], found["place"], found["complete"]) == (NAME, "hub cache", True)
     assert (found["bytes"], found["served"]) == (4 * MIB, False)
 
@@ -314,8 +320,8 @@ async def test_pull_cancelled_before_its_begin_ends_as_cancelled() -> None:
     pull = pulls.start(name)
     assert pulls.cancel(name)
     async with asyncio.timeout(5):
-        told = [json.loads(line) async for line in pull.lines()]
-    assert told[-1] == {"state": "cancelled", "model": NAME}
+        lines = [json.loads(line) async for line in pull.lines()]
+    assert lines[-1] == {"state": "cancelled", "model": NAME}
     assert pulls.to_json() == []
 
 
@@ -364,15 +370,18 @@ async def test_checkpoint_list_shows_fit_and_serving(hub: Hub, pool: Pool, tmp_p
     listed = {"second": ListedModel(path="org/listed")}
     async with connected(pool, settings(tmp_path, models=listed)) as client:
 
-        async def told() -> dict[str, tuple[Any, ...]]:
+        async def listed() -> dict[str, tuple[Any, ...]]:
             found = (await client.get("/v1/checkpoints")).json()["checkpoints"]
             keys = ("bytes", "fits", "served", "complete")
-            return {one["name"]: tuple(one[key] for key in keys) for one in found}
+            return {
+                checkpoint_json["name"]: tuple(checkpoint_json[key] for key in keys)
+                for checkpoint_json in found
+            }
 
-        assert (await told())["small"] == (100 * MIB, None, False, True)
+        assert (await listed())["small"] == (100 * MIB, None, False, True)
         stats = with_memory(1000 * MIB, 200 * MIB)
         pool.engine.status = replace(pool.engine.status, stats=stats)
-        assert await told() == {
+        assert await listed() == {
             "org/listed": (100 * MIB, True, True, True),
             "small": (100 * MIB, True, False, True),
             "large": (500 * MIB, False, False, True),
@@ -381,7 +390,9 @@ async def test_checkpoint_list_shows_fit_and_serving(hub: Hub, pool: Pool, tmp_p
     limited = settings(tmp_path, memory=Memory(limit_bytes=700 * MIB, model_room_bytes=MIB))
     async with connected(pool, limited) as client:
         shown = (await client.get("/v1/checkpoints")).json()["checkpoints"]
-    assert {one["name"]: one["needed_bytes"] // MIB for one in shown}["large"] == 501
+    assert {
+        checkpoint_json["name"]: checkpoint_json["needed_bytes"] // MIB for checkpoint_json in shown
+    }["large"] == 501
 
 
 async def test_model_list_shows_load_progress(operator: httpx.AsyncClient, pool: Pool) -> None:
@@ -399,10 +410,10 @@ async def test_request_list_shows_progress_from_each_requests_engine(
     body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
     task = asyncio.create_task(operator.post("/v1/chat/completions", json=body))
     await asyncio.wait_for(pool.engine.waiting.wait(), 5)
-    (one,) = (await operator.get("/v1/status")).json()["requests"]["list"]
-    stats = with_memory(10, 1, RequestProgress(one["id"], "decode", 7, 100))
+    (request,) = (await operator.get("/v1/status")).json()["requests"]["list"]
+    stats = with_memory(10, 1, RequestProgress(request["id"], "decode", 7, 100))
     pool.engine.status = replace(pool.engine.status, stats=stats)
-    (one,) = (await operator.get("/v1/status?model=second")).json()["requests"]["list"]
-    assert (one["model"], one["state"], one["done"]) == ("demo", "decode", 7)
+    (request,) = (await operator.get("/v1/status?model=second")).json()["requests"]["list"]
+    assert (request["model"], request["state"], request["done"]) == ("demo", "decode", 7)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -98,8 +98,8 @@ def check(query: Any, labels: dict[str, frozenset[str]]) -> None:
     assert found
     for selector in found:
         assert selector.name in labels
-        asked = {matcher.name for matcher in selector.matchers.matchers}
-        assert asked | aggregated(query) <= labels[selector.name] | {"le"}
+        matched = {matcher.name for matcher in selector.matchers.matchers}
+        assert matched | aggregated(query) <= labels[selector.name] | {"le"}
         assert "le" not in aggregated(query) or selector.name.endswith("_bucket")
 
 
@@ -118,18 +118,18 @@ def test_dashboard_variables_come_from_existing_labels(
     scraped: tuple[str, dict[str, frozenset[str]]],
 ) -> None:
     prefix, labels = scraped
-    variables = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
     assert set(variables) == {"datasource", "prefix", "model_name"}
-    asked = re.fullmatch(
+    call = re.fullmatch(
         r"label_values\(\$\{prefix\}(\w+), (\w+)\)", variables["model_name"]["query"]["query"]
     )
-    assert asked is not None
-    assert asked[2] in labels[f"{prefix}{asked[1]}"]
+    assert call is not None
+    assert call[2] in labels[f"{prefix}{call[1]}"]
     assert variables["prefix"]["query"] == Metrics().prefix
 
 
 def test_dashboard_panels_do_not_overlap() -> None:
-    taken = set()
+    covered = set()
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]
         cells = {
@@ -137,9 +137,9 @@ def test_dashboard_panels_do_not_overlap() -> None:
             for x in range(place["x"], place["x"] + place["w"])
             for y in range(place["y"], place["y"] + place["h"])
         }
-        assert not taken & cells, panel["title"]
+        assert not covered & cells, panel["title"]
         assert max(x for x, _ in cells) < 24
-        taken |= cells
+        covered |= cells
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 

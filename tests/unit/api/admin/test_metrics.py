@@ -67,7 +67,9 @@ async def test_metrics_contain_every_engine_figure(
     engine.status = replace(engine.status, stats=STATS, pid=77, restarts=2)
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
     found = await scrape(client)
-    assert {each: found[each] for each in found if not each[0].startswith(FRONT)} == {
+    assert {
+        sample_key: found[sample_key] for sample_key in found if not sample_key[0].startswith(FRONT)
+    } == {
         sample("stored_responses"): 0,
         sample("stored_responses_size_bytes"): 0,
         sample("stored_responses_limit_bytes"): Server().responses_store_bytes,

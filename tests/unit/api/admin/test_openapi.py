@@ -40,10 +40,10 @@ def operations() -> Iterator[Any]:
         for method in route.methods or ()
     }
     seen = set()
-    for each in schemathesis.openapi.from_asgi(
+    for result in schemathesis.openapi.from_asgi(
         "/openapi.json", app(), headers=HOST
     ).get_all_operations():
-        operation = each.ok()
+        operation = result.ok()
         endpoint = endpoints[operation.path, operation.method]
         if (endpoint, operation.method) not in seen:
             seen.add((endpoint, operation.method))

@@ -94,8 +94,11 @@ async def test_status_counts_waiting_requests(
 ) -> None:
     engine.script = (says("a"), says("b"), says("c"), ended(), finished())
     await client.post(ROUTE, json=chat())
-    told = (await status(client))["latencies"]
-    first, between = told["time_to_first_token_seconds"], told["inter_token_latency_seconds"]
+    latencies = (await status(client))["latencies"]
+    first, between = (
+        latencies["time_to_first_token_seconds"],
+        latencies["inter_token_latency_seconds"],
+    )
     assert (sum(first["counts"]), sum(between["counts"])) == (1, 2)
     assert len(first["counts"]) == len(first["bounds"]) + 1
     assert 0 < first["sum"] < 10
@@ -109,11 +112,11 @@ async def test_status_shows_memory_samples_and_engine_ends(
         memory_samples=[MemorySample(100, 1, 2, 3)],
         ends=(EngineEnd(5.5, "was ended by SIGKILL"),),
     )
-    told = (await status(client))["engine"]
-    assert told["memory_samples"] == [
+    engine_status = (await status(client))["engine"]
+    assert engine_status["memory_samples"] == [
         {"at": 100, "active_bytes": 1, "pool_bytes": 2, "footprint_bytes": 3}
     ]
-    assert told["ends"] == [{"at": 5.5, "reason": "was ended by SIGKILL"}]
+    assert engine_status["ends"] == [{"at": 5.5, "reason": "was ended by SIGKILL"}]
 
 
 async def test_settings_route_shows_sources_and_hides_keys(
@@ -129,15 +132,15 @@ async def test_settings_route_shows_sources_and_hides_keys(
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
         answer = await client.get("/v1/settings", headers=headers)
     assert "horse" not in answer.text
-    told = {
+    shown_settings = {
         f"{section['name']}.{setting['name']}": setting
         for section in json.loads(answer.content)["sections"]
         for setting in section["settings"]
     }
-    port, keys = told["server.port"], told["server.api_keys"]
+    port, keys = shown_settings["server.port"], shown_settings["server.api_keys"]
     assert (port["value"], port["default"], port["source"]) == (9001, 8000, "command line")
     assert (keys["value"], keys["source"]) == ("(1 not shown)", "command line")
-    separate = told["cache.separate_api_keys"]
+    separate = shown_settings["cache.separate_api_keys"]
     assert (separate["value"], separate["source"]) == (False, str(file))
-    assert told["server.host"]["source"] == "default"
-    assert all(setting["description"] for setting in told.values())
+    assert shown_settings["server.host"]["source"] == "default"
+    assert all(setting["description"] for setting in shown_settings.values())

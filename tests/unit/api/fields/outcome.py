@@ -32,16 +32,18 @@ async def outcome_of(
     """Send `body`. For a stored response, the client's part includes its input items."""
     before = len(engine.submitted)
     answer = await client.post(dialect.route, json=body)
-    told = [_told(answer)]
+    client_side = [_told(answer)]
     if "response" in answer.text and '"store":true' in answer.text:
         items = f"{dialect.route}/{re.findall(r'resp_[0-9a-f]+', answer.text)[0]}/input_items"
-        told.append(_told(await client.get(items), answer.headers["x-request-id"]))
+        client_side.append(_told(await client.get(items), answer.headers["x-request-id"]))
     submitted = engine.submitted[before:]
     named = answer.headers.get("x-vlm-ignored", "")
     return Outcome(
         status=answer.status_code,
-        submitted=tuple(_of_prompt(each) if dialect.counts else _of(each) for each in submitted),
-        told=tuple(told),
+        submitted=tuple(
+            _of_prompt(submit) if dialect.counts else _of(submit) for submit in submitted
+        ),
+        told=tuple(client_side),
         ignored=tuple(named.split(", ")) if named else (),
         text=answer.text,
     )

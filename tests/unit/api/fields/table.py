@@ -91,7 +91,7 @@ def _cell(fields: Iterable[Field]) -> str:
         names = words.setdefault(_words(field), [])
         if (name := _name(field)) not in names:
             names.append(name)
-    return "; ".join(f"{', '.join(names)}{said}" for said, names in words.items())
+    return "; ".join(f"{', '.join(names)}{remark}" for remark, names in words.items())
 
 
 def _name(field: Field) -> str:
@@ -101,7 +101,7 @@ def _name(field: Field) -> str:
 
 def _words(field: Field) -> str:
     """The remark on fields that do not simply work."""
-    neutral = ", ".join(f"`{json.dumps(each)}`" for each in field.neutral if each is not None)
+    neutral = ", ".join(f"`{json.dumps(value)}`" for value in field.neutral if value is not None)
     where = f" {field.where}" if field.where else ""
     match field.reading:
         case Reading.IGNORED if neutral and not where:

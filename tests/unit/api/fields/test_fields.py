@@ -53,7 +53,7 @@ class Trial:
         self._engine.script = TWO_ANSWERS if has_two else self._dialect.script
         return await outcome_of(self._client, self._engine, self._dialect, body)
 
-    async def given(self, value: Any) -> Outcome:
+    async def with_value(self, value: Any) -> Outcome:
         return await self.send((await self._bodies(value))[0])
 
     async def without(self) -> Outcome:
@@ -79,9 +79,9 @@ class Trial:
 
     async def _bodies(self, value: Any) -> tuple[Body, Body]:
         field = self._field
-        given = await value(self._client) if callable(value) else value
+        resolved = await value(self._client) if callable(value) else value
         body = self._dialect.usual if field.on is None else field.on
-        return with_and_without(body, field.path, given)
+        return with_and_without(body, field.path, resolved)
 
 
 def alike(outcome: Outcome) -> tuple[Any, ...]:
@@ -109,7 +109,7 @@ async def has_no_effect(trial: Trial, field: Field) -> None:
     assert field.name in with_value.ignored
     assert with_value.submitted == without.submitted
     for value in field.neutral:
-        outcome = await trial.given(value)
+        outcome = await trial.with_value(value)
         assert (outcome.status, field.name in outcome.ignored) == (200, False), outcome.text
 
 
@@ -119,11 +119,11 @@ async def is_refused(trial: Trial, field: Field) -> None:
     error = re.sub(r"\[\d+\]", "[]", with_value.text)
     assert f"`{field.name}`" in error or f'"param":"{field.name}"' in error
     for value in field.neutral:
-        assert alike(await trial.given(value)) == alike(without), value
+        assert alike(await trial.with_value(value)) == alike(without), value
 
 
 async def may_be_null(trial: Trial, field: Field) -> None:
-    with_null, without = await trial.given(None), await trial.without()
+    with_null, without = await trial.with_value(None), await trial.without()
     assert alike(with_null) == alike(without)
     assert with_null.ignored == without.ignored
 

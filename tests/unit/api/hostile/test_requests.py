@@ -61,10 +61,10 @@ def check(dialect: Hostile, body: bytes, context: Context = CONTEXT) -> Outcome:
         return None
     except RequestError as error:
         return refused(dialect, error)
-    return taken(dialect, parsed)
+    return accepted(dialect, parsed)
 
 
-def taken(dialect: Hostile, parsed: ParsedRequest) -> ParsedRequest:
+def accepted(dialect: Hostile, parsed: ParsedRequest) -> ParsedRequest:
     """Assert that both encodings of a parsed request agree; return it."""
     assert isinstance(parsed, ParsedRequest)
     at_once, by_process = encode_request(parsed), decode_outcome(encode_outcome(parsed))
@@ -238,11 +238,11 @@ print("all read")
 
 
 def test_concurrent_first_requests_do_not_crash_the_front() -> None:
-    asked = [
-        (each.parse.__module__, each.parse.__qualname__, json.dumps(each.plain))
-        for each in DIALECTS
+    jobs = [
+        (dialect.parse.__module__, dialect.parse.__qualname__, json.dumps(dialect.plain))
+        for dialect in DIALECTS
     ]
-    command = [sys.executable, "-c", PROGRAM, json.dumps(asked)]
+    command = [sys.executable, "-c", PROGRAM, json.dumps(jobs)]
     for _ in range(3):
         ended = subprocess.run(command, capture_output=True, timeout=60)
         assert (ended.returncode, ended.stdout) == (0, b"all read\n"), ended.stderr

@@ -39,7 +39,7 @@ async def test_slowest_arriving_body_is_refused_for_new_ones() -> None:
     slow = read(Sender(4000), arriving)
     await asyncio.sleep(0.1)
     quick = [read(Sender(3500, ends=True), arriving) for _ in range(3)]
-    assert [len(await one) for one in quick] == [3500] * 3
+    assert [len(await reading) for reading in quick] == [3500] * 3
     assert not slow.done()
     large = read(Sender(7000), arriving)
     with pytest.raises(QueueFull):

@@ -59,13 +59,13 @@ async def test_engine_gets_the_remaining_deadlines(
 ) -> None:
     client = connect()
     await client.post(ROUTE, json=chat(), headers={"x-request-timeout-ms": "5000"})
-    told = engine.submitted[0].deadlines
+    remaining = engine.submitted[0].deadlines
     usual = Settings().deadlines
-    assert told.total_seconds is not None
-    assert 3 < told.total_seconds < 5, "what the front took is taken off"
-    assert told.queue_seconds is not None
-    assert usual.queue_seconds - 2 < told.queue_seconds < usual.queue_seconds
-    assert told.token_seconds == usual.token_seconds
+    assert remaining.total_seconds is not None
+    assert 3 < remaining.total_seconds < 5, "what the front took is taken off"
+    assert remaining.queue_seconds is not None
+    assert usual.queue_seconds - 2 < remaining.queue_seconds < usual.queue_seconds
+    assert remaining.token_seconds == usual.token_seconds
 
 
 @pytest.mark.parametrize("header", sorted(HEADERS.values()))

@@ -43,7 +43,7 @@ async def scrape(client: httpx.AsyncClient, prefix: str = "vlm_server_") -> Figu
     for family in text_string_to_metric_families(answer.text):
         for name, labels, value, *_ in family.samples:
             assert name.startswith(prefix)
-            others = [labels[one] for one in labels if one != "model_name"]
+            others = [labels[label] for label in labels if label != "model_name"]
             figures[name.removeprefix(prefix), ",".join(others)] = value
     return figures
 

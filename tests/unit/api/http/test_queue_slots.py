@@ -50,12 +50,12 @@ class Queue:
         return True
 
     def end(self, client: str) -> None:
-        entry = next(one for one in self.held if one[0] == client)
+        entry = next(holder for holder in self.held if holder[0] == client)
         self.held.remove(entry)
         entry[1].close()
 
     def count(self, client: str) -> int:
-        return sum(one == client for one, _ in self.held)
+        return sum(holder == client for holder, _ in self.held)
 
     def fill(self, client: str) -> int:
         """Take every free slot; returns the number taken."""
@@ -160,7 +160,7 @@ async def test_key_cannot_take_all_slots_while_another_waits(
     release.set()
     assert await asyncio.gather(*greedy, other) == [200] * 4
     assert len({submit.client for submit in engine.submitted}) == 2
-    assert not [one for one in engine.submitted if any(key in one.client for key in keys)]
+    assert not [s for s in engine.submitted if any(key in s.client for key in keys)]
 
 
 # ---- bytes -----------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_service_rate_of_many_ends_covers_less_time() -> None:
 
 
 def test_retry_after_grows_with_the_load() -> None:
-    told: dict[float, set[float]] = {}
+    retry_seconds: dict[float, set[float]] = {}
     for seconds in (0.01, 0.5, 5.0):
         queue = Queue(max_requests=8)
         queue.fill("a")
@@ -320,8 +320,8 @@ def test_retry_after_grows_with_the_load() -> None:
             queue.clock.now += seconds
             queue.end("a")
             queue.take("a")
-        told[seconds] = {queue.slots.retry_after_seconds() for _ in range(100)}
-    assert told[0.01] == {1}
-    assert 2 <= min(told[0.5]) <= max(told[0.5]) <= 4.2
-    assert 18 <= min(told[5.0]) <= max(told[5.0]) <= 42
-    assert len(told[5.0]) > 50, "not all at once"
+        retry_seconds[seconds] = {queue.slots.retry_after_seconds() for _ in range(100)}
+    assert retry_seconds[0.01] == {1}
+    assert 2 <= min(retry_seconds[0.5]) <= max(retry_seconds[0.5]) <= 4.2
+    assert 18 <= min(retry_seconds[5.0]) <= max(retry_seconds[5.0]) <= 42
+    assert len(retry_seconds[5.0]) > 50, "not all at once"

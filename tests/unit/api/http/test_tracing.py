@@ -99,7 +99,9 @@ async def test_a_request_is_a_span_with_its_phases(stream: bool) -> None:
         assert child.parent == span.context
         assert before - slack <= span.start_time <= child.start_time <= child.end_time  # type: ignore[operator]
         assert child.end_time <= span.end_time <= after + slack  # type: ignore[operator]
-    everything = "".join(each.to_json() for each in traced.exporter.get_finished_spans())
+    everything = "".join(
+        finished_span.to_json() for finished_span in traced.exporter.get_finished_spans()
+    )
     assert "swordfish" not in everything
     assert "Hello" not in everything
 
@@ -216,10 +218,12 @@ async def test_otlp_collector_receives_spans(
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         await client.post(ROUTE, json=chat())
     tracer.close()
-    ((asked, body),) = bodies
-    assert asked == "/v1/traces"
+    ((requested_path, body),) = bodies
+    assert requested_path == "/v1/traces"
     (sent,) = ExportTraceServiceRequest.FromString(body).resource_spans
-    resource = {each.key: each.value.string_value for each in sent.resource.attributes}
+    resource = {
+        attribute.key: attribute.value.string_value for attribute in sent.resource.attributes
+    }
     assert resource["service.name"] == "vlm_server"
     names = [span.name for scope in sent.scope_spans for span in scope.spans]
     assert sorted(names) == ["chat demo", "decode", "prefill", "prepare", "queue", "receive"]

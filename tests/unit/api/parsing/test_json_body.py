@@ -132,11 +132,13 @@ SCALARS = st.sampled_from(
 
 def objects(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     pairs = st.lists(st.tuples(STRINGS, inner), max_size=3)
-    return pairs.map(lambda each: "{" + ",".join(f"{name}: {value}" for name, value in each) + "}")
+    return pairs.map(
+        lambda items: "{" + ",".join(f"{name}: {value}" for name, value in items) + "}"
+    )
 
 
 def arrays(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    return st.lists(inner, max_size=3).map(lambda each: "[" + ",".join(each) + "]")
+    return st.lists(inner, max_size=3).map(lambda items: "[" + ",".join(items) + "]")
 
 
 JSON = st.recursive(STRINGS | SCALARS, lambda inner: objects(inner) | arrays(inner), max_leaves=8)

@@ -64,7 +64,7 @@ async def test_routing_key_of_a_picture_is_equal_in_every_dialect(
     base64 = PNG_URL.partition(",")[2]
     source = {"type": "base64", "media_type": "image/png", "data": base64}
     question = {"type": "text", "text": "What?"}
-    asked = {
+    requests = {
         CHAT: chat(user(picture(), text())),
         "/v1/messages": chat(user({"type": "image", "source": source}, question), max_tokens=9),
         RESPONSES: {
@@ -74,7 +74,7 @@ async def test_routing_key_of_a_picture_is_equal_in_every_dialect(
         OLLAMA: {"model": "demo", "messages": [{**user("What?"), "images": [base64]}]},
         GENERATE: {"model": "demo", "prompt": "What?", "images": [base64]},
     }
-    keys = {route: await key_of(client, route, body) for route, body in asked.items()}
+    keys = {route: await key_of(client, route, body) for route, body in requests.items()}
     assert set(keys.values()) == {hashlib.sha256(PNG).hexdigest()}, keys
 
 
@@ -103,16 +103,16 @@ async def test_prompt_cache_key_decides_the_routing_key(
 
 
 async def test_routing_key_header_is_echoed(client: httpx.AsyncClient) -> None:
-    asked = chat(user(picture(), text()))
-    assert await key_of(client, CHAT, asked, **{"X-SMG-Routing-Key": "mine"}) == "mine"
-    streamed = {**asked, "stream": True}
+    request = chat(user(picture(), text()))
+    assert await key_of(client, CHAT, request, **{"X-SMG-Routing-Key": "mine"}) == "mine"
+    streamed = {**request, "stream": True}
     assert await key_of(client, CHAT, streamed, **{"X-SMG-Routing-Key": "mine"}) == "mine"
 
 
 @pytest.mark.parametrize("key", ["", "x" * 129, "tab\tin it"])
 async def test_invalid_routing_key_header_is_replaced(client: httpx.AsyncClient, key: str) -> None:
-    told = await key_of(client, CHAT, chat(), **{"X-SMG-Routing-Key": key})
-    assert told == await key_of(client, CHAT, chat())
+    echoed = await key_of(client, CHAT, chat(), **{"X-SMG-Routing-Key": key})
+    assert echoed == await key_of(client, CHAT, chat())
 
 
 async def test_error_responses_carry_the_routing_key(

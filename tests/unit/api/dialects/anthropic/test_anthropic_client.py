@@ -54,8 +54,8 @@ async def base_url(engine: ScriptedEngine) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def client(base_url: str) -> AsyncIterator[AsyncAnthropic]:
-    async with AsyncAnthropic(base_url=base_url, api_key=KEY, max_retries=0) as made:
-        yield made
+    async with AsyncAnthropic(base_url=base_url, api_key=KEY, max_retries=0) as sdk:
+        yield sdk
 
 
 async def ask(client: AsyncAnthropic, messages: Any = PICTURE_QUESTION, **fields: Any) -> Any:
@@ -67,14 +67,14 @@ async def test_anthropic_message_with_picture_reaches_the_engine(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     message = await ask(client, system="Be brief.")
-    assert [each.text for each in message.content] == ["Hello world"]
+    assert [part.text for part in message.content] == ["Hello world"]
     assert (message.role, message.type, message.model) == ("assistant", "message", "demo")
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
     usage = message.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (4, 3, 2)
     assert usage.cache_creation_input_tokens == 0
     (submit,) = engine.submitted
-    assert [each.role for each in submit.messages] == ["system", "user"]
+    assert [message.role for message in submit.messages] == ["system", "user"]
     assert submit.messages[1].content == (ImagePart(0), TextPart("What is this?"))
     assert (submit.images[0].format, submit.images[0].param) == ("PNG", "messages[0].content[0]")
 
@@ -115,7 +115,7 @@ async def test_anthropic_stream_adds_up_to_the_whole_message(
         texts = [piece async for piece in stream.text_stream]
         final = await stream.get_final_message()
     assert texts == ["Let me look."]
-    assert [each.to_dict() for each in final.content] == [each.to_dict() for each in whole.content]
+    assert [part.to_dict() for part in final.content] == [part.to_dict() for part in whole.content]
     assert (final.stop_reason, final.usage.to_dict()) == (whole.stop_reason, whole.usage.to_dict())
     assert final.usage.input_tokens == 15
 
@@ -242,17 +242,26 @@ async def test_anthropic_stream_error_is_raised_with_its_code(
     }
 
 
-async def test_anthropic_client_raises_refusals_by_kind(
-    client: AsyncAnthropic, base_url: str
-) -> None:
+async def test_anthropic_client_raises_not_found_for_unknown_models(client: AsyncAnthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         await ask(client, model="claude-sonnet")
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+
+
+async def test_anthropic_client_raises_bad_request_with_the_field(client: AsyncAnthropic) -> None:
     with pytest.raises(anthropic.BadRequestError) as invalid:
         await ask(client, extra_body={"temperature": 9})
     assert invalid.value.body["error"]["param"] == "temperature"  # type: ignore[index]
+
+
+async def test_anthropic_client_raises_not_found_for_batches(client: AsyncAnthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
         await client.messages.batches.list()
+
+
+async def test_anthropic_client_raises_authentication_error(
+    client: AsyncAnthropic, base_url: str
+) -> None:
     async with AsyncAnthropic(base_url=base_url, api_key="wrong-key", max_retries=0) as stranger:
         with pytest.raises(anthropic.AuthenticationError) as refused:
             await ask(stranger)

@@ -16,7 +16,7 @@ SCREEN = {"name": "computer", "display_width_px": 1024, "display_height_px": 768
 
 
 @pytest.fixture
-def told(client: httpx.AsyncClient, engine: ScriptedEngine) -> Any:
+def definition_of(client: httpx.AsyncClient, engine: ScriptedEngine) -> Any:
     async def tell(**tool: Any) -> dict[str, Any]:
         """The function definition in the prompt for `tool`."""
         answer = await client.post(ROUTE, json=request(tools=[tool]))
@@ -40,9 +40,9 @@ def told(client: httpx.AsyncClient, engine: ScriptedEngine) -> Any:
     ],
 )
 async def test_computer_tool_offers_actions_of_its_version(
-    told: Any, kind: str, has_scroll: bool, has_zoom: bool
+    definition_of: Any, kind: str, has_scroll: bool, has_zoom: bool
 ) -> None:
-    function = await told(type=kind, display_number=1, enable_zoom=True, **SCREEN)
+    function = await definition_of(type=kind, display_number=1, enable_zoom=True, **SCREEN)
     assert function["name"] == "computer"
     assert "1024 pixels wide and 768 pixels high" in function["description"]
     parameters = function["parameters"]
@@ -58,8 +58,8 @@ async def test_computer_tool_offers_actions_of_its_version(
         jsonschema.validate({"action": "left_click", "coordinate": [10]}, parameters)
 
 
-async def test_computer_tool_offers_zoom_only_if_enabled(told: Any) -> None:
-    function = await told(type="computer_20251124", **SCREEN)
+async def test_computer_tool_offers_zoom_only_if_enabled(definition_of: Any) -> None:
+    function = await definition_of(type="computer_20251124", **SCREEN)
     assert "zoom" not in function["parameters"]["properties"]["action"]["enum"]
 
 
@@ -69,8 +69,8 @@ async def test_computer_tool_needs_its_screen_size(client: httpx.AsyncClient) ->
     assert answer.json()["error"]["param"] == "tools[0].display_height_px"
 
 
-async def test_bash_tool_offers_command_and_restart(told: Any) -> None:
-    function = await told(type="bash_20250124", name="bash")
+async def test_bash_tool_offers_command_and_restart(definition_of: Any) -> None:
+    function = await definition_of(type="bash_20250124", name="bash")
     assert list(function["parameters"]["properties"]) == ["command", "restart"]
 
 
@@ -84,9 +84,9 @@ async def test_bash_tool_offers_command_and_restart(told: Any) -> None:
     ],
 )
 async def test_text_editor_offers_commands_of_its_version(
-    told: Any, kind: str, name: str, inserts: str, undoes: bool
+    definition_of: Any, kind: str, name: str, inserts: str, undoes: bool
 ) -> None:
-    function = await told(type=kind, name=name)
+    function = await definition_of(type=kind, name=name)
     assert function["name"] == name
     assert f"`{inserts}`" in function["description"]
     properties = function["parameters"]["properties"]
@@ -97,6 +97,6 @@ async def test_text_editor_offers_commands_of_its_version(
     assert inserts in properties
 
 
-async def test_text_editor_describes_its_character_limit(told: Any) -> None:
+async def test_text_editor_describes_its_character_limit(definition_of: Any) -> None:
     tool = {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"}
-    assert "1234 characters" in (await told(max_characters=1234, **tool))["description"]
+    assert "1234 characters" in (await definition_of(max_characters=1234, **tool))["description"]

@@ -40,7 +40,7 @@ async def test_claude_code_first_request_is_streamed_to_its_end(
         "x-anthropic-billing-header",
     ]
     (submit,) = engine.submitted
-    assert [each.role for each in submit.messages] == ["system", "user", "system"]
+    assert [message.role for message in submit.messages] == ["system", "user", "system"]
     assert len(submit.messages[0].content) == 2
     assert submit.template.enable_thinking
     assert submit.sampling.max_tokens == 32000
@@ -52,10 +52,10 @@ async def test_claude_code_picture_result_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     await send(client, recorded("claude_code_tool_result"))
-    *_, asked, result = engine.submitted[0].messages
-    assert asked.reasoning == "I should look."
-    assert asked.content == (TextPart("Let me look."),)
-    assert asked.tool_calls == (ToolCall("call_1", "Read", '{"file_path": "/work/shot.png"}'),)
+    *_, assistant, result = engine.submitted[0].messages
+    assert assistant.reasoning == "I should look."
+    assert assistant.content == (TextPart("Let me look."),)
+    assert assistant.tool_calls == (ToolCall("call_1", "Read", '{"file_path": "/work/shot.png"}'),)
     assert (result.role, result.content, result.name) == ("tool", (ImagePart(0),), "Read")
 
 

@@ -62,8 +62,8 @@ async def test_anthropic_events_come_in_order(
     }
     assert start["message"]["id"].startswith("msg_")
     short = [
-        (each["index"], each["type"].removeprefix("content_block_"), *details(each))
-        for each in events
+        (event["index"], event["type"].removeprefix("content_block_"), *details(event))
+        for event in events
     ]
     assert short == [
         (0, "start", "thinking", "", ""),
@@ -101,7 +101,7 @@ async def test_empty_anthropic_answer_has_no_blocks(
 ) -> None:
     engine.script = (ended(), finished())
     events = await stream(client)
-    assert [each["type"] for each in events] == ["message_start", "message_delta", "message_stop"]
+    assert [event["type"] for event in events] == ["message_start", "message_delta", "message_stop"]
     whole = (await client.post(ROUTE, json=request())).json()
     assert whole["content"] == []
 
@@ -149,7 +149,7 @@ async def test_silent_anthropic_stream_is_pinged(connect: Connect, engine: Scrip
     quiet.set()
     events = events_of(await asking)
     assert events[0] == {"type": "ping"}
-    assert next(each["type"] for each in events if each["type"] != "ping") == "message_start"
+    assert next(event["type"] for event in events if event["type"] != "ping") == "message_start"
 
 
 async def test_error_event_ends_an_anthropic_stream(
@@ -167,4 +167,4 @@ async def test_error_event_ends_an_anthropic_stream(
             "details": {"error_code": "out_of_memory"},
         },
     }
-    assert "message_stop" not in [each["type"] for each in events]
+    assert "message_stop" not in [event["type"] for event in events]

@@ -98,7 +98,7 @@ async def test_anthropic_system_prompt_becomes_a_system_message(ask: Asker) -> N
     assert submit.messages[0].content == (TextPart("Be "), TextPart("brief."))
     assert ask.ignored == "x-anthropic-billing-header"
     submit = await ask.submit(system=blocks[:1])
-    assert [each.role for each in submit.messages] == ["user"]
+    assert [message.role for message in submit.messages] == ["user"]
 
 
 async def test_anthropic_system_messages_keep_their_place(ask: Asker) -> None:
@@ -106,7 +106,7 @@ async def test_anthropic_system_messages_keep_their_place(ask: Asker) -> None:
         user("hi"), {"role": "system", "content": "News."}, assistant("ho"),
         {"role": "system", "content": [text("More.")]}, user("so"), system="Be brief.",
     )  # fmt: skip
-    roles = [each.role for each in submit.messages]
+    roles = [message.role for message in submit.messages]
     assert roles == ["system", "user", "system", "assistant", "system", "user"]
     assert submit.messages[4].content == (TextPart("More."),)
 
@@ -145,7 +145,9 @@ async def test_tool_results_and_text_between_keep_their_order(ask: Asker) -> Non
         assistant(call("x"), call("y")),
         user(result(PICTURE, call_id="x"), text("and"), result(PICTURE, call_id="y"), text("so?")),
     )
-    turns = [(each.role, each.tool_call_id, each.content) for each in submit.messages[2:]]
+    turns = [
+        (message.role, message.tool_call_id, message.content) for message in submit.messages[2:]
+    ]
     assert turns == [
         ("tool", "x", (ImagePart(0),)),
         ("user", "", (TextPart("and"),)),

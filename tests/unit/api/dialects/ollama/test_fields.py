@@ -19,8 +19,8 @@ CHAT, GENERATE = "/api/chat", "/api/generate"
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    asked = list(messages) or [{"role": "user", "content": "hi"}]
-    return {"model": "demo", "messages": asked, "stream": False, **fields}
+    history = list(messages) or [{"role": "user", "content": "hi"}]
+    return {"model": "demo", "messages": history, "stream": False, **fields}
 
 
 def generate(**fields: Any) -> dict[str, Any]:
@@ -274,8 +274,8 @@ async def test_ollama_tool_result_is_matched_to_its_call(
 async def test_ollama_arguments_may_be_text(
     client: httpx.AsyncClient, engine: ScriptedEngine, arguments: Any
 ) -> None:
-    asked = turn({"function": {"name": "a", "arguments": arguments}})
-    await client.post(CHAT, json=chat({"role": "user", "content": "hi"}, asked))
+    assistant = turn({"function": {"name": "a", "arguments": arguments}})
+    await client.post(CHAT, json=chat({"role": "user", "content": "hi"}, assistant))
     assert engine.submitted[0].messages[1].tool_calls == (ToolCall("call_1", "a", '{"x": 1}'),)
 
 

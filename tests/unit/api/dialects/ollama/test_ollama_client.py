@@ -135,13 +135,13 @@ async def test_ollama_picture_result_reaches_the_engine(
     assert json.loads(tools.definitions) == [WEATHER]
     assert (tools.choice, tools.parallel) == ("auto", True)
 
-    asked = ollama.Message(role="assistant", thinking="Which city?", tool_calls=calls)
+    assistant = ollama.Message(role="assistant", thinking="Which city?", tool_calls=calls)
     results: list[Any] = [
         {"role": "tool", "content": "rain", "tool_name": "weather"},
         {"role": "tool", "content": "sun", "images": [PNG]},
     ]
     engine.script = (says("Take an umbrella."), ended(), finished())
-    await client.chat("demo", [*HI, asked, *results], tools=[WEATHER])
+    await client.chat("demo", [*HI, assistant, *results], tools=[WEATHER])
     _, turn, rain, sun = engine.submitted[1].messages
     assert turn.reasoning == "Which city?"
     assert turn.content == ()
@@ -286,7 +286,7 @@ async def test_ollama_load_request_submits_nothing(
     assert engine.submitted == []
 
 
-async def test_ollama_lists_and_shows_models_with_facts(
+async def test_ollama_list_has_the_models_facts(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
@@ -298,14 +298,23 @@ async def test_ollama_lists_and_shows_models_with_facts(
     assert (model.details.family, model.details.families) == ("qwen3_vl", ["qwen3_vl"])
     assert (model.details.parameter_size, model.details.quantization_level) == ("3.8B", "BF16")
 
+
+async def test_ollama_show_has_the_models_facts(
+    client: AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.status = replace(engine.status, model_facts=FACTS)
     shown = await client.show("demo")
     assert shown.capabilities == ["completion", "vision", "tools", "thinking"]
     assert shown.modelinfo is not None
     assert shown.modelinfo["general.architecture"] == "qwen3_vl"
     assert shown.modelinfo["qwen3_vl.context_length"] == 32_768
+    (model,) = (await client.list()).models
     assert shown.details == model.details
     assert "tools" in (shown.template or "").lower()
 
+
+async def test_ollama_ps_has_the_loaded_model(client: AsyncClient, engine: ScriptedEngine) -> None:
+    engine.status = replace(engine.status, model_facts=FACTS)
     (running,) = (await client.ps()).models
     assert (running.name, running.size, running.context_length) == (
         *("demo:latest", 7_509_245_952),

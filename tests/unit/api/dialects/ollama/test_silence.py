@@ -44,9 +44,9 @@ async def test_ollama_chat_sends_bytes_before_its_first_token(
     }
     assert {part.model for part in silent} == {"demo"}
     prefill.set()
-    said = [part async for part in stream]
-    assert "".join(part.message.content or "" for part in said) == "Hello"
-    assert said[-1].done
+    parts = [part async for part in stream]
+    assert "".join(part.message.content or "" for part in parts) == "Hello"
+    assert parts[-1].done
 
 
 async def test_ollama_generate_sends_bytes_before_its_first_token(
@@ -100,7 +100,7 @@ async def test_home_assistant_skips_keep_alives(host: str, engine: ScriptedEngin
     prefill = asyncio.Event()
     engine.script = (prefill, text("It is "), text("on."), ended(), finished())
     client = ollama.AsyncClient(host)
-    is_new, said = True, list[dict[str, Any]]()
+    is_new, shown_messages = True, list[dict[str, Any]]()
     async for response in await client.chat(model="demo", messages=HI, stream=True):
         chunk: dict[str, Any] = {"role": "assistant"} if is_new else {}
         message = response["message"]
@@ -109,11 +109,11 @@ async def test_home_assistant_skips_keep_alives(host: str, engine: ScriptedEngin
         if (content := message.get("content")) is not None:
             chunk["content"] = content
         is_new = bool(response["done"])
-        said.append(chunk)
+        shown_messages.append(chunk)
         prefill.set()
-    assert said[0] == {"role": "assistant", "content": ""}
-    assert [chunk.get("role") for chunk in said[1:]] == [None] * (len(said) - 1)
-    assert "".join(chunk["content"] for chunk in said) == "It is on."
+    assert shown_messages[0] == {"role": "assistant", "content": ""}
+    assert [chunk.get("role") for chunk in shown_messages[1:]] == [None] * (len(shown_messages) - 1)
+    assert "".join(chunk["content"] for chunk in shown_messages) == "It is on."
 
 
 async def test_ollama_whole_answer_has_no_keep_alives(host: str, engine: ScriptedEngine) -> None:

@@ -82,15 +82,15 @@ async def test_usage_has_the_processed_size_of_each_picture(
         ended(),
         lambda request_id: Finished(request_id, Usage(7, 2, 3), images=images),
     )
-    told = [
+    reported = [
         {"width": 308, "height": 196, "tokens": 77},
         {"width": 28, "height": 56, "tokens": 2},
     ]
     whole = (await client.post(ROUTE, json=chat())).json()
-    assert whole["usage"] == {**USAGE, "images": told}
+    assert whole["usage"] == {**USAGE, "images": reported}
     options = {"include_usage": True}
     stream = await client.post(ROUTE, json=chat(stream=True, stream_options=options))
-    assert events(stream)[-2]["usage"] == {**USAGE, "images": told}
+    assert events(stream)[-2]["usage"] == {**USAGE, "images": reported}
 
 
 async def test_usage_has_the_sampled_frames_of_each_video(
@@ -102,15 +102,15 @@ async def test_usage_has_the_sampled_frames_of_each_video(
         ended(),
         lambda request_id: Finished(request_id, Usage(7, 2, 3), videos=videos),
     )
-    told = [
+    reported = [
         {"frames": 12, "seconds": 5.5, "tokens": 96, "truncated": False},
         {"frames": 4, "seconds": 1.5, "tokens": 32, "truncated": True},
     ]
     whole = (await client.post(ROUTE, json=chat())).json()
-    assert whole["usage"] == {**USAGE, "videos": told}
+    assert whole["usage"] == {**USAGE, "videos": reported}
     options = {"include_usage": True}
     stream = await client.post(ROUTE, json=chat(stream=True, stream_options=options))
-    assert events(stream)[-2]["usage"] == {**USAGE, "videos": told}
+    assert events(stream)[-2]["usage"] == {**USAGE, "videos": reported}
 
 
 async def test_chat_stream_chunks_have_role_text_and_end(client: httpx.AsyncClient) -> None:
@@ -132,7 +132,9 @@ async def test_chat_stream_chunks_have_role_text_and_end(client: httpx.AsyncClie
 
 
 def token(text: str, logprob: float = -0.5, *top: tuple[str, float]) -> TokenLogprob:
-    return TokenLogprob(TokenText(text, logprob), tuple(TokenText(*each) for each in top))
+    return TokenLogprob(
+        TokenText(text, logprob), tuple(TokenText(*alternative) for alternative in top)
+    )
 
 
 def shown(text: str, logprob: float) -> dict[str, Any]:
@@ -233,8 +235,8 @@ async def test_streamed_choices_have_their_own_role_and_end(
         (0, {"content": "llo"}, None),
         (0, {}, "length"),
     ]
-    told = [each["logprobs"] and each["logprobs"]["content"][0]["token"] for each in choices]
-    assert told == [None, "2", None, "1", None, "3", None]
+    tokens = [each["logprobs"] and each["logprobs"]["content"][0]["token"] for each in choices]
+    assert tokens == [None, "2", None, "1", None, "3", None]
     assert (usage["choices"], usage["usage"], done) == ([], USAGE, "[DONE]")
 
 
@@ -243,7 +245,7 @@ async def test_choices_without_text_have_a_role_and_an_end(
 ) -> None:
     engine.script = (ended("stop", 1), ended("length", 0), finished())
     *chunks, done = events(await client.post(ROUTE, json=chat(n=2, stream=True)))
-    found = [(each["index"], each["finish_reason"]) for c in chunks for each in c["choices"]]
+    found = [(choice["index"], choice["finish_reason"]) for c in chunks for choice in c["choices"]]
     assert found == [(1, None), (1, "stop"), (0, None), (0, "length")]
     assert done == "[DONE]"
 

@@ -331,8 +331,8 @@ async def test_lone_surrogates_are_refused_anywhere(
 
 async def test_a_prediction_counts_as_text(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_text_bytes=20)))
-    said = {"type": "content", "content": "x" * 21}
-    error = await refusal(client, chat(prediction=said))
+    prediction = {"type": "content", "content": "x" * 21}
+    error = await refusal(client, chat(prediction=prediction))
     assert "limits.max_text_bytes" in error["message"]
 
 

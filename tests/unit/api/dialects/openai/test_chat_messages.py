@@ -339,8 +339,8 @@ async def test_refusals_in_the_history_are_assistant_text(
     as_field = {"role": "assistant", "content": None, "refusal": "No."}
     as_part = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
     await client.post(ROUTE, json=chat(user("hi"), as_field, as_part, user("so?")))
-    said = Message("assistant", (TextPart("No."),))
-    assert engine.submitted[0].messages[1:3] == (said, said)
+    refused_answer = Message("assistant", (TextPart("No."),))
+    assert engine.submitted[0].messages[1:3] == (refused_answer, refused_answer)
 
 
 async def test_continue_final_message_continues_the_assistant(

@@ -67,15 +67,15 @@ def test_every_completion_field_has_a_test() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "given"),
+    ("prompt", "submitted_prompt"),
     [("a", "a"), (["a"], "a"), ([5, 6], (5, 6)), ([[5, 6]], (5, 6))],
     ids=str,
 )
 async def test_completion_prompt_is_read_in_every_spelling(
-    client: httpx.AsyncClient, engine: ScriptedEngine, prompt: Any, given: Any
+    client: httpx.AsyncClient, engine: ScriptedEngine, prompt: Any, submitted_prompt: Any
 ) -> None:
     assert (await client.post(ROUTE, json=body(prompt))).status_code == 200
-    assert engine.submitted[0].prompt == given
+    assert engine.submitted[0].prompt == submitted_prompt
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ async def test_unsupported_completion_fields_are_refused_by_name(
 
 
 async def test_harmless_fields_of_completions_are_reported(client: httpx.AsyncClient) -> None:
-    asked = body(user="me", metadata={"a": "b"}, stream=True)
-    asked["stream_options"] = {"include_obfuscation": True}
-    answer = await client.post(ROUTE, json=asked)
+    request = body(user="me", metadata={"a": "b"}, stream=True)
+    request["stream_options"] = {"include_obfuscation": True}
+    answer = await client.post(ROUTE, json=request)
     named = "metadata, user, stream_options.include_obfuscation"
     assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, named)
 
@@ -125,7 +125,7 @@ async def test_completion_stream_has_usage_in_every_chunk(
     answer = await client.post(ROUTE, json=body(stream=True, stream_options=options))
     assert engine.submitted[0].sampling.reports_usage
     chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:7] == "data: {"]
-    totals = [each["usage"] and each["usage"]["total_tokens"] for each in chunks]
+    totals = [chunk["usage"] and chunk["usage"]["total_tokens"] for chunk in chunks]
     assert totals == [8, None, 9]
 
 
@@ -156,7 +156,9 @@ async def test_text_completion_has_its_fields(client: httpx.AsyncClient) -> None
 
 
 def entry(token: str, logprob: float, *top: tuple[str, float]) -> TokenLogprob:
-    return TokenLogprob(TokenText(token, logprob), tuple(TokenText(*each) for each in top))
+    return TokenLogprob(
+        TokenText(token, logprob), tuple(TokenText(*alternative) for alternative in top)
+    )
 
 
 async def test_completion_log_probabilities_have_the_legacy_shape(
@@ -178,7 +180,7 @@ async def test_completion_log_probabilities_have_the_legacy_shape(
     answer = await client.post(ROUTE, json=body(logprobs=2, stream=True))
     chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:7] == "data: {"]
     found = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    assert [each["text_offset"] for each in found if each] == [[0], [2]]
+    assert [logprobs["text_offset"] for logprobs in found if logprobs] == [[0], [2]]
 
 
 async def test_openai_client_completes_and_streams_text(engine: ScriptedEngine) -> None:

@@ -60,8 +60,8 @@ async def base_url(engine: ScriptedEngine) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0) as made:
-        yield made
+    async with AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0) as sdk:
+        yield sdk
 
 
 async def test_openai_client_answer_is_echoed_in_a_follow_up(
@@ -194,10 +194,10 @@ async def test_openai_picture_result_reaches_the_engine(
 
     engine.script = HELLO
     picture = {"type": "image_url", "image_url": {"url": PNG_URL}}
-    said: Any = choice.message
+    assistant: Any = choice.message
     result: Any = {"role": "tool", "tool_call_id": call.id, "content": [picture]}
     answer = await completions.parse(
-        model="demo", messages=[*MESSAGES, said, result], tools=[CLICK]
+        model="demo", messages=[*MESSAGES, assistant, result], tools=[CLICK]
     )
     assert answer.choices[0].message.content == "Hello world"
     assert engine.submitted[1].messages[-2:] == (
@@ -229,12 +229,12 @@ async def test_openai_client_reads_usage_in_every_chunk(
 
 async def test_synchronous_openai_client_chats_streams_and_lists_models(base_url: str) -> None:
     def work() -> tuple[str | None, list[str | None], list[str]]:
-        with OpenAI(base_url=base_url, api_key=KEY, max_retries=0) as made:
-            whole = made.chat.completions.create(model="default", messages=MESSAGES)
-            stream = made.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
+        with OpenAI(base_url=base_url, api_key=KEY, max_retries=0) as sdk:
+            whole = sdk.chat.completions.create(model="default", messages=MESSAGES)
+            stream = sdk.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
             pieces = [chunk.choices[0].delta.content for chunk in stream]
-            models = [model.id for model in made.models.list()]
-            models.append(made.models.retrieve("demo").id)
+            models = [model.id for model in sdk.models.list()]
+            models.append(sdk.models.retrieve("demo").id)
         return whole.choices[0].message.content, pieces, models
 
     content, pieces, models = await asyncio.to_thread(work)

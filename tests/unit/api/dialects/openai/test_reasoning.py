@@ -117,8 +117,10 @@ async def test_contradictory_reasoning_fields_are_refused(
 async def test_reasoning_in_the_history_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
-    said = {"role": "assistant", "content": "A cat.", name: "Ears."}
-    answer = await client.post(ROUTE, json=chat(user("hi"), said, {**user("so?"), name: "x"}))
+    assistant_turn = {"role": "assistant", "content": "A cat.", name: "Ears."}
+    answer = await client.post(
+        ROUTE, json=chat(user("hi"), assistant_turn, {**user("so?"), name: "x"})
+    )
     assert engine.submitted[0].messages[1] == Message(
         "assistant", (TextPart("A cat."),), reasoning="Ears."
     )
@@ -129,8 +131,8 @@ async def test_second_reasoning_field_of_a_message_is_reported(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     for other, named in (("Ears.", None), ("Tail.", "messages[].reasoning")):
-        said = {"role": "assistant", "content": "A cat.", "reasoning_content": "Ears."}
-        body = chat(user("hi"), {**said, "reasoning": other}, user("so?"))
+        assistant_turn = {"role": "assistant", "content": "A cat.", "reasoning_content": "Ears."}
+        body = chat(user("hi"), {**assistant_turn, "reasoning": other}, user("so?"))
         assert (await client.post(ROUTE, json=body)).headers.get("x-vlm-ignored") == named
         assert engine.submitted[-1].messages[1].reasoning == "Ears."
 

@@ -60,9 +60,9 @@ async def test_tokenize_reads_messages_like_a_chat_request(
     answer = await client.post("/v1/tokenize", json=body)
     assert answer.status_code == 200, answer.text
     await client.post("/v1/chat/completions", json=chat(*body["messages"]))
-    counted, asked = counting.submitted
-    assert counted.messages == asked.messages
-    assert (counted.count_only, asked.count_only) == (True, False)
+    counted, chat_submit = counting.submitted
+    assert counted.messages == chat_submit.messages
+    assert (counted.count_only, chat_submit.count_only) == (True, False)
     assert [(i.min_pixels, i.max_pixels) for i in counted.images] == [(1000, 2000)] * has_picture
 
 
@@ -147,12 +147,12 @@ def test_tokenize_must_name_one_of_several_models(
     body: dict[str, Any],
     model: dict[str, Any],
 ) -> None:
-    asked = json.dumps(body | model).encode()
+    content = json.dumps(body | model).encode()
     one, two = KnownModel("one"), KnownModel("two")
-    alone = read(asked, Context((one,), "r", "", "", Limits()))
+    alone = read(content, Context((one,), "r", "", "", Limits()))
     assert alone.model == "one"
     with pytest.raises(InvalidRequest, match=r"`model` is missing.*`one`, `two`") as caught:
-        read(asked, Context((one, two), "r", "", "", Limits()))
+        read(content, Context((one, two), "r", "", "", Limits()))
     assert caught.value.param == "model"
 
 

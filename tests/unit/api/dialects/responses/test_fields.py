@@ -313,7 +313,9 @@ async def test_unknown_input_part_is_refused_with_the_known_types(
     answer = await client.post(ROUTE, json=asking([user({"type": kind})]))
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
-    assert all(f"'{each}'" in message for each in ("input_text", "input_image", "input_video"))
+    assert all(
+        f"'{kind_name}'" in message for kind_name in ("input_text", "input_image", "input_video")
+    )
 
 
 async def test_codex_namespaced_tools_reach_the_engine(
@@ -324,14 +326,14 @@ async def test_codex_namespaced_tools_reach_the_engine(
     tools = [tool("shell"), namespace, {"type": "web_search", "external_web_access": True}]
     answer = await client.post(ROUTE, json=asking(tools=tools))
     assert answer.status_code == 200, answer.text
-    given = engine.submitted[0].tools
-    assert given is not None
-    told = [each["function"] for each in json.loads(given.definitions)]
-    assert [each["name"] for each in told] == ["shell", "look", "blink"]
-    assert all("namespace" not in each for each in told)
+    offered = engine.submitted[0].tools
+    assert offered is not None
+    functions = [function["function"] for function in json.loads(offered.definitions)]
+    assert [function["name"] for function in functions] == ["shell", "look", "blink"]
+    assert all("namespace" not in function for function in functions)
     assert answer.headers["x-vlm-ignored"] == "tools[].namespace, tools[].web_search"
-    (made,) = answer.json()["output"]
-    assert (made["name"], made["namespace"]) == ("look", "mcp__eyes")
+    (returned_call,) = answer.json()["output"]
+    assert (returned_call["name"], returned_call["namespace"]) == ("look", "mcp__eyes")
 
 
 @pytest.mark.parametrize(
@@ -530,7 +532,8 @@ async def test_null_responses_fields_equal_absent_ones(
     assert "x-vlm-ignored" not in answer.headers
     await send(client, asking())
     first, second = (
-        (each.messages, each.sampling, each.tools, each.template) for each in engine.submitted
+        (submit.messages, submit.sampling, submit.tools, submit.template)
+        for submit in engine.submitted
     )
     assert first == second
 

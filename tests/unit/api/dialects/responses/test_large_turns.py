@@ -30,8 +30,8 @@ from vlm_server.settings import Limits, Server, Settings
 LONG = "x" * (SMALL_BYTES + 1)
 
 
-async def create(client: httpx.AsyncClient, given: Any, **fields: Any) -> dict[str, Any]:
-    answer = await client.post(ROUTE, json=asking(given, **fields))
+async def create(client: httpx.AsyncClient, input: Any, **fields: Any) -> dict[str, Any]:
+    answer = await client.post(ROUTE, json=asking(input, **fields))
     assert answer.status_code == 200, answer.text
     decoded: dict[str, Any] = answer.json()
     return decoded
@@ -43,7 +43,7 @@ async def test_short_turn_continues_a_long_one(
     first = await create(client, LONG)
     second = await create(client, "And?", previous_response_id=first["id"])
     await create(client, LONG, previous_response_id=second["id"])
-    sizes = [[len(m.content[0].text) for m in each.messages] for each in engine.submitted]  # type: ignore[union-attr]
+    sizes = [[len(m.content[0].text) for m in submit.messages] for submit in engine.submitted]  # type: ignore[union-attr]
     hello = len("Hello world")
     assert sizes == [
         [len(LONG)],
@@ -100,13 +100,13 @@ async def test_response_error_after_keep_alives_is_a_complete_stream(
 ) -> None:
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
     engine.script = (never(), failed("engine_died", "The engine ended."))
-    asked = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
+    pending = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
     await engine.waiting.wait()
     await asyncio.sleep(0.1)
     (waited, _) = engine.script
     assert isinstance(waited, asyncio.Event)
     waited.set()
-    answer = await asked
+    answer = await pending
     assert answer.status_code == 200
     assert answer.text.startswith(": keep-alive\n\n")
     lines = [line for line in answer.text.splitlines() if line.startswith("event: ")]
@@ -122,14 +122,14 @@ async def test_held_back_text_precedes_the_error(connect: Connect, engine: Scrip
     """The answer ends with its first text, after keep-alives, and then fails."""
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
     engine.script = (never(), last("Hello"), failed("engine_died", "The engine ended."))
-    asked = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
+    pending = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
     await engine.waiting.wait()
     await asyncio.sleep(0.1)
     (waited, *_) = engine.script
     assert isinstance(waited, asyncio.Event)
     waited.set()
-    told = events((await asked).text.replace(": keep-alive\n\n", ""))
-    assert [event["type"].removeprefix("response.") for event in told] == [
+    stream = events((await pending).text.replace(": keep-alive\n\n", ""))
+    assert [event["type"].removeprefix("response.") for event in stream] == [
         *("created", "in_progress", "output_item.added", "content_part.added"),
         *("output_text.delta", "output_text.done", "content_part.done", "output_item.done"),
         *("failed", "error"),
@@ -149,8 +149,8 @@ async def test_a_failed_response_has_the_output_so_far(
         calls(0, '{"x": '),
         failed("engine_died", "The engine ended."),
     )
-    told = events((await client.post(ROUTE, json=asking(stream=True))).text)
-    *_, arguments, item, whole, error = told
+    stream = events((await client.post(ROUTE, json=asking(stream=True))).text)
+    *_, arguments, item, whole, error = stream
     assert arguments["type"] == "response.function_call_arguments.done"
     assert item["type"] == "response.output_item.done"
     assert item["item"]["status"] == "incomplete"
@@ -172,8 +172,8 @@ async def test_response_too_large_to_store_reports_store_false(
     response = await create(client, "Hi")
     assert response["store"] is False
     assert (await client.get(f"{ROUTE}/{response['id']}")).status_code == 404
-    told = events((await client.post(ROUTE, json=asking(stream=True))).text)
-    assert told[-1]["response"]["store"] is False
+    stream = events((await client.post(ROUTE, json=asking(stream=True))).text)
+    assert stream[-1]["response"]["store"] is False
 
 
 async def test_truncated_call_of_a_response_can_be_continued(
@@ -225,6 +225,11 @@ async def test_input_items_are_listed_in_pages(client: httpx.AsyncClient) -> Non
     rest = (await client.get(route, params={"after": first["last_id"]})).json()
     assert [item["content"][0]["text"] for item in rest["data"]] == ["2", "1", "0"]
     assert not rest["has_more"]
+
+
+async def test_wrong_paging_parameters_are_refused_by_name(client: httpx.AsyncClient) -> None:
+    response = await create(client, "Hi")
+    route = f"{ROUTE}/{response['id']}/input_items"
     for wrong in (
         {"limit": 0},
         {"limit": "x"},

@@ -194,8 +194,8 @@ async def test_open_responses_streamed_tool_call_case(
 ) -> None:
     engine.script = CALLING
     wanted = asking([user("Weather?")], tools=[WEATHER], stream=True)
-    told = events((await client.post(ROUTE, json=wanted)).text)
-    kinds = [event["type"].removeprefix("response.") for event in told]
+    stream = events((await client.post(ROUTE, json=wanted)).text)
+    kinds = [event["type"].removeprefix("response.") for event in stream]
     assert kinds[2:-1] == [
         "output_item.added",
         "function_call_arguments.delta",
@@ -203,9 +203,9 @@ async def test_open_responses_streamed_tool_call_case(
         "function_call_arguments.done",
         "output_item.done",
     ]
-    assert told[2]["item"]["type"] == told[-2]["item"]["type"] == "function_call"
-    assert told[2]["item"]["arguments"] == ""
-    assert told[-3]["arguments"] == told[-2]["item"]["arguments"]
+    assert stream[2]["item"]["type"] == stream[-2]["item"]["type"] == "function_call"
+    assert stream[2]["item"]["arguments"] == ""
+    assert stream[-3]["arguments"] == stream[-2]["item"]["arguments"]
 
 
 async def test_open_responses_picture_case(
@@ -226,7 +226,11 @@ async def test_open_responses_multi_turn_case(
         user("What is my name?"),
     ]
     await responses_to(client, asking(turns))
-    assert [each.role for each in engine.submitted[0].messages] == ["user", "assistant", "user"]
+    assert [message.role for message in engine.submitted[0].messages] == [
+        "user",
+        "assistant",
+        "user",
+    ]
 
 
 async def test_assistant_phases_are_kept_in_input_items(

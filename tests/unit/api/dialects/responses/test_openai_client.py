@@ -67,11 +67,11 @@ async def base_url(engine: ScriptedEngine) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=base_url, api_key=KEYS[0], max_retries=0) as made:
-        yield made
+    async with AsyncOpenAI(base_url=base_url, api_key=KEYS[0], max_retries=0) as sdk:
+        yield sdk
 
 
-def said(text: str) -> Message:
+def user_turn(text: str) -> Message:
     return Message("user", (TextPart(text),))
 
 
@@ -94,7 +94,7 @@ async def test_openai_client_reads_the_fields_of_a_response(
     assert response.usage.total_tokens == 9
     assert response.usage.input_tokens_details.cached_tokens == 3
     (submit,) = engine.submitted
-    assert submit.messages == (Message("system", (TextPart("Be brief."),)), said("Hi"))
+    assert submit.messages == (Message("system", (TextPart("Be brief."),)), user_turn("Hi"))
     assert submit.sampling.temperature == 0
 
 
@@ -288,7 +288,7 @@ async def test_input_tokens_count_includes_the_previous_response(
     )
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", 9)
     hello = Message("assistant", (TextPart("Hello world"),))
-    assert engine.submitted[1].messages == (said("One"), hello, said("Two"))
+    assert engine.submitted[1].messages == (user_turn("One"), hello, user_turn("Two"))
     assert engine.submitted[1].count_only
 
 
@@ -297,28 +297,28 @@ async def test_stored_items_are_resolved_by_reference(
 ) -> None:
     """The AI SDK sends references in every turn but the first."""
     engine.script = AGENT
-    asked: Any = {"role": "user", "content": "Click"}
-    first = await client.responses.create(model="demo", input=[asked], tools=[TOOL])
+    question: Any = {"role": "user", "content": "Click"}
+    first = await client.responses.create(model="demo", input=[question], tools=[TOOL])
     results: Any = [
         {"type": "function_call_output", "call_id": call_id, "output": "done"}
         for call_id in ("call_a", "call_b")
     ]
     echoed: Any = [item.model_dump() for item in first.output]
-    await client.responses.create(model="demo", input=[asked, *echoed, *results])
+    await client.responses.create(model="demo", input=[question, *echoed, *results])
     referred: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
-    second = await client.responses.create(model="demo", input=[asked, *referred, *results])
+    second = await client.responses.create(model="demo", input=[question, *referred, *results])
     assert engine.submitted[2].messages == engine.submitted[1].messages
     listed = await client.responses.input_items.list(second.id, order="asc")
     assert [item.type for item in listed.data[1:-2]] == [item.type for item in first.output]
 
     await client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError) as caught:
-        await client.responses.create(model="demo", input=[asked, *referred])
+        await client.responses.create(model="demo", input=[question, *referred])
     assert caught.value.param == "input[1]"
     (theirs,) = [item for item in listed.data if item.type == "message" and item.role == "user"]
     again: Any = [{"type": "item_reference", "id": theirs.id}, {"role": "user", "content": "?"}]
     await client.responses.create(model="demo", input=again)
-    assert engine.submitted[-1].messages == (said("Click"), said("?"))
+    assert engine.submitted[-1].messages == (user_turn("Click"), user_turn("?"))
 
 
 async def test_instructions_are_not_carried_over(
@@ -327,7 +327,7 @@ async def test_instructions_are_not_carried_over(
     first = await client.responses.create(model="demo", input="One", instructions="Rhyme.")
     await client.responses.create(model="demo", input="Two", previous_response_id=first.id)
     hello = Message("assistant", (TextPart("Hello world"),))
-    assert engine.submitted[1].messages == (said("One"), hello, said("Two"))
+    assert engine.submitted[1].messages == (user_turn("One"), hello, user_turn("Two"))
 
 
 async def test_a_streamed_response_can_be_continued(
@@ -367,7 +367,7 @@ async def test_a_deleted_response_disappears_from_later_turns(
     await client.responses.delete(first.id)
     await client.responses.create(model="demo", input="Three", previous_response_id=second.id)
     hello = Message("assistant", (TextPart("Hello world"),))
-    assert engine.submitted[2].messages == (said("Two"), hello, said("Three"))
+    assert engine.submitted[2].messages == (user_turn("Two"), hello, user_turn("Three"))
 
 
 async def test_response_of_another_client_is_not_found(client: AsyncOpenAI, base_url: str) -> None:

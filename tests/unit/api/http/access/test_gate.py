@@ -138,19 +138,19 @@ async def test_listed_origins_get_cors_headers(
     page = {"origin": origin, "sec-fetch-site": "cross-site"}
     preflight = await client.options(ROUTE, headers=page | PREFLIGHT)
     assert preflight.status_code == 200
-    told = preflight.headers
-    assert "POST" in told["access-control-allow-methods"]
-    assert "authorization" in told["access-control-allow-headers"]
-    assert told["access-control-allow-private-network"] == "true"
+    cors = preflight.headers
+    assert "POST" in cors["access-control-allow-methods"]
+    assert "authorization" in cors["access-control-allow-headers"]
+    assert cors["access-control-allow-private-network"] == "true"
     refused = await client.post(ROUTE, json=chat(temperature=9), headers=page)
     assert refused.status_code == (401 if key else 400)
     bearer = {"authorization": f"Bearer {key}"} if key else {}
     answer = await client.post(ROUTE, json=chat(), headers=page | bearer)
     assert answer.status_code == 200
-    for each in (preflight, refused, answer):
-        assert each.headers["access-control-allow-origin"] == origin
-        assert "origin" in each.headers["vary"].lower()
-        assert "access-control-allow-credentials" not in each.headers
+    for response in (preflight, refused, answer):
+        assert response.headers["access-control-allow-origin"] == origin
+        assert "origin" in response.headers["vary"].lower()
+        assert "access-control-allow-credentials" not in response.headers
     assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
 
 

@@ -33,12 +33,12 @@ def body_of(parser: RequestParser) -> bytes:
 def test_head_is_parsed_from_any_fragments(cuts: list[int], before: bytes) -> None:
     head = HEAD + b"\r\n"
     data, reader = before + head + b"rest", HeadReader()
-    taken = None
+    parsed_head = None
     for cut in [*cuts, len(data)]:
         reader.buffer += data[:cut]
         data = data[cut:]
-        taken = taken or reader.take_head()
-    assert taken == head
+        parsed_head = parsed_head or reader.take_head()
+    assert parsed_head == head
     assert reader.buffer == b"rest"
 
 

@@ -85,7 +85,7 @@ async def test_tcp_keepalive_finds_lost_clients_within_minutes(
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         silence = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
         times = [silence, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
-        assert [ours.getsockopt(socket.IPPROTO_TCP, each) for each in times] == [60, 15, 4]
+        assert [ours.getsockopt(socket.IPPROTO_TCP, option) for option in times] == [60, 15, 4]
         writer.close()
 
 
@@ -97,8 +97,8 @@ async def test_response_date_is_current_without_a_timer(listener: socket.socket)
             writer.write(GET)
             head = (await response(reader)).decode()
             line = next(each for each in head.splitlines() if each.startswith("date: "))
-            told = email.utils.parsedate_to_datetime(line.removeprefix("date: "))
-            assert abs(told.timestamp() - time.time()) < 3
+            date = email.utils.parsedate_to_datetime(line.removeprefix("date: "))
+            assert abs(date.timestamp() - time.time()) < 3
             await asyncio.sleep(1.1)
         writer.close()
 
@@ -162,8 +162,8 @@ async def test_last_call_lasts_until_requests_reach_the_engine(listener: socket.
 
 async def test_draining_server_answers_503_with_retry_after(listener: socket.socket) -> None:
     async with running(listener) as run:
-        asked, idle = await run.connect(), await run.connect()
-        asked[1].write(GET)
+        busy, idle = await run.connect(), await run.connect()
+        busy[1].write(GET)
         async with asyncio.timeout(5):
             while not run.application.begun:  # noqa: ASYNC110  uvicorn offers nothing to wait for
                 await asyncio.sleep(0.005)
@@ -180,7 +180,7 @@ async def test_draining_server_answers_503_with_retry_after(listener: socket.soc
             writer.close()
         assert run.application.begun == 1
         run.application.may_answer.set()
-        assert b"200 OK" in await response(asked[0])
+        assert b"200 OK" in await response(busy[0])
 
 
 async def test_connection_after_last_call_is_served_by_the_successor(

@@ -35,10 +35,12 @@ def test_least_valuable_connection_is_evicted() -> None:
         Connection(Stage.BODY, 3),
     ]
     table = ConnectionTable(lambda: len(order))
-    assert all(table.add(one) for one in reversed(order))
+    assert all(table.add(connection) for connection in reversed(order))
     for count in range(1, len(order) + 1):
         assert table.add(Connection(Stage.ANSWER))
-        assert [one.is_gone for one in order] == [True] * count + [False] * (len(order) - count)
+        assert [connection.is_gone for connection in order] == [True] * count + [False] * (
+            len(order) - count
+        )
     late = Connection(Stage.SILENT)
     assert not table.add(late)
     assert len(table) == len(order)
@@ -51,17 +53,17 @@ def test_lowered_connection_limit_evicts_idle_and_keeps_answers() -> None:
     table = ConnectionTable(lambda: limit)
     answering = [Connection(Stage.ANSWER, since) for since in range(2)]
     idle = [Connection(Stage.IDLE, since) for since in range(4)]
-    assert all(table.add(each) for each in (*answering, *idle))
+    assert all(table.add(connection) for connection in (*answering, *idle))
     limit = 4
     assert table.make_room()
-    assert [each.is_gone for each in idle] == [True, True, False, False]
+    assert [connection.is_gone for connection in idle] == [True, True, False, False]
     limit = 1
     late = Connection(Stage.SILENT)
     assert not table.add(late)
     assert len(table) == len(answering)
     limit = 3
     assert table.add(late)
-    assert not any(each.is_gone for each in answering)
+    assert not any(connection.is_gone for connection in answering)
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ HOME = {"pictures.example": ["127.0.0.1"], "other.example": ["127.0.0.1"]}
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[TlsServer]:
-    async with tls_server(tmp_path, *NAMES) as made:
-        made.pages["/a.png"] = page(PICTURE)
-        yield made
+    async with tls_server(tmp_path, *NAMES) as tls:
+        tls.pages["/a.png"] = page(PICTURE)
+        yield tls
 
 
 class Resolver:

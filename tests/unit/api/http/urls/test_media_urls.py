@@ -71,8 +71,8 @@ async def test_a_file_has_the_cache_key_of_its_bytes(
     (root / "a.png").write_bytes(encoded("PNG"))
     for url in (PNG_URL, file_url(root)):
         await open_client.post(ROUTE, json=chat(user(picture(url))))
-    one, other = engine.submitted
-    assert one.images[0].content_hash == other.images[0].content_hash
+    from_file, other = engine.submitted
+    assert from_file.images[0].content_hash == other.images[0].content_hash
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ async def test_file_images_obey_the_limits(connect: Connect, root: Path) -> None
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[TlsServer]:
-    async with tls_server(tmp_path, *NAMES) as made:
-        made.pages["/a.png"] = page(PNG)
-        yield made
+    async with tls_server(tmp_path, *NAMES) as tls:
+        tls.pages["/a.png"] = page(PNG)
+        yield tls
 
 
 def media_urls(server: TlsServer, seconds: float = 10.0, limits: Limits | None = None) -> MediaUrls:
@@ -183,8 +183,8 @@ async def test_urls_are_fetched_concurrently_and_mapped(server: TlsServer) -> No
 
     urls = [external(server, f"/{i}") for i in range(3)]
     server.pages |= {f"/{i}": waiting(str(i).encode()) for i in range(3)}
-    given = await media_urls(server).read(urls)
-    assert given == {url.url: str(i).encode() for i, url in enumerate(urls)}
+    fetched = await media_urls(server).read(urls)
+    assert fetched == {url.url: str(i).encode() for i, url in enumerate(urls)}
 
 
 async def silent(writer: asyncio.StreamWriter) -> None:

@@ -51,19 +51,19 @@ async def tls_server(folder: Path, *names: str) -> AsyncIterator[TlsServer]:
     chain, trusting = _certificates(folder, names)
     offering = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     offering.load_cert_chain(chain)
-    made = TlsServer(0, trusting, folder / CERTIFICATE)
+    tls = TlsServer(0, trusting, folder / CERTIFICATE)
 
     def note_name(_: ssl.SSLObject, name: str | None, __: ssl.SSLContext) -> None:
-        made.server_names.append(name)
+        tls.server_names.append(name)
 
     offering.sni_callback = note_name
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        made.connections += 1
+        tls.connections += 1
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            made.asked.append(head)
-            found = made.pages.get(head.split()[1], page(b"", status="404 Not Found"))
+            tls.asked.append(head)
+            found = tls.pages.get(head.split()[1], page(b"", status="404 Not Found"))
             if isinstance(found, bytes):
                 writer.write(found)
                 await writer.drain()
@@ -75,9 +75,9 @@ async def tls_server(folder: Path, *names: str) -> AsyncIterator[TlsServer]:
             writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=offering)
-    made.port = server.sockets[0].getsockname()[1]
+    tls.port = server.sockets[0].getsockname()[1]
     try:
-        yield made
+        yield tls
     finally:
         server.close()
 

@@ -36,22 +36,29 @@ def test_valid_data_urls_are_decoded(url: str) -> None:
     assert decode(url) == DATA
 
 
-def test_bare_base64_is_decoded_and_other_text_refused() -> None:
-    def alone(base64: str, max_bytes: int = 1 << 20) -> bytes:
-        return data_url.decode_base64(MediaUrl(base64, PARAM, "image", max_bytes))
+def decode_bare(base64: str, max_bytes: int = 1 << 20) -> bytes:
+    return data_url.decode_base64(MediaUrl(base64, PARAM, "image", max_bytes))
 
-    assert alone(BASE64) == DATA
+
+def test_bare_base64_is_decoded_within_the_limit() -> None:
+    assert decode_bare(BASE64) == DATA
+    with pytest.raises(PayloadTooLarge):
+        decode_bare(BASE64, len(DATA) - 1)
+
+
+def test_text_that_is_no_bare_base64_is_refused() -> None:
     for wrong in ("", "a", "@@@@", f"data:image/png;base64,{BASE64}"):
         with pytest.raises(InvalidImage) as refused:
-            alone(wrong)
+            decode_bare(wrong)
         assert refused.value.param == PARAM
     assert "alone" in refused.value.message
+
+
+def test_path_or_url_in_place_of_base64_is_refused_without_an_echo() -> None:
     for place in ("/home/me/passwd.png", "http://passwd.org/x.png", "file:///passwd", "a.png"):
         with pytest.raises(InvalidImage, match="base64 of the image, not a ") as refused:
-            alone(place)
+            decode_bare(place)
         assert "passwd" not in refused.value.message
-    with pytest.raises(PayloadTooLarge):
-        alone(BASE64, len(DATA) - 1)
 
 
 @pytest.mark.parametrize("length", range(8))

@@ -78,5 +78,5 @@ def test_image_hash_ignores_base64_line_breaks() -> None:
     from vlm_server.settings import Limits
 
     lines = base64.encodebytes(PICTURES[0]).decode()
-    one = parse_image(f"data:image/png;base64,{lines}", "p", Limits())
-    assert one == parse_image(data_url(PICTURES[0]), "p", Limits())
+    image = parse_image(f"data:image/png;base64,{lines}", "p", Limits())
+    assert image == parse_image(data_url(PICTURES[0]), "p", Limits())
