@@ -17,7 +17,7 @@ from vlm_server.hub.messages import GO, Done, DownloadPlan, DownloadRefused, Mes
 from vlm_server.hub.names import HubName
 from vlm_server.hub.survey import check_plan
 from vlm_server.platform.child import launch
-from vlm_server.settings import Memory, Model
+from vlm_server.settings import MemorySettings, ModelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,9 @@ async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> 
                         await asyncio.sleep(pause)
 
 
-async def fetch(name: HubName, model: Model, memory: Memory, on_progress: OnProgress) -> Model:
+async def fetch(
+    name: HubName, model: ModelSettings, memory: MemorySettings, on_progress: OnProgress
+) -> ModelSettings:
     """`model` with the folder of `name`, downloaded if `model` and `memory` allow to serve it.
 
     Raises what `download` does.

@@ -14,7 +14,7 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.hub.messages import DownloadPlan
 from vlm_server.platform import machine
 from vlm_server.platform.child import launch
-from vlm_server.settings import Memory, Model
+from vlm_server.settings import MemorySettings, ModelSettings
 
 _MODULE = "vlm_server.engine.examine"
 _TIMEOUT_SECONDS = 120.0
@@ -23,8 +23,8 @@ _TIMEOUT_SECONDS = 120.0
 class SurveyRequest(msgspec.Struct, frozen=True):
     """The checkpoint to examine: in folder `model.path`, or by the download plan `plan`."""
 
-    model: Model
-    memory: Memory
+    model: ModelSettings
+    memory: MemorySettings
     plan: DownloadPlan | None = None
 
 
@@ -78,7 +78,7 @@ async def survey(request: SurveyRequest) -> Survey:
         await process.wait()
 
 
-async def check_plan(model: Model, memory: Memory, plan: DownloadPlan) -> None:
+async def check_plan(model: ModelSettings, memory: MemorySettings, plan: DownloadPlan) -> None:
     """Raises ModelLoadError if the checkpoint of `plan` can't be served on this machine."""
     found = await survey(SurveyRequest(model, memory, plan))
     if found.refusal:

@@ -55,14 +55,14 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 class Start(msgspec.Struct, frozen=True, tag="start"):
     """The first command: what to load and how to run it; `rank` if several processes do."""
 
-    model: settings.Model
-    scheduler: settings.Scheduler
-    engine: settings.Engine
+    model: settings.ModelSettings
+    scheduler: settings.SchedulerSettings
+    engine: settings.EngineSettings
     log: settings.Log
-    memory: settings.Memory = settings.Memory()
-    image: settings.Image = settings.Image()
-    video: settings.Video = settings.Video()
-    cache: settings.Cache = settings.Cache()
+    memory: settings.MemorySettings = settings.MemorySettings()
+    image: settings.ImageSettings = settings.ImageSettings()
+    video: settings.VideoSettings = settings.VideoSettings()
+    cache: settings.CacheSettings = settings.CacheSettings()
     rank: Rank | None = None
 
 

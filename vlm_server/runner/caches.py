@@ -14,7 +14,7 @@ from vlm_server.runner.disk.disk_cache import disk_folder, open_disk_cache
 from vlm_server.runner.fingerprint import KeptHashes
 from vlm_server.runner.kv.segments import can_store, needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.settings import Cache
+from vlm_server.settings import CacheSettings
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _TILES_PART = 4
 screenshot alone."""
 
 
-def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) -> Caches:
+def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedModel) -> Caches:
     """The caches of a model whose weights are in `memory`.
 
     The disk is opened by `Caches.begin_serving`; until then the weights are hashed for it.

@@ -7,11 +7,11 @@ overrides. Unknown names are errors.
 
 from __future__ import annotations
 
-from vlm_server.settings.engine import Distributed, Engine, Scheduler
+from vlm_server.settings.engine import Distributed, EngineSettings, SchedulerSettings
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
-from vlm_server.settings.media import Image, Video
-from vlm_server.settings.memory import Cache, Memory
-from vlm_server.settings.model import Checkpoint, ListedModel, Model
+from vlm_server.settings.media import ImageSettings, VideoSettings
+from vlm_server.settings.memory import CacheSettings, MemorySettings
+from vlm_server.settings.model import Checkpoint, ListedModel, ModelSettings
 from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIB, MIN_KEY_CHARS
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 from vlm_server.settings.tree import (
@@ -31,25 +31,25 @@ __all__ = [
     "MIB",
     "MIN_KEY_CHARS",
     "ORIGIN",
-    "Cache",
+    "CacheSettings",
     "Checkpoint",
     "Deadlines",
     "Distributed",
-    "Engine",
-    "Image",
+    "EngineSettings",
+    "ImageSettings",
     "Limits",
     "ListedModel",
     "Log",
-    "Memory",
+    "MemorySettings",
     "Metrics",
-    "Model",
-    "Scheduler",
+    "ModelSettings",
+    "SchedulerSettings",
     "Server",
     "Settings",
     "Sources",
     "Tracing",
     "Urls",
-    "Video",
+    "VideoSettings",
     "described",
     "fault_of_key",
     "is_loopback",

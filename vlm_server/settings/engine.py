@@ -10,7 +10,7 @@ from msgspec import Meta
 from vlm_server.settings.quantities import MIB
 
 
-class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: Annotated[
         int,
         Meta(
@@ -68,7 +68,7 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 2
 
 
-class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_timeout_seconds: Annotated[
         float, Meta(gt=0, description="Time limit for loading and warm-up.")
     ] = 900.0

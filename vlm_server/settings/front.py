@@ -188,7 +188,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "disconnected.",
         ),
     ] = 30.0
-    intake_processes: Annotated[
+    parsing_processes: Annotated[
         int,
         Meta(
             ge=1,
@@ -196,7 +196,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "kept for bodies under 16 MiB, if there are several.",
         ),
     ] = 2
-    intake_timeout_seconds: Annotated[
+    parsing_timeout_seconds: Annotated[
         float,
         Meta(
             gt=0,

@@ -10,7 +10,7 @@ from msgspec import Meta
 from vlm_server.settings.quantities import MIB
 
 
-class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_request_pixels: Annotated[
         int,
         Meta(
@@ -55,7 +55,7 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 2048 * MIB
 
 
-class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class VideoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fps: Annotated[float, Meta(gt=0, le=60, description="Frames sampled per second of video.")] = (
         2.0
     )

@@ -10,7 +10,7 @@ from msgspec import Meta
 from vlm_server.settings.quantities import MIB, Share
 
 
-class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_layout_bytes: Annotated[
         int,
         Meta(
@@ -76,7 +76,7 @@ class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = True
 
 
-class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | Share,
         Meta(

@@ -58,7 +58,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = False
 
 
-class Model(Checkpoint, frozen=True, forbid_unknown_fields=True):
+class ModelSettings(Checkpoint, frozen=True, forbid_unknown_fields=True):
     """The model that is loaded at the start, and stays loaded."""
 
     name: Annotated[
@@ -97,7 +97,7 @@ class ListedModel(Checkpoint, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 300.0
 
-    def as_model(self, name: str, search_paths: tuple[str, ...]) -> Model:
+    def as_model(self, name: str, search_paths: tuple[str, ...]) -> ModelSettings:
         """The settings for loading this model."""
         own = {field: getattr(self, field) for field in Checkpoint.__struct_fields__}
-        return Model(**own, name=name, search_paths=search_paths)
+        return ModelSettings(**own, name=name, search_paths=search_paths)

@@ -13,12 +13,12 @@ from typing import Any, get_type_hints
 import msgspec
 
 from vlm_server.errors import ConfigError
-from vlm_server.settings.engine import Distributed, Engine, Scheduler
+from vlm_server.settings.engine import Distributed, EngineSettings, SchedulerSettings
 from vlm_server.settings.faults import explained, where
 from vlm_server.settings.front import Deadlines, Limits, Server, Urls
-from vlm_server.settings.media import Image, Video
-from vlm_server.settings.memory import Cache, Memory
-from vlm_server.settings.model import ListedModel, Model
+from vlm_server.settings.media import ImageSettings, VideoSettings
+from vlm_server.settings.memory import CacheSettings, MemorySettings
+from vlm_server.settings.model import ListedModel, ModelSettings
 from vlm_server.settings.paths import expanded, missing, why_unreadable
 from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS, Share, value_of
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
@@ -36,23 +36,28 @@ _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
 MODELS = "models"
 """The section with a table for each model."""
 _MAX_NAME_CHARS = 256
+_RENAMED = {
+    "limits.intake_processes": "parsing_processes",
+    "limits.intake_timeout_seconds": "parsing_timeout_seconds",
+}
+"""Former names of settings, which are still read."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of the daemon; immutable."""
 
     server: Server = Server()
-    model: Model = Model()
+    model: ModelSettings = ModelSettings()
     models: dict[str, ListedModel] = {}
     limits: Limits = Limits()
     urls: Urls = Urls()
-    image: Image = Image()
+    image: ImageSettings = ImageSettings()
     deadlines: Deadlines = Deadlines()
-    video: Video = Video()
-    scheduler: Scheduler = Scheduler()
-    cache: Cache = Cache()
-    engine: Engine = Engine()
-    memory: Memory = Memory()
+    video: VideoSettings = VideoSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    cache: CacheSettings = CacheSettings()
+    engine: EngineSettings = EngineSettings()
+    memory: MemorySettings = MemorySettings()
     distributed: Distributed = Distributed()
     log: Log = Log()
     metrics: Metrics = Metrics()
@@ -174,10 +179,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise missing(path, text) if is_missing else ConfigError(text) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    for section, keys in table.items():
+        if isinstance(keys, dict) and section != MODELS:
+            table[section] = {_renamed(section, key): value for key, value in keys.items()}
     folder, listed = path.absolute().parent, table.get(MODELS)
     for model in (table.get("model"), *(listed.values() if isinstance(listed, dict) else ())):
         _resolve_model_path(model, folder)
     return table
+
+
+def _renamed(section: str, key: str) -> str:
+    """Today's name of the setting."""
+    return _RENAMED.get(f"{section}.{key}", key)
 
 
 def _resolve_model_path(model: Any, folder: Path) -> None:
@@ -207,6 +220,7 @@ def _apply_override(table: dict[str, Any], override: str) -> str:
         section = f"{section}.{model}"
     if not isinstance(inner, dict):
         raise ConfigError(f"{section!r} is not a section")
+    key = _renamed(section, key)
     try:
         inner[key] = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from vlm_server.errors import ModelDoesNotFit, ModelLoadError
 from vlm_server.hub.survey import Survey, SurveyRequest
-from vlm_server.settings import MIB, Memory
+from vlm_server.settings import MIB, MemorySettings
 from vlm_server.supervisor.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,9 @@ _GIVE_BACK_SECONDS = 60.0
 class MemoryShares:
     """One memory limit for all of `models`, which may become more. A single one has all of it."""
 
-    def __init__(self, memory: Memory, models: Mapping[str, ServedModel], look: Look) -> None:
+    def __init__(
+        self, memory: MemorySettings, models: Mapping[str, ServedModel], look: Look
+    ) -> None:
         """`look`: see `hub.survey`."""
         self._room_bytes = memory.model_room_bytes
         self._limit_bytes = memory.known_limit_bytes

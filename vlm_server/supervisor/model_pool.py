@@ -32,7 +32,7 @@ from vlm_server.errors import (
 from vlm_server.hub.find import by_name
 from vlm_server.hub.survey import survey
 from vlm_server.platform.private_folder import PrivateFolder
-from vlm_server.settings import ListedModel, Model, Settings
+from vlm_server.settings import ListedModel, ModelSettings, Settings
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.memory_shares import Look, MemoryShares
 from vlm_server.supervisor.served_model import MakeEngine, ServedModel, Turns
@@ -388,7 +388,7 @@ class ModelPool:
             task.exception()  # it was told, and logged
 
 
-def _not_default(model: Model) -> list[str]:
+def _not_default(model: ModelSettings) -> list[str]:
     """The settings of `[model]` that were given, but for those that hold for all models."""
     fields = (field for field in msgspec.structs.fields(model) if field.name != "search_paths")
     return [f"model.{each.name}" for each in fields if getattr(model, each.name) != each.default]

@@ -232,7 +232,7 @@ class ServedModel:
 
     def cancel(self, request_id: str) -> bool:
         """Cancel a waiting request; returns whether there was one."""
-        message = "The request was cancelled by who operates this server."
+        message = "The request was cancelled by the server's operator."
         return self.refuse(request_id, RequestCancelled(message))
 
     def refuse(self, request_id: str, error: RequestError) -> bool:

@@ -11,7 +11,7 @@ from vlm_server.models import EMBEDDED
 from vlm_server.platform import preload
 from vlm_server.platform.private_folder import LIBRARIES, PrivateFolder
 from vlm_server.protocol import Start
-from vlm_server.settings import Engine, Settings
+from vlm_server.settings import EngineSettings, Settings
 from vlm_server.settings.paths import expanded
 
 
@@ -57,7 +57,7 @@ def for_any_server(private: PrivateFolder, *, with_openblas: bool) -> dict[str, 
     return {**private.environment(), **openblas}
 
 
-def for_models(private: PrivateFolder, settings: Engine) -> dict[str, str]:
+def for_models(private: PrivateFolder, settings: EngineSettings) -> dict[str, str]:
     """To be asked for before each start: what it names may have been removed. Takes a while.
 
     Raises OSError if there is no room for a private folder.

@@ -45,6 +45,7 @@ from vlm_server.protocol import (
 from vlm_server.protocol.commands import Rank
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineRequest, EngineStatus, RequestEvent
+from vlm_server.supervisor.engine_streams import EngineStreams
 from vlm_server.supervisor.history import (
     MAX_ENDS,
     EngineEnd,
@@ -52,7 +53,6 @@ from vlm_server.supervisor.history import (
     MemoryHistory,
     reason_of_end,
 )
-from vlm_server.supervisor.in_flight import EngineStreams
 from vlm_server.supervisor.process import EngineProcess
 from vlm_server.supervisor.quarantine import Quarantine
 from vlm_server.supervisor.ranks import RankProcesses

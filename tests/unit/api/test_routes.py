@@ -13,7 +13,7 @@ from tests.unit.api.requests import ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server import __version__
 from vlm_server.protocol import CacheStats, MemoryStats, ModelFacts, Stats
-from vlm_server.settings import Image, Server, Settings
+from vlm_server.settings import ImageSettings, Server, Settings
 
 
 async def test_the_models(client: httpx.AsyncClient) -> None:
@@ -82,7 +82,7 @@ async def test_a_models_facts(client: httpx.AsyncClient, engine: ScriptedEngine)
 async def test_the_settings_bound_the_size_that_is_seen(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
-    client = connect(Settings(image=Image(max_pixels=500_000)))
+    client = connect(Settings(image=ImageSettings(max_pixels=500_000)))
     engine.status = replace(engine.status, model_facts=FACTS)
     limits = (await client.get("/v1/models/demo")).json()["image_limits"]
     assert limits["seen"]["max_pixels"] == 500_000

@@ -36,7 +36,7 @@ from vlm_server.runner.disk.records import (
 from vlm_server.runner.fingerprint import state_fingerprint
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
 from vlm_server.runner.vision.encoder import ImageFeatures
-from vlm_server.settings import Cache as CacheSettings
+from vlm_server.settings import CacheSettings
 from vlm_server.settings.paths import expanded
 
 logger = logging.getLogger(__name__)

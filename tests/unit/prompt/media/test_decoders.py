@@ -28,7 +28,7 @@ PARAM = "messages[0].content[1]"
 
 @pytest.fixture(scope="module")
 def decoders() -> Iterator[Decoders]:
-    made = Decoders(settings.Image(), settings.Video(), 2)
+    made = Decoders(settings.ImageSettings(), settings.VideoSettings(), 2)
     yield made
     made.close()
     assert made.num_tracked == 0
@@ -47,7 +47,7 @@ def encoded(picture: PillowImage.Image, name: str = "PNG", **options: object) ->
 
 
 def budget(cancellation: Cancellation | None = None, **limits: object) -> DecodeBudget:
-    return DecodeBudget(settings.Image(**limits), cancellation or Cancellation())
+    return DecodeBudget(settings.ImageSettings(**limits), cancellation or Cancellation())
 
 
 SLOW = image_of(slow_jpeg(2000, 100_000), (2000, 2000), "JPEG")
@@ -114,7 +114,9 @@ def test_the_largest_picture_with_transparency_fits_into_the_memory_of_its_proce
 
 
 def test_a_picture_that_needs_more_memory_is_refused():
-    little = Decoders(settings.Image(decode_memory_bytes=256 << 20), settings.Video(), 1)
+    little = Decoders(
+        settings.ImageSettings(decode_memory_bytes=256 << 20), settings.VideoSettings(), 1
+    )
     picture = PillowImage.new("RGBA", (5000, 5000), (0, 0, 0, 0))
     with pytest.raises(InvalidImage, match="too much memory"):
         little.image(encoded(picture, compress_level=1), budget())
@@ -167,7 +169,7 @@ def children_of(pid: int) -> list[int]:
 
 def test_a_picture_whose_process_was_killed_by_others_is_decoded_by_another_one():
     """As the system does when somebody else has taken all memory."""
-    pool = Decoders(settings.Image(), settings.Video(), 1)
+    pool = Decoders(settings.ImageSettings(), settings.VideoSettings(), 1)
     before, seen = children_of(os.getpid()), list[int]()
 
     def kill() -> None:

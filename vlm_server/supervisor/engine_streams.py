@@ -1,17 +1,17 @@
-"""The requests that an engine has: their event streams, blame for a crash, and trials alone."""
+"""The event streams of the requests that an engine has."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from functools import partial
 
-from vlm_server.errors import EngineDied, EngineUnavailable, RequestCancelled, RequestError
+from vlm_server.errors import EngineDied, RequestCancelled, RequestError
 from vlm_server.protocol import Accepted, Failed, Finished, OnDevice, Tokens
 from vlm_server.supervisor.client import RequestEvent
 from vlm_server.supervisor.quarantine import Quarantine
 from vlm_server.supervisor.shape import RequestShape
+from vlm_server.supervisor.trials import Trials
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class EngineStreams:
         queue = self._queues.pop(request_id, None)
         if queue is None:
             return False
-        error = RequestCancelled("The request was cancelled by who operates this server.")
+        error = RequestCancelled("The request was cancelled by the server's operator.")
         queue.put_nowait(_failed(request_id, error))
         return True
 
@@ -107,89 +107,3 @@ class EngineStreams:
 
 def _failed(request_id: str, error: RequestError) -> Failed:
     return Failed(request_id, error.code, error.message)
-
-
-_PATIENCE_SECONDS = 10.0
-"""The time that a trial, and requests after it, wait for running answers. Then it runs beside them:
-the device has done for them what it is suspected to die of."""
-
-
-_MOST_SECONDS = 30.0
-"""The further time that it waits for requests without a token."""
-
-
-class Trials:
-    """Turns at the engine: a suspect request runs alone, later ones wait. Of one event loop."""
-
-    def __init__(self) -> None:
-        self._alone: str | None = None
-        self._starting: set[str] = set()
-        """Requests that the engine has and that have no token yet."""
-        self._answering: set[str] = set()
-        self._changed = asyncio.Event()
-
-    async def turn(self, request_id: str, is_suspect: Callable[[], bool]) -> bool:
-        """Wait until a request may be sent; returns whether it is tried alone.
-
-        Raises what `is_suspect` does, which is called once no other trial is under way.
-        """
-        while self._alone is not None:
-            await self._changed.wait()
-        is_alone = is_suspect()
-        if is_alone:
-            self._alone = request_id
-            try:
-                await self._wait_for_others()
-            except BaseException:
-                self.remove(request_id)
-                raise
-        self._starting.add(request_id)
-        return is_alone
-
-    def record_token(self, request_id: str) -> None:
-        """Record a request's first token, which ends its trial."""
-        if request_id in self._starting:
-            self._answering.add(request_id)
-            self._end_trial(request_id)
-
-    def remove(self, request_id: str) -> None:
-        """Record that the engine is done with a request."""
-        self._answering.discard(request_id)
-        self._end_trial(request_id)
-
-    def clear(self) -> None:
-        """Forget all requests, and let waiting ones go on."""
-        self._starting.clear()
-        self._answering.clear()
-        self._alone = None
-        self._notify()
-
-    async def _wait_for_others(self) -> None:
-        try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                while self._starting or self._answering:
-                    await self._changed.wait()
-        except TimeoutError:
-            await self._wait_for_starting()
-
-    async def _wait_for_starting(self) -> None:
-        """Raises EngineUnavailable if that takes long: everybody else waits, too."""
-        try:
-            async with asyncio.timeout(_MOST_SECONDS):
-                while self._starting:
-                    await self._changed.wait()
-        except TimeoutError:
-            raise EngineUnavailable(
-                "Requests of this size have crashed the engine, and the server has no time to try "
-                "one alone; try again later."
-            ) from None
-
-    def _end_trial(self, request_id: str) -> None:
-        self._starting.discard(request_id)
-        if self._alone == request_id:
-            self._alone = None
-        self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
