@@ -1,4 +1,4 @@
-"""The tree of all settings: reading, checks, and a description for operators."""
+"""The tree of all settings: reading and checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -20,7 +20,13 @@ from vlm_server.settings.media import ImageSettings, VideoSettings
 from vlm_server.settings.memory import CacheSettings, MemorySettings
 from vlm_server.settings.model import ListedModel, ModelSettings
 from vlm_server.settings.paths import expanded, missing, why_unreadable
-from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS, Share, value_of
+from vlm_server.settings.quantities import (
+    MAX_FLOAT,
+    MAX_INT,
+    MIN_KEY_CHARS,
+    AbsolutePath,
+    value_of,
+)
 from vlm_server.settings.telemetry import Log, Metrics, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
@@ -96,17 +102,12 @@ def load_with_sources(
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(explained(str(error), Settings, path, sources)) from None
-    _check_numbers(settings)
+    _check_values(settings)
     _check_exposure(settings.server)
     _check_origins(settings.server)
     _check_keys(settings.server)
-    _check_urls(settings.urls)
-    _check_absolute("cache.disk_path", settings.cache.disk_path)
-    _check_tracing(settings.tracing)
-    for folder in settings.model.search_paths:
-        _check_absolute("model.search_paths", folder)
+    _check_urls(settings)
     _check_models(settings)
-    _check_distributed(settings)
     return settings, sources
 
 
@@ -228,18 +229,19 @@ def _apply_override(table: dict[str, Any], override: str) -> str:
     return f"{section}.{key}"
 
 
-def _check_numbers(settings: Settings) -> None:
-    """No number may be NaN or infinite, nor so large that clocks or messages can't hold it."""
+def _check_values(settings: Settings) -> None:
+    """No number may be NaN or infinite, nor so large that clocks or messages can't hold it; and
+    each `AbsolutePath` has to be absolute."""
     for section, values in settings.sections():
-        for name, value in msgspec.structs.asdict(values).items():
+        for name, hint in get_type_hints(type(values), include_extras=True).items():
+            value = getattr(values, name)
             limit = MAX_FLOAT if isinstance(value, float) else MAX_INT
             if isinstance(value, int | float) and not value <= limit:
                 raise ConfigError(f"`{section}.{name}` must be a number of at most {limit:g}")
-
-
-def _check_absolute(name: str, path: str) -> None:
-    if path and not expanded(path).is_absolute():
-        raise ConfigError(f"{name} {path!r} is not absolute")
+            if AbsolutePath in (hint, *get_args(hint)):
+                for path in (value,) if isinstance(value, str) else value:
+                    if path and not expanded(path).is_absolute():
+                        raise ConfigError(f"{section}.{name} {path!r} is not absolute")
 
 
 def _check_models(settings: Settings) -> None:
@@ -248,29 +250,21 @@ def _check_models(settings: Settings) -> None:
             raise ConfigError(f"models: {name!r} can't be the name of a model")
         if not model.path:
             raise ConfigError(f"models.{name}.path is missing")
-
-
-def _check_distributed(settings: Settings) -> None:
-    _check_absolute("distributed.hosts", settings.distributed.hosts)
     if settings.distributed.hosts and settings.models:
         raise ConfigError("distributed.hosts: only one model can be split, so list no `models`")
 
 
-def _check_tracing(tracing: Tracing) -> None:
-    if tracing.endpoint and not tracing.endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"tracing.endpoint {tracing.endpoint!r} is not an http or https URL")
-
-
-def _check_urls(urls: Urls) -> None:
-    for host in urls.https_hosts:
+def _check_urls(settings: Settings) -> None:
+    endpoint = settings.tracing.endpoint
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"tracing.endpoint {endpoint!r} is not an http or https URL")
+    for host in settings.urls.https_hosts:
         if not _HOST_PATTERN.fullmatch(host):
             raise ConfigError(
                 f"urls.https_hosts: {host!r} is not a host, `*` or `*.` and a host's last part"
             )
-    for root in urls.file_roots:
-        if not root:
-            raise ConfigError("urls.file_roots: a path is empty")
-        _check_absolute("urls.file_roots", root)
+    if "" in settings.urls.file_roots:
+        raise ConfigError("urls.file_roots: a path is empty")
 
 
 def _check_origins(server: Server) -> None:
@@ -299,49 +293,3 @@ def _check_keys(server: Server) -> None:
     for i, key in enumerate(server.api_keys):
         if fault := fault_of_key(key):
             raise ConfigError(f"server.api_keys[{i}] {fault}")
-    _check_absolute("server.api_key_file", server.api_key_file)
-
-
-DEFAULT = "default"
-Sources = Mapping[str, str]
-"""The source of each given setting, a file or the command line, by `section.key`."""
-
-_SECRET = frozenset({"server.api_keys"})
-
-
-def described(settings: Settings, sources: Sources) -> list[dict[str, Any]]:
-    """Each section with its settings: `name`, `value`, `default`, `source` and `description`.
-
-    Of keys only their number is told.
-    """
-    return [
-        {"name": name, "settings": _section(name, values, sources)}
-        for name, values in settings.sections()
-    ]
-
-
-def _section(section: str, values: msgspec.Struct, sources: Sources) -> list[dict[str, Any]]:
-    hints = get_type_hints(type(values), include_extras=True)
-    shown = []
-    for field in msgspec.structs.fields(type(values)):
-        name = f"{section}.{field.name}"
-        value = getattr(values, field.name)
-        if name in _SECRET:
-            value = f"({len(value)} not shown)" if value else []
-        elif isinstance(value, Share):
-            value = str(value)
-        shown.append(
-            {
-                "name": field.name,
-                "value": value,
-                "default": field.default,
-                "source": sources.get(name, DEFAULT),
-                "description": _description(hints[field.name]),
-            }
-        )
-    return shown
-
-
-def _description(hint: Any) -> str:
-    metas = (each for each in getattr(hint, "__metadata__", ()) if isinstance(each, msgspec.Meta))
-    return next((meta.description or "" for meta in metas), "")
