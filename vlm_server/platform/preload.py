@@ -15,8 +15,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
@@ -124,16 +122,5 @@ def _file_of(package: str, name: str) -> str | None:
 
 def runs(program: str, environment: Mapping[str, str]) -> bool:
     """Whether Python runs `program` to its end in time, with `environment` beside ours."""
-    try:
-        probe = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", program],
-            env={**os.environ, **environment},
-            cwd=launch.FOLDER,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return probe.returncode == 0
+    arguments = ["-I", "-S", "-c", program]
+    return launch.exit_status(arguments, {**os.environ, **environment}, _SECONDS) == 0

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from vlm_server.platform import machine
 from vlm_server.platform.child import launch
 from vlm_server.platform.child.passing import socket_pair
 from vlm_server.protocol import (
@@ -65,13 +64,7 @@ class EngineProcess:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
                     *launch.command(module, str(theirs.fileno())),
-                    env={
-                        **_DEFAULTS,
-                        **machine.thread_environment(),
-                        **launch.environment(with_preload=True),
-                        "HF_HUB_OFFLINE": "1",
-                        **environment,
-                    },
+                    env={**_DEFAULTS, **launch.model_environment(), **environment},
                     cwd=launch.FOLDER,
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),

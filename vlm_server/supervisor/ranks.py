@@ -23,7 +23,6 @@ import msgspec
 
 from vlm_server import settings
 from vlm_server.errors import ConfigError
-from vlm_server.platform import machine
 from vlm_server.platform.child import launch
 from vlm_server.protocol.commands import Rank
 from vlm_server.settings import Settings
@@ -100,7 +99,7 @@ async def _started(
     command = launch.command(_MODULE)
     ours = launch.environment(with_preload=True)
     if host.ssh == LOCAL:
-        ours |= {"HF_HUB_OFFLINE": "1", **machine.thread_environment(), **environment}
+        ours = {**launch.model_environment(), **environment}
     else:
         kept = {name: ours[name] for name in _KEPT if name in ours} | {"HF_HUB_OFFLINE": "1"}
         words = ["exec", "env", *(f"{name}={value}" for name, value in kept.items()), *command]

@@ -10,10 +10,23 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import BinaryIO
+from typing import Protocol
 
 _HEADER = struct.Struct(">Q?")
 _LENGTH = struct.Struct(">I")
+
+
+class Writer(Protocol):
+    """The writing end of a pipe."""
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> object: ...
+    def flush(self) -> object: ...
+
+
+class Reader(Protocol):
+    """The reading end of a pipe."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +40,7 @@ class Parts:
 Body = bytes | bytearray | memoryview | Parts
 
 
-def write(pipe: BinaryIO, body: Body, *, flag: bool = False) -> None:
+def write(pipe: Writer, body: Body, *, flag: bool = False) -> None:
     """Write one message. Raises OSError if nobody reads it."""
     size, parts = (body.size, body.parts) if isinstance(body, Parts) else (len(body), [body])
     pipe.write(_HEADER.pack(size, flag))
@@ -50,7 +63,7 @@ def parsed(received: bytes | bytearray) -> tuple[bytes, bool, int] | None:
     return None if len(received) < size else (bytes(received[_HEADER.size : size]), flag, size)
 
 
-def read(pipe: BinaryIO) -> tuple[bytearray, bool]:
+def read(pipe: Reader) -> tuple[bytearray, bool]:
     """The next message and its flag. Raises EOFError if the pipe ends before the message does."""
     length, flag = _HEADER.unpack(_exactly(pipe, _HEADER.size))
     return _exactly(pipe, length), flag
@@ -70,12 +83,12 @@ def split(answer: bytearray) -> tuple[memoryview, memoryview]:
     return view[: end - length], view[end - length : end]
 
 
-def _exactly(pipe: BinaryIO, size: int) -> bytearray:
+def _exactly(pipe: Reader, size: int) -> bytearray:
     data = bytearray(size)
     filled = 0
     with memoryview(data) as view:
         while filled < size:
-            count = pipe.readinto(view[filled:])  # type: ignore[attr-defined]
+            count = pipe.readinto(view[filled:])
             if not count:
                 raise EOFError
             filled += count
