@@ -45,36 +45,35 @@ class EngineRequest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The state of the engine process. `progress` is (stage, fraction) while the model loads, and
-    `download` tells more of it before that, while its checkpoint is fetched.
-
-    `state` is `stopped`, `downloading`, `starting`, `ready`, `unresponsive` (it has been silent for
-    half of the time after which it is ended), `restarting`, `failed` or `stopping`; `unloaded`,
-    `waiting` (for its turn, or for memory) or `unloading` of a model that is loaded when it is
-    asked for. `error` says why the last load failed, for
-    operators; `expires_at`, in seconds since 1970, when it is unloaded unless somebody asks for it.
-
-    `quarantined_shapes` counts the request sizes that are refused because engines crashed on
-    them, `quarantine_refusals` the requests refused for that. `model_facts` are those of the last
-    engine that was ready. `memory_samples` are of the last hour, `ends` of the last engines that
-    ended by themselves; both the oldest first.
-    """
+    """The state of a model and its engine process."""
 
     state: str
+    """`stopped`, `downloading`, `starting`, `ready`, `unresponsive` (silent for half of the time
+    after which it is ended), `restarting`, `failed` or `stopping`; of a model that is loaded on
+    demand also `unloaded`, `waiting` (for its turn, or for memory) or `unloading`."""
     model_name: str
     pid: int | None = None
     restarts: int = 0
     progress: tuple[str, float] | None = None
+    """Stage and fraction, while the model loads."""
     download: Progress | None = None
+    """Details, while the checkpoint is downloaded."""
     retry_after_seconds: float = 1.0
     stats: Stats | None = None
     quarantined_shapes: int = 0
+    """Number of request sizes that are refused because engines crashed on them."""
     quarantine_refusals: int = 0
+    """Number of requests refused for that."""
     model_facts: ModelFacts = _UNKNOWN
+    """The facts of the last engine that was ready."""
     memory_samples: Sequence[MemorySample] = ()
+    """Samples of the last hour, the oldest first."""
     ends: tuple[EngineEnd, ...] = ()
+    """The last engines that ended by themselves, the oldest first."""
     error: str = ""
+    """The reason why the last load failed, for operators."""
     expires_at: float | None = None
+    """The time at which an unused model is unloaded, in seconds since 1970."""
 
     @property
     def is_ready(self) -> bool:
@@ -148,7 +147,7 @@ class ModelClient(Protocol):
         ...
 
     def cancel(self, request_id: str) -> bool:
-        """See `EngineClient.cancel`; also of a request that waits for its model."""
+        """`EngineClient.cancel`, also of a request that waits for its model."""
         ...
 
     async def load(self, name: str) -> None:

@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -35,10 +34,43 @@ from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import ListedModel, ModelSettings, Settings
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.memory_shares import Look, MemoryShares
-from vlm_server.supervisor.served_model import MakeEngine, ServedModel, Turns
+from vlm_server.supervisor.served_model import MakeEngine, Phase, ServedModel
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 logger = logging.getLogger(__name__)
+
+
+class Turns:
+    """Turns at loading and unloading, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._at_turn = ""
+        """The turn under way, as the end of a sentence."""
+        self._to_load: list[ServedModel] = []
+        """Models that wait to be loaded; their status says what for."""
+
+    @asynccontextmanager
+    async def turn(self, model: ServedModel, *, to_load: bool) -> AsyncIterator[None]:
+        """A turn to load `model`, or to unload it."""
+        waiting = [model] if to_load else []
+        self._to_load += waiting
+        self._update()
+        try:
+            await self._lock.acquire()
+        finally:
+            self._to_load = [one for one in self._to_load if one not in waiting]
+        try:
+            self._at_turn = f"`{model.name}` is {'loaded' if to_load else 'unloaded'}"
+            self._update()
+            yield
+        finally:
+            self._at_turn = ""
+            self._lock.release()
+
+    def _update(self) -> None:
+        for model in self._to_load:
+            model.set_waiting(f"waiting until {self._at_turn}" if self._at_turn else "")
 
 
 class ModelPool:
@@ -82,15 +114,12 @@ class ModelPool:
         return tuple(self._models)
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        """See `ModelClient.aliases`."""
         return self._models[name].aliases
 
     def is_pinned(self, name: str) -> bool:
-        """See `ModelClient.is_pinned`."""
         return self._models[name].is_pinned
 
     def status(self, name: str) -> EngineStatus:
-        """See `ModelClient.status`."""
         return self._models[name].status
 
     @property
@@ -104,7 +133,6 @@ class ModelPool:
         return any(model.status.state == "starting" for model in self._pinned())
 
     def add(self, name: str) -> str:
-        """See `ModelClient.add`."""
         if name in self._models:
             return name
         found = by_name(name, self._settings.model.search_paths)
@@ -135,10 +163,7 @@ class ModelPool:
 
     async def start(self) -> None:
         """Begin to load what is pinned, in the background."""
-        for model in self._pinned():
-            self._begin_load(model)
-            assert model.loading is not None
-            self._first_loads.append(model.loading)
+        self._first_loads = [self._begin_load(model) for model in self._pinned()]
 
     async def wait_ready(self) -> None:
         """Wait until all that is pinned is loaded.
@@ -169,7 +194,6 @@ class ModelPool:
     # ---- requests ------------------------------------------------------------------
 
     def check_ready(self) -> None:
-        """See `ModelClient.check_ready`."""
         states = [model.status.state for model in self._models.values() if model.is_pinned]
         if len(states) == len(self._models) and "ready" not in states:
             raise EngineUnavailable(f"The engine is not ready: {states[0]}.")
@@ -178,7 +202,6 @@ class ModelPool:
     async def lease(
         self, name: str, request_id: str, keep_alive_seconds: float | None = None
     ) -> AsyncIterator[Supervisor]:
-        """See `ModelClient.lease`."""
         model = self._models[name]
         engine = await self._engine(model, request_id)
         if keep_alive_seconds is not None:
@@ -192,7 +215,6 @@ class ModelPool:
     async def touch(
         self, name: str, request_id: str, keep_alive_seconds: float | None = None
     ) -> None:
-        """See `ModelClient.touch`."""
         model = self._models[name]
         if keep_alive_seconds != 0:
             async with self.lease(name, request_id, keep_alive_seconds) as engine:
@@ -215,7 +237,8 @@ class ModelPool:
         if model.pause_seconds:
             raise model.unloadable()
         waiter = model.wait(request_id)
-        self._begin_load(model)
+        if model.phase is Phase.UNLOADED:
+            self._begin_load(model)
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -226,7 +249,6 @@ class ModelPool:
             raise
 
     def cancel(self, request_id: str) -> bool:
-        """See `ModelClient.cancel`."""
         models = self._models.values()
         engines = [model.engine for model in models if model.engine is not None]
         return any(engine.cancel(request_id) for engine in engines) or any(
@@ -236,7 +258,6 @@ class ModelPool:
     # ---- for operators -----------------------------------------------------------------
 
     async def load(self, name: str) -> None:
-        """See `ModelClient.load`."""
         model, request_id = self._models[name], f"load-{uuid.uuid4()}"
         model.forget_failure()
         with model.load_deadline(request_id, self._settings.deadlines.queue_seconds):
@@ -244,14 +265,12 @@ class ModelPool:
                 pass
 
     async def unload(self, name: str) -> None:
-        """See `ModelClient.unload`."""
         model = self._models[name]
         if model.is_pinned:
             raise Conflict(f"The model `{name}` is pinned: it stays loaded.", "model")
         await asyncio.shield(self._spawn(self._unload_in_turn(model)))
 
     def clear_caches(self, name: str) -> None:
-        """See `ModelClient.clear_caches`."""
         engine = self._models[name].engine
         if engine is None:
             raise EngineUnavailable(f"The model `{name}` is not loaded.")
@@ -259,16 +278,17 @@ class ModelPool:
 
     # ---- loading -------------------------------------------------------------------
 
-    def _begin_load(self, model: ServedModel) -> None:
-        if model.loading is None and not model.is_closing:
-            model.set_waiting()
-            model.loading = self._spawn(self._load(model))
+    def _begin_load(self, model: ServedModel) -> asyncio.Task[None]:
+        """Load a model that is not loaded, in the background."""
+        model.phase = Phase.LOADING
+        model.set_waiting()
+        return self._spawn(self._load(model))
 
     async def _load(self, model: ServedModel) -> None:
         """Load a model that requests are waiting for, then admit them. Raises what `start` does."""
         try:
             await model.fetch()
-            async with self._turns.to_load(model):
+            async with self._turns.turn(model, to_load=True):
                 limit_bytes = await self._place(model) if model.is_wanted else 0
                 if not model.is_wanted:
                     self._shares.share_out()
@@ -276,17 +296,16 @@ class ModelPool:
                     return
                 await model.start(limit_bytes, self._private)
                 self._shares.share_out()
-        except VlmServerError as error:
-            self._fail(model, error)
-            if model.is_pinned:
-                raise
         except Exception as error:
-            logger.exception("loading `%s` failed unexpectedly", model.name)
-            self._fail(model, ModelLoadError(str(error)))
+            if not isinstance(error, VlmServerError):
+                logger.exception("loading `%s` failed unexpectedly", model.name)
+            self._fail(
+                model, error if isinstance(error, VlmServerError) else ModelLoadError(str(error))
+            )
             if model.is_pinned:
                 raise
         finally:
-            model.loading = None
+            model.end_phase()
         model.admit_waiters()
         self._start_expiry(model)
 
@@ -323,24 +342,26 @@ class ModelPool:
         else:
             await self._unload(model)
 
-    async def _unload_in_turn(self, model: ServedModel) -> None:
-        async with self._turns.to_unload(model):
-            await self._unload(model)
+    async def _unload_in_turn(self, model: ServedModel, expires_at: float | None = None) -> None:
+        """Unload a model, if that is still wanted: `expires_at` names a timer's request."""
+        async with self._turns.turn(model, to_load=False):
+            if expires_at is None or (model.is_idle and model.expires_at == expires_at):
+                await self._unload(model)
 
     async def _unload(self, model: ServedModel) -> None:
         """Unload a model once nobody uses it; whoever asks for it meanwhile waits."""
         if not model.is_loaded:
             return
-        model.is_closing = True
+        model.phase = Phase.CLOSING
         self._set_expiry(model, None)
         try:
             await model.until_unused()
             await model.stop()
             logger.info("the model `%s` was unloaded", model.name)
         finally:
-            model.is_closing = False
+            model.end_phase()
         self._shares.share_out()
-        if model.is_wanted:
+        if model.is_wanted and model.phase is Phase.UNLOADED:
             self._begin_load(model)
 
     # ---- unused models -----------------------------------------------------------------
@@ -363,18 +384,10 @@ class ModelPool:
             model.expiry.cancel()
         model.expiry = model.expires_at = None
         if seconds is not None:
-            loop = asyncio.get_running_loop()
             model.expires_at = time.time() + seconds
-            model.expiry = loop.call_later(seconds, partial(self._expire, model))
-
-    def _expire(self, model: ServedModel) -> None:
-        model.expiry = None
-        self._spawn(self._unload_if_idle(model))
-
-    async def _unload_if_idle(self, model: ServedModel) -> None:
-        async with self._turns.to_unload(model):
-            if model.is_idle and model.expiry is None and model.expires_at is not None:
-                await self._unload(model)
+            model.expiry = asyncio.get_running_loop().call_later(
+                seconds, lambda at: self._spawn(self._unload_in_turn(model, at)), model.expires_at
+            )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

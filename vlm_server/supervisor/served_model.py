@@ -1,12 +1,13 @@
-"""One served model: its checkpoint, its engine while loaded, its users, and turns at loading."""
+"""One served model: its checkpoint, its engine while it is loaded, and the requests for it."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,18 @@ _LONGEST_PAUSE_SECONDS = 300.0
 MakeEngine = Callable[[Settings, ProgressCallback, PrivateFolder], Supervisor]
 
 
+class Phase(Enum):
+    """The phase of a served model: each is followed by the next, and the last by the first."""
+
+    UNLOADED = auto()
+    LOADING = auto()
+    """Waits to be loaded, is downloaded, or starts. Ends in `UNLOADED` if that fails."""
+    LOADED = auto()
+    """Takes requests: its engine was ready once, and is restarted if it ends."""
+    CLOSING = auto()
+    """Is unloaded once its requests are done: later ones wait for the next load."""
+
+
 class ServedModel:
     """Changed only by `ModelPool`, from one event loop.
 
@@ -70,9 +83,7 @@ class ServedModel:
         self._status = EngineStatus("unloaded", self.name)
         self.engine: Supervisor | None = None
         """Set while its process may hold memory."""
-        self.loading: asyncio.Task[None] | None = None
-        self.is_closing = False
-        """Whether it is unloaded once those that use it are done: others wait for the next load."""
+        self.phase = Phase.UNLOADED
         self.num_users = 0
         self._num_uses = 0
         """Since it was loaded."""
@@ -101,12 +112,17 @@ class ServedModel:
         status = dataclasses.replace(self.engine.status, expires_at=self.expires_at)
         if status.model_facts == ModelFacts():  # it is loaded again
             status = dataclasses.replace(status, model_facts=self._status.model_facts)
-        return dataclasses.replace(status, state="unloading") if self.is_closing else status
+        if self.phase is Phase.CLOSING:
+            return dataclasses.replace(status, state="unloading")
+        return status
 
     @property
     def is_loaded(self) -> bool:
-        """Whether its engine was ready once and takes requests, or will again."""
-        return self.engine is not None and self.loading is None and not self.is_closing
+        return self.phase is Phase.LOADED
+
+    def end_phase(self) -> None:
+        """End a load or an unload, however that went."""
+        self.phase = Phase.UNLOADED if self.engine is None else Phase.LOADED
 
     @property
     def is_idle(self) -> bool:
@@ -202,6 +218,7 @@ class ServedModel:
         facts = self.status.model_facts
         await self.engine.stop()
         self.engine = self.wanted_seconds = None
+        self.phase = Phase.UNLOADED
         self._status = EngineStatus("unloaded", self.name, model_facts=facts)
 
     # ---- who uses it -------------------------------------------------------------------
@@ -256,7 +273,7 @@ class ServedModel:
 
     def _miss_deadline(self, request_id: str) -> None:
         """A load that is under way goes on, and so does a download."""
-        if self.is_closing:
+        if self.phase is Phase.CLOSING:
             stage = "waiting until it is unloaded"
         elif self.engine is None and self._status.state == "waiting":
             stage, _ = self._status.progress or ("waiting", 0.0)
@@ -321,47 +338,3 @@ class ServedModel:
     def forget_failure(self) -> None:
         """Allow another load at once: an operator asks for it."""
         self._failed_until = 0.0
-
-
-class Turns:
-    """Turns at loading and unloading, in the order in which they were asked for."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._at_turn = ""
-        """The turn under way, as the end of a sentence."""
-        self._waiting: list[ServedModel] = []
-        """Models that are to be loaded."""
-
-    @asynccontextmanager
-    async def to_load(self, model: ServedModel) -> AsyncIterator[None]:
-        """A turn to load `model`, whose status says what it waits for."""
-        self._waiting.append(model)
-        self._tell()
-        try:
-            await self._lock.acquire()
-        finally:
-            self._waiting.remove(model)
-        async with self._held(f"`{model.name}` is loaded"):
-            yield
-
-    @asynccontextmanager
-    async def to_unload(self, model: ServedModel) -> AsyncIterator[None]:
-        """A turn to unload `model`."""
-        await self._lock.acquire()
-        async with self._held(f"`{model.name}` is unloaded"):
-            yield
-
-    @asynccontextmanager
-    async def _held(self, at_turn: str) -> AsyncIterator[None]:
-        self._at_turn = at_turn
-        self._tell()
-        try:
-            yield
-        finally:
-            self._at_turn = ""
-            self._lock.release()
-
-    def _tell(self) -> None:
-        for model in self._waiting:
-            model.set_waiting(f"waiting until {self._at_turn}" if self._at_turn else "")

@@ -2,8 +2,8 @@
 
 The engine may die at any moment. Requests in flight then end with `Failed("engine_died")`, new
 ones are answered 503 with Retry-After, and another engine is started after a pause that doubles
-each time. One that makes no progress is ended (`watchdog`). Requests of a
-size that crashed two engines are tried alone, and refused if they crash that one: `quarantine`.
+each time. An engine that makes no progress is ended (`watchdog`). Requests of a size that crashed
+two engines are tried alone, and refused if they crash that one: `quarantine`.
 """
 
 from __future__ import annotations
@@ -167,7 +167,6 @@ class Supervisor:
         self._set(state="stopped", pid=None)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
-        """See `EngineClient.stream`."""
         process, shape = self._running(), request.shape
         request_id = request.submit.request_id
         is_alone = await self._in_flight.turn(request_id, shape)
@@ -189,7 +188,6 @@ class Supervisor:
                 self._abort(process, request_id)
 
     def cancel(self, request_id: str) -> bool:
-        """See `EngineClient.cancel`."""
         process = self._process
         if process is None or not self._in_flight.cancel(request_id):
             return False
