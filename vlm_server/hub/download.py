@@ -1,4 +1,4 @@
-"""Downloads, each in a process of its own that ends with whoever waits for it."""
+"""Downloads, each in a process of its own, which is killed when the waiting task is cancelled."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 _DECODER = msgspec.json.Decoder(Message)
 _MODULE = "vlm_server.hub.download_process"
 _FEW_TRIES, _MANY_TRIES = 3, 10
-"""Tries in a row without a new byte before a hub is given up: a hub that never answered, and one
-that did. With the pauses, which double up to the longest, the latter take some minutes."""
+"""Tries in a row without a new byte before a download fails: if the hub never answered, and if it
+did. With the pauses, which double up to the longest, the latter take some minutes."""
 _PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 60.0
 

@@ -50,7 +50,7 @@ class MemoryBound:
         self._next = 0.0
 
     def is_exceeded(self) -> bool:
-        """Asks the system at most once in POLL_SECONDS."""
+        """Whether the process has outgrown its bound, checked at most once in POLL_SECONDS."""
         now = time.monotonic()
         if not self.is_needed or now < self._next:
             return False

@@ -43,7 +43,7 @@ _MIMALLOC_PROBE = "import ctypes; ctypes.CDLL(None).mi_version()"
 def find_openblas(links: Path) -> dict[str, str]:
     """Environment variables that preload a working OpenBLAS; empty if there is none.
 
-    They may name the folder `links`, which nobody else may be able to write to.
+    They may name the folder `links`, which must be writable for this user alone.
     Libraries that `LD_PRELOAD` already names are loaded after it.
     """
     if platform.system() != "Linux":
@@ -121,6 +121,6 @@ def _file_of(package: str, name: str) -> str | None:
 
 
 def runs(program: str, environment: Mapping[str, str]) -> bool:
-    """Whether Python runs `program` to its end in time, with `environment` beside ours."""
+    """Whether Python runs `program` to its end in time, with `environment` added to ours."""
     arguments = ["-I", "-S", "-c", program]
     return launch.exit_status(arguments, {**os.environ, **environment}, _SECONDS) == 0

@@ -1,7 +1,7 @@
 """A folder that only its user can write to, for compiled code that is executed later.
 
 MLX keeps the kernels that it compiles in `$TMPDIR/mlx`, and loads what it finds there: in a
-folder that all users share, another one's library would run in the engine.
+folder that all users share, another user's library would run in the engine.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class PrivateFolder:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what engines had made for their load when they were killed; kernels stay."""
+    """Remove the temporary files of killed engines; kernels stay."""
     before = time.time() - _LEFT_SECONDS
     for path in folder.glob("vlm-server-*"):
         with contextlib.suppress(OSError):  # another daemon does the same
@@ -162,7 +162,7 @@ def _flaw(folder: Path) -> str | None:
 
 
 def _is_open(folder: os.stat_result) -> bool:
-    """Whether somebody else may replace what lies in it."""
+    """Whether another user may replace its entries."""
     is_sticky = folder.st_mode & stat.S_ISVTX
     return folder.st_uid not in (0, os.geteuid()) or bool(
         folder.st_mode & stat.S_IWOTH and not is_sticky

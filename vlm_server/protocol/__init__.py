@@ -1,7 +1,6 @@
 """The structs that cross the socket between the front and an engine process.
 
-Knows bytes and numbers; knows neither who sends them nor what a model is. Each accepted request
-gets exactly one terminal event: `Finished` or `Failed`.
+Each accepted request gets exactly one terminal event: `Finished` or `Failed`.
 """
 
 from vlm_server.protocol.codec import *  # noqa: F403

@@ -25,7 +25,7 @@ _SECRET = frozenset({"server.api_keys"})
 def described(settings: Settings, sources: Sources) -> list[dict[str, Any]]:
     """Each section with its settings: `name`, `value`, `default`, `source` and `description`.
 
-    Of keys only their number is told.
+    Of API keys only the number is shown.
     """
     return [
         {"name": name, "settings": _section(name, values, sources)}

@@ -94,7 +94,8 @@ def load_with_sources(
 ) -> tuple[Settings, dict[str, str]]:
     """The same, and where each setting that is no default was given, by `section.key`."""
     table: dict[str, Any] = _read_toml(path) if path else {}
-    sources = dict.fromkeys(_names(table), str(path))
+    names = (f"{section}.{key}" for section, keys, _ in _tables(table) for key in keys)
+    sources = dict.fromkeys(names, str(path))
     for override in overrides:
         sources[_apply_override(table, override)] = "command line"
     _read_quantities(table, path, sources)
@@ -114,7 +115,7 @@ def load_with_sources(
 def _read_quantities(table: dict[str, Any], path: Path | None, sources: Mapping[str, str]) -> None:
     """Sizes and times of `table` that are given as text, as numbers. Raises ConfigError."""
     for section, keys, kind in _tables(table):
-        hints = get_type_hints(kind)
+        hints = get_type_hints(kind) if kind else {}
         for key, value in keys.items():
             if key in hints and isinstance(value, str):
                 try:
@@ -125,17 +126,15 @@ def _read_quantities(table: dict[str, Any], path: Path | None, sources: Mapping[
 
 
 def _tables(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """Name, content and type of each section that is one, with those in `[models]`."""
+    """Name, content and type of each table, with those in `[models]`; the type may be unknown."""
     kinds = get_type_hints(Settings)
     for section, keys in table.items():
-        if not (section in kinds and isinstance(keys, dict)):
-            continue
         if section != MODELS:
-            yield section, keys, kinds[section]
-            continue
-        for name, model in keys.items():
-            if isinstance(model, dict):
-                yield f"{MODELS}.{name}", model, ListedModel
+            found = [(section, keys, kinds.get(section))]
+        else:
+            inner = keys.items() if isinstance(keys, dict) else ()
+            found = [(f"{MODELS}.{name}", model, ListedModel) for name, model in inner]
+        yield from (each for each in found if isinstance(each[1], dict))
 
 
 def fault_of_key(key: str) -> str | None:
@@ -155,20 +154,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _names(table: dict[str, Any]) -> Iterator[str]:
-    """The names of settings in a table, as `section.key` and `models.NAME.key`."""
-    for section, keys in table.items():
-        inner = keys if isinstance(keys, dict) else {}
-        if section == MODELS:
-            inner = {
-                f"{name}.{key}": value
-                for name, model in inner.items()
-                if isinstance(model, dict)
-                for key, value in model.items()
-            }
-        yield from (f"{section}.{key}" for key in inner)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class ModelClient(Protocol):
     def status(self, name: str) -> EngineStatus: ...
 
     def check_ready(self) -> None:
-        """Raises EngineUnavailable if no request can be taken, whichever model it is for."""
+        """Raises EngineUnavailable if no model can take requests."""
         ...
 
     def lease(
@@ -133,8 +133,8 @@ class ModelClient(Protocol):
     ) -> AbstractAsyncContextManager[EngineClient]:
         """The engine of a model, which stays loaded for the `with` block.
 
-        Loads it first, if it must; that may take minutes. Afterwards it is unloaded once nobody
-        has asked for it for `keep_alive_seconds` (negative is never; None is what was said last).
+        Loads it first, if needed, which may take minutes. Afterwards it is unloaded after
+        `keep_alive_seconds` without a request (negative is never; None keeps the last value).
         Raises EngineUnavailable if it can't be loaded, or if it is pinned and not there;
         ModelDoesNotFit if there is no memory for it; RequestCancelled.
         """
@@ -143,7 +143,7 @@ class ModelClient(Protocol):
     async def touch(
         self, name: str, request_id: str, keep_alive_seconds: float | None = None
     ) -> None:
-        """`lease` a model for a moment; for 0 seconds: unload it as soon as nobody uses it."""
+        """`lease` a model for a moment; for 0 seconds: unload it as soon as it is unused."""
         ...
 
     def cancel(self, request_id: str) -> bool:
@@ -151,19 +151,19 @@ class ModelClient(Protocol):
         ...
 
     async def load(self, name: str) -> None:
-        """Load a model, if it is not. Raises what `lease` does, and QueueTimeout."""
+        """Load a model that is not loaded. Raises what `lease` does, and QueueTimeout."""
         ...
 
     async def unload(self, name: str) -> None:
-        """Unload a model once nobody uses it, if it is loaded. Raises Conflict if it is pinned."""
+        """Unload a loaded model once it is unused. Raises Conflict if it is pinned."""
         ...
 
     def clear_caches(self, name: str) -> None:
-        """Drop what is cached and not in use. Raises EngineUnavailable if it is not loaded."""
+        """Drop unused cache entries of a model. Raises EngineUnavailable if it is not loaded."""
         ...
 
     def add(self, name: str) -> str:
-        """Serve one more checkpoint that is on this machine; returns what it is called.
+        """Serve one more checkpoint of this machine; returns its name in the API.
 
         Raises ModelNotFound if there is none of that name.
         """

@@ -35,7 +35,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
 
 
 def probe(environment: Mapping[str, str], seconds: float) -> DeviceReport:
-    """The report of a child with `environment` beside ours. Never raises for what it meets."""
+    """The report of a child with `environment` added to ours. A failure is part of the report."""
     try:
         done = subprocess.run(
             launch.command(_MODULE, "device"),

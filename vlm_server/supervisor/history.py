@@ -49,7 +49,8 @@ class MemoryHistory:
         at = int(self._clock()) // SAMPLE_SECONDS * SAMPLE_SECONDS
         sample = MemorySample(at, memory.active_bytes, memory.pool_bytes, memory.footprint_bytes)
         if self._samples and self._samples[-1].at == at:
-            sample = _larger(self._samples.pop(), sample)
+            last = msgspec.structs.astuple(self._samples.pop())
+            sample = MemorySample(*map(max, last, msgspec.structs.astuple(sample)))
         self._samples.append(sample)
 
     @property
@@ -73,15 +74,6 @@ def reason_of_end(status: int | None, hung: str | None) -> str:
     if status < 0:
         return f"was ended by {signal_name(-status)}"
     return f"ended with status {status}"
-
-
-def _larger(one: MemorySample, other: MemorySample) -> MemorySample:
-    return MemorySample(
-        one.at,
-        max(one.active_bytes, other.active_bytes),
-        max(one.pool_bytes, other.pool_bytes),
-        max(one.footprint_bytes, other.footprint_bytes),
-    )
 
 
 _GIB = 1 << 30

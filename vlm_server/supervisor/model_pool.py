@@ -1,9 +1,9 @@
 """All served models within one limit on device memory: loading them, and making room.
 
-Models are loaded one after the other, in the order in which they were first asked for. One that
-does not fit beside the others makes those go that may: idle ones first, the least recently used
-before others. A model in use takes no new requests then, but finishes those it has; what comes for
-it meanwhile waits until it is loaded again. Docs: docs/models.md.
+Models are loaded one after the other, in the order of their first requests. If a model does not fit
+next to the loaded ones, unpinned models are unloaded: idle ones first, then the least recently
+used. A model in use finishes its requests; new requests for it wait until it is loaded again. See
+docs/models.md.
 """
 
 from __future__ import annotations
@@ -124,12 +124,11 @@ class ModelPool:
 
     @property
     def num_in_flight(self) -> int:
-        """Number of requests that have neither finished nor failed, in engines."""
         return sum(model.num_users for model in self._models.values())
 
     @property
     def is_starting(self) -> bool:
-        """Whether a pinned model is loaded for the first time, as far as it is not downloaded."""
+        """Whether a pinned model is loading for the first time, downloads not counted."""
         return any(model.status.state == "starting" for model in self._pinned())
 
     def add(self, name: str) -> str:
@@ -149,8 +148,7 @@ class ModelPool:
         return ServedModel(settings, self._on_progress, self._make_engine, listed)
 
     def _disk_path(self, name: str) -> str:
-        """Each model's files have `cache.disk_bytes` to themselves: `[model]` has the folder of the
-        settings, each other one its own within it, whatever its name is made of."""
+        """A listed model's own folder within `[model]`'s: each has `cache.disk_bytes` to itself."""
         digest = hashlib.sha256(name.encode()).hexdigest()
         return str(Path(self._settings.cache.disk_path) / f"model-{digest[:16]}")
 
@@ -162,14 +160,14 @@ class ModelPool:
     # ---- the daemon's life -----------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to load what is pinned, in the background."""
+        """Begin to load the pinned models, in the background."""
         self._first_loads = [self._begin_load(model) for model in self._pinned()]
 
     async def wait_ready(self) -> None:
-        """Wait until all that is pinned is loaded.
+        """Wait until the pinned models are loaded.
 
-        Raises ModelLoadError if one can't be loaded, or not be downloaded; NotAvailable if it might
-        be downloaded later.
+        Raises ModelLoadError if one can't be loaded or downloaded, NotAvailable if a later download
+        may succeed.
         """
         for load in self._first_loads:
             await asyncio.shield(load)
@@ -311,13 +309,13 @@ class ModelPool:
 
     def _fail(self, model: ServedModel, error: VlmServerError) -> None:
         model.record_failure(error)
-        if model.is_pinned:  # whoever waits until all is ready is told
+        if model.is_pinned:  # `wait_ready` raises the error
             return
         logger.error("the model `%s` can't be loaded: %s", model.name, error)
         model.refuse_waiters(error if isinstance(error, RequestError) else model.unloadable())
 
     async def _place(self, model: ServedModel) -> int:
-        """Make room for a model. Returns its limit; 0 if it is the only one, and has all."""
+        """Make room for a model; returns its limit, or 0 (the settings') if it is the only one."""
         if len(self._models) == 1:
             return 0
         model.set_state(model.status.state, "looking for room")
@@ -330,26 +328,26 @@ class ModelPool:
         return await self._shares.claim(model) if model.is_wanted else 0
 
     def _victim(self) -> ServedModel:
-        """The model to unload next. `MemoryShares.check` has found that there is one."""
+        """The model to unload next; `MemoryShares.check` ensures that there is one."""
         may_go = [one for one in self._shares.loaded if not one.is_pinned]
         return min(may_go, key=lambda one: (not one.is_idle, one.last_used))
 
     async def _unload_or_wait(self, model: ServedModel) -> None:
-        """Unload a model for another one. One in use stays for as long as its load has taken: by
-        then another one may be idle."""
+        """Unload a model for another one. A model in use stays for as long as its load took:
+        another may be idle by then."""
         if model.stay_seconds and not model.is_idle:
             await asyncio.sleep(model.stay_seconds)
         else:
             await self._unload(model)
 
     async def _unload_in_turn(self, model: ServedModel, expires_at: float | None = None) -> None:
-        """Unload a model, if that is still wanted: `expires_at` names a timer's request."""
+        """Unload a model; for a timer, only if its time `expires_at` was not changed since."""
         async with self._turns.turn(model, to_load=False):
             if expires_at is None or (model.is_idle and model.expires_at == expires_at):
                 await self._unload(model)
 
     async def _unload(self, model: ServedModel) -> None:
-        """Unload a model once nobody uses it; whoever asks for it meanwhile waits."""
+        """Unload a model once it is unused; new requests wait for the next load."""
         if not model.is_loaded:
             return
         model.phase = Phase.CLOSING
@@ -369,8 +367,8 @@ class ModelPool:
     def _start_expiry(self, model: ServedModel) -> None:
         """Start the timer that unloads an idle model.
 
-        One that is shared does not go sooner than its load took, whoever wants it gone: others
-        would wait for loads alone.
+        A model with several users stays for at least as long as its load took: else most of the
+        time would go into loads.
         """
         if model.is_pinned or self._is_stopping or not (model.is_loaded and model.is_idle):
             return
@@ -398,7 +396,7 @@ class ModelPool:
     def _discard_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # it was told, and logged
+            task.exception()  # else asyncio logs it again
 
 
 def _not_default(model: ModelSettings) -> list[str]:

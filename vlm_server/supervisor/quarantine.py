@@ -1,11 +1,11 @@
 """Refuses requests of a shape that crashed the engine again and again.
 
 A request can crash the engine by what it allocates: a GPU out of memory ends the process, and no
-code can catch that. If the client retries, it crashes the next engine too. So each crash is noted
-against the loads that the device had. Two notes within `engine.quarantine_seconds` make a load
-suspect, no more: somebody may have killed the process, or another request was to blame. The next
-request with a suspect load is tried alone; if that crashes the engine too, its load is refused.
-A success clears a load of all notes.
+code can catch that. If the client retries, it crashes the next engine too. So each crash is counted
+against the loads on the device. Two crashes within `engine.quarantine_seconds` only make a load
+suspect: the process may have been killed, or another request was to blame. The next request with a
+suspect load is tried alone; if that crashes the engine too, its load is refused. A success clears a
+load of all crashes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Quarantine:
                 self._done.setdefault(request_id, set()).add(load)
 
     def record_token(self, request_id: str) -> None:
-        """Clear the loads of a request that has a token: they do not crash an engine."""
+        """Clear the loads of a request that got a token: they did not crash the engine."""
         for load in self._done.get(request_id, ()):
             if self._records.pop(load, None) is not None:
                 logger.info("a request with %s was answered: it is not suspect any more", load)
@@ -107,14 +107,14 @@ class Quarantine:
         self._working.pop(request_id, None)
 
     def remove(self, request_id: str) -> None:
-        """Forget a request that ended. If aborted, the device may still work on its images."""
+        """Remove a request that ended. If aborted, the device may still work on its images."""
         self._shapes.pop(request_id, None)
         self._done.pop(request_id, None)
         if request_id == self._alone:
             self._alone = None
 
     def record_engine_end(self, *, is_crash: bool, only_encoder: bool = False) -> None:
-        """Forget all requests; after a crash, record the loads on the device, or in the encoder."""
+        """Remove all requests; after a crash, blame the loads on the device, or in the encoder."""
         blamed = {
             load: request_id == self._alone
             for request_id, (_, load) in self._working.items()
@@ -132,7 +132,7 @@ class Quarantine:
             "the engine crashed while it was %s %s%s",
             "encoding" if isinstance(load, Encoding) else "prefilling",
             load,
-            ", with nothing beside it" if was_alone else "",
+            ", with nothing else on the device" if was_alone else "",
         )
         record = self._records.pop(load, _Record([]))
         record.crashes = [*self._young(record), self._clock()][-_SUSPECT_CRASHES:]

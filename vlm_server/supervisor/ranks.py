@@ -1,5 +1,5 @@
-"""The ranks of a model that several machines compute together: a hostfile names them, and those
-after the first have processes here or on other machines.
+"""The ranks of a model that is split over several machines: a hostfile names them, and all but the
+first have processes here or on other machines.
 
 `mlx.launch` would start them, too, but it keeps a core busy for as long as they run
 (docs/decisions/0049-let-every-rank-run-the-same-plans.md).
@@ -47,7 +47,7 @@ class RankProcesses:
 
     @classmethod
     async def start(cls, settings: Settings, environment: Mapping[str, str]) -> Self:
-        """Start what `distributed.hosts` names; `environment` is added to ours.
+        """Start the ranks in `distributed.hosts`; `environment` is added to ours.
 
         Raises ConfigError for a file that can't be used, and OSError if a process can't be started.
         """
@@ -65,7 +65,7 @@ class RankProcesses:
         return started
 
     async def first_to_end(self) -> str:
-        """Wait until one of them has ended by itself; what can be said of that."""
+        """Wait until a rank has ended by itself; returns the reason for the log."""
         waits = [asyncio.ensure_future(process.wait()) for process in self._processes]
         if not waits:
             await asyncio.Event().wait()
@@ -134,7 +134,7 @@ class Hostfile(msgspec.Struct, frozen=True):
 
 
 def read_hostfile(path: Path) -> Hostfile:
-    """Raises ConfigError, which says what is wrong with the file."""
+    """The hostfile at `path`. Raises ConfigError, which names the fault."""
     try:
         data = json.loads(expanded(path).read_text())
         read = msgspec.convert({"hosts": data} if isinstance(data, list) else data, Hostfile)

@@ -16,7 +16,7 @@ class Encoding(NamedTuple):
     """The load on the vision encoder: the largest image by its sides, or a video.
 
     Each is rounded to a power of two, so that a screenshot that is one pixel wider has the same
-    shape, and a panorama another than a square of as many pixels; 0 means none.
+    shape, but a panorama and a square of equal area differ; 0 means none.
     """
 
     width: int
@@ -78,7 +78,7 @@ class RequestShape(NamedTuple):
 
 
 def shape_of(submit: Submit) -> RequestShape:
-    """The shape of a request; one that is counted only is no load."""
+    """The shape of a request; requests that only count tokens have no load."""
     if submit.count_only:
         return RequestShape()
     num_characters = submit.num_characters
@@ -99,7 +99,7 @@ def shape_of(submit: Submit) -> RequestShape:
 
 
 def _sides(image: Image) -> tuple[int, int]:
-    """Width and height at the size that the model gets it."""
+    """Width and height after resizing for the model."""
     longest = max(image.width, image.height, 1)
     scale = min(1.0, (image.max_side_pixels or longest) / longest)
     num_pixels = max(image.width * image.height, 1) * scale**2

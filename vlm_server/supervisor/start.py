@@ -58,14 +58,14 @@ def for_any_server(private: PrivateFolder, *, with_openblas: bool) -> dict[str, 
 
 
 def for_models(private: PrivateFolder, settings: EngineSettings) -> dict[str, str]:
-    """To be asked for before each start: what it names may have been removed. Takes a while.
+    """The additional environment of an engine, made anew for each start. Takes a while.
 
     Raises OSError if there is no room for a private folder.
     """
     added = for_any_server(private, with_openblas=settings.openblas == "auto")
     added |= {name: os.environ.get(name, value) for name, value in _FOR_MLX.items()}
     if settings.mimalloc == "auto" and (library := preload.find_mimalloc()):
-        # Last, so that another heap that somebody preloads comes first.
+        # Last, so that a heap in our own LD_PRELOAD comes first.
         others = added.get("LD_PRELOAD") or os.environ.get("LD_PRELOAD")
         added["LD_PRELOAD"] = f"{others}:{library}" if others else library
     return added

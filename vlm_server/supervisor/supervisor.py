@@ -83,7 +83,7 @@ class Supervisor:
         on_progress: ProgressCallback,
         private: PrivateFolder | None = None,
     ) -> None:
-        """private: a folder that several share; whoever passes it closes it."""
+        """private: a folder that several engines share; the caller closes it."""
         self._settings = settings
         self._start = start_of(settings)
         self._told_limit_bytes = 0
@@ -195,7 +195,7 @@ class Supervisor:
         return True
 
     def set_memory_limit(self, limit_bytes: int) -> None:
-        """The device memory that the engine, and those started later, may use from now on."""
+        """Limit the device memory of the engine, and of those started later."""
         memory = msgspec.structs.replace(self._start.memory, limit_bytes=limit_bytes)
         self._start = msgspec.structs.replace(self._start, memory=memory)
         self._tell_limit()
@@ -208,7 +208,7 @@ class Supervisor:
             self._process.send(SetMemoryLimit(limit_bytes))
 
     def clear_caches(self) -> None:
-        """See `protocol.ClearCaches`. Raises EngineUnavailable if there is no engine."""
+        """Drop unused cache entries. Raises EngineUnavailable if there is no engine."""
         self._running().send(ClearCaches())
 
     def _running(self) -> EngineProcess:
@@ -286,7 +286,7 @@ class Supervisor:
             await ranks.end()
 
     async def _watch_ranks(self, ranks: RankProcesses, process: EngineProcess) -> None:
-        """End an engine that one of its ranks has left, which may wait for it."""
+        """End an engine that has lost a rank: it may wait for it forever."""
         reason = await ranks.first_to_end()
         if not self._was_ready:
             self._handle_unloadable(reason)
@@ -316,7 +316,7 @@ class Supervisor:
         return await EngineProcess.start("vlm_server.engine", environment)
 
     async def _watch(self, process: EngineProcess) -> None:
-        """End an engine that does not get ready, or not on with what it has to do."""
+        """End an engine that does not get ready in time, or makes no progress."""
         engine = self._settings.engine
         num_ticks = 0
         while True:
@@ -372,7 +372,7 @@ class Supervisor:
         self._settled.set()
 
     def _handle_unloadable(self, reason: str) -> None:
-        """The model can't be loaded: final for one that never was, retried for one that was."""
+        """Give up on a model that was never loaded; one that was ready before is tried again."""
         logger.error("the model can't be loaded: %s", reason)
         if not self._settled.is_set() and self._status.state != "stopping":
             self._unloadable = ModelLoadError(reason)
@@ -380,7 +380,7 @@ class Supervisor:
             self._settled.set()
 
     def _handle_engine_end(self, process: EngineProcess) -> None:
-        """The engine process has ended: fail the requests in flight, refuse new ones."""
+        """Fail the requests in flight, and refuse new ones until another engine is ready."""
         is_death = self._status.state not in ("failed", "stopping")
         is_crash = is_death and self._hung not in (PREPARERS, _STOPPED)
         self._in_flight.fail_all(is_crash=is_crash, only_encoder=self._hung == ENCODER)

@@ -27,7 +27,7 @@ class Trials:
     async def turn(self, request_id: str, is_suspect: Callable[[], bool]) -> bool:
         """Wait until a request may be sent; returns whether it is tried alone.
 
-        Raises what `is_suspect` does, which is called once no other trial is under way.
+        `is_suspect` is called once no other trial is under way; its errors are raised.
         """
         while self._alone is not None:
             await self._changed.wait()
@@ -54,7 +54,7 @@ class Trials:
         self._end_trial(request_id)
 
     def clear(self) -> None:
-        """Forget all requests, and let waiting ones go on."""
+        """Remove all requests, and let waiting ones proceed."""
         self._starting.clear()
         self._answering.clear()
         self._alone = None
@@ -69,7 +69,7 @@ class Trials:
             await self._wait_for_starting()
 
     async def _wait_for_starting(self) -> None:
-        """Raises EngineUnavailable if that takes long: everybody else waits, too."""
+        """Raises EngineUnavailable after `_MAX_SECONDS`: all later requests wait, too."""
         try:
             async with asyncio.timeout(_MAX_SECONDS):
                 while self._starting:

@@ -1,4 +1,4 @@
-"""Command and environment of a Python process of ours, which imports nothing from its folder."""
+"""Start of our own Python processes, which import nothing from their working folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import vlm_server
 from vlm_server.platform import machine
 
 FOLDER = "/"
-"""The working folder of processes that need none: nobody plants files there."""
+"""The working folder of processes that need none; only root can place files in it."""
 _MAX_LINE_BYTES = 16 << 20
 _ROOT = str(Path(vlm_server.__file__).parents[1])
 """The folder that `vlm_server` was imported from."""

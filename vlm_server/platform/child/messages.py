@@ -41,7 +41,7 @@ Body = bytes | bytearray | memoryview | Parts
 
 
 def write(pipe: Writer, body: Body, *, flag: bool = False) -> None:
-    """Write one message. Raises OSError if nobody reads it."""
+    """Write one message. Raises OSError if the reader is gone."""
     size, parts = (body.size, body.parts) if isinstance(body, Parts) else (len(body), [body])
     pipe.write(_HEADER.pack(size, flag))
     for part in parts:
@@ -70,7 +70,7 @@ def read(pipe: Reader) -> tuple[bytearray, bool]:
 
 
 def described(size: int, data: Iterable[bytes | bytearray], description: bytes) -> Parts:
-    """`data`, of `size` bytes together, with its description."""
+    """`data`, of `size` bytes in all, followed by its description."""
     last = description + _LENGTH.pack(len(description))
     return Parts(size + len(last), chain(data, [last]))
 

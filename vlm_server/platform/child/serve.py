@@ -1,6 +1,6 @@
 """The child's side of a pool: answers one job after the other until its standard input ends.
 
-It ends at once when that is closed: nobody waits for the answer then.
+The process exits as soon as that is closed, even in the middle of a job.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def serve(answer: Callable[[bytearray], messages.Body], limits: ChildLimits) -> 
 
 
 def _receive(jobs: FileIO, received: SimpleQueue[bytearray]) -> None:
-    """Read jobs also while one is answered, to end the process when the input ends."""
+    """Read jobs on a thread of its own, to notice the end of the input during a job."""
     try:
         while True:
             received.put(messages.read(jobs)[0])
@@ -73,7 +73,7 @@ def _limit_memory(limits: ChildLimits) -> None:
 
 
 def _limit_job(limits: ChildLimits) -> None:
-    """A limit that holds even if nobody is left to kill this process."""
+    """Limit the CPU time of a job, in case the pool's process has died."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = math.ceil(used.ru_utime + used.ru_stime + limits.job_seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
