@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class EngineStreams:
-    """One stream of events per request, which `Quarantine` and `Trials` learn from.
+    """One stream of events per request, also reported to `Quarantine` and `Trials`.
 
-    Its length is the number of streams. Knows nothing of the process. Use from one event loop.
+    Its length is the number of streams. Use from one event loop.
     """
 
     def __init__(self, quarantine: Quarantine) -> None:
@@ -30,15 +30,13 @@ class EngineStreams:
     def __len__(self) -> int:
         return len(self._queues)
 
-    async def turn(self, request_id: str, shape: RequestShape) -> bool:
-        """Wait until a request may be sent; returns whether it is tried alone.
+    async def open(self, request_id: str, shape: RequestShape) -> asyncio.Queue[RequestEvent]:
+        """Wait until a request may be sent; returns the queue of its events, until `close`.
 
         Raises RequestTooCostly if it is refused, and EngineUnavailable: see `Trials.turn`.
         """
-        return await self._trials.turn(request_id, partial(self._is_suspect, shape))
-
-    def open(self, request_id: str) -> asyncio.Queue[RequestEvent]:
-        """The queue of a request's events, until `close`."""
+        is_alone = await self._trials.turn(request_id, partial(self._is_suspect, shape))
+        self._quarantine.admit(request_id, shape, alone=is_alone)
         queue = self._queues[request_id] = asyncio.Queue[RequestEvent]()
         return queue
 
@@ -54,10 +52,6 @@ class EngineStreams:
         error = RequestCancelled("The request was cancelled by the server's operator.")
         queue.put_nowait(_failed(request_id, error))
         return True
-
-    def admit(self, request_id: str, shape: RequestShape, *, alone: bool) -> None:
-        """Record a request that is sent to the engine; alone: as a trial."""
-        self._quarantine.admit(request_id, shape, alone=alone)
 
     def deliver(self, event: RequestEvent) -> None:
         """Deliver an event of the engine, of one request or of several."""

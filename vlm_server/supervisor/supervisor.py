@@ -167,15 +167,12 @@ class Supervisor:
         self._set(state="stopped", pid=None)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
-        process, shape = self._running(), request.shape
-        request_id = request.submit.request_id
-        is_alone = await self._in_flight.turn(request_id, shape)
-        queue = self._in_flight.open(request_id)
+        process, request_id = self._running(), request.submit.request_id
+        queue = await self._in_flight.open(request_id, request.shape)
         event: RequestEvent | None = None
         try:
             if process is not self._running():
                 raise EngineUnavailable("The engine has been restarted.")
-            self._in_flight.admit(request_id, shape, alone=is_alone)
             self._watchdog.record_request(request_id)
             process.send(request.submit)
             del request  # its images are not needed here while it is answered
