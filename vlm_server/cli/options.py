@@ -13,7 +13,7 @@ from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
 
 if TYPE_CHECKING:
-    from vlm_server.settings import Checkpoint, ModelSettings, Settings, Sources
+    from vlm_server.settings import CheckpointSettings, ModelSettings, Settings, Sources
 
 _SURPLUS = 1.25
 """Files may hold weights that the model does not use."""
@@ -211,7 +211,7 @@ def check_memory_limit(settings: Settings) -> None:
             )
 
 
-def _check_template(section: str, checkpoint: Checkpoint) -> None:
+def _check_template(section: str, checkpoint: CheckpointSettings) -> None:
     from vlm_server.settings.paths import expanded, missing
 
     path = expanded(checkpoint.chat_template)

@@ -121,7 +121,7 @@ class Urls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time limit for reading all `https:` and `file:` URLs of a request."""
 
 
-class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeadlineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue_seconds: Annotated[float, Meta(ge=0)] = 600.0
     """Time until the device begins with a request; 0 is no limit."""
     first_token_seconds: Annotated[float, Meta(ge=0)] = 1200.0

@@ -10,7 +10,7 @@ from msgspec import Meta
 from vlm_server.settings.quantities import AbsolutePath
 
 
-class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CheckpointSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A checkpoint, and the way to load it."""
 
     path: str = ""
@@ -35,7 +35,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wrongly are refused in any case."""
 
 
-class ModelSettings(Checkpoint, frozen=True, forbid_unknown_fields=True):
+class ModelSettings(CheckpointSettings, frozen=True, forbid_unknown_fields=True):
     """The model that is loaded at the start, and stays loaded."""
 
     name: str = ""
@@ -45,7 +45,7 @@ class ModelSettings(Checkpoint, frozen=True, forbid_unknown_fields=True):
     `name`, besides the hub's cache and LM Studio's folder."""
 
 
-class ListedModel(Checkpoint, frozen=True, forbid_unknown_fields=True):
+class ListedModel(CheckpointSettings, frozen=True, forbid_unknown_fields=True):
     """A further model, loaded on demand and named by its table."""
 
     aliases: tuple[str, ...] = ()
@@ -58,5 +58,5 @@ class ListedModel(Checkpoint, frozen=True, forbid_unknown_fields=True):
 
     def as_model(self, name: str, search_paths: tuple[str, ...]) -> ModelSettings:
         """The settings for loading this model."""
-        own = {field: getattr(self, field) for field in Checkpoint.__struct_fields__}
+        own = {field: getattr(self, field) for field in CheckpointSettings.__struct_fields__}
         return ModelSettings(**own, name=name, search_paths=search_paths)

@@ -15,7 +15,7 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How log lines are written: as text, or each as a JSON object."""
 
 
-class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MetricsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix: Annotated[str, Meta(pattern="^([a-zA-Z_:][a-zA-Z0-9_:]*)?$", max_length=64)] = (
         "vlm_server_"
     )

@@ -15,7 +15,7 @@ import msgspec
 from vlm_server.errors import ConfigError
 from vlm_server.settings.engine import Distributed, EngineSettings, SchedulerSettings
 from vlm_server.settings.faults import explained, where
-from vlm_server.settings.front import Deadlines, Limits, Server, Urls
+from vlm_server.settings.front import DeadlineSettings, Limits, Server, Urls
 from vlm_server.settings.media import ImageSettings, VideoSettings
 from vlm_server.settings.memory import CacheSettings, MemorySettings
 from vlm_server.settings.model import ListedModel, ModelSettings
@@ -27,7 +27,7 @@ from vlm_server.settings.quantities import (
     AbsolutePath,
     value_of,
 )
-from vlm_server.settings.telemetry import Log, Metrics, Tracing
+from vlm_server.settings.telemetry import Log, MetricsSettings, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
 ORIGIN = re.compile(
@@ -58,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     urls: Urls = Urls()
     image: ImageSettings = ImageSettings()
-    deadlines: Deadlines = Deadlines()
+    deadlines: DeadlineSettings = DeadlineSettings()
     video: VideoSettings = VideoSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     cache: CacheSettings = CacheSettings()
@@ -66,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: MemorySettings = MemorySettings()
     distributed: Distributed = Distributed()
     log: Log = Log()
-    metrics: Metrics = Metrics()
+    metrics: MetricsSettings = MetricsSettings()
     tracing: Tracing = Tracing()
 
     def sections(self) -> Iterator[tuple[str, msgspec.Struct]]:

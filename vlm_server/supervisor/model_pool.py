@@ -34,13 +34,13 @@ from vlm_server.platform.private_folder import PrivateFolder
 from vlm_server.settings import ListedModel, ModelSettings, Settings
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.memory_shares import Look, MemoryShares
-from vlm_server.supervisor.served_model import MakeEngine, Phase, ServedModel
+from vlm_server.supervisor.served_model import MakeEngine, ModelPhase, ServedModel
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 logger = logging.getLogger(__name__)
 
 
-class Turns:
+class LoadTurns:
     """Turns at loading and unloading, in the order in which they were asked for."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class ModelPool:
         self._on_progress = on_progress
         self._private = PrivateFolder()
         self._models: dict[str, ServedModel] = {}
-        self._turns = Turns()
+        self._turns = LoadTurns()
         self._shares = MemoryShares(settings.memory, self._models, look)
         self._tasks = set[asyncio.Task[None]]()
         self._first_loads: list[asyncio.Task[None]] = []
@@ -235,7 +235,7 @@ class ModelPool:
         if model.pause_seconds:
             raise model.unloadable()
         waiter = model.wait(request_id)
-        if model.phase is Phase.UNLOADED:
+        if model.phase is ModelPhase.UNLOADED:
             self._begin_load(model)
         try:
             return await waiter
@@ -278,7 +278,7 @@ class ModelPool:
 
     def _begin_load(self, model: ServedModel) -> asyncio.Task[None]:
         """Load a model that is not loaded, in the background."""
-        model.phase = Phase.LOADING
+        model.phase = ModelPhase.LOADING
         model.set_waiting()
         return self._spawn(self._load(model))
 
@@ -350,7 +350,7 @@ class ModelPool:
         """Unload a model once it is unused; new requests wait for the next load."""
         if not model.is_loaded:
             return
-        model.phase = Phase.CLOSING
+        model.phase = ModelPhase.CLOSING
         self._set_expiry(model, None)
         try:
             await model.until_unused()
@@ -359,7 +359,7 @@ class ModelPool:
         finally:
             model.end_phase()
         self._shares.share_out()
-        if model.is_wanted and model.phase is Phase.UNLOADED:
+        if model.is_wanted and model.phase is ModelPhase.UNLOADED:
             self._begin_load(model)
 
     # ---- unused models -----------------------------------------------------------------

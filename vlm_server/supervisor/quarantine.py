@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from vlm_server.errors import RequestTooCostly
 from vlm_server.protocol import OnDevice
-from vlm_server.supervisor.shape import Encoding, Load, RequestShape
+from vlm_server.supervisor.shape import DeviceLoad, EncoderLoad, RequestShape
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ class Quarantine:
         self._clock = clock
         self._shapes: dict[str, RequestShape] = {}
         """Shapes of running requests without a token, by id."""
-        self._working: dict[str, tuple[RequestShape, Load | None]] = {}
+        self._working: dict[str, tuple[RequestShape, DeviceLoad | None]] = {}
         """The shape, and the load on the device, by request; some may have been aborted since."""
-        self._done: dict[str, set[Load]] = {}
+        self._done: dict[str, set[DeviceLoad]] = {}
         """Loads that the device had, of requests without a token."""
         self._alone: str | None = None
         """The request on trial."""
-        self._records: dict[Load, _Record] = {}
+        self._records: dict[DeviceLoad, _Record] = {}
 
     @property
     def num_shapes(self) -> int:
@@ -118,7 +118,7 @@ class Quarantine:
         blamed = {
             load: request_id == self._alone
             for request_id, (_, load) in self._working.items()
-            if load is not None and (isinstance(load, Encoding) or not only_encoder)
+            if load is not None and (isinstance(load, EncoderLoad) or not only_encoder)
         }
         self._shapes.clear()
         self._working.clear()
@@ -127,10 +127,10 @@ class Quarantine:
         for load, was_alone in blamed.items() if is_crash else ():
             self._note(load, was_alone=was_alone)
 
-    def _note(self, load: Load, *, was_alone: bool) -> None:
+    def _note(self, load: DeviceLoad, *, was_alone: bool) -> None:
         logger.warning(
             "the engine crashed while it was %s %s%s",
-            "encoding" if isinstance(load, Encoding) else "prefilling",
+            "encoding" if isinstance(load, EncoderLoad) else "prefilling",
             load,
             ", with nothing else on the device" if was_alone else "",
         )
@@ -142,7 +142,7 @@ class Quarantine:
         if len(self._records) > _MAX_LOADS:
             del self._records[next(iter(self._records))]
 
-    def _crashes(self, load: Load) -> list[float]:
+    def _crashes(self, load: DeviceLoad) -> list[float]:
         record = self._records.get(load)
         return [] if record is None else self._young(record)
 
@@ -150,7 +150,7 @@ class Quarantine:
         """Crashes that still count."""
         return [when for when in record.crashes if when + self._seconds > self._clock()]
 
-    def _seconds_left(self, load: Load) -> float:
+    def _seconds_left(self, load: DeviceLoad) -> float:
         """The seconds for which `load` is still refused; 0 or less if it isn't."""
         record = self._records.get(load)
         return -math.inf if record is None else record.refused_until - self._clock()

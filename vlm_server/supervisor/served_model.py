@@ -41,7 +41,7 @@ _LONGEST_PAUSE_SECONDS = 300.0
 MakeEngine = Callable[[Settings, ProgressCallback, PrivateFolder], Supervisor]
 
 
-class Phase(Enum):
+class ModelPhase(Enum):
     """The phase of a served model: each is followed by the next, and the last by the first."""
 
     UNLOADED = auto()
@@ -83,7 +83,7 @@ class ServedModel:
         self._status = EngineStatus("unloaded", self.name)
         self.engine: Supervisor | None = None
         """Set while its process may hold memory."""
-        self.phase = Phase.UNLOADED
+        self.phase = ModelPhase.UNLOADED
         self.num_users = 0
         self._num_uses = 0
         """Number of requests since it was loaded."""
@@ -112,17 +112,17 @@ class ServedModel:
         status = dataclasses.replace(self.engine.status, expires_at=self.expires_at)
         if status.model_facts == ModelFacts():  # it is loaded again
             status = dataclasses.replace(status, model_facts=self._status.model_facts)
-        if self.phase is Phase.CLOSING:
+        if self.phase is ModelPhase.CLOSING:
             return dataclasses.replace(status, state="unloading")
         return status
 
     @property
     def is_loaded(self) -> bool:
-        return self.phase is Phase.LOADED
+        return self.phase is ModelPhase.LOADED
 
     def end_phase(self) -> None:
         """End a load or an unload, however that went."""
-        self.phase = Phase.UNLOADED if self.engine is None else Phase.LOADED
+        self.phase = ModelPhase.UNLOADED if self.engine is None else ModelPhase.LOADED
 
     @property
     def is_idle(self) -> bool:
@@ -220,7 +220,7 @@ class ServedModel:
         facts = self.status.model_facts
         await self.engine.stop()
         self.engine = self.wanted_seconds = None
-        self.phase = Phase.UNLOADED
+        self.phase = ModelPhase.UNLOADED
         self._status = EngineStatus("unloaded", self.name, model_facts=facts)
 
     # ---- requests ----------------------------------------------------------------------
@@ -273,7 +273,7 @@ class ServedModel:
 
     def _miss_deadline(self, request_id: str) -> None:
         """Refuse a waiting request, unless the load or a download is under way."""
-        if self.phase is Phase.CLOSING:
+        if self.phase is ModelPhase.CLOSING:
             stage = "waiting until it is unloaded"
         elif self.engine is None and self._status.state == "waiting":
             stage, _ = self._status.progress or ("waiting", 0.0)

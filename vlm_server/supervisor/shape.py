@@ -12,7 +12,7 @@ _SMALL_TEXT_CHARACTERS = 16_384
 engine, and ordinary chat must not be refused because it was running during a crash."""
 
 
-class Encoding(NamedTuple):
+class EncoderLoad(NamedTuple):
     """The load on the vision encoder: the largest image by its sides, or a video.
 
     Each is rounded to a power of two, so that a screenshot that is one pixel wider has the same
@@ -33,7 +33,7 @@ class Encoding(NamedTuple):
         return _and("smaller images" * bool(self.width), "a shorter video" * bool(self.video_bytes))
 
 
-class Prefilling(NamedTuple):
+class PrefillLoad(NamedTuple):
     """The load on the language model, each part rounded to a power of two; 0 means none.
 
     Small text counts as none.
@@ -63,17 +63,17 @@ class Prefilling(NamedTuple):
         )
 
 
-Load = Encoding | Prefilling
+DeviceLoad = EncoderLoad | PrefillLoad
 
 
 class RequestShape(NamedTuple):
     """A request's loads: none for the encoder without media, none at all for small text."""
 
-    encoding: Encoding | None = None
-    prefilling: Prefilling | None = None
+    encoding: EncoderLoad | None = None
+    prefilling: PrefillLoad | None = None
 
     @property
-    def loads(self) -> tuple[Load, ...]:
+    def loads(self) -> tuple[DeviceLoad, ...]:
         return tuple(load for load in self if load is not None)
 
 
@@ -86,7 +86,7 @@ def shape_of(submit: Submit) -> RequestShape:
     sides = [_sides(image) for image in submit.images]
     video_bytes = sum(len(video.data) for video in submit.videos)
     width, height = max(sides, key=math.prod, default=(0, 0))
-    prefilling = Prefilling(
+    prefilling = PrefillLoad(
         image_pixels=_rounded(sum(map(math.prod, sides))),
         video_bytes=_rounded(video_bytes),
         text_characters=0 if is_small else _rounded(num_characters),
@@ -94,7 +94,7 @@ def shape_of(submit: Submit) -> RequestShape:
     )
     if not (sides or video_bytes):
         return RequestShape(None, None if is_small else prefilling)
-    encoding = Encoding(_rounded(width), _rounded(height), prefilling.video_bytes)
+    encoding = EncoderLoad(_rounded(width), _rounded(height), prefilling.video_bytes)
     return RequestShape(encoding, prefilling)
 
 

@@ -27,7 +27,7 @@ from vlm_server.models import EMBEDDED
 from vlm_server.protocol import MemoryStats, ModelFacts, Stats
 from vlm_server.settings import (
     CacheSettings,
-    Deadlines,
+    DeadlineSettings,
     ListedModel,
     MemorySettings,
     ModelSettings,
@@ -152,7 +152,7 @@ def pool_of(
         model=ModelSettings(**model),
         models=tables,
         memory=MemorySettings(model_room_bytes=GB),
-        deadlines=Deadlines(queue_seconds=queue_seconds),
+        deadlines=DeadlineSettings(queue_seconds=queue_seconds),
     )
     return ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.survey)
 

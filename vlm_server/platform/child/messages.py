@@ -16,14 +16,14 @@ _HEADER = struct.Struct(">Q?")
 _LENGTH = struct.Struct(">I")
 
 
-class Writer(Protocol):
+class PipeWriter(Protocol):
     """The writing end of a pipe."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> object: ...
     def flush(self) -> object: ...
 
 
-class Reader(Protocol):
+class PipeReader(Protocol):
     """The reading end of a pipe."""
 
     def readinto(self, buffer: memoryview, /) -> int | None: ...
@@ -40,7 +40,7 @@ class Parts:
 Body = bytes | bytearray | memoryview | Parts
 
 
-def write(pipe: Writer, body: Body, *, flag: bool = False) -> None:
+def write(pipe: PipeWriter, body: Body, *, flag: bool = False) -> None:
     """Write one message. Raises OSError if the reader is gone."""
     size, parts = (body.size, body.parts) if isinstance(body, Parts) else (len(body), [body])
     pipe.write(_HEADER.pack(size, flag))
@@ -63,7 +63,7 @@ def parsed(received: bytes | bytearray) -> tuple[bytes, bool, int] | None:
     return None if len(received) < size else (bytes(received[_HEADER.size : size]), flag, size)
 
 
-def read(pipe: Reader) -> tuple[bytearray, bool]:
+def read(pipe: PipeReader) -> tuple[bytearray, bool]:
     """The next message and its flag. Raises EOFError if the pipe ends before the message does."""
     length, flag = _HEADER.unpack(_exactly(pipe, _HEADER.size))
     return _exactly(pipe, length), flag
@@ -83,7 +83,7 @@ def split(answer: bytearray) -> tuple[memoryview, memoryview]:
     return view[: end - length], view[end - length : end]
 
 
-def _exactly(pipe: Reader, size: int) -> bytearray:
+def _exactly(pipe: PipeReader, size: int) -> bytearray:
     data = bytearray(size)
     filled = 0
     with memoryview(data) as view:

@@ -170,7 +170,7 @@ def _drop_standard_files() -> None:
     os.close(nowhere)
 
 
-def _reader(connection: socket.socket) -> messages.Reader:
+def _reader(connection: socket.socket) -> messages.PipeReader:
     return connection.makefile("rb", buffering=0)
 
 

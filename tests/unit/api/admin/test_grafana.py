@@ -15,7 +15,7 @@ import pytest
 from tests.unit.api.admin.scrapes import full_scrape, labels_of
 from tests.unit.api.conftest import Connect
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.settings import Metrics, Settings
+from vlm_server.settings import MetricsSettings, Settings
 
 DASHBOARD = json.loads(
     (Path(__file__).parents[4] / "configs" / "grafana.json").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ async def scraped(
     request: pytest.FixtureRequest, connect: Connect, engine: ScriptedEngine
 ) -> tuple[str, dict[str, frozenset[str]]]:
     """The prefix, and the labels of each name."""
-    client: httpx.AsyncClient = connect(Settings(metrics=Metrics(prefix=request.param)))
+    client: httpx.AsyncClient = connect(Settings(metrics=MetricsSettings(prefix=request.param)))
     return request.param, labels_of(await full_scrape(client, engine))
 
 
@@ -123,7 +123,7 @@ def test_the_models_to_choose_from(scraped: tuple[str, dict[str, frozenset[str]]
     )
     assert asked is not None
     assert asked[2] in labels[f"{prefix}{asked[1]}"]
-    assert variables["prefix"]["query"] == Metrics().prefix
+    assert variables["prefix"]["query"] == MetricsSettings().prefix
 
 
 def test_no_panel_lies_on_another() -> None:
@@ -145,7 +145,7 @@ def test_no_panel_lies_on_another() -> None:
 async def test_queries_of_vllms_dashboards(
     query: str, connect: Connect, engine: ScriptedEngine
 ) -> None:
-    client = connect(Settings(metrics=Metrics(prefix="vllm:")))
+    client = connect(Settings(metrics=MetricsSettings(prefix="vllm:")))
     labels = labels_of(await full_scrape(client, engine))
     parsed_query = promql.parse(query)
     for selector in selectors(parsed_query):
