@@ -145,7 +145,7 @@ SCRIPTS: dict[int, list[int]] = {}
 class ScriptedSampler(SequenceSampler):
     """Draws what its script says, of what its grammar allows."""
 
-    changes_scores = True  # type: ignore[assignment]  # a property of the base
+    is_plainly_greedy = False  # type: ignore[assignment]  # a property of the base
 
     def adjust(self, scores: mx.array) -> mx.array:
         adjusted = super().adjust(scores)

@@ -30,9 +30,9 @@ from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.interfaces import MemoryReading
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import LAST_WRITES_SECONDS, CacheStats, SamplingParams, Submit
-from vlm_server.runner.caches import build_caches
+from vlm_server.runner import caches as runner_caches
+from vlm_server.runner.caches import build_caches, disk_folder
 from vlm_server.runner.disk import disk_cache, records
-from vlm_server.runner.disk.disk_cache import disk_folder
 from vlm_server.runner.disk.records import Record, features_record, prefix_record, read_header
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
 from vlm_server.runner.loaded import LoadedModel
@@ -315,7 +315,7 @@ def tight_disk(monkeypatch: pytest.MonkeyPatch) -> type[Tight]:
     class Own(Tight):
         pass
 
-    monkeypatch.setattr(disk_cache, "DiskStore", Own)
+    monkeypatch.setattr(runner_caches, "DiskStore", Own)
     return Own
 
 

@@ -34,7 +34,7 @@ Answers = dict[SeqId, list[int]]
 
 @pytest.fixture
 def eligible(served: Served) -> None:
-    if speculation_of(served[0], 15) is None:
+    if not speculation_of(served[0], 15).widths:
         pytest.skip("this family's layers can't forget tokens")
 
 

@@ -6,21 +6,25 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 
 from vlm_server.cache.caches import Caches
+from vlm_server.cache.disk.files import default_folder
+from vlm_server.cache.disk.store import DiskStore
+from vlm_server.cache.disk.tier import DiskTier
 from vlm_server.interfaces import MemoryReading
 from vlm_server.platform import machine
-from vlm_server.runner.disk.disk_cache import disk_folder, open_disk_cache
-from vlm_server.runner.fingerprint import KeptHashes
+from vlm_server.runner.disk.disk_cache import DiskCache
+from vlm_server.runner.fingerprint import KeptHashes, state_fingerprint
 from vlm_server.runner.kv.segments import can_store, needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.settings import CacheSettings
+from vlm_server.settings.paths import expanded
 
 logger = logging.getLogger(__name__)
 
 _TILES_PART = 4
-"""The tiles' part of `encoder_bytes` is one of so many: a conversation needs those of its latest
-screenshot alone."""
+"""Tiles get one of so many parts of `encoder_bytes`: those of the latest screenshot are enough."""
 
 
 def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedModel) -> Caches:
@@ -43,10 +47,25 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
 
     encoder_bytes, tile_bytes, prefix_bytes = sizes(free)
     pixel_bytes = _size(settings.pixel_bytes, machine.memory_bytes() // 32)
-    fingerprint = Future[str]()
+    folder, fingerprint = disk_folder(settings), Future[str]()
     if settings.disk_bytes:
-        hashes = KeptHashes(disk_folder(settings) / "hashes.json")
+        hashes = KeptHashes(folder / "hashes.json")
         fingerprint = _in_background(lambda: loaded.checkpoint.fingerprint(hashes))
+
+    def open_disk() -> DiskTier:
+        """If the folder can't be used, a warning and an empty tier."""
+        if not settings.disk_bytes:
+            return DiskTier()
+        try:
+            owner = state_fingerprint(fingerprint.result(), loaded.device.name)
+            store = DiskStore("disk", folder, owner, settings.disk_bytes)
+        except OSError as error:
+            logger.warning("nothing is stored on disk in %s: %s", folder, error.strerror)
+            return DiskTier()
+        return DiskCache(
+            store, owner, lambda: caches.prefixes.limit_bytes, needs_snapshots=with_snapshots
+        )
+
     caches = Caches(
         token_layout_bytes=min(settings.token_layout_bytes, pixel_bytes),
         pixel_bytes=pixel_bytes,
@@ -54,16 +73,15 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
         tile_bytes=tile_bytes,
         prefix_bytes=prefix_bytes,
         needs_snapshots=with_snapshots,
-        open_disk=lambda: open_disk_cache(
-            settings,
-            fingerprint.result,
-            loaded.device.name,
-            lambda: caches.prefixes.limit_bytes,
-            needs_snapshots=with_snapshots,
-        ),
+        open_disk=open_disk,
         sizes=sizes,
     )
     return caches
+
+
+def disk_folder(settings: CacheSettings) -> Path:
+    """The folder of the disk cache; a relative path is one in the system's folder for caches."""
+    return default_folder() / expanded(settings.disk_path)
 
 
 def _in_background(work: Callable[[], str]) -> Future[str]:

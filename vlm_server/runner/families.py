@@ -1,8 +1,7 @@
 """The table of families of mlx-vlm: one row for each `model_type`, looked up once, at load.
 
-Nobody else names a family or asks a model what it can do. To add a family, write its row, a tiny
-checkpoint (tests/tiny_models) and its line in docs/families.md; the tests over all families do
-the rest. A family without a row is probed (`probe.py`), and served with a warning.
+No other module names a family or asks a model what it can do. To add one: CONTRIBUTING.md. A family
+without a row is probed (`probe.py`), and served with a warning.
 """
 
 from __future__ import annotations
@@ -25,12 +24,7 @@ from vlm_server.runner.model.fixes import (
     read_settings,
 )
 from vlm_server.runner.model.tiles import LayeredTiling, PackedTiling, Tiling, UnequalTiling
-from vlm_server.runner.model.towers import (
-    DeepstackTower,
-    FrameTower,
-    GlmTower,
-    WindowTower,
-)
+from vlm_server.runner.model.towers import DeepstackTower, FrameTower, GlmTower, WindowTower
 
 
 class MRopeRule(enum.Enum):
@@ -87,32 +81,27 @@ class Family:
     """One family, by its `model_type`.
 
     is_checked: its tiny checkpoint passes tests/integration/test_families.py.
-    takes_videos: its processor takes videos without torch, and its tower lets each frame group
-    attend to itself alone. Other families are shown a video's frames as images.
+    takes_videos: its processor takes videos without torch, and frame groups attend to themselves
+    alone. Other families are shown a video's frames as images.
     mrope: None for a family with one position a token.
-    tower: ours, in place of mlx-vlm's vision tower; its rows stand for the media tokens as they
-    are. None for a family that is encoded by its own `get_input_embeddings`.
-    tiling: how it cuts pictures into tiles that its tower encodes independently of each other; None
-    if it cuts none, or lets tiles see each other.
+    tower: our vision tower, in place of mlx-vlm's; None if its own `get_input_embeddings` encodes.
+    tiling: how it cuts pictures into tiles that are encoded independently; None if it does not.
     fix: sets right what mlx-vlm's model or processor has wrong (`fixes`).
     position_state: attributes of the language model that hold a prompt's positions between
     calls. Ours belong to the request, so these are cleared.
     writes_prompts: its processor writes prompts itself and uses no chat template.
-    coordinates: what points in its answers refer to: "pixels" of the picture as it sees it,
-    "thousandths" of its width and height, or nobody knows (docs/agents.md).
-    grounding_tokens: of a picture, for the model to point at things in a screenshot (for Qwen's,
-    see https://github.com/ggml-org/llama.cpp/issues/16842); 0 if nobody knows.
-    spelling: how mlx-vlm wants its files spelled.
-    image_text: what its prompts have for an image, of a family for which mlx-vlm has a single id
-    below 0 there, whatever the number of features: see `StandIn`.
+    coordinates: unit of points in its answers: "pixels" of the picture as it sees it, "thousandths"
+    of width and height, empty if unknown (docs/agents.md).
+    grounding_tokens: least tokens of a screenshot for the model to point at things in it (for
+    Qwen's, see https://github.com/ggml-org/llama.cpp/issues/16842); 0 if unknown.
+    image_text: text of an image in prompts, where mlx-vlm has one id below 0: see `StandIn`.
     part: that of mlx-vlm's model that looks and writes, and whose configuration is `PART_config`;
     empty if it is the whole.
-    text_types: what `model_type` its language model may have; empty if mlx-vlm asks for none.
-    deepstack: how its language model takes what `ImageFeatures` has as deepstack.
-    needs_even_rows: whether mlx-vlm's attention takes the longest row of a batch for the number of
-    keys, so that all rows have to end alike.
-    stacks_images: whether its own `get_input_embeddings` takes several images of one size along the
-    first axis, and gives each the features that it has alone.
+    text_types: each `model_type` that its language model may have; empty for any.
+    deepstack: how its language model takes the deepstack of `ImageFeatures`.
+    needs_even_rows: whether mlx-vlm's attention requires that all rows of a batch end alike.
+    stacks_images: whether its own `get_input_embeddings` encodes several images of one size along
+    the first axis as it does each alone.
     aliases: other names of this `model_type`.
     """
 
@@ -138,16 +127,15 @@ class Family:
 
     @property
     def takes_several(self) -> bool:
-        """Whether several media of one size can be encoded in one call."""
+        """Whether media of one size can be encoded in one call."""
         return self.tower is not None or self.stacks_images
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings for those who ask it."""
         return () if self.is_checked else (f"{self.name} {_UNCHECKED}",)
 
     def forget_positions(self, language_model: Any) -> None:
-        """Clear what `language_model` keeps of a prompt, so that no request meets another's."""
+        """Clear the positions of a prompt that `language_model` keeps."""
         for name in self.position_state:
             setattr(language_model, name, None)
 

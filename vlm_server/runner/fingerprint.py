@@ -139,17 +139,14 @@ class KeptHashes:
 
 
 def state_fingerprint(checkpoint: str, device: str) -> str:
-    """SHA-256 in hex over all that features and KV depend on besides the prompt.
-
-    That is the checkpoint, by its fingerprint, the device, and this program, by its code.
-    """
+    """SHA-256 in hex over a checkpoint's fingerprint, the device, and this program's code."""
     digest = hashlib.sha256(f"{checkpoint}\0{device}\0{platform.machine()}\0".encode())
     _add_code(digest)
     return digest.hexdigest()
 
 
 def program_digest() -> str:
-    """SHA-256 in hex over this program, by its code, and the versions of the readers."""
+    """SHA-256 in hex over this program's code, and the versions of the readers."""
     digest = hashlib.sha256()
     _add_readers(digest)
     _add_code(digest)
@@ -162,10 +159,7 @@ def _add_readers(digest: hashlib._Hash) -> None:
 
 
 def sources(package: Path) -> list[Path]:
-    """All files of this program that computations depend on, in order: modules and kernels.
-
-    Named by their kind: what else lies in an installation, on one rank perhaps, plays no part.
-    """
+    """This program's modules and kernels, in order. Other files of an installation play no part."""
     return sorted(path for path in package.rglob("*") if path.suffix in _SOURCES)
 
 
@@ -195,7 +189,6 @@ def _stat(path: Path) -> Stat:
 
 
 def _ends(path: Path) -> str:
-    """A hash of the file's first and last MiB."""
     with path.open("rb") as file:
         digest = hashlib.sha256(file.read(_ENDS_BYTES))
         file.seek(max(_ENDS_BYTES, path.stat().st_size - _ENDS_BYTES))

@@ -25,14 +25,12 @@ class LoadedModel:
     """A model on its device, and all that is known of it.
 
     model: mlx-vlm's, with every array evaluated, so that any thread may run it.
-    spec: what prompts need of it. checkpoint: its files. family: what sort of model it is.
+    spec: what prompts need of it. checkpoint: its files.
     decode_positions: which positions a decode step passes.
     attention: our own, where the device gains by it. text: runs its language model.
-    position_lock: whoever calls the model holds it. A lock for families whose encode writes
-    positions on the language model, which another thread may be launching; a null context for
-    others.
-    faults: the errors of its device.
-    ranks: the processes that have the other parts of it, if this one has not all.
+    position_lock: held by callers of the model; a null context unless encoding writes positions on
+    the language model, which another thread may be launching.
+    faults: the errors of its device. ranks: None if this process has all of the model.
     """
 
     model: Any

@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.interfaces import (
-    PrefillWork,
-    PreparedPrompt,
-    SchedulerOutput,
-    SeqId,
-    StepResult,
-)
-from vlm_server.runner.device.arrays import Faults
+from vlm_server.interfaces import PrefillWork, PreparedPrompt, SchedulerOutput, StepResult
 from vlm_server.runner.kv.segments import StateSize
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.sampling import NO_TOKEN
 from vlm_server.runner.text.batched_prefill import launch_batched
 from vlm_server.runner.text.decode_groups import DecodeGroups
@@ -38,24 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Failures:
-    """The requests that fail in one step, and its last error."""
-
-    faults: Faults
-    requests: dict[str, RequestError] = field(default_factory=dict)
-    error: str | None = None
-
-    def add(self, error: Exception, request_ids: tuple[str, ...], message: str) -> None:
-        """End these requests with `message`, since `error` was raised."""
-        self.error = f"{type(error).__name__}: {error}"
-        failure = self.faults.request_error(error, message)
-        self.requests.update(dict.fromkeys(request_ids, failure))
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """The `Step` of a `ModelRunner`.
 
+    failures: the requests that fail in it. error: what the model or the device raised last.
     logits: (prompts, vocabulary), lazy, of the last tokens of the chunk, or of each prompt of a
     batched prefill; None if there is none, or it failed. batched: those prompts, by request.
     prefill_started: when launching the chunk began, by `time.perf_counter`. is_mixed: whether the
@@ -64,8 +43,9 @@ class LaunchedStep:
 
     runner: ModelRunner
     plan: SchedulerOutput
-    failures: _Failures
-    logits: mx.array | None
+    failures: dict[str, RequestError] = field(default_factory=dict)
+    error: str | None = None
+    logits: mx.array | None = None
     batched: Mapping[str, Prefilled] = field(default_factory=dict)
     prefill_started: float = 0.0
     is_mixed: bool = False
@@ -93,15 +73,12 @@ class ModelRunner:
 
     @property
     def num_tracked(self) -> int:
-        """Prompts and sequences that hold device memory."""
         return len(self._prefills) + len(self._groups.seq_ids)
 
     def kv_bytes(self, num_tokens: int) -> int:
-        """See `Runner`."""
         return 0 if self._state_size is None else self._state_size.of(num_tokens)
 
     def max_piggybacked_tokens(self, prompt: PreparedPrompt, num_seqs: int) -> int:
-        """See `Runner`."""
         if prompt.atomic_prefill_tokens or prompt.token_types is not None:
             return 0
         return self._loaded.text.max_piggybacked_tokens(num_seqs, has_media=bool(prompt.spans))
@@ -109,32 +86,28 @@ class ModelRunner:
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """Begin one decode step and one chunk. Never raises for a request's fault."""
         self._errors.attribute_to_others()
-        failures = _Failures(self._loaded.faults)
+        step = LaunchedStep(self, plan)
         with self._loaded.position_lock:
             if plan.finished_seqs:
                 self._remove_finished(plan)
-            chunk = self._piggybacked_chunk(plan, failures)
-            chunk_logits = self._launch_decode(plan, chunk, failures)
+            chunk_logits = self._launch_decode(step)
             if not plan.finished_seqs:
                 self._store(plan)  # while the device decodes
             self._joined = {}
             if plan.prefill is not None:
                 self.synchronize()
-            started = time.perf_counter()
-            batched = dict[str, Prefilled]()
+            step.prefill_started = time.perf_counter()
             if plan.batched_prefills:
-                batched, logits = self._launch_batched(plan, failures)
+                with self._batched_faults(step):
+                    step.batched, step.logits = launch_batched(self._loaded, plan.new)
             else:
-                logits = self._launch_prefill(plan, chunk_logits, failures)
-        is_mixed = chunk_logits is not None
-        return LaunchedStep(self, plan, failures, logits, batched, started, is_mixed)
+                self._launch_prefill(step, chunk_logits)
+        return step
 
     def synchronize(self) -> None:
-        """See `Runner`."""
         self._errors.synchronize()
 
     def prepare_ahead(self) -> bool:
-        """See `Runner`."""
         attention = self._loaded.attention.attention
         try:
             return self._loaded.text.compile_next() or attention.schedule_next()
@@ -144,22 +117,21 @@ class ModelRunner:
 
     def finish(self, step: LaunchedStep) -> StepResult:
         """The tokens and failures of a launched step; see `LaunchedStep.result`."""
-        failures = step.failures
         reading_since = time.perf_counter()
-        sampled = self._read_decode(step.plan, failures)
+        sampled = self._read_decode(step)
         read_seconds = time.perf_counter() - reading_since  # the device was not at the chunk yet
         if step.plan.batched_prefills:
             sampled.add(self._finish_batched(step))
-        elif step.plan.prefill is not None and step.logits is not None:
-            sampled.add(self._finish_prefill(step, step.plan.prefill, step.logits))
+        else:
+            sampled.add(self._finish_prefill(step))
         seconds = time.perf_counter() - step.prefill_started - read_seconds
         return StepResult(
             sampled.tokens,
-            failures.requests,
+            step.failures,
             sampled.logprobs,
             sampled.drafts,
             prefill_seconds=None if step.is_mixed else seconds,
-            error=failures.error,
+            error=step.error,
         )
 
     def _remove_finished(self, plan: SchedulerOutput) -> None:
@@ -179,10 +151,36 @@ class ModelRunner:
         for seq in plan.stored_answers:
             self._prefixes.store_answer(seq)
 
+    def _fail(
+        self, step: LaunchedStep, error: Exception, request_ids: tuple[str, ...], message: str
+    ) -> None:
+        """End these requests with `message`, since `error` was raised."""
+        step.error = f"{type(error).__name__}: {error}"
+        failure = self._loaded.faults.request_error(error, message)
+        step.failures |= dict.fromkeys(request_ids, failure)
+
     # ---- decode --------------------------------------------------------------------
 
-    def _piggybacked_chunk(self, plan: SchedulerOutput, failures: _Failures) -> PromptChunk | None:
-        """The chunk of `plan`, if the decode step may be a mixed one."""
+    def _launch_decode(self, step: LaunchedStep) -> mx.array | None:
+        """Begin a decode step. Returns the chunk's logits if it was a mixed one."""
+        plan, work = step.plan, self._piggybacked(step.plan)
+        assert set(plan.decode) == set(self._groups.seq_ids)
+        chunk, logits = None, None
+        if work is not None:
+            with self._chunk_faults(step, work):
+                chunk = self._prefill_of(plan, work).chunk(work.start, work.end)
+        try:
+            logits = self._groups.launch(is_alone=plan.prefill is None, chunk=chunk)
+        except Exception as error:
+            logger.exception("a decode step of %d sequences failed", len(plan.decode))
+            self._fail_decode(step, error)
+            if chunk is not None and work is not None:  # it may be read in part
+                self._end_prefill(work.request_id, error, step)
+        step.is_mixed = logits is not None
+        return logits
+
+    def _piggybacked(self, plan: SchedulerOutput) -> PrefillWork | None:
+        """The plan's chunk, if the decode step may be a mixed one."""
         work = plan.prefill
         if work is None or plan.batched_prefills or not plan.decode:
             return None
@@ -190,79 +188,50 @@ class ModelRunner:
         prompt = prompts.get(work.request_id) or self._prefills[work.request_id].prompt
         if work.num_tokens > self.max_piggybacked_tokens(prompt, len(plan.decode)):
             return None  # what the device does not need yet is better done while it decodes
-        try:
-            return self._prefill_of(plan, work).chunk(work.start, work.end)
-        except Exception as error:
-            logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
-            self._end_prefill(work.request_id, error, failures)
-            return None
+        return work
 
-    def _launch_decode(
-        self, plan: SchedulerOutput, chunk: PromptChunk | None, failures: _Failures
-    ) -> mx.array | None:
-        """Begin a decode step. Returns the chunk's logits if it was read, as `DecodeGroups`."""
-        assert set(plan.decode) == set(self._groups.seq_ids)
-        try:
-            return self._groups.launch(is_alone=plan.prefill is None, chunk=chunk)
-        except Exception as error:
-            logger.exception("a decode step of %d sequences failed", len(plan.decode))
-            self._fail_decode(plan, error, failures)
-            if chunk is not None and plan.prefill is not None:  # it may be read in part
-                self._end_prefill(plan.prefill.request_id, error, failures)
-            return None
-
-    def _read_decode(self, plan: SchedulerOutput, failures: _Failures) -> Sampled:
+    def _read_decode(self, step: LaunchedStep) -> Sampled:
         try:
             sampled = self._groups.result()
             self._errors.check()
         except Exception as error:
-            logger.exception("a decode step of %d sequences failed", len(plan.decode))
-            self._fail_decode(plan, error, failures)
+            logger.exception("a decode step of %d sequences failed", len(step.plan.decode))
+            self._fail_decode(step, error)
             return Sampled()
-        return self._without_unsampled(sampled, failures)
+        return self._without_unsampled(sampled, step)
 
-    def _fail_decode(self, plan: SchedulerOutput, error: Exception, failures: _Failures) -> None:
+    def _fail_decode(self, step: LaunchedStep, error: Exception) -> None:
         """End all sequences, and the prompts whose latest chunk was part of a mixed step."""
-        request_ids = tuple(seq.request_id for seq in plan.decode)
-        failures.add(error, request_ids, "The model failed while decoding.")
-        self._groups.remove(plan.decode)
+        seqs = step.plan.decode
+        request_ids = tuple(seq.request_id for seq in seqs)
+        self._fail(step, error, request_ids, "The model failed while decoding.")
+        self._groups.remove(seqs)
         self._joined = {}
         for request_id, prefill in list(self._prefills.items()):
             if prefill.is_piggybacked:
-                self._end_prefill(request_id, error, failures)
+                self._end_prefill(request_id, error, step)
 
-    def _without_unsampled(self, sampled: Sampled, failures: _Failures) -> Sampled:
+    def _without_unsampled(self, sampled: Sampled, step: LaunchedStep) -> Sampled:
         """Remove, and don't store, the sequences of `sampled` for which no token was found."""
         for seq in [seq for seq, tokens in sampled.tokens.items() if NO_TOKEN in tokens]:
             del sampled.tokens[seq]
-            failures.requests[seq.request_id] = self._reason_of_no_token(seq)
+            fault = self._groups.fault(seq)
+            if fault is None:
+                logger.error("a sequence's scores are not finite: no token can be sampled")
+                fault = InternalError("The model's scores for the next token are NaN.")
+            step.failures[seq.request_id] = fault
             self._groups.remove([seq])
         return sampled
 
-    def _reason_of_no_token(self, seq: SeqId) -> RequestError:
-        if fault := self._groups.fault(seq):
-            return fault
-        logger.error("a sequence's scores are not finite: no token can be sampled")
-        return InternalError("The model's scores for the next token are NaN.")
-
     # ---- prefill -------------------------------------------------------------------
 
-    def _launch_prefill(
-        self, plan: SchedulerOutput, logits: mx.array | None, failures: _Failures
-    ) -> mx.array | None:
-        """Begin the plan's chunk, unless a mixed step has, which made `logits`.
-
-        Returns its last logits, lazy; None if there is no chunk, or it failed.
-        """
-        work = plan.prefill
-        if work is None or work.request_id in failures.requests:
-            return None
-        try:
-            return self._prefill_of(plan, work).launch(work.start, work.end, logits)
-        except Exception as error:
-            logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
-            self._end_prefill(work.request_id, error, failures)
-            return None
+    def _launch_prefill(self, step: LaunchedStep, chunk_logits: mx.array | None) -> None:
+        """Begin the plan's chunk, unless a mixed step has, which made `chunk_logits`."""
+        work = step.plan.prefill
+        if work is not None and work.request_id not in step.failures:
+            with self._chunk_faults(step, work):
+                prefill = self._prefill_of(step.plan, work)
+                step.logits = prefill.launch(work.start, work.end, chunk_logits)
 
     def _prefill_of(self, plan: SchedulerOutput, work: PrefillWork) -> Prefill:
         for request in plan.new:
@@ -270,76 +239,76 @@ class ModelRunner:
                 self._prefills[request.request_id] = Prefill(self._loaded, request)
         return self._prefills[work.request_id]
 
-    def _finish_prefill(self, step: LaunchedStep, work: PrefillWork, logits: mx.array) -> Sampled:
+    def _finish_prefill(self, step: LaunchedStep) -> Sampled:
         """Wait for a chunk; after the last one the request's sequences join: their first tokens.
 
         A chunk of a mixed step is waited for with that.
         """
-        failures = step.failures
-        if work.request_id in failures.requests:  # with the mixed step that read its chunk
+        work, sampled = step.plan.prefill, None
+        if work is None or step.logits is None or work.request_id in step.failures:
             return Sampled()
         prefill = self._prefills[work.request_id]
-        try:
-            if not work.is_last:
-                if not step.is_mixed:
-                    prefill.wait()
-                return Sampled()
-            sampled = self._groups.join({work.request_id: prefill}, logits)
-            self._state_size = self._state_size or StateSize(
-                prefill.cache, prefill.prompt.num_tokens
-            )
-        except Exception as error:
-            logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
-            self._end_prefill(work.request_id, error, failures)
+        with self._chunk_faults(step, work):
+            if work.is_last:
+                sampled = self._groups.join({work.request_id: prefill}, step.logits)
+                self._state_size = self._state_size or StateSize(
+                    prefill.cache, prefill.prompt.num_tokens
+                )
+            elif not step.is_mixed:
+                prefill.wait()
+        if sampled is None:
             return Sampled()
         del self._prefills[work.request_id]
         self._joined[work.request_id] = prefill
-        return self._without_unsampled(sampled, failures)
+        return self._without_unsampled(sampled, step)
 
-    def _end_prefill(self, request_id: str, error: Exception, failures: _Failures) -> None:
+    @contextmanager
+    def _chunk_faults(self, step: LaunchedStep, work: PrefillWork) -> Iterator[None]:
+        """End the request of `work` with the error that is raised."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("prefilling tokens %d to %d failed", work.start, work.end)
+            self._end_prefill(work.request_id, error, step)
+
+    def _end_prefill(self, request_id: str, error: Exception, step: LaunchedStep) -> None:
         """End a request whose chunk failed; nothing of its prompt is stored."""
         self._prefills.pop(request_id, None)
-        failures.add(error, (request_id,), "The model failed while reading the prompt.")
+        self._fail(step, error, (request_id,), "The model failed while reading the prompt.")
         self._errors.attribute_to_others()
 
     # ---- batched prefill -----------------------------------------------------------
 
-    def _launch_batched(
-        self, plan: SchedulerOutput, failures: _Failures
-    ) -> tuple[dict[str, Prefilled], mx.array | None]:
-        """Begin a batched prefill: its prompts, and their last logits, lazy; None if it failed."""
-        try:
-            return launch_batched(self._loaded, plan.new)
-        except Exception as error:
-            logger.exception("prefilling %d prompts together failed", len(plan.new))
-            self._fail_batched(error, failures)
-            return {}, None
-
     def _finish_batched(self, step: LaunchedStep) -> Sampled:
         """Wait for a batched prefill: first tokens. If it fails, prompts are read one by one."""
-        if step.logits is None:
-            return self._prefill_one_by_one(step.plan, step.failures)
-        try:
-            sampled = self._groups.join(step.batched, step.logits)
-        except Exception as error:
-            logger.exception("prefilling %d prompts together failed", len(step.batched))
-            self._fail_batched(error, step.failures)
-            return self._prefill_one_by_one(step.plan, step.failures)
+        sampled = None
+        if step.logits is not None:
+            with self._batched_faults(step):
+                sampled = self._groups.join(step.batched, step.logits)
+        if sampled is None:
+            return self._prefill_one_by_one(step)
         self._joined |= step.batched
-        return self._without_unsampled(sampled, step.failures)
+        return self._without_unsampled(sampled, step)
 
-    def _fail_batched(self, error: Exception, failures: _Failures) -> None:
-        failures.add(error, (), "")
-        self._errors.attribute_to_others()
+    @contextmanager
+    def _batched_faults(self, step: LaunchedStep) -> Iterator[None]:
+        """Record the error that is raised, which ends no request."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("prefilling %d prompts together failed", len(step.plan.new))
+            self._fail(step, error, (), "")
+            self._errors.attribute_to_others()
 
-    def _prefill_one_by_one(self, plan: SchedulerOutput, failures: _Failures) -> Sampled:
+    def _prefill_one_by_one(self, step: LaunchedStep) -> Sampled:
         """Prefill all prompts of a plan, from their beginning: their first tokens."""
         sampled = Sampled()
-        for request, work in zip(plan.new, plan.prefills, strict=True):
+        for request, work in zip(step.plan.new, step.plan.prefills, strict=True):
+            alone = LaunchedStep(
+                self, SchedulerOutput(new=(request,), prefill=work), step.failures, step.error
+            )
             with self._loaded.position_lock:
-                alone = SchedulerOutput(new=(request,), prefill=work)
-                logits = self._launch_prefill(alone, None, failures)
-            if logits is not None:
-                step = LaunchedStep(self, alone, failures, logits)
-                sampled.add(self._finish_prefill(step, work, logits))
+                self._launch_prefill(alone, None)
+            sampled.add(self._finish_prefill(alone))
+            step.error = alone.error
         return sampled

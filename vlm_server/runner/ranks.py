@@ -23,8 +23,8 @@ from vlm_server.protocol.commands import Rank
 from vlm_server.runner.fingerprint import Checkpoint, KeptHashes
 
 _JOIN_SECONDS = 60.0
-"""MLX waits without end, and lets no other thread of Python run: one of the processes may have died
-meanwhile, and the service with it, and nothing here would notice."""
+"""MLX itself waits without end, and holds Python's interpreter lock: nothing here would notice that
+another process died meanwhile."""
 
 PLAIN_FAMILIES = frozenset(
     {
@@ -78,8 +78,28 @@ class Ranks:
         return self.rank == 0
 
     def shard(self, model: Any, family: str) -> None:
-        """Leave only this rank's part of `model`. Raises ModelLoadError, see `shard`."""
-        shard(model, family, self._group)
+        """Leave only this rank's part of `model`, whose weights are lazy.
+
+        Raises ModelLoadError if that is not known to be right, or if its heads can't be shared out.
+        """
+        language_model = model.language_model
+        own = next((each for each in (model, language_model) if hasattr(each, "shard")), None)
+        if own is None and family not in PLAIN_FAMILIES:
+            raise ModelLoadError(
+                f"a model of the family {family} can't be split over several processes "
+                "(docs/distributed.md): serve it without distributed.hosts"
+            )
+        _check_heads(language_model, self.size)
+        try:
+            if own is not None:
+                own.shard(self._group)
+            else:
+                for layer in language_model.layers:
+                    _shard_layer(layer, self._group)
+        except ValueError as error:  # of MLX's: a quantized row can't be cut everywhere
+            raise ModelLoadError(
+                f"the model's weights can't be split over {self.size} processes: {error}"
+            ) from error
 
     def share(self, tokens: mx.array) -> mx.array:
         """Rank 0's `tokens`, (rows,) int32, for all ranks; lazy, in the order of the layers' sums.
@@ -99,31 +119,6 @@ def fingerprint_of(checkpoint: Checkpoint) -> str:
         return checkpoint.fingerprint(KeptHashes(default_folder() / "hashes.json"))
     except OSError as error:
         raise ModelLoadError(f"{checkpoint.folder}: {error.strerror}") from error
-
-
-def shard(model: Any, family: str, group: mx.distributed.Group) -> None:
-    """Leave this rank's part of `model`, whose weights are lazy.
-
-    Raises ModelLoadError if that is not known to be right, or if its heads can't be shared out.
-    """
-    language_model = model.language_model
-    own = next((each for each in (model, language_model) if hasattr(each, "shard")), None)
-    if own is None and family not in PLAIN_FAMILIES:
-        raise ModelLoadError(
-            f"a model of the family {family} can't be split over several processes "
-            "(docs/distributed.md): serve it without distributed.hosts"
-        )
-    _check_heads(language_model, group.size())
-    try:
-        if own is not None:
-            own.shard(group)
-        else:
-            for layer in language_model.layers:
-                _shard_layer(layer, group)
-    except ValueError as error:  # of MLX's: a quantized row can't be cut everywhere
-        raise ModelLoadError(
-            f"the model's weights can't be split over {group.size()} processes: {error}"
-        ) from error
 
 
 def _check_heads(language_model: Any, size: int) -> None:

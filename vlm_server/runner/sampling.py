@@ -28,11 +28,8 @@ logger = logging.getLogger(__name__)
 NO_TOKEN = -1
 """Sampled when a row's best score is NaN or infinite."""
 
-_LEAST_TEMPERATURE = 1e-5
-"""Colder is the same as greedy, and would overflow."""
-_LEAST_TOP_P = 1e-9
-_LEAST_REPETITION_PENALTY = 1e-6
-"""Less would overflow, and turn the scores into NaN."""
+_LEAST_TEMPERATURE, _LEAST_TOP_P, _LEAST_REPETITION_PENALTY = 1e-5, 1e-9, 1e-6
+"""Less would overflow."""
 _MASK_64 = (1 << 64) - 1
 
 
@@ -48,11 +45,12 @@ class SequenceSampler:
         matcher: AnswerMatcher | None = None,
     ) -> None:
         self.params = params
-        self._matcher = matcher
+        self.matcher = matcher
+        """The grammar of its answer; sampling needs `take_mask` first."""
         self._allowed: mx.array | None = None
         """(vocabulary,) bool: which tokens the grammar allows next; None without a grammar."""
         self._mask: NDArray[np.bool_] | None = None
-        """The mask of which `_allowed` is a copy on the device."""
+        """The array that `_allowed` is a copy of."""
         self.take_mask()
         self.temperature = params.temperature or 0.0
         """Zero for greedy."""
@@ -60,8 +58,13 @@ class SequenceSampler:
         self.top_p = math.inf if top_p >= 1 else max(top_p, _LEAST_TOP_P)
         self._seed = secrets.randbits(63) if params.seed is None else params.seed
         self._step = 0
-        self._eos = _with_logits(eos_token_ids, vocabulary_size) if params.min_tokens else None
-        self._bias = _dense_bias(params.logit_bias, vocabulary_size)
+        with_logits = sorted(i for i in eos_token_ids if 0 <= i < vocabulary_size)  # not all have
+        self._eos = mx.array(with_logits) if with_logits and params.min_tokens else None
+        self._bias: mx.array | None = None
+        if params.logit_bias:
+            bias = np.zeros(vocabulary_size, dtype=np.float32)
+            bias[list(params.logit_bias)] = list(params.logit_bias.values())
+            self._bias = mx.array(bias)
         self._counts: mx.array | None = None
         """(vocabulary,) float32: how often this answer has each token; None if nobody asks."""
         if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:
@@ -74,12 +77,8 @@ class SequenceSampler:
 
     @property
     def is_plainly_greedy(self) -> bool:
-        return self.temperature == 0 and not self.changes_scores
-
-    @property
-    def changes_scores(self) -> bool:
-        """Whether logits are changed before a token is sampled from them."""
-        return (
+        """Whether its token is the best one by the logits as they are."""
+        return self.temperature == 0 and not (
             self._allowed is not None
             or self._bias is not None
             or self._counts is not None
@@ -119,26 +118,20 @@ class SequenceSampler:
             other._use(allowed)
         return other
 
-    @property
-    def matcher(self) -> AnswerMatcher | None:
-        """The grammar of its answer; sampling needs `take_mask` first."""
-        return self._matcher
-
     def follow(self, token_ids: Sequence[int]) -> None:
         """Advance the grammar by the tokens that were sampled last, once the host knows them."""
-        if self._matcher is not None:
-            self._matcher.advance([i for i in token_ids if i != NO_TOKEN])
+        if self.matcher is not None:
+            self.matcher.advance([i for i in token_ids if i != NO_TOKEN])
 
     def close(self) -> None:
-        """Release the matcher: the row has left the batch."""
-        if self._matcher is not None:
-            self._matcher.close()
+        """Release the grammar: the row has left the batch."""
+        if self.matcher is not None:
+            self.matcher.close()
 
     def take_mask(self) -> None:
         """Sample only what the grammar allows now; if that is nothing, this row alone ends."""
-        if self._matcher is None:
-            return
-        self._use(self._matcher.allowed())
+        if self.matcher is not None:
+            self._use(self.matcher.allowed())
 
     @property
     def state(self) -> list[mx.array]:
@@ -235,22 +228,8 @@ def _keep_likely(scores: mx.array, rows: list[SequenceSampler]) -> mx.array:
     return mx.put_along_axis(scores, order, mx.where(is_kept, ranked, -mx.inf), axis=-1)
 
 
-def _dense_bias(logit_bias: dict[int, float], vocabulary_size: int) -> mx.array | None:
-    if not logit_bias:
-        return None
-    bias = np.zeros(vocabulary_size, dtype=np.float32)
-    bias[list(logit_bias)] = list(logit_bias.values())
-    return mx.array(bias)
-
-
-def _with_logits(token_ids: frozenset[int], vocabulary_size: int) -> mx.array | None:
-    """The ids that have a logit, (ids,): checkpoints name others too. None if there are none."""
-    found = sorted(i for i in token_ids if 0 <= i < vocabulary_size)
-    return mx.array(found) if found else None
-
-
 def _mix(seed: int, step: int) -> int:
-    """64 well-spread bits for one token (the finalizer of SplitMix64, Steele et al. 2014)."""
+    """64 random bits for one token (SplitMix64's finalizer, Steele et al. 2014)."""
     bits = (seed + step * 0x9E3779B97F4A7C15) & _MASK_64
     bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & _MASK_64
     bits = ((bits ^ bits >> 27) * 0x94D049BB133111EB) & _MASK_64

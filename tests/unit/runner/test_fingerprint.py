@@ -21,7 +21,7 @@ from vlm_server.runner.fingerprint import (
 
 MIB = 1 << 20
 PACKAGE = Path(vlm_server.__file__).parent
-COMPUTING = ("cache", "engine", "ports", "prompt", "protocol", "runner", "video", "worker")
+COMPUTING = ("cache", "engine", "interfaces", "platform", "prompt", "protocol", "runner")
 """The packages of the engine process."""
 
 

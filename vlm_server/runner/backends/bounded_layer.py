@@ -1,9 +1,8 @@
 """A layer's KV buffers as a compiled step sees them: where its tokens are is known to the device.
 
 On CUDA, our attention writes new tokens into the buffers in place. MLX has no such operation, and
-is told nothing of it: it goes on to take the buffers for what they were. That is true of what it
-knew of, for nobody reads columns that are not written yet, and nobody else writes them. Elsewhere,
-MLX makes new arrays, which take the place of the old ones.
+takes the buffers for unchanged: so are the columns that it knew of, since each column is written
+once, before it is read. Elsewhere, MLX makes new arrays, which take the place of the old ones.
 """
 
 from __future__ import annotations
@@ -32,7 +31,22 @@ def forget_columns(cache: list[Any]) -> None:
         vars(layer).pop("columns", None)
 
 
-class BoundedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
+class _StepLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
+    """new: keys and values, of the new tokens, that attention has to write, if it does.
+
+    is_read: whether attention to all keys was computed. _idx: what mlx-vlm takes for the offset of
+    the whole batch, where it only asks whether this is the beginning of a prompt.
+    """
+
+    new: tuple[mx.array, mx.array] | None = None
+    is_read = False
+    _idx = 1
+
+    def make_mask(self, *_: Any, **__: Any) -> None:
+        """None: `bounds` say all."""
+
+
+class BoundedLayer(_StepLayer):
     """keys, values: (rows, heads, capacity, head size).
 
     bounds: (rows, 3) int32: each row's first column, the one after its last, and how many of them
@@ -43,22 +57,12 @@ class BoundedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         self, keys: mx.array, values: mx.array, bounds: mx.array, *, in_place: bool
     ) -> None:
         self.keys, self.values, self.bounds = keys, values, bounds
-        self.new: tuple[mx.array, mx.array] | None = None
-        """Keys and values that attention has to write, if that is done in place."""
-        self.is_read = False
-        """Whether attention to its keys was computed."""
         self._in_place = in_place
-        self._idx = 1
-        """What mlx-vlm takes for the offset of the whole batch, where it only asks whether this is
-        the beginning of a prompt. It need not know."""
 
     @property
     def offset(self) -> mx.array:
         """(rows,) int32: the number of tokens of each row before the new ones."""
         return self.bounds[:, 1] - self.bounds[:, 0] - self.bounds[:, 2]
-
-    def make_mask(self, *_: Any, **__: Any) -> None:
-        """None: `bounds` say all."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append `keys` and `values`, (rows, heads, tokens, head size). Returns the buffers."""
@@ -73,7 +77,7 @@ class BoundedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return self.keys, self.values
 
 
-class MixedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
+class MixedLayer(_StepLayer):
     """A layer of a mixed step, in which rows decode and a prompt's chunk is piggybacked.
 
     To the model, each token is a row of one: those that decode, then the prompt's.
@@ -82,22 +86,13 @@ class MixedLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     def __init__(self, rows: BoundedLayer, prompt: BoundedLayer, num_tokens: int) -> None:
         """`num_tokens`: how many tokens of the prompt."""
         self.rows, self.prompt = rows, prompt
-        self.new: tuple[mx.array, mx.array] | None = None
-        """Keys and values of all tokens, (tokens, heads, 1, head size), for attention to write."""
-        self.is_read = False
-        """Whether attention to all keys was computed."""
         self._num_rows = rows.bounds.shape[0]
         self._num_tokens = num_tokens
-        self._idx = 1
-        """See `BoundedLayer`."""
 
     @property
     def offset(self) -> mx.array:
         """(tokens,) int32: how many come before each in its sequence."""
         return mx.concatenate([self.rows.offset, self.prompt.offset + mx.arange(self._num_tokens)])
-
-    def make_mask(self, *_: Any, **__: Any) -> None:
-        """None: `bounds` say all."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Take `keys` and `values`, (tokens, heads, 1, head size), which it returns."""

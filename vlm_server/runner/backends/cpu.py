@@ -23,11 +23,7 @@ from vlm_server.runner.backends.rope import Rope
 from vlm_server.runner.device.arrays import share
 
 _MAX_SCORES = 1 << 21
-"""Scores that are computed at once: 8 MiB of them.
-
-With fewer, a thread that attends beside another one waits longer for the interpreter, once for each
-of numpy's operations, than smaller blocks would save.
-"""
+"""Scores computed at once, 8 MiB. With fewer, threads wait too often for the interpreter."""
 
 
 class CpuBackend(Backend):
@@ -66,8 +62,8 @@ class CpuAttention(Attention):
     """Plain causal attention in float32."""
 
     def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
-        is_causal = isinstance(mask, str) and mask == "causal"
-        return is_causal and queries.dtype == keys.dtype == mx.float32
+        is_float = queries.dtype == keys.dtype == mx.float32
+        return is_float and isinstance(mask, str) and mask == "causal"
 
     def __call__(
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
@@ -118,10 +114,7 @@ def _softmax_in_place(scores: mx.array, num_causal: int) -> NDArray[np.float32]:
 
 
 def _exp_in_place(x: mx.array) -> mx.array:
-    """e to the power of each number, in float32. Waits for `x`, and writes over it.
-
-    So `x` must be nobody else's. Copies of 8 MB each would be most of an image's cost.
-    """
+    """e to the power of each number, in float32. Waits for `x`, and writes over it: no copies."""
     x = x.astype(mx.float32)
     numbers = share(x)
     with np.errstate(over="ignore"):

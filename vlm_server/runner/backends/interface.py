@@ -73,14 +73,14 @@ class Attention(ABC):
         return mx.concatenate([self.attend_bounded(mine, layer.rows, scale), of_prompt])
 
     def is_scheduled(self, num_queries: int, num_keys: int) -> bool:
-        """Whether a prompt's last queries attend to so many keys without a plan that takes long.
+        """Whether a prompt's last queries can attend to so many keys without planning first.
 
-        If not, `schedule_next` will make that plan.
+        If not, `schedule_next` will plan it.
         """
         return True
 
     def schedule_next(self) -> bool:
-        """Plan attention of a further shape; False if none is left. For idle times."""
+        """Plan attention of a further shape, while idle; False if none is left."""
         return False
 
 

@@ -1,7 +1,7 @@
-"""Rows of a layer's KV, arranged anew: what joins, leaves and moves within a batch is copied so.
+"""Rearranges rows of a layer's KV, as sequences join, leave and move within a batch.
 
-On CUDA, by one kernel of ours for keys and values. MLX needs some eight, and launching those for
-each layer took most of the 7 ms by which a step was longer in which a sequence joined.
+On CUDA, by one kernel of ours for keys and values: launching MLX's eight for each layer took most
+of the 7 ms by which a step was longer in which a sequence joined.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ KeysAndValues = tuple[mx.array, mx.array]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`num_rows` neighbouring rows of a source, from `row` on.
-
-    Their `count` columns from `start` on become those from `to` on.
-    """
+    """`num_rows` rows of a source from `row` on: `count` columns from `start` go to `to`."""
 
     row: int
     num_rows: int

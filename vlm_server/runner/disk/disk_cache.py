@@ -11,10 +11,8 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
-from vlm_server.cache.disk.files import default_folder
 from vlm_server.cache.disk.folder import is_gone
 from vlm_server.cache.disk.store import DiskStore, is_passing
 from vlm_server.cache.disk.tier import DiskTier, EncodedImage, StoredPrefixSizes
@@ -23,21 +21,11 @@ from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
 from vlm_server.runner.device.arrays import is_out_of_memory
+from vlm_server.runner.disk import records
 from vlm_server.runner.disk.disk_writer import DiskWriter, WriteJob
-from vlm_server.runner.disk.records import (
-    UNREADABLE,
-    PrefixHeader,
-    Record,
-    StoredPrefix,
-    features_record,
-    prefix_record,
-    read_header,
-)
-from vlm_server.runner.fingerprint import state_fingerprint
+from vlm_server.runner.disk.records import Record, StoredPrefix
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
 from vlm_server.runner.vision.encoder import ImageFeatures
-from vlm_server.settings import CacheSettings
-from vlm_server.settings.paths import expanded
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +66,8 @@ class DiskCache(DiskTier):
         with self._lock:
             is_known = self._is_known(stored)
         if not is_known and features.size_bytes <= self.writer.room_bytes:
-            self.writer.add(WriteJob(stored, features_record(self._fingerprint, key, features)))
+            record = records.features_record(self._fingerprint, key, features)
+            self.writer.add(WriteJob(stored, record))
 
     def find_features(self, key: str) -> int | None:
         size_bytes = self._store.size_of(self._features_key(key))
@@ -88,8 +77,7 @@ class DiskCache(DiskTier):
 
     def load_features(self, key: str) -> ImageFeatures | None:
         stored = self._features_key(key)
-        record = self._load(stored, key)
-        if record is None:
+        if (record := self._load(stored, key)) is None:
             return None
         self._store.touch([stored])
         return record.features
@@ -107,7 +95,7 @@ class DiskCache(DiskTier):
                 return
             block = block_after(walk.chain, prompt.part(start, end))
             segment = source.take(start, end)
-            record = prefix_record(self._fingerprint, block, segment, snapshot)
+            record = records.prefix_record(self._fingerprint, block, segment, snapshot)
             with self._lock:
                 self._blocks.add(block)
                 self.writer.add(WriteJob(block.key, record, after))
@@ -135,8 +123,7 @@ class DiskCache(DiskTier):
     ) -> Iterator[StoredPrefix]:
         read = list[str]()
         for block, start, count in self._blocks_after(prompt, known, limit, salt):
-            record = self._load(block.key, block)
-            if record is None:
+            if (record := self._load(block.key, block)) is None:
                 break
             read.append(block.key)
             yield StoredPrefix(start, record.segment, count, record.snapshot)
@@ -172,21 +159,17 @@ class DiskCache(DiskTier):
             logger.warning("a cache file can't be read now: %s", error.strerror)
             return None
         if data is not None:
-            record = self._parse(data)
-            if record and record.header.is_of(self._fingerprint, subject):
-                return record
+            try:
+                record = Record.read(data)
+                if record.header.is_of(self._fingerprint, subject):
+                    return record
+            except (MemoryError, *records.UNREADABLE) as error:
+                if is_out_of_memory(error):
+                    raise OutOfMemory(str(error)) from error
+                logger.debug("a cache file can't be parsed", exc_info=True)
             self._store.discard(key)
         self._drop([key])
         return None
-
-    def _parse(self, data: bytes) -> Record | None:
-        try:
-            return Record.read(data)
-        except (MemoryError, *UNREADABLE) as error:
-            if is_out_of_memory(error):
-                raise OutOfMemory(str(error)) from error
-            logger.debug("a cache file can't be parsed", exc_info=True)
-            return None
 
     def _catch_up(self) -> None:
         """Index new blocks of prompts by any engine, and drop those that are gone."""
@@ -199,16 +182,15 @@ class DiskCache(DiskTier):
 
     def _read_header(self, key: str) -> None:
         """Index a block, or delete its file if it is none."""
-        path = self._store.path(key)
-        if path is None:
+        if (path := self._store.path(key)) is None:
             return
         try:
-            header = read_header(path)
-        except (MemoryError, *UNREADABLE) as error:
+            header = records.read_header(path)
+        except (MemoryError, *records.UNREADABLE) as error:
             if is_passing(error) or is_gone(error):
                 return
             header = None
-        if isinstance(header, PrefixHeader) and header.is_sound(self._fingerprint, key):
+        if isinstance(header, records.PrefixHeader) and header.is_sound(self._fingerprint, key):
             with self._lock:
                 self._blocks.add(header.block)
         else:
@@ -223,7 +205,6 @@ class DiskCache(DiskTier):
     def _ends(
         self, prompt: PromptKey, source: Source[KVSegment, LayerStates], start: int
     ) -> list[int]:
-        """The ends of new blocks from `start` on."""
         if self._needs_snapshots:
             return sorted(position for position in source.snapshots if position > start)
         most = self.writer.room_bytes // source.size_bytes(0, 1)
@@ -237,32 +218,3 @@ class DiskCache(DiskTier):
         """Drop blocks from the index, except those that are stored again, or will be."""
         with self._lock:
             self._blocks.drop([key for key in keys if not self._is_known(key)])
-
-
-def disk_folder(settings: CacheSettings) -> Path:
-    """The folder of the disk cache; a relative path is one in the system's folder for caches."""
-    return default_folder() / expanded(settings.disk_path)
-
-
-def open_disk_cache(
-    settings: CacheSettings,
-    checkpoint: Callable[[], str],
-    device_name: str,
-    prefix_bytes: Callable[[], int],
-    *,
-    needs_snapshots: bool,
-) -> DiskTier:
-    """The disk cache of `settings`; if the folder can't be used, a warning and an empty tier.
-
-    `checkpoint` returns the checkpoint's fingerprint, and may raise OSError.
-    """
-    if not settings.disk_bytes:
-        return DiskTier()
-    folder = disk_folder(settings)
-    try:
-        fingerprint = state_fingerprint(checkpoint(), device_name)
-        store = DiskStore("disk", folder, fingerprint, settings.disk_bytes)
-    except OSError as error:
-        logger.warning("nothing is stored on disk in %s: %s", folder, error.strerror)
-        return DiskTier()
-    return DiskCache(store, fingerprint, prefix_bytes, needs_snapshots=needs_snapshots)

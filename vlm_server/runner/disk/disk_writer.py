@@ -61,12 +61,10 @@ class DiskWriter:
             return len(self._sizes)
 
     def __contains__(self, key: str) -> bool:
-        """Whether `key` is in the queue."""
         with self._lock:
             return key in self._sizes
 
     def add(self, job: WriteJob) -> None:
-        """Enqueue `job`."""
         with self._lock:
             self._sizes[job.key] = job.record.size_bytes
         self._queue.put(job)
@@ -77,7 +75,6 @@ class DiskWriter:
         self._thread.join(seconds)
 
     def _write_all(self) -> None:
-        """The thread: write jobs until `close`."""
         while (job := self._queue.get()) is not None:
             try:
                 is_written = self._write(job)
@@ -98,8 +95,7 @@ class DiskWriter:
         """
         if not all(key in self._store for key in job.after):
             return False
-        gone = self._store.make_room(job.record.size_bytes, keep=job.after)
-        if gone is None:
+        if (gone := self._store.make_room(job.record.size_bytes, keep=job.after)) is None:
             return False
         self._on_gone(gone)
         if not self._is_stored(job) and not self._put(job):
@@ -109,8 +105,7 @@ class DiskWriter:
 
     def _is_stored(self, job: WriteJob) -> bool:
         """Whether the record's file exists; a file with another header is deleted."""
-        path = self._store.path(job.key)
-        if path is None:
+        if (path := self._store.path(job.key)) is None:
             return False
         try:
             is_same = read_header(path) == job.record.header
@@ -128,8 +123,7 @@ class DiskWriter:
             if error.errno not in _FULL:
                 raise
             self._note_failure(error)
-            gone = self._store.evict(job.record.size_bytes, keep=job.after)
-            if gone is None:
+            if (gone := self._store.evict(job.record.size_bytes, keep=job.after)) is None:
                 return False
             self._on_gone(gone)
             self._on_gone(self._store.put(job.key, job.record.write, job.after))
@@ -137,8 +131,7 @@ class DiskWriter:
 
     def _note_failure(self, error: Exception) -> None:
         """Log a failure, as a warning at most once in `_WARN_SECONDS`."""
-        now = time.monotonic()
-        level = logging.DEBUG
+        now, level = time.monotonic(), logging.DEBUG
         if now >= self._warn_at:
             level, self._warn_at = logging.WARNING, now + _WARN_SECONDS
         if isinstance(error, OSError) and error.errno in _FULL:

@@ -19,28 +19,19 @@ from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
 from vlm_server.runner.vision.encoder import ImageFeatures
 
-Arrays = dict[str, mx.array]
-
 _HEADER = "vlm_server"
-_DTYPES = {
-    "BOOL": "?",
-    "F16": "<f2",
-    "F32": "<f4",
-    "I32": "<i4",
-    "I64": "<i8",
-    "U8": "u1",
-    "U32": "<u4",
-}
-_NAMES = {
-    mx.bool_: "BOOL",
-    mx.bfloat16: "BF16",
-    mx.float16: "F16",
-    mx.float32: "F32",
-    mx.int32: "I32",
-    mx.int64: "I64",
-    mx.uint8: "U8",
-    mx.uint32: "U32",
-}
+_TYPES = (
+    (mx.bool_, "BOOL", "?"),
+    (mx.bfloat16, "BF16", "<u2"),  # numpy has none: read as integers of its size
+    (mx.float16, "F16", "<f2"),
+    (mx.float32, "F32", "<f4"),
+    (mx.int32, "I32", "<i4"),
+    (mx.int64, "I64", "<i8"),
+    (mx.uint8, "U8", "u1"),
+    (mx.uint32, "U32", "<u4"),
+)
+_NAMES = {dtype: name for dtype, name, _ in _TYPES}
+_BY_NAME = {name: (dtype, code) for dtype, name, code in _TYPES}
 _ALIGNMENT = 8
 """Of the first array in a file; bytes."""
 UNREADABLE = (OSError, RuntimeError, TypeError, ValueError, KeyError, msgspec.MsgspecError)
@@ -98,12 +89,10 @@ class PrefixHeader(msgspec.Struct, frozen=True, tag="prefix"):
     def is_sound(self, fingerprint: str, key: str) -> bool:
         """Whether this can be the header of `key`: consistent, and of a part that is not empty."""
         length, odd = divmod(len(self.token_ids), 4)
-        cursor = 0
-        for span in self.spans:
-            if not cursor <= span.start < span.end <= length:
-                return False
-            cursor = span.end
-        return length > 0 and not odd and (self.fingerprint, self.key) == (fingerprint, key)
+        ends = [0, *(span.end for span in self.spans)]
+        are_ordered = all(end <= s.start < s.end for end, s in zip(ends, self.spans, strict=False))
+        is_whole = 0 < length >= ends[-1] and not odd
+        return is_whole and are_ordered and (self.fingerprint, self.key) == (fingerprint, key)
 
 
 Header = FeaturesHeader | PrefixHeader
@@ -119,7 +108,7 @@ class Record:
 
     @property
     def size_bytes(self) -> int:
-        """An upper bound of the size of the file."""
+        """Upper bound of the file's size."""
         of_each = sum(array.nbytes + 256 for array in self._arrays.values())
         return of_each + 2 * len(self._encoded) + 256
 
@@ -187,17 +176,14 @@ class Record:
 
 
 def _array(tensor: _Tensor, content: memoryview) -> mx.array:
-    """A tensor, copied out of its file's content. numpy has no bfloat16."""
-    first, last = tensor.data_offsets
-    if tensor.dtype == "BF16":
-        numbers = np.frombuffer(content[first:last], "<u2").reshape(tensor.shape)
-        return mx.array(numbers).view(mx.bfloat16)
-    numbers = np.frombuffer(content[first:last], _DTYPES[tensor.dtype])
-    return mx.array(numbers.reshape(tensor.shape))
+    """A tensor, copied out of its file's content."""
+    dtype, code = _BY_NAME[tensor.dtype]
+    numbers = np.frombuffer(content[slice(*tensor.data_offsets)], code).reshape(tensor.shape)
+    return mx.array(numbers).view(dtype)
 
 
 def _write_all(file: BinaryIO, part: memoryview) -> None:
-    """Unbuffered files may accept less than they are given, as on a disk that is nearly full."""
+    """Write all of `part`: an unbuffered file may take less, as on a disk that is nearly full."""
     data = part.cast("B") if part.nbytes else memoryview(b"")
     while data:
         data = data[file.write(data) :]
@@ -230,9 +216,9 @@ def _parse(text: bytes) -> tuple[Header, dict[str, _Tensor]]:
 
 
 def features_record(fingerprint: str, key: str, features: ImageFeatures) -> Record:
-    named = {name: getattr(features, name) for name in ("rows", "visual_mask", "deepstack")}
-    there = {name: array for name, array in named.items() if array is not None}
-    return Record(FeaturesHeader(fingerprint, key), there)
+    names = ("rows", "visual_mask", "deepstack")
+    arrays = {name: array for name in names if (array := getattr(features, name)) is not None}
+    return Record(FeaturesHeader(fingerprint, key), arrays)
 
 
 def prefix_record(

@@ -1,14 +1,13 @@
 """The KV caches of sequences that decode together.
 
 A sequence that decodes alone stays on the plain cache of its prompt: no copy, no mask, and each
-family's fastest path. mlx-vlm's batched KV cache reads the paddings of every layer from the device
-when a sequence leaves, counts an offset on the device in every layer, and masks rows that have no
-padding. Here the host knows the paddings.
+family's fastest path. Unlike in mlx-vlm's batched KV cache, the host knows all paddings.
 """
 
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +20,7 @@ from vlm_server.runner.device.arrays import read
 def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) -> list[Any]:
     """The layers of `num_running` rows followed by `count` rows of one prompt's layers.
 
-    The arguments are not changed, except that a prompt that joins no other is returned itself.
+    The arguments are not changed. A prompt that joins no other is returned itself.
     """
     if num_running == 0 and count == 1:
         return prompt
@@ -53,7 +52,7 @@ def _extended(running: list[Any], num_running: int, new: list[Any]) -> list[Any]
 
 
 def filtered(running: list[Any], rows: list[int]) -> list[Any]:
-    """The layers of only those `rows`, at least one, of the two or more in `running`."""
+    """The layers of those `rows`, at least one, of the two or more in `running`."""
     if len(rows) == 1:
         return [layer.extract(rows[0]) for layer in running]
     indices = mx.array(rows)
@@ -100,10 +99,7 @@ def bounds_of(layer: KVCache | RowsKVCache) -> list[tuple[int, int]]:
 
 
 def make_room(layer: KVCache | RowsKVCache, count: int) -> None:
-    """Make room in the buffers of `layer` for `count` more tokens of each row.
-
-    They have at least `KVCache.step` columns then.
-    """
+    """Make room for `count` more tokens of each row, and at least `KVCache.step` columns in all."""
     end = max(end for _, end in bounds_of(layer))
     if max(end + count, KVCache.step) > layer.keys.shape[2]:
         capacity = RowsKVCache.capacity(end + count)
@@ -112,7 +108,7 @@ def make_room(layer: KVCache | RowsKVCache, count: int) -> None:
 
 
 def advance(layer: KVCache | RowsKVCache, count: int) -> None:
-    """`count` more tokens of each row were written into the buffers of `layer`."""
+    """Count `count` more tokens of each row, which were written into the buffers of `layer`."""
     if isinstance(layer, RowsKVCache):
         layer.advance(count)
     else:
@@ -129,9 +125,8 @@ def _as_rows(layer: Any, count: int) -> Any:
 
 
 class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
-    """One layer of a batch, a row for each sequence.
+    """One layer of a batch, a row for each sequence; `merge`, `prepare` and `trim` don't fit it.
 
-    Has what models and `DecodeBatch` call; `merge`, `prepare` and `trim` of the base don't fit it.
     keys, values: (rows, heads, capacity, head size). Row i's tokens are columns `paddings[i]` to
     `ends[i]`: rows are padded on the left so that all end alike, until `cut` takes tokens off some.
     Capacity grows by `step` columns at a time.
@@ -155,10 +150,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     @classmethod
     def taking(cls, cache: KVCache) -> RowsKVCache:
-        """The arrays of `cache` as one row; it has none until `give_back`.
-
-        Nobody else may have them while they are written, or all of them would be copied.
-        """
+        """The arrays of `cache` as one row; it has none until `give_back`: MLX would copy them."""
         keys, values, cache.keys, cache.values = cache.keys, cache.values, None, None
         return cls(keys, values, [0], [cache.offset])
 
@@ -224,10 +216,8 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
             return
         lengths = [end - padding for padding, end in zip(self.paddings, self.ends, strict=True)]
         longest = max(lengths)
-        runs = [
-            Run(row, 1, padding, length, longest - length)
-            for row, (padding, length) in enumerate(zip(self.paddings, lengths, strict=True))
-        ]
+        rows = enumerate(zip(self.paddings, lengths, strict=True))
+        runs = [Run(row, 1, start, length, longest - length) for row, (start, length) in rows]
         self._arrange(runs, self.capacity(longest))
         self._set_rows([longest - n for n in lengths], [longest] * len(lengths))
 
@@ -237,22 +227,20 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return self.keys[..., : self._idx, :], self.values[..., : self._idx, :]
 
     def filter(self, batch_indices: mx.array) -> None:
-        """`keep`, as mlx-vlm's caches name it."""
+        """`keep`, as mlx-vlm names it."""
         self.keep(read(batch_indices).tolist())
 
     def keep(self, rows: list[int]) -> None:
         """Keep `rows`, in that order, and drop padding that all of them have.
 
-        Neighbouring rows are copied at once: gathering rows one by one is slower on a GPU.
+        Neighbours are copied at once: gathering rows one by one is slower on a GPU.
         """
-        paddings, ends = (
-            [all_rows[row] for row in rows] for all_rows in (self.paddings, self.ends)
-        )
-        surplus = min(paddings)
+        surplus = min(self.paddings[row] for row in rows)
         capacity = self.keys.shape[2] - surplus
         runs = [Run(start, end - start, surplus, capacity) for start, end in _runs(rows)]
         self._arrange(runs, capacity)
-        self._set_rows([padding - surplus for padding in paddings], [e - surplus for e in ends])
+        paddings, ends = ([of[row] - surplus for row in rows] for of in (self.paddings, self.ends))
+        self._set_rows(paddings, ends)
 
     def extract(self, idx: int) -> KVCache:
         """Row `idx` alone."""
@@ -305,10 +293,6 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
 def _runs(rows: list[int]) -> list[tuple[int, int]]:
     """`rows` as runs of neighbours, each (first, last + 1)."""
-    runs: list[tuple[int, int]] = []
-    for row in rows:
-        if runs and runs[-1][1] == row:
-            runs[-1] = (runs[-1][0], row + 1)
-        else:
-            runs.append((row, row + 1))
-    return runs
+    starts = [i for i, row in enumerate(rows) if i == 0 or row != rows[i - 1] + 1]
+    pieces = [rows[start:end] for start, end in pairwise([*starts, len(rows)])]
+    return [(piece[0], piece[-1] + 1) for piece in pieces]

@@ -2,16 +2,17 @@
 
 A layer that only appends (`KVCache`) can be cut after any token: its keys and values are stored as
 segments. Other layers, with a window or a recurrent state, are stored as a snapshot after one
-token. Both are copied when they are used. They are copied when they are stored, too, unless no
-sequence runs on the buffers any more: nothing stored is shared with a running sequence, and it
-takes no more memory than its `size_bytes`, but for what `_copy` says.
+token. Both are copied when they are used, and when they are stored unless no sequence runs on the
+buffers any more: nothing stored is shared with a running sequence, and it takes no more memory
+than its `size_bytes`, but for what `_copy` says.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Self
 
 import mlx.core as mx
@@ -63,10 +64,9 @@ class LayerStates:
 class SequenceState:
     """The `Source` of one sequence: its own layers, or row `row` of a batch's.
 
-    `snapshots` are those that were taken on the way, by the number of tokens before them. If no
-    sequence runs on the layers any more (`are_free`), their buffers are stored without a copy where
-    most of a buffer is worth it. What is taken is computed then if `waits`, else it is launched:
-    one cache alone has it.
+    snapshots: by the number of tokens before them. are_free: no sequence runs on the layers any
+    more, so that buffers are stored without a copy where most of one is worth it. waits: whether
+    `take` waits for what it takes.
     """
 
     def __init__(
@@ -86,8 +86,7 @@ class SequenceState:
 
     @property
     def snapshots(self) -> Mapping[int, LayerStates]:
-        """Computed: the disk's thread has them too, and MLX lets only one thread at a time ask
-        whether an array that was launched is ready."""
+        """Computed: the disk's thread has them too, and only one thread may wait for an array."""
         mx.eval([snapshot.arrays for snapshot in self._snapshots.values()])
         return self._snapshots
 
@@ -95,29 +94,18 @@ class SequenceState:
         return self._buffer_bytes(start, end) or self._num_bytes(end - start)
 
     def take(self, start: int, end: int) -> KVSegment:
-        if buffer_bytes := self._buffer_bytes(start, end):
-            parts = tuple(
-                side[:, :, start:end]
-                for layer in self._layers
-                for side in (layer.keys, layer.values)
-            )
-            self._compute(parts)
-            return KVSegment(parts, buffer_bytes)
-        sides = []
+        sides, buffer_bytes = [], self._buffer_bytes(start, end)
         for layer in self._layers:
             padding = layer.paddings[self._row] if isinstance(layer, RowsKVCache) else 0
             columns = slice(padding + start, padding + end)
             both = (layer.keys, layer.values)
             sides += [side[self._row : self._row + 1, :, columns] for side in both]
-        copies = _copied(sides)
-        self._compute(copies)
-        return KVSegment(copies)
-
-    def _compute(self, arrays: tuple[mx.array, ...]) -> None:
+        arrays = tuple(sides) if buffer_bytes else _copied(sides)
         if self._waits:
             mx.eval(arrays)
         else:
             mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+        return KVSegment(arrays, buffer_bytes)
 
     def _num_bytes(self, num_tokens: int) -> int:
         sides = (side for layer in self._layers for side in (layer.keys, layer.values))
@@ -169,6 +157,11 @@ def room_for(num_tokens: int) -> int:
     return int((num_tokens // KVCache.step + 1) * KVCache.step)
 
 
+def only_append(layers: Sequence[Any]) -> bool:
+    """Whether all layers are those of one sequence that can be cut after any token."""
+    return all(type(layer) is KVCache for layer in layers)
+
+
 def can_store(language_model: Any) -> bool:
     """Whether all layers of this model are of types that can be stored."""
     return all(type(layer) in _KNOWN for layer in make_prompt_cache(language_model))
@@ -180,7 +173,7 @@ def needs_snapshots(language_model: Any) -> bool:
 
 
 def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
-    """The current states of the layers that can't be cut, of one sequence or of a batch's `row`."""
+    """The states of the layers that can't be cut, of one sequence or of a batch's `row`."""
     arrays, counters = [], []
     for layer in layers:
         if _can_be_cut(layer):
@@ -193,22 +186,23 @@ def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
 
 
 def restore(layers: Sequence[Any], prefix: PrefixState, num_tokens: int) -> None:
-    """Copy what is stored of a prompt of `num_tokens` into its new `layers`.
+    """Copy what is stored of a prompt of `num_tokens` into its new `layers`, with room for all."""
+    room = room_for(num_tokens) - prefix.length
 
-    They get room for the rest of it and for some of its answer.
-    """
-    capacity = room_for(num_tokens)
-    cut = [layer for layer in layers if _can_be_cut(layer)]
+    @cache
+    def zeros(heads: int, size: int, dtype: mx.Dtype) -> mx.array:
+        return mx.zeros((1, heads, room, size), dtype)
+
     matched = [
         [array[:, :, :count] for array in segment.arrays] for segment, count in prefix.segments
     ]
-    sides = list(zip(*matched, strict=True))
-    rooms = _Rooms(capacity - prefix.length)
-    for number, layer in enumerate(cut):
-        keys, values = sides[2 * number : 2 * number + 2]
-        layer.keys = mx.concatenate([*keys, rooms.like(keys[0])], axis=2)
-        layer.values = mx.concatenate([*values, rooms.like(values[0])], axis=2)
-        layer.offset = prefix.length
+    sides = []
+    for parts in zip(*matched, strict=True):
+        _, heads, _, size = parts[0].shape
+        sides.append(mx.concatenate([*parts, zeros(heads, size, parts[0].dtype)], axis=2))
+    cut = [layer for layer in layers if _can_be_cut(layer)]
+    for layer, keys, values in zip(cut, sides[::2], sides[1::2], strict=True):
+        layer.keys, layer.values, layer.offset = keys, values, prefix.length
     states: LayerStates | None = prefix.snapshot
     if states is None:
         return
@@ -221,37 +215,22 @@ def _can_be_cut(layer: Any) -> bool:
     return isinstance(layer, KVCache | RowsKVCache)
 
 
-class _Rooms:
-    """Zeros for `num_tokens`, one array for all layers of one shape."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self._num_tokens = num_tokens
-        self._made: dict[tuple[int, int, mx.Dtype], mx.array] = {}
-
-    def like(self, array: mx.array) -> mx.array:
-        """(1, heads, tokens, head size) with the heads of `array`."""
-        kind = (array.shape[1], array.shape[3], array.dtype)
-        if kind not in self._made:
-            self._made[kind] = mx.zeros((1, kind[0], self._num_tokens, kind[1]), kind[2])
-        return self._made[kind]
-
-
 def _copied_state(layer: Any) -> tuple[mx.array | None, ...]:
-    held = (layer.keys, layer.values) if isinstance(layer, RotatingKVCache) else layer.cache
-    return tuple(None if array is None else _copy(array) for array in held)
+    return _copied(
+        (layer.keys, layer.values) if isinstance(layer, RotatingKVCache) else layer.cache
+    )
 
 
 def _put_state(layer: Any, arrays: Sequence[mx.array | None], counters: Sequence[str]) -> None:
-    copies = [None if array is None else _copy(array) for array in arrays]
     if isinstance(layer, RotatingKVCache):
-        layer.keys, layer.values = copies
+        layer.keys, layer.values = _copied(arrays)
         layer.meta_state = counters
     else:
-        layer.cache = copies
+        layer.cache = list(_copied(arrays))
 
 
-def _copied(arrays: list[mx.array]) -> tuple[mx.array, ...]:
-    return tuple(map(_copy, arrays))
+def _copied(arrays: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(None if array is None else _copy(array) for array in arrays)
 
 
 def _copy(array: mx.array) -> mx.array:

@@ -12,21 +12,20 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_vlm.models.cache import KVCache, make_prompt_cache
+from mlx_vlm.models.cache import make_prompt_cache
 
 from vlm_server.interfaces import NewRequest, PreparedPrompt
 from vlm_server.runner.kv.batch_cache import RowsKVCache
-from vlm_server.runner.kv.segments import restore, room_for
+from vlm_server.runner.kv.segments import only_append, restore, room_for
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
-from vlm_server.runner.text.prefill import Prefilled
+from vlm_server.runner.text.prefill import Prefilled, embedded
 
 
 def can_batch_prefills(loaded: LoadedModel) -> bool:
     """Whether this model's layers only append, and its logits are of tokens that we choose."""
     layers = make_prompt_cache(loaded.language_model)
-    is_plain = all(type(layer) is KVCache for layer in layers)
-    return is_plain and has_last_token_head(loaded.language_model)
+    return only_append(layers) and has_last_token_head(loaded.language_model)
 
 
 def launch_batched(
@@ -61,19 +60,10 @@ def _inputs(
     """
     count = max(prompt.num_tokens for prompt in prompts) - start
     padding = [(0, count + start - prompt.num_tokens) for prompt in prompts]
-    token_ids = mx.array(
-        np.stack(
-            [
-                np.pad(prompt.token_ids[start:], widths, "edge")
-                for prompt, widths in zip(prompts, padding, strict=True)
-            ]
-        )
-    )
-    made = loaded.model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
-    loaded.forget_positions()
-    arguments = {"inputs_embeds": made.inputs_embeds}
-    if made.per_layer_inputs is not None:
-        arguments["per_layer_inputs"] = made.per_layer_inputs
+    by_row = zip(prompts, padding, strict=True)
+    rows = [np.pad(prompt.token_ids[start:], widths, "edge") for prompt, widths in by_row]
+    token_ids = mx.array(np.stack(rows))
+    arguments = embedded(loaded, token_ids)
     positions = [prompt.positions for prompt in prompts if prompt.positions is not None]
     if positions:
         rows = [

@@ -2,14 +2,11 @@
 
 A step is `forward`, the model on the tokens that were sampled last, and `sample`, the next ones. It
 runs one step ahead of what it reports: `forward` begins on those tokens, and only `result` reads
-them, so the device works while the host reads. The first token of a sequence is waited for, and
-reported when it joins. Sequences that follow a grammar need those tokens before they are sampled
-from: the host reads them, and the grammars advance, between `forward` and `sample`. `decode_groups`
-decides what becomes of those whose grammar is late.
+them, so the device works while the host reads. The first token of a sequence is reported when it
+joins. Grammars need the tokens before the next are sampled: the host reads them, and grammars
+advance, between `forward` and `sample`. `decode_groups` decides what becomes of late ones.
 
-Where drafts promise more, the host reads the tokens first, and the step is a wide one: the model
-takes each row's token and its drafts at once, each row samples at each place what it would have
-sampled there, and keeps the tokens up to the first that differs from its draft (`wide_step`).
+Where drafts promise more, the host reads the tokens first, and the step is a wide one.
 """
 
 from __future__ import annotations
@@ -23,32 +20,21 @@ import numpy as np
 
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import RequestError
-from vlm_server.interfaces import PreparedPrompt, SeqId
+from vlm_server.interfaces import AnswerMatcher, SeqId
 from vlm_server.runner.device.arrays import read
-from vlm_server.runner.kv.batch_cache import (
-    even_out,
-    filtered,
-    joined,
-    joined_rows,
-    merged,
-    separated,
-)
+from vlm_server.runner.kv import batch_cache
 from vlm_server.runner.kv.segments import SequenceState, snapshot
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.model.mrope import next_position_ids
 from vlm_server.runner.sampling import NO_TOKEN, LazyLogprobs, SequenceSampler, choice_params
 from vlm_server.runner.text.drafts import Drafter
-from vlm_server.runner.text.prefill import Prefilled
-from vlm_server.runner.text.sequence import (
-    DecodingSequence,
-    Sampled,
-    Unread,
-    by_sequence,
-    sample_next,
-)
+from vlm_server.runner.text.prefill import Prefilled, Storable
+from vlm_server.runner.text.sequence import DecodingSequence, Sampled, by_sequence, sample_next
 from vlm_server.runner.text.speculation import Speculation
 from vlm_server.runner.text.wide_step import WideStep
+
+_Unread = tuple[list[DecodingSequence], mx.array, list[LazyLogprobs]]
 
 
 class DecodeBatch:
@@ -60,15 +46,19 @@ class DecodeBatch:
     def __init__(self, loaded: LoadedModel, speculation: Speculation | None = None) -> None:
         """Without `speculation` no drafts are verified."""
         self._loaded = loaded
-        self._speculation = speculation
+        self._speculation = speculation or Speculation()
         self._seqs: list[DecodingSequence] = []
         self._cache: list[Any] = []
         self._tokens: mx.array | None = None
         """The newest tokens, (sequences,); None between `forward` and `sample`, and if empty."""
         self._logprobs: list[LazyLogprobs] = []
         self._logits: mx.array | None = None
-        """(sequences, vocabulary), lazy, to be sampled from; None before `forward`."""
-        self._unread: Unread | None = None
+        """(sequences, vocabulary), lazy, to be sampled from; None before `forward`.
+
+        Of a wide step, (sequences, width, vocabulary).
+        """
+        self._unread: _Unread | None = None
+        """The sequences, tokens and logprobs of the step before, which are on the device."""
         self._wide: WideStep | None = None
         """The step that verifies drafts, from `forward` to `result`."""
 
@@ -90,17 +80,16 @@ class DecodeBatch:
     def join(self, prefills: Mapping[str, Prefilled], logits: mx.array) -> Sampled:
         """Add a sequence for each choice of prefilled requests; their first tokens.
 
-        There is one request, or a batched prefill of several. Those tokens are sampled from
-        `logits` (requests, vocabulary), between two steps. Each sequence gets a copy of the
-        prompt's cache, or the cache itself if it is alone. The running sequences are left as they
-        were if this fails. See `result` for `NO_TOKEN`.
+        Of one request, or of a batched prefill; sampled from `logits` (requests, vocabulary),
+        between two steps. Each sequence gets a copy of the prompt's cache, or the cache itself if
+        it is alone. If this fails, nothing has changed. See `result` for `NO_TOKEN`.
         """
         seqs = [
             seq
             for request_id, prefill in prefills.items()
             for seq in self._new_seqs(request_id, prefill, logits.shape[-1])
         ]
-        self._discard_step_time()
+        self._speculation.discard_time()
         try:
             return self._join(seqs, list(prefills.values()), logits)
         except Exception:
@@ -114,9 +103,9 @@ class DecodeBatch:
         rows = [row for row, prefill in enumerate(prefills) for _ in range(prefill.sampling.n)]
         first, logprobs = sample_next(logits[mx.array(rows)], seqs, self._loaded.ranks)
         if len(prefills) == 1:
-            cache = joined(self._cache, len(self._seqs), prefills[0].cache, len(seqs))
+            cache = batch_cache.joined(self._cache, len(self._seqs), prefills[0].cache, len(seqs))
         else:
-            cache = joined_rows(self._cache, len(self._seqs), prefills[0].cache, rows)
+            cache = batch_cache.joined_rows(self._cache, len(self._seqs), prefills[0].cache, rows)
         tokens = first if self._tokens is None else mx.concatenate([self._tokens, first])
         mx.eval(first, tokens, [layer.state for layer in cache])
         sampled = Sampled(logprobs=by_sequence(logprobs))
@@ -132,23 +121,27 @@ class DecodeBatch:
         return self._cache is cache
 
     def fault(self, seq_id: SeqId) -> RequestError | None:
-        """Why a sequence's grammar does not let it go on, if it does not."""
+        """Why a sequence's grammar ends it, if it does."""
         matchers = (seq.sampler.matcher for seq in self._seqs if seq.id == seq_id)
         return next((matcher.fault for matcher in matchers if matcher is not None), None)
 
-    def state_of(self, seq_id: SeqId) -> tuple[PromptKey, SequenceState, str] | None:
-        """All tokens of a sequence that its cache holds, their KV, and its salt.
+    def storable(self, seq_id: SeqId) -> Storable | None:
+        """All tokens of a sequence that its cache holds; read it before launching or removing.
 
-        None if it was removed. The KV is to be read before the next launch, and before any sequence
-        is removed.
+        None if it was removed.
         """
-        for i, seq in enumerate(self._seqs):
+        for row, seq in enumerate(self._seqs):
             if seq.id == seq_id:
-                return *self._state_of(i, seq), seq.prompt.cache_salt
+                answer = np.fromiter(seq.token_ids, dtype=np.int32)
+                token_ids = np.concatenate([seq.prompt.token_ids, answer])
+                now = snapshot(self._cache, row if len(self._seqs) > 1 else None)
+                waits = self._loaded.faults.come_late
+                state = SequenceState(self._cache, {len(token_ids): now}, row, waits=waits)
+                return PromptKey(token_ids, seq.prompt.spans), state, seq.prompt.cache_salt
         return None
 
     def remove(self, seq_ids: Collection[SeqId]) -> None:
-        """Remove sequences, and their unread tokens. Those that are not here are no error."""
+        """Remove those of the sequences that are here, and their unread tokens."""
         staying = [i for i, seq in enumerate(self._seqs) if seq.id not in seq_ids]
         for seq in self._seqs:
             if seq.id in seq_ids:
@@ -158,18 +151,16 @@ class DecodeBatch:
             self._unread = self._unread if staying else None
 
     def detach(self, request_id: str) -> DecodeBatch:
-        """Move a request's sequences to a batch of their own.
-
-        Between `forward` and `sample`: that is where they go on.
-        """
+        """Move a request's sequences to a batch of their own, between `forward` and `sample`."""
         assert self._logits is not None
+        assert self._wide is None
         rows = [i for i, seq in enumerate(self._seqs) if seq.id.request_id == request_id]
         other = DecodeBatch(self._loaded)
         other._seqs = [self._seqs[i] for i in rows]
         other._logits = self._logits[mx.array(rows)]
         other._cache = self._cache
         if len(rows) < len(self._seqs):
-            other._cache = separated(self._cache, rows)
+            other._cache = batch_cache.separated(self._cache, rows)
             mx.eval(other._logits, [layer.state for layer in other._cache])
         self._keep([i for i in range(len(self._seqs)) if i not in rows])
         return other
@@ -180,7 +171,9 @@ class DecodeBatch:
         tokens = mx.concatenate(
             [each._tokens for each in (self, other) if each._tokens is not None]
         )
-        self._cache = merged(self._cache, len(self._seqs), other._cache, len(other._seqs))
+        self._cache = batch_cache.merged(
+            self._cache, len(self._seqs), other._cache, len(other._seqs)
+        )
         self._tokens, self._logprobs = tokens, self._logprobs + other._logprobs
         self._seqs = self._seqs + other._seqs
         mx.eval(tokens, [layer.state for layer in self._cache])
@@ -189,19 +182,20 @@ class DecodeBatch:
         """Begin the model's part of the next step, if there is a sequence.
 
         With `chunk` it may be a mixed step, which verifies no drafts. Returns the chunk's logits,
-        (1, 1, vocabulary), lazy; None if the chunk was not read. The grammars get the tokens that
-        the step begins with, and work meanwhile.
+        (1, 1, vocabulary), lazy; None if the chunk was not read. Grammars work meanwhile.
         """
         if self._tokens is None:
             return None
         self._wide = self._new_wide_step() if chunk is None else None
         tokens, self._tokens = self._tokens, None
-        self._unread = Unread(self._seqs, tokens, self._logprobs)
-        if self._wide is not None:
-            self._wide.forward(self._loaded.text, self._cache, self._position_ids)
+        self._unread = self._seqs, tokens, self._logprobs
+        wide, places = self._wide, [seq.position + seq.prompt.rope_delta for seq in self._seqs]
+        token_ids = tokens[:, None] if wide is None else wide.token_ids
+        positions = next_position_ids(self._loaded.decode_positions, places, token_ids.shape[1])
+        logits, chunk_logits = self._loaded.text.step(token_ids, self._cache, positions, chunk)
+        if wide is not None:
+            self._logits = logits
             return None
-        text, positions = self._loaded.text, self._position_ids(1)
-        logits, chunk_logits = text.step(tokens[:, None], self._cache, positions, chunk)
         self._logits = logits[:, -1]
         self._advance_grammars(tokens, self._logits)
         for seq in self._seqs:
@@ -209,23 +203,23 @@ class DecodeBatch:
         return chunk_logits
 
     def late(self, seconds: float) -> list[str]:
-        """Requests whose grammars do not know yet what they allow, after so much time."""
+        """Requests whose masks are not known after so much time."""
         deadline = time.monotonic() + seconds
         late = dict[str, None]()
-        for seq in self._guided():
-            assert seq.sampler.matcher is not None
-            if not seq.sampler.matcher.wait(max(deadline - time.monotonic(), 0.0)):
+        for seq, matcher in self._guided():
+            if not matcher.wait(max(deadline - time.monotonic(), 0.0)):
                 late[seq.id.request_id] = None
         return list(late)
 
     def sample(self) -> None:
         """Begin to sample the next tokens. No grammar may be late."""
-        if self._wide is not None:
-            self._wide.sample()
         if self._logits is None:
             return
         logits, self._logits = self._logits, None
-        for seq in self._guided():
+        if self._wide is not None:
+            self._wide.sample(logits)
+            return
+        for seq, _ in self._guided():
             seq.sampler.take_mask()
         self._tokens, self._logprobs = sample_next(logits, self._seqs, self._loaded.ranks)
         state = _counters(self._cache)
@@ -235,53 +229,46 @@ class DecodeBatch:
 
     def yield_to_others(self) -> None:
         """Lower the priority of the grammars here, which were late."""
-        for seq in self._guided():
-            assert seq.sampler.matcher is not None
-            seq.sampler.matcher.yield_to_others()
+        for _, matcher in self._guided():
+            matcher.yield_to_others()
 
     def result(self) -> Sampled:
         """The tokens that `forward` began with, and those of drafts; not what `join` reported.
 
-        `NO_TOKEN` is that of a sequence which has to be removed: its logits are not numbers, or its
-        grammar does not let it go on.
+        `NO_TOKEN` for a sequence to be removed: its logits are NaN, or its grammar ends it.
         """
         sampled = Sampled()
         if self._unread is None:
             return sampled
-        unread, self._unread = self._unread, None
-        for seq, token in zip(unread.seqs, read(unread.tokens).tolist(), strict=True):
+        (seqs, tokens, lazy), self._unread = self._unread, None
+        for seq, token in zip(seqs, read(tokens).tolist(), strict=True):
             seq.token_ids.append(token)
             if not seq.is_known:
                 seq.append([token])
             if not seq.is_reported:
                 sampled.tokens[seq.id] = [token]
             seq.is_reported = seq.is_known = False
-        logprobs = by_sequence(unread.logprobs)
+        logprobs = by_sequence(lazy)
         sampled.logprobs = {seq: logprobs[seq] for seq in logprobs if seq in sampled.tokens}
         wide, self._wide = self._wide, None
         if wide is not None:
             self._accept(wide, sampled)
-        self._record_step_time(wide)
+        self._speculation.record_step(len(self._seqs), 1 if wide is None else wide.width)
         return sampled
 
     def _new_wide_step(self) -> WideStep | None:
         """The next step, if drafts are worth verifying; then the host knows all tokens."""
-        if self._speculation is None or not self._speculation.may_be_worth_it(self._seqs):
+        if not self._speculation.may_be_worth_it(self._seqs):
             return None
         assert self._tokens is not None
-        tokens = read(self._tokens).tolist()
-        for seq, token in zip(self._seqs, tokens, strict=True):
-            if not seq.is_known:
-                seq.append([token])
+        tokens = self._append_newest(self._tokens)
         drafts = self._speculation.drafts(self._seqs, self._loaded.spec.eos_token_ids)
-        if drafts is None:
-            return None
-        return WideStep(self._seqs, tokens, drafts)
+        return None if drafts is None else WideStep(self._seqs, tokens, *drafts)
 
     def _accept(self, wide: WideStep, sampled: Sampled) -> None:
-        """Keep the tokens that `wide` verified, and report them at once.
+        """Keep the tokens that `wide` verified, and report all but `NO_TOKEN` at once.
 
-        All but `NO_TOKEN`, as by a plain step: the tokens before it may have ended the answer.
+        A plain step will report that: the tokens before it may have ended the answer.
         """
         last = []
         taken, logprobs = wide.result(self._cache)
@@ -296,83 +283,61 @@ class DecodeBatch:
                 sampled.logprobs.setdefault(seq.id, []).extend(logprobs[seq.id][: len(reported)])
         sampled.drafts = wide.counts
         self._tokens, self._logprobs = mx.array(last, dtype=mx.int32), []
-        if self._speculation is not None and self._speculation.needs_even_rows:
-            even_out(self._cache)
-
-    def _record_step_time(self, wide: WideStep | None) -> None:
-        if self._speculation is not None:
-            self._speculation.record_step(len(self._seqs), 1 if wide is None else wide.width)
-
-    def _discard_step_time(self) -> None:
-        if self._speculation is not None:
-            self._speculation.discard_time()
+        if self._speculation.needs_even_rows:
+            batch_cache.even_out(self._cache)
 
     def _keep(self, rows: list[int]) -> None:
-        self._discard_step_time()
+        self._speculation.discard_time()
         self._seqs = [self._seqs[i] for i in rows]
         if not rows:
             self._cache, self._tokens, self._logits, self._logprobs = [], None, None, []
             self._wide = None
             return
-        self._cache = filtered(self._cache, rows)
+        self._cache = batch_cache.filtered(self._cache, rows)
         if self._tokens is not None:
             self._tokens = self._tokens[mx.array(rows)]
         if self._logits is not None:
             self._logits = self._logits[mx.array(rows)]
 
-    def _guided(self) -> list[DecodingSequence]:
-        return [seq for seq in self._seqs if seq.sampler.matcher is not None]
-
-    def _state_of(self, i: int, seq: DecodingSequence) -> tuple[PromptKey, SequenceState]:
-        answer = np.fromiter(seq.token_ids, dtype=np.int32)
-        token_ids = np.concatenate([seq.prompt.token_ids, answer])
-        now = snapshot(self._cache, i if len(self._seqs) > 1 else None)
-        waits = self._loaded.faults.come_late
-        state = SequenceState(self._cache, {len(token_ids): now}, i, waits=waits)
-        return PromptKey(token_ids, seq.prompt.spans), state
+    def _guided(self) -> list[tuple[DecodingSequence, AnswerMatcher]]:
+        return [(seq, seq.sampler.matcher) for seq in self._seqs if seq.sampler.matcher is not None]
 
     def _new_seqs(
         self, request_id: str, prefill: Prefilled, vocabulary_size: int
     ) -> list[DecodingSequence]:
         count = prefill.sampling.n
-        matchers = prefill.grammar.begin(count) if prefill.grammar else [None] * count
-        samplers = [
-            SequenceSampler(
-                choice_params(prefill.sampling, choice),
-                prefill.prompt.token_ids,
-                self._loaded.spec.eos_token_ids,
-                vocabulary_size,
-                matcher,
-            )
-            for choice, matcher in enumerate(matchers)
-        ]
+        prompt = prefill.prompt
+        matchers = prompt.grammar.begin(count) if prompt.grammar else [None] * count
         return [
             DecodingSequence(
                 SeqId(request_id, choice),
-                sampler,
-                prefill.prompt,
-                prefill.prompt.num_tokens,
-                self._new_drafter(prefill.prompt),
+                SequenceSampler(
+                    choice_params(prefill.sampling, choice),
+                    prompt.token_ids,
+                    self._loaded.spec.eos_token_ids,
+                    vocabulary_size,
+                    matcher,
+                ),
+                prompt,
+                prompt.num_tokens,
+                Drafter(prompt.token_ids, prompt.prediction) if self._speculation.widths else None,
             )
-            for choice, sampler in enumerate(samplers)
+            for choice, matcher in enumerate(matchers)
         ]
 
     def _advance_grammars(self, tokens: mx.array, logits: mx.array) -> None:
-        """Advance the grammars by `tokens`, while the device works on `logits`."""
-        if not self._guided():
-            return
-        mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        for seq, token in zip(self._seqs, read(tokens).tolist(), strict=True):
+        """Advance the grammars, while the device works on `logits`."""
+        if self._guided():
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
+            self._append_newest(tokens)
+
+    def _append_newest(self, tokens: mx.array) -> list[int]:
+        """Read the newest `tokens`, and hand them to the drafters and grammars without them."""
+        token_ids: list[int] = read(tokens).tolist()
+        for seq, token_id in zip(self._seqs, token_ids, strict=True):
             if not seq.is_known:
-                seq.append([token])
-
-    def _position_ids(self, width: int) -> dict[str, mx.array]:
-        """The M-RoPE positions of each sequence's next tokens."""
-        positions = [seq.position + seq.prompt.rope_delta for seq in self._seqs]
-        return next_position_ids(self._loaded.decode_positions, positions, width)
-
-    def _new_drafter(self, prompt: PreparedPrompt) -> Drafter | None:
-        return Drafter(prompt.token_ids, prompt.prediction) if self._speculation else None
+                seq.append([token_id])
+        return token_ids
 
 
 def _counters(cache: list[Any]) -> list[mx.array]:

@@ -14,14 +14,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import SeqId
-from vlm_server.runner.kv.segments import SequenceState
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.text.decode_batch import DecodeBatch
-from vlm_server.runner.text.prefill import Prefilled
+from vlm_server.runner.text.prefill import Prefilled, Storable
 from vlm_server.runner.text.sequence import Sampled
 from vlm_server.runner.text.speculation import Speculation
 
@@ -48,7 +46,7 @@ class _Detached:
 class DecodeGroups:
     """The sequences of a model. Each `launch` is followed by one `result`."""
 
-    def __init__(self, loaded: LoadedModel, speculation: Speculation | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, speculation: Speculation) -> None:
         """`speculation`: for the batch; detached requests verify no drafts."""
         self._speculation = speculation
         self._batch = DecodeBatch(loaded, speculation)
@@ -65,24 +63,20 @@ class DecodeGroups:
         return tuple(seq_id for batch in self._batches() for seq_id in batch.seq_ids)
 
     def join(self, prefills: Mapping[str, Prefilled], logits: mx.array) -> Sampled:
-        """See `DecodeBatch.join`."""
         return self._batch.join(prefills, logits)
 
     def runs_on(self, cache: list[Any]) -> bool:
-        """See `DecodeBatch.runs_on`."""
         return any(batch.runs_on(cache) for batch in self._batches())
 
     def fault(self, seq_id: SeqId) -> RequestError | None:
         """Why a sequence's grammar does not let it go on, if it does not."""
         return next((fault for batch in self._batches() if (fault := batch.fault(seq_id))), None)
 
-    def state_of(self, seq_id: SeqId) -> tuple[PromptKey, SequenceState, str] | None:
-        """See `DecodeBatch.state_of`."""
-        found = (batch.state_of(seq_id) for batch in self._batches())
-        return next((state for state in found if state is not None), None)
+    def storable(self, seq_id: SeqId) -> Storable | None:
+        found = (batch.storable(seq_id) for batch in self._batches())
+        return next((each for each in found if each is not None), None)
 
     def remove(self, seq_ids: Collection[SeqId]) -> None:
-        """See `DecodeBatch.remove`."""
         for batch in self._batches():
             batch.remove(seq_ids)
         self._detached = {name: each for name, each in self._detached.items() if each.batch.seq_ids}
@@ -96,7 +90,7 @@ class DecodeGroups:
         is_alone: whether the device has nothing else to do meanwhile. chunk, and the logits that
         are returned: see `DecodeBatch.forward`.
         """
-        if self._speculation is not None and (self._detached or not is_alone):
+        if self._detached or not is_alone:
             self._speculation.discard_time()
         self._reattach()
         batch, detached = self._batch, list(self._detached)
@@ -127,23 +121,20 @@ class DecodeGroups:
     def _wait_for_grammars(self) -> None:
         """Wait as long as patience lasts, and detach the requests that are late then."""
         started = time.monotonic()
-        more = _PATIENCE_PER_MASK_SECONDS * self._batch.num_guided
-        patience = min(self._patience_seconds + more, _MAX_PATIENCE_SECONDS)
-        if not self._may_detach:
-            patience = _ALL_TOGETHER_SECONDS
+        patience = _ALL_TOGETHER_SECONDS
+        if self._may_detach:
+            more = _PATIENCE_PER_MASK_SECONDS * self._batch.num_guided
+            patience = min(self._patience_seconds + more, _MAX_PATIENCE_SECONDS)
         for request_id in self._batch.late(patience):
-            self._detach(request_id)
+            batch = self._batch.detach(request_id)
+            batch.yield_to_others()
+            self._detached[request_id] = _Detached(batch)
+            self._times_late[request_id] = self._times_late.get(request_id, 0) + 1
         self._patience_seconds = max(patience - (time.monotonic() - started), 0.0)
-
-    def _detach(self, request_id: str) -> None:
-        batch = self._batch.detach(request_id)
-        batch.yield_to_others()
-        self._detached[request_id] = _Detached(batch)
-        self._times_late[request_id] = self._times_late.get(request_id, 0) + 1
 
     def _step_one(self, detached: list[str]) -> None:
         """Step the first request whose grammar is ready; if nobody else decodes, wait a moment."""
-        ready = next((name for name in detached if self._is_in_time(name)), None)
+        ready = next((name for name in detached if self._is_ready(name)), None)
         if ready is None and not self._batch.seq_ids:
             first = detached[0]
             if self._detached[first].batch.late(_ALONE_SECONDS):
@@ -157,12 +148,11 @@ class DecodeGroups:
         each.batch.sample()
         each.batch.forward()
 
-    def _is_in_time(self, request_id: str) -> bool:
+    def _is_ready(self, request_id: str) -> bool:
         each = self._detached[request_id]
-        if each.batch.late(0.0):
+        if is_late := bool(each.batch.late(0.0)):
             each.in_time = 0
-            return False
-        return True
+        return not is_late
 
     def _reattach(self) -> None:
         for request_id, each in list(self._detached.items()):

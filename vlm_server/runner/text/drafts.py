@@ -2,8 +2,8 @@
 
 Prompt lookup (Saxena 2023; vLLM's n-gram speculation): agents repeat names of elements, keys of
 JSON, and text of their prompts. The longest run of tokens at the end that occurred before is
-looked for, and what followed it then is the draft. How often that has been right is counted with
-every token that is sampled, whether the draft was used or not: where it rarely is, none is used.
+looked for, and what followed it then is the draft. Its hit rate counts every sampled token,
+whether the draft was used or not: where it is low, no draft is used.
 """
 
 from __future__ import annotations
@@ -31,17 +31,12 @@ class _HitRate:
 
     def __init__(self, prior: float) -> None:
         self._hits, self._count = prior * _PRIOR_WEIGHT, _PRIOR_WEIGHT
-
-    @property
-    def probability(self) -> float:
-        return self._hits / self._count
+        self.probability = prior
 
     def record(self, *, is_hit: bool) -> None:
-        if self._count >= _MEMORY:
-            self._hits *= 0.5
-            self._count *= 0.5
-        self._hits += is_hit
-        self._count += 1
+        weight = 0.5 if self._count >= _MEMORY else 1.0
+        self._hits, self._count = weight * self._hits + is_hit, weight * self._count + 1
+        self.probability = self._hits / self._count
 
 
 class Drafter:
@@ -66,14 +61,13 @@ class Drafter:
     @property
     def probability(self) -> float:
         """The probability that the next token is as guessed; 0 without a guess."""
-        return self._probability(self._match)
+        return self.probabilities(1)[0]
 
     def append(self, token_id: int) -> None:
         """Append a token, and record whether it was guessed."""
-        was_guessed = bool(self._match)
-        is_hit = was_guessed and self._tokens[self._next] == token_id
-        if was_guessed:
-            self._rates[_level(self._match)].record(is_hit=bool(is_hit))
+        is_hit = bool(self._match and self._tokens[self._next] == token_id)
+        if self._match:
+            self._rates[_level(self._match)].record(is_hit=is_hit)
         if self._length == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
         self._tokens[self._length] = token_id
@@ -88,17 +82,15 @@ class Drafter:
         """The next tokens, at most `count`; none without a match."""
         if not self._match:
             return []
-        period = self._length - self._next
-        places = self._next + np.arange(count) % period
+        places = self._next + np.arange(count) % (self._length - self._next)
         guessed: list[int] = self._tokens[places].tolist()
         return guessed
 
     def probabilities(self, count: int) -> list[float]:
         """The probability of each of the next `count` guesses, if all before it are right."""
-        return [self._probability(self._match + i) for i in range(count)]
-
-    def _probability(self, match: int) -> float:
-        return self._rates[_level(match)].probability if self._match else 0.0
+        if not self._match:
+            return [0.0] * count
+        return [self._rates[_level(self._match + i)].probability for i in range(count)]
 
     def _find(self) -> None:
         """The longest match; of equal ones the newest."""

@@ -10,13 +10,14 @@ from mlx_vlm.models.cache import KVCache, make_prompt_cache
 from numpy.typing import NDArray
 
 from vlm_server.cache.prompt_key import PromptKey
-from vlm_server.interfaces import Grammar, NewRequest, PreparedPrompt
+from vlm_server.interfaces import NewRequest
 from vlm_server.runner.backends.bounded_layer import forget_columns
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.families import Deepstack
 from vlm_server.runner.kv.segments import (
     LayerStates,
     SequenceState,
+    only_append,
     restore,
     room_for,
     snapshot,
@@ -26,12 +27,15 @@ from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache, Prompt
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
 from vlm_server.runner.vision.encoder import ImageFeatures
 
+Storable = tuple[PromptKey, SequenceState, str]
+"""What the prefix cache may store: the tokens, their state, and the salt."""
+
 
 class Prefilled:
     """A request whose prompt is in `cache`, or will be.
 
     row: of the prompt in a cache that a batched prefill shares; None if the cache is its own.
-    snapshots: taken at the prompt's snapshot points, by the number of tokens that they follow.
+    snapshots: at the prompt's snapshot points, by the number of tokens before them.
     """
 
     def __init__(
@@ -44,17 +48,17 @@ class Prefilled:
         self.row = row
         self.snapshots: dict[int, LayerStates] = {}
 
-    @property
-    def grammar(self) -> Grammar | None:
-        """The grammar of the answer, if it has one."""
-        return self.prompt.grammar
+    def storable(self, *, are_free: bool) -> Storable:
+        """All of the prompt. `are_free`: see `SequenceState`."""
+        are_free = are_free and self.row is None
+        return self._storable(self.prompt.key, self.snapshots, are_free=are_free)
 
-    def state(self, *, are_free: bool) -> SequenceState:
-        """The state that the prefix cache may store. `are_free`: see `SequenceState`."""
+    def _storable(
+        self, key: PromptKey, snapshots: dict[int, LayerStates], *, are_free: bool
+    ) -> Storable:
         waits = self._loaded.faults.come_late
-        if self.row is None:
-            return SequenceState(self.cache, self.snapshots, are_free=are_free, waits=waits)
-        return SequenceState(self.cache, self.snapshots, self.row, waits=waits)
+        state = SequenceState(self.cache, snapshots, self.row or 0, are_free=are_free, waits=waits)
+        return key, state, self.prompt.cache_salt
 
 
 class Prefill(Prefilled):
@@ -68,20 +72,18 @@ class Prefill(Prefilled):
         self._can_be_padded = self._takes_padding()
         self._multiple = loaded.backend.prefill_padding_tokens if self._can_be_padded else 1
         """Multiple to which chunks are padded that no compiled step takes."""
-        self._logits: mx.array | None = None
-        """The last chunk's."""
+        self._logits: mx.array | None = None  # of the last chunk
         self._is_compiled = False
         """Whether the last chunk was a compiled step, of which only the logits are waited for."""
         self.is_piggybacked = False
-        """Whether the last chunk is part of a mixed step, and nobody has waited for it."""
+        """Whether the last chunk is part of a mixed step that was not waited for."""
         self._num_read = 0
         """Tokens of the prompt up to the end of the last chunk; 0 before the first one."""
         self._before_media: dict[int, LayerStates] = {}
         """The state at the start of a chunk that ended inside a media item."""
         if request.prefix.length:
             restore(self.cache, request.prefix, request.prompt.num_tokens)
-        start, features = request.prefix.length, tuple[Any, ...](request.features)
-        self._inputs: _PromptInputs | None = _PromptInputs(loaded, request.prompt, start, features)
+        self._inputs: _PromptInputs | None = _PromptInputs(loaded, request)
 
     def chunk(self, start: int, end: int) -> PromptChunk | None:
         """Tokens `start` to `end` for a mixed step; None if they must be read alone."""
@@ -92,7 +94,6 @@ class Prefill(Prefilled):
 
         Returns the last one's logits, (1, vocabulary), lazy.
         """
-        is_last = end == self.prompt.num_tokens
         self._keep_before_media(start, end)
         self._num_read = end
         self.is_piggybacked = logits is not None
@@ -103,7 +104,7 @@ class Prefill(Prefilled):
         self._loaded.forget_positions()
         if end in self.prompt.snapshot_points:
             self.snapshots[end] = snapshot(self.cache)
-        if is_last:
+        if end == self.prompt.num_tokens:
             self._inputs = None
             for layer in self.cache:
                 vars(layer).pop("step", None)
@@ -116,10 +117,10 @@ class Prefill(Prefilled):
         mx.eval(launched, [layer.state for layer in self.cache])
         self.is_piggybacked = False
 
-    def end_early(self) -> tuple[PromptKey, SequenceState] | None:
-        """The state that the prefix cache may store of a prompt that is cancelled.
+    def end_early(self) -> Storable | None:
+        """What was read of a prompt that is cancelled.
 
-        Waits for the last chunk, and raises what it raises. None if that has no sound logits, or if
+        Waits for the last chunk, and raises what it raises. None if its logits are NaN, or if
         nothing before a media item was read.
         """
         self._inputs = None
@@ -132,11 +133,10 @@ class Prefill(Prefilled):
             return None
         if end == self._num_read:
             snapshots[end] = snapshot(self.cache)
-        waits = self._loaded.faults.come_late
-        return key.part(0, end), SequenceState(self.cache, snapshots, are_free=True, waits=waits)
+        return self._storable(key.part(0, end), snapshots, are_free=True)
 
     def _keep_before_media(self, start: int, end: int) -> None:
-        """Before tokens `start` to `end` are launched: what to go back to if they are the last."""
+        """Keep the state before tokens `start` to `end`, if they end inside a media item."""
         key = self.prompt.key
         if self._num_read and key.floor(start) == start:
             is_inside = key.floor(end) < end
@@ -168,48 +168,44 @@ class Prefill(Prefilled):
             token_ids, arguments = chunk.padded(padded.num_before, padded.num_after)
         wanted = WantedLogits(num_padding=padded.num_after)
         with self._loaded.attention.in_place(), logits_of(language_model, wanted):
-            logits: mx.array = language_model(token_ids, cache=cache, **arguments).logits
-        return logits
+            return language_model(token_ids, cache=cache, **arguments).logits  # type: ignore[no-any-return]
 
     def _takes_padding(self) -> bool:
         """Whether no token and no layer attends to later ones, and logits are of one token."""
-        is_plain = all(type(layer) is KVCache for layer in self.cache)
-        is_causal = not self.prompt.atomic_prefill_tokens
-        if self._loaded.family.deepstack is Deepstack.BY_PLACE:
-            return False
-        return is_plain and is_causal and has_last_token_head(self._loaded.language_model)
+        return (
+            only_append(self.cache)
+            and not self.prompt.atomic_prefill_tokens
+            and self._loaded.family.deepstack is not Deepstack.BY_PLACE
+            and has_last_token_head(self._loaded.language_model)
+        )
+
+
+def embedded(loaded: LoadedModel, token_ids: mx.array) -> dict[str, mx.array]:
+    """What the language model takes of `token_ids`, (rows, tokens), if all are text; lazy."""
+    made = loaded.model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
+    loaded.forget_positions()
+    arguments = {"inputs_embeds": made.inputs_embeds, "per_layer_inputs": made.per_layer_inputs}
+    return {name: array for name, array in arguments.items() if array is not None}
 
 
 class _PromptInputs:
-    """A prompt from token `start` on, as the language model takes it; sliced for each chunk."""
+    """A prompt after its prefix, as the language model takes it; sliced for each chunk."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        prompt: PreparedPrompt,
-        start: int,
-        features: tuple[ImageFeatures, ...],
-    ) -> None:
-        self._start = start
-        self._positions = prompt.positions
-        self._token_types = prompt.token_types
-        self._token_ids = mx.array(prompt.token_ids[start:])[None]
-        made = loaded.model.get_input_embeddings(
-            self._token_ids, None, mask=mx.ones_like(self._token_ids)
-        )
-        loaded.forget_positions()
-        later = (span for span in prompt.spans if span.start >= start)
-        spans = [(span.start - start, span.end - start) for span in later]
+    def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
+        self._prompt, self._start = request.prompt, request.prefix.length
         self._deepstack_kind = loaded.family.deepstack
-        self._per_layer_inputs: mx.array | None = made.per_layer_inputs
-        self._embeds = _splice(made.inputs_embeds, spans, features)
-        self._visual_mask = _visual_mask(prompt.num_tokens - start, spans, features)
-        self._deepstack = (
-            mx.concatenate([f.deepstack for f in features if f.deepstack is not None], axis=1)
-            if self._visual_mask is not None
-            else None
-        )
-        mx.async_eval(self._embeds)  # type: ignore[no-untyped-call]
+        self._token_ids = mx.array(self._prompt.token_ids[self._start :])[None]
+        self._by_token = embedded(loaded, self._token_ids)
+        later = (span for span in self._prompt.spans if span.start >= self._start)
+        spans = [(span.start - self._start, span.end - self._start) for span in later]
+        features = tuple[Any, ...](request.features)
+        self._by_token["inputs_embeds"] = _splice(self._by_token["inputs_embeds"], spans, features)
+        self._visual_mask = _visual_mask(self._token_ids.shape[1], spans, features)
+        self._deepstack: mx.array | None = None
+        if self._visual_mask is not None:
+            rows = [each.deepstack for each in features if each.deepstack is not None]
+            self._deepstack = mx.concatenate(rows, axis=1)
+        mx.async_eval(self._by_token["inputs_embeds"])  # type: ignore[no-untyped-call]
 
     def token_ids(self, start: int, end: int) -> mx.array:
         """Tokens `start` to `end` of the prompt, (1, tokens)."""
@@ -218,14 +214,12 @@ class _PromptInputs:
     def chunk(self, start: int, end: int) -> dict[str, Any]:
         """The keyword arguments for tokens `start` to `end` of the prompt."""
         kwargs: dict[str, Any] = {}
-        if self._positions is not None:
-            kwargs["position_ids"] = mx.array(self._positions[:, None, start:end])
-        if self._token_types is not None:
-            kwargs["mm_token_type_ids"] = mx.array(self._token_types[None, start:end])
+        if self._prompt.positions is not None:
+            kwargs["position_ids"] = mx.array(self._prompt.positions[:, None, start:end])
+        if self._prompt.token_types is not None:
+            kwargs["mm_token_type_ids"] = mx.array(self._prompt.token_types[None, start:end])
         start, end = start - self._start, end - self._start
-        kwargs["inputs_embeds"] = self._embeds[:, start:end]
-        if self._per_layer_inputs is not None:
-            kwargs["per_layer_inputs"] = self._per_layer_inputs[:, start:end]
+        kwargs |= {name: array[:, start:end] for name, array in self._by_token.items()}
         if self._visual_mask is not None and self._deepstack is not None:
             mask = self._visual_mask[start:end]
             if mask.any():

@@ -1,7 +1,7 @@
 """Stores in the prefix cache what prompts and answers computed, as the plan says.
 
-Storing is optional: state that can't be stored, as when memory is short, is computed again. State
-that sequences computed since an error came late is not stored, for it may be worthless.
+State that can't be stored, as when memory is short, is computed again. What sequences computed
+since an error came late is not stored, for it may be worthless.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from vlm_server.errors import EngineBroken
 from vlm_server.interfaces import SeqId
 from vlm_server.runner.device.arrays import Faults
 from vlm_server.runner.text.decode_groups import DecodeGroups
-from vlm_server.runner.text.prefill import Prefill, Prefilled
+from vlm_server.runner.text.prefill import Prefill, Prefilled, Storable
 
 logger = logging.getLogger(__name__)
-
-_Found = tuple[PromptKey, Source[Any, Any], str]
 
 
 class PrefixStore(Protocol):
@@ -29,7 +27,6 @@ class PrefixStore(Protocol):
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """Store the state that `source` has of `prompt`."""
-        ...
 
 
 class LateErrors:
@@ -41,7 +38,7 @@ class LateErrors:
         self._num_of_others = 0
         """Late errors so far that were not those of sequences."""
         self._error: Exception | None = None
-        """The error that `synchronize` met since the last `check`."""
+        """Raised by `synchronize` since the last `check`."""
 
     def synchronize(self) -> None:
         """Wait for all that sequences compute, where errors come late."""
@@ -82,30 +79,23 @@ class PrefixWriter:
 
     def store_prompt(self, prefilled: Prefilled) -> None:
         """Store a prompt whose sequences have joined."""
-        self._write(partial(self._joined_state, prefilled))
+        are_free = not self._groups.runs_on(prefilled.cache)
+        self._write(partial(prefilled.storable, are_free=are_free))
 
     def store_cancelled(self, prefill: Prefill) -> None:
         """Store a prompt up to where its prefill was cancelled."""
-        self._write(partial(self._cancelled_state, prefill))
+        self._write(prefill.end_early)
 
     def store_answer(self, seq: SeqId) -> None:
         """Store a sequence that is about to be removed, for the next turn of its conversation."""
-        self._write(partial(self._groups.state_of, seq))
+        self._write(partial(self._groups.storable, seq))
 
-    def _joined_state(self, prefill: Prefilled) -> _Found:
-        state = prefill.state(are_free=not self._groups.runs_on(prefill.cache))
-        return prefill.prompt.key, state, prefill.prompt.cache_salt
-
-    def _cancelled_state(self, prefill: Prefill) -> _Found | None:
-        found = prefill.end_early()
-        return None if found is None else (*found, prefill.prompt.cache_salt)
-
-    def _write(self, state_of: Callable[[], _Found | None]) -> None:
+    def _write(self, storable: Callable[[], Storable | None]) -> None:
         self._errors.synchronize()
         if not self._errors.is_clean:
             return
         try:
-            if (found := state_of()) is not None:
+            if (found := storable()) is not None:
                 self._store.store_prefix(*found)
         except EngineBroken:
             raise

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from vlm_server.interfaces import DraftCounts, PreparedPrompt, SeqId, TokenLogprobs
+from vlm_server.runner import sampling
 from vlm_server.runner.ranks import Ranks
-from vlm_server.runner.sampling import (
-    LazyLogprobs,
-    SequenceSampler,
-    compute_logprobs,
-    sample_and_advance,
-)
+from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler
 from vlm_server.runner.text.drafts import Drafter
 
 
@@ -35,11 +32,10 @@ class DecodingSequence:
     is_reported: bool = True
     is_known: bool = False
 
-    @property
-    def num_useful_drafts(self) -> int | None:
-        """The number of tokens beyond the next that the answer may have; None without a limit."""
-        most = self.sampler.params.max_tokens
-        return None if most is None else max(most - len(self.token_ids) - 2, 0)
+    def num_useful_drafts(self, most: int) -> int:
+        """The number of tokens beyond the next that the answer may have, up to `most`."""
+        limit = self.sampler.params.max_tokens
+        return most if limit is None else min(most, max(limit - len(self.token_ids) - 2, 0))
 
     def append(self, token_ids: list[int]) -> None:
         """Hand the tokens that were sampled last to drafter and grammar."""
@@ -48,15 +44,6 @@ class DecodingSequence:
         if self.drafter is not None:
             for token_id in token_ids:
                 self.drafter.append(token_id)
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """Tokens, (sequences,), that were sampled in the step before, and are on the device."""
-
-    seqs: list[DecodingSequence]
-    tokens: mx.array
-    logprobs: list[LazyLogprobs]
 
 
 @dataclass(slots=True)
@@ -81,17 +68,27 @@ def sample_next(
 
     Where there are several `ranks`, the tokens of rank 0 are those of all.
     """
-    tokens = sample_and_advance(logits, [seq.sampler for seq in seqs])
+    tokens = sampling.sample_and_advance(logits, [seq.sampler for seq in seqs])
     if ranks is not None:
         tokens = ranks.share(tokens)
+    return tokens, logprobs_of(logits, tokens, seqs)
+
+
+def logprobs_of(
+    logits: mx.array, tokens: mx.array, seqs: Sequence[DecodingSequence]
+) -> list[LazyLogprobs]:
+    """The logprobs of `tokens`, (rows,), in the rows of those `seqs` that ask for them."""
     asking = [
-        (i, seq.id, count)
-        for i, seq in enumerate(seqs)
+        (row, seq.id, count)
+        for row, seq in enumerate(seqs)
         if (count := seq.sampler.params.logprobs) is not None
     ]
-    return tokens, compute_logprobs(logits, tokens, asking)
+    return sampling.compute_logprobs(logits, tokens, asking)
 
 
 def by_sequence(logprobs: list[LazyLogprobs]) -> dict[SeqId, list[TokenLogprobs]]:
-    """Each sequence's logprobs, read from the device."""
-    return {seq_id: [entry] for each in logprobs for seq_id, entry in each.read()}
+    """Each sequence's logprobs, in the order of its tokens, read from the device."""
+    found = dict[SeqId, list[TokenLogprobs]]()
+    for seq_id, entry in (entry for each in logprobs for entry in each.read()):
+        found.setdefault(seq_id, []).append(entry)
+    return found

@@ -6,13 +6,15 @@ it if more tokens are expected in its time than plain steps bring.
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, takewhile
 
-from mlx_vlm.models.cache import KVCache, make_prompt_cache
+from mlx_vlm.models.cache import make_prompt_cache
 
 from vlm_server.runner.backends.interface import MAX_DRAFTING_ROWS
+from vlm_server.runner.kv.segments import only_append
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.text.drafts import FORCED_PROBABILITY
 from vlm_server.runner.text.sequence import DecodingSequence
@@ -29,40 +31,30 @@ _OUTLIER = 4.0
 """Factor above the usual time from which a time says more of the machine than of the step."""
 
 
-def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation | None:
-    """Speculation with drafts of at most so many tokens; None if this model can't verify any.
+def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation:
+    """Speculation with drafts of at most so many tokens; none if this model can't verify any.
 
     Layers with windows or recurrent states can't remove tokens that were wrong. A model that
     `needs_even_rows` takes no keys beyond its longest row.
     """
     layers = make_prompt_cache(loaded.language_model)
-    if not (loaded.family.is_checked and all(type(layer) is KVCache for layer in layers)):
-        return None
+    if not (loaded.family.is_checked and only_append(layers)):
+        return Speculation()
     most = num_draft_tokens + 1
     widths = sorted({min(width, most) for width in loaded.backend.draft_widths} - {1})
-    if not widths:
-        return None
     return Speculation(widths, needs_even_rows=loaded.family.needs_even_rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """The drafts that the next step verifies: at most `width` - 1 tokens of each row."""
-
-    width: int
-    token_ids: list[list[int]]
 
 
 class Speculation:
     """The choice of drafts that the steps of one model verify."""
 
-    def __init__(self, widths: Sequence[int], *, needs_even_rows: bool = False) -> None:
-        """`widths`: how many tokens of a row a step may take, ascending.
+    def __init__(self, widths: Sequence[int] = (), *, needs_even_rows: bool = False) -> None:
+        """`widths`: how many tokens of a row a step may take, ascending; none for no drafts.
 
         `needs_even_rows`: see `Family`.
         """
-        self._widths = widths
-        self._most = max(widths) - 1
+        self.widths = widths
+        self._most = max(widths, default=1) - 1
         self.needs_even_rows = needs_even_rows
         self._times = StepTimes()
         self._last: tuple[float, int] | None = None
@@ -70,29 +62,30 @@ class Speculation:
 
     def may_be_worth_it(self, seqs: Sequence[DecodingSequence]) -> bool:
         """Whether to wait for the newest tokens, in order to verify what may follow them."""
-        if len(seqs) > MAX_DRAFTING_ROWS:
+        if not self.widths or len(seqs) > MAX_DRAFTING_ROWS:
             return False
-        return best_width(self._widths, [self._chances(seq) for seq in seqs], self._times) > 1
+        return best_width(self.widths, [self._chances(seq) for seq in seqs], self._times) > 1
 
     def drafts(
         self, seqs: Sequence[DecodingSequence], eos_token_ids: frozenset[int]
-    ) -> Drafts | None:
-        """The drafts to verify, once all tokens are known; None if plain steps bring more.
+    ) -> tuple[int, list[list[int]]] | None:
+        """The width of the next step, and the drafts of each row, once all tokens are known.
 
-        Grammars are asked what may follow drafts: what they forbid is left out.
+        None if plain steps bring more. Grammars are asked what may follow drafts: what they forbid
+        is left out.
         """
-        guesses = [self._guess(seq, eos_token_ids) for seq in seqs]
-        if None in guesses:
-            return None
-        found = [guess for guess in guesses if guess is not None]
-        chances = [chance for _, chance in found]
-        width = best_width(self._widths, chances, self._times)
-        if width == 1:
-            return None
-        return Drafts(width, [tokens[: width - 1] for tokens, _ in found])
+        guesses = []
+        for seq in seqs:
+            if (guess := self._guess(seq, eos_token_ids)) is None:
+                return None
+            guesses.append(guess)
+        width = best_width(self.widths, [chances for _, chances in guesses], self._times)
+        return None if width == 1 else (width, [tokens[: width - 1] for tokens, _ in guesses])
 
     def record_step(self, rows: int, width: int) -> None:
         """Record the end of a step; its time counts if the one before was of its kind."""
+        if not self.widths:
+            return
         now, last = time.perf_counter(), self._last
         if last is not None and (last[1] > 1) == (width > 1):
             self._times.record(rows, width, now - last[0])
@@ -104,7 +97,7 @@ class Speculation:
 
     def _chances(self, seq: DecodingSequence) -> list[float]:
         """The probability of each draft, while the newest token may not be known yet."""
-        lag, most = 0 if seq.is_known else 1, self._useful(seq)
+        lag, most = 0 if seq.is_known else 1, seq.num_useful_drafts(self._most)
         chances = [0.0]
         if most and seq.drafter is not None and seq.drafter.probability:
             first, *rest = seq.drafter.probabilities(most + 1)
@@ -117,18 +110,13 @@ class Speculation:
         num_forced = min(len(matcher.forced) - lag, most)
         return max(chances, [FORCED_PROBABILITY] * num_forced, key=expected_tokens)
 
-    def _useful(self, seq: DecodingSequence) -> int:
-        """The most draft tokens of a sequence: no more than its answer may have left."""
-        left = seq.num_useful_drafts
-        return self._most if left is None else min(self._most, left)
-
     def _guess(
         self, seq: DecodingSequence, eos_token_ids: frozenset[int]
     ) -> tuple[list[int], list[float]] | None:
-        """Draft tokens and how likely each is right; None if a grammar is late."""
+        """Draft tokens and the probability of each; None if a grammar is late."""
         assert seq.drafter is not None
-        most = self._useful(seq)
-        guess = _before_end(seq.drafter.guess(most), eos_token_ids)
+        most = seq.num_useful_drafts(self._most)
+        guess = list(takewhile(lambda i: i not in eos_token_ids, seq.drafter.guess(most)))
         chances = seq.drafter.probabilities(len(guess))
         matcher = seq.sampler.matcher
         if matcher is None:
@@ -137,22 +125,13 @@ class Speculation:
             return None
         if not matcher.can_look_ahead:
             return [], []
-        forced = list(matcher.forced[:most])
-        forced_chances = [FORCED_PROBABILITY] * len(forced)
-        if expected_tokens(forced_chances) > expected_tokens(chances):
-            guess, chances = forced, forced_chances
+        forced = list(matcher.forced[:most]), [FORCED_PROBABILITY] * len(matcher.forced[:most])
+        guess, chances = max((guess, chances), forced, key=lambda one: expected_tokens(one[1]))
         matcher.look_ahead(guess)
         if not matcher.wait(_MASK_SECONDS):
             return None
         count = len(matcher.ahead())
         return guess[:count], chances[:count]
-
-
-def _before_end(token_ids: list[int], eos_token_ids: frozenset[int]) -> list[int]:
-    for i, token_id in enumerate(token_ids):
-        if token_id in eos_token_ids:
-            return token_ids[:i]
-    return token_ids
 
 
 class StepTimes:
@@ -183,9 +162,8 @@ class StepTimes:
     def _slope(self, rows: int, width: int) -> float:
         """The slope at the nearest width that was measured: kernels change at some widths."""
         measured = self._slopes.get(rows, {})
-        if not measured:
-            return _PRIOR_SLOPE
-        return measured[min(measured, key=lambda one: abs(one - width))]
+        nearest = min(measured, key=lambda one: abs(one - width), default=0)
+        return measured.get(nearest, _PRIOR_SLOPE)
 
 
 def _mixed(known: float | None, new: float) -> float:
@@ -211,8 +189,5 @@ def best_width(widths: Sequence[int], chances: Sequence[Sequence[float]], times:
 
 def expected_tokens(chances: Sequence[float]) -> float:
     """The expected tokens of a row whose drafts are right with these probabilities."""
-    total, all_right = 1.0, 1.0
-    for chance in chances:
-        all_right *= chance
-        total += all_right
-    return total
+    all_right: Iterable[float] = accumulate(chances, operator.mul)
+    return 1.0 + sum(all_right)

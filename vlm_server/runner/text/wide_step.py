@@ -7,7 +7,7 @@ logits alone. As long as it is the draft, the next place saw the right tokens, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,62 +16,46 @@ from mlx_vlm.models.cache import KVCache
 
 from vlm_server.interfaces import DraftCounts, SeqId, TokenLogprobs
 from vlm_server.runner.device.arrays import read
-from vlm_server.runner.model.text_model import TextModel
-from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler, compute_logprobs, sample
-from vlm_server.runner.text.sequence import DecodingSequence
-from vlm_server.runner.text.speculation import Drafts
+from vlm_server.runner.sampling import LazyLogprobs, SequenceSampler, sample
+from vlm_server.runner.text.sequence import DecodingSequence, by_sequence, logprobs_of
 
 
 class WideStep:
-    """A step from `forward` over `sample` to `result`, each of which is called once."""
+    """A step of which `sample` and `result` are called once each, in this order.
+
+    token_ids: (sequences, width), each one's newest token and its drafts, padded with zeros.
+    counts: numbers of drafts that were verified, and were right; after `result`.
+    """
 
     def __init__(
         self,
         seqs: Sequence[DecodingSequence],
         tokens: Sequence[int],
-        drafts: Drafts,
+        width: int,
+        drafts: Sequence[list[int]],
     ) -> None:
-        """tokens: the newest of each sequence."""
-        self.width = drafts.width
+        """tokens: the newest of each sequence. drafts: of each, less than `width`."""
+        self.width = width
         self._seqs = seqs
-        self._drafts = drafts.token_ids
-        self._token_ids = np.zeros((len(seqs), self.width), dtype=np.int32)
-        for row, (token, ahead) in enumerate(zip(tokens, self._drafts, strict=True)):
-            self._token_ids[row, : 1 + len(ahead)] = [token, *ahead]
-        self._samplers = [
-            _samplers(seq, ahead) for seq, ahead in zip(seqs, self._drafts, strict=True)
-        ]
+        self._drafts = drafts
+        self.counts: dict[SeqId, DraftCounts] = {}
+        token_ids = np.zeros((len(seqs), width), dtype=np.int32)
+        for row, (token, ahead) in enumerate(zip(tokens, drafts, strict=True)):
+            token_ids[row, : 1 + len(ahead)] = [token, *ahead]
+        self.token_ids = mx.array(token_ids)
+        self._samplers = [_samplers(seq, ahead) for seq, ahead in zip(seqs, drafts, strict=True)]
         """For each row, one for its newest token and one for each of its drafts."""
-        self._logits: mx.array | None = None
         self._sampled: mx.array | None = None
         """(places,): of all rows, one after another."""
         self._logprobs: list[LazyLogprobs] = []
-        self.counts: dict[SeqId, DraftCounts] = {}
-        """Numbers of drafts that were verified, and were right; after `result`."""
 
-    def forward(
-        self,
-        text: TextModel,
-        cache: list[Any],
-        position_ids: Callable[[int], dict[str, mx.array]],
-    ) -> None:
-        """Begin the model's part. The rows of `cache` get all tokens, right or wrong."""
-        token_ids = mx.array(self._token_ids)
-        self._logits, _ = text.step(token_ids, cache, position_ids(self.width))
-
-    def sample(self) -> None:
-        """Begin to sample at each place."""
-        assert self._logits is not None
+    def sample(self, logits: mx.array) -> None:
+        """Begin to sample at each place from `logits`, (sequences, width, vocabulary)."""
         places = [(row, i) for row, each in enumerate(self._samplers) for i in range(len(each))]
         rows, columns = (mx.array(side) for side in zip(*places, strict=True))
-        logits, self._logits = self._logits[rows, columns], None
+        logits = logits[rows, columns]
         self._sampled = sample(logits, [self._samplers[row][i] for row, i in places])
-        asking = [
-            (place, self._seqs[row].id, count)
-            for place, (row, _) in enumerate(places)
-            if (count := self._seqs[row].sampler.params.logprobs) is not None
-        ]
-        self._logprobs = compute_logprobs(logits, self._sampled, asking)
+        self._logprobs = logprobs_of(logits, self._sampled, [self._seqs[row] for row, _ in places])
         mx.async_eval(self._sampled, [array for each in self._logprobs for array in each.arrays])  # type: ignore[no-untyped-call]
 
     def result(self, cache: list[Any]) -> tuple[list[list[int]], dict[SeqId, list[TokenLogprobs]]]:
@@ -81,13 +65,11 @@ class WideStep:
         """
         assert self._sampled is not None
         sampled = iter(read(self._sampled).tolist())
-        logprobs = dict[SeqId, list[TokenLogprobs]]()
-        for seq_id, entry in (entry for each in self._logprobs for entry in each.read()):
-            logprobs.setdefault(seq_id, []).append(entry)
-        taken = []
+        logprobs, taken = by_sequence(self._logprobs), []
         for seq, drafts, samplers in zip(self._seqs, self._drafts, self._samplers, strict=True):
             tokens = [next(sampled) for _ in samplers]
-            num_right = _num_equal(drafts, tokens)
+            wrong = (i for i, draft in enumerate(drafts) if draft != tokens[i])
+            num_right = next(wrong, len(drafts))
             taken.append(tokens[: num_right + 1])
             self.counts[seq.id] = DraftCounts(len(drafts), num_right)
             seq.sampler = samplers[num_right]
@@ -113,11 +95,3 @@ def _samplers(seq: DecodingSequence, drafts: Sequence[int]) -> list[SequenceSamp
     for token_id, mask in zip(drafts, masks, strict=False):
         made.append(made[-1].after(token_id, mask))
     return made
-
-
-def _num_equal(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """The number of `drafts` before the first that was not sampled."""
-    for i, draft in enumerate(drafts):
-        if tokens[i] != draft:
-            return i
-    return len(drafts)

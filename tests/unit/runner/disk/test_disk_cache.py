@@ -15,7 +15,7 @@ from mlx_vlm.models.cache import KVCache
 
 from vlm_server.cache.disk.store import DiskStore
 from vlm_server.cache.prompt_key import PromptKey
-from vlm_server.runner.disk import disk_cache
+from vlm_server.runner.disk import records
 from vlm_server.runner.disk.disk_cache import DiskCache
 from vlm_server.runner.kv.segments import LayerStates, SequenceState
 
@@ -93,7 +93,7 @@ def test_no_memory_for_what_another_engine_stored(tmp_path: Path, monkeypatch: p
     store(one, [1, 2, 3])
     wait_until_written(one)
     with monkeypatch.context() as patch:
-        patch.setattr(disk_cache, "read_header", no_memory)
+        patch.setattr(records, "read_header", no_memory)
         assert not is_found(other, [1, 2, 3])
     assert is_found(one, [1, 2, 3])
 

@@ -24,7 +24,7 @@ class Groups:
         if self.error is not None:
             raise self.error
 
-    def state_of(self, seq: SeqId) -> tuple[str, str, str] | None:
+    def storable(self, seq: SeqId) -> tuple[str, str, str] | None:
         return ("key", "state", "salt") if seq == SEQ else None
 
 

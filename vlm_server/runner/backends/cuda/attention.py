@@ -3,13 +3,13 @@
 Making cuDNN's plan for a shape, strides among it, takes 45 to 80 ms on an H200's host, where the
 attention of a chunk takes 2 to 7 in all layers. So prefill chunks are padded (`model.chunks`) and
 laid out alike, and an attention schedule says which shapes are to be planned while the engine is
-idle: those that were met, and single blocks of queries to so many keys. A chunk that is met for the
-first time goes block by block, which takes some milliseconds more than at once, but no plan.
+idle: those that were met, and single blocks of queries to so many keys. A chunk whose shape is new
+goes block by block, which takes some milliseconds more than at once, but no plan.
 
 Decode steps of most models, and their chunks until those are planned, are compiled steps with a
-kernel of ours, which takes any lengths (`attend_bounded`). Steps of other models have a mask, and
-another shape each time; so have batched prefills. They take two matrix products, which need no
-plan. Queries that share keys are one matrix; MLX's own way reads the keys again for each.
+kernel of ours, which takes any lengths (`attend_bounded`). Steps of other models, and batched
+prefills, have a mask and another shape each time: two matrix products, which need no plan. Queries
+that share keys are one matrix; MLX's own way reads the keys again for each.
 """
 
 from __future__ import annotations
@@ -49,12 +49,10 @@ _MOST_MASKED_QUERIES = 64
 _MOST_SCORES = 1 << 26
 """Most scores of a batched prefill: 128 MiB."""
 _MOST_HEAD_SIZE = 128
-"""Limit of cuDNN."""
 _DTYPES = (mx.bfloat16, mx.float16)
-"""Limit of cuDNN."""
+"""Limits of cuDNN."""
 _TOLERANCE = 0.05
 """Between two ways to attend in half precision."""
-
 _KEPT_BY_DEFAULT = 256
 """Default of MLX."""
 
@@ -64,7 +62,7 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """The part of a plan besides its shape."""
+    """Heads of a layer: what a plan depends on besides its shape."""
 
     num_queries: int
     num_keys: int
@@ -77,26 +75,24 @@ class _Heads:
 class _Schedule:
     """The shapes that are planned, or will be, for layers with one sort of heads.
 
-    block_lengths: the numbers of keys for which all blocks are to be planned.
+    block_lengths: numbers of keys for which all blocks are planned. chunks: planned as a whole,
+    least recently used first. wanted: chunks that were met, and are to be planned.
     """
 
     block_lengths: range
     is_checked: bool = False
     blocks: set[Shape] = field(default_factory=set)
     chunks: dict[Shape, None] = field(default_factory=dict)
-    """Planned at once; the one used longest ago first."""
     wanted: dict[Shape, None] = field(default_factory=dict)
-    """Chunks that were met, and are to be planned."""
 
     def __contains__(self, shape: Shape) -> bool:
         return shape in self.blocks or shape in self.chunks
 
     def has_blocks(self, shape: Shape) -> bool:
-        """Whether all blocks of a chunk are planned."""
         return all(block in self for block in _blocks(shape))
 
     def add(self, shape: Shape) -> None:
-        """Record that a shape is planned, or used again."""
+        """Record that a shape was planned or used."""
         self.wanted.pop(shape, None)
         if shape[0] in _BLOCKS and shape[1] in self.block_lengths:
             self.blocks.add(shape)
@@ -176,12 +172,7 @@ class CudaAttention(Attention):
         return mask == "causal" and are_blocks and size <= _MOST_HEAD_SIZE
 
     def __call__(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        scale: float,
-        mask: Mask,
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
     ) -> mx.array:
         if isinstance(mask, mx.array):
             return masked_attention(queries, keys, values, scale, mask)
@@ -196,9 +187,9 @@ class CudaAttention(Attention):
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float
     ) -> mx.array:
         """Causal attention of one row, in planned shapes if that is possible."""
-        schedule = self._schedules.setdefault(
-            _heads(queries, keys, values), _Schedule(self._block_lengths)
-        )
+        _, count, _, size = queries.shape
+        heads = _Heads(count, keys.shape[1], size, values.shape[-1], queries.dtype)
+        schedule = self._schedules.setdefault(heads, _Schedule(self._block_lengths))
         shape = queries.shape[2], keys.shape[2]
         if not (self._works_ahead and schedule.is_checked):
             schedule.want(shape)
@@ -227,14 +218,12 @@ class CudaAttention(Attention):
         shape = num_queries, num_keys
         if not self._works_ahead or num_keys not in self._block_lengths:
             return True  # no plan is to come
-        missing = [
-            schedule
-            for schedule in self._schedules.values()
-            if not (schedule.is_checked and (shape in schedule or schedule.has_blocks(shape)))
-        ]
-        for schedule in missing:
-            schedule.want(shape)
-        return not missing
+        is_missing = False
+        for schedule in self._schedules.values():
+            if not (schedule.is_checked and (shape in schedule or schedule.has_blocks(shape))):
+                schedule.want(shape)
+                is_missing = True
+        return not is_missing
 
     def schedule_next(self) -> bool:
         if not self._works_ahead:
@@ -265,15 +254,15 @@ def causal_attention(
 
     (1, heads, tokens, head size). The last query is at the last key.
     """
-    laid_out = [mx.contiguous(each.squeeze(0).swapaxes(0, 1)) for each in (queries, keys, values)]
-    before, end = keys.shape[2] - queries.shape[2], 0
-    outputs = []
+    queries, keys, values = (
+        mx.contiguous(each.squeeze(0).swapaxes(0, 1)) for each in (queries, keys, values)
+    )
+    before, end, outputs = len(keys) - len(queries), 0, []
     for count in blocks:
         start, end = end, end + count
         seen = before + end
-        ours = _slice(laid_out[0], start, end)
-        theirs, values = (_slice(each, 0, seen) for each in laid_out[1:])
-        output = _whole(ours, theirs, values, scale)
+        seen_keys, seen_values = _slice(keys, 0, seen), _slice(values, 0, seen)
+        output = _whole(_slice(queries, start, end), seen_keys, seen_values, scale)
         outputs.append(output.swapaxes(1, 2))
     return (outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)).swapaxes(1, 2)
 
@@ -304,8 +293,7 @@ def _whole(queries: mx.array, keys: mx.array, values: mx.array, scale: float) ->
 
 def _blocks(shape: Shape) -> list[Shape]:
     """The blocks of a chunk of this shape, the longest first."""
-    left, num_keys = shape
-    blocks = []
+    (left, num_keys), blocks = shape, []
     while left:
         block = next(each for each in _BLOCKS if each <= left)
         left -= block
@@ -314,7 +302,6 @@ def _blocks(shape: Shape) -> list[Shape]:
 
 
 def num_kept_plans() -> int:
-    """The number of plans that MLX keeps in this process."""
     try:
         return int(os.environ["MLX_CUDA_SDPA_CACHE_SIZE"])
     except (KeyError, ValueError):
@@ -329,11 +316,6 @@ def _slice(array: mx.array, start: int, end: int) -> mx.array:
     _, heads, size = array.shape
     strides = (heads * size, size, heads * size, 1)
     return mx.as_strided(array, (1, heads, end - start, size), strides, start * heads * size)
-
-
-def _heads(queries: mx.array, keys: mx.array, values: mx.array) -> _Heads:
-    _, num_queries, _, size = queries.shape
-    return _Heads(num_queries, keys.shape[1], size, values.shape[-1], queries.dtype)
 
 
 def _random(heads: _Heads, shape: Shape) -> tuple[mx.array, mx.array, mx.array]:
@@ -354,10 +336,7 @@ def _some(heads: _Heads, shape: Shape) -> mx.array:
 
 
 def _is_sound(heads: _Heads) -> bool:
-    """Whether blocks give what MLX's attention does, and a shape is planned once.
-
-    Asked on the device that serves, once for each sort of heads: what holds here is cuDNN's.
-    """
+    """Whether blocks give what MLX's attention does, and cuDNN plans a shape once: measured."""
     scale, seconds = heads.size**-0.5, []
     for _ in range(2):
         inputs = _random(heads, (2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS))

@@ -7,16 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vlm_server.runner.backends.cuda.source import (
-    MOST_WARPS,
-    QUERIES_OF_A_WARP,
-    TILE_SOURCES,
-    WARP,
-    kernel,
-    literal_of,
-    name_of,
-    tile_bytes,
-)
+from vlm_server.runner.backends.cuda import source
 from vlm_server.runner.backends.rows import KeysAndValues
 
 _MOST_SPLITS = 64
@@ -24,7 +15,7 @@ _SUITABLE_BLOCKS = 256
 """As MOST_SPLITS and SUITABLE_BLOCKS in attention.cu."""
 _MERGING_WARPS = 4
 """Warps of a block that merges parts."""
-_SOURCES = (*TILE_SOURCES, "attention.cu")
+_SOURCES = (*source.TILE_SOURCES, "attention.cu")
 _INPUTS = ("queries", "new_keys", "new_values", "keys", "values", "bounds")
 
 
@@ -45,21 +36,21 @@ def append_and_attend(
     num_queries = count * heads // groups
     splits = _count_splits(num_queries, groups)
     warps = _warps_for(num_queries)
-    blocks = -(-num_queries // (QUERIES_OF_A_WARP * warps))
+    blocks = -(-num_queries // (source.QUERIES_OF_A_WARP * warps))
     template = [("T", queries.dtype), ("D", size)]
     parts, weights = _attention(size, scale)(
         inputs=[queries, *new, *buffers, bounds],
         template=template,
-        grid=(blocks * splits * warps * WARP, groups, rows),
-        threadgroup=(warps * WARP, 1, 1),
+        grid=(blocks * splits * warps * source.WARP, groups, rows),
+        threadgroup=(warps * source.WARP, 1, 1),
         output_shapes=[(rows, count, heads, splits, size), (rows, count, heads, splits)],
         output_dtypes=[mx.float32, mx.float32],
     )
     output: mx.array = _merge_rows()(
         inputs=[parts, weights, bounds],
         template=template,
-        grid=(rows * count * heads * WARP, 1, 1),
-        threadgroup=(_MERGING_WARPS * WARP, 1, 1),
+        grid=(rows * count * heads * source.WARP, 1, 1),
+        threadgroup=(_MERGING_WARPS * source.WARP, 1, 1),
         output_shapes=[(rows, count, heads, size)],
         output_dtypes=[queries.dtype],
     )[0]
@@ -85,23 +76,24 @@ def append_and_attend_mixed(
     num_queries = (count - num_rows) * shared
     row_splits, splits = _count_splits(shared, groups), _count_splits(num_queries, groups)
     warps = _warps_for(num_queries)
-    blocks = -(-num_queries // (QUERIES_OF_A_WARP * warps))
-    row_blocks = -(-shared // (QUERIES_OF_A_WARP * warps))
+    blocks = -(-num_queries // (source.QUERIES_OF_A_WARP * warps))
+    row_blocks = -(-shared // (source.QUERIES_OF_A_WARP * warps))
+    num_blocks = max(blocks * splits, row_blocks * row_splits)
     num_parts = heads * (num_rows * row_splits + (count - num_rows) * splits)
     template = [("T", queries.dtype), ("D", size)]
     parts, weights = _attention_mixed(size, scale)(
         inputs=[queries, *new, *buffers, bounds, *prompt_buffers, prompt_bounds],
         template=template,
-        grid=(max(blocks * splits, row_blocks * row_splits) * warps * WARP, groups, num_rows + 1),
-        threadgroup=(warps * WARP, 1, 1),
+        grid=(num_blocks * warps * source.WARP, groups, num_rows + 1),
+        threadgroup=(warps * source.WARP, 1, 1),
         output_shapes=[(num_parts, size), (num_parts,)],
         output_dtypes=[mx.float32, mx.float32],
     )
     output: mx.array = _merge_mixed()(
         inputs=[parts, weights, queries, buffers[0], bounds, prompt_bounds],
         template=template,
-        grid=(count * heads * WARP, 1, 1),
-        threadgroup=(_MERGING_WARPS * WARP, 1, 1),
+        grid=(count * heads * source.WARP, 1, 1),
+        threadgroup=(_MERGING_WARPS * source.WARP, 1, 1),
         output_shapes=[queries.shape],
         output_dtypes=[queries.dtype],
     )[0]
@@ -110,33 +102,33 @@ def append_and_attend_mixed(
 
 def _count_splits(num_queries: int, groups: int) -> int:
     """`count_splits` in attention.cu."""
-    blocks = -(-num_queries // (QUERIES_OF_A_WARP * MOST_WARPS))
+    blocks = -(-num_queries // (source.QUERIES_OF_A_WARP * source.MOST_WARPS))
     return max(min(_SUITABLE_BLOCKS // (blocks * groups), _MOST_SPLITS), 1)
 
 
 def _warps_for(num_queries: int) -> int:
     """The number of warps of a block of attention."""
-    return min(-(-num_queries // QUERIES_OF_A_WARP), MOST_WARPS)
+    return min(-(-num_queries // source.QUERIES_OF_A_WARP), source.MOST_WARPS)
 
 
 @cache
 def _attention(size: int, scale: float) -> Any:
-    return kernel(
-        f"attention_{name_of(scale)}",
+    return source.kernel(
+        f"attention_{source.name_of(scale)}",
         _INPUTS,
         ["parts", "weights"],
         "attention_of_rows<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
         " const_cast<T*>(values), bounds, queries_strides, new_keys_strides, new_values_strides,"
         " keys_strides, values_strides, queries_shape[1], queries_shape[2], keys_shape[1],"
-        f" {literal_of(scale)}, parts, weights);",
+        f" {source.literal_of(scale)}, parts, weights);",
         _SOURCES,
-        shared_memory=4 * tile_bytes(size),
+        shared_memory=4 * source.tile_bytes(size),
     )
 
 
 @cache
 def _merge_rows() -> Any:
-    return kernel(
+    return source.kernel(
         "merge_rows",
         ["parts", "weights", "bounds"],
         ["out"],
@@ -149,8 +141,8 @@ def _merge_rows() -> Any:
 
 @cache
 def _attention_mixed(size: int, scale: float) -> Any:
-    return kernel(
-        f"attention_mixed_{name_of(scale)}",
+    return source.kernel(
+        f"attention_mixed_{source.name_of(scale)}",
         [*_INPUTS, "prompt_keys", "prompt_values", "prompt_bounds"],
         ["parts", "weights"],
         "attention_mixed<D>(queries, new_keys, new_values, const_cast<T*>(keys),"
@@ -158,15 +150,15 @@ def _attention_mixed(size: int, scale: float) -> Any:
         " const_cast<T*>(prompt_values), prompt_bounds, queries_strides, new_keys_strides,"
         " new_values_strides, keys_strides, values_strides, prompt_keys_strides,"
         " prompt_values_strides, queries_shape[1], bounds_shape[0], queries_shape[0],"
-        f" keys_shape[1], {literal_of(scale)}, parts, weights);",
+        f" keys_shape[1], {source.literal_of(scale)}, parts, weights);",
         _SOURCES,
-        shared_memory=4 * tile_bytes(size),
+        shared_memory=4 * source.tile_bytes(size),
     )
 
 
 @cache
 def _merge_mixed() -> Any:
-    return kernel(
+    return source.kernel(
         "merge_mixed",
         ["parts", "weights", "queries", "keys", "bounds", "prompt_bounds"],
         ["out"],

@@ -1,9 +1,8 @@
 """Linear layers that take the rows of a decode step by our own kernel, on CUDA.
 
-MLX multiplies more than one row, or one with a bias, by cuBLAS, which the host has to record for
-each product. That takes longer than most of the products do. Layers that take the same input are
-one product: queries, keys and values, or both halves of an MLP. So they are in a pass that reads a
-prompt, too, whose products are too large for our kernel; to the model, its tokens are rows of one.
+MLX multiplies more than one row, or one with a bias, by cuBLAS; recording that takes the host
+longer than most of the products take. Layers with the same input are one product: queries, keys
+and values, or both halves of an MLP; in mixed steps, too, which are too large for our kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class FewRowsLinear(Linear):  # type: ignore[misc]
 
     multiply: Multiply
     product: SharedProduct | None = None
-    """The product that it is a part of, if it is."""
+    """The product that it is part of, if any."""
 
     def __call__(self, x: mx.array) -> mx.array:
         are_few = _are_few(x, self.weight)

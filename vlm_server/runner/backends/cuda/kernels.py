@@ -11,16 +11,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.runner.backends.cuda.source import (
-    MOST_WARPS,
-    QUERIES_OF_A_WARP,
-    TILE_SOURCES,
-    WARP,
-    kernel,
-    literal_of,
-    name_of,
-    tile_bytes,
-)
+from vlm_server.runner.backends.cuda import source
 from vlm_server.runner.device.arrays import read
 from vlm_server.runner.device.device import current_device
 
@@ -30,18 +21,15 @@ _TOLERANCE = 0.5
 """Between sums of 128 products in bfloat16 and in float32, some 11 in size."""
 SKINNY_ROWS = 32
 """The most rows of `skinny_linear`."""
-SKINNY_DEPTH = 64
-"""`skinny_linear` takes multiples of it."""
+SKINNY_DEPTH = 64  # and its multiples
 _SKINNY_COLUMNS = 16
 _SKINNY_WARPS = 8
 _MOST_HEAD_SIZE = 128
 """Largest head of `attend_to_segments`."""
 _WIDEST_ACCESS = 16
 """Bytes that a thread reads or writes at once."""
-_COPYING_THREADS = 256
-"""Threads of a block of `arrange_rows`."""
-_ROTATING_THREADS = 128
-"""Threads of a block of `rotate_heads`."""
+_COPYING_THREADS, _ROTATING_THREADS = 256, 128
+"""Threads of a block of `arrange_rows`, and of `rotate_heads`."""
 
 
 def skinny_linear(
@@ -55,8 +43,8 @@ def skinny_linear(
     output: list[mx.array] = _skinny_linear(tuple(widths))(
         inputs=[weight, x, weight if bias is None else bias],
         template=[("T", x.dtype)],
-        grid=(-(-columns // _SKINNY_COLUMNS) * _SKINNY_WARPS * WARP, 1, 1),
-        threadgroup=(_SKINNY_WARPS * WARP, 1, 1),
+        grid=(-(-columns // _SKINNY_COLUMNS) * _SKINNY_WARPS * source.WARP, 1, 1),
+        threadgroup=(_SKINNY_WARPS * source.WARP, 1, 1),
         output_shapes=[(*x.shape[:-1], width) for width in widths],
         output_dtypes=[x.dtype] * len(widths),
     )
@@ -102,13 +90,12 @@ def arrange_rows(
     """
     keys = sources[0][0]
     _, heads, _, size = keys.shape
-    rows = places.shape[0]
-    shape = rows, heads, capacity, size
+    shape = len(places), heads, capacity, size
     units = capacity * size * keys.dtype.size // _WIDEST_ACCESS
     made = _arrange_rows()(
         inputs=[*sources[0], *sources[-1], places],
         template=[("T", keys.dtype)],
-        grid=(-(-units // _COPYING_THREADS) * _COPYING_THREADS, heads, 2 * rows),
+        grid=(-(-units // _COPYING_THREADS) * _COPYING_THREADS, heads, 2 * len(places)),
         threadgroup=(_COPYING_THREADS, 1, 1),
         output_shapes=[shape, shape],
         output_dtypes=[keys.dtype, keys.dtype],
@@ -121,16 +108,14 @@ def attend_to_segments(
 ) -> mx.array:
     """Attention of patches, (frames, patches, heads, head size), to their own segments; as much.
 
-    See segment_attention.cu.
-
-    blocks: what `blocks_of` makes of the segments.
+    blocks: what `blocks_of` makes of the segments. See segment_attention.cu.
     """
     frames, _, heads, size = queries.shape
     output: mx.array = _segment_attention(size, scale)(
         inputs=[queries, keys, values, blocks],
         template=[("T", queries.dtype), ("D", size)],
-        grid=(blocks.shape[0] * MOST_WARPS * WARP, heads, frames),
-        threadgroup=(MOST_WARPS * WARP, 1, 1),
+        grid=(blocks.shape[0] * source.MOST_WARPS * source.WARP, heads, frames),
+        threadgroup=(source.MOST_WARPS * source.WARP, 1, 1),
         output_shapes=[queries.shape],
         output_dtypes=[queries.dtype],
     )[0]
@@ -138,17 +123,15 @@ def attend_to_segments(
 
 
 def blocks_of(segments: Iterable[tuple[int, int]]) -> NDArray[np.int32]:
-    """The work for segments that follow each other, runs of (count, patches of each): (blocks, 3).
+    """The blocks of work, (blocks, 3), for segments in order: runs of (count, patches of each).
 
-    Of each: its first query, its segment's first patch and the one after its last.
+    Of each block: its first query, its segment's first patch and the one after its last.
     """
-    blocks, start = [], 0
-    for count, length in segments:
-        for _ in range(count):
-            end = start + length
-            step = QUERIES_OF_A_WARP * MOST_WARPS
-            blocks += [(query, start, end) for query in range(start, end, step)]
-            start = end
+    blocks, start, step = [], 0, source.QUERIES_OF_A_WARP * source.MOST_WARPS
+    for length in (length for count, length in segments for _ in range(count)):
+        end = start + length
+        blocks += [(query, start, end) for query in range(start, end, step)]
+        start = end
     return np.array(blocks, dtype=np.int32)  # noqa: TID251  a list
 
 
@@ -160,15 +143,12 @@ def takes_segments(head_size: int, dtype: mx.Dtype) -> bool:
 
 @cache
 def can_be_used() -> bool:
-    """Whether the kernels but a language model's attention can be used, and give what MLX does.
-
-    Compiling them takes seconds, the first time.
-    """
+    """Whether these kernels can be used and agree with MLX. Takes seconds: it compiles them."""
     if not current_device().runs_our_kernels:
         return False
+    checks = (_distance_of_linear, _distance_of_rows, _distance_of_heads, _distance_of_segments)
     try:
-        distance = _distance_of_linear() + _distance_of_rows() + _distance_of_heads()
-        distance += _distance_of_segments()
+        distance = sum(check() for check in checks)
     except Exception:
         logger.warning("our CUDA kernels can't be used", exc_info=True)
         return False
@@ -233,7 +213,7 @@ def _skinny_linear(widths: tuple[int, ...]) -> Any:
     is_one = len(widths) == 1
     outputs = [f"y_{number}" for number in range(len(widths))]
     columns = "weight_shape[0]" if is_one else _joined(widths)
-    return kernel(
+    return source.kernel(
         "skinny_linear" if is_one else f"skinny_linear_{'_'.join(map(str, widths))}",
         ["weight", "x", "bias"],
         outputs,
@@ -249,7 +229,7 @@ def _skinny_linear(widths: tuple[int, ...]) -> Any:
 
 @cache
 def _rotate_heads() -> Any:
-    return kernel(
+    return source.kernel(
         "rotate_heads",
         ["queries", "keys", "cosines", "sines"],
         ["new_queries", "new_keys"],
@@ -263,7 +243,7 @@ def _rotate_heads() -> Any:
 
 @cache
 def _arrange_rows() -> Any:
-    return kernel(
+    return source.kernel(
         "arrange_rows",
         ["keys_0", "values_0", "keys_1", "values_1", "places"],
         ["keys", "values"],
@@ -276,15 +256,15 @@ def _arrange_rows() -> Any:
 
 @cache
 def _segment_attention(size: int, scale: float) -> Any:
-    return kernel(
-        f"segment_attention_{name_of(scale)}",
+    return source.kernel(
+        f"segment_attention_{source.name_of(scale)}",
         ["queries", "keys", "values", "blocks"],
         ["out"],
         "segment_attention<D>(queries, keys, values, blocks, queries_strides, keys_strides,"
         " values_strides, queries_shape[1], queries_shape[2],"
-        f" {literal_of(scale)}, out);",
-        (*TILE_SOURCES, "segment_attention.cu"),
-        shared_memory=2 * tile_bytes(size),
+        f" {source.literal_of(scale)}, out);",
+        (*source.TILE_SOURCES, "segment_attention.cu"),
+        shared_memory=2 * source.tile_bytes(size),
     )
 
 
