@@ -20,7 +20,7 @@ from vlm_server.cli.service.launchd import LABEL
 from vlm_server.cli.service.launchd import Launchd as Service
 from vlm_server.cli.service.manager import ServiceCommand, ServicePhase
 from vlm_server.cli.service.status import wait_for_answer
-from vlm_server.settings import Engine, Server, Settings
+from vlm_server.settings import EngineSettings, Server, Settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has a real one")
 
@@ -165,4 +165,4 @@ def test_launchd_service_raises_open_file_limit(tmp_path: Path):
 
 
 def settings(port: int, seconds: float) -> Settings:
-    return Settings(server=Server(port=port), engine=Engine(start_timeout_seconds=seconds))
+    return Settings(server=Server(port=port), engine=EngineSettings(start_timeout_seconds=seconds))

@@ -17,7 +17,7 @@ from vlm_server.cli.doctor.settings import guarded
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.service.launchd import Launchd
 from vlm_server.errors import ConfigError
-from vlm_server.settings import Model, Settings, load
+from vlm_server.settings import ModelSettings, Settings, load
 
 _guarded: list[Path] = []
 
@@ -84,7 +84,9 @@ def test_settings_in_guarded_folder_error_names_macos_guard(home: Path):
 def test_doctor_warns_of_guarded_folders_of_service(home: Path):
     service = Launchd(home)
     settings = Settings(
-        model=Model(path=str(home / "Models/model"), search_paths=("/Volumes/SSD", "/opt/models"))
+        model=ModelSettings(
+            path=str(home / "Models/model"), search_paths=("/Volumes/SSD", "/opt/models")
+        )
     )
     examined = Situation(
         argparse.Namespace(config=home / "Documents/my.toml"), "", home, service, settings

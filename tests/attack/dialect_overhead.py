@@ -31,7 +31,7 @@ from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import HttpServer
 from vlm_server.api.parsing import body_parser
 from vlm_server.platform import heap
-from vlm_server.settings import Engine, Settings
+from vlm_server.settings import EngineSettings, Settings
 
 SCRIPT = "accept prefill token finish"
 PICTURE_SIDE_PIXELS = 830
@@ -88,7 +88,7 @@ def serve(ready: Connection) -> None:
 
 
 async def _serve(ready: Connection) -> None:
-    settings = Settings(engine=Engine(openblas="off"))
+    settings = Settings(engine=EngineSettings(openblas="off"))
     supervisor = ScriptedSupervisor(settings, lambda _stage, _fraction: None)
     pool = body_parser.start_pool(settings.limits)
     await asyncio.to_thread(pool.warm_up)

@@ -17,7 +17,7 @@ import uvicorn
 from tests.scripted_daemon import ScriptedSupervisor
 from tests.unit.api.scripted_engine import OneModel
 from vlm_server.api.app import create_app
-from vlm_server.settings import Engine, Limits, Settings
+from vlm_server.settings import EngineSettings, Limits, Settings
 
 ROUTE = "/v1/chat/completions"
 
@@ -102,7 +102,7 @@ class Front:
 async def running_front(limits: Limits | None = None, **engine: float) -> AsyncIterator[Front]:
     settings = Settings(
         limits=limits or Limits(),
-        engine=Engine(
+        engine=EngineSettings(
             **{  # type: ignore[arg-type]
                 "openblas": "off",
                 "restart_backoff_seconds": 0.05,

@@ -59,7 +59,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @contextmanager
 def reading_daemon(folder: Path, parsing_seconds: float) -> Iterator[Daemon]:
-    settings = (f"limits.intake_timeout_seconds={parsing_seconds}", "engine.openblas=off")
+    settings = (f"limits.parsing_timeout_seconds={parsing_seconds}", "engine.openblas=off")
     with running_daemon(folder, *with_settings(*settings), program=SCRIPTED) as running:
         yield running
     assert "Traceback" not in running.log.read_text()

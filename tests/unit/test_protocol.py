@@ -65,7 +65,12 @@ def submit(data: bytes = b"\x89PNG", text: str = "What is it?") -> Submit:
 
 
 COMMANDS: list[Command] = [
-    Start(settings.Model(), settings.Scheduler(), settings.Engine(), settings.Log()),
+    Start(
+        settings.ModelSettings(),
+        settings.SchedulerSettings(),
+        settings.EngineSettings(),
+        settings.Log(),
+    ),
     submit(),
     Submit("r2", (), (), SamplingParams()),
     SetMemoryLimit(1 << 40),

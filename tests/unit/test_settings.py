@@ -57,6 +57,14 @@ def test_settings_file_changes_only_named_settings(tmp_path: Path) -> None:
     assert settings.limits == Settings().limits
 
 
+def test_former_names_of_settings_are_still_read(tmp_path: Path) -> None:
+    file = write(tmp_path, "[limits]\nintake_processes = 3\nintake_timeout_seconds = '1m'\n")
+    settings, sources = load_with_sources(file, ("limits.intake_timeout_seconds=4",))
+    assert settings.limits.parsing_processes == 3
+    assert settings.limits.parsing_timeout_seconds == 4
+    assert sources["limits.parsing_timeout_seconds"] == "command line"
+
+
 def test_override_wins_over_settings_file(tmp_path: Path) -> None:
     path = write(tmp_path, "[server]\nport = 9000\n")
     assert load(path, ("server.port=9001",)).server.port == 9001

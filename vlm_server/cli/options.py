@@ -13,7 +13,7 @@ from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
 
 if TYPE_CHECKING:
-    from vlm_server.settings import Checkpoint, Model, Settings, Sources
+    from vlm_server.settings import CheckpointSettings, ModelSettings, Settings, Sources
 
 _SURPLUS = 1.25
 """Files may hold weights that the model does not use."""
@@ -124,7 +124,7 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
     return loaded, sources
 
 
-def find_checkpoint(model: Model) -> Model:
+def find_checkpoint(model: ModelSettings) -> ModelSettings:
     """`model` with folder and name of a checkpoint on this machine. Raises as `check_model`."""
     from vlm_server.hub.find import located
     from vlm_server.hub.names import to_download
@@ -211,7 +211,7 @@ def check_memory_limit(settings: Settings) -> None:
             )
 
 
-def _check_template(section: str, checkpoint: Checkpoint) -> None:
+def _check_template(section: str, checkpoint: CheckpointSettings) -> None:
     from vlm_server.settings.paths import expanded, missing
 
     path = expanded(checkpoint.chat_template)

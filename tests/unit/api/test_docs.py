@@ -19,7 +19,7 @@ from vlm_server.api.app import create_app
 from vlm_server.api.dialects.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.errors import RequestError
 from vlm_server.protocol import CacheStats, MemoryStats, PhaseName, Stats
-from vlm_server.settings import Metrics, Settings
+from vlm_server.settings import MetricsSettings, Settings
 
 FOLDER = Path(__file__).parents[3] / "docs"
 DOCS = (FOLDER / "api.md").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ async def test_documented_metrics_and_labels_equal_the_scrape(
     for family in families:
         labels = sorted(set(family.samples[0].labels) - {"le"})
         suffix = "_total" if family.type == "counter" else ""
-        name = family.name.removeprefix(Metrics().prefix)
+        name = family.name.removeprefix(MetricsSettings().prefix)
         found.add((f"{name}{suffix}", ",".join(labels), family.type))
     rows = [(row["name"], row["labels"] or "", row["type"]) for row in ROW.finditer(OPERATIONS)]
     assert sorted(found) == sorted(rows)

@@ -13,7 +13,7 @@ from tests.unit.api.requests import ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server import __version__
 from vlm_server.protocol import CacheStats, MemoryStats, ModelFacts, Stats
-from vlm_server.settings import Image, Server, Settings
+from vlm_server.settings import ImageSettings, Server, Settings
 
 
 async def test_model_list_and_model_are_equal(client: httpx.AsyncClient) -> None:
@@ -84,7 +84,7 @@ async def test_model_route_shows_the_models_facts(
 async def test_image_limits_follow_the_pixel_setting(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
-    client = connect(Settings(image=Image(max_pixels=500_000)))
+    client = connect(Settings(image=ImageSettings(max_pixels=500_000)))
     engine.status = replace(engine.status, model_facts=FACTS)
     limits = (await client.get("/v1/models/demo")).json()["image_limits"]
     assert limits["seen"]["max_pixels"] == 500_000

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
@@ -170,8 +170,8 @@ def _drop_standard_files() -> None:
     os.close(nowhere)
 
 
-def _reader(connection: socket.socket) -> BinaryIO:
-    return connection.makefile("rb", buffering=0)  # type: ignore[return-value]
+def _reader(connection: socket.socket) -> messages.PipeReader:
+    return connection.makefile("rb", buffering=0)
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ class GrammarServer:
         try:
             ours.sendall(messages.packed(json.dumps(described).encode()))
             with ours.makefile("rb", buffering=0) as reader:
-                reason, flag = messages.read(reader)  # type: ignore[arg-type]
+                reason, flag = messages.read(reader)
         except (OSError, EOFError):
             self._end()
             raise InternalError("Schemas can't be compiled.") from None

@@ -16,8 +16,7 @@ from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.prompt.media.messages import Frames, Undecodable, unpack
 from vlm_server.protocol import Image, Video
-from vlm_server.settings import Image as ImageLimits
-from vlm_server.settings import Video as VideoLimits
+from vlm_server.settings import ImageSettings, VideoSettings
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class Sampled:
 class DecodeBudget:
     """The pixels and seconds left for decoding one request's images. Of one thread."""
 
-    def __init__(self, limits: ImageLimits, cancellation: Cancellation) -> None:
+    def __init__(self, limits: ImageSettings, cancellation: Cancellation) -> None:
         self.cancellation = cancellation
         self._limits = limits
         self._num_pixels = 0
@@ -98,7 +97,7 @@ class Decoders:
     """Two pools of processes, for images and for videos. Thread-safe."""
 
     def __init__(
-        self, image_limits: ImageLimits, video_limits: VideoLimits, num_processes: int
+        self, image_limits: ImageSettings, video_limits: VideoSettings, num_processes: int
     ) -> None:
         """`num_processes` of each at most."""
         self.image_limits = image_limits
@@ -142,7 +141,7 @@ class Decoders:
             return np.frombuffer(pixels, dtype=np.uint8).reshape(frames.height, frames.width, 3)
         raise InvalidImage(f"the {image.format} picture can't be decoded", image.param)
 
-    def video(self, video: Video, limits: VideoLimits, cancellation: Cancellation) -> Clip:
+    def video(self, video: Video, limits: VideoSettings, cancellation: Cancellation) -> Clip:
         """The frames of `video` at the rate and size of `limits`, of those that are whole.
 
         Raises InvalidVideo if it can't be decoded or is over a limit, and Cancelled.

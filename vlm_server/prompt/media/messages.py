@@ -14,7 +14,7 @@ from vlm_server import settings
 from vlm_server.platform.child import messages
 from vlm_server.protocol import Video
 
-VideoJob = tuple[Video, settings.Video]
+VideoJob = tuple[Video, settings.VideoSettings]
 """A video to decode, within limits."""
 
 

@@ -16,7 +16,7 @@ from PIL import Image as PillowImage
 from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces.model_spec import PixelRule
 from vlm_server.protocol import Image
-from vlm_server.settings import Image as ImageSettings
+from vlm_server.settings import ImageSettings
 
 _MOST_ASPECT = 200
 """Beyond it processors refuse a picture."""

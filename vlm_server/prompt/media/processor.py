@@ -26,7 +26,7 @@ from vlm_server.prompt.media.picture_sizes import PictureSizes
 from vlm_server.prompt.media.processing import Processed, TokenLayout, process_image, process_video
 from vlm_server.prompt.templates import ChatTemplate
 from vlm_server.protocol import Image, Submit, Video
-from vlm_server.settings import Video as VideoLimits
+from vlm_server.settings import VideoSettings
 
 _MAX_FRAMES_AS_IMAGES = 16
 """The most frames of a video shown as images, which have many more tokens than frames."""
@@ -180,7 +180,7 @@ class MediaProcessor:
         side = bound if is_larger else None
         return self._key("image", salt, image.content_hash, side, str(self._sizes.bounds(image)))
 
-    def _video_key(self, video: Video, salt: str, limits: VideoLimits) -> str:
+    def _video_key(self, video: Video, salt: str, limits: VideoSettings) -> str:
         """Names the sampled frames. A GIF may be an image or a video, with different keys."""
         chosen = (limits.fps, limits.max_frames, limits.max_side_pixels)
         return self._key("video", salt, video.content_hash, *chosen)

@@ -24,7 +24,7 @@ from av.video.stream import VideoStream
 from vlm_server.errors import InvalidVideo
 from vlm_server.platform.child.messages import Parts
 from vlm_server.prompt.media.messages import Frames, VideoJob, pack
-from vlm_server.settings import Video as Limits
+from vlm_server.settings import VideoSettings
 
 _DEMUXERS = {"MP4": "mov", "WEBM": "matroska", "GIF": "gif"}
 CODECS = frozenset({"h264", "hevc", "av1", "mpeg4", "vp8", "vp9", "gif"})
@@ -90,7 +90,9 @@ def _read_packets(
     return packets, is_cut
 
 
-def _sampled(stream: VideoStream, timeline: _Timeline, limits: Limits, *, is_cut: bool) -> Parts:
+def _sampled(
+    stream: VideoStream, timeline: _Timeline, limits: VideoSettings, *, is_cut: bool
+) -> Parts:
     """The sampled frames, all of the width and height of the first."""
     samples = sample(timeline.times, timeline.duration, limits.fps, limits.max_frames)
     decoder = _Decoder(stream, timeline)
@@ -140,7 +142,7 @@ def _video_stream(container: InputContainer) -> VideoStream:
     return stream
 
 
-def _check_size(width: int, height: int, limits: Limits) -> None:
+def _check_size(width: int, height: int, limits: VideoSettings) -> None:
     if width * height > limits.max_pixels:
         raise InvalidVideo(
             f"The video's frames have more than {limits.max_pixels} pixels (video.max_pixels)."
@@ -215,7 +217,7 @@ def _is_shown_by(frame: VideoFrame | None, time: int) -> bool:
     return frame is not None and frame.pts is not None and frame.pts >= time
 
 
-def _fitted(frame: VideoFrame, limits: Limits) -> tuple[int, int]:
+def _fitted(frame: VideoFrame, limits: VideoSettings) -> tuple[int, int]:
     """The (width, height) to scale a frame to."""
     scale = min(1.0, limits.max_side_pixels / max(frame.width, frame.height))
     return max(1, round(frame.width * scale)), max(1, round(frame.height * scale))

@@ -34,7 +34,7 @@ from vlm_server.runner.loading.load import load
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.ranks import Ranks, fingerprint_of
-from vlm_server.settings import Memory, Model
+from vlm_server.settings import MemorySettings, ModelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +46,11 @@ class Group:
         """`start` as it suits all processes."""
         return start
 
-    def memory(self, settings: Memory, device: Device) -> MlxMemory:
+    def memory(self, settings: MemorySettings, device: Device) -> MlxMemory:
         """This process's device memory."""
         return MlxMemory(settings, device)
 
-    def load(self, settings: Model, device: Device, limit_bytes: int) -> LoadedModel:
+    def load(self, settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedModel:
         """This process's part of the model. Raises ModelLoadError."""
         return load(settings, device, limit_bytes)
 
@@ -97,12 +97,12 @@ class Leading(Group):
             ),
         )
 
-    def memory(self, settings: Memory, device: Device) -> MlxMemory:
+    def memory(self, settings: MemorySettings, device: Device) -> MlxMemory:
         """This rank's memory, with which the others set limits and clear theirs."""
         self._followers.send(Limit(settings))
         return LeadingMemory(settings, device, self._followers, self._book)
 
-    def load(self, settings: Model, device: Device, limit_bytes: int) -> LoadedModel:
+    def load(self, settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedModel:
         """This rank's part of the model. Raises ModelLoadError if any rank fails."""
         self._followers.send(Load(settings))
         loaded = load(settings, device, limit_bytes, self._ranks)
@@ -141,7 +141,9 @@ def _check_alike(hellos: Sequence[Hello], device: Device) -> None:
 class LeadingMemory(MlxMemory):
     """The `DeviceMemory` of rank 0; the others follow its limit and clear when it does."""
 
-    def __init__(self, settings: Memory, device: Device, followers: Followers, book: Book) -> None:
+    def __init__(
+        self, settings: MemorySettings, device: Device, followers: Followers, book: Book
+    ) -> None:
         super().__init__(settings, device)
         self._book = book
         self._followers = followers

@@ -22,7 +22,7 @@ from vlm_server.api.app import create_app
 from vlm_server.errors import EngineUnavailable, ModelDoesNotFit
 from vlm_server.hub.names import HubName
 from vlm_server.protocol import MemoryStats, RequestProgress, Stats
-from vlm_server.settings import ListedModel, Memory, Model, Server, Settings
+from vlm_server.settings import ListedModel, MemorySettings, ModelSettings, Server, Settings
 from vlm_server.supervisor.client import EngineStatus
 
 __all__ = ["hub"]
@@ -93,7 +93,7 @@ async def operator(hub: Hub, pool: Pool, tmp_path: Path) -> AsyncIterator[httpx.
 def settings(tmp_path: Path, **more: Any) -> Settings:
     return Settings(
         server=Server(model_aliases=("gpt-*", "fast")),
-        model=Model(search_paths=(str(tmp_path / "disk"),)),
+        model=ModelSettings(search_paths=(str(tmp_path / "disk"),)),
         **more,
     )
 
@@ -387,7 +387,7 @@ async def test_checkpoint_list_shows_fit_and_serving(hub: Hub, pool: Pool, tmp_p
             "large": (500 * MIB, False, False, True),
             "org/partial": (0, True, False, False),
         }
-    limited = settings(tmp_path, memory=Memory(limit_bytes=700 * MIB, model_room_bytes=MIB))
+    limited = settings(tmp_path, memory=MemorySettings(limit_bytes=700 * MIB, model_room_bytes=MIB))
     async with connected(pool, limited) as client:
         shown = (await client.get("/v1/checkpoints")).json()["checkpoints"]
     assert {

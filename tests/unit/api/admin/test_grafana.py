@@ -15,7 +15,7 @@ import pytest
 from tests.unit.api.admin.scrapes import full_scrape, labels_of
 from tests.unit.api.conftest import Connect
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.settings import Metrics, Settings
+from vlm_server.settings import MetricsSettings, Settings
 
 DASHBOARD = json.loads(
     (Path(__file__).parents[4] / "configs" / "grafana.json").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ async def scraped(
     request: pytest.FixtureRequest, connect: Connect, engine: ScriptedEngine
 ) -> tuple[str, dict[str, frozenset[str]]]:
     """The prefix, and the labels of each metric."""
-    client: httpx.AsyncClient = connect(Settings(metrics=Metrics(prefix=request.param)))
+    client: httpx.AsyncClient = connect(Settings(metrics=MetricsSettings(prefix=request.param)))
     return request.param, labels_of(await full_scrape(client, engine))
 
 
@@ -125,7 +125,7 @@ def test_dashboard_variables_come_from_existing_labels(
     )
     assert call is not None
     assert call[2] in labels[f"{prefix}{call[1]}"]
-    assert variables["prefix"]["query"] == Metrics().prefix
+    assert variables["prefix"]["query"] == MetricsSettings().prefix
 
 
 def test_dashboard_panels_do_not_overlap() -> None:
@@ -147,7 +147,7 @@ def test_dashboard_panels_do_not_overlap() -> None:
 async def test_vllm_dashboard_queries_work_with_vllms_prefix(
     query: str, connect: Connect, engine: ScriptedEngine
 ) -> None:
-    client = connect(Settings(metrics=Metrics(prefix="vllm:")))
+    client = connect(Settings(metrics=MetricsSettings(prefix="vllm:")))
     labels = labels_of(await full_scrape(client, engine))
     parsed_query = promql.parse(query)
     for selector in selectors(parsed_query):

@@ -21,14 +21,14 @@ from vlm_server.protocol import Accepted, Deadlines, OnDevice
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import RequestEvent
 
-NONE = settings.Deadlines(0, 0, 0, 0)
+NONE = settings.DeadlineSettings(0, 0, 0, 0)
 begins: Step = lambda request_id: OnDevice((request_id,))  # noqa: E731
 
 
 def within(**deadlines: float) -> Settings:
     """Settings with only the given deadlines."""
     fields = {"queue_seconds": 0, "first_token_seconds": 0, "token_seconds": 0, "total_seconds": 0}
-    return Settings(deadlines=settings.Deadlines(**{**fields, **deadlines}))
+    return Settings(deadlines=settings.DeadlineSettings(**{**fields, **deadlines}))
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_timeout_header_shortens_and_never_extends() -> None:
-    limits = settings.Deadlines(10, 20, 0, 40)
+    limits = settings.DeadlineSettings(10, 20, 0, 40)
     headers = {
         "X-Queue-Timeout-Ms": "2500",
         "X-First-Token-Timeout-Ms": "999999999",

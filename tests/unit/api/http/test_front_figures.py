@@ -31,7 +31,7 @@ from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.exchange import RECEIVED_AT
 from vlm_server.api.http.connection.server import HttpServer
 from vlm_server.protocol import Finished, ImageUse, OnDevice, Phase, Timeline, Usage
-from vlm_server.settings import Metrics, Settings
+from vlm_server.settings import MetricsSettings, Settings
 
 Figures = dict[tuple[str, str], float]
 """By name without the prefix, and the value of the label other than `model_name`."""
@@ -239,7 +239,7 @@ async def test_failed_request_is_counted_as_error(
 
 
 async def test_metric_names_have_the_configured_prefix(connect: Connect) -> None:
-    client = connect(Settings(metrics=Metrics(prefix="vllm:")))
+    client = connect(Settings(metrics=MetricsSettings(prefix="vllm:")))
     await client.post(ROUTE, json=chat())
     found = await scrape(client, "vllm:")
     assert found["request_success_total", "stop"] == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vlm_server.cli.doctor import device
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 from vlm_server.supervisor.device_probe import DeviceReport, probe
 
 CPU = DeviceReport(kind="cpu", name="cpu", memory_bytes=8 << 30, suitable_bytes=4 << 30, gflops=5)
@@ -71,7 +71,7 @@ def test_doctor_advises_on_slow_blas() -> None:
 def test_doctor_warns_of_wired_limit_mismatch(
     sysctl_output: str | None, limit_bytes: int, level: str
 ) -> None:
-    found = device.wired_limit(sysctl_output, Memory(limit_bytes=limit_bytes), METAL)
+    found = device.wired_limit(sysctl_output, MemorySettings(limit_bytes=limit_bytes), METAL)
     assert found.level == level
     assert level == "ok" or "iogpu.wired_limit_mb=" in found.advice
 

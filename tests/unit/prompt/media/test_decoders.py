@@ -28,7 +28,7 @@ PARAM = "messages[0].content[1]"
 
 @pytest.fixture(scope="module")
 def decoders() -> Iterator[Decoders]:
-    made = Decoders(settings.Image(), settings.Video(), 2)
+    made = Decoders(settings.ImageSettings(), settings.VideoSettings(), 2)
     yield made
     made.close()
     assert made.num_tracked == 0
@@ -47,7 +47,7 @@ def encoded(picture: PillowImage.Image, name: str = "PNG", **options: object) ->
 
 
 def budget(cancellation: Cancellation | None = None, **limits: object) -> DecodeBudget:
-    return DecodeBudget(settings.Image(**limits), cancellation or Cancellation())
+    return DecodeBudget(settings.ImageSettings(**limits), cancellation or Cancellation())
 
 
 SLOW = image_of(slow_jpeg(2000, 100_000), (2000, 2000), "JPEG")
@@ -114,7 +114,7 @@ def test_decoder_memory_suffices_for_largest_transparent_picture(
 
 
 def test_picture_beyond_decoder_memory_is_refused():
-    little = Decoders(settings.Image(decode_memory_bytes=256 << 20), settings.Video(), 1)
+    little = Decoders(settings.ImageSettings(decode_memory_bytes=256 << 20), settings.VideoSettings(), 1)
     picture = PillowImage.new("RGBA", (5000, 5000), (0, 0, 0, 0))
     with pytest.raises(InvalidImage, match="too much memory"):
         little.image(encoded(picture, compress_level=1), budget())
@@ -167,7 +167,7 @@ def children_of(pid: int) -> list[int]:
 
 def test_picture_of_killed_decoder_is_decoded_by_another():
     """As the kernel kills it when other programs use all memory."""
-    pool = Decoders(settings.Image(), settings.Video(), 1)
+    pool = Decoders(settings.ImageSettings(), settings.VideoSettings(), 1)
     before, decoder_pids = children_of(os.getpid()), list[int]()
 
     def kill() -> None:

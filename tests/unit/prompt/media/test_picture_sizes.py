@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vlm_server.interfaces.model_spec import PixelRule
 from vlm_server.prompt.media.picture_sizes import PictureSizes, fit
 from vlm_server.protocol import Image
-from vlm_server.settings import Image as ImageSettings
+from vlm_server.settings import ImageSettings
 
 SIDES = st.integers(8, 5000) | st.sampled_from([8, 41, 8200, 5600])
 PIXELS = st.none() | st.floats(5, 24).map(lambda exponent: int(2**exponent))

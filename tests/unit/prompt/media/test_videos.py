@@ -25,19 +25,18 @@ from vlm_server.platform.child.cancellation import Cancellation, Cancelled
 from vlm_server.platform.child.pool import ChildPool
 from vlm_server.prompt.media.decoders import Clip, Decoders
 from vlm_server.protocol import Video
-from vlm_server.settings import Image
-from vlm_server.settings import Video as Limits
+from vlm_server.settings import ImageSettings, VideoSettings
 
 PARAM = "messages[0].content[1]"
 FORMATS = {"mp4": "MP4", "mov": "MP4", "webm": "WEBM", "matroska": "WEBM", "gif": "GIF"}
 
 
-DECODERS = Decoders(Image(), Limits(), 1)
+DECODERS = Decoders(ImageSettings(), VideoSettings(), 1)
 
 
 def decode(data: bytes, name: str = "MP4", **limits: object) -> Clip:
     video = Video(data, "key", name, PARAM, is_cut=video_header.read(data, PARAM).is_cut)
-    return DECODERS.video(video, replace(Limits(), **limits), Cancellation())
+    return DECODERS.video(video, replace(VideoSettings(), **limits), Cancellation())
 
 
 def refusal(data: bytes, name: str = "MP4", **limits: object) -> str:
@@ -195,7 +194,7 @@ def test_playlist_and_concat_bytes_are_refused_as_video() -> None:
     playlist = b"#EXTM3U\nfile:///etc/passwd\n" * 9
     for data, name in ((playlist, "MP4"), (b"concat:/etc/passwd|/etc/hosts", "WEBM")):
         with pytest.raises(InvalidVideo, match="can't be decoded"):
-            DECODERS.video(Video(data, "key", name, PARAM), Limits(), Cancellation())
+            DECODERS.video(Video(data, "key", name, PARAM), VideoSettings(), Cancellation())
 
 
 def test_audio_only_file_is_refused_as_video() -> None:
@@ -259,7 +258,7 @@ VIDEO = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
 def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Decoders:
     """Decoders whose processes run the parameter's program instead of decoding."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    decoders = Decoders(Image(), Limits(), 1)
+    decoders = Decoders(ImageSettings(), VideoSettings(), 1)
     decoders._videos = ChildPool("tests.unit.prompt.media.program", 1, request.param)
     return decoders
 
@@ -271,7 +270,7 @@ HANGS = "import time; time.sleep(60)"
 def test_hanging_video_decoder_is_killed_at_deadline(program: Decoders) -> None:
     started = time.monotonic()
     with pytest.raises(InvalidVideo, match=r"over 0\.5 seconds"):
-        program.video(VIDEO, Limits(decode_timeout_seconds=0.5), Cancellation())
+        program.video(VIDEO, VideoSettings(decode_timeout_seconds=0.5), Cancellation())
     assert time.monotonic() - started < 10
 
 
@@ -287,7 +286,7 @@ def test_video_decoder_is_killed_on_cancellation(
         cancellation.cancel()
     started = time.monotonic()
     with pytest.raises(Cancelled):
-        program.video(VIDEO, Limits(), cancellation)
+        program.video(VIDEO, VideoSettings(), cancellation)
     assert time.monotonic() - started < 10
     assert not caplog.records, "nothing is wrong with the video"
 
@@ -306,7 +305,7 @@ def test_dying_video_decoder_fails_request(
     program: Decoders, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(InvalidVideo, match="can't be decoded"):
-        program.video(VIDEO, Limits(decode_timeout_seconds=10), Cancellation())
+        program.video(VIDEO, VideoSettings(decode_timeout_seconds=10), Cancellation())
     assert "died" in caplog.text
 
 
@@ -321,9 +320,9 @@ def test_video_decoder_memory_is_bounded() -> None:
     """The frames take 300 MB."""
     data = clips.encode(clips.greys([9] * 4, (4000, 2200)))
     assert decode(data).frames.shape[0] == 4
-    small_pool = Decoders(Image(), replace(Limits(), decode_memory_bytes=200 << 20), 1)
+    small_pool = Decoders(ImageSettings(), replace(VideoSettings(), decode_memory_bytes=200 << 20), 1)
     with pytest.raises(InvalidVideo):
-        small_pool.video(Video(data, "key", "MP4", PARAM), Limits(), Cancellation())
+        small_pool.video(Video(data, "key", "MP4", PARAM), VideoSettings(), Cancellation())
 
 
 @pytest.mark.parametrize("container", ["mp4", "webm"])

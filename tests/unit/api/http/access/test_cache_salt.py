@@ -10,7 +10,7 @@ import pytest
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.settings import Cache, Server, Settings
+from vlm_server.settings import CacheSettings, Server, Settings
 
 ONE, OTHER = "correct-horse-battery", "second-key-é"
 TWO_KEYS = Server(api_keys=(ONE, OTHER))
@@ -55,12 +55,12 @@ async def test_cache_salt_does_not_reveal_the_key(connect: Connect, engine: Scri
 async def test_requests_share_the_cache_without_keys(
     connect: Connect, engine: ScriptedEngine, separate: bool
 ) -> None:
-    client = connect(Settings(cache=Cache(separate_api_keys=separate)))
+    client = connect(Settings(cache=CacheSettings(separate_api_keys=separate)))
     assert await salts(client, engine, ONE, OTHER) == ["", ""]
 
 
 async def test_requests_share_the_cache_if_separation_is_off(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
-    client = connect(Settings(server=TWO_KEYS, cache=Cache(separate_api_keys=False)))
+    client = connect(Settings(server=TWO_KEYS, cache=CacheSettings(separate_api_keys=False)))
     assert await salts(client, engine, ONE, OTHER) == ["", ""]
