@@ -47,7 +47,7 @@ _THINK_SECONDS = (0.02, 0.2)
 """Pause between an answer and the same user's next request."""
 _IDLE_SECONDS = (1.5, 4.0)
 """Pause after a round, for hours without requests."""
-MOST_DRIFT = 0.03
+MAX_DRIFT = 0.03
 _PARTS = 10
 
 
@@ -141,7 +141,7 @@ class Day:
 
 
 def figures(samples: Sequence[DaySample]) -> list[Figure]:
-    """Drift and whether it is within `MOST_DRIFT`, then each kind's median and drift."""
+    """Drift and whether it is within `MAX_DRIFT`, then each kind's median and drift."""
     by_part = parts(samples)
     of_server = levels(samples, kinds(samples))
 
@@ -151,11 +151,11 @@ def figures(samples: Sequence[DaySample]) -> list[Figure]:
         return quotient(usual(kind, by_part[-1]), usual(kind, by_part[0]))
 
     change = quotient(of_server[-1], of_server[0]) if len(of_server) > 1 else None
-    is_within = None if change is None else float(abs(change - 1) <= MOST_DRIFT)
+    is_within = None if change is None else float(abs(change - 1) <= MAX_DRIFT)
     spread_of_machine = _spread(levels(samples, [FIXED_WORK]))
     found = [
         percent("TTFT, last tenth against the first", change),
-        Figure(f"within {MOST_DRIFT:.0%}", is_within, Unit.MET),
+        Figure(f"within {MAX_DRIFT:.0%}", is_within, Unit.MET),
         percent("slowest tenth against the fastest", _spread(of_server)),
         milliseconds(FIXED_WORK, usual(FIXED_WORK, samples)),
         percent(f"{FIXED_WORK}: last tenth", drift(FIXED_WORK)),

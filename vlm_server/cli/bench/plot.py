@@ -22,7 +22,7 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MACHINE_COLOR = "#cc3311"
 _SHOWN_RANGE = (0.8, 1.2)
 """Range of the lower panel; requests beyond are drawn at its border."""
-_MOST_STEPS = 10
+_MAX_STEPS = 10
 _DOT = 1.8
 
 
@@ -76,7 +76,7 @@ def _levels(run: BenchRun, minutes: Axis) -> Iterator[str]:
     top = _TITLE + _UPPER + _GAP
     least, most = _SHOWN_RANGE
     panel = Panel(minutes, Axis(least, most, top + _LOWER, top))
-    yield panel.band(1 - day.MOST_DRIFT, 1 + day.MOST_DRIFT, "#009e73")
+    yield panel.band(1 - day.MAX_DRIFT, 1 + day.MAX_DRIFT, "#009e73")
     yield from panel.frame("TTFT ÷ its kind's median", "minutes")
     yield '<g fill="#999999" fill-opacity="0.5">'
     kinds = day.kinds(run.samples)
@@ -93,7 +93,7 @@ def _levels(run: BenchRun, minutes: Axis) -> Iterator[str]:
             if level is not None:
                 yield panel.line(begin, end, min(max(level, least), most), color)
     notes = ("black: a tenth, median", f"red: {FIXED_WORK}, likewise")
-    for number, note in enumerate((*notes, f"green: ± {day.MOST_DRIFT:.0%}")):
+    for number, note in enumerate((*notes, f"green: ± {day.MAX_DRIFT:.0%}")):
         y = top + 14 + 16 * number
         yield f'<text x="{_WIDTH - _RIGHT + 14}" y="{y}">{escape(note)}</text>'
 
@@ -117,9 +117,7 @@ class Axis(msgspec.Struct, frozen=True):
         """Round values from `least` to `most`."""
         if self.is_logarithmic:
             return [value for value in _round_values() if self.least <= value <= self.most]
-        step = next(
-            step for step in _round_values() if self.most - self.least <= _MOST_STEPS * step
-        )
+        step = next(step for step in _round_values() if self.most - self.least <= _MAX_STEPS * step)
         first, last = math.ceil(self.least / step - 1e-9), math.floor(self.most / step + 1e-9)
         return [step * number for number in range(first, last + 1)]
 

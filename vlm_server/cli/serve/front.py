@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 10.0
 """Time between two looks at the heap, the limit on open files, the log file and the settings
 file."""
-_MOST_FREE_BYTES = 4 << 20
+_MAX_FREE_BYTES = 4 << 20
 """Free heap beyond which it is returned to the system."""
 _HOLD_SECONDS = 30.0
 """Longest time that clients of an inherited socket wait for the model, rather than be told so."""
@@ -159,7 +159,7 @@ async def look_after(process: _Process, server: HttpServer) -> None:
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         server.look()
-        if heap.free_bytes() > _MOST_FREE_BYTES:
+        if heap.free_bytes() > _MAX_FREE_BYTES:
             await asyncio.to_thread(heap.trim)
         if process.log_file is not None:
             await asyncio.to_thread(process.log_file.rotate_if_large)

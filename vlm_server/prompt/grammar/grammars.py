@@ -19,11 +19,11 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.constraints import Constraint, encode
-from vlm_server.prompt.grammar.peer import SchemaError
-from vlm_server.prompt.grammar.server import (
+from vlm_server.prompt.grammar.forked_process import SchemaError
+from vlm_server.prompt.grammar.grammar_client import (
     CompiledGrammar,
+    GrammarClient,
     GrammarLimits,
-    GrammarServer,
     GrammarsUnavailable,
 )
 
@@ -39,7 +39,7 @@ class Grammars:
 
     def __init__(self, spec: ModelSpec, limits: GrammarLimits, cache_bytes: int) -> None:
         """cache_bytes: memory of the processes of kept grammars, beyond what they share."""
-        self._server = GrammarServer(partial(_describe, spec), spec.vocabulary_size, limits)
+        self._server = GrammarClient(partial(_describe, spec), spec.vocabulary_size, limits)
         self._kept = LruCache[CompiledGrammar]("grammar", cache_bytes)
         self._refusals = LruCache[tuple[float, str]]("refused schemas", _REFUSAL_CACHE_BYTES)
         """Time and reason of each."""
@@ -80,7 +80,7 @@ class Grammars:
 
 
 def _describe(spec: ModelSpec) -> dict[str, Any]:
-    """The start message of `process`: tokenizer, width of vocabulary or logits, end tokens."""
+    """The start message of `grammar_process`: tokenizer, width of its masks, end tokens."""
     num_tokens = max(spec.backend.get_vocab().values()) + 1
     sampleable = range(min(num_tokens, spec.vocabulary_size))
     return {

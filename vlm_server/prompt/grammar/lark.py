@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vlm_server.prompt.grammar.constraints import AutoCalls, CallSyntax, Mark, RequiredCalls
-from vlm_server.prompt.grammar.peer import SchemaError
+from vlm_server.prompt.grammar.forked_process import SchemaError
 from vlm_server.protocol import Tools
 
 MAX_CALLS = 16

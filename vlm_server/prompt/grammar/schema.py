@@ -1,7 +1,7 @@
 """The compilation of constraints with llguidance.
 
 Some schemas of 10 kB take minutes and 20 GB, or overflow the stack, and a compilation can't be
-stopped. So this runs in a process that may die or be killed: `process`.
+stopped. So this runs in a process that may die or be killed: `grammar_process`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from vlm_server.prompt.grammar import lark
 from vlm_server.prompt.grammar.constraints import AutoCalls, Constraint, RequiredCalls, Schema
-from vlm_server.prompt.grammar.peer import SchemaError
+from vlm_server.prompt.grammar.forked_process import SchemaError
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _MODULE = "vlm_server.prompt.media.process"
 _WHOLE_PIXELS = 100_000_000
 """Images of so many pixels may take all of `image.decode_seconds`, smaller ones their share."""
-_LEAST_SHARE = 0.05
+_MIN_SHARE = 0.05
 _TRIES = 2
 """A process may also die because others took all memory."""
 
@@ -90,7 +90,7 @@ class DecodeBudget:
 
     @property
     def _allowed_seconds(self) -> float:
-        share = min(max(self._num_pixels / _WHOLE_PIXELS, _LEAST_SHARE), 1.0)
+        share = min(max(self._num_pixels / _WHOLE_PIXELS, _MIN_SHARE), 1.0)
         return share * self._limits.decode_seconds
 
 

@@ -18,7 +18,7 @@ from vlm_server.interfaces.model_spec import PixelRule
 from vlm_server.protocol import Image
 from vlm_server.settings import Image as ImageSettings
 
-_MOST_ASPECT = 200
+_MAX_ASPECT = 200
 """Beyond it processors refuse a picture."""
 MIN_PIXELS_PARAM = "mm_processor_kwargs.min_pixels"
 
@@ -71,7 +71,7 @@ class PictureSizes:
 
     def _left_alone(self, size: tuple[int, int]) -> tuple[int, int]:
         """The size to which the processor itself scales a picture."""
-        if self._rule is None or max(size) > _MOST_ASPECT * min(size):
+        if self._rule is None or max(size) > _MAX_ASPECT * min(size):
             return size
         return _smart_resize(size, self._rule)
 
@@ -97,7 +97,7 @@ class PictureSizes:
         return max(grounding, self._min_tokens) * rule.factor**2
 
     def _size(self, size: tuple[int, int], bounds: PixelBounds) -> tuple[int, int]:
-        if max(size) > _MOST_ASPECT * min(size):
+        if max(size) > _MAX_ASPECT * min(size):
             return size
         if bounds.max_pixels is None:
             return size
@@ -131,7 +131,7 @@ def fit(
     if width * height > most:
         scale = math.sqrt(max_pixels / math.prod(size)) / factor
         width, height = (max(1, math.floor(side * scale)) for side in size)
-    width, height = min(width, height * _MOST_ASPECT), min(height, width * _MOST_ASPECT)
+    width, height = min(width, height * _MAX_ASPECT), min(height, width * _MAX_ASPECT)
     if not fewest <= width * height <= most:
         width, height = _nearest(size, fewest, most) or (width, height)
     return width * factor, height * factor
@@ -156,7 +156,7 @@ def _nearest(size: tuple[int, int], least: int, most: int) -> tuple[int, int] | 
     found: list[tuple[float, int, int]] = []
     for short in range(1, math.isqrt(max(most, 0)) + 1):
         first = max(short, math.ceil(least / short))
-        last = min(most // short, short * _MOST_ASPECT)
+        last = min(most // short, short * _MAX_ASPECT)
         if first <= last:
             long = min(max(round(short * aspect), first), last)
             found.append((abs(math.log(long / short / aspect)), long, short))

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.api.dialects.logprobs import token_logprob
 from vlm_server.api.dialects.ollama.parse import Options
+from vlm_server.api.http.answer import token_logprob
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, ToolCallDelta
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from vlm_server.api.dialects.logprobs import finite, token_logprob
 from vlm_server.api.dialects.openai.parse import Options
 from vlm_server.api.http import errors, sse
+from vlm_server.api.http.answer import finite, token_logprob
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, TokenLogprob, ToolCallDelta, Usage
 

@@ -29,7 +29,7 @@ SLOW_READER_SECONDS = 5
 RESERVED_FILES = 128
 """Open files that no connection gets: for the engine's sockets, new processes, the disk."""
 
-_MOST_FILES = 1 << 16
+_MAX_FILES = 1 << 16
 """A limit for systems that call the number unlimited and then refuse to grant it."""
 
 LAST_CALL_SECONDS = 1.0
@@ -169,13 +169,13 @@ class ConnectionLimit:
 
 def _file_limit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    return _MAX_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def _raise_file_limit() -> None:
     """Raise the limit to the hard limit, or as far as the system allows."""
     soft, hard = _file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     for files in (wanted, 10240):  # macOS grants no more than OPEN_MAX
         if files > soft and (files <= hard or hard == resource.RLIM_INFINITY):
             with contextlib.suppress(OSError, ValueError):

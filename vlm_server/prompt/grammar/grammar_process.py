@@ -4,7 +4,8 @@
      └ grammar, one for a constraint: compiles it, then waits for sockets
         └ answers, one for a request: replies to tokens with masks
 
-Each serves one socket, and ends when that is closed. The engine's side is `server` and `answers`.
+Each serves one socket, and ends when that is closed. Engine's side: `grammar_client` (server and
+grammar) and `remote_matcher` (answers).
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ from llguidance import LLMatcher, LLTokenizer
 from vlm_server.platform.child import messages, passing
 from vlm_server.platform.footprint import footprint_bytes
 from vlm_server.prompt.grammar.constraints import decode
-from vlm_server.prompt.grammar.peer import COUNT, PID, Compiled, Follow, Masks, SchemaError
+from vlm_server.prompt.grammar.forked_process import (
+    COUNT,
+    PID,
+    Compiled,
+    Follow,
+    Masks,
+    SchemaError,
+)
 from vlm_server.prompt.grammar.schema import compile_constraint
 
 _MAX_FORCED = 16
@@ -144,7 +152,7 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Bound the memory that the process may add, on Linux; on macOS the engine does (`Peer`)."""
+    """Bound the memory that the process may add, on Linux; on macOS `ForkedProcess` does."""
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * mmap.PAGESIZE + more_bytes

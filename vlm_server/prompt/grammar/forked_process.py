@@ -1,4 +1,4 @@
-"""The engine's end of a socket to a forked process (`process`), and the messages over it."""
+"""The engine's end of a socket to a process forked by `grammar_process`, and its messages."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _LONG_NICENESS = 5
 """The niceness of longer work: running answers come first."""
 
 
-class Peer:
+class ForkedProcess:
     """A forked process at the other end of a socket; it sends its process id first."""
 
     def __init__(self, passed: PassedSocket, memory_bytes: int) -> None:

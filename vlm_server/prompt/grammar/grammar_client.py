@@ -1,4 +1,4 @@
-"""The engine's side of `process`: the server process, and compiled grammars."""
+"""The engine's side of `grammar_process`: the server process, and compiled grammars."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from vlm_server.errors import InternalError
 from vlm_server.platform.child import launch, messages
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.passing import PassedSocket
-from vlm_server.prompt.grammar.answers import AnswerProcess, RemoteMatcher, unpacked
 from vlm_server.prompt.grammar.constraints import Constraint, encode
-from vlm_server.prompt.grammar.peer import Compiled, Peer, SchemaError
+from vlm_server.prompt.grammar.forked_process import Compiled, ForkedProcess, SchemaError
+from vlm_server.prompt.grammar.remote_matcher import AnswerProcess, RemoteMatcher, unpacked
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class GrammarLimits:
     follow_seconds: float
 
 
-class GrammarServer:
+class GrammarClient:
     """The process that knows the vocabulary, started on demand and restarted. Thread-safe."""
 
     def __init__(
@@ -75,7 +75,7 @@ class GrammarServer:
     def compile(self, constraint: Constraint, cancellation: Cancellation) -> CompiledGrammar:
         """The grammar of `constraint`. Raises SchemaError, GrammarsUnavailable, and InternalError,
         also when cancelled."""
-        process = Peer(self._connect(), self._limits.memory_bytes)
+        process = ForkedProcess(self._connect(), self._limits.memory_bytes)
         try:
             compiled = self._compile(process, encode(constraint), cancellation)
         except BaseException:
@@ -90,7 +90,9 @@ class GrammarServer:
             self._end()
             self._control = None
 
-    def _compile(self, process: Peer, described: bytes, cancellation: Cancellation) -> Compiled:
+    def _compile(
+        self, process: ForkedProcess, described: bytes, cancellation: Cancellation
+    ) -> Compiled:
         seconds = self._limits.compile_seconds
         started = time.monotonic()
         try:
@@ -143,7 +145,7 @@ class GrammarServer:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                launch.command("vlm_server.prompt.grammar.process"),
+                launch.command("vlm_server.prompt.grammar.grammar_process"),
                 stdin=theirs.fileno(),
                 env=launch.environment(),
                 cwd="/",
@@ -177,7 +179,7 @@ class CompiledGrammar:
     first: (vocabulary,) bool, the tokens that an answer may begin with.
     """
 
-    process: Peer
+    process: ForkedProcess
     constraint: Constraint
     first: NDArray[np.bool_]
     size_bytes: int
@@ -192,7 +194,7 @@ class CompiledGrammar:
         passed = PassedSocket()
         with contextlib.suppress(OSError):  # the first token meets a closed socket
             self.process.begin(count, passed)
-        process = Peer(passed, self.limits.memory_bytes)
+        process = ForkedProcess(passed, self.limits.memory_bytes)
         answers = AnswerProcess(process, self.limits.follow_seconds, count)
         return [RemoteMatcher(answers, i, self.constraint, self.first) for i in range(count)]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vlm_server.errors import RequestError
 from vlm_server.platform.child import messages
 from vlm_server.prompt.grammar.constraints import Constraint
-from vlm_server.prompt.grammar.peer import Follow, Masks, Peer
+from vlm_server.prompt.grammar.forked_process import Follow, ForkedProcess, Masks
 
 _LATE_NICENESS = 15
 _FREE_SECONDS = 0.005
@@ -26,7 +26,7 @@ _TOO_LARGE = "it is too slow to follow, or takes too much memory"
 class AnswerProcess:
     """The process that follows the answers of one request, and its replies."""
 
-    def __init__(self, process: Peer, follow_seconds: float, num_open: int) -> None:
+    def __init__(self, process: ForkedProcess, follow_seconds: float, num_open: int) -> None:
         self.process = process
         self._seconds_left = follow_seconds
         self._num_open = num_open
