@@ -36,7 +36,7 @@ _EASILY_REPEATED = (
 _MAX_KINDS = 256
 
 
-def for_a_person(settings: Settings, sources: Sources) -> Settings:
+def with_terminal_log(settings: Settings, sources: Sources) -> Settings:
     """`settings` with a log for a terminal: warnings and requests, unless its level was chosen."""
     if not sys.stderr.isatty() or "log.level" in sources:
         return settings

@@ -142,7 +142,7 @@ class _Formatter(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
-        return "\n\n".join(fill(each, width, indent) for each in text.split("\n\n"))
+        return "\n\n".join(fill(paragraph, width, indent) for paragraph in text.split("\n\n"))
 
 
 def commands_of(parser: Parser) -> list[tuple[str, Parser]]:

@@ -68,7 +68,7 @@ def constraint(
     host.tool_parser = parser
     text = None if schema is None else json.dumps(schema)
     submit = Submit("a", (), (), SamplingParams(json_schema=text), tools=offered)
-    return Constraints(host).of(submit)
+    return Constraints(host).constraint_on(submit)
 
 
 def compiled(grammars: Grammars, made: Constraint | None, salt: str = "") -> Grammar:
@@ -312,7 +312,7 @@ def test_text_around_calls_has_no_control_tokens(new: New):
     host.backend.add_special_tokens(["<box>"])
     host.vocabulary_size, host.tool_parser = 258, HERMES
     offered = tools("auto", strict=("now",), now={})
-    made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
+    made = Constraints(host).constraint_on(Submit("a", (), (), SamplingParams(), tools=offered))
     (matcher,) = compiled(new(host=host), made).begin(1)
     assert matcher.allowed()[END]
     assert not matcher.allowed()[257]
@@ -334,7 +334,7 @@ def test_marks_may_be_control_tokens(new: New, is_special: bool):
     host.backend.add_tokens(marks)
     host.vocabulary_size, host.tool_parser = 259, replace(HERMES, start="<call>", end="</call>")
     offered = tools("auto", strict=("now",), now={})
-    made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
+    made = Constraints(host).constraint_on(Submit("a", (), (), SamplingParams(), tools=offered))
     assert isinstance(made, AutoCalls)
     assert (made.syntax.start, made.syntax.end) == ((257,), (258,))
     grammars = new(host=host)
@@ -413,7 +413,7 @@ def test_the_end_is_the_grammars(field: dict[str, Any], offered: Tools):
     host = byte_host()
     host.tool_parser = HERMES
     with pytest.raises(InvalidRequest) as caught:
-        Constraints(host).of(Submit("a", (), (), SamplingParams(**field), tools=offered))
+        Constraints(host).constraint_on(Submit("a", (), (), SamplingParams(**field), tools=offered))
     assert caught.value.param in field
     free = Submit("a", (), (), SamplingParams(**field), tools=tools("auto", now={}))
-    assert Constraints(host).of(free) is None
+    assert Constraints(host).constraint_on(free) is None

@@ -37,7 +37,7 @@ class Json:
 
     size: int
     told: list[list[int]] = field(default_factory=list)
-    is_late: bool = False
+    late_error: bool = False
     num_closed: int = 0
 
     def begin(self, count: int) -> list[AnswerMatcher]:
@@ -64,7 +64,7 @@ class JsonMatcher:
         return [self.allowed()] * len(self.asked)
 
     def wait(self, seconds: float) -> bool:
-        return not self.grammar.is_late
+        return not self.grammar.late_error
 
     def allowed(self) -> NDArray[np.bool_]:
         mask = np.zeros(self.grammar.size, dtype=np.bool_)
@@ -129,17 +129,17 @@ def marks(request: pytest.FixtureRequest) -> ReasoningMarks:
 def test_a_grammar_begins_after_the_thought(marks: ReasoningMarks):
     inner = Json(marks.everything.size)
     matcher = begin(marks, inner)
-    inner.is_late = True  # nobody asks it
+    inner.late_error = True  # nobody asks it
     write(matcher, ids(marks, "Hm </thin [5] <think>"))
     assert not matcher.allowed()[END]
     write(matcher, ids(marks, "</think>"))
-    inner.is_late = False
+    inner.late_error = False
     assert forced(matcher) == [*ids(marks, "\n\n"), id_of("["), END]
     assert inner.told == [[id_of("["), END]]
 
 
 def test_a_grammar_waits_only_for_its_own_work(marks: ReasoningMarks):
-    inner = Json(marks.everything.size, is_late=True)
+    inner = Json(marks.everything.size, late_error=True)
     matcher = begin(marks, inner, budget=0)
     for token_id in ids(marks, "</think>\n\n"):
         assert matcher.wait(0.0)

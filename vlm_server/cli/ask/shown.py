@@ -46,7 +46,7 @@ class Screen:
         self._ends_line = True
 
 
-def after(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) -> None:
+def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) -> None:
     """Print what follows an answer: that it was cut off, and its picture with regions.
 
     `is_quiet`: only write `save_boxes`. Raises CommandFailed if there is nothing to write.

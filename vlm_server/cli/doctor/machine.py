@@ -140,7 +140,7 @@ def look_at_disks(situation: Situation) -> list[Finding]:
 
 def room(check: str, folder: Path, wanted: int, advice: str) -> Finding:
     """Whether `folder`, which need not exist yet, can be written to and has `wanted` bytes free."""
-    around = (each for each in (folder, *folder.parents) if os.path.isdir(each))
+    around = (path for path in (folder, *folder.parents) if os.path.isdir(path))
     there = next(around, Path("/"))
     free, inodes = free_in(there)
     text = f"{folder}, {binary_size(free)} free"

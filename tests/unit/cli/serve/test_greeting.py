@@ -75,10 +75,10 @@ def test_the_log_is_quieter_for_a_person_who_did_not_choose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = settings.Settings()
-    assert log.for_a_person(given, {}).log.level == "info"
+    assert log.with_terminal_log(given, {}).log.level == "info"
     monkeypatch.setattr("sys.stderr", Terminal())
-    assert log.for_a_person(given, {}).log.level == "warning"
-    assert log.for_a_person(given, {"log.level": "command line"}).log.level == "info"
+    assert log.with_terminal_log(given, {}).log.level == "warning"
+    assert log.with_terminal_log(given, {"log.level": "command line"}).log.level == "info"
 
 
 def test_the_picture_is_a_small_red_circle_on_white() -> None:
@@ -111,7 +111,7 @@ def test_what_ends_serve_is_said_once(
 ) -> None:
     monkeypatch.setattr("sys.stderr", Terminal())
     logger = logging.getLogger("vlm_server.supervisor.supervisor")
-    log.for_a_person(settings.Settings(), {})
+    log.with_terminal_log(settings.Settings(), {})
     logger.error("the model can't be loaded")
     logger.warning("the engine ended")
     log.has_started()

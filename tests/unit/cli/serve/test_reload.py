@@ -52,35 +52,35 @@ def _hang_up_as_before() -> Iterator[None]:
 
 async def test_a_file_that_stays_is_not_read(watched: Watched) -> None:
     watched.reloader.check_with(settings.Settings(), lambda: pytest.fail("read"))
-    await watched.reloader.look()
+    await watched.reloader.check_file()
 
 
 async def test_other_settings_start_it_again(watched: Watched) -> None:
     watched.write("[server]\nport = 9001\n", seconds_ago=30)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 1
 
 
 async def test_another_comment_does_not(watched: Watched) -> None:
     watched.write("# my own\n[server]\nport = 9000\n", seconds_ago=30)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 0
 
 
 async def test_a_file_that_is_being_written_is_left_alone(watched: Watched) -> None:
     watched.write("[server]\nport = 9001\n", seconds_ago=0)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 0
     watched.write("[server]\nport = 9001\n", seconds_ago=3)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 1
 
 
 async def test_a_file_that_is_gone_for_a_moment_changes_nothing(watched: Watched) -> None:
     watched.path.unlink()
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     watched.write("[server]\nport = 9001\n", seconds_ago=30)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 1
 
 
@@ -89,7 +89,7 @@ async def test_wrong_settings_are_told_once(
 ) -> None:
     watched.write("[server]\nport = 'none'\n", seconds_ago=30)
     for _ in range(3):
-        await watched.reloader.look()
+        await watched.reloader.check_file()
     assert watched.restarts == 0
     assert caplog.text.count("the new settings are refused") == 1
 
@@ -102,12 +102,12 @@ async def test_settings_that_can_not_be_read_change_nothing(
 
     watched.reloader.check_with(settings.Settings(), unreadable)
     watched.write("[server]\nport = 9001\n", seconds_ago=30)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 0
     assert "/models/mine" in caplog.text
     watched.reloader.check_with(settings.Settings(), lambda: settings.load(watched.path))
     watched.write("[server]\nport = 9002\n", seconds_ago=30)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 1
 
 
@@ -123,7 +123,7 @@ async def test_a_signal_during_a_check_is_heard(watched: Watched) -> None:
 
     watched.reloader.check_with(settings.load(watched.path), slowly)
     watched.write("# a comment\n[server]\nport = 9000\n", seconds_ago=30)
-    looking = asyncio.create_task(watched.reloader.look())
+    looking = asyncio.create_task(watched.reloader.check_file())
     await asyncio.to_thread(began.wait, 10)
     os.kill(os.getpid(), signal.SIGHUP)
     await asyncio.sleep(0.05)

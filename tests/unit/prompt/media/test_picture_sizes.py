@@ -35,7 +35,7 @@ def scaled(size: tuple[int, int], rule: PixelRule, image: Image) -> tuple[int, i
     if bounds is not None:
         assert bounds.max_pixels is not None
         wanted = bounds.min_pixels, bounds.max_pixels
-        size = fit(size, rule.factor, *wanted, fewest_pixels=rule.min_pixels)
+        size = fit(size, rule.factor, *wanted, floor_pixels=rule.min_pixels)
         assert max(size) <= 200 * min(size)
     shown = smart_resize(size, rule.factor, rule.min_pixels, rule.max_pixels)
     assert bounds is None or shown == size, "the processor keeps it"
@@ -82,4 +82,4 @@ def test_the_processor_keeps_the_size_and_the_bound_holds(
     ],
 )
 def test_sizes(size: tuple[int, int], bounds: tuple[int, int], wanted: tuple[int, int]):
-    assert fit(size, 28, *bounds, fewest_pixels=3136) == wanted
+    assert fit(size, 28, *bounds, floor_pixels=3136) == wanted

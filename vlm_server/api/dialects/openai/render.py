@@ -74,7 +74,7 @@ class ChatRenderer(_Renderer):
     def delta(self, delta: Delta) -> bytes:
         """Chunks with the role, the text or the call, and the finish reason."""
         deltas = self._role(delta.choice) + _deltas_of(delta)
-        choices = [_chunk_choice(each, delta.choice) for each in deltas]
+        choices = [_chunk_choice(change, delta.choice) for change in deltas]
         if delta.logprobs:
             choices[-1]["logprobs"] = _logprobs(delta.logprobs)
         if delta.finish_reason:
@@ -132,7 +132,7 @@ def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
         {
             "id": call[0].id,
             "function": {
-                "arguments": "".join(each.arguments for each in call),
+                "arguments": "".join(piece.arguments for piece in call),
                 "name": call[0].name,
             },
             "type": "function",

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from vlm_server.api.http.connection.protocol import HttpConnection, Shared
-from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
+from vlm_server.api.http.connection.table import ConnectionStage, ConnectionTable, ParseQueue
 from vlm_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -110,16 +110,16 @@ class HttpServer(uvicorn.Server):
             return
         loop = asyncio.get_running_loop()
         for listening in self.servers:
-            for each in listening.sockets:
-                loop.remove_reader(each)
+            for listening_socket in listening.sockets:
+                loop.remove_reader(listening_socket)
         clock, began = loop.time, loop.time()
         while clock() < began + PARSING_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
             for connection in self._connections:
                 connection.take_one_more()
             stages = [connection.stage for connection in self._connections]
-            num_answered = stages.count(Stage.ANSWER)
-            may_ask = len(stages) > num_answered + stages.count(Stage.CLOSING)
+            num_answered = stages.count(ConnectionStage.ANSWER)
+            may_ask = len(stages) > num_answered + stages.count(ConnectionStage.CLOSING)
             if may_ask and clock() < began + LAST_CALL_SECONDS:
                 continue
             if num_answered <= num_in_engine():
@@ -127,7 +127,7 @@ class HttpServer(uvicorn.Server):
 
     @property
     def _connections(self) -> list[HttpConnection]:
-        return [cast(HttpConnection, each) for each in self.server_state.connections]
+        return [cast(HttpConnection, connection) for connection in self.server_state.connections]
 
     def drain(self) -> None:
         """Finish the requests that are complete, and answer later ones with 503."""
@@ -135,7 +135,7 @@ class HttpServer(uvicorn.Server):
         for connection in self._connections:
             connection.drain()
 
-    def look(self) -> None:
+    def apply_file_limit(self) -> None:
         """Close connections if the limit on open files was lowered; call it now and then."""
         self._table.make_room()
 
