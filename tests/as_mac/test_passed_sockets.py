@@ -23,8 +23,8 @@ from vlm_server.platform.child import passing
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.passing import PassedSocket
 from vlm_server.prompt.grammar.constraints import Schema
+from vlm_server.prompt.grammar.grammar_client import CompiledGrammar, GrammarLimits
 from vlm_server.prompt.grammar.grammars import Grammars
-from vlm_server.prompt.grammar.server import CompiledGrammar, GrammarLimits
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="asks what was received; macOS itself does"),

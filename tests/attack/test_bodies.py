@@ -113,7 +113,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def parser_pids(daemon: Daemon) -> set[int]:
-    return {pid for pid in children(daemon.process.pid) if b"parsing_process" in command_of(pid)}
+    return {pid for pid in children(daemon.process.pid) if b"parsing.process" in command_of(pid)}
 
 
 def children(pid: int) -> Iterator[int]:

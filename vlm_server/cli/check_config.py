@@ -56,7 +56,7 @@ def check_models(settings: Settings) -> None:
     """
     search_paths = settings.model.search_paths
     listed = [one.as_model(name, search_paths) for name, one in settings.models.items()]
-    here = [one for one in (settings.model, *listed) if os.path.isdir(one.path)]
+    here = [model for model in (settings.model, *listed) if os.path.isdir(model.path)]
     for model in here if not settings.distributed.hosts else ():
         found = asyncio.run(survey(SurveyRequest(model, settings.memory)))
         if found.refusal:

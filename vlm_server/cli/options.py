@@ -177,7 +177,7 @@ def check_model(path: Path) -> None:
             return
         names = os.listdir(path)
     except FileNotFoundError:
-        close = did_you_mean(path.name, [one.name for one in every()])
+        close = did_you_mean(path.name, [checkpoint.name for checkpoint in every()])
         text = f"model.path: {path} is not the folder of a checkpoint: it is not there{close}"
         raise missing(path, text) from None
     except OSError as error:
@@ -199,11 +199,11 @@ def check_memory_limit(settings: Settings) -> None:
     from vlm_server.models import EMBEDDED
 
     limit_bytes = settings.memory.known_limit_bytes
-    pinned = [settings.model, *(one for one in settings.models.values() if one.pinned)]
+    pinned = [settings.model, *(model for model in settings.models.values() if model.pinned)]
     for model in pinned if limit_bytes and not settings.distributed.hosts else ():
         stored = layout.stored_bytes(Path(model.path) if model.path else EMBEDDED)
-        least = stored / _SURPLUS / (2 if model.dtype in ("float16", "bfloat16") else 1)
-        if least > limit_bytes:
+        needed = stored / _SURPLUS / (2 if model.dtype in ("float16", "bfloat16") else 1)
+        if needed > limit_bytes:
             raise ModelLoadError(
                 f"the weights do not fit: those of {model.path or 'the embedded model'} take "
                 f"{size_text(stored)} in their files, and {size_text(limit_bytes)} are allowed: "

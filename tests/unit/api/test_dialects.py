@@ -355,7 +355,7 @@ HOSTILE = ("a\r\nSet-Cookie: b", "na\u00efve \u2603", "\ud800", "x" * 10_000, *"
 
 async def test_hostile_names_are_escaped_in_headers(caplog: pytest.LogCaptureFixture) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        access_log.of(scope).ignored = HOSTILE
+        access_log.entry_of(scope).ignored = HOSTILE
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 

@@ -171,7 +171,7 @@ def test_serve_survives_closed_stdout_until_ctrl_c(tmp_path: Path) -> None:
             served.wait_ready(SECONDS)
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.5)
-            assert served.look().state == "ready"
+            assert served.check_readiness().state == "ready"
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == exit_codes.DONE
         assert "Traceback" not in log.read_text()

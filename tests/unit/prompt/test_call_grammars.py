@@ -68,7 +68,7 @@ def constraint(
     host.tool_parser = parser
     text = None if schema is None else json.dumps(schema)
     submit = Submit("a", (), (), SamplingParams(json_schema=text), tools=offered)
-    return Constraints(host).of(submit)
+    return Constraints(host).constraint_on(submit)
 
 
 def compiled(
@@ -322,7 +322,7 @@ def test_text_around_strict_calls_allows_no_control_tokens(new: New):
     host.backend.add_special_tokens(["<box>"])
     host.vocabulary_size, host.tool_parser = 258, HERMES
     offered = tools("auto", strict=("now",), now={})
-    constraint_of_request = Constraints(host).of(
+    constraint_of_request = Constraints(host).constraint_on(
         Submit("a", (), (), SamplingParams(), tools=offered)
     )
     (matcher,) = compiled(new(host=host), constraint_of_request).begin(1)
@@ -346,7 +346,7 @@ def test_tool_call_marks_may_be_added_tokens(new: New, is_special: bool):
     host.backend.add_tokens(marks)
     host.vocabulary_size, host.tool_parser = 259, replace(HERMES, start="<call>", end="</call>")
     offered = tools("auto", strict=("now",), now={})
-    constraint_of_request = Constraints(host).of(
+    constraint_of_request = Constraints(host).constraint_on(
         Submit("a", (), (), SamplingParams(), tools=offered)
     )
     assert isinstance(constraint_of_request, AutoCalls)
@@ -434,7 +434,7 @@ def test_constrained_calls_refuse_min_tokens_and_ignore_eos(field: dict[str, Any
     host = byte_host()
     host.tool_parser = HERMES
     with pytest.raises(InvalidRequest) as caught:
-        Constraints(host).of(Submit("a", (), (), SamplingParams(**field), tools=offered))
+        Constraints(host).constraint_on(Submit("a", (), (), SamplingParams(**field), tools=offered))
     assert caught.value.param in field
     free = Submit("a", (), (), SamplingParams(**field), tools=tools("auto", now={}))
-    assert Constraints(host).of(free) is None
+    assert Constraints(host).constraint_on(free) is None

@@ -37,7 +37,7 @@ class FakeGrammar:
 
     size: int
     advanced: list[list[int]] = field(default_factory=list)
-    is_late: bool = False
+    late_error: bool = False
     num_closed: int = 0
 
     def begin(self, count: int) -> list[AnswerMatcher]:
@@ -64,7 +64,7 @@ class FakeMatcher:
         return [self.allowed()] * len(self.drafts)
 
     def wait(self, seconds: float) -> bool:
-        return not self.grammar.is_late
+        return not self.grammar.late_error
 
     def allowed(self) -> NDArray[np.bool_]:
         mask = np.zeros(self.grammar.size, dtype=np.bool_)
@@ -129,17 +129,17 @@ def marks(request: pytest.FixtureRequest) -> ReasoningMarks:
 def test_grammar_begins_after_reasoning_ends(marks: ReasoningMarks):
     inner = FakeGrammar(marks.everything.size)
     matcher = begin(marks, inner)
-    inner.is_late = True  # it is not consulted before the end mark
+    inner.late_error = True  # it is not consulted before the end mark
     write(matcher, ids(marks, "Hm </thin [5] <think>"))
     assert not matcher.allowed()[END]
     write(matcher, ids(marks, "</think>"))
-    inner.is_late = False
+    inner.late_error = False
     assert forced(matcher) == [*ids(marks, "\n\n"), id_of("["), END]
     assert inner.advanced == [[id_of("["), END]]
 
 
 def test_reasoning_grammar_waits_only_after_reasoning(marks: ReasoningMarks):
-    inner = FakeGrammar(marks.everything.size, is_late=True)
+    inner = FakeGrammar(marks.everything.size, late_error=True)
     matcher = begin(marks, inner, budget=0)
     for token_id in ids(marks, "</think>\n\n"):
         assert matcher.wait(0.0)

@@ -21,8 +21,8 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces import AnswerMatcher, Grammar
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.constraints import Schema
+from vlm_server.prompt.grammar.grammar_client import GrammarLimits
 from vlm_server.prompt.grammar.grammars import Grammars
-from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.settings import EngineSettings
 
 TEXT = """\
@@ -65,7 +65,9 @@ HOST = host_of(merged_tokenizer(), END)
 
 def new_grammars(host: Any) -> Grammars:
     """Grammars with generous limits: the machine may be busy."""
-    return Grammars(host, GrammarLimits(60.0, EngineSettings().schema_memory_bytes, 60.0), 128 << 20)
+    return Grammars(
+        host, GrammarLimits(60.0, EngineSettings().schema_memory_bytes, 60.0), 128 << 20
+    )
 
 
 Compile = Callable[[FakeModelSpec, Any], Grammar]

@@ -33,7 +33,7 @@ from vlm_server.settings import MIB, Limits
 
 logger = logging.getLogger(__name__)
 
-MODULE = "vlm_server.api.parsing_process"
+MODULE = "vlm_server.api.parsing.process"
 LARGE_BYTES = 16 * MIB
 _TEXT_THREADS = 4
 _TRIES = 2

@@ -21,7 +21,7 @@ _DISTRIBUTION = "vlm-server"
 _SHOWN = ("mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-vlm")
 
 
-def look(situation: Situation) -> list[Finding]:
+def look_at_device(situation: Situation) -> list[Finding]:
     """Checks of versions, device, BLAS, and on macOS of the wired limit."""
     wants_openblas = situation.settings.engine.openblas == "auto"
     found = tried(situation.settings.engine)

@@ -42,7 +42,7 @@ def runs() -> list[BenchRun]:
 
 def test_comparison_table_has_expected_text():
     assert report.comparison(TARGETS, PLAN, runs()).splitlines() == [
-        "median [least - most] of 3 rounds; pictures of 560x420; seed 5",
+        "median [min - max] of 3 rounds; pictures of 560x420; seed 5",
         "",
         "scenario  figure      ours                peer             / ours",
         "repeat    TTFT    ms  20.0 [10.0 - 30.0]  150 [100 - 200]  7.50",

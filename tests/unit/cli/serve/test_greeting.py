@@ -86,10 +86,10 @@ def test_log_level_defaults_to_warning_on_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = settings.Settings()
-    assert log.for_a_person(given, {}).log.level == "info"
+    assert log.with_terminal_log(given, {}).log.level == "info"
     monkeypatch.setattr("sys.stderr", Terminal())
-    assert log.for_a_person(given, {}).log.level == "warning"
-    assert log.for_a_person(given, {"log.level": "command line"}).log.level == "info"
+    assert log.with_terminal_log(given, {}).log.level == "warning"
+    assert log.with_terminal_log(given, {"log.level": "command line"}).log.level == "info"
 
 
 def test_example_picture_is_small_red_circle_on_white() -> None:
@@ -122,7 +122,7 @@ def test_startup_failure_is_logged_once_on_terminal(
 ) -> None:
     monkeypatch.setattr("sys.stderr", Terminal())
     logger = logging.getLogger("vlm_server.supervisor.supervisor")
-    log.for_a_person(settings.Settings(), {})
+    log.with_terminal_log(settings.Settings(), {})
     logger.error("the model can't be loaded")
     logger.warning("the engine ended")
     log.has_started()

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from vlm_server.cli.serve import listener as listener_module
-from vlm_server.cli.serve.listener import Listener, check_exposure, is_at, listen, where_it_listens
+from vlm_server.cli.serve.listener import (
+    Listener,
+    check_exposure,
+    is_at,
+    listen,
+    with_inherited_address,
+)
 from vlm_server.errors import ConfigError, NotAvailable
 from vlm_server.settings import Server
 
@@ -99,8 +105,8 @@ def test_server_address_follows_inherited_socket() -> None:
     listener = inherited()
     port = listener.addresses[0][1]
     same = Server(host="localhost", port=port)
-    assert where_it_listens(same, listener) is same
-    moved = where_it_listens(Server(host="0.0.0.0", port=1, api_keys=(KEY,)), listener)
+    assert with_inherited_address(same, listener) is same
+    moved = with_inherited_address(Server(host="0.0.0.0", port=1, api_keys=(KEY,)), listener)
     assert (moved.host, moved.port) == ("127.0.0.1", port)
 
 

@@ -52,35 +52,35 @@ def _hang_up_as_before() -> Iterator[None]:
 
 async def test_unchanged_settings_file_is_not_read(watched: WatchedSettings) -> None:
     watched.reloader.check_with(settings.Settings(), lambda: pytest.fail("read"))
-    await watched.reloader.look()
+    await watched.reloader.check_file()
 
 
 async def test_changed_settings_restart_daemon(watched: WatchedSettings) -> None:
     watched.write("[server]\nport = 9001\n", seconds_ago=30)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 1
 
 
 async def test_changed_comment_does_not_restart_daemon(watched: WatchedSettings) -> None:
     watched.write("# my own\n[server]\nport = 9000\n", seconds_ago=30)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 0
 
 
 async def test_freshly_written_settings_are_read_later(watched: WatchedSettings) -> None:
     watched.write("[server]\nport = 9001\n", seconds_ago=0)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 0
     watched.write("[server]\nport = 9001\n", seconds_ago=3)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 1
 
 
 async def test_briefly_missing_settings_file_does_not_restart(watched: WatchedSettings) -> None:
     watched.path.unlink()
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     watched.write("[server]\nport = 9001\n", seconds_ago=30)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 1
 
 
@@ -89,7 +89,7 @@ async def test_invalid_new_settings_are_logged_once(
 ) -> None:
     watched.write("[server]\nport = 'none'\n", seconds_ago=30)
     for _ in range(3):
-        await watched.reloader.look()
+        await watched.reloader.check_file()
     assert watched.restarts == 0
     assert caplog.text.count("the new settings are refused") == 1
 
@@ -102,12 +102,12 @@ async def test_unreadable_new_settings_do_not_restart(
 
     watched.reloader.check_with(settings.Settings(), unreadable)
     watched.write("[server]\nport = 9001\n", seconds_ago=30)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 0
     assert "/models/mine" in caplog.text
     watched.reloader.check_with(settings.Settings(), lambda: settings.load(watched.path))
     watched.write("[server]\nport = 9002\n", seconds_ago=30)
-    await watched.reloader.look()
+    await watched.reloader.check_file()
     assert watched.restarts == 1
 
 
@@ -123,7 +123,7 @@ async def test_sighup_during_settings_check_restarts_daemon(watched: WatchedSett
 
     watched.reloader.check_with(settings.load(watched.path), slowly)
     watched.write("# a comment\n[server]\nport = 9000\n", seconds_ago=30)
-    looking = asyncio.create_task(watched.reloader.look())
+    looking = asyncio.create_task(watched.reloader.check_file())
     await asyncio.to_thread(began.wait, 10)
     os.kill(os.getpid(), signal.SIGHUP)
     await asyncio.sleep(0.05)

@@ -114,7 +114,9 @@ def test_decoder_memory_suffices_for_largest_transparent_picture(
 
 
 def test_picture_beyond_decoder_memory_is_refused():
-    little = Decoders(settings.ImageSettings(decode_memory_bytes=256 << 20), settings.VideoSettings(), 1)
+    little = Decoders(
+        settings.ImageSettings(decode_memory_bytes=256 << 20), settings.VideoSettings(), 1
+    )
     picture = PillowImage.new("RGBA", (5000, 5000), (0, 0, 0, 0))
     with pytest.raises(InvalidImage, match="too much memory"):
         little.image(encoded(picture, compress_level=1), budget())

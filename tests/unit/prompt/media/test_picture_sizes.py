@@ -35,7 +35,7 @@ def scaled(size: tuple[int, int], rule: PixelRule, image: Image) -> tuple[int, i
     if bounds is not None:
         assert bounds.max_pixels is not None
         expected = bounds.min_pixels, bounds.max_pixels
-        size = fit(size, rule.factor, *expected, fewest_pixels=rule.min_pixels)
+        size = fit(size, rule.factor, *expected, floor_pixels=rule.min_pixels)
         assert max(size) <= 200 * min(size)
     shown = smart_resize(size, rule.factor, rule.min_pixels, rule.max_pixels)
     assert bounds is None or shown == size, "the processor keeps it"
@@ -84,4 +84,4 @@ def test_fitted_size_is_kept_by_processor_within_bounds(
 def test_fit_gives_expected_sizes_within_bounds(
     size: tuple[int, int], bounds: tuple[int, int], expected: tuple[int, int]
 ):
-    assert fit(size, 28, *bounds, fewest_pixels=3136) == expected
+    assert fit(size, 28, *bounds, floor_pixels=3136) == expected

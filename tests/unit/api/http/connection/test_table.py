@@ -11,12 +11,12 @@ import pytest
 
 from vlm_server.api.http.connection.outgoing import Deadline
 from vlm_server.api.http.connection.server import RESERVED_FILES, ConnectionLimit
-from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
+from vlm_server.api.http.connection.table import ConnectionStage, ConnectionTable, ParseQueue
 
 
 @dataclass(eq=False)
 class Connection:
-    stage: Stage
+    stage: ConnectionStage
     since: float = 0.0
     is_gone: bool = False
 
@@ -26,22 +26,22 @@ class Connection:
 
 def test_least_valuable_connection_is_evicted() -> None:
     order = [
-        Connection(Stage.CLOSING, 5),
-        Connection(Stage.SILENT, 1),
-        Connection(Stage.SILENT, 2),
-        Connection(Stage.IDLE, 1),
-        Connection(Stage.HEAD, 1),
-        Connection(Stage.BODY, 1),
-        Connection(Stage.BODY, 3),
+        Connection(ConnectionStage.CLOSING, 5),
+        Connection(ConnectionStage.SILENT, 1),
+        Connection(ConnectionStage.SILENT, 2),
+        Connection(ConnectionStage.IDLE, 1),
+        Connection(ConnectionStage.HEAD, 1),
+        Connection(ConnectionStage.BODY, 1),
+        Connection(ConnectionStage.BODY, 3),
     ]
     table = ConnectionTable(lambda: len(order))
     assert all(table.add(connection) for connection in reversed(order))
     for count in range(1, len(order) + 1):
-        assert table.add(Connection(Stage.ANSWER))
+        assert table.add(Connection(ConnectionStage.ANSWER))
         assert [connection.is_gone for connection in order] == [True] * count + [False] * (
             len(order) - count
         )
-    late = Connection(Stage.SILENT)
+    late = Connection(ConnectionStage.SILENT)
     assert not table.add(late)
     assert len(table) == len(order)
     table.discard(late)
@@ -51,14 +51,14 @@ def test_least_valuable_connection_is_evicted() -> None:
 def test_lowered_connection_limit_evicts_idle_and_keeps_answers() -> None:
     limit = 6
     table = ConnectionTable(lambda: limit)
-    answering = [Connection(Stage.ANSWER, since) for since in range(2)]
-    idle = [Connection(Stage.IDLE, since) for since in range(4)]
+    answering = [Connection(ConnectionStage.ANSWER, since) for since in range(2)]
+    idle = [Connection(ConnectionStage.IDLE, since) for since in range(4)]
     assert all(table.add(connection) for connection in (*answering, *idle))
     limit = 4
     assert table.make_room()
     assert [connection.is_gone for connection in idle] == [True, True, False, False]
     limit = 1
-    late = Connection(Stage.SILENT)
+    late = Connection(ConnectionStage.SILENT)
     assert not table.add(late)
     assert len(table) == len(answering)
     limit = 3

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.unit.api.requests import chat, picture, user
-from vlm_server.api import parsing_process
+from vlm_server.api.parsing import process as parsing_process
 from vlm_server.api.parsing.parsed_request import (
     Context,
     KnownModel,
@@ -65,6 +65,6 @@ def test_internal_error_does_not_end_the_parsing_process() -> None:
 def test_parsing_process_imports_little() -> None:
     names = "['asyncio', 'starlette', 'anyio', 'numpy', 'mlx', 'uvicorn', 'ssl']"
     shown = f"print([name for name in {names} if name in sys.modules])"
-    code = f"import sys, vlm_server.api.parsing_process; {shown}"
+    code = f"import sys, vlm_server.api.parsing.process; {shown}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
