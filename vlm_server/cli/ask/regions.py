@@ -1,7 +1,7 @@
 """Boxes and points in an answer: found in its text, drawn on its picture, shown in a terminal.
 
-The forms are those of the page (`regions.js`). The terminal's protocol is read from the environment,
-as a query's reply might reach the next program as input. Protocols:
+The forms are those of the page (`regions.js`). The terminal's protocol follows from its
+environment: the reply to a query could end up in the next program's input. Protocols:
 https://sw.kovidgoyal.net/kitty/graphics-protocol/, https://iterm2.com/documentation-images.html.
 """
 
