@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_models(settings: Settings) -> None:
-    """Raises ModelLoadError for a model here that its files or the memory limit rule out.
+    """Raises ModelLoadError for a local model with unusable files or beyond the memory limit.
 
-    Loads nothing; a model that several hosts share is not looked at.
+    Loads nothing; models that several hosts share are not checked.
     """
     search_paths = settings.model.search_paths
     listed = [one.as_model(name, search_paths) for name, one in settings.models.items()]

@@ -1,4 +1,4 @@
-"""`vlm-server completions`: shtab makes a shell's script of the parser."""
+"""`vlm-server completions`: a shell's script, made from the parser by shtab."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def script(shell: str) -> str:
     models = shtab.cmd(_LIST_MODELS)
     for level in every(parser):
         for summary, command in commands_of(level):
-            command.description = summary  # what is shown beside its name
+            command.description = summary  # shown next to its name
         for action in level._actions:
             if action.dest == "model":
                 vars(action)["complete"] = models  # where shtab looks for it

@@ -32,7 +32,7 @@ _EASILY_REPEATED = (
     "vlm_server.api.http.connection.protocol",
     "vlm_server.api.parsing.body_parser",
 )
-"""Loggers of which any client could get any number of lines."""
+"""Loggers that clients could make write any number of lines."""
 _MAX_KINDS = 256
 
 
@@ -48,7 +48,7 @@ def with_terminal_log(settings: Settings, sources: Sources) -> Settings:
 
 
 def has_started() -> None:
-    """Log errors of loading from now on: until here, they are the last line of `serve`."""
+    """Log errors of loading from now on; before, they are the last line of `serve`."""
     logging.getLogger(_LOADING_LOGGER).removeFilter(_is_no_error)
 
 
@@ -112,8 +112,8 @@ class LogRate(logging.Filter):
 class LogFile:
     """Standard output and error of this process and its children, in a file of bounded size.
 
-    Larger than `max_bytes`, it is copied to `path.1`, which was moved to `path.2` and so on, and
-    emptied, not replaced: children hold it open. A line written meanwhile may be lost.
+    Beyond `max_bytes` it is copied to `path.1`, after `path.1` was moved to `path.2` and so on, and
+    emptied, not replaced: children hold it open. A line written during the copy may be lost.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, num_older: int = NUM_OLDER) -> None:
@@ -132,7 +132,7 @@ class LogFile:
         os.close(file)
 
     def rotate_if_large(self) -> None:
-        """Start the file anew if it is large. What fails is tried again the next time."""
+        """Rotate the file if it is large. Failures are retried at the next call."""
         with contextlib.suppress(OSError):
             if os.path.getsize(self._path) > self._max_bytes:
                 self._rotate()

@@ -31,7 +31,7 @@ from vlm_server.settings import Settings
 
 
 class _ModelRow(msgspec.Struct):
-    """A model in the list. None is unknown, as of a model that only the daemon has."""
+    """A model in the list; None is unknown, as for a model known only to the daemon."""
 
     name: str
     bytes: int | None = None
@@ -44,7 +44,7 @@ class _ModelRow(msgspec.Struct):
 
 
 def pull(arguments: argparse.Namespace) -> int:
-    """Download a model to the hub's cache, or its newest version. Raises VlmServerError."""
+    """Download a model, or its newest version, to the hub's cache. Raises VlmServerError."""
     name = _hub_name(arguments.model)
     settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
     set_up_logging(settings.log)
@@ -101,7 +101,7 @@ def list_models(arguments: argparse.Namespace) -> int:
 
 
 def _served(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]:
-    """State of each model that the daemon serves; none if none runs, or it does not say."""
+    """State of each model served by the daemon; empty if none runs, or if it is not reported."""
     with Daemon(*address_of(arguments, settings)) as daemon:
         try:
             if arguments.url or daemon.is_there():
@@ -131,7 +131,7 @@ def _listed(found: find.Found, config: dict[str, Any]) -> _ModelRow:
 
 
 def _begun(found: find.Found) -> _ModelRow:
-    """Entry of a download that was not finished."""
+    """Row of an unfinished download."""
     size = sum(path.stat().st_size for path in (found.folder / "blobs").iterdir())
     folder = str(found.folder)
     return _ModelRow(found.name, size, place=found.place, folder=folder, complete=False)
@@ -147,7 +147,7 @@ def _row(one: _ModelRow, *, with_state: bool) -> tuple[str, ...]:
 
 
 def remove(arguments: argparse.Namespace) -> int:
-    """Remove a model from the hub's cache, as the cache's own tools would, once the user agrees."""
+    """Remove a model from the hub's cache after the user has agreed."""
     from vlm_server.hub import cached
 
     name = _hub_name(arguments.model)

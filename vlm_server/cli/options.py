@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vlm_server.settings import CheckpointSettings, ModelSettings, Settings, Sources
 
 _SURPLUS = 1.25
-"""Files may hold weights that the model does not use."""
+"""Allowance for weights in files that the model does not use."""
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +151,7 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def _portable_model(text: str) -> str:
-    """A path as it holds in any folder; a name unchanged."""
+    """A path made absolute; a name unchanged."""
     from vlm_server.hub.names import HubName
     from vlm_server.settings.paths import expanded
 
@@ -167,7 +167,7 @@ def check_model(path: Path) -> None:
 
     try:
         str(path).encode()
-    except UnicodeEncodeError:  # the API could not tell its name
+    except UnicodeEncodeError:  # the API could not show its name
         raise ConfigError(f"model.path: the name {str(path)!a} is not UTF-8: change it") from None
     if fault := fault_of(path):
         raise ConfigError(f"model.path: {fault}")
@@ -191,7 +191,7 @@ def check_model(path: Path) -> None:
 def check_memory_limit(settings: Settings) -> None:
     """Raises ModelLoadError if `memory.limit_bytes` can't hold the files of a pinned model.
 
-    Not for a model that several hosts share, nor for a limit that is a share of the memory.
+    Skipped for a model that several hosts share, and for a limit relative to the memory.
     """
     from vlm_server.errors import ModelLoadError
     from vlm_server.hub import layout
@@ -220,7 +220,7 @@ def _check_template(section: str, checkpoint: CheckpointSettings) -> None:
 
 
 def _portable(override: str) -> str:
-    """`override` as it can stand in a service's file."""
+    """`override` with absolute paths, for a service's file."""
     from vlm_server import settings
     from vlm_server.settings.paths import expanded
 

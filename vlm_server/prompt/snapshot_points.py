@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.errors import InvalidRequest
-from vlm_server.prompt.chat import Chat
+from vlm_server.prompt.template.chat import Chat
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Message, TextPart
 

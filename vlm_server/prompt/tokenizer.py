@@ -15,10 +15,10 @@ import tokenizers
 
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.interfaces.model_spec import ModelSpec
-from vlm_server.prompt.chat import Chat, field_of, join_texts
 from vlm_server.prompt.media.processing import TokenLayout
 from vlm_server.prompt.special_tokens import SpecialTokens
-from vlm_server.prompt.templates import ChatTemplate, template_of
+from vlm_server.prompt.template.chat import Chat, field_of, join_texts
+from vlm_server.prompt.template.templates import ChatTemplate, template_of
 
 
 class PromptTokenizer:

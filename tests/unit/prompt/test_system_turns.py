@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.unit.prompt.test_tool_prompts import ALL, ASK, CALL, RESULT, render
 from vlm_server.errors import InvalidRequest
-from vlm_server.prompt.chat import fold_system
+from vlm_server.prompt.template.chat import fold_system
 from vlm_server.protocol import ImagePart, Message, TextPart
 
 

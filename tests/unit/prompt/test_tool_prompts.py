@@ -11,8 +11,8 @@ from msgspec import structs
 
 from tests.unit.prompt import tool_templates as templates
 from vlm_server.errors import InvalidRequest
-from vlm_server.prompt.chat import Chat, read_chat
-from vlm_server.prompt.templates import ChatTemplate, sandboxed
+from vlm_server.prompt.template.chat import Chat, read_chat
+from vlm_server.prompt.template.templates import ChatTemplate, sandboxed
 from vlm_server.protocol import (
     ImagePart,
     Message,

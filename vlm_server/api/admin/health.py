@@ -1,4 +1,4 @@
-"""`/health/live`, `/health/ready`, `/v1/loads`, `/v1/status`, and the end of a request of it."""
+"""`/health/live`, `/health/ready`, `/v1/loads`, `/v1/status`, and cancelling its requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Health:
         return JSONResponse({"status": "live"})
 
     async def ready(self, _: Request) -> Response:
-        """Whether all models that are to stay loaded are. The others are loaded when asked for."""
+        """Whether all pinned models are loaded. Other models are loaded on demand."""
         statuses = served_models.statuses(self._models)
         pinned = [status for status in statuses if self._models.is_pinned(status.model_name)]
         status = next((status for status in pinned if not status.is_ready), None)
@@ -60,7 +60,7 @@ class Health:
         return JSONResponse({"dp_rank_count": 1, "loads": [load]})
 
     async def status(self, request: Request) -> Response:
-        """The status of the default model's engine, or of that of the query's `model`."""
+        """The status of the engine of the query's `model`, or of the default model."""
         name = request.query_params.get("model", self._models.names[0])
         if name not in self._models.names:
             raise ModelNotFound("There is no such model.", "model")
@@ -86,14 +86,14 @@ class Health:
         )
 
     def _requests(self, statuses: list[EngineStatus]) -> list[dict[str, Any]]:
-        """The requests that hold a queue slot: the state of each, never its content."""
+        """The requests that hold a queue slot: their states, never their content."""
         stats = (status.stats for status in statuses if status.stats is not None)
         reported = {request.request_id: request for engine in stats for request in engine.progress}
         now, tracked = time.monotonic(), self._in_flight.items()
         return [_request(name, scope, reported.get(name), now) for name, scope in tracked]
 
     async def cancel(self, request: Request) -> Response:
-        """End one of the requests that `status` lists."""
+        """Cancel one of the requests that `status` lists."""
         request_id = request.path_params["request_id"]
         if not self._models.cancel(request_id):
             raise NotFound("There is no such request, or it has ended.")
@@ -103,7 +103,7 @@ class Health:
 def _request(
     request_id: str, scope: Scope, progress: RequestProgress | None, now: float
 ) -> dict[str, Any]:
-    """A request; `progress` is what its engine reported last."""
+    """The JSON of a request; `progress` is the last report of its engine."""
     entry = access_log.entry_of(scope)
     first_at = None if entry.answer is None else entry.answer.first_at
     return {
@@ -122,7 +122,7 @@ def _request(
 
 
 def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
-    """A model in short; `memory_bytes` is the device memory that its engine holds."""
+    """The short JSON of a model; `memory_bytes` is the device memory of its engine."""
     memory = status.stats.memory if status.stats else None
     return {
         "name": status.model_name,
@@ -139,7 +139,7 @@ def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
 def _engine(status: EngineStatus) -> dict[str, Any]:
     stats = msgspec.to_builtins(status.stats)
     if stats is not None:
-        del stats["type"], stats["progress"]  # the requests are listed apart
+        del stats["type"], stats["progress"]  # requests are listed separately
     return {
         "state": status.state,
         "pid": status.pid,
@@ -163,7 +163,7 @@ def _latencies(metrics: ModelMetrics) -> dict[str, Any]:
 
 
 def _histogram(histogram: Histogram) -> dict[str, Any]:
-    """The JSON of a histogram, with separate instead of cumulated counts."""
+    """The JSON of a histogram, with separate instead of cumulative counts."""
     bounds, totals = zip(*histogram.buckets(), strict=True)
     counts = [total - before for total, before in zip(totals, (0, *totals), strict=False)]
     return {

@@ -35,7 +35,7 @@ Kind = TypeVar("Kind", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFa
 
 
 class ResponseStoreSize(Sized, Protocol):
-    """The responses that the front keeps for clients."""
+    """The size of the store of responses."""
 
     limit_bytes: int
     num_evicted: int
@@ -46,7 +46,7 @@ class ResponseStoreSize(Sized, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The endpoint, and the collector it scrapes. `prefix` is that of all names."""
+    """The endpoint, and the collector that it scrapes. All names begin with `prefix`."""
 
     prefix: str
     shared: Generation
@@ -86,7 +86,7 @@ class _Families:
         family.add_metric(list(labels.values()), value)
 
     def counter(self, name: str, help_text: str, value: float, **labels: str) -> None:
-        """The library adds `_total` to the name."""
+        """Add a counter; the library appends `_total` to its name."""
         family = self.family(CounterMetricFamily, name, help_text, *labels)
         family.add_metric(list(labels.values()), value)
 
@@ -120,7 +120,7 @@ def _add_stored(families: _Families, stored: ResponseStoreSize) -> None:
 
 
 def _add_answers(families: _Families, model: str, metrics: ModelMetrics) -> None:
-    """Add the histograms of answers, under vLLM's names where it has the same."""
+    """Add the histograms of answers, under vLLM's names where vLLM has them."""
     phases = {
         "queue": "Until the device begins with a request, without its preparation.",
         "prepare": "Template, tokenizer, and the decoding of pictures and videos.",
@@ -221,7 +221,7 @@ def _add_memory(families: _Families, model: str, stats: Stats) -> None:
 
 
 def _memory_usage(stats: Stats) -> float:
-    """The part of the device memory beside the weights that no eviction can free, 0 to 1."""
+    """The share of the device memory besides the weights that no eviction can free, 0 to 1."""
     memory = stats.memory
     room = memory.limit_bytes - memory.baseline_bytes
     if room <= 0:

@@ -42,7 +42,7 @@ def _is_anthropics(request: Request) -> bool:
 
 
 class Models:
-    """The endpoints about models. LM Studio's say which see pictures and call tools."""
+    """The endpoints about models. LM Studio's list vision and tool calls as capabilities."""
 
     def __init__(self, models: ModelClient, settings: Settings) -> None:
         self._models = models
@@ -91,7 +91,7 @@ class Models:
         return {**model, "type": "model", "display_name": model["id"], "created_at": created}
 
     def _model(self, status: EngineStatus) -> dict[str, Any]:
-        """OpenAI's four fields and, once the model was loaded, those that agents look for."""
+        """OpenAI's four fields and, once the model has been loaded, fields that agents look for."""
         facts, limits = status.model_facts, self._settings.limits
         model: dict[str, Any] = {
             "id": status.model_name,

@@ -1,6 +1,6 @@
 """The checkpoints on this machine, as operators see them: their size, and whether they fit.
 
-The memory that a checkpoint needs is estimated from the size of its files; loading it is exact.
+The memory that a checkpoint needs is estimated from the size of its files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vlm_server.supervisor.memory_shares import needed_bytes
 
 
 def free_for_more(models: ModelClient, settings: Settings) -> int | None:
-    """Device memory in bytes besides models that stay loaded; None while the limit is unknown."""
+    """Device memory in bytes not used by pinned models; None while the limit is unknown."""
     memories = {
         name: stats.memory
         for name in models.names

@@ -1,4 +1,4 @@
-"""The answer to a request, made of its engine's events: deltas, then the end, or an error."""
+"""The answer to a request, made from its engine's events: deltas, then the end or an error."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _IMPOSSIBLE_LOGPROB = -9999.0
 
 
 async def answer(events: AsyncGenerator[RequestEvent, None], recorder: AnswerRecorder) -> Answer:
-    """The deltas that add to the answer, then `Finished`. Raises RequestError.
+    """The non-empty deltas of the answer, then `Finished`. Raises RequestError.
 
     Logprobs of tokens without text are added to the choice's next delta. The engine's events
-    are closed before `Finished` is passed on, so that a client that disconnects as soon as it
-    has its answer aborts nothing.
+    are closed before `Finished` is yielded, so that a client that disconnects after its answer
+    aborts nothing.
     """
     ending: Finished | Failed | None = None
     held: dict[int, tuple[TokenLogprob, ...]] = {}
@@ -62,7 +62,7 @@ async def whole(
 
 
 def as_request_error(error: Exception, entry: Entry) -> RequestError:
-    """The error that a client is sent in the middle of a stream. Logs an unexpected one."""
+    """`error` as one to send in the middle of a stream; an unexpected error is logged."""
     if not isinstance(error, RequestError):
         access_log.logger.error("id=%s failed unexpectedly", entry.request_id, exc_info=error)
         error = InternalError("The server failed.")
@@ -85,7 +85,7 @@ def token_logprob(entry: TokenLogprob, *, empty_top: bool = True) -> dict[str, A
 
 
 def _token(token: TokenText) -> dict[str, Any]:
-    """`bytes` is the token's text in UTF-8, or its part of a character."""
+    """The JSON of a token; `bytes` is its text in UTF-8, perhaps a part of a character."""
     return {"token": token.text, "logprob": finite(token.logprob), "bytes": list(token.utf8)}
 
 

@@ -17,7 +17,7 @@ from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
 EncodeError = Callable[[RequestError], bytes]
 """A dialect's JSON for an error."""
 EncodeFor = Callable[[Scope], EncodeError]
-"""The `EncodeError` of the dialect whose route was asked for."""
+"""Returns the `EncodeError` of the dialect of a request's route."""
 
 _MAX_SHOWN_CHARS = 100
 _MIN_SIMILARITY = 0.75
@@ -40,7 +40,7 @@ def response(
     if error.status == 401:
         all_headers["WWW-Authenticate"] = "Bearer"
     if error.status == 408:
-        all_headers["Connection"] = "close"  # the rest of the body may never come
+        all_headers["Connection"] = "close"  # the rest of the body may never arrive
     return Response(encode(error), error.status, headers=all_headers, media_type="application/json")
 
 
@@ -64,7 +64,7 @@ def encode_openai(error: RequestError) -> bytes:
 
 
 def not_found(request: Request, routes: Sequence[BaseRoute]) -> NotFound:
-    """The error for a path that is none of `routes`; it names the nearest one."""
+    """The error for a path without a route; it names the nearest of `routes`."""
     path = request.url.path[:_MAX_SHOWN_CHARS]
     shown = "".join(c if c.isprintable() and c != "`" else "?" for c in path)
     known = {
@@ -78,14 +78,14 @@ def not_found(request: Request, routes: Sequence[BaseRoute]) -> NotFound:
 
 
 def method_not_allowed(request: Request, allowed: str) -> MethodNotAllowed:
-    """The error for a method that the route does not take; it takes those in `allowed`."""
+    """The error for a method that is not among the `allowed` ones of the route."""
     return MethodNotAllowed(
         f"The method {request.method} is not allowed on this route, which takes {allowed}."
     )
 
 
 def _nearest(path: str, known: list[str]) -> str | None:
-    """The route of `known` that ends with `path` or that `path` ends with; else a similar one."""
+    """The `known` route that ends with `path`, or is its end; else a similar one, if any."""
     if len(path) > 1:
         longer = [route for route in known if route.endswith(path)]
         shorter = [route for route in known if len(route) > 1 and path.endswith(route)]

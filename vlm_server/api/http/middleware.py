@@ -1,6 +1,6 @@
 """The layers around every route: access log, errors as JSON, access checks (and `access.cors`).
 
-Each layer is plain ASGI, so that streams and disconnects pass through untouched; every scope is of
+Each layer is plain ASGI, so that streams and disconnects pass through unchanged; every scope has
 the type `http`, since the server has neither lifespan nor WebSockets.
 """
 
@@ -81,7 +81,7 @@ class Errors:
             await self._answer(error, scope, receive, send)
         except Exception:
             access_log.logger.exception("id=%s failed unexpectedly", entry.request_id)
-            if entry.status:  # the response has begun: all we can do is close the connection
+            if entry.status:  # too late for a response: close the connection
                 raise
             await self._answer(InternalError("The server failed."), scope, receive, send)
 
@@ -100,7 +100,7 @@ class Errors:
 
 @dataclass
 class Gate:
-    """Refuses a Host that is not ours, a foreign Origin, and a missing, wrong or busy API key."""
+    """Refuses a wrong Host, a foreign Origin, and a missing, wrong or busy API key."""
 
     app: ASGIApp
     server: Server
@@ -121,5 +121,5 @@ class Gate:
 
 
 def _is_open(path: str, headers: Headers) -> bool:
-    """Whether no key is needed."""
+    """Whether a request needs no key."""
     return path in gate.READY or path.startswith("/health/") or is_page(path, headers)

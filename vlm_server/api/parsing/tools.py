@@ -32,7 +32,7 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Which tools the model may or must call; see `protocol.Tools`. `param` names its field."""
+    """The tools that the model may or must call, see `protocol.Tools`; `param` names the field."""
 
     mode: Literal["none", "auto", "required"] = "auto"
     allowed: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ def read_tools(
     if not definitions or choice.mode == "none":
         return None
     allowed = choice.allowed
-    if choice.mode == "auto" and allowed:  # the model can't call what it does not know
+    if choice.mode == "auto" and allowed:  # the model can't call unknown tools
         definitions = [tool for tool in definitions if tool.name in allowed]
         allowed = ()
     listed = [_as_openai(tool, conversation) for tool in definitions]
@@ -66,9 +66,9 @@ def read_tools(
 def object_text(arguments: str | dict[str, Any], param: str) -> str:
     """The arguments of a call as the JSON of an object, which chat templates need.
 
-    A call that was cut off has text that is none; the model sees that text as the argument
-    `arguments`, rather than the conversation being refused for ever. Raises InvalidRequest for
-    what can't be written as JSON, or as UTF-8 once its escapes are read.
+    The text of a truncated call is no object; the model sees it as the argument `arguments`, since
+    the conversation would be refused for ever otherwise. Raises InvalidRequest for arguments that
+    can't be encoded as JSON, or as UTF-8 once their escapes are read.
     """
     if isinstance(arguments, dict):
         return _dumped(arguments, param)
@@ -105,7 +105,7 @@ def _check_names(definitions: Sequence[ToolDefinition], choice: ToolChoice) -> N
 
 
 def _as_openai(tool: ToolDefinition, conversation: Conversation) -> dict[str, Any]:
-    """As chat templates expect it."""
+    """`tool` in OpenAI's form, which chat templates expect."""
     parameters = tool.parameters if tool.parameters is not None else _NO_PARAMETERS
     schema_text(parameters, conversation.limits, f"{tool.param}.parameters")
     function: dict[str, Any] = {"name": tool.name}

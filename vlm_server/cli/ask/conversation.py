@@ -20,7 +20,7 @@ OnText = Callable[[str], None]
 
 @dataclass(slots=True)
 class ChatReply:
-    """One answer; `picture` is the conversation's last one, `regions` are places in it."""
+    """One answer; `picture` is the conversation's last picture, `regions` are places in it."""
 
     model: str
     text: str = ""
@@ -35,7 +35,7 @@ class ChatReply:
 
 
 class ChatSession:
-    """Messages of a conversation; each question is sent with all before it."""
+    """Messages of a conversation; each question is sent with all earlier messages."""
 
     def __init__(
         self, daemon: Daemon, model: dict[str, Any], max_tokens: int | None, system: str | None

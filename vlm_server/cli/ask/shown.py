@@ -20,7 +20,7 @@ _WAITING = "waiting for the answer"
 
 
 class Screen:
-    """Answer on stdout; until its text comes, a spinner on a terminal's stderr."""
+    """Answer on stdout; a spinner on a terminal's stderr until the first text."""
 
     def __init__(self) -> None:
         self._waiting = ProgressLine(sys.stderr)
@@ -47,9 +47,9 @@ class Screen:
 
 
 def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) -> None:
-    """Print what follows an answer: that it was cut off, and its picture with regions.
+    """Print notes after an answer: that it was cut off, and its picture with regions.
 
-    `is_quiet`: only write `save_boxes`. Raises CommandFailed if there is nothing to write.
+    `is_quiet`: only write `save_boxes`. Raises CommandFailed if no regions were found to write.
     """
     if reply.finish_reason == "length" and not is_quiet:
         print("(cut off at the longest answer allowed: --max-tokens)", file=sys.stderr)

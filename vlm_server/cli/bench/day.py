@@ -37,7 +37,7 @@ from vlm_server.cli.bench.servers import Client
 
 NAME = "day"
 FIXED_WORK = "fixed work"
-"""Work of this process alone: the machine's own speed."""
+"""Name of the work of this process alone, which measures the machine's own speed."""
 _FIXED_WORKS = 3
 _AGENT_TURNS = 6
 _BURST_USERS = 4
@@ -54,7 +54,7 @@ _PARTS = 10
 class DaySample(msgspec.Struct, frozen=True):
     """One request of a day, sent `seconds` after its begin; `ttft` is None if it failed.
 
-    Requests of one `kind` have the same size. Of `FIXED_WORK`, `ttft` is how long it took.
+    Requests of one `kind` have the same size. For `FIXED_WORK`, `ttft` is its duration.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class DaySample(msgspec.Struct, frozen=True):
 
 
 async def spend_day(client: Client, material: Material, seconds: float) -> list[DaySample]:
-    """Samples of whole rounds that take `seconds` or a little longer, as the answers ended."""
+    """Samples of whole rounds of `seconds` or a little longer, as the answers ended."""
     day = Day(client, material)
     while day.elapsed_seconds < seconds:
         await day.spend_round()
@@ -87,7 +87,7 @@ class Day:
         return time.perf_counter() - self._start
 
     async def spend_round(self) -> None:
-        """All requests once, then the pause."""
+        """Send all requests once, then pause."""
         await self._ask("text after idle", self._material.story(), 24)
         works: list[Callable[[], Awaitable[None]]]
         works = [self._agent, self._burst, self._questions, self._stories]
@@ -96,7 +96,7 @@ class Day:
         for _ in range(_FIXED_WORKS):
             self._work()
         self._round += 1
-        gc.collect()  # it is off while requests are timed
+        gc.collect()  # automatic collection is off
         await asyncio.sleep(self._material.seconds(*_IDLE_SECONDS))
 
     async def _agent(self) -> None:
@@ -130,7 +130,7 @@ class Day:
         return answer.text
 
     def _work(self) -> None:
-        """Fixed work: make the same picture smaller, while no request is under way."""
+        """Do the fixed work: scale a picture down, while no request is in flight."""
         sent, start = self.elapsed_seconds, time.perf_counter()
         self._picture.resize((500, 375), Image.Resampling.LANCZOS)
         seconds = time.perf_counter() - start
@@ -168,7 +168,7 @@ def figures(samples: Sequence[DaySample]) -> list[Figure]:
 
 
 def parts(samples: Sequence[DaySample]) -> list[list[DaySample]]:
-    """Up to ten parts of the day, of as many whole rounds each as possible."""
+    """Up to ten parts of the day, as equal as possible in whole rounds."""
     num_rounds = max((sample.round for sample in samples), default=-1) + 1
     num_parts = min(_PARTS, num_rounds)
     found: list[list[DaySample]] = [[] for _ in range(num_parts)]
@@ -188,8 +188,8 @@ def median_ttft(kind: str, samples: Sequence[DaySample]) -> float | None:
 
 
 def levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | None]:
-    """Slowness of each part of the day, 1.0 being usual: median over `kinds` of the median TTFT in
-    the part, divided by that of the whole day. That of `FIXED_WORK` is the machine's.
+    """Slowness of each part of the day, 1.0 being normal: median over `kinds` of the median TTFT in
+    the part, divided by that of the whole day. For `FIXED_WORK`, the machine's slowness.
     """
     whole = {kind: median_ttft(kind, samples) for kind in kinds}
     return [

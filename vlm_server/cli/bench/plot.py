@@ -72,7 +72,7 @@ def _times(samples: Sequence[DaySample], minutes: Axis) -> Iterator[str]:
 
 
 def _levels(run: BenchRun, minutes: Axis) -> Iterator[str]:
-    """Lower panel: each request against the median of its kind, and each tenth's level."""
+    """Lower panel: each request relative to the median of its kind, and each tenth's level."""
     top = _TITLE + _UPPER + _GAP
     low, high = _SHOWN_RANGE
     panel = Panel(minutes, Axis(low, high, top + _LOWER, top))
@@ -129,7 +129,7 @@ class Panel(msgspec.Struct, frozen=True):
     y: Axis
 
     def frame(self, y_label: str, x_label: str) -> Iterator[str]:
-        """Lines, numbers and names of the axes; numbers below only with a name."""
+        """Lines, numbers and names of the axes; an x axis without a name has no numbers."""
         left, right, bottom = self.x.start, self.x.end, self.y.start
         for value in self.y.ticks():
             y = self.y.pixel(value)

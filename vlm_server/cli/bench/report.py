@@ -1,4 +1,4 @@
-"""What a bench runs and has measured; a table that compares servers, and JSON."""
+"""Plan and runs of a bench, as a table that compares servers and as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORDS = {Unit.EQUAL: ("equal", "different"), Unit.MET: ("met", "missed")}
 """Words for a figure that is 1.0 or 0.0 in every round."""
 
 _COMPARED = set(Unit) - {*_WORDS, Unit.PERCENT}
-"""Units of figures whose ratio means something."""
+"""Units of figures that are compared by their ratio."""
 
 Key = tuple[str, str, Unit]
 """A figure's scenario, name and unit."""
@@ -54,7 +54,7 @@ class BenchRun(msgspec.Struct, frozen=True):
     figures: list[Figure]
     answers: list[TimedAnswer]
     samples: list[DaySample] = []
-    """Of a day."""
+    """Samples of a day; empty for other scenarios."""
 
 
 def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]) -> str:

@@ -49,11 +49,11 @@ _STORY_TOKENS = 300
 _FORGETFUL_TURNS = 12
 _KEPT = 3
 _SETTLED = 5
-"""From this turn on, `_FORGETFUL_TURNS` are whole periods of either forgetful agent."""
+"""Turn from which `_FORGETFUL_TURNS` has whole periods of both forgetful agents."""
 
 
 async def warm_up(client: Client, material: Material) -> None:
-    """Once per server: a text and an image that are not used again."""
+    """Send a text and an image that are not used again, once per server."""
     await client.ask(material.story(), 16)
     await client.ask([user(DESCRIBE, material.image())], 16)
 
@@ -92,7 +92,7 @@ async def agent(client: Client, material: Material) -> list[Figure]:
 
 
 async def long_agent(client: Client, material: Material) -> list[Figure]:
-    """Twice a conversation of 25 turns: the second finds what the first has warmed up."""
+    """Two conversations of 25 turns: the second runs on a warm server."""
     figures = []
     for name in ("first", "second"):
         ttfts = [answer.ttft for answer in await _conversation(client, material, _MANY_TURNS)]
@@ -105,7 +105,7 @@ async def long_agent(client: Client, material: Material) -> list[Figure]:
 
 
 async def four_agents(client: Client, material: Material) -> list[Figure]:
-    """Four agents side by side."""
+    """Four concurrent agents."""
     agents = [_conversation(client, material, _TURNS, max_tokens=24) for _ in range(4)]
     ttfts = [answer.ttft for answer in chain.from_iterable(await asyncio.gather(*agents))]
     return [
@@ -115,7 +115,7 @@ async def four_agents(client: Client, material: Material) -> list[Figure]:
 
 
 async def forgetful_agent(client: Client, material: Material, max_pictures: int) -> list[Figure]:
-    """A conversation that keeps up to `max_pictures` pictures, and then the latest three alone."""
+    """A conversation that keeps up to `max_pictures` pictures, and then only the latest three."""
     answers = await _conversation(client, material, _FORGETFUL_TURNS, max_pictures=max_pictures)
     settled = answers[_SETTLED - 1 :]
     again = [
@@ -162,7 +162,7 @@ async def _conversation(
 
 
 async def stall(client: Client, material: Material) -> list[Figure]:
-    """A text stream; while it runs, six requests with new images at once."""
+    """A text stream, and during it six concurrent requests with new images."""
     requests = [[user(DESCRIBE, material.image())] for _ in range(_STALL_IMAGES)]
     story = asyncio.create_task(client.ask(material.story(), _STORY_TOKENS))
     await asyncio.sleep(_STALL_SECONDS)
@@ -177,7 +177,7 @@ async def stall(client: Client, material: Material) -> list[Figure]:
 
 
 async def conc(client: Client, material: Material) -> list[Figure]:
-    """Eight users at once, each with two requests one after another, every image new."""
+    """Eight concurrent users, each with two requests in sequence, every image new."""
     users = [[[user(DESCRIBE, material.image())] for _ in range(2)] for _ in range(_USERS)]
 
     async def one(requests: list[list[ChatMessage]]) -> list[TimedAnswer]:
@@ -200,7 +200,7 @@ async def conc(client: Client, material: Material) -> list[Figure]:
 
 
 async def streams(client: Client, material: Material, counts: tuple[int, ...]) -> list[Figure]:
-    """So many text streams at once, for each of `counts`."""
+    """Concurrent text streams, as many as each of `counts` in turn."""
     figures = []
     for count in counts:
         stories = [material.story() for _ in range(count)]
@@ -213,7 +213,7 @@ async def streams(client: Client, material: Material, counts: tuple[int, ...]) -
 
 
 async def right(client: Client, material: Material) -> list[Figure]:
-    """Two images, one request at a time and at once, and both in one message in either order."""
+    """Two images: in sequence, concurrently, and both in one message in either order."""
     a, b = material.image(), material.image()
     requests = [[user(DESCRIBE, *images)] for images in ((a,), (b,), (a, b), (b, a))]
     alone = [_words(await client.ask(messages, 16)) for messages in requests]

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _bench_until_signal(args: argparse.Namespace) -> int:
-    """Treat SIGTERM like Ctrl-C, so that no started server is left running."""
+    """Run the bench; SIGTERM acts like Ctrl-C, so that no started server is left running."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -76,7 +76,7 @@ async def bench(args: argparse.Namespace) -> int:
 
 
 async def measure(clients: Sequence[Client], plan: BenchPlan) -> AsyncIterator[BenchRun]:
-    """Runs of `plan`. Servers alternate within each scenario, and in which one is first."""
+    """Runs of `plan`. Servers alternate within each scenario, in a rotating order."""
     for client in clients:
         yield await _run("warm-up", 0, client, plan)
     for round_ in range(1, plan.rounds + 1):
@@ -92,7 +92,7 @@ async def _run(scenario: str, round_: int, client: Client, plan: BenchPlan) -> B
     samples: list[DaySample] = []
     start = time.perf_counter()
     gc.collect()
-    gc.disable()  # its pauses would be in the times
+    gc.disable()  # its pauses would distort the times
     try:
         if scenario in scenarios.SCENARIOS:
             figures = await scenarios.SCENARIOS[scenario](client, material)

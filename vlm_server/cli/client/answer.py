@@ -12,7 +12,7 @@ _MAX_ERROR_CHARS = 300
 
 
 class EventReader:
-    """Reader of server-sent events: bytes split anywhere give the `data` of complete events."""
+    """Reader of server-sent events: turns bytes into the `data` of complete events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -34,7 +34,7 @@ class EventReader:
 
 
 class MessageDelta(msgspec.Struct):
-    """Part of a message; two servers call the same `reasoning_content` and `reasoning`."""
+    """Part of a message; `reasoning` is other servers' name of `reasoning_content`."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -55,7 +55,7 @@ class AnswerUsage(msgspec.Struct):
     completion_tokens: int | None = None
     prompt_tokens_details: PromptTokensDetails | None = None
     images: Any = None
-    """Ours; what another server may send by this name has any shape."""
+    """Our extension; of any shape, since another server may use the name."""
 
     @property
     def cached_tokens(self) -> int | None:
@@ -92,7 +92,7 @@ class Chunk(msgspec.Struct):
 
     @property
     def finish_reason(self) -> str | None:
-        """Reason why the first choice ended, in the chunk in which it does."""
+        """Reason why the first choice ended, in its last chunk."""
         return self.choices[0].finish_reason if self.choices else None
 
 
@@ -107,7 +107,7 @@ class ChunkReader:
         self.has_ended = False
 
     def feed(self, received: bytes) -> list[Chunk]:
-        """Chunks that `received` completes; an event that is no chunk is one with an error."""
+        """Chunks that `received` completes; other events become chunks with an error."""
         chunks = []
         for data in self._events.feed(received):
             if data == b"[DONE]":
@@ -146,7 +146,7 @@ class TimedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def failed(reason: str, total_seconds: float) -> TimedAnswer:
-    """Answer to a request that got none."""
+    """Result of a request without an answer."""
     return TimedAnswer(error=reason[:_MAX_ERROR_CHARS], total_seconds=total_seconds)
 
 

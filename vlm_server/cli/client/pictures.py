@@ -21,7 +21,7 @@ _RED, _BLUE, _DARK = (214, 39, 40), (31, 80, 200), (20, 20, 20)
 
 @dataclass(frozen=True, slots=True)
 class PictureQuestion:
-    """A question about a drawn picture: what it `shows`, and the data URL of its PNG."""
+    """A question about a drawn picture: its subject `shows`, and its PNG as a data URL."""
 
     shows: str
     question: str

@@ -36,7 +36,7 @@ def look_at_device(situation: Situation) -> list[Finding]:
 
 
 def tried(settings: EngineSettings) -> DeviceReport:
-    """Device as an engine would find it, in an engine's environment."""
+    """Report of a probe of the device in an engine's environment."""
     private = PrivateFolder()
     try:
         added = for_models(private, settings)
@@ -48,7 +48,7 @@ def tried(settings: EngineSettings) -> DeviceReport:
 
 
 def versions() -> Finding:
-    """Whether the installed packages are those that this version was made for."""
+    """Whether the installed packages are those required by this version."""
     shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := _version(name)))
     text = f"vlm-server {__version__}, {shown or 'no mlx'}"
     if wrong := wrong_versions():
@@ -80,7 +80,7 @@ def wrong_versions(distribution: str = _DISTRIBUTION) -> list[str]:
 
 
 def device(found: DeviceReport, *, has_nvidia_gpu: bool) -> Finding:
-    """Whether there is a device, and the best of this machine."""
+    """Whether MLX finds the best device of this machine."""
     if found.fault:
         return problem("device", f"could not {found.step}: {found.fault}", _advice(found.step))
     size = f"{binary_size(found.memory_bytes)}, of which {binary_size(found.suitable_bytes)} suit"
@@ -94,7 +94,7 @@ def device(found: DeviceReport, *, has_nvidia_gpu: bool) -> Finding:
 
 
 def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
-    """Whether OpenBLAS does the work of a Linux CPU."""
+    """Whether MLX uses OpenBLAS on a Linux CPU."""
     if not found.gflops:
         return warning("blas", "not tried, as the device does not work", "see `device`")
     preloaded = [file for file in found.blas if "openblas" in file.lower()]

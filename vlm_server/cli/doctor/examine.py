@@ -16,7 +16,7 @@ from vlm_server.cli.doctor.findings import Check, Finding, within
 from vlm_server.cli.exit_codes import CommandFailed
 
 _READ_SECONDS = 10.0
-"""Time limit for the settings, and for what they name."""
+"""Time limit for reading the settings, and files named in them."""
 _REPORT_SECONDS = 60.0
 _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 CHECKS = (
@@ -35,7 +35,7 @@ CHECKS = (
 
 def examine(arguments: argparse.Namespace) -> int:
     """Print the findings as they come; returns the exit code. Raises CommandFailed."""
-    logging.disable(logging.CRITICAL)  # what modules would warn of is a finding here
+    logging.disable(logging.CRITICAL)  # warnings of modules are findings here
     seen = within(_READ_SECONDS, lambda: situation.examine(arguments))
     if seen is None:
         seen = situation.unread(arguments, f"they can't be read within {_READ_SECONDS:.0f} s")
@@ -68,7 +68,7 @@ def checks(arguments: argparse.Namespace, seen: situation.Situation) -> list[Che
 
 
 def print_finding(finding: Finding) -> None:
-    """One line, and one for what to do."""
+    """Print a line, and one with advice."""
     print(f"{_MARKS[finding.level]}  {finding.check}: {finding.text}", flush=True)
     if finding.advice:
         print(f"         → {finding.advice}", flush=True)

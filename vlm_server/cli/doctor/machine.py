@@ -82,7 +82,7 @@ def system(name: str, macos: str) -> Finding:
 
 
 def available_bytes(root: Path) -> int | None:
-    """Memory that can be had without swapping, in bytes, where the system says so (Linux)."""
+    """Memory available without swapping, in bytes, where the system reports it (Linux)."""
     told = _in_file(root / "proc/meminfo", r"^MemAvailable:\s+(\d+) kB")
     return int(told) * 1024 if told else None
 
@@ -94,7 +94,7 @@ def _chip_name(name: str) -> str:
 
 
 def _in_file(path: Path, pattern: str) -> str:
-    """What `pattern` finds in a file of the system; empty if that is nothing."""
+    """Match of `pattern` in a file of the system; empty if there is none."""
     try:
         found = re.search(pattern, path.read_text(), re.MULTILINE)
     except OSError:
@@ -103,7 +103,7 @@ def _in_file(path: Path, pattern: str) -> str:
 
 
 def macos_version() -> str:
-    """Version of macOS, empty elsewhere; to an old Python, macOS 26 calls itself 16."""
+    """Version of macOS, empty elsewhere; an old Python gets 16 for macOS 26."""
     if platform.system() != "Darwin":
         return ""
     told = (output_of(("sw_vers", "-productVersion")) or "").strip()

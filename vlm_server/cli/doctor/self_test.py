@@ -1,4 +1,4 @@
-"""The self-test: one question about a drawn picture, to the running daemon or one of its own."""
+"""The self-test: one question about a picture, to the running daemon or one started for it."""
 
 from __future__ import annotations
 

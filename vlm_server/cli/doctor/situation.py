@@ -1,4 +1,4 @@
-"""Subject of the checks: the settings, as far as they can be used, and where they come from."""
+"""Subject of the checks: the settings, if usable, and their origin."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from vlm_server.settings import ModelSettings, Settings, Sources
 class Situation:
     """Subject of one run of the doctor.
 
-    `settings` are the defaults where `fault` says why the given ones can't be used. `model` is
-    `settings.model` with the folder that was found; `model_fault` says why there is none.
+    `fault` is the reason why the given settings can't be used; `settings` are then the defaults.
+    `model` is `settings.model` with the folder found; `model_fault` says why there is none.
     `arguments` are the options of the command line, or those in the installed service's file.
     """
 
@@ -38,7 +38,7 @@ class Situation:
 
 
 def examine(arguments: argparse.Namespace) -> Situation:
-    """Situation by the command line, else by the installed service; no wrong setting raises."""
+    """Situation by the command line, else by the installed service. Never raises for settings."""
     bare = unread(arguments, "")
     given, origin = bare.arguments, "no file"
     if given.config is not None:

@@ -117,7 +117,7 @@ def wait_for_answer(manager: ServiceManager, settings: Settings, say: Callable[[
 
 
 def _check_that_it_runs(manager: ServiceManager, latest: float) -> None:
-    """Raises CommandFailed if the service does not run, or has not begun to by `latest`."""
+    """Raises CommandFailed if the service has ended, or has not started by `latest`."""
     found = manager.state()
     if found.state == "starting" and time.monotonic() < latest:
         return

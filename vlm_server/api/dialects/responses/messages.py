@@ -15,7 +15,7 @@ from vlm_server.protocol import ContentPart, Message, ToolCall
 
 @dataclass(slots=True)
 class _AssistantTurn:
-    """The assistant's items that make one message: reasoning, then text, then calls."""
+    """The assistant's items of one message: reasoning, then text, then calls."""
 
     reasoning: str = ""
     content: tuple[ContentPart, ...] | None = None
@@ -25,7 +25,7 @@ class _AssistantTurn:
 
 
 class MessageBuilder:
-    """Converts items to messages, in their order. Its methods raise RequestError."""
+    """Converts items to messages, in order. Its methods raise RequestError."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -39,7 +39,7 @@ class MessageBuilder:
         self._conversation.add(Message("system", (part,)), "instructions")
 
     def add(self, given: Iterable[items.Item], param: str) -> None:
-        """Add the items `given`, which the field `param` has."""
+        """Add the items `given`, from the field `param`."""
         for i, item in enumerate(given):
             self._add(item, f"{param}[{i}]")
 
@@ -112,7 +112,7 @@ class MessageBuilder:
                 return self._conversation.text(part.text, param)
 
     def _begin(self, param: str) -> _AssistantTurn:
-        """The assistant's turn under way, to which the item `param` belongs."""
+        """The assistant's turn in progress, begun here if necessary with the item `param`."""
         self._turn.param = self._turn.param or param
         return self._turn
 

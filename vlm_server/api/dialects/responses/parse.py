@@ -55,14 +55,14 @@ def _are_small(turns: tuple[bytes, ...]) -> bool:
 
 
 def parse_count(body: Body, context: Context) -> ParsedRequest:
-    """The request in `body`, as one whose tokens are counted; otherwise as `parse_response`."""
+    """As `parse_response`, for a request to count tokens."""
     return only_counted(parse_response(body, context))
 
 
 def _with_history(
     parsed: schema.ParsedBody, context: Context
 ) -> tuple[schema.ParsedBody, list[items.Item]]:
-    """`parsed` with the items that it refers to, and the items before it.
+    """`parsed` with its references resolved, and the items of earlier turns.
 
     Raises HistoryNeeded if `context` does not have them, and NotFound.
     """

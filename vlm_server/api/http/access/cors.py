@@ -23,7 +23,7 @@ _EXPOSED_HEADERS = (
 
 
 class Cors:
-    """Answers preflights of listed origins and marks their requests; the gate refuses others."""
+    """Answers preflights of listed origins and marks their requests; the gate refuses the rest."""
 
     def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
         self.app = app
@@ -51,5 +51,5 @@ def is_listed(scope: Scope) -> bool:
 
 
 def _pattern(origin: str) -> str:
-    """`*` at the end of one is any name: `chrome-extension://*`."""
+    """A pattern for `origin`, which may end in `*` for any name: `chrome-extension://*`."""
     return re.escape(origin).replace(re.escape(_ANY), ".*")

@@ -27,10 +27,10 @@ SLOW_READER_SECONDS = 5
 """Time for clients to read the last bytes of their answers after the drain."""
 
 RESERVED_FILES = 128
-"""Open files that no connection gets: for the engine's sockets, new processes, the disk."""
+"""Open files reserved for the engine's sockets, new processes and the disk."""
 
 _MAX_FILES = 1 << 16
-"""A limit for systems that call the number unlimited and then refuse to grant it."""
+"""The limit on systems that report no limit but do not grant that."""
 
 LAST_CALL_SECONDS = 1.0
 """Time for connected clients to send one more request before a restart."""
@@ -40,7 +40,7 @@ _LOOK_SECONDS = 0.05
 
 
 class _DatedState(ServerState):
-    """uvicorn's, with a `Date` that is made when it is asked for: no timer has to renew it."""
+    """uvicorn's state, with a `Date` made on demand, without a timer."""
 
     def __init__(self) -> None:
         self._date = (0, list[tuple[bytes, bytes]]())
@@ -55,11 +55,11 @@ class _DatedState(ServerState):
 
     @default_headers.setter
     def default_headers(self, _: list[tuple[bytes, bytes]]) -> None:
-        """uvicorn's own is not needed."""
+        """Ignores uvicorn's own headers."""
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server without polling, and without signals: the engine must be stopped too."""
+    """uvicorn's server without polling, and without signal handlers: the engine stops, too."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._exit = asyncio.Event()
@@ -96,15 +96,15 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def main_loop(self) -> None:
-        """Wait for the end, in uvicorn's place."""
+        """Wait for the end, instead of uvicorn's polling."""
         await self._exit.wait()
 
     async def last_call(self, num_in_engine: Callable[[], int]) -> None:
         """Accept no more connections, and one more request on each open one.
 
-        Returns once the engine has these requests, as far as they come within seconds. New
-        connections wait in the kernel, if another process keeps the sockets open. The servers are
-        not closed here: asyncio drops what a closed server accepted a moment before.
+        Returns once the engine has the requests that arrive within seconds. New connections wait in
+        the kernel, if another process keeps the sockets open. The servers are not closed here:
+        asyncio drops connections accepted just before a server is closed.
         """
         if not self.started:
             return
@@ -130,17 +130,17 @@ class HttpServer(uvicorn.Server):
         return [cast(HttpConnection, connection) for connection in self.server_state.connections]
 
     def drain(self) -> None:
-        """Finish the requests that are complete, and answer later ones with 503."""
+        """Finish complete requests, and answer later ones with 503."""
         self._table.takes_requests = False
         for connection in self._connections:
             connection.drain()
 
     def apply_file_limit(self) -> None:
-        """Close connections if the limit on open files was lowered; call it now and then."""
+        """Close connections if the limit on open files was lowered; called periodically."""
         self._table.make_room()
 
     def end_within(self, seconds: float) -> None:
-        """Disconnect the remaining clients in `seconds`; all requests have been answered."""
+        """Disconnect the remaining clients after `seconds`; all requests have been answered."""
 
         def disconnect_all() -> None:
             for connection in self._connections:
@@ -150,7 +150,7 @@ class HttpServer(uvicorn.Server):
 
 
 class ConnectionLimit:
-    """The most connections: `wanted`, or fewer by the limit on open files, which is raised here."""
+    """The limit on connections: `wanted`, or less by that on open files, raised if possible."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted

@@ -1,8 +1,8 @@
 """Chat templates, programs from the checkpoint, rendered in a sandbox with a budget.
 
-jinja2's immutable sandbox bounds neither time nor memory: of 33 hostile templates (see
-tests/unit/prompt/test_sandbox) it refuses 3. Here a rendering has a budget of steps and seconds,
-and the result of a call is bounded by the size of its arguments.
+jinja2's immutable sandbox bounds neither time nor memory: of 33 hostile templates
+(tests/unit/prompt/template/test_sandbox) it refuses 3. Here a rendering has a budget of steps and
+seconds, and the result of a call is bounded by the size of its arguments.
 """
 
 from __future__ import annotations

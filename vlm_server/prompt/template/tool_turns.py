@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from vlm_server.prompt.chat import arguments_of, with_gap
+from vlm_server.prompt.template.chat import arguments_of, with_gap
 from vlm_server.protocol import ContentPart, Message, TextPart, ToolCall, VideoPart
 
 MakeId = Callable[[ToolCall, int], str]

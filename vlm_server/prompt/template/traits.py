@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_server.prompt.tool_turns import MakeId, given_id, numbered_id, short_id
+from vlm_server.prompt.template.tool_turns import MakeId, given_id, numbered_id, short_id
 from vlm_server.protocol import ToolCall
 
 Apply = Callable[[Sequence[Mapping[str, Any]], bool, Mapping[str, Any]], str]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vlm_server.errors import InvalidRequest
-from vlm_server.prompt.chat import Chat
-from vlm_server.prompt.templates import ChatTemplate, sandboxed
+from vlm_server.prompt.template.chat import Chat
+from vlm_server.prompt.template.templates import ChatTemplate, sandboxed
 from vlm_server.protocol import ImagePart, Message, TextPart
 
 CONVERSATION = (

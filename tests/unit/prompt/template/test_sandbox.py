@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from vlm_server.prompt import sandbox
-from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError
+from vlm_server.prompt.template import sandbox
+from vlm_server.prompt.template.sandbox import SandboxedTemplate, TemplateError
 
 MESSAGES = [
     {"role": "system", "content": "be brief"},

@@ -1,6 +1,6 @@
 """A conversation rendered to one prompt string with the checkpoint's chat template.
 
-Conversations are arranged (`tool_turns.py`) by the traits of the template (`template_traits.py`).
+Conversations are arranged (`tool_turns.py`) by the traits of the template (`traits.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from vlm_server.errors import InvalidRequest, ModelLoadError
 from vlm_server.interfaces.model_spec import ModelSpec
-from vlm_server.prompt.chat import (
+from vlm_server.prompt.template.chat import (
     Chat,
     arguments_of,
     cleaned,
@@ -25,9 +25,8 @@ from vlm_server.prompt.chat import (
     join_texts,
     join_turns,
 )
-from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError, TemplateRefusal
-from vlm_server.prompt.template_traits import PROBE, PROBE_PARTS, Apply, CallStyle, TemplateProbe
-from vlm_server.prompt.tool_turns import (
+from vlm_server.prompt.template.sandbox import SandboxedTemplate, TemplateError, TemplateRefusal
+from vlm_server.prompt.template.tool_turns import (
     add_to_results,
     given_id,
     instruction,
@@ -36,6 +35,7 @@ from vlm_server.prompt.tool_turns import (
     with_instruction,
     write_as_text,
 )
+from vlm_server.prompt.template.traits import PROBE, PROBE_PARTS, Apply, CallStyle, TemplateProbe
 from vlm_server.protocol import Message, TextPart, ToolCall, VideoPart
 
 _DEFAULTS = {"tools": None, "documents": None, "enable_thinking": False, "thinking": False}

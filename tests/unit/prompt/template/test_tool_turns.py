@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.processor_time import processor_time
-from vlm_server.prompt.tool_turns import MakeId, given_id, name_results, numbered_id, short_id
+from vlm_server.prompt.template.tool_turns import (
+    MakeId,
+    given_id,
+    name_results,
+    numbered_id,
+    short_id,
+)
 from vlm_server.protocol import Message, TextPart, ToolCall
 
 ASK = Message("user", (TextPart("go on"),))
