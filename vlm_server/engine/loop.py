@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 _STATS_SECONDS = 1.0
 _MEMORY_RETRY_SECONDS = 0.05
 """How often admission is tried again while nothing but memory is waited for."""
-_PLAN_AFTER_SECONDS = 0.25
-"""After the last request: an agent that asks again at once would wait for a plan, some 50 ms."""
+_PRECOMPILE_AFTER_SECONDS = 0.25
+"""Idle time before precompiling: a quick follow-up request would otherwise wait up to 50 ms."""
 
 
 @dataclass(eq=False)
@@ -80,8 +80,8 @@ class EngineLoop:
     _heartbeat: Heartbeat = field(default_factory=Heartbeat, init=False)
     _last_stats: Stats | None = field(default=None, init=False)
     _stats_due: float = field(default=0.0, init=False)
-    _plan_due: float | None = field(default=0.0, init=False)
-    """The time from which the runner may plan ahead; None if nothing is left to plan."""
+    _precompile_due: float | None = field(default=0.0, init=False)
+    """The time from which the runner may precompile; None if nothing is left."""
 
     def run(self) -> None:
         """Work until drained, and until the runner has dropped the last sequences.
@@ -104,7 +104,7 @@ class EngineLoop:
         self._last_plan = SchedulerOutput()  # so that the features in it can be evicted now
         plan = self._last_plan = self.scheduler.schedule()
         if not plan.is_idle:
-            self._plan_due = time.monotonic() + _PLAN_AFTER_SECONDS
+            self._precompile_due = time.monotonic() + _PRECOMPILE_AFTER_SECONDS
         self._clear_if_idle(plan)
         for work in plan.prepare:
             self._heartbeat.start(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
@@ -215,7 +215,7 @@ class EngineLoop:
         wait = not (is_busy or self._last_plan.refused)
         if wait and self.inbox.empty():
             self._send_stats()
-            self._plan_ahead()
+            self._precompile()
         seconds = self._seconds_to_wait() if wait else None
         while True:
             try:
@@ -225,15 +225,16 @@ class EngineLoop:
             self._send_all(self._handle(message))
             wait = False
 
-    def _plan_ahead(self) -> None:
-        """Let the runner plan ahead until a message comes, if there were no requests lately."""
+    def _precompile(self) -> None:
+        """Precompile until a message comes, if there were no requests lately."""
         is_idle = self._last_plan.is_idle and not self._heartbeat.is_needed
-        while is_idle and self.inbox.empty() and self._seconds_to_plan() == 0:
-            if not self.runner.prepare_ahead():
-                self._plan_due = None
+        while is_idle and self.inbox.empty() and self._seconds_to_precompile() == 0:
+            if not self.runner.precompile_next():
+                self._precompile_due = None
 
-    def _seconds_to_plan(self) -> float | None:
-        return None if self._plan_due is None else max(self._plan_due - time.monotonic(), 0.0)
+    def _seconds_to_precompile(self) -> float | None:
+        due = self._precompile_due
+        return None if due is None else max(due - time.monotonic(), 0.0)
 
     def _seconds_to_wait(self) -> float | None:
         if self._last_plan.waits_for_memory:
@@ -243,7 +244,7 @@ class EngineLoop:
         left = self.governor.idle_seconds_left()
         until_clear = None if left is None else min(left, _STATS_SECONDS)
         until_look = self.governor.seconds_to_look()
-        waits = (until_clear, until_look, self._seconds_to_plan())
+        waits = (until_clear, until_look, self._seconds_to_precompile())
         return min((each for each in waits if each is not None), default=None)
 
     def _handle(self, message: Message) -> list[Event]:

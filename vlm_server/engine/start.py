@@ -43,8 +43,8 @@ from vlm_server.runner.vision.encoder import ImageEncoder
 
 logger = logging.getLogger(__name__)
 
-_PLANS_BEFORE_READY = 56
-"""Some 30 ms each, on devices with compiled steps."""
+_PRECOMPILED_BEFORE_READY = 56
+"""Shapes; some 30 ms each, on devices with compiled steps."""
 
 LEAST_TOKENS = 1024
 """Prompt and answer of the shortest request for which there must be room."""
@@ -73,7 +73,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     for number, stage in enumerate(first):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.5 * number / len(first)))
         warm_up(loop, stage)
-    _plan_ahead(loop.runner)
+    _precompile(loop.runner)
     end_warm_up(loop, caches)
     _check_room(loop, loaded.spec.context_tokens)
     if loaded.backend.uses_blas:
@@ -104,10 +104,10 @@ def _check_room(loop: EngineLoop, context_tokens: int) -> None:
         )
 
 
-def _plan_ahead(runner: Runner) -> None:
-    """Make all compiled steps, and try whether attention can be planned."""
-    for _ in range(_PLANS_BEFORE_READY):
-        if not runner.prepare_ahead():
+def _precompile(runner: Runner) -> None:
+    """Compile steps and attention schedules of further shapes."""
+    for _ in range(_PRECOMPILED_BEFORE_READY):
+        if not runner.precompile_next():
             return
 
 

@@ -75,8 +75,8 @@ class Runner(Protocol):
         """
         ...
 
-    def prepare_ahead(self) -> bool:
-        """Do a short piece of the work that later prompts would wait for; False if none is left."""
+    def precompile_next(self) -> bool:
+        """Compile one more shape that later prompts may have; False if none is left."""
         ...
 
 

@@ -220,7 +220,7 @@ class FakeRunner:
     """What each request that it met did not have to prefill."""
     is_launched: bool = False
     plans_left: int = 0
-    """How often it plans ahead, if it is let."""
+    """How many shapes are left to precompile."""
 
     @property
     def num_tracked(self) -> int:
@@ -229,7 +229,7 @@ class FakeRunner:
     def synchronize(self) -> None:
         """All that it launched is done."""
 
-    def prepare_ahead(self) -> bool:
+    def precompile_next(self) -> bool:
         assert not self.num_tracked, "somebody waits"
         self.plans_left -= 1
         return self.plans_left >= 0
