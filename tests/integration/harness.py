@@ -23,7 +23,7 @@ from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.output.formats import Formats
-from vlm_server.engine.scheduler.limits import SchedulerConfig
+from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import (

@@ -15,7 +15,7 @@ from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import MIB, Governor
 from vlm_server.engine.output.formats import Formats
-from vlm_server.engine.scheduler.limits import (
+from vlm_server.engine.scheduler.config import (
     TYPICAL_TOKENS,
     SchedulerConfig,
     suitable_num_seqs,

@@ -20,7 +20,7 @@ from tests.unit.cache.prompts import is_boundary, parts_of
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.cache.references import CacheReferences
-from vlm_server.engine.scheduler.limits import SchedulerConfig
+from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
 from vlm_server.interfaces import (
     EncodeWork,

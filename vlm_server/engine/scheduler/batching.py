@@ -13,7 +13,7 @@ from itertools import islice
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
-from vlm_server.engine.scheduler.limits import SchedulerConfig
+from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.sizing import EncodeSizer, PrefillSizer
 from vlm_server.interfaces import EncodeWork

@@ -17,15 +17,21 @@ from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import LIVE, State
-from vlm_server.engine.scheduler.limits import SchedulerConfig
+from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.output_processor import OutputProcessor
 from vlm_server.engine.scheduler.planner import Planner
 from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.stats import SchedulerStats
+from vlm_server.engine.scheduler.validation import (
+    check_sampling,
+    max_answer_tokens,
+    with_defaults,
+)
 from vlm_server.errors import (
     ContextLengthExceeded,
     DeviceLimit,
     EngineUnavailable,
+    InvalidRequest,
     OutOfMemory,
     RequestError,
     StepTooLong,
@@ -88,12 +94,14 @@ class Scheduler:
 
     def add(self, submit: Submit) -> list[Event]:
         """`Accepted`; or `Failed`, while draining or if its sampling parameters can't be served."""
-        refusal = self._config.refusal(submit.sampling)
         if self._is_draining:
-            refusal = EngineUnavailable("The server is shutting down.")
-        if refusal:
-            return [_failed(submit.request_id, refusal)]
-        sampling = self._config.with_defaults(submit.sampling)
+            error = EngineUnavailable("The server is shutting down.")
+            return [_failed(submit.request_id, error)]
+        try:
+            check_sampling(self._config, submit.sampling)
+        except InvalidRequest as error:
+            return [_failed(submit.request_id, error)]
+        sampling = with_defaults(self._config, submit.sampling)
         request = Request(submit, sampling, self._decoder, self._clock)
         request.num_pixels = self._pixels_to_decode(submit)
         self._requests.enqueue(request)
@@ -123,7 +131,7 @@ class Scheduler:
             return self._count(request, outcome)
         try:
             wanted = request.sampling.max_tokens
-            max_tokens = self._config.room_for_answer(outcome.prompt, wanted)
+            max_tokens = max_answer_tokens(self._config, outcome.prompt, wanted)
         except ContextLengthExceeded as error:
             outcome.references.release()
             return self._fail(request, error)
