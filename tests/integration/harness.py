@@ -18,7 +18,7 @@ from tests.unit.prompt.media.pictures import encoded
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.encoding import encode
-from vlm_server.engine.inbox import LoadDone, Message, PrepareDone
+from vlm_server.engine.inbox import DiskReadDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
@@ -27,9 +27,9 @@ from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import (
+    DiskReadWork,
     Encoder,
     EncodeWork,
-    LoadWork,
     Prepared,
     PreparedPrompt,
     PrepareWork,
@@ -211,7 +211,7 @@ class InlinePreparers:
             outcome = error
         else:
             prompt, length = outcome.prompt, outcome.references.num_cached_tokens
-            length = max(length, outcome.load.prefix_tokens if outcome.load else 0)
+            length = max(length, outcome.disk_read.prefix_tokens if outcome.disk_read else 0)
             self.prompts[name], self.num_read[name] = prompt, len(outcome.inputs)
             self.num_uncached_spans[name] = sum(span.start >= length for span in prompt.spans)
         self.inbox.put(PrepareDone(name, outcome))
@@ -223,12 +223,12 @@ class InlineDiskReader:
 
     caches: Caches
     inbox: SimpleQueue[Message]
-    works: list[LoadWork] = field(default_factory=list)
+    works: list[DiskReadWork] = field(default_factory=list)
 
-    def start(self, work: LoadWork) -> None:
+    def start(self, work: DiskReadWork) -> None:
         self.works.append(work)
-        loaded = self.caches.load(work.load, lambda: work.cancellation.is_cancelled)
-        self.inbox.put(LoadDone(work.request_id, loaded))
+        loaded = self.caches.read_disk(work.disk_read, lambda: work.cancellation.is_cancelled)
+        self.inbox.put(DiskReadDone(work.request_id, loaded))
 
 
 @dataclass

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from vlm_server.cache.disk.tier import DiskLoad, DiskTier, EncodedImage, Loaded
+from vlm_server.cache.disk.tier import DiskRead, DiskReadResult, DiskTier, EncodedImage
 from vlm_server.cache.lru import Cache, Lease, LruCache
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
@@ -150,45 +150,45 @@ class Caches:
 
     @property
     def disk(self) -> DiskTier:
-        """The tier on disk, for `find_*`; only `load` reads from it."""
+        """The tier on disk, for `find_*`; only `read_disk` reads from it."""
         return self._disk
 
-    def load(self, wanted: DiskLoad, is_cancelled: Callable[[], bool]) -> Loaded:
+    def read_disk(self, wanted: DiskRead, is_cancelled: Callable[[], bool]) -> DiskReadResult:
         """Read `wanted` into memory, as far as possible; may take long."""
-        loaded = Loaded()
+        result = DiskReadResult()
         try:
-            self._load_prefix(wanted, loaded, is_cancelled)
-            self._load_features(wanted, loaded, is_cancelled)
+            self._read_prefix(wanted, result, is_cancelled)
+            self._read_features(wanted, result, is_cancelled)
         except (OutOfMemory, MemoryError):
             logger.warning("there is not enough memory to read what the disk has of a prompt")
-            loaded.is_out_of_memory = True
+            result.is_out_of_memory = True
         except Exception:
             logger.exception("what the disk has of a prompt can't be copied to memory")
-        return loaded
+        return result
 
-    def _load_prefix(
-        self, wanted: DiskLoad, loaded: Loaded, is_cancelled: Callable[[], bool]
+    def _read_prefix(
+        self, wanted: DiskRead, result: DiskReadResult, is_cancelled: Callable[[], bool]
     ) -> None:
         """The match pins each part, which could be evicted before the next part otherwise."""
         key, limit, salt = wanted.key, wanted.limit, wanted.salt
         if not wanted.prefix_tokens or is_cancelled():
             return
         match = self.prefixes.improve(self.prefixes.match_nothing(), key, limit, salt)
-        loaded.prefix = match
-        for source in self._disk.load_prefix(key, match.length, wanted.prefix_tokens, salt):
+        result.prefix = match
+        for source in self._disk.read_prefix(key, match.length, wanted.prefix_tokens, salt):
             self.prefixes.insert(key.part(0, source.length), source, salt)
-            match = loaded.prefix = self.prefixes.improve(match, key, limit, salt)
+            match = result.prefix = self.prefixes.improve(match, key, limit, salt)
             if match.length < source.length or is_cancelled():
                 return
 
-    def _load_features(
-        self, wanted: DiskLoad, loaded: Loaded, is_cancelled: Callable[[], bool]
+    def _read_features(
+        self, wanted: DiskRead, result: DiskReadResult, is_cancelled: Callable[[], bool]
     ) -> None:
         for index, key in wanted.features.items():
             if is_cancelled():
                 return
             lease = self.features.lease(key) if key in self.features else None
-            if lease is None and (features := self._disk.load_features(key)) is not None:
+            if lease is None and (features := self._disk.read_features(key)) is not None:
                 lease = self.features.put(key, features, features.size_bytes)
             if lease is not None:
-                loaded.features[index] = lease
+                result.features[index] = lease

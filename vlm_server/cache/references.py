@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vlm_server.cache.caches import Caches, EncodedImage, Prefix
-from vlm_server.cache.disk.tier import DiskLoad, DiskTier, Loaded
+from vlm_server.cache.disk.tier import DiskRead, DiskReadResult, DiskTier
 from vlm_server.cache.lru import Lease
 from vlm_server.cache.prompt_key import PromptKey
 
@@ -89,7 +89,7 @@ class CacheReferences:
         if length < self._prefix.length:
             self._prefix.cut(length)
 
-    def look_up(self, *, on_disk: bool) -> DiskLoad | None:
+    def look_up(self, *, on_disk: bool) -> DiskRead | None:
         """Lease the features in memory; returns what the disk has of the rest, if anything.
 
         Reads no file.
@@ -108,7 +108,7 @@ class CacheReferences:
         if stored is None and not sizes:
             return None
         in_prefix, largest = (stored.size_bytes, stored.largest_bytes) if stored else (0, 0)
-        return DiskLoad(
+        return DiskRead(
             self._key,
             self._salt,
             self._limit,
@@ -119,12 +119,12 @@ class CacheReferences:
             _TRANSIENT * max(largest, *sizes.values(), 0),
         )
 
-    def take(self, loaded: Loaded) -> None:
+    def take_disk_read(self, result: DiskReadResult) -> None:
         """Take over what was read from disk, as far as it is needed."""
         self.rematch_prefix()
-        for index in list(loaded.features):
-            self.add_features(index, loaded.features.pop(index))
-        loaded.release()
+        for index in list(result.features):
+            self.add_features(index, result.features.pop(index))
+        result.release()
 
     def lease_features(self, index: int) -> bool:
         """Lease the features of a span if they are in memory by now; returns whether they are."""

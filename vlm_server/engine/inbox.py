@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.cache.disk.tier import Loaded
+from vlm_server.cache.disk.tier import DiskReadResult
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import EncodeWork, Prepared
 from vlm_server.protocol import Abort, ClearCaches, Drain, SetMemoryLimit, Submit
@@ -35,14 +35,14 @@ class EncodeDone:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadDone:
+class DiskReadDone:
     """The disk reader is done with a request."""
 
     request_id: str
-    loaded: Loaded
+    result: DiskReadResult
 
 
 Order = Submit | Abort | Drain | SetMemoryLimit | ClearCaches
 """A message of the front."""
-Message = Order | PrepareDone | LoadDone | EncodeDone
+Message = Order | PrepareDone | DiskReadDone | EncodeDone
 Inbox = SimpleQueue[Message]

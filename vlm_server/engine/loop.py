@@ -1,7 +1,7 @@
 """The inference thread: one step after the other, for as long as the process lives.
 
     plan     = scheduler.schedule()            all that this step does
-    preparers.start(plan.prepare), disk_reader.start(plan.load), encoder.start(plan.encode)
+    preparers.start(plan.prepare), disk_reader.start(plan.disk_read), encoder.start(plan.encode)
     launched = runner.launch(plan)             returns when the device has its work
     encoder.start(plan.encode_next)            beside it
     result   = launched.result()               waits for the tokens
@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 from queue import Empty
 
 from vlm_server.engine.heartbeat import Heartbeat
-from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, Message, PrepareDone
+from vlm_server.engine.inbox import DiskReadDone, EncodeDone, Inbox, Message, PrepareDone
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, PreparerThreads
 from vlm_server.errors import DeviceLimit, EngineBroken, OutOfMemory, RequestError
 from vlm_server.interfaces import (
+    DiskReadWork,
     EncodeExecutor,
     EncodeWork,
-    LoadWork,
     Runner,
     SchedulerOutput,
     StepResult,
@@ -73,7 +73,7 @@ class EngineLoop:
     _last_plan: SchedulerOutput = field(default=SchedulerOutput(), init=False)
     _encoding: tuple[str, ...] = field(default=(), init=False)
     """The requests whose media the encoder works on."""
-    _loading: str | None = field(default=None, init=False)
+    _disk_reading: str | None = field(default=None, init=False)
     """The request that the disk reader reads for."""
     _announced: OnDevice = field(default=OnDevice(()), init=False)
     """The last announcement of the requests on the device."""
@@ -109,7 +109,7 @@ class EngineLoop:
         for work in plan.prepare:
             self._heartbeat.start(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
             self.preparers.start(work)
-        self._start_load(plan.load, plan)
+        self._start_disk_read(plan.disk_read, plan)
         self._start_encode(plan.encode, plan)
         self._announce(plan)
         result = self._execute(plan) if plan.has_runner_work else StepResult()
@@ -136,12 +136,12 @@ class EngineLoop:
         _log_step(plan, time.perf_counter() - started)
         return result
 
-    def _start_load(self, work: LoadWork | None, plan: SchedulerOutput) -> None:
+    def _start_disk_read(self, work: DiskReadWork | None, plan: SchedulerOutput) -> None:
         if work is None:
             return
-        self._loading = work.request_id
+        self._disk_reading = work.request_id
         self._announce(plan)
-        self.governor.before_load(work.load.size_bytes + work.load.transient_bytes)
+        self.governor.before_disk_read(work.disk_read.size_bytes + work.disk_read.transient_bytes)
         self.disk_reader.start(work)
 
     def _start_encode(self, works: Sequence[EncodeWork], plan: SchedulerOutput) -> None:
@@ -159,7 +159,7 @@ class EngineLoop:
         If the process dies now, the supervisor blames these requests (`quarantine`).
         """
         prefilling = [work.request_id for work in plan.prefills]
-        under_way = (self._loading, *self._encoding, *prefilling)
+        under_way = (self._disk_reading, *self._encoding, *prefilling)
         request_ids = dict.fromkeys(one for one in under_way if one is not None)
         working = OnDevice(tuple(request_ids), self._encoding)
         # Between two chunks the last announcement stands.
@@ -255,12 +255,12 @@ class EngineLoop:
                 return self.scheduler.abort(message.request_id)
             case PrepareDone():
                 self._heartbeat.finish(PREPARERS, message.request_id)
-                return self.scheduler.prepared(message.request_id, message.outcome)
-            case LoadDone():
-                self._handle_loaded(message)
+                return self.scheduler.on_prepared(message.request_id, message.outcome)
+            case DiskReadDone():
+                self._on_disk_read(message)
                 return []
             case EncodeDone():
-                return self._handle_encoded(message)
+                return self._on_encoded(message)
             case SetMemoryLimit(limit_bytes):
                 self.governor.set_limit(limit_bytes, self.scheduler.reserved_bytes)
                 return []
@@ -271,14 +271,14 @@ class EngineLoop:
                 self.scheduler.drain()
                 return []
 
-    def _handle_loaded(self, done: LoadDone) -> None:
-        self._loading = None
+    def _on_disk_read(self, done: DiskReadDone) -> None:
+        self._disk_reading = None
         self.governor.mark_busy()
-        if done.loaded.is_out_of_memory:
+        if done.result.is_out_of_memory:
             self.governor.relieve()
-        self.scheduler.loaded(done.request_id, done.loaded)
+        self.scheduler.on_disk_read(done.request_id, done.result)
 
-    def _handle_encoded(self, done: EncodeDone) -> list[Event]:
+    def _on_encoded(self, done: EncodeDone) -> list[Event]:
         self._encoding = ()
         self._heartbeat.finish(ENCODER, done.works[0].request_id)
         made = [one for one in done.outcomes if not isinstance(one, RequestError)]
@@ -291,7 +291,7 @@ class EngineLoop:
             num_tokens if at_once is None else at_once,
         )
         self._relieve(done.outcomes)
-        return self.scheduler.encoded(done.works, done.outcomes, done.seconds)
+        return self.scheduler.on_encoded(done.works, done.outcomes, done.seconds)
 
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from vlm_server.cache.caches import Caches
-from vlm_server.cache.disk.tier import Loaded
+from vlm_server.cache.disk.tier import DiskReadResult
 from vlm_server.engine.encoding import encode
-from vlm_server.engine.inbox import Inbox, LoadDone, PrepareDone
+from vlm_server.engine.inbox import DiskReadDone, Inbox, PrepareDone
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.interfaces import Encoder, EncodeWork, LoadWork, Prepared, Preparer, PrepareWork
+from vlm_server.interfaces import DiskReadWork, Encoder, EncodeWork, Prepared, Preparer, PrepareWork
 from vlm_server.platform.child.cancellation import Cancelled
 from vlm_server.protocol import Submit
 
@@ -90,19 +90,19 @@ class DiskReaderThread:
         self._inbox = inbox
         self._thread = _started(1, "disk reader")
 
-    def start(self, work: LoadWork) -> None:
-        self._thread.submit(self._load, work)
+    def start(self, work: DiskReadWork) -> None:
+        self._thread.submit(self._read, work)
 
-    def _load(self, work: LoadWork) -> None:
+    def _read(self, work: DiskReadWork) -> None:
         started = time.perf_counter()
         try:
-            loaded = self._caches.load(work.load, lambda: work.cancellation.is_cancelled)
+            result = self._caches.read_disk(work.disk_read, lambda: work.cancellation.is_cancelled)
         except BaseException:  # so that the request goes on whatever happens
             logger.exception("reading from disk failed")
-            loaded = Loaded()
+            result = DiskReadResult()
         milliseconds = 1000 * (time.perf_counter() - started)
         logger.debug("read what the disk has of %s in %.1f ms", work.request_id, milliseconds)
-        self._inbox.put(LoadDone(work.request_id, loaded))
+        self._inbox.put(DiskReadDone(work.request_id, result))
 
 
 class EncoderThread:

@@ -18,9 +18,9 @@ from vlm_server.interfaces.grammar import AnswerMatcher, Grammar
 from vlm_server.interfaces.memory import DeviceMemory, MemoryReading, ProcessMemory
 from vlm_server.interfaces.prompts import AnswerFormat, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.interfaces.step import (
+    DiskReadWork,
     DraftCounts,
     EncodeWork,
-    LoadWork,
     NewRequest,
     PrefillWork,
     PrefixState,
@@ -35,13 +35,13 @@ __all__ = [
     "AnswerFormat",
     "AnswerMatcher",
     "DeviceMemory",
+    "DiskReadWork",
     "DraftCounts",
     "EncodeExecutor",
     "EncodeWork",
     "Encoder",
     "Encoding",
     "Grammar",
-    "LoadWork",
     "MediaInputs",
     "MemoryReading",
     "NewRequest",

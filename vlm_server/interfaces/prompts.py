@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.cache.disk.tier import DiskLoad
+from vlm_server.cache.disk.tier import DiskRead
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.cache.references import CacheReferences
 from vlm_server.interfaces.grammar import Grammar
@@ -92,4 +92,4 @@ class Prepared:
     prompt: PreparedPrompt
     references: CacheReferences
     inputs: Mapping[int, MediaInputs] = field(default_factory=dict)
-    load: DiskLoad | None = None
+    disk_read: DiskRead | None = None

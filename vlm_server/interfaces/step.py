@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.cache.disk.tier import DiskLoad
+from vlm_server.cache.disk.tier import DiskRead
 from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.errors import RequestError
 from vlm_server.interfaces.prompts import MediaInputs, PreparedPrompt
@@ -35,11 +35,11 @@ class PrepareWork:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadWork:
+class DiskReadWork:
     """Read the disk's entries of a request's prompt, unless it is cancelled."""
 
     request_id: str
-    load: DiskLoad
+    disk_read: DiskRead
     cancellation: Cancellation
 
 
@@ -130,7 +130,7 @@ class PrefillWork:
 class SchedulerOutput:
     """The plan of one step.
 
-    For the other threads: `prepare` these requests, `load` what the disk has of one, `encode` these
+    For the other threads: `prepare` these requests, `disk_read` for one, `encode` these
     media now, in one call, and `encode_next` once the step is launched. For the runner: drop
     `finished_seqs`, add `new`, decode these sequences, and `prefill` a chunk of one prompt, which
     may be the new one. With it go the prompts of `batched_prefills`: all are new, begin after as
@@ -144,7 +144,7 @@ class SchedulerOutput:
     """
 
     prepare: tuple[PrepareWork, ...] = ()
-    load: LoadWork | None = None
+    disk_read: DiskReadWork | None = None
     encode: tuple[EncodeWork, ...] = ()
     encode_next: tuple[EncodeWork, ...] = ()
     finished_seqs: tuple[SeqId, ...] = ()

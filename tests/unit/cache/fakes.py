@@ -100,7 +100,7 @@ class FakeDisk(DiskTier):
         self.calls.append(f"find {key}")
         return self.features[key].size_bytes if key in self.features else None
 
-    def load_features(self, key: str) -> EncodedImage | None:
+    def read_features(self, key: str) -> EncodedImage | None:
         self.calls.append(f"load {key}")
         return self.features.get(key)
 
@@ -114,7 +114,7 @@ class FakeDisk(DiskTier):
         length = self.source.length if self.source else 0
         return StoredPrefixSizes(length, length, length) if length > known else None
 
-    def load_prefix(
+    def read_prefix(
         self, prompt: PromptKey, known: int, limit: int, salt: str
     ) -> Iterator[LoadedSource]:
         self.calls.append(f"load {known} to {limit}")

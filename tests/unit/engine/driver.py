@@ -21,7 +21,7 @@ from tests.unit.engine.fakes import (
     submit,
 )
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.engine.inbox import EncodeDone, LoadDone, Message, PrepareDone
+from vlm_server.engine.inbox import DiskReadDone, EncodeDone, Message, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
@@ -31,8 +31,8 @@ from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.interfaces import (
+    DiskReadWork,
     EncodeWork,
-    LoadWork,
     Prepared,
     PreparedPrompt,
     PrepareWork,
@@ -131,10 +131,10 @@ class ScriptedDiskReader:
     caches: Caches
     inbox: SimpleQueue[Message]
     is_fast: bool = True
-    work: LoadWork | None = None
-    done: list[LoadWork] = field(default_factory=list)
+    work: DiskReadWork | None = None
+    done: list[DiskReadWork] = field(default_factory=list)
 
-    def start(self, work: LoadWork) -> None:
+    def start(self, work: DiskReadWork) -> None:
         assert self.work is None, "one request at a time"
         self.work = work
         if self.is_fast:
@@ -144,8 +144,8 @@ class ScriptedDiskReader:
         work, self.work = self.work, None
         assert work is not None
         self.done.append(work)
-        loaded = self.caches.load(work.load, lambda: work.cancellation.is_cancelled)
-        self.inbox.put(LoadDone(work.request_id, loaded))
+        loaded = self.caches.read_disk(work.disk_read, lambda: work.cancellation.is_cancelled)
+        self.inbox.put(DiskReadDone(work.request_id, loaded))
 
 
 class Engine:
@@ -253,7 +253,7 @@ class Engine:
         before, idle = len(self.events), 0
         while idle < 2 or not self.inbox.empty():
             plan = self.step()
-            planned = (plan.prepare, plan.load, plan.encode, plan.refused)
+            planned = (plan.prepare, plan.disk_read, plan.encode, plan.refused)
             has_work = plan.has_runner_work or any(planned)
             idle = 0 if has_work else idle + 1
             steps -= 1

@@ -27,7 +27,7 @@ class EncodedImage(Protocol):
         ...
 
 
-class StoredPrefixSource(Source[Any, Any], Protocol):
+class StoredBlock(Source[Any, Any], Protocol):
     """A stored block of a prompt: positions up to `length`, from some position on."""
 
     @property
@@ -51,7 +51,7 @@ class DiskTier:
 
     A failed write or read is a miss. `store_*` return at once and are called by the inference
     thread; their arguments are written later. `find_*` read no content, and may be outdated by the
-    time of `load_*`, which read on the calling thread, and raise OutOfMemory if memory is short:
+    time of `read_*`, which read on the calling thread, and raise OutOfMemory if memory is short:
     the files stay.
     """
 
@@ -67,7 +67,7 @@ class DiskTier:
         """Bytes of the stored features; None if there are none."""
         return None
 
-    def load_features(self, key: str) -> EncodedImage | None:
+    def read_features(self, key: str) -> EncodedImage | None:
         """The stored features; None if there are none."""
         return None
 
@@ -83,9 +83,9 @@ class DiskTier:
         """
         return None
 
-    def load_prefix(
+    def read_prefix(
         self, prompt: PromptKey, known: int, limit: int, salt: str
-    ) -> Iterator[StoredPrefixSource]:
+    ) -> Iterator[StoredBlock]:
         """The stored blocks after the first `known` positions, in order.
 
         Each file is read when its block is asked for; the block before should be stored by then.
@@ -93,11 +93,11 @@ class DiskTier:
         return iter(())
 
     def close(self, seconds: float) -> None:
-        """Write the queue, for `seconds` at most. After that nothing can be stored or loaded."""
+        """Write the queue, for `seconds` at most. After that nothing can be stored or read."""
 
 
 @dataclass(frozen=True, slots=True)
-class DiskLoad:
+class DiskRead:
     """The stored parts of a prompt that are not in memory.
 
     prefix_tokens: length of the stored prefix, of which `least` to `limit` tokens are usable; 0 for
@@ -120,8 +120,8 @@ class DiskLoad:
 
 
 @dataclass(slots=True)
-class Loaded:
-    """The result of a `DiskLoad`: in memory, pinned until it is taken over or released."""
+class DiskReadResult:
+    """The result of a `DiskRead`: in memory, pinned until it is taken over or released."""
 
     prefix: PrefixMatch[Any, Any] | None = None
     features: dict[int, Lease[EncodedImage]] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class Admission:
         theirs = [one.transient_bytes for one in admitted if one.state is not State.DECODE]
         added = self._resident([request, *admitted]) - self._resident(admitted)
         has_room = self._governor.make_room(
-            added + request.load_bytes + max([transient, *theirs]),
+            added + request.disk_read_bytes + max([transient, *theirs]),
             self.reserved_bytes(admitted),
             others_run=bool(admitted) or some_are_ending,
             some_are_ending=some_are_ending,
@@ -70,15 +70,15 @@ class Admission:
             "max_tokens" if largest else None,
         )
 
-    def may_load(self, request: Request) -> bool:
+    def fits_disk_read(self, request: Request) -> bool:
         """Whether what the disk has of `request` fits beside it, if it runs alone.
 
         If not, its prompt is computed: nothing is read that no memory can be reserved for.
         """
-        load = request.load
-        if load is None:
+        disk_read = request.disk_read
+        if disk_read is None:
             return True
-        taken = load.size_bytes + load.transient_bytes
+        taken = disk_read.size_bytes + disk_read.transient_bytes
         return self._resident([request]) + taken <= self._governor.free_bytes
 
     def reserved_bytes(self, admitted: Sequence[Request]) -> int:
@@ -90,8 +90,8 @@ class Admission:
             for one in admitted
             if one.state is State.PREFILL and one.is_known_to_runner
         )
-        to_load = sum(one.load_bytes for one in admitted)
-        return max(0, self._resident(admitted) - held) + to_load
+        to_read = sum(one.disk_read_bytes for one in admitted)
+        return max(0, self._resident(admitted) - held) + to_read
 
     def make_room_for_reserved(self, admitted: Sequence[Request]) -> None:
         """Evict what was cached since, if it takes room that is reserved for `admitted`."""
@@ -147,7 +147,7 @@ class Admission:
             estimator.of("encode", max(to_encode, default=0)),
             estimator.of("prefill", chunk),
             joining,
-            0 if request.load is None else request.load.transient_bytes,
+            0 if request.disk_read is None else request.disk_read.transient_bytes,
         )
         features = request.num_media_tokens + sum(to_encode)
         return worst + features * estimator.feature_bytes

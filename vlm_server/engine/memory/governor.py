@@ -192,7 +192,7 @@ class Governor:
 
     # ---- around reads, encodes, chunks and decode steps ------------------------------
 
-    def before_load(self, num_bytes: int) -> None:
+    def before_disk_read(self, num_bytes: int) -> None:
         """A read from disk, of at most `num_bytes`, comes next."""
         if self._is_over(num_bytes):
             self._clear("guard")

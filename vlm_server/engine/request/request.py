@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.cache.disk.tier import DiskLoad, Loaded
+from vlm_server.cache.disk.tier import DiskRead, DiskReadResult
 from vlm_server.cache.lru import Lease
 from vlm_server.cache.references import CacheReferences
 from vlm_server.engine.output.answer_parser import build_parser
@@ -19,8 +19,8 @@ from vlm_server.engine.output.pieces import Piece
 from vlm_server.engine.request.choice import Choice
 from vlm_server.engine.request.states import State, Stopwatch, check_transition
 from vlm_server.interfaces import (
+    DiskReadWork,
     EncodeWork,
-    LoadWork,
     MediaInputs,
     NewRequest,
     Prepared,
@@ -54,7 +54,7 @@ class Request:
         self.submit: Submit | None = submit
         """Dropped once its prompt is read: until then it may have to be prepared again."""
         self.may_use_disk = True
-        self.load: DiskLoad | None = None
+        self.disk_read: DiskRead | None = None
         """The part of its prompt that is to be read from disk, until it is."""
         self.cancellation: Cancellation | None = None
         """Of its preparation or its read from disk, while that is under way."""
@@ -167,9 +167,9 @@ class Request:
         return self._stopwatch.read()
 
     @property
-    def load_bytes(self) -> int:
+    def disk_read_bytes(self) -> int:
         """Bytes that what is read from disk will take."""
-        return 0 if self.load is None else self.load.size_bytes
+        return 0 if self.disk_read is None else self.disk_read.size_bytes
 
     # ---- what happens to it ----------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Request:
         self.cancellation = Cancellation()
         return PrepareWork(self.submit, self.cancellation, self.may_use_disk)
 
-    def set_prepared(
+    def on_prepared(
         self, prepared: Prepared, max_tokens: int, formats: Formats = NO_FORMATS
     ) -> None:
         """Take over the prompt. `formats`: how the model writes what is not content."""
@@ -200,7 +200,7 @@ class Request:
                 )
             )
         self._inputs = dict(prepared.inputs)
-        self.load, self.max_tokens = prepared.load, max_tokens
+        self.disk_read, self.max_tokens = prepared.disk_read, max_tokens
         self._start_after_prefix(prepared.references)
         self.move_to(State.WAITING_FOR_MEMORY)
 
@@ -213,26 +213,26 @@ class Request:
     def admit(self, transient_bytes: int) -> None:
         """Let it take device memory from now on; `transient_bytes` are reserved for its peak."""
         self.transient_bytes = transient_bytes
-        if self.load is not None:
-            self.move_to(State.LOADING)
+        if self.disk_read is not None:
+            self.move_to(State.READING_DISK)
         else:
             self._enter_encoding_or_prefill()
 
-    def start_load(self) -> LoadWork:
+    def start_disk_read(self) -> DiskReadWork:
         """Work for the disk reader."""
-        assert self.load is not None
+        assert self.disk_read is not None
         self.leave_queue()
         self.cancellation = Cancellation()
-        return LoadWork(self.request_id, self.load, self.cancellation)
+        return DiskReadWork(self.request_id, self.disk_read, self.cancellation)
 
-    def add_loaded(self, loaded: Loaded) -> None:
+    def on_disk_read(self, result: DiskReadResult) -> None:
         """Take over what was read from disk; prepare it again if media lack features and pixels."""
         assert self._references is not None
-        self._references.take(loaded)
+        self._references.take_disk_read(result)
         if any(index not in self._inputs for index in self._references.missing()):
             self.restart(use_disk=False)
             return
-        self.load = None
+        self.disk_read = None
         self._start_after_prefix(self._references)
         self._enter_encoding_or_prefill()
 
@@ -240,7 +240,7 @@ class Request:
         """Go back to WAITING; the runner has dropped what it had. May give up the disk for good."""
         self.release_references()
         self.may_use_disk &= use_disk
-        self.load, self.transient_bytes, self.is_known_to_runner = None, 0, False
+        self.disk_read, self.transient_bytes, self.is_known_to_runner = None, 0, False
         self.num_prefilled = self.num_cached_tokens = 0
         self.move_to(State.WAITING)
 

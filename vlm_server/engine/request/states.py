@@ -17,7 +17,7 @@ class State(Enum):
     """A preparer thread tokenizes it, and decodes its media."""
     WAITING_FOR_MEMORY = "waiting_for_memory"
     """Prepared, and not admitted yet."""
-    LOADING = "loading"
+    READING_DISK = "loading"
     """Admitted; what the disk has of it is read, or waits to be."""
     ENCODING = "encoding"
     """Admitted; some of its media are not encoded yet."""
@@ -43,9 +43,9 @@ class State(Enum):
         return self in _BEFORE_FIRST_TOKEN
 
 
-_ADMITTED = frozenset({State.LOADING, State.ENCODING, State.PREFILL, State.DECODE})
+_ADMITTED = frozenset({State.READING_DISK, State.ENCODING, State.PREFILL, State.DECODE})
 _BEFORE_FIRST_TOKEN = frozenset(
-    {State.WAITING, State.PREPARING, State.LOADING, State.ENCODING, State.PREFILL}
+    {State.WAITING, State.PREPARING, State.READING_DISK, State.ENCODING, State.PREFILL}
 )
 _ENDS_EARLY = frozenset({State.FINISHED_ABORTED, State.FINISHED_FAILED})
 
@@ -53,8 +53,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.WAITING: _ENDS_EARLY | {State.PREPARING},
     State.PREPARING: _ENDS_EARLY | {State.WAITING_FOR_MEMORY, State.FINISHED_ANSWERED},
     State.WAITING_FOR_MEMORY: _ENDS_EARLY
-    | {State.WAITING, State.LOADING, State.ENCODING, State.PREFILL},
-    State.LOADING: _ENDS_EARLY | {State.WAITING, State.ENCODING, State.PREFILL},
+    | {State.WAITING, State.READING_DISK, State.ENCODING, State.PREFILL},
+    State.READING_DISK: _ENDS_EARLY | {State.WAITING, State.ENCODING, State.PREFILL},
     State.ENCODING: _ENDS_EARLY | {State.PREFILL},
     State.PREFILL: _ENDS_EARLY | {State.WAITING, State.DECODE},
     State.DECODE: _ENDS_EARLY | {State.FINISHED_ANSWERED},
@@ -78,12 +78,12 @@ def check_transition(old: State, new: State) -> None:
 
 _PHASES: dict[State, PhaseName] = {
     State.PREPARING: "prepare",
-    State.LOADING: "load",
+    State.READING_DISK: "load",
     State.ENCODING: "encode",
     State.PREFILL: "prefill",
     State.DECODE: "decode",
 }
-_OF_THE_DEVICE = frozenset({State.LOADING, State.ENCODING, State.PREFILL})
+_OF_THE_DEVICE = frozenset({State.READING_DISK, State.ENCODING, State.PREFILL})
 
 
 class Stopwatch:

@@ -21,8 +21,8 @@ from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.sizing import ChunkSizer
 from vlm_server.errors import DeviceLimit, MemoryExceeded, RequestError
 from vlm_server.interfaces import (
+    DiskReadWork,
     EncodeWork,
-    LoadWork,
     NewRequest,
     PrefillWork,
     PreparedPrompt,
@@ -68,7 +68,7 @@ class Planner:
         self._prefill_batcher = PrefillBatcher(config, requests, admission)
         self._preparer_order = PreparerOrder(config.max_preparing, config.max_num_seqs, clock)
         self._device_order = DeviceOrder(requests, config.max_num_seqs)
-        self._loading: str | None = None
+        self._disk_reading: str | None = None
         """The request that the disk reader reads for; it may have ended."""
         self._encode_overlaps = False
         """Whether the encode under way began during a prompt's chunk: it is no measure."""
@@ -86,7 +86,7 @@ class Planner:
         # Before preparing: it may send a request back to be prepared again.
         refused = self._admit_waiting(some_are_ending=bool(finished_seqs))
         prepare = self._start_preparing()
-        load = self._start_load()
+        disk_read = self._start_disk_read()
         encode = self._start_encode(during=None)
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.
         decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
@@ -95,7 +95,7 @@ class Planner:
         requests = self._requests.values()
         return SchedulerOutput(
             prepare=prepare,
-            load=load,
+            disk_read=disk_read,
             encode=encode,
             encode_next=encode_next,
             finished_seqs=finished_seqs,
@@ -155,15 +155,15 @@ class Planner:
         """Whether other prompts can begin with the KV of `request`."""
         return self._caches.stores_prefixes and not request.prompt.is_atomic
 
-    def finish_prepare(self, request_id: str) -> None:
+    def on_prepared(self, request_id: str) -> None:
         """A preparer is done with a request."""
         self._preparer_order.finish(request_id)
 
-    def finish_load(self) -> None:
+    def on_disk_read(self) -> None:
         """The disk reader is done with what it had."""
-        self._loading = None
+        self._disk_reading = None
 
-    def finish_encode(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
+    def on_encoded(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
         """The encoder is done with `works`; see `EncodeDone`."""
         self._device_order.finish_encode()
         if not self._encode_overlaps:
@@ -179,7 +179,7 @@ class Planner:
     def _under_way(self) -> set[str]:
         """Requests that are read from disk or encoded; some may have ended."""
         under_way = {work.request_id for work in self._device_order.encoding}
-        return under_way if self._loading is None else under_way | {self._loading}
+        return under_way if self._disk_reading is None else under_way | {self._disk_reading}
 
     # ---- parts of a plan; each changes requests as the plan says ---------------------
 
@@ -193,7 +193,7 @@ class Planner:
         some_are_ending |= not self._under_way <= self._requests.keys()
         refused = dict[str, RequestError]()
         for request in list(self._requests.in_state(State.WAITING_FOR_MEMORY)):
-            if not self._admission.may_load(request):
+            if not self._admission.fits_disk_read(request):
                 request.restart(use_disk=False)
                 continue
             try:
@@ -215,12 +215,12 @@ class Planner:
             works.append(request.start_prepare())
         return tuple(works)
 
-    def _start_load(self) -> LoadWork | None:
-        request = next(self._requests.in_state(State.LOADING), None)
-        if self._loading is not None or request is None:
+    def _start_disk_read(self) -> DiskReadWork | None:
+        request = next(self._requests.in_state(State.READING_DISK), None)
+        if self._disk_reading is not None or request is None:
             return None
-        self._loading = request.request_id
-        return request.start_load()
+        self._disk_reading = request.request_id
+        return request.start_disk_read()
 
     def _start_encode(self, during: Request | None) -> tuple[EncodeWork, ...]:
         """Encodes to start now, or during the last chunk of `during`."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.cache.disk.tier import Loaded
+from vlm_server.cache.disk.tier import DiskReadResult
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.request.request import Request
@@ -118,9 +118,9 @@ class Scheduler:
         self._end(request, State.FINISHED_ABORTED)
         return [Finished(request_id, request.usage, is_aborted=True)]
 
-    def prepared(self, request_id: str, outcome: Prepared | RequestError) -> list[Event]:
+    def on_prepared(self, request_id: str, outcome: Prepared | RequestError) -> list[Event]:
         """A preparer is done with a request, which may have been aborted meanwhile."""
-        self._planner.finish_prepare(request_id)
+        self._planner.on_prepared(request_id)
         request = self._finished_work(request_id)
         if isinstance(outcome, RequestError):
             return [] if request is None else self._fail(request, outcome)
@@ -135,26 +135,26 @@ class Scheduler:
         except ContextLengthExceeded as error:
             outcome.references.release()
             return self._fail(request, error)
-        request.set_prepared(outcome, max_tokens, self._config.formats)
+        request.on_prepared(outcome, max_tokens, self._config.formats)
         return []
 
-    def loaded(self, request_id: str, loaded: Loaded) -> None:
+    def on_disk_read(self, request_id: str, result: DiskReadResult) -> None:
         """The disk reader is done with a request, which may have been aborted meanwhile."""
-        self._planner.finish_load()
+        self._planner.on_disk_read()
         request = self._finished_work(request_id)
         if request is None:
-            loaded.release()
+            result.release()
         else:
-            request.add_loaded(loaded)
+            request.on_disk_read(result)
 
-    def encoded(
+    def on_encoded(
         self,
         works: Sequence[EncodeWork],
         outcomes: Sequence[EncodedImage | RequestError],
         seconds: float | None,
     ) -> list[Event]:
         """The encoder is done with `works`; see `EncodeDone`."""
-        self._planner.finish_encode(works, seconds)
+        self._planner.on_encoded(works, seconds)
         events, retried = list[Event](), set[str]()
         for work, outcome in zip(works, outcomes, strict=True):
             name = work.request_id

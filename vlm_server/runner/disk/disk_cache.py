@@ -41,7 +41,7 @@ class DiskCache(DiskTier):
         *,
         needs_snapshots: bool,
     ) -> None:
-        """prefix_bytes: limit of what is loaded of a prompt. See `PrefixCache` for snapshots."""
+        """prefix_bytes: limit of what is read of a prompt. See `PrefixCache` for snapshots."""
         self._store = store
         self._fingerprint = fingerprint
         self._prefix_bytes = prefix_bytes
@@ -75,9 +75,9 @@ class DiskCache(DiskTier):
             self._store.count_miss()
         return size_bytes
 
-    def load_features(self, key: str) -> ImageFeatures | None:
+    def read_features(self, key: str) -> ImageFeatures | None:
         stored = self._features_key(key)
-        if (record := self._load(stored, key)) is None:
+        if (record := self._read(stored, key)) is None:
             return None
         self._store.touch([stored])
         return record.features
@@ -118,12 +118,12 @@ class DiskCache(DiskTier):
             return None
         return StoredPrefixSizes(length, sum(sizes), max(sizes))
 
-    def load_prefix(
+    def read_prefix(
         self, prompt: PromptKey, known: int, limit: int, salt: str
     ) -> Iterator[StoredPrefix]:
         read = list[str]()
         for block, start, count in self._blocks_after(prompt, known, limit, salt):
-            if (record := self._load(block.key, block)) is None:
+            if (record := self._read(block.key, block)) is None:
                 break
             read.append(block.key)
             yield StoredPrefix(start, record.segment, count, record.snapshot)
@@ -148,7 +148,7 @@ class DiskCache(DiskTier):
             at += count
         return blocks
 
-    def _load(self, key: str, subject: str | KVBlock) -> Record | None:
+    def _read(self, key: str, subject: str | KVBlock) -> Record | None:
         """The record of `subject`; None if there is none, or an unusable one, which is deleted.
 
         Raises OutOfMemory; the file stays then.

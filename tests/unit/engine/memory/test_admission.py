@@ -125,7 +125,7 @@ def test_an_atomic_chunk_counts_whole(atomic: int, largest_chunk: int):
     request = Request(submit("a"), SamplingParams(max_tokens=1), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
     made = replace(prompt("of 13 letters"), atomic_prefill_tokens=atomic)
-    request.set_prepared(prepared(made), 1)
+    request.on_prepared(prepared(made), 1)
     decision = admission.decide(request, [], some_are_ending=False)
     assert decision == governor.estimator.of("prefill", largest_chunk)
 
@@ -287,7 +287,7 @@ def waiting(name: str, text: str = "", max_tokens: int = 20) -> Request:
         submit(name), SamplingParams(max_tokens=max_tokens), ByteDecoder(), clock=lambda: 0.0
     )
     request.move_to(State.PREPARING)
-    request.set_prepared(prepared(prompt(text) if text else prompt()), max_tokens)
+    request.on_prepared(prepared(prompt(text) if text else prompt()), max_tokens)
     return request
 
 
