@@ -69,7 +69,7 @@ NO_CACHES = settings.Cache(prefix_bytes=0, encoder_bytes=0, pixel_bytes=0)
 class NeverClears(Governor):
     """Keeps whatever was freed, but for what the pool's limit takes."""
 
-    def idle(self) -> None:
+    def clear_when_idle(self) -> None:
         self._has_worked, self._idle_since = False, None
 
 
@@ -82,7 +82,7 @@ class ClearsAtNextPrefill(NeverClears):
 
 
 class ClearsNotWhileDecoding(Governor):
-    def after_decode(self, num_seqs: int, *, somebody_waits: bool) -> None:
+    def after_decode(self, num_seqs: int, *, awaits_first_token: bool) -> None:
         pass
 
 

@@ -117,7 +117,7 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
     @classmethod
-    def of(cls, context_tokens: int, found: str, param: str) -> Self:
+    def of_prompt(cls, context_tokens: int, found: str, param: str) -> Self:
         """In words by which clients know it: those of OpenAI (LangChain, LiteLLM), vLLM and
         Anthropic. `found` says how long the prompt is, and what to do."""
         return cls(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vlm_server.cache.disk.tier import DiskRead, DiskReadResult, DiskTier, EncodedImage
-from vlm_server.cache.lru import Cache, Lease, LruCache
+from vlm_server.cache.lru import InspectableCache, Lease, LruCache
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
@@ -77,7 +77,7 @@ class Caches:
             cache.clear()
 
     def check_integrity(self) -> None:
-        """Raises AssertionError, see `Cache.check_integrity`."""
+        """Raises AssertionError, see `InspectableCache.check_integrity`."""
         for cache in self._all:
             cache.check_integrity()
 
@@ -96,7 +96,7 @@ class Caches:
         return self.token_layouts, self.pixels, self.features, self.tiles, self.prefixes
 
     @property
-    def _all(self) -> tuple[Cache, ...]:
+    def _all(self) -> tuple[InspectableCache, ...]:
         return (*self._memory, *self._opened_disk.caches)
 
     # ---- device memory ---------------------------------------------------------------

@@ -13,7 +13,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Cache(Protocol):
+class InspectableCache(Protocol):
     """The interface of every cache, in memory or on disk. Thread-safe."""
 
     def read(self) -> CacheStats: ...

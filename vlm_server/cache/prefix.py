@@ -10,7 +10,7 @@ from vlm_server.cache.lru import MemoryCache
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.cache.radix_tree import Node, RadixTree, S, Segment, Snapshot, T
 
-_MOST_JOINED_BYTES = 256 << 20
+_MAX_JOINED_BYTES = 256 << 20
 """Longer parts are not joined: the copy takes memory next to the original."""
 _DROPPED_PART = 1 / 8
 """Joining drops answers that a conversation did not go on from, up to this share of its length."""
@@ -98,14 +98,14 @@ class PrefixCache(MemoryCache, Generic[T, S]):
     # ---- lookup ----------------------------------------------------------------------
 
     def match(
-        self, prompt: PromptKey, limit: int, salt: str = "", least: int = 0
+        self, prompt: PromptKey, limit: int, salt: str = "", min_length: int = 0
     ) -> PrefixMatch[T, S]:
         """The longest stored prefix of `prompt`, of at most `limit` positions.
 
-        Empty if it has fewer than `least` positions, which are useless.
+        Empty if it has fewer than `min_length` positions, which are useless.
         """
         with self._lock:
-            match = self._match(prompt, limit, salt, least)
+            match = self._match(prompt, limit, salt, min_length)
             self._hits += bool(match.length)
             self._misses += not match.length
             return match
@@ -122,24 +122,26 @@ class PrefixCache(MemoryCache, Generic[T, S]):
         prompt: PromptKey,
         limit: int,
         salt: str = "",
-        least: int = 0,
+        min_length: int = 0,
     ) -> PrefixMatch[T, S]:
         """`match`, or a longer one of the same prompt; the other is released.
 
         Neither a hit nor a miss.
         """
         with self._lock:
-            better = self._match(prompt, limit, salt, least)
+            better = self._match(prompt, limit, salt, min_length)
         worse = match if better.length > match.length else better
         worse.release()
         return match if worse is better else better
 
-    def _match(self, prompt: PromptKey, limit: int, salt: str, least: int) -> PrefixMatch[T, S]:
+    def _match(
+        self, prompt: PromptKey, limit: int, salt: str, min_length: int
+    ) -> PrefixMatch[T, S]:
         matched = self._tree.walk(prompt, limit, salt)
         if self.needs_snapshots:
             while matched and not _has_snapshot(*matched[-1]):
                 matched.pop()
-        if sum(count for _, count in matched) < least:
+        if sum(count for _, count in matched) < min_length:
             matched = []
         for last, _ in matched[-1:]:
             self._tree.pin(last)
@@ -225,7 +227,7 @@ class PrefixCache(MemoryCache, Generic[T, S]):
                 first, rest = halves
                 self._tree.split(node, at, (first, rest))
 
-        return self._hold(_Gap(node, True, lambda: segment.split(at), split))
+        return self._pin_gap(_Gap(node, True, lambda: segment.split(at), split))
 
     def _gap_after(
         self,
@@ -260,7 +262,7 @@ class PrefixCache(MemoryCache, Generic[T, S]):
                 self._tree.append(node, edge, taken[0], snapshot)
 
         has_room = is_open() and self._tree.make_room(last, more_bytes)
-        return self._hold(_Gap(node, has_room, lambda: (source.take(start, end),), append))
+        return self._pin_gap(_Gap(node, has_room, lambda: (source.take(start, end),), append))
 
     def _to_join(
         self, node: Node[T, S], start: int, end: int, source: Source[T, S]
@@ -274,14 +276,14 @@ class PrefixCache(MemoryCache, Generic[T, S]):
         joined = list[Node[T, S]]()
         while node.parent is not None and len(node.edge) <= 2 * (end - start):
             first = start - len(node.edge)
-            is_small = source.size_bytes(first, end) <= _MOST_JOINED_BYTES
+            is_small = source.size_bytes(first, end) <= _MAX_JOINED_BYTES
             if not is_small or not _may_join([*joined, node], end - first):
                 break
             joined.append(node)
             node, start = node.parent, first
         return node, start, joined
 
-    def _hold(self, gap: _Gap[T, S]) -> _Gap[T, S]:
+    def _pin_gap(self, gap: _Gap[T, S]) -> _Gap[T, S]:
         if gap.has_room:
             self._tree.pin(gap.node)
             self._num_references += 1

@@ -31,11 +31,11 @@ class CacheReferences:
         self._caches = caches
         self._key = key
         self._salt = salt
-        self._least = atomic_prefill_tokens
+        self._min_length = atomic_prefill_tokens
         self._limit = len(key) - 1
         self._features: dict[int, Lease[EncodedImage]] = {}
         self._is_released = False
-        self._prefix = caches.prefixes.match(key, self._limit, salt, self._least)
+        self._prefix = caches.prefixes.match(key, self._limit, salt, self._min_length)
 
     @property
     def prefix(self) -> Prefix:
@@ -71,7 +71,7 @@ class CacheReferences:
         Features of spans inside it are released.
         """
         better = self._caches.prefixes.improve(
-            self._prefix, self._key, self._limit, self._salt, self._least
+            self._prefix, self._key, self._limit, self._salt, self._min_length
         )
         if better is self._prefix:
             return False
@@ -96,7 +96,7 @@ class CacheReferences:
         """
         disk = self._caches.disk if on_disk else DiskTier()
         known = self._prefix.length
-        stored = disk.find_prefix(self._key, known, self._limit, self._salt, self._least)
+        stored = disk.find_prefix(self._key, known, self._limit, self._salt, self._min_length)
         length = 0 if stored is None else stored.length
         sizes = dict[int, int]()
         for index in list(self.missing()):
@@ -112,7 +112,7 @@ class CacheReferences:
             self._key,
             self._salt,
             self._limit,
-            self._least,
+            self._min_length,
             length,
             {index: self._key.spans[index].mm_hash for index in sizes},
             in_prefix + sum(sizes.values()),

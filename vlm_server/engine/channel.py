@@ -9,7 +9,7 @@ import threading
 from queue import SimpleQueue
 from typing import NoReturn
 
-from vlm_server.engine.inbox import Inbox, Order
+from vlm_server.engine.inbox import FrontCommand, Inbox
 from vlm_server.protocol import (
     MESSAGE_HEADER,
     Command,
@@ -73,7 +73,7 @@ class Channel:
         try:
             while True:
                 command = self._receive()
-                assert isinstance(command, Order)
+                assert isinstance(command, FrontCommand)
                 self.inbox.put(command)
         except Exception:
             logger.critical("the front can't be understood", exc_info=True)

@@ -15,7 +15,7 @@ from vlm_server.interfaces import Encoder, EncodeWork
 
 logger = logging.getLogger(__name__)
 
-_MOST_LONG_STEPS = 4
+_MAX_LONG_STEPS = 4
 """After which a turn is due: prompts may come without end."""
 
 
@@ -103,7 +103,7 @@ class EncoderInTurns:
         if self._parts is None:
             return
         self._is_measured &= is_alone
-        if is_long and not self._is_launched and self._num_long_steps < _MOST_LONG_STEPS:
+        if is_long and not self._is_launched and self._num_long_steps < _MAX_LONG_STEPS:
             self._num_long_steps += 1
             return
         self._num_long_steps = 0

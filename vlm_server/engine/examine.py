@@ -63,11 +63,11 @@ def _try_device(out: FileIO) -> None:
 
 def _survey(request: SurveyRequest) -> Survey:
     try:  # mlx may lack its backend
-        from vlm_server.engine.start import LEAST_TOKENS
+        from vlm_server.engine.start import MIN_REQUEST_TOKENS
         from vlm_server.runner.loading.facts import survey
     except ImportError as error:
         return Survey(refusal=backend.not_loaded(error))
-    return survey(request, LEAST_TOKENS)
+    return survey(request, MIN_REQUEST_TOKENS)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class DiskReadDone:
     result: DiskReadResult
 
 
-Order = Submit | Abort | Drain | SetMemoryLimit | ClearCaches
+FrontCommand = Submit | Abort | Drain | SetMemoryLimit | ClearCaches
 """A message of the front."""
-Message = Order | PrepareDone | DiskReadDone | EncodeDone
-Inbox = SimpleQueue[Message]
+InboxMessage = FrontCommand | PrepareDone | DiskReadDone | EncodeDone
+Inbox = SimpleQueue[InboxMessage]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from queue import Empty
 
 from vlm_server.engine.heartbeat import Heartbeat
-from vlm_server.engine.inbox import DiskReadDone, EncodeDone, Inbox, Message, PrepareDone
+from vlm_server.engine.inbox import DiskReadDone, EncodeDone, Inbox, InboxMessage, PrepareDone
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, PreparerThreads
@@ -170,21 +170,21 @@ class EngineLoop:
 
     def _account(self, plan: SchedulerOutput, result: StepResult) -> None:
         if chunk := plan.prefill:
-            has_merged = chunk.is_last and bool(plan.decode or plan.batched_prefills)
+            joined_running = chunk.is_last and bool(plan.decode or plan.batched_prefills)
             self.governor.after_chunk(
-                plan.num_prefill_tokens, is_last=chunk.is_last, has_merged=has_merged
+                plan.num_prefill_tokens, is_last=chunk.is_last, joined_running=joined_running
             )
-        self.governor.after_decode(len(plan.decode), somebody_waits=plan.waits_for_first_token)
-        self._relieve(result.failures.values())
+        self.governor.after_decode(len(plan.decode), awaits_first_token=plan.waits_for_first_token)
+        self._free_unused_memory(result.failures.values())
         self._count_failures(plan, result)
 
-    def _relieve(self, errors: Collection[object]) -> None:
+    def _free_unused_memory(self, errors: Collection[object]) -> None:
         """Count errors of the device's limits; after one of its memory, free what is not in use."""
         for error in errors:
             if isinstance(error, DeviceLimit):
-                self.governor.count(f"failure_{error.code}")
+                self.governor.count_decision(f"failure_{error.code}")
         if any(isinstance(error, OutOfMemory) for error in errors):
-            self.governor.relieve()
+            self.governor.free_unused_memory()
 
     def _count_failures(self, plan: SchedulerOutput, result: StepResult) -> None:
         """Count steps that failed with no token since: a token shows that the model works.
@@ -243,11 +243,11 @@ class EngineLoop:
             return min(_STATS_SECONDS, self.scheduler.seconds_to_deadline())
         left = self.governor.idle_seconds_left()
         until_clear = None if left is None else min(left, _STATS_SECONDS)
-        until_look = self.governor.seconds_to_look()
+        until_look = self.governor.seconds_until_poll()
         waits = (until_clear, until_look, self._seconds_to_precompile())
         return min((each for each in waits if each is not None), default=None)
 
-    def _handle(self, message: Message) -> list[Event]:
+    def _handle(self, message: InboxMessage) -> list[Event]:
         match message:
             case Submit():
                 return self.scheduler.add(message)
@@ -275,7 +275,7 @@ class EngineLoop:
         self._disk_reading = None
         self.governor.mark_busy()
         if done.result.is_out_of_memory:
-            self.governor.relieve()
+            self.governor.free_unused_memory()
         self.scheduler.on_disk_read(done.request_id, done.result)
 
     def _on_encoded(self, done: EncodeDone) -> list[Event]:
@@ -284,22 +284,22 @@ class EngineLoop:
         made = [one for one in done.outcomes if not isinstance(one, RequestError)]
         self.governor.mark_busy()  # the device has worked, even if the requests are gone
         num_tokens = sum(work.num_tokens for work in done.works)
-        at_once = made[0].tokens_at_once if len(done.works) == len(made) == 1 else None
+        at_once = made[0].tokens_per_call if len(done.works) == len(made) == 1 else None
         self.governor.after_encode(
             num_tokens,
             sum(one.size_bytes for one in made),
             num_tokens if at_once is None else at_once,
         )
-        self._relieve(done.outcomes)
+        self._free_unused_memory(done.outcomes)
         return self.scheduler.on_encoded(done.works, done.outcomes, done.seconds)
 
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:
             self.governor.mark_busy()
         elif not plan.has_runner_work:
-            self.governor.yield_to_others()
+            self.governor.give_back_to_other_programs()
             if self.governor.idle_seconds_left() == 0:
-                self.governor.idle()
+                self.governor.clear_when_idle()
 
     # ---- events --------------------------------------------------------------------
 

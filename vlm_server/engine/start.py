@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 _PRECOMPILED_BEFORE_READY = 56
 """Shapes; some 30 ms each, on devices with compiled steps."""
 
-LEAST_TOKENS = 1024
+MIN_REQUEST_TOKENS = 1024
 """Prompt and answer of the shortest request for which there must be room."""
 
 
@@ -94,7 +94,7 @@ def end_warm_up(loop: EngineLoop, caches: Caches) -> None:
 
 def _check_room(loop: EngineLoop, context_tokens: int) -> None:
     """Raises ModelLoadError if the model leaves no room for even a short request."""
-    num_tokens = min(LEAST_TOKENS, context_tokens)
+    num_tokens = min(MIN_REQUEST_TOKENS, context_tokens)
     needed, free = loop.runner.kv_bytes(num_tokens), loop.governor.free_bytes
     if needed > free:
         raise ModelLoadError(
@@ -131,7 +131,7 @@ def build_engine(
         eos_token_ids=loaded.spec.eos_token_ids,
         default_temperature=loaded.default_temperature,
         default_top_p=loaded.default_top_p,
-        formats=Formats.of(loaded.spec),
+        formats=Formats.of_model(loaded.spec),
         max_images_per_encode=(
             start.scheduler.max_images_per_encode if loaded.family.takes_several else 1
         ),

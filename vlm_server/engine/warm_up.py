@@ -48,7 +48,7 @@ _SCHEMA = '{"const": "all of this is drafted, for nothing else may be said"}'
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class WarmUpStage:
     """Requests that run at the same time. A model that fails a needed stage is refused.
 
     The stage ends with the last of them; the others are aborted then.
@@ -61,7 +61,7 @@ class Stage:
 
 def stages(
     *, is_thorough: bool, compiles: bool, with_video: bool, context_tokens: int
-) -> tuple[Stage, ...]:
+) -> tuple[WarmUpStage, ...]:
     """The stages of a warm-up: a text, a video, a picture that joins a text, the picture again.
 
     Only the last finds anything in the caches. Stages that may fail come first. `compiles` adds
@@ -71,7 +71,7 @@ def stages(
     """
     if not is_thorough:
         small = _picture("a prompt with a picture", _SMALL_IMAGE_PIXELS)
-        return (Stage("a picture", (small,)),)
+        return (WarmUpStage("a picture", (small,)),)
     video = Video(_video(), "warm-up", "GIF", "warm-up")
     text = _submit("a text prompt")
     picture = _picture("a prompt with a picture", _IMAGE_PIXELS)
@@ -82,15 +82,15 @@ def stages(
     )
     clip = _submit("a prompt with a video", VideoPart(0), videos=(video,))
     return (
-        Stage("text", (text,)),
-        *([Stage("a video", (clip,), is_needed=False)] if with_video else []),
+        WarmUpStage("text", (text,)),
+        *([WarmUpStage("a video", (clip,), is_needed=False)] if with_video else []),
         *(_stages_that_compile(text, max_tokens) if compiles else []),
-        Stage("a picture", (beside, picture)),
-        Stage("what is cached", (picture,)),
+        WarmUpStage("a picture", (beside, picture)),
+        WarmUpStage("what is cached", (picture,)),
     )
 
 
-def _stages_that_compile(text: Submit, max_tokens: int) -> list[Stage]:
+def _stages_that_compile(text: Submit, max_tokens: int) -> list[WarmUpStage]:
     """Texts of two lengths in one batch; drafts of one sequence, then of two.
 
     The first has a schema, whose drafts are always right; the second is sampled, with wrong drafts.
@@ -125,13 +125,13 @@ def _stages_that_compile(text: Submit, max_tokens: int) -> list[Stage]:
         text, request_id="a text beside a schema", sampling=sampled, prediction="No. " * max_tokens
     )
     return [
-        Stage("several texts", texts, is_needed=False),
-        Stage("drafts", (drafted,), is_needed=False),
-        Stage("drafts beside others", (beside, drafted), is_needed=False),
+        WarmUpStage("several texts", texts, is_needed=False),
+        WarmUpStage("drafts", (drafted,), is_needed=False),
+        WarmUpStage("drafts beside others", (beside, drafted), is_needed=False),
     ]
 
 
-def warm_up(loop: EngineLoop, stage: Stage) -> None:
+def warm_up(loop: EngineLoop, stage: WarmUpStage) -> None:
     """Run a stage's requests to their ends, with no event sent.
 
     Raises ModelLoadError if a needed stage fails.

@@ -7,9 +7,9 @@ arrays and plans; no mlx, no HTTP.
 from __future__ import annotations
 
 from vlm_server.interfaces.executors import (
+    EncodeCall,
     EncodeExecutor,
     Encoder,
-    Encoding,
     Preparer,
     Runner,
     Step,
@@ -37,10 +37,10 @@ __all__ = [
     "DeviceMemory",
     "DiskReadWork",
     "DraftCounts",
+    "EncodeCall",
     "EncodeExecutor",
     "EncodeWork",
     "Encoder",
-    "Encoding",
     "Grammar",
     "MediaInputs",
     "MemoryReading",

@@ -80,7 +80,7 @@ class Runner(Protocol):
         ...
 
 
-class Encoding(Protocol):
+class EncodeCall(Protocol):
     """Media of one size that are being encoded."""
 
     def advance(self) -> bool:
@@ -98,7 +98,7 @@ class Encoding(Protocol):
 class Encoder(Protocol):
     """The vision encoder: media to features. All calls come from one thread."""
 
-    def begin(self, works: Sequence[EncodeWork]) -> Encoding:
+    def begin(self, works: Sequence[EncodeWork]) -> EncodeCall:
         """Begin to encode media of one size, each as if it were encoded alone.
 
         Raises RequestError if one of them is wrong; then none counts as encoded.

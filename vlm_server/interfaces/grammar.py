@@ -53,7 +53,7 @@ class AnswerMatcher(Protocol):
         """(vocabulary,) bool: allowed next tokens; none if the answer can't go on."""
         ...
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         """Compute masks at a lower priority from now on: the last one was late."""
         ...
 

@@ -189,7 +189,7 @@ class MultimodalPreparer:
                 media.append(item)
                 num_tokens += len(item.layout.token_ids)
                 if num_tokens >= limit:
-                    raise ContextLengthExceeded.of(
+                    raise ContextLengthExceeded.of_prompt(
                         limit,
                         f"the images and videos up to this one have {num_tokens} tokens. Send "
                         "fewer, or smaller ones.",

@@ -24,7 +24,7 @@ NAMES = ["token_layout", "pixel", "encoder", "tile", "prefix"]
 @dataclass
 class FakeFeatures:
     size_bytes: int = 1
-    tokens_at_once: int | None = None
+    tokens_per_call: int | None = None
 
 
 @dataclass

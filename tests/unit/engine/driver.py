@@ -21,7 +21,7 @@ from tests.unit.engine.fakes import (
     submit,
 )
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.engine.inbox import DiskReadDone, EncodeDone, Message, PrepareDone
+from vlm_server.engine.inbox import DiskReadDone, EncodeDone, InboxMessage, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
@@ -42,10 +42,10 @@ from vlm_server.protocol import Abort, Drain, Event, Failed, Finished, Submit, U
 from vlm_server.settings import Memory
 
 
-class ImpatientQueue(SimpleQueue[Message]):
+class ImpatientQueue(SimpleQueue[InboxMessage]):
     """An inbox that is empty instead of waiting: nobody else would put anything into it."""
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Message:
+    def get(self, block: bool = True, timeout: float | None = None) -> InboxMessage:
         return super().get(block=False)
 
 
@@ -53,7 +53,7 @@ class ImpatientQueue(SimpleQueue[Message]):
 class ScriptedPreparers:
     """Preparer threads that are done when a test says so."""
 
-    inbox: SimpleQueue[Message]
+    inbox: SimpleQueue[InboxMessage]
     works: dict[str, PrepareWork] = field(default_factory=dict)
     outcome: Callable[[Submit], Prepared] | None = outcome_of
     """What is made of each at once; None if the test says."""
@@ -86,7 +86,7 @@ class ScriptedPreparers:
 class ScriptedEncoder:
     """An encoder thread that is done when a test says so; at once if `is_fast`."""
 
-    inbox: SimpleQueue[Message]
+    inbox: SimpleQueue[InboxMessage]
     is_fast: bool = True
     works: Sequence[EncodeWork] = ()
     done: list[EncodeWork] = field(default_factory=list)
@@ -129,7 +129,7 @@ class ScriptedDiskReader:
     """A disk reader that is done when a test says so; at once if `is_fast`."""
 
     caches: Caches
-    inbox: SimpleQueue[Message]
+    inbox: SimpleQueue[InboxMessage]
     is_fast: bool = True
     work: DiskReadWork | None = None
     done: list[DiskReadWork] = field(default_factory=list)

@@ -355,7 +355,7 @@ class FakeFeatures(str):
     """What names the picture that it was made of."""
 
     size_bytes = 8
-    tokens_at_once: int | None = None
+    tokens_per_call: int | None = None
 
 
 def features_of(span: MediaSpan) -> FakeFeatures:
@@ -365,7 +365,7 @@ def features_of(span: MediaSpan) -> FakeFeatures:
 
 @dataclass
 class FakeEncoding:
-    """An `Encoding` of so many parts, of which `num_launched` were."""
+    """An `EncodeCall` of so many parts, of which `num_launched` were."""
 
     encoder: FakeEncoder
     works: Sequence[EncodeWork]

@@ -63,7 +63,7 @@ class FileIndex:
         """Of all files."""
         return self._size_bytes
 
-    def of(self, owner: str) -> list[StoredFile]:
+    def files_of(self, owner: str) -> list[StoredFile]:
         """All files of an owner."""
         return list(self._owners.get(owner, {}).values())
 

@@ -152,10 +152,10 @@ class SharedFolder:
         with self._lock:
             return self._index.find(owner, key)
 
-    def of(self, owner: str) -> list[StoredFile]:
+    def files_of(self, owner: str) -> list[StoredFile]:
         """All files of an owner."""
         with self._lock:
-            return self._index.of(owner)
+            return self._index.files_of(owner)
 
     @property
     def files(self) -> list[StoredFile]:

@@ -64,7 +64,7 @@ class DiskStore:
     @property
     def paths(self) -> dict[str, Path]:
         """This owner's files, by key."""
-        return {file.key: self._folder.path(file) for file in self._folder.of(self._owner)}
+        return {file.key: self._folder.path(file) for file in self._folder.files_of(self._owner)}
 
     def path(self, key: str) -> Path | None:
         """The path of a file; None if it is not stored."""

@@ -42,7 +42,7 @@ class Admission:
         """
         alone = self._resident([request])
         if not self._governor.fits_alone(alone):
-            self._governor.count("refuse")
+            self._governor.count_decision("refuse")
             raise self._too_large(request, alone)
         transient = self._transient(request, admitted)
         theirs = [one.transient_bytes for one in admitted if one.state is not State.DECODE]
@@ -57,7 +57,7 @@ class Admission:
             return transient
         if not some_are_ending and self._last_waiting != request.request_id:
             self._last_waiting = request.request_id
-            self._governor.count("wait")
+            self._governor.count_decision("wait")
         return None
 
     def _too_large(self, request: Request, needed_bytes: int) -> MemoryExceeded:
@@ -84,7 +84,7 @@ class Admission:
     def reserved_bytes(self, admitted: Sequence[Request]) -> int:
         """Bytes that those `admitted`, and what is read for them, may still take until they end."""
         decoding = [one for one in admitted if one.state is State.DECODE]
-        held = self._side_by_side(decoding, lambda one: one.num_kv_tokens)
+        held = self._batch_bytes(decoding, lambda one: one.num_kv_tokens)
         held += sum(
             self._kv_bytes(one.num_kv_tokens)
             for one in admitted
@@ -98,7 +98,7 @@ class Admission:
         if reserved := self.reserved_bytes(admitted):
             self._governor.make_room_for_reserved(reserved)
 
-    def fit_together(self, requests: Iterable[Request], admitted: Sequence[Request]) -> bool:
+    def fit_concurrently(self, requests: Iterable[Request], admitted: Sequence[Request]) -> bool:
         """Whether these requests may have their peaks at once; each was admitted for its own."""
         reserved = self.reserved_bytes(admitted)
         return self._governor.has_room(reserved + sum(one.transient_bytes for one in requests))
@@ -110,7 +110,7 @@ class Admission:
 
         Each request was admitted for one encode at a time, and for the features of all its media.
         """
-        needed = self._governor.estimator.of("encode", num_tokens)
+        needed = self._governor.estimator.bytes_for("encode", num_tokens)
         needed += sum(one.transient_bytes for one in requests)
         return self._governor.has_room(self.reserved_bytes(admitted) + needed)
 
@@ -122,7 +122,7 @@ class Admission:
         Each request was admitted for its own prefill, and for joining those that run. The KV of
         the batch comes on top.
         """
-        needed = self._governor.estimator.of("prefill", len(requests) * num_tokens)
+        needed = self._governor.estimator.bytes_for("prefill", len(requests) * num_tokens)
         longest = max(one.prompt.num_tokens for one in requests)
         needed += len(requests) * self._kv_bytes(longest)
         needed += max(one.transient_bytes for one in requests)
@@ -142,10 +142,10 @@ class Admission:
             prompt.atomic_prefill_tokens - cached,
         )
         estimator = self._governor.estimator
-        joining = self._side_by_side(together, _width_when_joined) if _num_seqs(together) > 1 else 0
+        joining = self._batch_bytes(together, _width_when_joined) if _num_seqs(together) > 1 else 0
         worst = max(
-            estimator.of("encode", max(to_encode, default=0)),
-            estimator.of("prefill", chunk),
+            estimator.bytes_for("encode", max(to_encode, default=0)),
+            estimator.bytes_for("prefill", chunk),
             joining,
             0 if request.disk_read is None else request.disk_read.transient_bytes,
         )
@@ -154,18 +154,18 @@ class Admission:
 
     def _resident(self, requests: Sequence[Request]) -> int:
         """Bytes of their KV as it will be when the longest of them ends."""
-        return self._side_by_side(requests, _final_width)
+        return self._batch_bytes(requests, _final_width)
 
     def _largest_answer(self, request: Request, free_bytes: int) -> int:
         """Tokens of the longest answer for which there is memory; 0 if there is none for any."""
 
         def is_too_long(num_tokens: int) -> bool:
             width = request.prompt.num_tokens + num_tokens
-            return self._side_by_side([request], lambda _: width) > free_bytes
+            return self._batch_bytes([request], lambda _: width) > free_bytes
 
         return bisect_left(range(1, request.max_tokens + 1), True, key=is_too_long)
 
-    def _side_by_side(self, requests: Sequence[Request], width: Callable[[Request], int]) -> int:
+    def _batch_bytes(self, requests: Sequence[Request], width: Callable[[Request], int]) -> int:
         """Bytes of one batch: all its sequences are padded to the longest."""
         return _num_seqs(requests) * self._kv_bytes(max(map(width, requests), default=0))
 

@@ -74,7 +74,7 @@ class Formats:
     reasoning: ReasoningFormat | None = None
 
     @classmethod
-    def of(cls, model: ModelSpec) -> Self:
+    def of_model(cls, model: ModelSpec) -> Self:
         return cls(tool_format(model.tool_parser), model.reasoning_format)
 
 

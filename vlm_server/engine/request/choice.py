@@ -51,7 +51,7 @@ class Choice:
     def num_broken_tool_calls(self) -> int:
         return 0 if self._parser is None else self._parser.calls.num_broken
 
-    def read_with(self, parser: AnswerParser | None) -> None:
+    def set_parser(self, parser: AnswerParser | None) -> None:
         """Split the answer, of which there is nothing yet, with `parser`; None: all is content."""
         assert not self.num_generated
         self._parser = parser

@@ -192,7 +192,7 @@ class Request:
         """Take over the prompt. `formats`: how the model writes what is not content."""
         self._prompt, self._references = prepared.prompt, prepared.references
         for choice in self.choices:
-            choice.read_with(
+            choice.set_parser(
                 build_parser(
                     formats,
                     prepared.prompt.answer_format,

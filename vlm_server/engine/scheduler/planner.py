@@ -232,7 +232,7 @@ class Planner:
             works = [first]
             if during is not None:
                 together = (request, during)
-                if not self._admission.fit_together(together, self._requests.admitted):
+                if not self._admission.fit_concurrently(together, self._requests.admitted):
                     return ()
             elif not self._device_order.texts_wait:
                 turns = self._device_order.encodes_after(request)

@@ -54,7 +54,7 @@ from vlm_server.protocol import (
     Tokens,
 )
 
-_MOST_RETRIES = {OutOfMemory.code: 1, StepTooLong.code: 3}
+_MAX_RETRIES = {OutOfMemory.code: 1, StepTooLong.code: 3}
 """Of an encode or a prefill, by the error's code."""
 
 
@@ -280,7 +280,7 @@ class Scheduler:
     def _may_retry(self, request_id: str, error: RequestError) -> bool:
         """Whether to try again, and count it: memory may have been freed since."""
         request = self._requests.get(request_id)
-        if request is None or request.num_retries[error.code] >= _MOST_RETRIES[error.code]:
+        if request is None or request.num_retries[error.code] >= _MAX_RETRIES[error.code]:
             return False
         request.num_retries[error.code] += 1
         return True

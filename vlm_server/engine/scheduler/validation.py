@@ -43,7 +43,7 @@ def max_answer_tokens(
     """
     room = config.context_tokens - prompt.num_tokens
     if room < 1:
-        raise ContextLengthExceeded.of(
+        raise ContextLengthExceeded.of_prompt(
             config.context_tokens,
             f"{prompt.num_tokens} tokens > {config.context_tokens - 1} maximum. Send fewer or "
             "shorter messages, or smaller images.",

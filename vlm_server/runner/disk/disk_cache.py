@@ -16,7 +16,7 @@ from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
 from vlm_server.cache.disk.folder import is_gone
 from vlm_server.cache.disk.store import DiskStore, is_passing
 from vlm_server.cache.disk.tier import DiskTier, EncodedImage, StoredPrefixSizes
-from vlm_server.cache.lru import Cache
+from vlm_server.cache.lru import InspectableCache
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
@@ -54,7 +54,7 @@ class DiskCache(DiskTier):
         self._catch_up()
 
     @property
-    def caches(self) -> tuple[Cache, ...]:
+    def caches(self) -> tuple[InspectableCache, ...]:
         return (self._store,)
 
     def close(self, seconds: float) -> None:
@@ -102,7 +102,7 @@ class DiskCache(DiskTier):
             start, after = end, (*after, block.key)
 
     def find_prefix(
-        self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
+        self, prompt: PromptKey, known: int, limit: int, salt: str, min_length: int
     ) -> StoredPrefixSizes | None:
         if known < min(limit, len(prompt)):
             self._catch_up()
@@ -113,7 +113,7 @@ class DiskCache(DiskTier):
                 break
             sizes.append(size_bytes)
             length = start + count
-        if length <= known or length < least:
+        if length <= known or length < min_length:
             self._store.count_miss()
             return None
         return StoredPrefixSizes(length, sum(sizes), max(sizes))

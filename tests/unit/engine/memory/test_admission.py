@@ -127,7 +127,7 @@ def test_an_atomic_chunk_counts_whole(atomic: int, largest_chunk: int):
     made = replace(prompt("of 13 letters"), atomic_prefill_tokens=atomic)
     request.on_prepared(prepared(made), 1)
     decision = admission.decide(request, [], some_are_ending=False)
-    assert decision == governor.estimator.of("prefill", largest_chunk)
+    assert decision == governor.estimator.bytes_for("prefill", largest_chunk)
 
 
 def test_short_sequences_beside_a_long_one_are_as_wide_as_it():
@@ -252,12 +252,12 @@ def test_two_fit_together_if_there_is_room_for_both_of_their_worst_moments():
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     a, b, c = (waiting(name) for name in "abc")
     a.transient_bytes, b.transient_bytes = 60, 40
-    assert admission.fit_together((a, b), [])
-    assert not admission.fit_together((a, b), [c]), "its 25 tokens are reserved"
+    assert admission.fit_concurrently((a, b), [])
+    assert not admission.fit_concurrently((a, b), [c]), "its 25 tokens are reserved"
     a.transient_bytes = 35
-    assert admission.fit_together((a, b), [c])
+    assert admission.fit_concurrently((a, b), [c])
     b.transient_bytes = 41
-    assert not admission.fit_together((a, b), [c])
+    assert not admission.fit_concurrently((a, b), [c])
 
 
 @pytest.mark.parametrize(("room", "advice"), [(25, " `max_tokens` may be at most 20."), (4, "")])
@@ -346,4 +346,4 @@ def test_padding_is_reserved_once():
 
 class Features:
     size_bytes = 1000
-    tokens_at_once: int | None = None
+    tokens_per_call: int | None = None
