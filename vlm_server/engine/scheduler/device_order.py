@@ -75,7 +75,7 @@ class DeviceOrder:
         return self._encoding
 
     @property
-    def texts_wait(self) -> bool:
+    def is_text_waiting(self) -> bool:
         """Whether a prompt without media waits for its prefill, which an encode would slow."""
         return any(
             r.state is State.PREFILL and not r.has_uncached_media for r in self._requests.values()
