@@ -127,7 +127,7 @@ class Engine:
     def rest(self, seconds: float) -> None:
         """Ask nothing for a while, in which the governor may do what it does when idle."""
         end = time.monotonic() + seconds
-        while (left := self.governor.idle_seconds_left()) is not None:
+        while (left := self.governor.seconds_until_clear()) is not None:
             if time.monotonic() + left > end:
                 break
             self.loop.step()

@@ -1,4 +1,4 @@
-"""The messages that the engine's loop gets, from any thread."""
+"""The messages to the engine's loop, from any thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vlm_server.protocol import Abort, ClearCaches, Drain, SetMemoryLimit, Submi
 
 @dataclass(frozen=True, slots=True)
 class PrepareDone:
-    """A preparer thread is done with a request."""
+    """The result of preparing a request."""
 
     request_id: str
     outcome: Prepared | RequestError
@@ -23,26 +23,24 @@ class PrepareDone:
 
 @dataclass(frozen=True, slots=True)
 class EncodeDone:
-    """The encoder is done with `works`, which it got together.
-
-    seconds: how long they took; infinite if that failed (several were then encoded each alone).
-    None if it is no measure: sequences decoded between its parts.
-    """
+    """The result of encoding `works` in one call."""
 
     works: Sequence[EncodeWork]
     outcomes: Sequence[EncodedImage | RequestError]
     seconds: float | None
+    """The time of the call; infinite if it failed (several were then encoded each alone). None if
+    it is no measure, since sequences decoded between its parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskReadDone:
-    """The disk reader is done with a request."""
+    """The result of a request's disk read."""
 
     request_id: str
     result: DiskReadResult
 
 
 FrontCommand = Submit | Abort | Drain | SetMemoryLimit | ClearCaches
-"""A message of the front."""
+"""A message from the front."""
 InboxMessage = FrontCommand | PrepareDone | DiskReadDone | EncodeDone
 Inbox = SimpleQueue[InboxMessage]

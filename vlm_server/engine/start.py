@@ -47,7 +47,7 @@ _PRECOMPILED_BEFORE_READY = 56
 """Shapes; some 30 ms each, on devices with compiled steps."""
 
 MIN_REQUEST_TOKENS = 1024
-"""Prompt and answer of the shortest request for which there must be room."""
+"""Tokens of the shortest request that must fit into memory, with its answer."""
 
 
 def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
@@ -79,7 +79,7 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     if loaded.backend.uses_blas:
         warn_of_slow_products()
     gc.collect()
-    gc.freeze()  # else each full collection goes through all of it: 30 ms in somebody's answer
+    gc.freeze()  # a full collection would take 30 ms during an answer
     facts = model_facts(loaded, Path(start.model.path))
     channel.send(Ready(loaded.family.name, device.name, loaded.spec.context_tokens, facts))
     return loop, caches
@@ -99,8 +99,8 @@ def _check_room(loop: EngineLoop, context_tokens: int) -> None:
     if needed > free:
         raise ModelLoadError(
             f"the model leaves no room for requests: {needed / MIB:.0f} MiB are needed for "
-            f"{num_tokens} tokens, and {free / MIB:.0f} MiB of memory.limit_bytes are left "
-            "beside it: raise that, or serve a smaller or a quantized checkpoint"
+            f"{num_tokens} tokens, and it leaves {free / MIB:.0f} MiB of memory.limit_bytes: "
+            "raise that, or serve a smaller or a quantized checkpoint"
         )
 
 
@@ -120,7 +120,7 @@ def build_engine(
     send: Callable[[Event], None],
     group: Group | None = None,
 ) -> EngineLoop:
-    """The engine around a loaded model, with its threads; its events go to `send`."""
+    """Build the engine around a loaded model, with its threads; `send` gets its events."""
     config = SchedulerConfig(
         max_num_seqs=start.scheduler.max_num_seqs or _suitable_num_seqs(loaded, governor),
         prefill_chunk_tokens=start.scheduler.prefill_chunk_tokens,
@@ -173,7 +173,7 @@ def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecuto
 
 
 def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
-    """The number of typical sequences that fit in the memory that the weights leave."""
+    """The number of typical sequences that fit into the memory that the weights leave."""
     memory = governor.read()
     size = planned_state_size(loaded.language_model, loaded.family)
     seq_bytes = size.of(min(TYPICAL_TOKENS, loaded.spec.context_tokens))

@@ -287,7 +287,7 @@ class Governor:
         self._idle_since = None
         self._has_worked = True
 
-    def idle_seconds_left(self) -> float | None:
+    def seconds_until_clear(self) -> float | None:
         """Seconds until `clear_when_idle` is due; None if there was no work since the last one."""
         if not self._has_worked:
             return None

@@ -203,7 +203,7 @@ def test_an_idle_engine_clears_once_and_then_waits_for_requests():
     time.sleep(0.02)
     engine.step()
     assert (engine.memory.pool_bytes, engine.decisions["clear_idle"]) == (0, 1)
-    assert engine.governor.idle_seconds_left() is None
+    assert engine.governor.seconds_until_clear() is None
 
 
 def test_a_step_that_ran_out_of_memory_frees_what_nobody_uses():

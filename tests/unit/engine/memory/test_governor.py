@@ -449,25 +449,25 @@ def test_after_a_failed_allocation_everything_that_nobody_uses_is_freed(ground: 
 
 
 def test_idle_time_begins_when_the_work_ends(ground: Ground):
-    assert ground.governor.idle_seconds_left() is None, "nothing was done yet"
+    assert ground.governor.seconds_until_clear() is None, "nothing was done yet"
     ground.hold(pool=100)
     ground.governor.mark_busy()
     ground.seconds = 5.0
-    assert ground.governor.idle_seconds_left() == 1.0
+    assert ground.governor.seconds_until_clear() == 1.0
     ground.seconds = 5.75
-    assert ground.governor.idle_seconds_left() == 0.25
+    assert ground.governor.seconds_until_clear() == 0.25
     ground.governor.clear_when_idle()
     assert ground.decisions == {"clear_idle": 1}
-    assert ground.governor.idle_seconds_left() is None, "once is enough"
+    assert ground.governor.seconds_until_clear() is None, "once is enough"
 
 
 def test_an_arrival_cancels_the_idle_clear(ground: Ground):
     ground.governor.mark_busy()
-    assert ground.governor.idle_seconds_left() == 1.0
+    assert ground.governor.seconds_until_clear() == 1.0
     ground.seconds = 0.9
     ground.governor.mark_busy()
     ground.seconds = 3.0
-    assert ground.governor.idle_seconds_left() == 1.0
+    assert ground.governor.seconds_until_clear() == 1.0
 
 
 def test_a_small_pool_is_left(ground: Ground):
