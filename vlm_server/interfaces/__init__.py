@@ -1,7 +1,7 @@
-"""The interfaces between packages: what engine, prompt and runner hand each other.
+"""The interfaces between engine, prompt and runner: token ids, numpy arrays and plans.
 
-`engine` decides and `runner` does; `prompt` makes prompts. They meet only here. Token ids, numpy
-arrays and plans; no mlx, no HTTP.
+`engine` decides, `runner` executes, `prompt` makes prompts; they import each other only by these
+interfaces. No mlx, no HTTP.
 """
 
 from __future__ import annotations
