@@ -49,7 +49,7 @@ def test_pictures_and_videos_are_encoded_and_nothing_stays(
         before = units_encoded(served.caches)
         warm_up(served.loop, stage)
         grown[stage.name] = units_encoded(served.caches) - before
-    assert grown == {"text": 0, "a video": 1, "a picture": 1, "what is cached": 0}
+    assert grown == {"text": 0, "a video": 1, "a picture": 1, "a cached prompt": 0}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     end_warm_up(served.loop, served.caches)
     assert served.events == [], "nobody else hears of it"

@@ -21,15 +21,12 @@ Prefix = PrefixMatch[Any, Any]
 """The cached KV of a prompt's beginning, which only `runner` can read."""
 
 DeviceSizes = Callable[[int], tuple[int, int, int]]
-"""Sizes of encoder, tile and prefix cache, from the device memory that the weights leave; bytes."""
+"""(device memory that the weights leave) to the sizes of encoder, tile and prefix cache; bytes."""
 
 
 class Caches:
     """The caches that engine, preparers and runner share. Thread-safe.
 
-    token_layouts: tokens of images and videos and their places, which saves decoding them.
-    pixels: output of the processor. features: output of the encoder. tiles: that of single tiles,
-    for families that cut pictures into tiles. prefixes: KV.
     The tier on disk holds features and KV, from `begin_serving` on.
     """
 
@@ -45,17 +42,22 @@ class Caches:
         open_disk: Callable[[], DiskTier] = DiskTier,
         sizes: DeviceSizes | None = None,
     ) -> None:
-        """Sizes in bytes; a cache of 0 bytes stores nothing.
+        """Sizes are in bytes; a cache of 0 bytes stores nothing.
 
-        Without `sizes`, caches on the device keep theirs whatever memory there is.
+        Without `sizes`, caches on the device ignore `resize`.
         """
         self.token_layouts = LruCache[Any]("token_layout", token_layout_bytes)
+        """Tokens of images and videos, and their positions, so that they need no decoding."""
         self.pixels = LruCache[Any]("pixel", pixel_bytes)
+        """Output of the processor."""
         self.features = LruCache[EncodedImage]("encoder", encoder_bytes)
+        """Output of the encoder."""
         self.tiles = LruCache[Any]("tile", tile_bytes)
+        """Output of the encoder for single tiles, for families that cut pictures into tiles."""
         self.prefixes = PrefixCache[Any, Any](
             "prefix", prefix_bytes, needs_snapshots=needs_snapshots
         )
+        """KV."""
         self._open_disk = open_disk
         self._sizes = sizes
         self._opened_disk = DiskTier()
@@ -77,17 +79,17 @@ class Caches:
             cache.clear()
 
     def check_integrity(self) -> None:
-        """Raises AssertionError, see `InspectableCache.check_integrity`."""
+        """Check all caches, see `InspectableCache.check_integrity`."""
         for cache in self._all:
             cache.check_integrity()
 
     @property
     def num_references(self) -> int:
-        """Number of leases and matches that were not released."""
+        """Number of unreleased leases and matches."""
         return sum(cache.num_references for cache in self._memory)
 
     def close(self, seconds: float) -> None:
-        """Stop using the disk; write its queue for `seconds` at most."""
+        """Stop using the disk; write its queue for at most `seconds`."""
         self._disk = DiskTier()
         self._opened_disk.close(seconds)
 
@@ -108,7 +110,7 @@ class Caches:
         return sum(cache.evictable_bytes for cache in on_device)
 
     def evict(self, num_bytes: int) -> int:
-        """Free up to `num_bytes` of device memory, prefixes first. Returns the bytes."""
+        """Free up to `num_bytes` of device memory, prefixes first. Returns the number of bytes."""
         freed = self.prefixes.evict(num_bytes)
         freed += self.tiles.evict(num_bytes - freed)
         return freed + self.features.evict(num_bytes - freed)
@@ -130,7 +132,7 @@ class Caches:
     # ---- features --------------------------------------------------------------------
 
     def store_features(self, key: str, features: EncodedImage) -> Lease[EncodedImage]:
-        """Store new features; leases those that `key` has, perhaps from meanwhile."""
+        """Store features, unless `key` has some by now; returns a lease on the stored ones."""
         self._disk.store_features(key, features)
         return self.features.put(key, features, features.size_bytes)
 
@@ -160,16 +162,16 @@ class Caches:
             self._read_prefix(wanted, result, is_cancelled)
             self._read_features(wanted, result, is_cancelled)
         except (OutOfMemory, MemoryError):
-            logger.warning("there is not enough memory to read what the disk has of a prompt")
+            logger.warning("not enough memory to read the cached part of a prompt from disk")
             result.is_out_of_memory = True
         except Exception:
-            logger.exception("what the disk has of a prompt can't be copied to memory")
+            logger.exception("the cached part of a prompt can't be read from disk")
         return result
 
     def _read_prefix(
         self, wanted: DiskRead, result: DiskReadResult, is_cancelled: Callable[[], bool]
     ) -> None:
-        """The match pins each part, which could be evicted before the next part otherwise."""
+        """Read the prefix part by part; the match pins each part while the next one is read."""
         key, limit, salt = wanted.key, wanted.limit, wanted.salt
         if not wanted.prefix_tokens or is_cancelled():
             return

@@ -51,15 +51,14 @@ class ProcessedMedia:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """The tokens in a prompt that stand in for a model's one id below 0 for a whole image.
-
-    token_id: a token of its own that the tokenizer was given. num_tokens: of them for each image,
-    as many as it has features. model_id: what the model reads.
-    """
+    """The tokens of an image in the prompt of a model that reads one negative id for an image."""
 
     token_id: int
+    """A token that was added to the tokenizer."""
     num_tokens: int
+    """The number of these tokens per image, that of its features."""
     model_id: int
+    """The id that the model reads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
 from vlm_server.cache.disk.folder import is_gone
-from vlm_server.cache.disk.store import DiskStore, is_passing
+from vlm_server.cache.disk.store import DiskStore, is_transient
 from vlm_server.cache.disk.tier import DiskTier, EncodedImage, StoredPrefixSizes
 from vlm_server.cache.lru import InspectableCache
 from vlm_server.cache.prefix import Source
@@ -187,7 +187,7 @@ class DiskCache(DiskTier):
         try:
             header = records.read_header(path)
         except (MemoryError, *records.UNREADABLE) as error:
-            if is_passing(error) or is_gone(error):
+            if is_transient(error) or is_gone(error):
                 return
             header = None
         if isinstance(header, records.PrefixHeader) and header.is_sound(self._fingerprint, key):
