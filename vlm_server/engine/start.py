@@ -178,7 +178,7 @@ def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
     size = planned_state_size(loaded.language_model, loaded.family)
     seq_bytes = size.of(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
     suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)
-    logger.info("at most %d sequences decode together (scheduler.max_num_seqs)", suitable)
+    logger.info("at most %d sequences decode in one batch (scheduler.max_num_seqs)", suitable)
     return suitable
 
 

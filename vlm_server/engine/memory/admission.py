@@ -66,7 +66,7 @@ class Admission:
         advice = f" `max_tokens` may be at most {largest}." if largest else ""
         return MemoryExceeded(
             f"This request needs up to {needed_bytes / MIB:.0f} MiB of device memory; "
-            f"{free_bytes / MIB:.0f} MiB are available beside the model.{advice}",
+            f"{free_bytes / MIB:.0f} MiB are available besides the model.{advice}",
             "max_tokens" if largest else None,
         )
 

@@ -75,7 +75,7 @@ class PreparerOrder:
         self._max_undecoded = max_preparing + min(max_ready, _MAX_READY)
         self._clock = clock
         self._started: dict[str, _Started] = {}
-        """By request id."""
+        """The preparations under way, by request id."""
         self._shares: dict[str, _Share] = {}
         """The shares of clients with a waiting request or a preparation under way."""
         self._virtual_time = 0.0

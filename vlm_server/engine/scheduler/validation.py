@@ -18,7 +18,7 @@ def check_sampling(config: SchedulerConfig, sampling: SamplingParams) -> None:
         raise InvalidRequest(message, "logit_bias")
     if sampling.n > config.max_num_seqs:
         message = (
-            f"This server decodes at most {config.max_num_seqs} choices together "
+            f"This server decodes at most {config.max_num_seqs} choices in one batch "
             "(scheduler.max_num_seqs)."
         )
         raise InvalidRequest(message, "n")

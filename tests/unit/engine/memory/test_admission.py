@@ -266,7 +266,7 @@ def test_a_refusal_says_how_long_an_answer_may_be(room: int, advice: str):
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     with pytest.raises(MemoryExceeded) as refused:
         admission.decide(waiting("a", max_tokens=30), [], some_are_ending=False)
-    assert refused.value.message.endswith(f"are available beside the model.{advice}")
+    assert refused.value.message.endswith(f"are available besides the model.{advice}")
     assert refused.value.param == ("max_tokens" if advice else None)
     assert engine.governor.read().decisions == {"refuse": 1}
 
