@@ -78,7 +78,7 @@ class SlowMatcher:
         self.has_asked = False
         return self.inner.allowed()
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         self.delay.yielded = True
 
     def close(self) -> None:

@@ -190,7 +190,7 @@ class EndsAfterTwo:
         mask[self.end] = self.told == 2
         return mask
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         raise AssertionError("nobody waits for it")
 
     def close(self) -> None:

@@ -170,10 +170,10 @@ class ReasoningMatcher:
             return self._mask
         return self._inner.allowed() if self._inner else self._everything
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         """See `AnswerMatcher`."""
         if self._inner:
-            self._inner.yield_to_others()
+            self._inner.lower_priority()
 
     def close(self) -> None:
         """Stop following the answer. Closing twice is no error."""

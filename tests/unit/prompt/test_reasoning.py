@@ -71,7 +71,7 @@ class FakeMatcher:
         mask[END if self.advanced else id_of("[")] = True
         return mask
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         pass
 
     def close(self) -> None:

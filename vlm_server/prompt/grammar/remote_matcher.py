@@ -150,8 +150,8 @@ class RemoteMatcher:
             if not self._allowed.any():
                 self.fault = self._constraint.refusal(_TOO_COMPLEX)
 
-    def yield_to_others(self) -> None:
-        """Lower the priority of the process, which is slow."""
+    def lower_priority(self) -> None:
+        """Lower the priority of the process, whose masks come late."""
         self._answers.process.be_nice(_LATE_NICENESS)
 
     def close(self) -> None:

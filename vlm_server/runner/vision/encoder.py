@@ -35,13 +35,13 @@ class ImageFeatures:
     rows: (span tokens, hidden), the span's rows of `inputs_embeds`.
     visual_mask: (span tokens,) bool, which of them deepstack adds to; None without deepstack.
     deepstack: (layers, visual tokens, hidden); None without deepstack.
-    tokens_at_once: see `EncodedImage`.
+    tokens_per_call: see `EncodedImage`.
     """
 
     rows: mx.array
     visual_mask: mx.array | None
     deepstack: mx.array | None
-    tokens_at_once: int | None = None
+    tokens_per_call: int | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -85,7 +85,7 @@ Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
 
 
 class ImageEncoding:
-    """The `Encoding` of spans of one size."""
+    """The `EncodeCall` of spans of one size."""
 
     def __init__(self, faults: Faults, parts: Parts) -> None:
         self._faults = faults
@@ -213,7 +213,7 @@ def _with_texts(
 
 
 def _of_tiles(
-    loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: mx.array, tokens_at_once: int
+    loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: mx.array, tokens_per_call: int
 ) -> ImageFeatures:
     """The tiles' rows; the text between them keeps its own embeddings."""
     is_visual = np.isin(token_ids, loaded.spec.media_token_ids)
@@ -223,11 +223,11 @@ def _of_tiles(
     joined = tiled.astype(rows.dtype)
     if joined.ndim == 2:
         rows[places] = joined
-        return ImageFeatures(rows, None, None, tokens_at_once)
+        return ImageFeatures(rows, None, None, tokens_per_call)
     rows[places] = 0
     deepstack = mx.zeros((len(joined), *rows.shape), dtype=rows.dtype)
     deepstack[:, places] = joined
-    return ImageFeatures(rows, mx.array(is_visual), deepstack, tokens_at_once)
+    return ImageFeatures(rows, mx.array(is_visual), deepstack, tokens_per_call)
 
 
 def _by_family(
