@@ -12,5 +12,4 @@ from vlm_server.settings.media import *  # noqa: F403
 from vlm_server.settings.memory import *  # noqa: F403
 from vlm_server.settings.model import *  # noqa: F403
 from vlm_server.settings.quantities import *  # noqa: F403
-from vlm_server.settings.telemetry import *  # noqa: F403
 from vlm_server.settings.tree import *  # noqa: F403

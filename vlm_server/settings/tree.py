@@ -15,7 +15,15 @@ import msgspec
 from vlm_server.errors import ConfigError
 from vlm_server.settings.engine import Distributed, EngineSettings, SchedulerSettings
 from vlm_server.settings.faults import explained, where
-from vlm_server.settings.front import DeadlineSettings, Limits, Server, Urls
+from vlm_server.settings.front import (
+    DeadlineSettings,
+    Limits,
+    Log,
+    MetricsSettings,
+    Server,
+    Tracing,
+    Urls,
+)
 from vlm_server.settings.media import ImageSettings, VideoSettings
 from vlm_server.settings.memory import CacheSettings, MemorySettings
 from vlm_server.settings.model import ListedModel, ModelSettings
@@ -27,7 +35,6 @@ from vlm_server.settings.quantities import (
     AbsolutePath,
     value_of,
 )
-from vlm_server.settings.telemetry import Log, MetricsSettings, Tracing
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
 ORIGIN = re.compile(
