@@ -23,7 +23,7 @@ from vlm_server.runner.distributed.messages import (
     SetLimit,
     Stored,
 )
-from vlm_server.runner.distributed.prefixes import FollowingPrefixes
+from vlm_server.runner.distributed.prefixes import FollowerPrefixes
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.memory import MlxMemory
@@ -52,7 +52,7 @@ def follow(rank: Rank, device: Device) -> NoReturn:
         leader.send(NotLoaded(str(error)))
         raise
     leader.expect(Serve)
-    prefixes = FollowingPrefixes(lambda: leader.expect(Stored))
+    prefixes = FollowerPrefixes(lambda: leader.expect(Stored))
     runner = ModelRunner(loaded, prefixes)
     while True:
         match leader.receive():

@@ -27,7 +27,7 @@ from vlm_server.runner.distributed.messages import (
     Serve,
     SetLimit,
 )
-from vlm_server.runner.distributed.prefixes import Book, LeadingPrefixes
+from vlm_server.runner.distributed.prefixes import RankZeroPrefixes, SegmentLog
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
@@ -39,10 +39,10 @@ from vlm_server.settings import Memory, Model
 logger = logging.getLogger(__name__)
 
 
-class Group:
+class SingleProcess:
     """The processes of an engine: this one alone. Its methods are called in their order."""
 
-    def common(self, start: Start, device: Device) -> Start:
+    def harmonize_settings(self, start: Start, device: Device) -> Start:
         """`start` as it suits all processes."""
         return start
 
@@ -59,16 +59,16 @@ class Group:
         return ModelRunner(loaded, caches, num_draft_tokens)
 
 
-class Leading(Group):
+class RankZero(SingleProcess):
     """The group of rank 0 and the ranks that follow it."""
 
     def __init__(self, ranks: Ranks, followers: Followers) -> None:
         self._ranks = ranks
         self._followers = followers
-        self._book = Book()
+        self._log = SegmentLog()
 
     @classmethod
-    def meet(cls, rank: Rank, device: Device) -> Leading:
+    def connect(cls, rank: Rank, device: Device) -> RankZero:
         """Wait for all ranks. Raises ModelLoadError if they can't be reached, or are not alike.
 
         MLX connects them only once all are here: a process that waits in MLX notices nothing else.
@@ -80,7 +80,7 @@ class Leading(Group):
         logger.info("the model is split over %d processes (%s)", rank.size, rank.backend)
         return met
 
-    def common(self, start: Start, device: Device) -> Start:
+    def harmonize_settings(self, start: Start, device: Device) -> Start:
         """`start` with the memory of the smallest rank, and without what ranks can't do alike.
 
         Drafts depend on measured times; prompts that fail in one call are repeated one by one; and
@@ -100,7 +100,7 @@ class Leading(Group):
     def memory(self, settings: Memory, device: Device) -> MlxMemory:
         """This rank's memory, with which the others set limits and clear theirs."""
         self._followers.send(Limit(settings))
-        return LeadingMemory(settings, device, self._followers, self._book)
+        return RankZeroMemory(settings, device, self._followers, self._log)
 
     def load(self, settings: Model, device: Device, limit_bytes: int) -> LoadedModel:
         """This rank's part of the model. Raises ModelLoadError if any rank fails."""
@@ -116,10 +116,10 @@ class Leading(Group):
 
     def runner(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> Runner:
         """The runner here, which sends its plans to the others."""
-        prefixes = LeadingPrefixes(caches, self._followers.send, self._book)
+        prefixes = RankZeroPrefixes(caches, self._followers.send, self._log)
         self._followers.send(Serve())
         self._followers.watch()
-        return LeadingRunner(loaded, prefixes, num_draft_tokens, self._book, self._followers)
+        return RankZeroRunner(loaded, prefixes, num_draft_tokens, self._log, self._followers)
 
 
 def _check_alike(hellos: Sequence[Hello], device: Device) -> None:
@@ -138,12 +138,14 @@ def _check_alike(hellos: Sequence[Hello], device: Device) -> None:
             )
 
 
-class LeadingMemory(MlxMemory):
+class RankZeroMemory(MlxMemory):
     """The `DeviceMemory` of rank 0; the others follow its limit and clear when it does."""
 
-    def __init__(self, settings: Memory, device: Device, followers: Followers, book: Book) -> None:
+    def __init__(
+        self, settings: Memory, device: Device, followers: Followers, log: SegmentLog
+    ) -> None:
         super().__init__(settings, device)
-        self._book = book
+        self._log = log
         self._followers = followers
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -151,11 +153,11 @@ class LeadingMemory(MlxMemory):
         self._followers.send(SetLimit(limit_bytes))
 
     def clear(self) -> None:
-        self._followers.send(Clear(self._book.take_dropped()))
+        self._followers.send(Clear(self._log.take_dropped()))
         super().clear()
 
 
-class LeadingRunner(ModelRunner):
+class RankZeroRunner(ModelRunner):
     """The `Runner` of rank 0: sends each plan to the others before it launches it itself.
 
     Its `kv_bytes` are those of each rank.
@@ -164,18 +166,18 @@ class LeadingRunner(ModelRunner):
     def __init__(
         self,
         loaded: LoadedModel,
-        prefixes: LeadingPrefixes,
+        prefixes: RankZeroPrefixes,
         num_draft_tokens: int,
-        book: Book,
+        log: SegmentLog,
         followers: Followers,
     ) -> None:
         super().__init__(loaded, prefixes, num_draft_tokens)
-        self._book = book
+        self._log = log
         self._followers = followers
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """See `Runner`. Raises EngineBroken if a rank is gone."""
-        self._followers.send(RankPlan.of(plan, self._book.take_dropped()))
+        self._followers.send(RankPlan.of(plan, self._log.take_dropped()))
         return super().launch(plan)
 
     def finish(self, step: LaunchedStep) -> StepResult:

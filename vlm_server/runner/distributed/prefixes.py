@@ -26,7 +26,7 @@ from vlm_server.runner.kv.segments import KVSegment, LayerStates, SequenceState
 
 
 @dataclass(slots=True)
-class Book:
+class SegmentLog:
     """Changes of segments that the other ranks do not know yet. dropped: filled by any thread."""
 
     numbers: count[int] = field(default_factory=count)
@@ -41,13 +41,13 @@ class Book:
 class NumberedSegment:
     """A `KVSegment` on rank 0; when it is freed, the others may free theirs."""
 
-    def __init__(self, book: Book, held: KVSegment) -> None:
-        self._book = book
+    def __init__(self, log: SegmentLog, held: KVSegment) -> None:
+        self._log = log
         self._held = held
-        self.number = next(book.numbers)
+        self.number = next(log.numbers)
 
     def __del__(self) -> None:
-        self._book.dropped.append(self.number)
+        self._log.dropped.append(self.number)
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
@@ -59,16 +59,16 @@ class NumberedSegment:
 
     def split(self, at: int) -> tuple[NumberedSegment, NumberedSegment]:
         """Copies of the first `at` tokens and of the rest."""
-        first, rest = (NumberedSegment(self._book, half) for half in self._held.split(at))
-        self._book.changes.append(Split(self.number, at, first.number, rest.number))
+        first, rest = (NumberedSegment(self._log, half) for half in self._held.split(at))
+        self._log.changes.append(Split(self.number, at, first.number, rest.number))
         return first, rest
 
 
 class _NumberedState:
-    """The `Source` of one sequence on rank 0, which records in the book what is taken."""
+    """The `Source` of one sequence on rank 0, which records in the log what is taken."""
 
-    def __init__(self, book: Book, state: SequenceState) -> None:
-        self._book = book
+    def __init__(self, log: SegmentLog, state: SequenceState) -> None:
+        self._log = log
         self._state = state
 
     @property
@@ -79,26 +79,26 @@ class _NumberedState:
         return self._state.size_bytes(start, end)
 
     def take(self, start: int, end: int) -> NumberedSegment:
-        segment = NumberedSegment(self._book, self._state.take(start, end))
-        self._book.changes.append(Taken(segment.number, start, end))
+        segment = NumberedSegment(self._log, self._state.take(start, end))
+        self._log.changes.append(Taken(segment.number, start, end))
         return segment
 
 
-class LeadingPrefixes:
+class RankZeroPrefixes:
     """The `PrefixStore` of rank 0: its caches, whose changes it sends to the others."""
 
-    def __init__(self, caches: Caches, send: Callable[[Stored], None], book: Book) -> None:
+    def __init__(self, caches: Caches, send: Callable[[Stored], None], log: SegmentLog) -> None:
         self._caches = caches
         self._send = send
-        self._book = book
+        self._log = log
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """See `Caches.store_prefix`. Sends the changes even of a failure half-way."""
         assert isinstance(source, SequenceState)
         try:
-            self._caches.store_prefix(prompt, _NumberedState(self._book, source), salt)
+            self._caches.store_prefix(prompt, _NumberedState(self._log, source), salt)
         finally:
-            changes, self._book.changes = self._book.changes, []
+            changes, self._log.changes = self._log.changes, []
             self._send(Stored(tuple(changes)))
 
 
@@ -117,7 +117,7 @@ class HeldPrefix:
         return sum(num_tokens for _, num_tokens in self.segments)
 
 
-class FollowingPrefixes:
+class FollowerPrefixes:
     """The `PrefixStore` of any other rank: repeats rank 0's changes for the same prompt."""
 
     def __init__(self, receive: Callable[[], Stored]) -> None:
