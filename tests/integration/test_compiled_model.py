@@ -313,7 +313,7 @@ def test_a_long_chunk_gives_what_the_model_does(
 def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     some: Served, monkeypatch: pytest.MonkeyPatch, *, is_scheduled: bool
 ):
-    monkeypatch.setattr(compiled_model, "_MOST_KEYS", 600)
+    monkeypatch.setattr(compiled_model, "_MAX_KEYS", 600)
     monkeypatch.setattr(sizing, "_ALONE_SECONDS", 60.0)  # chunks are as long on a busy machine
     monkeypatch.setattr(CpuAttention, "is_scheduled", lambda *_: is_scheduled)
     prompts = [" ".join([word] * 130) for word in ("red", "blue")]

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 NO_TOKEN = -1
 """Sampled when a row's best score is NaN or infinite."""
 
-_LEAST_TEMPERATURE, _LEAST_TOP_P, _LEAST_REPETITION_PENALTY = 1e-5, 1e-9, 1e-6
+_MIN_TEMPERATURE, _MIN_TOP_P, _MIN_REPETITION_PENALTY = 1e-5, 1e-9, 1e-6
 """Less would overflow."""
 _MASK_64 = (1 << 64) - 1
 
@@ -55,7 +55,7 @@ class SequenceSampler:
         self.temperature = params.temperature or 0.0
         """Zero for greedy."""
         top_p = 1.0 if params.top_p is None else params.top_p
-        self.top_p = math.inf if top_p >= 1 else max(top_p, _LEAST_TOP_P)
+        self.top_p = math.inf if top_p >= 1 else max(top_p, _MIN_TOP_P)
         self._seed = secrets.randbits(63) if params.seed is None else params.seed
         self._step = 0
         with_logits = sorted(i for i in eos_token_ids if 0 <= i < vocabulary_size)  # not all have
@@ -147,7 +147,7 @@ class SequenceSampler:
         params, has = self.params, counts > 0
         if self._prompt_has is not None:
             seen = mx.logical_or(has, self._prompt_has)
-            factor = max(params.repetition_penalty, _LEAST_REPETITION_PENALTY)
+            factor = max(params.repetition_penalty, _MIN_REPETITION_PENALTY)
             scores = mx.where(seen, mx.where(scores > 0, scores / factor, scores * factor), scores)
         return scores - params.frequency_penalty * counts - params.presence_penalty * has
 
@@ -199,7 +199,7 @@ def _sample(scores: mx.array, rows: list[SequenceSampler]) -> mx.array:
     if not any(row.temperature for row in rows):
         return greedy
     temperatures = mx.array([[row.temperature] for row in rows])
-    scaled = (scores - best) / mx.maximum(temperatures, _LEAST_TEMPERATURE)
+    scaled = (scores - best) / mx.maximum(temperatures, _MIN_TEMPERATURE)
     kept = _keep_likely(scaled, rows)
     noise = mx.stack([mx.random.gumbel((scores.shape[-1],), key=row.key()) for row in rows])
     sampled = mx.argmax(kept + noise, axis=-1).astype(mx.int32)

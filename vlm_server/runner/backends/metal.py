@@ -7,7 +7,7 @@ import mlx.core as mx
 from vlm_server.platform import machine
 from vlm_server.runner.backends.interface import FUSED_HEAD_SIZES, Attention, Backend, Mask
 
-_MOST_SCORE_BYTES = 128 << 20
+_MAX_SCORE_BYTES = 128 << 20
 """Size of the scores of a block of queries: more would save no time."""
 
 
@@ -61,6 +61,6 @@ class MetalAttention(Attention):
 
 
 def _queries_at_once(queries: mx.array, keys: mx.array) -> int:
-    """The number of queries whose float32 scores take `_MOST_SCORE_BYTES`; at least 16."""
+    """The number of queries whose float32 scores take `_MAX_SCORE_BYTES`; at least 16."""
     rows, heads = queries.shape[:2]
-    return max(16, _MOST_SCORE_BYTES // (4 * rows * heads * keys.shape[2]))
+    return max(16, _MAX_SCORE_BYTES // (4 * rows * heads * keys.shape[2]))

@@ -11,7 +11,7 @@ from vlm_server.platform import machine
 
 _SYSTEM_BYTES = 6 << 30
 """Need of a Mac's system and other programs, of the memory that a GPU shares with them."""
-_LEAST_CAPABILITY = 8
+_MIN_CAPABILITY = 8
 """CUDA's compute capability that our kernels need: Ampere's."""
 
 
@@ -48,7 +48,7 @@ def current_device() -> Device:
     name = str(info.get("device_name", "gpu"))
     if mx.cuda.is_available():
         total = int(info.get("total_memory", machine_bytes))
-        runs_our_kernels = int(info.get("compute_capability_major", 0)) >= _LEAST_CAPABILITY
+        runs_our_kernels = int(info.get("compute_capability_major", 0)) >= _MIN_CAPABILITY
         return Device(DeviceKind.CUDA, name, total, 9 * total // 10, runs_our_kernels)
     total = int(info.get("memory_size", machine_bytes))
     recommended = int(info.get("max_recommended_working_set_size", total))

@@ -22,7 +22,7 @@ from mlx_vlm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_pro
 from vlm_server.interfaces import PrefixState
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 
-_MOST = 0.75
+_MIN_STORED_SHARE = 0.75
 """The part of a buffer that must be worth storing for all of it to be stored without a copy."""
 _KNOWN = (KVCache, RotatingKVCache, ArraysCache)
 
@@ -117,7 +117,7 @@ class SequenceState:
         if not self._are_free or not self._layers:
             return 0
         capacity = self._layers[0].keys.shape[2]
-        return self._num_bytes(capacity) if end - start >= _MOST * capacity else 0
+        return self._num_bytes(capacity) if end - start >= _MIN_STORED_SHARE * capacity else 0
 
 
 class StateSize:

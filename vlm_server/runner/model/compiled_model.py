@@ -33,16 +33,16 @@ from vlm_server.runner.model.text_model import TextModel
 
 logger = logging.getLogger(__name__)
 
-_MOST_ROWS = 32
+_MAX_ROWS = 32
 """Most rows of a step that is compiled ahead."""
 
 _CHUNKS = (1, 32, 128, *range(256, 2049, 256))
 """Numbers of tokens of compiled prefill chunks."""
 _SHORT_CHUNK = 128
 """Up to so many tokens, a chunk is compiled however far into a prompt it is."""
-_MOST_KEYS = 4096
+_MAX_KEYS = 4096
 """Most keys of longer chunks. With more, MLX's own attention is faster, once it is planned."""
-_MOST_SHARE_OF_ROWS = 0.25
+_MAX_SHARE_OF_ROWS = 0.25
 """Most rows of a mixed step, as a share of its tokens: with more, hardly a chunk would fit."""
 _INPUTS = frozenset({"inputs_embeds", "position_ids"})
 """Arguments of compiled steps, of those in `TOKEN_AXES`."""
@@ -110,11 +110,11 @@ class CompiledModel(TextModel):
         """Steps to compile ahead."""
 
     def _shapes(self, draft_widths: Sequence[int]) -> list[_Shape]:
-        rows = range(1, _MOST_ROWS + 1)
+        rows = range(1, _MAX_ROWS + 1)
         wide = [_Shape(rows, n) for rows in range(1, MAX_DRAFTING_ROWS + 1) for n in draft_widths]
         chunks = [_Shape(1, count, "chunk") for count in _CHUNKS]
         count = self._tokens_per_pass
-        few = [number for number in rows if number <= _MOST_SHARE_OF_ROWS * count]
+        few = [number for number in rows if number <= _MAX_SHARE_OF_ROWS * count]
         mixed = [_Shape(number, count, "mixed") for number in few]
         return [*(_Shape(number, 1) for number in rows), *wide, *chunks, *mixed]
 
@@ -130,7 +130,7 @@ class CompiledModel(TextModel):
         if count > _CHUNKS[-1] or not self._takes_inputs(chunk):
             return False
         end = chunk.cache[0].offset + count
-        if count <= _SHORT_CHUNK or end <= _MOST_KEYS:
+        if count <= _SHORT_CHUNK or end <= _MAX_KEYS:
             return True
         padded = PaddedChunk.around(end - count, end, BLOCK_TOKENS)
         return not self._attention.attention.is_scheduled(padded.last - padded.first, padded.last)
@@ -138,7 +138,7 @@ class CompiledModel(TextModel):
     def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:
         is_known = self.works and bool(self._inputs) and (self._takes_media or not has_media)
         count = self._tokens_per_pass
-        return count - rows if is_known and rows <= _MOST_SHARE_OF_ROWS * count else 0
+        return count - rows if is_known and rows <= _MAX_SHARE_OF_ROWS * count else 0
 
     def step(
         self,

@@ -49,7 +49,7 @@ from vlm_server.runner.model.vision_attention import (
 PIXEL_BYTES = "pixel_bytes"
 """Name of what a `PatchProcessor` gives in place of an image's `pixel_values`."""
 
-_MOST_COMPILED = 16
+_MAX_COMPILED = 16
 
 
 def fast_tower_of(tower: Any) -> type[FrameTower] | None:
@@ -95,7 +95,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         self.blocks = tower.blocks
         self.merger = tower.merger
         self.spatial_merge_size = int(tower.spatial_merge_size)
-        self._function_of = lru_cache(_MOST_COMPILED)(self._new_function)
+        self._function_of = lru_cache(_MAX_COMPILED)(self._new_function)
         self.pixel_values: Callable[[NDArray[np.uint8]], mx.array] | None = None
         """Turns an image's bytes into pixel values, where its processor gives bytes."""
 

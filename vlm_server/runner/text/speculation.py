@@ -23,7 +23,7 @@ _MASK_SECONDS = 0.01
 """Longest wait for the grammars of drafts; then the step goes without."""
 _PRIOR_SLOPE = 0.1
 """Cost of each further token of a row, in plain steps, until it is measured."""
-_LEAST_GAIN = 1.15
+_MIN_GAIN = 1.15
 """Least gain of a wide step over plain steps, which run one ahead of the host."""
 _WEIGHT = 0.2
 """Weight of a new measurement."""
@@ -176,7 +176,7 @@ def best_width(widths: Sequence[int], chances: Sequence[Sequence[float]], times:
     chances: for each row, the probability that each of its draft tokens is right if all before it
     are.
     """
-    best, most = 1, _LEAST_GAIN
+    best, most = 1, _MIN_GAIN
     for width in widths:
         if best > 1 and best > max(map(len, chances)):
             break  # no row has more drafts

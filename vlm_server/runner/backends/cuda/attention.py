@@ -41,14 +41,14 @@ _FULL_SHARE = 32
 """If less than this part of a device (one in so many) is free, another program may need some."""
 _BLOCKS = (4 * BLOCK_TOKENS, 2 * BLOCK_TOKENS, BLOCK_TOKENS)
 """Numbers of queries of a block, the largest first."""
-_MOST_BLOCK_TOKENS = 32768
+_MAX_BLOCK_TOKENS = 32768
 """Prompts up to this length go block by block, if there is room for so many plans."""
-_MOST_CHUNK_SHAPES = 128
-_MOST_MASKED_QUERIES = 64
+_MAX_CHUNK_SHAPES = 128
+_MAX_MASKED_QUERIES = 64
 """More would have scores that take too much memory."""
-_MOST_SCORES = 1 << 26
+_MAX_SCORES = 1 << 26
 """Most scores of a batched prefill: 128 MiB."""
-_MOST_HEAD_SIZE = 128
+_MAX_HEAD_SIZE = 128
 _DTYPES = (mx.bfloat16, mx.float16)
 """Limits of cuDNN."""
 _TOLERANCE = 0.05
@@ -99,11 +99,11 @@ class _Schedule:
             return
         self.chunks.pop(shape, None)
         self.chunks[shape] = None
-        if len(self.chunks) > _MOST_CHUNK_SHAPES:
+        if len(self.chunks) > _MAX_CHUNK_SHAPES:
             del self.chunks[next(iter(self.chunks))]
 
     def want(self, shape: Shape) -> None:
-        if len(self.wanted) < _MOST_CHUNK_SHAPES:
+        if len(self.wanted) < _MAX_CHUNK_SHAPES:
             self.wanted[shape] = None
 
     def next(self) -> Shape | None:
@@ -153,8 +153,8 @@ class CudaAttention(Attention):
 
     def __init__(self, context_tokens: int, num_plans: int = _KEPT_BY_DEFAULT) -> None:
         """`num_plans`: how many MLX keeps."""
-        room = num_plans - _MOST_CHUNK_SHAPES
-        most = min(context_tokens, _MOST_BLOCK_TOKENS, room // len(_BLOCKS) * BLOCK_TOKENS)
+        room = num_plans - _MAX_CHUNK_SHAPES
+        most = min(context_tokens, _MAX_BLOCK_TOKENS, room // len(_BLOCKS) * BLOCK_TOKENS)
         self._block_lengths = range(BLOCK_TOKENS, most + BLOCK_TOKENS, BLOCK_TOKENS)
         self._schedules = dict[_Heads, _Schedule]()
         """For each sort of layer that has attended."""
@@ -165,11 +165,11 @@ class CudaAttention(Attention):
         if queries.dtype != keys.dtype or queries.dtype not in _DTYPES:
             return False
         if isinstance(mask, mx.array):
-            return count <= _MOST_MASKED_QUERIES and mask.ndim == 4 and mask.dtype == mx.bool_
+            return count <= _MAX_MASKED_QUERIES and mask.ndim == 4 and mask.dtype == mx.bool_
         if mask == "causal" and rows > 1:
-            return rows * heads * count * keys.shape[2] <= _MOST_SCORES
+            return rows * heads * count * keys.shape[2] <= _MAX_SCORES
         are_blocks = count % BLOCK_TOKENS == keys.shape[2] % BLOCK_TOKENS == 0
-        return mask == "causal" and are_blocks and size <= _MOST_HEAD_SIZE
+        return mask == "causal" and are_blocks and size <= _MAX_HEAD_SIZE
 
     def __call__(
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
@@ -243,7 +243,7 @@ class CudaAttention(Attention):
 def _check_heads(queries: mx.array, new: tuple[mx.array, mx.array]) -> None:
     size = queries.shape[-1]
     are_alike = {each.shape[-1] for each in new} == {size}
-    if not are_alike or size % 16 or size > _MOST_HEAD_SIZE or queries.dtype not in _DTYPES:
+    if not are_alike or size % 16 or size > _MAX_HEAD_SIZE or queries.dtype not in _DTYPES:
         raise NotImplementedError(f"no kernel for heads of {size} in {queries.dtype}")
 
 

@@ -249,7 +249,7 @@ def test_prompts_beyond_the_blocks_wait_for_one_plan(planned: Planned):
 
 
 def test_what_is_remembered_is_bounded(planned: Planned, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cuda_attention, "_MOST_CHUNK_SHAPES", 3)
+    monkeypatch.setattr(cuda_attention, "_MAX_CHUNK_SHAPES", 3)
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
     plan_all(attention)
