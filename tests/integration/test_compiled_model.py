@@ -507,8 +507,8 @@ class Broken:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
-    def takes(self, *arguments: Any) -> bool:
-        return bool(self.inner.takes(*arguments))
+    def supports(self, *arguments: Any) -> bool:
+        return bool(self.inner.supports(*arguments))
 
     def __call__(self, *arguments: Any) -> mx.array:
         made: mx.array = self.inner(*arguments)

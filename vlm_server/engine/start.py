@@ -178,7 +178,7 @@ def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
     """The number of typical sequences that fit in the memory that the weights leave."""
     memory = governor.read()
     size = planned_state_size(loaded.language_model, loaded.family)
-    seq_bytes = size.of(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
+    seq_bytes = size.bytes_for(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
     suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)
     logger.info("at most %d sequences decode together (scheduler.max_num_seqs)", suitable)
     return suitable

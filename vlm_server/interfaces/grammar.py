@@ -37,7 +37,7 @@ class AnswerMatcher(Protocol):
         """Request the masks after each of these draft tokens. Returns at once."""
         ...
 
-    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+    def draft_masks(self) -> Sequence[NDArray[np.bool_]]:
         """The masks that `look_ahead` requested, valid once `wait` returned true.
 
         (vocabulary,) bool after each draft token; shorter if one is not allowed or unknown. Empty
@@ -46,14 +46,14 @@ class AnswerMatcher(Protocol):
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Whether `allowed` and `ahead` are known, within `seconds`."""
+        """Whether `allowed` and `draft_masks` are known, within `seconds`."""
         ...
 
     def allowed(self) -> NDArray[np.bool_]:
         """(vocabulary,) bool: allowed next tokens; none if the answer can't go on."""
         ...
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         """Compute masks at a lower priority from now on: the last one was late."""
         ...
 

@@ -156,9 +156,9 @@ class ReasoningMatcher:
         if self._active:
             self._active.look_ahead(token_ids)
 
-    def ahead(self) -> Sequence[Mask]:
+    def draft_masks(self) -> Sequence[Mask]:
         """See `AnswerMatcher`."""
-        return self._active.ahead() if self._active else ()
+        return self._active.draft_masks() if self._active else ()
 
     def wait(self, seconds: float) -> bool:
         """Whether `allowed` is known within `seconds`; inside reasoning it always is."""
@@ -170,10 +170,10 @@ class ReasoningMatcher:
             return self._mask
         return self._inner.allowed() if self._inner else self._everything
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         """See `AnswerMatcher`."""
         if self._inner:
-            self._inner.yield_to_others()
+            self._inner.lower_priority()
 
     def close(self) -> None:
         """Stop following the answer. Closing twice is no error."""

@@ -76,7 +76,7 @@ class ModelRunner:
         return len(self._prefills) + len(self._groups.seq_ids)
 
     def kv_bytes(self, num_tokens: int) -> int:
-        return 0 if self._state_size is None else self._state_size.of(num_tokens)
+        return 0 if self._state_size is None else self._state_size.bytes_for(num_tokens)
 
     def max_piggybacked_tokens(self, prompt: PreparedPrompt, num_seqs: int) -> int:
         if prompt.atomic_prefill_tokens or prompt.token_types is not None:

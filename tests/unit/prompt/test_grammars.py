@@ -289,7 +289,7 @@ def test_what_may_follow_drafts_is_told_and_changes_nothing(new: New):
     ahead, plain = compiled(new(), schema).begin(2)
     ahead.look_ahead(drafts)
     assert ahead.wait(10)
-    masks = list(ahead.ahead())
+    masks = list(ahead.draft_masks())
     assert len(masks) == 3, "x may not come"
     for mask, token_id in zip(masks, drafts, strict=False):
         plain.advance([token_id])
@@ -299,7 +299,7 @@ def test_what_may_follow_drafts_is_told_and_changes_nothing(new: New):
     ahead.advance(drafts[:3])
     assert ahead.wait(10)
     assert np.array_equal(ahead.allowed(), plain.allowed())
-    assert list(ahead.ahead()) == []
+    assert list(ahead.draft_masks()) == []
 
 
 def test_forced_tokens_are_told(new: New):
@@ -310,7 +310,7 @@ def test_forced_tokens_are_told(new: New):
     assert byte_host().backend.decode(forced).startswith("abc")
     matcher.look_ahead(forced)
     assert matcher.wait(10)
-    assert len(matcher.ahead()) == len(forced)
+    assert len(matcher.draft_masks()) == len(forced)
 
 
 def test_asking_and_looking_never_wait(new: New):

@@ -60,7 +60,7 @@ class JsonMatcher:
     def look_ahead(self, token_ids: Sequence[int]) -> None:
         self.asked = token_ids
 
-    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+    def draft_masks(self) -> Sequence[NDArray[np.bool_]]:
         return [self.allowed()] * len(self.asked)
 
     def wait(self, seconds: float) -> bool:
@@ -71,7 +71,7 @@ class JsonMatcher:
         mask[END if self.told else id_of("[")] = True
         return mask
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         pass
 
     def close(self) -> None:

@@ -32,15 +32,13 @@ def forget_columns(cache: list[Any]) -> None:
 
 
 class _StepLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
-    """new: keys and values, of the new tokens, that attention has to write, if it does.
-
-    is_read: whether attention to all keys was computed. _idx: what mlx-vlm takes for the offset of
-    the whole batch, where it only asks whether this is the beginning of a prompt.
-    """
+    """A layer of a compiled step, whose buffers have bounds that only the device knows."""
 
     new: tuple[mx.array, mx.array] | None = None
-    is_read = False
-    _idx = 1
+    """Keys and values of the new tokens, if attention has to write them."""
+    was_attended = False
+    """Whether attention to all keys was computed."""
+    _idx = 1  # the offset that mlx-vlm asks for, only to see whether a prompt begins
 
     def make_mask(self, *_: Any, **__: Any) -> None:
         """None: `bounds` say all."""

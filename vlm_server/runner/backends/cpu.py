@@ -61,7 +61,7 @@ class CpuBackend(Backend):
 class CpuAttention(Attention):
     """Plain causal attention in float32."""
 
-    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+    def supports(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         is_float = queries.dtype == keys.dtype == mx.float32
         return is_float and isinstance(mask, str) and mask == "causal"
 

@@ -40,7 +40,7 @@ class Attention(ABC):
     """Whether `attend_bounded` writes new keys and values into the buffers that there are."""
 
     @abstractmethod
-    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+    def supports(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         """Whether it computes this, and is faster than mlx-vlm's attention."""
 
     @abstractmethod

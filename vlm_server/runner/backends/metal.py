@@ -32,7 +32,7 @@ class MetalAttention(Attention):
     fused kernels for 192 and 256, too, but prefers the other way for speed.
     """
 
-    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+    def supports(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         size = queries.shape[-1]
         return size not in FUSED_HEAD_SIZES and _queries_at_once(queries, keys) < queries.shape[2]
 

@@ -138,9 +138,9 @@ class StateSize:
             else:
                 self._token_bytes[None] += _num_bytes(layer.state) // num_tokens
 
-    def of(self, num_tokens: int) -> int:
+    def bytes_for(self, num_tokens: int) -> int:
         """Bytes of a sequence, with the room that buffers have beyond its tokens."""
-        capacity = room_for(num_tokens)
+        capacity = buffer_capacity(num_tokens)
         return self._fixed_bytes + sum(
             num_bytes * min(capacity, most or capacity)
             for most, num_bytes in self._token_bytes.items()
@@ -152,7 +152,7 @@ def _num_bytes(tree: Any) -> int:
     return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
 
 
-def room_for(num_tokens: int) -> int:
+def buffer_capacity(num_tokens: int) -> int:
     """Capacity of a sequence's buffers: for its tokens and at least one more."""
     return int((num_tokens // KVCache.step + 1) * KVCache.step)
 
@@ -187,7 +187,7 @@ def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
 
 def restore(layers: Sequence[Any], prefix: PrefixState, num_tokens: int) -> None:
     """Copy what is stored of a prompt of `num_tokens` into its new `layers`, with room for all."""
-    room = room_for(num_tokens) - prefix.length
+    room = buffer_capacity(num_tokens) - prefix.length
 
     @cache
     def zeros(heads: int, size: int, dtype: mx.Dtype) -> mx.array:

@@ -103,7 +103,7 @@ def _with_weights(found: Survey, model: Model, least_tokens: int) -> Survey:
         image_token_of(opened.family, opened.model, opened.config)
         state = planned_state_size(opened.model.language_model, opened.family)
     free = found.limit_bytes - opened.size_bytes
-    fitting = bisect_right(range(1, found.context_tokens + 1), free, key=state.of)
+    fitting = bisect_right(range(1, found.context_tokens + 1), free, key=state.bytes_for)
     least, refusal = min(least_tokens, found.context_tokens), ""
     if fitting < least:
         refusal = (
@@ -115,8 +115,8 @@ def _with_weights(found: Survey, model: Model, least_tokens: int) -> Survey:
         found,
         weight_bytes=opened.size_bytes,
         fitting_tokens=fitting,
-        kv_bytes=state.of(fitting),
-        least_kv_bytes=state.of(least),
+        kv_bytes=state.bytes_for(fitting),
+        least_kv_bytes=state.bytes_for(least),
         refusal=refusal,
     )
 

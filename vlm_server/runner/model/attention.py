@@ -56,11 +56,11 @@ class ModelAttention:
         if isinstance(cache, (BoundedLayer, MixedLayer)):
             if not is_plain or mask is not None:
                 raise NotImplementedError("this model attends in a way of its own")
-            cache.is_read = True
+            cache.was_attended = True
             if isinstance(cache, MixedLayer):
                 return self.attention.attend_mixed(queries, cache, scale)
             return self.attention.attend_bounded(queries, cache, scale)
-        if is_plain and self.attention.takes(queries, keys, mask):
+        if is_plain and self.attention.supports(queries, keys, mask):
             return self.attention(queries, keys, values, scale, mask)
         output: mx.array = _MLX_VLM(
             queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks

@@ -97,7 +97,7 @@ class ForwardPass:
     ) -> mx.array:
         with self._attention.in_place():
             output = self._language_model(token_ids, cache=layers, **inputs)
-        if not all(layer.is_read for layer in layers):
+        if not all(layer.was_attended for layer in layers):
             raise NotImplementedError("it attends in a way of its own")
         return output.logits  # type: ignore[no-any-return]
 

@@ -16,7 +16,7 @@ from mlx_vlm.models.cache import make_prompt_cache
 
 from vlm_server.interfaces import NewRequest, PreparedPrompt
 from vlm_server.runner.kv.batch_cache import RowsKVCache
-from vlm_server.runner.kv.segments import only_append, restore, room_for
+from vlm_server.runner.kv.segments import buffer_capacity, only_append, restore
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, logits_of
 from vlm_server.runner.text.prefill import Prefilled, embedded
@@ -37,7 +37,7 @@ def launch_batched(
     """
     prompts, start = [request.prompt for request in requests], requests[0].prefix.length
     ends = [prompt.num_tokens for prompt in prompts]
-    cache = _restored(loaded, requests, start, room_for(max(ends)))
+    cache = _restored(loaded, requests, start, buffer_capacity(max(ends)))
     token_ids, arguments = _inputs(loaded, prompts, start)
     places = mx.array([end - start - 1 for end in ends])
     wanted = WantedLogits(places=places)

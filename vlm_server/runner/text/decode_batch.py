@@ -227,10 +227,10 @@ class DecodeBatch:
         state += [array for each in self._logprobs for array in each.arrays]
         mx.async_eval(self._tokens, state)  # type: ignore[no-untyped-call]
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         """Lower the priority of the grammars here, which were late."""
         for _, matcher in self._guided():
-            matcher.yield_to_others()
+            matcher.lower_priority()
 
     def result(self) -> Sampled:
         """The tokens that `forward` began with, and those of drafts; not what `join` reported.

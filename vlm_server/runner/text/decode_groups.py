@@ -127,7 +127,7 @@ class DecodeGroups:
             patience = min(self._patience_seconds + more, _MAX_PATIENCE_SECONDS)
         for request_id in self._batch.late(patience):
             batch = self._batch.detach(request_id)
-            batch.yield_to_others()
+            batch.lower_priority()
             self._detached[request_id] = _Detached(batch)
             self._times_late[request_id] = self._times_late.get(request_id, 0) + 1
         self._patience_seconds = max(patience - (time.monotonic() - started), 0.0)

@@ -17,9 +17,9 @@ from vlm_server.runner.families import Deepstack
 from vlm_server.runner.kv.segments import (
     LayerStates,
     SequenceState,
+    buffer_capacity,
     only_append,
     restore,
-    room_for,
     snapshot,
 )
 from vlm_server.runner.loaded import LoadedModel
@@ -68,7 +68,7 @@ class Prefill(Prefilled):
         super().__init__(loaded, request, make_prompt_cache(loaded.language_model))
         for layer in self.cache:
             if type(layer) is KVCache:  # made once for all chunks, which then do not grow it
-                layer.step = room_for(request.prompt.num_tokens)
+                layer.step = buffer_capacity(request.prompt.num_tokens)
         self._can_be_padded = self._takes_padding()
         self._multiple = loaded.backend.prefill_padding_tokens if self._can_be_padded else 1
         """Multiple to which chunks are padded that no compiled step takes."""
@@ -156,7 +156,9 @@ class Prefill(Prefilled):
     def _chunk(self, start: int, end: int) -> PromptChunk:
         assert self._inputs is not None
         token_ids, arguments = self._inputs.token_ids(start, end), self._inputs.chunk(start, end)
-        return PromptChunk(token_ids, arguments, self.cache, room_for(self.prompt.num_tokens))
+        return PromptChunk(
+            token_ids, arguments, self.cache, buffer_capacity(self.prompt.num_tokens)
+        )
 
     def _read(self, padded: PaddedChunk, chunk: PromptChunk) -> mx.array:
         """The last token's logits, lazy, as mlx-vlm's model makes them."""

@@ -130,7 +130,7 @@ class Speculation:
         matcher.look_ahead(guess)
         if not matcher.wait(_MASK_SECONDS):
             return None
-        count = len(matcher.ahead())
+        count = len(matcher.draft_masks())
         return guess[:count], chances[:count]
 
 

@@ -90,7 +90,7 @@ def _samplers(seq: DecodingSequence, drafts: Sequence[int]) -> list[SequenceSamp
     """Samplers of `seq` after its newest token, and after each of its drafts if all are right."""
     seq.sampler.take_mask()
     matcher = seq.sampler.matcher
-    masks = [None] * len(drafts) if matcher is None else matcher.ahead()
+    masks = [None] * len(drafts) if matcher is None else matcher.draft_masks()
     made = [seq.sampler]
     for token_id, mask in zip(drafts, masks, strict=False):
         made.append(made[-1].after(token_id, mask))

@@ -160,7 +160,7 @@ class CudaAttention(Attention):
         """For each sort of layer that has attended."""
         self._works_ahead = True
 
-    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+    def supports(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         rows, heads, count, size = queries.shape
         if queries.dtype != keys.dtype or queries.dtype not in _DTYPES:
             return False
