@@ -64,7 +64,7 @@ def filtered(running: list[Any], rows: list[int]) -> list[Any]:
     return running
 
 
-def separated(running: list[Any], rows: list[int]) -> list[Any]:
+def detached(running: list[Any], rows: list[int]) -> list[Any]:
     """The layers of those `rows` of the two or more in `running`, which is left as it is."""
     made: list[Any] = []
     for count, row in enumerate(rows):
@@ -72,7 +72,7 @@ def separated(running: list[Any], rows: list[int]) -> list[Any]:
     return made
 
 
-def merged(running: list[Any], num_running: int, others: list[Any], count: int) -> list[Any]:
+def reattached(running: list[Any], num_running: int, others: list[Any], count: int) -> list[Any]:
     """The layers of `num_running` rows, and of `count` others that were detached."""
     if num_running == 0:
         return others

@@ -104,7 +104,7 @@ class DecodeGroups:
 
     def synchronize(self) -> None:
         """Wait for all that was launched. Raises what made it fail."""
-        mx.eval([array for batch in self._batches() for array in batch.launched])
+        mx.eval([array for batch in self._batches() for array in batch.pending_arrays])
 
     def result(self) -> Sampled:
         """The tokens of the steps that were launched; see `DecodeBatch.result`."""
@@ -125,7 +125,7 @@ class DecodeGroups:
         if self._may_detach:
             more = _PATIENCE_PER_MASK_SECONDS * self._batch.num_guided
             patience = min(self._patience_seconds + more, _MAX_PATIENCE_SECONDS)
-        for request_id in self._batch.late(patience):
+        for request_id in self._batch.late_requests(patience):
             batch = self._batch.detach(request_id)
             batch.lower_priority()
             self._detached[request_id] = _Detached(batch)
@@ -137,7 +137,7 @@ class DecodeGroups:
         ready = next((name for name in detached if self._is_ready(name)), None)
         if ready is None and not self._batch.seq_ids:
             first = detached[0]
-            if self._detached[first].batch.late(_ALONE_SECONDS):
+            if self._detached[first].batch.late_requests(_ALONE_SECONDS):
                 self._detached[first] = self._detached.pop(first)  # the next one's turn
             else:
                 ready = first
@@ -150,14 +150,14 @@ class DecodeGroups:
 
     def _is_ready(self, request_id: str) -> bool:
         each = self._detached[request_id]
-        if is_late := bool(each.batch.late(0.0)):
+        if is_late := bool(each.batch.late_requests(0.0)):
             each.in_time = 0
         return not is_late
 
     def _reattach(self) -> None:
         for request_id, each in list(self._detached.items()):
             wanted = _STEPS_IN_TIME << min(self._times_late[request_id] - 1, 16)
-            if each.in_time >= wanted and not each.batch.late(0.0):
+            if each.in_time >= wanted and not each.batch.late_requests(0.0):
                 each.batch.sample()
-                self._batch.absorb(each.batch)
+                self._batch.reattach(each.batch)
                 del self._detached[request_id]

@@ -97,7 +97,7 @@ class Speculation:
 
     def _chances(self, seq: DecodingSequence) -> list[float]:
         """The probability of each draft, while the newest token may not be known yet."""
-        lag, most = 0 if seq.is_known else 1, seq.num_useful_drafts(self._most)
+        lag, most = 0 if seq.newest_token_on_host else 1, seq.num_useful_drafts(self._most)
         chances = [0.0]
         if most and seq.drafter is not None and seq.drafter.probability:
             first, *rest = seq.drafter.probabilities(most + 1)
