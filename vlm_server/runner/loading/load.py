@@ -143,7 +143,7 @@ def open_lazily(
         if dtype != "auto":
             model.set_dtype(_DTYPES[dtype])
         if ranks is not None:
-            ranks.shard(model, family.name)
+            ranks.shard(model, family.name, is_shardable=family.is_shardable)
         size_bytes = sum(array.nbytes for array in arrays_of(model))
         check_fits(tensors, dtype, budget, size_bytes)
         yield OpenedModel(config, family, model, processor, size_bytes)
