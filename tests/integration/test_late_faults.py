@@ -146,7 +146,7 @@ def test_a_prompt_is_read_again_and_the_others_go_on(
     engine = in_turns(served)
     engine.add(first())
     engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
-    left = spoil(monkeypatch, Prefill, "_read", add)
+    left = spoil(monkeypatch, Prefill, "_forward_eager", add)
     engine.add(second())
     engine.run()
     assert left == [0]

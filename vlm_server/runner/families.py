@@ -83,8 +83,8 @@ class Family:
     is_checked: bool = True
     """Whether its tiny checkpoint passes tests/integration/test_families.py."""
     is_shardable: bool = False
-    """Whether several processes answer as one does (tests/integration/test_sharding.py); needed only
-    where mlx-vlm does not shard the family itself."""
+    """Whether several processes answer as one does (tests/integration/test_sharding.py); needed
+    only where mlx-vlm does not shard the family itself."""
     takes_videos: bool = False
     """Whether its processor takes videos without torch, and each frame group attends to itself
     alone. Other families get a video's frames as images."""

@@ -8,11 +8,11 @@ from vlm_server.platform import machine
 from vlm_server.runner.backends.interface import FUSED_HEAD_SIZES, Attention, Backend, Mask
 
 _MAX_SCORE_BYTES = 128 << 20
-"""Size of the scores of a block of queries: more would save no time."""
+"""Size of the scores of a block of queries; larger ones would save no time."""
 
 
 class MetalBackend(Backend):
-    """The `Backend` of Apple silicon, whose attention of few queries takes up to 8."""
+    """The `Backend` of Apple silicon, whose kernel for few queries takes up to 8."""
 
     draft_widths = (2, 4, 8)
     errors_come_late = True
@@ -26,10 +26,10 @@ class MetalBackend(Backend):
 
 
 class MetalAttention(Attention):
-    """MLX's attention by blocks of queries, where it would hold all scores at once.
+    """MLX's attention in blocks of queries, where it would hold all scores in memory.
 
-    On Metal that is for more than 8 queries of other head sizes than `FUSED_HEAD_SIZES`; MLX has
-    fused kernels for 192 and 256, too, but prefers the other way for speed.
+    On Metal those are more than 8 queries of other head sizes than `FUSED_HEAD_SIZES`; MLX also
+    has fused kernels for 192 and 256, but prefers unfused ones for speed.
     """
 
     def supports(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:

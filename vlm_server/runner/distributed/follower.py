@@ -1,4 +1,4 @@
-"""Any rank but 0: runs rank 0's plans on its part of the model."""
+"""Every rank but 0: runs rank 0's plans on its shard of the model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 def follow(rank: Rank, device: Device) -> NoReturn:
     """Load and serve until rank 0 ends, which ends this process.
 
-    Raises EngineBroken if a step fails here, and ModelLoadError, which is sent to rank 0 too.
+    Raises EngineBroken if a step fails here, and ModelLoadError, which is also sent to rank 0.
     """
     hello = Hello(rank.number, device.suitable_bytes, device.kind.value, program_digest())
     leader = Leader.find(rank)

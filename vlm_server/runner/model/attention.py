@@ -1,8 +1,8 @@
-"""A backend's attention in the place of mlx-vlm's, where the device gains by it.
+"""A backend's attention in the place of mlx-vlm's, where it is faster.
 
 mlx-vlm's language models call one function of their modules, `scaled_dot_product_attention`. While
-a chunk or a step is launched ours takes its place there: it computes what it takes, and hands
-everything else to mlx-vlm's.
+a chunk or a step is launched, ours replaces it: it computes the shapes that it supports, and calls
+mlx-vlm's for all others.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from mlx_vlm.models.cache import KVCache
 
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.prompt_key import PromptKey
-from vlm_server.runner.distributed.messages import Segment, Stored
+from vlm_server.runner.distributed.messages import SegmentRef, Stored
 from vlm_server.runner.distributed.prefixes import (
     FollowerPrefixes,
     HeldPrefix,
@@ -51,7 +51,7 @@ class Pair:
         """How much of a prompt rank 0 has, and what the other has of that."""
         key = PromptKey(np.array(token_ids, dtype=np.int32))
         found = self.caches.prefixes.match(key, len(token_ids))
-        segments = tuple(Segment(s.number, num_tokens) for s, num_tokens in found.segments)
+        segments = tuple(SegmentRef(s.number, num_tokens) for s, num_tokens in found.segments)
         held, length = self.following.prefix(segments), found.length
         found.release()
         return length, held
