@@ -65,7 +65,7 @@ class Attention(ABC):
         """Attention of all tokens of a mixed step, (tokens, heads, 1, head size), to their keys."""
         assert layer.new is not None
         (mine, theirs), (keys, prompt_keys), (values, prompt_values) = (
-            layer.split(each) for each in (queries, *layer.new)
+            layer.split(array) for array in (queries, *layer.new)
         )
         layer.rows.update_and_fetch(keys, values)
         layer.prompt.update_and_fetch(prompt_keys, prompt_values)

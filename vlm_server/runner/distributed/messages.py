@@ -22,9 +22,9 @@ from vlm_server.runner.vision.encoder import ImageFeatures
 
 _PREFIX = "mlx.core."
 _DTYPES = {
-    str(each).removeprefix(_PREFIX): each
-    for each in vars(mx).values()
-    if isinstance(each, mx.Dtype)
+    str(dtype).removeprefix(_PREFIX): dtype
+    for dtype in vars(mx).values()
+    if isinstance(dtype, mx.Dtype)
 }
 
 # ---- before the first plan ---------------------------------------------------------------

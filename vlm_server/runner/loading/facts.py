@@ -1,4 +1,4 @@
-"""What is known of a checkpoint: before it is loaded (`Survey`), and after (`ModelFacts`).
+"""Facts of a checkpoint: before it is loaded (`Survey`), and after (`ModelFacts`).
 
 The survey follows the rules of loading, and reads no weights.
 """
@@ -45,7 +45,7 @@ _FILES = ("*.safetensors", "config.json")
 
 
 def survey(request: SurveyRequest, least_tokens: int = 1) -> Survey:
-    """What the checkpoint is, and whether it fits with a request of `least_tokens`.
+    """The checkpoint's properties, and whether it fits with a request of `least_tokens`.
 
     Never raises for a fault of the checkpoint: see `Survey.refusal`.
     """
@@ -82,7 +82,7 @@ def _planned_bytes(found: Survey, plan: DownloadPlan, model: Model, budget: Budg
     refuse_unservable(config, allow_unchecked=True)
     try:
         get_model_and_args(config=config)
-    except Exception as error:  # noqa: BLE001  families fail in their own ways
+    except Exception as error:  # noqa: BLE001  families fail with any exception
         raise ModelLoadError(f"mlx-vlm has no family {found.family!r} ({error})") from None
     if not layout.sees(config):
         raise ModelLoadError(f"{found.family} names no image token: not a vision model")
@@ -167,7 +167,7 @@ def _modified_at(folder: Path) -> float:
 
 
 def _capabilities(loaded: LoadedModel) -> tuple[str, ...]:
-    """Every family gets videos, if only as frames."""
+    """The kinds of input and output; all families get videos, if only as frames."""
     found = ["completion", "vision", "video", "structured_output"]
     found += ["tools"] if loaded.spec.tool_parser is not None else []
     found += ["thinking"] if loaded.spec.reasoning_format is not None else []

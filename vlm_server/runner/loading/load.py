@@ -59,7 +59,7 @@ def load(
 ) -> LoadedModel:
     """The checkpoint in folder `settings.path`, or this rank's part of it.
 
-    Runs no code from it and fetches nothing. Raises ModelLoadError if the folder is no checkpoint
+    Runs no code from it and downloads nothing. Raises ModelLoadError if the folder is no checkpoint
     that can be served, or if its weights take more than `limit_bytes`.
     """
     folder, backend = Path(settings.path), backend_of(device)
@@ -82,7 +82,7 @@ def load(
             family.forget_positions(language_model)
         widths = backend.draft_widths
         text = CompiledModel(language_model, attention, positions, widths, embed, count)
-    writes = family.tower is None and bool(family.position_state)  # when it encodes
+    writes = family.tower is None and bool(family.position_state)  # while it encodes
     return LoadedModel(
         model=model,
         processor=processor,
@@ -118,7 +118,7 @@ def open_lazily(
 ) -> Iterator[OpenedModel]:
     """The checkpoint in folder `settings.path` with lazy weights. See `load`.
 
-    They can be read during the `with` block only.
+    They can be read in the `with` block only.
     """
     folder = Path(settings.path)
     check_files(folder)

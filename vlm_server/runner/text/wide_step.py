@@ -52,7 +52,7 @@ class WideStep:
         logits = self.logits[rows, columns]
         self._sampled = sample(logits, [self._samplers[row][i] for row, i in places])
         self._logprobs = logprobs_of(logits, self._sampled, [self._seqs[row] for row, _ in places])
-        mx.async_eval(self._sampled, [array for each in self._logprobs for array in each.arrays])  # type: ignore[no-untyped-call]
+        mx.async_eval(self._sampled, [array for step in self._logprobs for array in step.arrays])  # type: ignore[no-untyped-call]
 
     def result(self, cache: list[Any]) -> tuple[list[list[int]], dict[SeqId, list[TokenLogprobs]]]:
         """Each row's tokens up to the first that is not its draft, and the logprobs asked for.
