@@ -20,8 +20,8 @@ from tests.whole import few_of
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.errors import OutOfMemory, StepTooLong
 from vlm_server.protocol import Failed, Finished, Submit
+from vlm_server.runner.backends.cpu import CpuBackend
 from vlm_server.runner.device import arrays
-from vlm_server.runner.device.device import Device
 from vlm_server.runner.kv import segments
 from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.prefill import Prefill
@@ -39,7 +39,7 @@ def served(
 ) -> Served:
     """A model on a device that tells errors late, and encodes in turns."""
     loaded, preparer = load_tiny(request.param)
-    monkeypatch.setattr(Device, "encodes_in_turns", True)
+    monkeypatch.setattr(CpuBackend, "encodes_in_turns", True)
     monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
     monkeypatch.setattr(loaded.faults, "come_late", True)
     monkeypatch.setattr(arrays, "_LATE", WORDS)
