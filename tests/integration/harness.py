@@ -38,8 +38,8 @@ from vlm_server.interfaces import (
 )
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.prompt.grammar.grammar_client import GrammarLimits
 from vlm_server.prompt.grammar.grammars import Grammars
-from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (
@@ -129,10 +129,10 @@ def _adds_bos_to_pictures(loaded: LoadedModel) -> bool:
 def load_model(folder: Path | str, **options: Any) -> LoadedModel:
     """The checkpoint in `folder` on MLX's default device; `options` are further settings."""
     device = current_device()
-    return load(settings.Model(path=str(folder), **options), device, device.memory_bytes)
+    return load(settings.ModelSettings(path=str(folder), **options), device, device.memory_bytes)
 
 
-DECODERS = Decoders(settings.Image(), settings.Video(), 2)
+DECODERS = Decoders(settings.ImageSettings(), settings.VideoSettings(), 2)
 """Those of all tests: starting a process takes a while."""
 
 
@@ -143,7 +143,9 @@ def new_grammars(
     cache_bytes: int = 128 << 20,
 ) -> Grammars:
     """With generous limits; the machine may be busy."""
-    limits = GrammarLimits(compile_seconds, settings.Engine().schema_memory_bytes, follow_seconds)
+    limits = GrammarLimits(
+        compile_seconds, settings.EngineSettings().schema_memory_bytes, follow_seconds
+    )
     return Grammars(host, limits, cache_bytes)
 
 
@@ -320,8 +322,8 @@ class Engine:
             max_prompts_per_prefill=self.max_prompts_per_prefill,
         )
         governor = Governor(
-            settings.Memory(),
-            MlxMemory(settings.Memory(), self.loaded.device),
+            settings.MemorySettings(),
+            MlxMemory(settings.MemorySettings(), self.loaded.device),
             AmpleProcess(),
             self.caches,
         )

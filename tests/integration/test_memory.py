@@ -25,7 +25,7 @@ from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.text.decode_batch import DecodeBatch
 from vlm_server.runner.text.prefill import Prefill
 from vlm_server.runner.vision.encoder import ImageEncoding
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 
 pytestmark = pytest.mark.families("caches")
 
@@ -38,7 +38,9 @@ LONG = "word " * 120
 def memory():
     """The allocator's owner; its limits are taken back."""
     limits = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 40)
-    yield MlxMemory(Memory(limit_bytes=1 << 34, pool_limit_bytes=64 * MIB), current_device())
+    yield MlxMemory(
+        MemorySettings(limit_bytes=1 << 34, pool_limit_bytes=64 * MIB), current_device()
+    )
     mx.set_memory_limit(limits[0])
     mx.set_cache_limit(limits[1])
 
@@ -74,7 +76,7 @@ def test_a_peak_is_told_once(memory: MlxMemory):
 def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
     """So much is freed that the limit holds what is allocated then, but not the pool besides."""
     mx.clear_cache()
-    memory = MlxMemory(Memory(limit_bytes=active_bytes() + 96 * MIB), current_device())
+    memory = MlxMemory(MemorySettings(limit_bytes=active_bytes() + 96 * MIB), current_device())
     try:
         freed = [mx.ones((1 << size, MIB // 4)) for size in (4, 5)]  # 16 and 32 MiB
         mx.eval(freed)
@@ -87,7 +89,7 @@ def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
         assert gave_way == memory.trims_own_pool
         del held
     finally:
-        MlxMemory(Memory(), current_device())
+        MlxMemory(MemorySettings(), current_device())
 
 
 def test_the_footprint_grows_with_what_is_held():

@@ -29,7 +29,7 @@ from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.model.tiles import tile_key
 from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures
 from vlm_server.runner.vision.tile_encoder import TileCache
-from vlm_server.settings import Cache
+from vlm_server.settings import CacheSettings
 
 pytestmark = pytest.mark.families("tiling")
 
@@ -255,7 +255,7 @@ def test_what_is_cleared_is_given_back(smol: Served):
 def test_tiles_are_part_of_the_encoder_caches_bytes(
     load_tiny: Callable[[str], Served], encoder_bytes: int
 ):
-    settings = Cache(encoder_bytes=encoder_bytes)
+    settings = CacheSettings(encoder_bytes=encoder_bytes)
     for name, tile_bytes in (("smolvlm", encoder_bytes // 4), ("qwen3_vl", 0)):
         caches = build_caches(settings, MemoryReading(0, 0, 1 << 30), load_tiny(name)[0])
         limits = {each.name: each.limit_bytes for each in caches.read()}

@@ -28,7 +28,12 @@ from vlm_server.runner.text.wide_step import WideStep
 
 Loaded = tuple[LoadedModel, MultimodalPreparer]
 
-START = Start(settings.Model(), settings.Scheduler(), settings.Engine(), settings.Log())
+START = Start(
+    settings.ModelSettings(),
+    settings.SchedulerSettings(),
+    settings.EngineSettings(),
+    settings.Log(),
+)
 
 
 @pytest.fixture(params=few_of(["qwen3_vl", "qwen2_5_vl", "qwen3_5"], ["qwen3_5"]))
@@ -124,7 +129,7 @@ def test_texts_together_and_drafts_are_compiled(
 def test_a_video_that_fails_is_told_and_refuses_nobody(
     load_tiny: Callable[[str], Loaded], caplog: pytest.LogCaptureFixture
 ):
-    start = replace(START, video=settings.Video(max_pixels=1))
+    start = replace(START, video=settings.VideoSettings(max_pixels=1))
     served = Served(load_tiny("qwen3_vl")[0], start)
     for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192):
         warm_up(served.loop, stage)

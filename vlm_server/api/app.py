@@ -83,5 +83,5 @@ async def _routing_error(request: Request, error: Exception) -> Response:
         ours = method_not_allowed(request, (error.headers or {}).get("Allow", "other methods"))
     else:
         ours = not_found(request, request.app.routes)
-    access_log.of(request.scope).error_code = ours.code
+    access_log.entry_of(request.scope).error_code = ours.code
     return errors.response(ours, _encode_for(request.scope), 1, error.headers)

@@ -55,10 +55,10 @@ def script(shell: str) -> str:
 
     parser = build_parser()
     models = shtab.cmd(_LIST_MODELS)
-    for each in every(parser):
-        for summary, command in commands_of(each):
+    for level in every(parser):
+        for summary, command in commands_of(level):
             command.description = summary  # what is shown beside its name
-        for action in each._actions:
+        for action in level._actions:
             if action.dest == "model":
                 vars(action)["complete"] = models  # where shtab looks for it
             elif action.type is Path or action.dest == "words":

@@ -33,10 +33,10 @@ _EASILY_REPEATED = (
     "vlm_server.api.parsing.body_parser",
 )
 """Loggers of which any client could get any number of lines."""
-_MOST_KINDS = 256
+_MAX_KINDS = 256
 
 
-def for_a_person(settings: Settings, sources: Sources) -> Settings:
+def with_terminal_log(settings: Settings, sources: Sources) -> Settings:
     """`settings` with a log for a terminal: warnings and requests, unless its level was chosen."""
     if not sys.stderr.isatty() or "log.level" in sources:
         return settings
@@ -95,7 +95,7 @@ class LogRate(logging.Filter):
         kind, now = (record.name, record.levelno, str(record.msg)[:40]), self._clock()
         recent = self._kinds.get(kind)
         if recent is None:
-            if len(self._kinds) >= _MOST_KINDS:
+            if len(self._kinds) >= _MAX_KINDS:
                 self._kinds.clear()
             recent = self._kinds[kind] = _Recent(now)
         if now - recent.since >= self._seconds:

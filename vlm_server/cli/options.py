@@ -13,7 +13,7 @@ from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
 
 if TYPE_CHECKING:
-    from vlm_server.settings import Checkpoint, Model, Settings, Sources
+    from vlm_server.settings import CheckpointSettings, ModelSettings, Settings, Sources
 
 _SURPLUS = 1.25
 """Files may hold weights that the model does not use."""
@@ -124,7 +124,7 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
     return loaded, sources
 
 
-def find_checkpoint(model: Model) -> Model:
+def find_checkpoint(model: ModelSettings) -> ModelSettings:
     """`model` with folder and name of a checkpoint on this machine. Raises as `check_model`."""
     from vlm_server.hub.find import located
     from vlm_server.hub.names import to_download
@@ -177,7 +177,7 @@ def check_model(path: Path) -> None:
             return
         names = os.listdir(path)
     except FileNotFoundError:
-        close = did_you_mean(path.name, [one.name for one in every()])
+        close = did_you_mean(path.name, [checkpoint.name for checkpoint in every()])
         text = f"model.path: {path} is not the folder of a checkpoint: it is not there{close}"
         raise missing(path, text) from None
     except OSError as error:
@@ -199,11 +199,11 @@ def check_memory_limit(settings: Settings) -> None:
     from vlm_server.models import EMBEDDED
 
     limit_bytes = settings.memory.known_limit_bytes
-    pinned = [settings.model, *(one for one in settings.models.values() if one.pinned)]
+    pinned = [settings.model, *(model for model in settings.models.values() if model.pinned)]
     for model in pinned if limit_bytes and not settings.distributed.hosts else ():
         stored = layout.stored_bytes(Path(model.path) if model.path else EMBEDDED)
-        least = stored / _SURPLUS / (2 if model.dtype in ("float16", "bfloat16") else 1)
-        if least > limit_bytes:
+        needed = stored / _SURPLUS / (2 if model.dtype in ("float16", "bfloat16") else 1)
+        if needed > limit_bytes:
             raise ModelLoadError(
                 f"the weights do not fit: those of {model.path or 'the embedded model'} take "
                 f"{size_text(stored)} in their files, and {size_text(limit_bytes)} are allowed: "
@@ -211,7 +211,7 @@ def check_memory_limit(settings: Settings) -> None:
             )
 
 
-def _check_template(section: str, checkpoint: Checkpoint) -> None:
+def _check_template(section: str, checkpoint: CheckpointSettings) -> None:
     from vlm_server.settings.paths import expanded, missing
 
     path = expanded(checkpoint.chat_template)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from vlm_server.cli import exit_codes
 from vlm_server.cli.text import did_you_mean
 
-_MOST_COLUMNS, _LEAST_COLUMNS = 100, 40
+_MAX_COLUMNS, _MIN_COLUMNS = 100, 40
 _HELP_COLUMN = 30
 _NO_ACTION = re.compile(r"required: (COMMAND|ACTION)$")
 HUB = (
@@ -137,12 +137,12 @@ class _Formatter(argparse.HelpFormatter):
 
     def __init__(self, prog: str) -> None:
         columns = shutil.get_terminal_size().columns - 2
-        width = max(_LEAST_COLUMNS, min(columns, _MOST_COLUMNS))
+        width = max(_MIN_COLUMNS, min(columns, _MAX_COLUMNS))
         super().__init__(prog, max_help_position=_HELP_COLUMN, width=width)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
-        return "\n\n".join(fill(each, width, indent) for each in text.split("\n\n"))
+        return "\n\n".join(fill(paragraph, width, indent) for paragraph in text.split("\n\n"))
 
 
 def commands_of(parser: Parser) -> list[tuple[str, Parser]]:

@@ -43,7 +43,7 @@ from vlm_server.protocol import (
 )
 
 _TAIL_TOKENS = 32
-"""Enough for the start mark of reasoning."""
+"""The end of a prompt in which the start mark of reasoning is looked for."""
 
 
 class MultimodalPreparer:
@@ -68,8 +68,8 @@ class MultimodalPreparer:
         """The prompt of a request, its cache entries, and pixels for the rest.
 
         Raises InvalidImage, InvalidVideo, DecodeBudgetExceeded, ContextLengthExceeded, Cancelled
-        between two steps, and what `Constraints.of`, `Grammars.compile` and `PromptTokenizer` do. A
-        request that is only counted gets no grammar and no pixels.
+        between two steps, and the errors of constraints, grammars and `PromptTokenizer`. A request
+        that is only counted gets no grammar and no pixels.
         """
         cancellation.check()
         if submit.prompt is not None:
@@ -106,7 +106,7 @@ class MultimodalPreparer:
         *,
         use_disk: bool,
     ) -> Prepared:
-        """The preparation of a prompt that is text or token ids already."""
+        """The preparation of a prompt given as text or token ids."""
         if isinstance(given, str):
             token_ids = self._prompts.tokenize_text(given)
         else:
@@ -123,7 +123,7 @@ class MultimodalPreparer:
         return self._look_up(prompt, [], use_disk=use_disk)
 
     def _count(self, prompt: PreparedPrompt) -> Prepared:
-        """`prompt` to be counted only: with its prefix cache hits, and without inputs."""
+        """`prompt` for counting: with its prefix cache hits, without inputs."""
         return Prepared(prompt, self._references(prompt))
 
     def _references(self, prompt: PreparedPrompt) -> CacheReferences:
@@ -135,7 +135,7 @@ class MultimodalPreparer:
         return self._media.pixels_to_decode(submit)
 
     def _grammar(self, submit: Submit, cancellation: Cancellation) -> Grammar | None:
-        constraint = None if submit.count_only else self._constraints.of(submit)
+        constraint = None if submit.count_only else self._constraints.constraint_on(submit)
         if constraint is None:
             return None
         return self._grammars.compile(constraint, submit.cache_salt, cancellation)
@@ -146,8 +146,8 @@ class MultimodalPreparer:
         is_required = tools is not None and tools.choice == "required"
         if chat.tools and not is_required and self._spec.tool_parser is None:
             raise InvalidRequest(
-                "this server can't read the calls that this model writes; it can only be made to "
-                "call a tool (`tool_choice`)",
+                "this model's format of tool calls is not supported; use `tool_choice` with "
+                "'required' or a named tool",
                 "tools",
             )
         answer_format = AnswerFormat(
@@ -228,7 +228,7 @@ class MultimodalPreparer:
         num_atomic = atomic_prefill_tokens(self._spec.chunk_policy, token_types)
         snapshot_points: tuple[int, ...] = ()
         if self._caches.prefixes.needs_snapshots:
-            points = self._snapshot_points.of(chat, token_ids, spans, salt)
+            points = self._snapshot_points.points_in(chat, token_ids, spans, salt)
             snapshot_points = points[bisect_left(points, num_atomic) :]
         return PreparedPrompt(
             token_ids=token_ids,

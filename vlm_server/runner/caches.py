@@ -18,7 +18,7 @@ from vlm_server.runner.disk.disk_cache import DiskCache
 from vlm_server.runner.fingerprint import KeptHashes, state_fingerprint
 from vlm_server.runner.kv.segments import can_store, needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.settings import Cache
+from vlm_server.settings import CacheSettings
 from vlm_server.settings.paths import expanded
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _TILES_PART = 4
 """Tiles get 1/4 of `encoder_bytes`: those of the latest screenshot are enough."""
 
 
-def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) -> Caches:
+def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedModel) -> Caches:
     """The caches of a model whose weights are in `memory`.
 
     The disk is opened by `Caches.begin_serving`; until then the weights are hashed for it.
@@ -79,7 +79,7 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
     return caches
 
 
-def disk_folder(settings: Cache) -> Path:
+def disk_folder(settings: CacheSettings) -> Path:
     """The folder of the disk cache; a relative path is one in the system's folder for caches."""
     return default_folder() / expanded(settings.disk_path)
 

@@ -7,10 +7,10 @@ import mlx.core as mx
 from vlm_server.interfaces import MemoryReading
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.device.device import Device
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 
 
-def limit_bytes(settings: Memory, device: Device) -> int:
+def limit_bytes(settings: MemorySettings, device: Device) -> int:
     """`memory.limit_bytes`, or the suitable part of the device's memory."""
     return settings.limit_on(device.memory_bytes) or device.suitable_bytes
 
@@ -21,7 +21,7 @@ class MlxMemory:
     MLX allocates beyond its limit if it must; below it, freed memory stays in MLX's pool.
     """
 
-    def __init__(self, settings: Memory, device: Device) -> None:
+    def __init__(self, settings: MemorySettings, device: Device) -> None:
         self._device = device
         self._backend = backend_of(device)
         self._wanted_pool_bytes = settings.pool_limit_bytes

@@ -39,7 +39,7 @@ from vlm_server.interfaces import (
     SchedulerOutput,
 )
 from vlm_server.protocol import Abort, Drain, Event, Failed, Finished, Submit, Usage
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 
 
 class ImpatientQueue(SimpleQueue[Message]):
@@ -170,7 +170,7 @@ class Engine:
         self.runner = FakeRunner(
             self.config.max_num_seqs, self.config.prefill_chunk_tokens, caches=self.caches
         )
-        self.governor = Governor(Memory(), self.memory, self.process, self.caches)
+        self.governor = Governor(MemorySettings(), self.memory, self.process, self.caches)
         self.admission = Admission(
             self.governor, self.runner.kv_bytes, self.config.prefill_chunk_tokens
         )

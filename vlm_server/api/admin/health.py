@@ -35,13 +35,13 @@ class Health:
     async def ready(self, _: Request) -> Response:
         """Whether all models that are to stay loaded are. The others are loaded when asked for."""
         statuses = served_models.statuses(self._models)
-        pinned = [one for one in statuses if self._models.is_pinned(one.model_name)]
-        status = next((one for one in pinned if not one.is_ready), None)
+        pinned = [status for status in statuses if self._models.is_pinned(status.model_name)]
+        status = next((status for status in pinned if not status.is_ready), None)
         body: dict[str, Any] = {"status": "ready", "progress": None}
         if len(statuses) > 1:
-            body["models"] = {one.model_name: one.state for one in statuses}
+            body["models"] = {status.model_name: status.state for status in statuses}
         if status is None:
-            warnings = [text for one in statuses for text in one.model_facts.warnings]
+            warnings = [text for status in statuses for text in status.model_facts.warnings]
             return JSONResponse(body | ({"warnings": warnings} if warnings else {}))
         body |= {"status": status.state, "progress": served_models.progress_of(status)}
         retry_after = max(1, math.ceil(status.retry_after_seconds))
@@ -49,8 +49,8 @@ class Health:
 
     async def loads(self, _: Request) -> Response:
         """SGLang's `/v1/loads`, for the Shepherd Model Gateway (docs/scale.md)."""
-        num_running = sum(each.num_running for each in self._metrics.values())
-        num_waiting = sum(each.num_waiting for each in self._metrics.values())
+        num_running = sum(metrics.num_running for metrics in self._metrics.values())
+        num_waiting = sum(metrics.num_waiting for metrics in self._metrics.values())
         load = {
             "dp_rank": 0,
             "num_running_reqs": num_running,
@@ -67,7 +67,7 @@ class Health:
         status = self._models.status(name)
         statuses = served_models.statuses(self._models)
         is_pinned = self._models.is_pinned
-        models = [_model(one, is_pinned=is_pinned(one.model_name)) for one in statuses]
+        models = [_model(status, is_pinned=is_pinned(status.model_name)) for status in statuses]
         return JSONResponse(
             {
                 "model": status.model_name,
@@ -88,7 +88,7 @@ class Health:
     def _requests(self, statuses: list[EngineStatus]) -> list[dict[str, Any]]:
         """The requests that hold a queue slot: the state of each, never its content."""
         stats = (status.stats for status in statuses if status.stats is not None)
-        reported = {one.request_id: one for each in stats for one in each.progress}
+        reported = {request.request_id: request for engine in stats for request in engine.progress}
         now, tracked = time.monotonic(), self._in_flight.items()
         return [_request(name, scope, reported.get(name), now) for name, scope in tracked]
 
@@ -104,7 +104,7 @@ def _request(
     request_id: str, scope: Scope, progress: RequestProgress | None, now: float
 ) -> dict[str, Any]:
     """A request; `progress` is what its engine reported last."""
-    entry = access_log.of(scope)
+    entry = access_log.entry_of(scope)
     first_at = None if entry.answer is None else entry.answer.first_at
     return {
         "id": request_id,

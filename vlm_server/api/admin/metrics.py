@@ -34,7 +34,7 @@ _ON_DEVICE = ("encoder", "tile", "prefix")
 Kind = TypeVar("Kind", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily)
 
 
-class Stored(Sized, Protocol):
+class ResponseStoreSize(Sized, Protocol):
     """The responses that the front keeps for clients."""
 
     limit_bytes: int
@@ -51,7 +51,7 @@ class Metrics:
     prefix: str
     shared: Generation
     answered: AnsweredRequests
-    stored: Stored
+    stored: ResponseStoreSize
 
     async def scrape(self, _: Request) -> Response:
         return Response(generate_latest(self), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -109,7 +109,7 @@ def _add_front(families: _Families, slots: QueueSlots, answered: AnsweredRequest
         families.counter("requests", help_text, count, route=route, status=str(status))
 
 
-def _add_stored(families: _Families, stored: Stored) -> None:
+def _add_stored(families: _Families, stored: ResponseStoreSize) -> None:
     gauge = families.gauge
     size, limit = "Size of these, with their turns.", "Its limit: `server.responses_store_bytes`."
     evictions = "Responses that were dropped for want of room."

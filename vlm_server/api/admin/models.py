@@ -74,7 +74,7 @@ class Models:
     async def page(self, request: Request) -> Response:
         url = str(request.base_url).rstrip("/")
         statuses = served_models.statuses(self._models)
-        lines = "\n".join(f"model     {one.model_name} ({one.state})" for one in statuses)
+        lines = "\n".join(f"model     {status.model_name} ({status.state})" for status in statuses)
         return PlainTextResponse(_PAGE.format(models=lines, url=url))
 
     def _named(self, request: Request) -> EngineStatus:

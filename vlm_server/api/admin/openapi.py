@@ -49,7 +49,7 @@ def made_once(make: Callable[[], Any]) -> Callable[[Request], Awaitable[Response
 
 def document(routes: Sequence[Route], bodies: Mapping[str, RouteBody]) -> Json:
     """The description of an application, as OpenAPI 3.1 has it."""
-    structs = list(dict.fromkeys(each for body in bodies.values() for each in body.structs))
+    structs = list(dict.fromkeys(struct for body in bodies.values() for struct in body.structs))
     schemas, components = msgspec.json.schema_components([ErrorBody, *structs], ref_template=_REF)
     refs = dict(zip(structs, schemas[1:], strict=True))
     paths: dict[str, Json] = {}
@@ -61,7 +61,7 @@ def document(routes: Sequence[Route], bodies: Mapping[str, RouteBody]) -> Json:
         for method in sorted((route.methods or set()) - {"HEAD"}):
             operation = _operation(route, method, schemas[0])
             if body is not None and method == "POST":
-                operation["requestBody"] = _request_body([refs[each] for each in body.structs])
+                operation["requestBody"] = _request_body([refs[struct] for struct in body.structs])
             paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",

@@ -55,7 +55,7 @@ class ReasoningOptions:
 
         With 0 reasoning ends where it begins.
         """
-        given = [each for each in self.budgets if each is not None]
+        given = [budget for budget in self.budgets if budget is not None]
         return min(given) if given else EFFORT_TOKENS.get(self.effort or "")
 
     def template_options(self, *, continue_final: bool) -> TemplateOptions:

@@ -97,7 +97,7 @@ def attach(scope: Scope) -> Entry:
     return entry
 
 
-def of(scope: Scope) -> Entry:
+def entry_of(scope: Scope) -> Entry:
     """The entry that `attach` made for the request of `scope`."""
     entry = scope[_SCOPE_KEY]
     assert isinstance(entry, Entry)

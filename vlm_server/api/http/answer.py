@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -13,12 +14,12 @@ from vlm_server.api.http import access_log
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.recorder import AnswerRecorder
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
-from vlm_server.protocol import Delta, Failed, Finished, Times, TokenLogprob, Tokens
+from vlm_server.protocol import Delta, Failed, Finished, Times, TokenLogprob, Tokens, TokenText
 from vlm_server.supervisor.client import RequestEvent
 
 Answer = AsyncGenerator[Delta | Finished, None]
 
-IMPOSSIBLE_LOGPROB = -9999.0
+_IMPOSSIBLE_LOGPROB = -9999.0
 """OpenAI's value for minus infinity, which JSON does not have."""
 
 
@@ -70,8 +71,22 @@ def as_request_error(error: Exception, entry: Entry) -> RequestError:
 
 
 def finite(logprob: float) -> float:
-    """`logprob`, or `IMPOSSIBLE_LOGPROB` if it is infinite or NaN."""
-    return logprob if math.isfinite(logprob) else IMPOSSIBLE_LOGPROB
+    """`logprob`, or -9999 if it is infinite or NaN."""
+    return logprob if math.isfinite(logprob) else _IMPOSSIBLE_LOGPROB
+
+
+def token_logprob(entry: TokenLogprob, *, empty_top: bool = True) -> dict[str, Any]:
+    """The JSON of a sampled token's logprobs, in OpenAI's form, which all dialects use.
+
+    Without `empty_top` an empty `top_logprobs` is left out.
+    """
+    top = [_token(token) for token in entry.top]
+    return _token(entry.token) | ({"top_logprobs": top} if top or empty_top else {})
+
+
+def _token(token: TokenText) -> dict[str, Any]:
+    """`bytes` is the token's text in UTF-8, or its part of a character."""
+    return {"token": token.text, "logprob": finite(token.logprob), "bytes": list(token.utf8)}
 
 
 def _checked(ending: Finished | Failed | None, recorder: AnswerRecorder) -> Finished:

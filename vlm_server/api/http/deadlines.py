@@ -40,7 +40,7 @@ _STOPPED_SECONDS = 1.0
 class RequestClock:
     """The deadlines of one request, counted from now: its headers have arrived."""
 
-    def __init__(self, headers: Mapping[str, str], limits: settings.Deadlines) -> None:
+    def __init__(self, headers: Mapping[str, str], limits: settings.DeadlineSettings) -> None:
         """Raises InvalidRequest for a header that is no number of milliseconds."""
         wanted = {name: _read(headers, name, getattr(limits, name)) for name in HEADERS}
         self._deadlines = RequestDeadlines(msgspec.convert(wanted, Deadlines), time.monotonic())

@@ -20,7 +20,7 @@ EncodeFor = Callable[[Scope], EncodeError]
 """The `EncodeError` of the dialect whose route was asked for."""
 
 _MAX_SHOWN_CHARS = 100
-_LEAST_SIMILARITY = 0.75
+_MIN_SIMILARITY = 0.75
 _RETRY_STATUSES = frozenset({429, 502, 503, 504})
 
 
@@ -87,11 +87,11 @@ def method_not_allowed(request: Request, allowed: str) -> MethodNotAllowed:
 def _nearest(path: str, known: list[str]) -> str | None:
     """The route of `known` that ends with `path` or that `path` ends with; else a similar one."""
     if len(path) > 1:
-        longer = [each for each in known if each.endswith(path)]
-        shorter = [each for each in known if len(each) > 1 and path.endswith(each)]
+        longer = [route for route in known if route.endswith(path)]
+        shorter = [route for route in known if len(route) > 1 and path.endswith(route)]
         if nested := sorted(longer, key=len) or sorted(shorter, key=len, reverse=True):
             return nested[0]
-    similar = difflib.get_close_matches(path, known, 1, _LEAST_SIMILARITY)
+    similar = difflib.get_close_matches(path, known, 1, _MIN_SIMILARITY)
     return similar[0] if similar else None
 
 

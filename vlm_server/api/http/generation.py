@@ -86,12 +86,12 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         shared, headers = self._shared, Headers(scope=scope)
-        access_log.of(scope).routing_key = routing_key.of_headers(headers)
+        access_log.entry_of(scope).routing_key = routing_key.of_headers(headers)
         body.check_headers(headers, shared.limits, any_type=self._any_type)
         clock = RequestClock(headers, shared.settings.deadlines)
         sse.keepalive_of(headers, shared.server)
         shared.models.check_ready()
-        client = keys.of(scope).name
+        client = keys.key_of(scope).name
         shared.queue_slots.check(client, headers)
         async with clock.before_submit():
             data = await body.read(receive, shared.limits, shared.arriving)
@@ -113,7 +113,7 @@ class Endpoint:
         receive: Receive,
         send: Send,
     ) -> None:
-        shared, dialect, entry = self._shared, self._dialect, access_log.of(scope)
+        shared, dialect, entry = self._shared, self._dialect, access_log.entry_of(scope)
         context = self._context(scope)
         async with clock.before_submit():
             request, summary = await self._parse(data, slot, context)
@@ -142,11 +142,11 @@ class Endpoint:
                     await response(scope, receive, send)
 
     def _request_id(self, scope: Scope) -> str:
-        return f"{self._dialect.id_prefix}{access_log.of(scope).request_id}"
+        return f"{self._dialect.id_prefix}{access_log.entry_of(scope).request_id}"
 
     def _context(self, scope: Scope) -> Context:
         """The input of request parsing besides the body."""
-        shared, key = self._shared, keys.of(scope)
+        shared, key = self._shared, keys.key_of(scope)
         return Context(
             models=served_models.known_models(shared.models, shared.server),
             request_id=self._request_id(scope),
@@ -179,7 +179,7 @@ class Endpoint:
     async def _stream(
         self, deltas: Answer, render: Renderer, scope: Scope, send: Send, recorder: AnswerRecorder
     ) -> None:
-        entry, shared = access_log.of(scope), self._shared
+        entry, shared = access_log.entry_of(scope), self._shared
         signs: dict[str, Callable[[], bytes] | None] = {
             "comment": partial(self._comment, render, entry.model),
             "empty_chunk": render.empty_chunk,

@@ -72,7 +72,7 @@ class Errors:
     encode_for: EncodeFor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        entry = access_log.of(scope)
+        entry = access_log.entry_of(scope)
         try:
             await self.app(scope, receive, send)
         except ClientGone:
@@ -88,7 +88,7 @@ class Errors:
     async def _answer(
         self, error: RequestError, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        entry = access_log.of(scope)
+        entry = access_log.entry_of(scope)
         entry.error_code = error.code
         model = entry.model or self.models.names[0]
         retry_after_seconds = max(
@@ -115,7 +115,7 @@ class Gate:
         is_open = _is_open(scope["path"], headers)
         key = NO_KEY if is_open else gate.check_key(headers, self.ring)
         keys.attach(scope, key)
-        access_log.of(scope).key_name = key.name or None
+        access_log.entry_of(scope).key_name = key.name or None
         with self.slots.hold(key):
             await self.app(scope, receive, send)
 

@@ -82,7 +82,7 @@ class QueueSlots:
         if share.has_room(client, amount, now):
             return
         seconds = self.retry_after_seconds()
-        share.want(client, amount, now + seconds + _RETRY_SECONDS)
+        share.reserve_refused(client, amount, now + seconds + _RETRY_SECONDS)
         if share is self.waiting_bytes:
             what, setting = "bytes for requests that wait are in use", "max_waiting_bytes"
         else:
@@ -130,7 +130,7 @@ class FairShare:
 
     def has_room(self, client: str, amount: int, now: float) -> bool:
         """Whether `client` may take `amount` now."""
-        self._wants = {one: want for one, want in self._wants.items() if want[0] > now}
+        self._wants = {key: want for key, want in self._wants.items() if want[0] > now}
         free = self.limit - self.taken
         if amount > free:
             return False
@@ -141,7 +141,7 @@ class FairShare:
             return True
         return amount <= free - sum(self._kept_for(other, share) for other in others)
 
-    def want(self, client: str, amount: int, until: float) -> None:
+    def reserve_refused(self, client: str, amount: int, until: float) -> None:
         """Keep free `amount`, which `client` was refused, within its share until `until`."""
         self._wants[client] = until, amount
 

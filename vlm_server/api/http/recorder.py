@@ -110,7 +110,7 @@ class AnswerRecorder:
         if finished.images:
             self._image_tokens = sum(image.tokens for image in finished.images)
         reasons = self.finish_reasons.values()
-        self.reason = next((one for one in ("length", "tool_calls") if one in reasons), "stop")
+        self.reason = next((end for end in ("length", "tool_calls") if end in reasons), "stop")
 
     # ---- what is known of it ---------------------------------------------------------
 

@@ -33,7 +33,7 @@ from vlm_server.settings import MIB, Limits
 
 logger = logging.getLogger(__name__)
 
-MODULE = "vlm_server.api.parsing_process"
+MODULE = "vlm_server.api.parsing.process"
 LARGE_BYTES = 16 * MIB
 _TEXT_THREADS = 4
 _TRIES = 2
@@ -44,8 +44,8 @@ def start_pool(limits: Limits) -> ChildPool:
     """The processes for `BodyParser`; the first one starts when it is needed, or warmed up."""
     # A body and its text with four bytes for each character, twice; an image's canvas, twice.
     memory_bytes = 512 * MIB + 10 * limits.max_body_bytes + 12 * limits.max_image_pixels
-    seconds = limits.intake_timeout_seconds
-    size = limits.intake_processes
+    seconds = limits.parsing_timeout_seconds
+    size = limits.parsing_processes
     return ChildPool(MODULE, size, str(memory_bytes), str(seconds), memory_bytes=memory_bytes)
 
 
@@ -54,11 +54,11 @@ class BodyParser:
 
     def __init__(self, pool: ChildPool, limits: Limits) -> None:
         self._pool = pool
-        self._seconds = limits.intake_timeout_seconds
-        self._turns = asyncio.Semaphore(limits.intake_processes)
-        self._large_turns = asyncio.Semaphore(max(1, limits.intake_processes - 1))
+        self._seconds = limits.parsing_timeout_seconds
+        self._turns = asyncio.Semaphore(limits.parsing_processes)
+        self._large_turns = asyncio.Semaphore(max(1, limits.parsing_processes - 1))
         self._text_threads = anyio.CapacityLimiter(_TEXT_THREADS)
-        self._waiting_threads = anyio.CapacityLimiter(limits.intake_processes)
+        self._waiting_threads = anyio.CapacityLimiter(limits.parsing_processes)
 
     async def parse(
         self, dialect: str, parse_on_thread: ParseOnThread, body: bytearray, context: Context
@@ -99,7 +99,7 @@ class BodyParser:
             logger.warning("reading a body took more than %g s", self._seconds)
             raise RequestTooCostly(
                 f"Reading the request took more than {self._seconds:g} seconds "
-                "(limits.intake_timeout_seconds)."
+                "(limits.parsing_timeout_seconds)."
             ) from None
         except ChildFailed as error:
             logger.warning("reading a body failed %d times: the process %s", _TRIES, error)

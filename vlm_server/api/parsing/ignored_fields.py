@@ -84,7 +84,7 @@ def safe_name(path: str) -> str:
 
 def check_neutral(name: str, value: Any, neutral: Sequence[Any]) -> None:
     """Raises UnsupportedField unless `value` is one of `neutral`, which ask for nothing."""
-    if not any(is_same(value, each) for each in neutral):
+    if not any(is_same(value, allowed) for allowed in neutral):
         raise UnsupportedField(f"`{name}` is not supported with this value; leave it out.", name)
 
 

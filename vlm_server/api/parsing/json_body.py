@@ -82,11 +82,11 @@ def _num_quotes(value: Any) -> int:
     num = 0
     level: list[dict[str, Any] | list[Any]] = [[value]]
     for _ in range(MAX_DEPTH + 1):
-        inner = [each for container in level for each in _content(container)]
-        strings = [each for each in inner if isinstance(each, str)]
+        inner = [item for container in level for item in _content(container)]
+        strings = [item for item in inner if isinstance(item, str)]
         # Looking for one first takes a tenth of the time of counting.
-        num += 2 * len(strings) + sum(each.count('"') for each in strings if '"' in each)
-        level = [each for each in inner if isinstance(each, dict | list)]
+        num += 2 * len(strings) + sum(text.count('"') for text in strings if '"' in text)
+        level = [item for item in inner if isinstance(item, dict | list)]
         if not level:
             return num
     raise _too_deep()

@@ -49,9 +49,9 @@ def read_tools(
         return None
     allowed = choice.allowed
     if choice.mode == "auto" and allowed:  # the model can't call what it does not know
-        definitions = [each for each in definitions if each.name in allowed]
+        definitions = [tool for tool in definitions if tool.name in allowed]
         allowed = ()
-    listed = [_as_openai(each, conversation) for each in definitions]
+    listed = [_as_openai(tool, conversation) for tool in definitions]
     text = json.dumps(listed, ensure_ascii=False)
     conversation.count_text(text, "tools")
     return Tools(
@@ -59,7 +59,7 @@ def read_tools(
         choice=choice.mode,
         allowed=allowed,
         parallel=choice.parallel,
-        strict=tuple(each.name for each in definitions if each.strict),
+        strict=tuple(tool.name for tool in definitions if tool.strict),
     )
 
 
@@ -87,15 +87,15 @@ def _check_names(definitions: Sequence[ToolDefinition], choice: ToolChoice) -> N
     if len(definitions) > MAX_TOOLS:
         raise InvalidRequest(f"At most {MAX_TOOLS} tools are allowed.", "tools")
     names = set[str]()
-    for each in definitions:
-        if not _NAME.fullmatch(each.name):
+    for tool in definitions:
+        if not _NAME.fullmatch(tool.name):
             raise InvalidRequest(
-                f"`{each.param}.name` must have 1 to 128 letters, digits, `_`, `-` or `.`.",
-                f"{each.param}.name",
+                f"`{tool.param}.name` must have 1 to 128 letters, digits, `_`, `-` or `.`.",
+                f"{tool.param}.name",
             )
-        if each.name in names:
-            raise InvalidRequest(f"There are two tools called `{each.name}`.", each.param)
-        names.add(each.name)
+        if tool.name in names:
+            raise InvalidRequest(f"There are two tools called `{tool.name}`.", tool.param)
+        names.add(tool.name)
     if choice.mode == "required" and not definitions:
         raise InvalidRequest("A tool must be called, but there are no `tools`.", choice.param)
     for name in choice.allowed:

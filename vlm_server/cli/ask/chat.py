@@ -62,7 +62,7 @@ def _ask(conversation: ChatSession, given: list[Medium], line: str, limits: Limi
         screen.wait()
         reply = asyncio.run(conversation.ask(given, question, screen.write))
         screen.end()
-        shown.after(reply, None)
+        shown.print_end(reply, None)
     except KeyboardInterrupt:
         screen.end()
         return [] if len(conversation) > num_said else given

@@ -11,7 +11,7 @@ from typing import Any
 
 from vlm_server.cli.ask.media import Medium
 from vlm_server.cli.ask.regions import Region, find_regions
-from vlm_server.cli.client.answer import Usage
+from vlm_server.cli.client.answer import AnswerUsage
 from vlm_server.cli.client.chat import routing_key, stream_chunks
 from vlm_server.cli.client.daemon import Daemon
 
@@ -26,7 +26,7 @@ class ChatReply:
     text: str = ""
     reasoning: str = ""
     finish_reason: str | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: AnswerUsage = field(default_factory=AnswerUsage)
     num_pieces: int = 0
     first_text_seconds: float | None = None
     total_seconds: float = 0.0

@@ -79,7 +79,7 @@ def answer(
         screen.end()
     if arguments.json:
         print(shown.as_json(reply), flush=True)
-    shown.after(reply, arguments.save_boxes, is_quiet=arguments.json)
+    shown.print_end(reply, arguments.save_boxes, is_quiet=arguments.json)
     return 0
 
 
@@ -150,7 +150,7 @@ def _check_may_start(
     if not wanted or HubName.parse(wanted) or expanded(wanted).is_dir():
         return
     if find.find(wanted, settings.model.search_paths) is None:
-        local = [one.name for one in find.every(settings.model.search_paths)]
+        local = [checkpoint.name for checkpoint in find.every(settings.model.search_paths)]
         close = did_you_mean(wanted, [*served, *local])
         raise ConfigError(
             f"--model {wanted} is neither a folder nor a model on this machine{close}"

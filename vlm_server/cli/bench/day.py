@@ -47,7 +47,7 @@ _THINK_SECONDS = (0.02, 0.2)
 """Pause between an answer and the same user's next request."""
 _IDLE_SECONDS = (1.5, 4.0)
 """Pause after a round, for hours without requests."""
-MOST_DRIFT = 0.03
+MAX_DRIFT = 0.03
 _PARTS = 10
 
 
@@ -141,28 +141,28 @@ class Day:
 
 
 def figures(samples: Sequence[DaySample]) -> list[Figure]:
-    """Drift and whether it is within `MOST_DRIFT`, then each kind's median and drift."""
+    """Drift and whether it is within `MAX_DRIFT`, then each kind's median and drift."""
     by_part = parts(samples)
     of_server = levels(samples, kinds(samples))
 
     def drift(kind: str) -> float | None:
         if len(by_part) < 2:
             return None
-        return quotient(usual(kind, by_part[-1]), usual(kind, by_part[0]))
+        return quotient(median_ttft(kind, by_part[-1]), median_ttft(kind, by_part[0]))
 
     change = quotient(of_server[-1], of_server[0]) if len(of_server) > 1 else None
-    is_within = None if change is None else float(abs(change - 1) <= MOST_DRIFT)
+    is_within = None if change is None else float(abs(change - 1) <= MAX_DRIFT)
     spread_of_machine = _spread(levels(samples, [FIXED_WORK]))
     found = [
         percent("TTFT, last tenth against the first", change),
-        Figure(f"within {MOST_DRIFT:.0%}", is_within, Unit.MET),
+        Figure(f"within {MAX_DRIFT:.0%}", is_within, Unit.MET),
         percent("slowest tenth against the fastest", _spread(of_server)),
-        milliseconds(FIXED_WORK, usual(FIXED_WORK, samples)),
+        milliseconds(FIXED_WORK, median_ttft(FIXED_WORK, samples)),
         percent(f"{FIXED_WORK}: last tenth", drift(FIXED_WORK)),
         percent(f"{FIXED_WORK}: slowest tenth against the fastest", spread_of_machine),
     ]
     for kind in kinds(samples):
-        found.append(milliseconds(f"{kind}: TTFT", usual(kind, samples)))
+        found.append(milliseconds(f"{kind}: TTFT", median_ttft(kind, samples)))
         found.append(percent(f"{kind}: last tenth", drift(kind)))
     return found
 
@@ -182,7 +182,7 @@ def kinds(samples: Sequence[DaySample]) -> list[str]:
     return sorted({sample.kind for sample in samples} - {FIXED_WORK})
 
 
-def usual(kind: str, samples: Sequence[DaySample]) -> float | None:
+def median_ttft(kind: str, samples: Sequence[DaySample]) -> float | None:
     """Median TTFT of one kind."""
     return median(sample.ttft for sample in samples if sample.kind == kind)
 
@@ -191,9 +191,9 @@ def levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | N
     """Slowness of each part of the day, 1.0 being usual: median over `kinds` of the median TTFT in
     the part, divided by that of the whole day. That of `FIXED_WORK` is the machine's.
     """
-    whole = {kind: usual(kind, samples) for kind in kinds}
+    whole = {kind: median_ttft(kind, samples) for kind in kinds}
     return [
-        median(quotient(usual(kind, part), whole[kind]) for kind in kinds)
+        median(quotient(median_ttft(kind, part), whole[kind]) for kind in kinds)
         for part in parts(samples)
     ]
 

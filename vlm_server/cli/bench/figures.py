@@ -66,8 +66,8 @@ def quotient(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
-def grown(before: int | None, after: int | None) -> float | None:
-    """By how much a counter has grown; None if one reading is unknown."""
+def increase(before: int | None, after: int | None) -> float | None:
+    """By how much a counter has increase; None if one reading is unknown."""
     return None if before is None or after is None else float(after - before)
 
 

@@ -91,9 +91,9 @@ class Material:
     def shuffled(self, items: Sequence[T]) -> list[T]:
         return self._rng.sample(items, len(items))
 
-    def seconds(self, least: float, most: float) -> float:
+    def seconds(self, low: float, high: float) -> float:
         """Pause of a user."""
-        return self._rng.uniform(least, most)
+        return self._rng.uniform(low, high)
 
     def _end(self) -> str:
         return self._rng.choice(_ENDS)

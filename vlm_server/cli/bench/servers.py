@@ -213,7 +213,7 @@ class Client(ChatClient):
                 asyncio.timeout(self._timeout_seconds),
                 self.post(body, len(body), key) as response,
             ):
-                received = [each async for each in response.received()]
+                received = [piece async for piece in response.received()]
         except TimeoutError:
             return failed(f"no end within {self._timeout_seconds:g} seconds", clock() - sent)
         except httpx.HTTPError as error:

@@ -34,12 +34,12 @@ from vlm_server.supervisor.start import for_any_server
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if every server answered a request, else 1. Raises VlmServerError."""
     try:
-        return asyncio.run(_until_told_to_stop(args))
+        return asyncio.run(_bench_until_signal(args))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
 
-async def _until_told_to_stop(args: argparse.Namespace) -> int:
+async def _bench_until_signal(args: argparse.Namespace) -> int:
     """Treat SIGTERM like Ctrl-C, so that no started server is left running."""
     task = asyncio.current_task()
     assert task is not None
@@ -71,7 +71,7 @@ async def bench(args: argparse.Namespace) -> int:
                 args.json.write_bytes(report.document(targets, plan, runs))
             if args.plot is not None:
                 args.plot.write_text(plot.svg(runs))
-    answered = {run.server for run in runs if any(each.error is None for each in run.answers)}
+    answered = {run.server for run in runs if any(answer.error is None for answer in run.answers)}
     return 0 if all(target.name in answered for target in targets) else 1
 
 
@@ -164,7 +164,7 @@ def checkpoint(text: str) -> Path:
         return found.folder.absolute()
     if to_download(text) is not None:
         raise ConfigError(f"--model {text} is not on this machine: vlm-server pull {text}")
-    close = did_you_mean(text, [one.name for one in find.every()])
+    close = did_you_mean(text, [checkpoint.name for checkpoint in find.every()])
     raise ConfigError(f"--model {text} is neither a folder nor a model on this machine{close}")
 
 

@@ -33,7 +33,7 @@ class EventReader:
         return events
 
 
-class Delta(msgspec.Struct):
+class MessageDelta(msgspec.Struct):
     """Part of a message; two servers call the same `reasoning_content` and `reasoning`."""
 
     content: str | None = None
@@ -42,7 +42,7 @@ class Delta(msgspec.Struct):
 
 
 class ChunkChoice(msgspec.Struct):
-    delta: Delta | None = None
+    delta: MessageDelta | None = None
     finish_reason: str | None = None
 
 
@@ -50,7 +50,7 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class AnswerUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: PromptTokensDetails | None = None
@@ -76,7 +76,7 @@ class Chunk(msgspec.Struct):
     """One event of a stream. `error` is JSON of any shape; most servers send an object."""
 
     choices: tuple[ChunkChoice, ...] = ()
-    usage: Usage | None = None
+    usage: AnswerUsage | None = None
     error: Any = None
 
     @property
@@ -156,7 +156,7 @@ def read_answer(received: Iterable[tuple[float, bytes]], total_seconds: float) -
     texts: list[str] = []
     arrivals: list[float] = []
     errors: list[str] = []
-    usage = Usage()
+    usage = AnswerUsage()
     for seconds, data in received:
         for chunk in reader.feed(data):
             if text := chunk.content or chunk.reasoning:

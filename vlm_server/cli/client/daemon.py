@@ -92,14 +92,14 @@ class Daemon:
     def wait_ready(self, seconds: float, on_progress: OnStage | None = None) -> None:
         """Wait for the model. Raises CommandFailed after `seconds`; downloads do not count."""
         deadline = time.monotonic() + seconds
-        while (found := self.look(on_progress)).state != "ready":
+        while (found := self.check_readiness(on_progress)).state != "ready":
             if found.state == "downloading":
                 deadline = time.monotonic() + seconds
             if time.monotonic() > deadline:
                 raise CommandFailed(f"the model was not ready within {seconds:.0f} seconds")
             time.sleep(_POLL_SECONDS)
 
-    def look(self, on_progress: OnStage | None = None) -> Readiness:
+    def check_readiness(self, on_progress: OnStage | None = None) -> Readiness:
         """`readiness`. Raises CommandFailed also if the model can't be loaded."""
         found = self.readiness()
         if found.state == "failed":

@@ -89,9 +89,9 @@ def owner(port: int) -> str:
     return f"a program of user {_user(next(iter(sockets.values())))}" if sockets else "a program"
 
 
-def owner_in_lsof(said: str) -> str:
+def owner_in_lsof(output: str) -> str:
     """Program in the output of `lsof -Fpc`: `p` is the process's id, `c` its command."""
-    fields = {line[0]: line[1:] for line in reversed(said.splitlines()) if line}
+    fields = {line[0]: line[1:] for line in reversed(output.splitlines()) if line}
     if "p" not in fields:
         return "a program of another user"
     return f"{fields.get('c', 'a program')} (process {fields['p']})"

@@ -12,7 +12,7 @@ from vlm_server.cli.doctor.findings import Finding, ok, output_of, problem, warn
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.text import binary_size
 from vlm_server.platform.private_folder import PrivateFolder
-from vlm_server.settings import Engine, Memory
+from vlm_server.settings import EngineSettings, MemorySettings
 from vlm_server.supervisor.device_probe import DeviceReport, probe
 from vlm_server.supervisor.start import for_models
 
@@ -21,7 +21,7 @@ _DISTRIBUTION = "vlm-server"
 _SHOWN = ("mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-vlm")
 
 
-def look(situation: Situation) -> list[Finding]:
+def look_at_device(situation: Situation) -> list[Finding]:
     """Checks of versions, device, BLAS, and on macOS of the wired limit."""
     wants_openblas = situation.settings.engine.openblas == "auto"
     found = tried(situation.settings.engine)
@@ -35,7 +35,7 @@ def look(situation: Situation) -> list[Finding]:
     return findings
 
 
-def tried(settings: Engine) -> DeviceReport:
+def tried(settings: EngineSettings) -> DeviceReport:
     """Device as an engine would find it, in an engine's environment."""
     private = PrivateFolder()
     try:
@@ -107,7 +107,7 @@ def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
     return warning("blas", slow, "pip install cmeel-openblas, or apt install libopenblas0-pthread")
 
 
-def wired_limit(said: str | None, memory: Memory, found: DeviceReport) -> Finding:
+def wired_limit(said: str | None, memory: MemorySettings, found: DeviceReport) -> Finding:
     """Memory that a Mac's GPU may use: `said` is `iogpu.wired_limit_mb`, None without a limit."""
     limit_mb = int(said) if said and said.strip().isdecimal() else 0
     allowed = limit_mb << 20 if limit_mb else found.suitable_bytes

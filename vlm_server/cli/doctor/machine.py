@@ -19,7 +19,7 @@ from vlm_server.platform.private_folder import caches_folder
 from vlm_server.settings import MIB
 from vlm_server.settings.paths import expanded
 
-_LEAST_BYTES = 1 << 30
+_MIN_BYTES = 1 << 30
 _LITTLE_BYTES = 2 << 30
 _OLDEST_MACOS = 14
 _SUPPORTED = {("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64")}
@@ -66,7 +66,7 @@ def memory(physical: int, allowed: int, available: int | None) -> Finding:
         text += f", of which a control group allows {binary_size(allowed)}"
     if available is not None:
         text += f"; {binary_size(available)} free now"
-    if allowed < _LEAST_BYTES:
+    if allowed < _MIN_BYTES:
         return problem("memory", text, "give it 1 GiB or more: the program itself needs half of it")
     if available is not None and available < _LITTLE_BYTES:
         return warning("memory", text, "end other programs before a model is loaded")
@@ -140,7 +140,7 @@ def look_at_disks(situation: Situation) -> list[Finding]:
 
 def room(check: str, folder: Path, wanted: int, advice: str) -> Finding:
     """Whether `folder`, which need not exist yet, can be written to and has `wanted` bytes free."""
-    around = (each for each in (folder, *folder.parents) if os.path.isdir(each))
+    around = (path for path in (folder, *folder.parents) if os.path.isdir(path))
     there = next(around, Path("/"))
     free, inodes = free_in(there)
     text = f"{folder}, {binary_size(free)} free"

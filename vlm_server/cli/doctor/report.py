@@ -99,7 +99,7 @@ def contents(
 
 def packages() -> dict[str, str]:
     """Versions of all installed distributions, by name."""
-    found = {str(each.metadata["Name"]): each.version for each in metadata.distributions()}
+    found = {str(package.metadata["Name"]): package.version for package in metadata.distributions()}
     return dict(sorted(found.items()))
 
 

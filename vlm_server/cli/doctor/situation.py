@@ -14,7 +14,7 @@ from vlm_server import settings
 from vlm_server.cli import options
 from vlm_server.cli.service.manager import ServiceManager, manager_for
 from vlm_server.errors import ConfigError
-from vlm_server.settings import Model, Settings, Sources
+from vlm_server.settings import ModelSettings, Settings, Sources
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Situation:
     settings: Settings = field(default_factory=Settings)
     sources: Sources = field(default_factory=dict)
     fault: str = ""
-    model: Model = field(default_factory=Model)
+    model: ModelSettings = field(default_factory=ModelSettings)
     model_fault: str = ""
 
 

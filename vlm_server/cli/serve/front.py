@@ -23,7 +23,7 @@ from vlm_server.cli.client.daemon import url_of
 from vlm_server.cli.entry import discard_output
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.serve import greeting
-from vlm_server.cli.serve.listener import Listener, check_exposure, listen, where_it_listens
+from vlm_server.cli.serve.listener import Listener, check_exposure, listen, with_inherited_address
 from vlm_server.cli.serve.reload import (
     Reloader,
     Shutdown,
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 10.0
 """Time between two looks at the heap, the limit on open files, the log file and the settings
 file."""
-_MOST_FREE_BYTES = 4 << 20
+_MAX_FREE_BYTES = 4 << 20
 """Free heap beyond which it is returned to the system."""
 _HOLD_SECONDS = 30.0
 """Longest time that clients of an inherited socket wait for the model, rather than be told so."""
@@ -63,14 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
     reloader = Reloader(arguments.config) if arguments.reload else None
     settings, sources = options.load_settings_with_sources(arguments)
     options.check_memory_limit(settings)
-    settings = log.for_a_person(settings, sources)
+    settings = log.with_terminal_log(settings, sources)
     backend.check()
     log.set_up_logging(settings.log)
     heap.keep_bodies()
     listener = listen(settings.server, os.environ, arguments.launchd_socket)
     if reloader is not None:
         reloader.check_with(settings, lambda: _load_for(listener, arguments))
-    server = where_it_listens(settings.server, listener)
+    server = with_inherited_address(settings.server, listener)
     settings = msgspec.structs.replace(settings, server=server)
     process = _Process(settings, sources, listener, reloader, log_file)
     if asyncio.run(serve(process, stop_at_eof=arguments.stop_at_eof)):
@@ -158,13 +158,13 @@ async def look_after(process: _Process, server: HttpServer) -> None:
     """Now and then return free heap, rotate the log, apply new limits and settings."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
-        server.look()
-        if heap.free_bytes() > _MOST_FREE_BYTES:
+        server.apply_file_limit()
+        if heap.free_bytes() > _MAX_FREE_BYTES:
             await asyncio.to_thread(heap.trim)
         if process.log_file is not None:
             await asyncio.to_thread(process.log_file.rotate_if_large)
         if process.reloader is not None:
-            await process.reloader.look()
+            await process.reloader.check_file()
 
 
 async def announce(models: ModelPool, url: str, settings: Settings) -> None:

@@ -58,11 +58,11 @@ class Listener:
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Host and port of each socket."""
-        return [_address(each) for each in self.sockets]
+        return [_address(sock) for sock in self.sockets]
 
     def hand_over(self, environment: MutableMapping[str, str]) -> None:
         """Give `kept` to the program that this process becomes by `exec`."""
-        high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for each in self.kept]
+        high = [fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for sock in self.kept]
         for number, descriptor in enumerate(high, start=_FIRST):
             os.dup2(descriptor, number, inheritable=True)
         if high:
@@ -80,8 +80,8 @@ def listen(server: Server, environment: MutableMapping[str, str], launchd: str |
     descriptors = _descriptors(environment) or (activate(launchd) if launchd else [])
     if not descriptors:
         return Listener((bind(server),))
-    kept = tuple(_adopt(each) for each in descriptors)
-    listener = Listener(tuple(each.dup() for each in kept), kept)
+    kept = tuple(_adopt(descriptor) for descriptor in descriptors)
+    listener = Listener(tuple(sock.dup() for sock in kept), kept)
     check_exposure(server, listener)
     return listener
 
@@ -96,7 +96,7 @@ def check_exposure(server: Server, listener: Listener) -> None:
             )
 
 
-def where_it_listens(server: Server, listener: Listener) -> Server:
+def with_inherited_address(server: Server, listener: Listener) -> Server:
     """`server` with the address of `listener`, and a warning, if it inherited another address."""
     if not listener.is_inherited or is_at(server, listener.addresses):
         return server

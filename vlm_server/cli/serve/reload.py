@@ -103,7 +103,7 @@ class Reloader:
         self._load = load
 
     def listen(self, restart: Callable[[], None]) -> None:
-        """Call `restart` from now on at SIGHUP, and if `look` finds new settings."""
+        """Call `restart` from now on at SIGHUP, and if `check_file` finds new settings."""
         self._restart = restart
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_signal)
 
@@ -113,7 +113,7 @@ class Reloader:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def look(self) -> None:
+    async def check_file(self) -> None:
         """Check the settings if their file has changed, and not in the last two seconds."""
         version = _version(self._path)
         if version in (None, self._seen) or time.time_ns() - version[0] < _QUIET_SECONDS * 1e9:

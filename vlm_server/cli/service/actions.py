@@ -21,8 +21,8 @@ from vlm_server.cli.service.manager import (
     ServiceCommand,
     ServiceManager,
     manager_for,
-    parted,
     run_command,
+    split_address,
 )
 from vlm_server.cli.service.program import installed_program
 from vlm_server.cli.service.status import show, wait_for_answer
@@ -155,7 +155,7 @@ def _host(server: Server) -> str:
 def _check_address(manager: ServiceManager, server: Server) -> None:
     """Raises NotAvailable if another program listens there: it would answer in its place."""
     address = manager.read_address() if manager.path.exists() else ""
-    is_same = not address or is_at(server, [parted(address)])
+    is_same = not address or is_at(server, [split_address(address)])
     if not (is_same and manager.is_listening()):
         listener.bind(server).close()
 

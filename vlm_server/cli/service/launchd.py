@@ -21,7 +21,7 @@ from vlm_server.cli.service.manager import (
     ServiceState,
     check,
     exit_text,
-    joined,
+    join_address,
     run_command,
 )
 
@@ -66,7 +66,7 @@ class Launchd(ServiceManager):
 
     def read_address(self) -> str:
         listener = plistlib.loads(self.path.read_bytes())["Sockets"][_SOCKET]
-        return joined(listener["SockNodeName"], listener["SockServiceName"])
+        return join_address(listener["SockNodeName"], listener["SockServiceName"])
 
     def load(self, *, is_moved: bool) -> None:
         """launchd has to forget the service first: what connects in between is refused."""
@@ -156,13 +156,13 @@ class Launchd(ServiceManager):
 
         `bootout` and `kill` return while answers are still finished; until then nothing can start.
         """
-        waited, most = 0.0, _DRAIN_SECONDS
-        while waited < most:
+        waited, limit = 0.0, _DRAIN_SECONDS
+        while waited < limit:
             job = self._look()
             if job is None or (pid is not None and job.pid != pid):
                 return
             if told := _EXIT_TIMEOUT.search(job.text):
-                most = float(told[1]) + _DRAIN_SECONDS
+                limit = float(told[1]) + _DRAIN_SECONDS
             self.sleep(_PAUSE_SECONDS)
             waited += _PAUSE_SECONDS
 

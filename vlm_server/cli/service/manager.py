@@ -159,13 +159,13 @@ class ServiceManager(Protocol):
         check(self.run(command), command)
 
 
-def joined(host: str, port: int | str) -> str:
+def join_address(host: str, port: int | str) -> str:
     """`HOST:PORT`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def parted(address: str) -> tuple[str, int]:
-    """Host and port of what `joined` returned; 0 for no port."""
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of what `join_address` returned; 0 for no port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port or 0)
 

@@ -20,7 +20,7 @@ from vlm_server.cli.service.manager import (
     ServicePhase,
     ServiceState,
     exit_text,
-    joined,
+    join_address,
     run_command,
 )
 
@@ -166,7 +166,7 @@ def systemd_socket(command: ServiceCommand) -> bytes:
 Description=Address of the vision-language model server
 
 [Socket]
-ListenStream={joined(command.host, command.port)}
+ListenStream={join_address(command.host, command.port)}
 Backlog={BACKLOG}
 
 [Install]

@@ -18,7 +18,7 @@ from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.estimator import MemoryEstimator
 from vlm_server.interfaces import DeviceMemory, ProcessMemory
 from vlm_server.protocol import MemoryStats
-from vlm_server.settings import Memory as MemorySettings
+from vlm_server.settings import MemorySettings
 
 logger = logging.getLogger(__name__)
 

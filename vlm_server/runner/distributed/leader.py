@@ -34,7 +34,7 @@ from vlm_server.runner.loading.load import load
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.ranks import Ranks, fingerprint_of
-from vlm_server.settings import Memory, Model
+from vlm_server.settings import MemorySettings, ModelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ class SingleProcess:
         """`start` with settings that suit all ranks."""
         return start
 
-    def memory(self, settings: Memory, device: Device) -> MlxMemory:
+    def memory(self, settings: MemorySettings, device: Device) -> MlxMemory:
         """This process's device memory."""
         return MlxMemory(settings, device)
 
-    def load(self, settings: Model, device: Device, limit_bytes: int) -> LoadedModel:
+    def load(self, settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedModel:
         """The model, or this rank's shard of it. Raises ModelLoadError."""
         return load(settings, device, limit_bytes)
 
@@ -100,12 +100,12 @@ class RankZero(SingleProcess):
             ),
         )
 
-    def memory(self, settings: Memory, device: Device) -> MlxMemory:
+    def memory(self, settings: MemorySettings, device: Device) -> MlxMemory:
         """This rank's memory; the others follow its limit and clear with it."""
         self._followers.send(Limit(settings))
         return RankZeroMemory(settings, device, self._followers, self._log)
 
-    def load(self, settings: Model, device: Device, limit_bytes: int) -> LoadedModel:
+    def load(self, settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedModel:
         """This rank's shard of the model. Raises ModelLoadError if any rank fails."""
         self._followers.send(Load(settings))
         loaded = load(settings, device, limit_bytes, self._ranks)
@@ -145,7 +145,7 @@ class RankZeroMemory(MlxMemory):
     """The `DeviceMemory` of rank 0, which the others follow."""
 
     def __init__(
-        self, settings: Memory, device: Device, followers: Followers, log: SegmentLog
+        self, settings: MemorySettings, device: Device, followers: Followers, log: SegmentLog
     ) -> None:
         super().__init__(settings, device)
         self._log = log

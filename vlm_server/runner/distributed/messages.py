@@ -46,13 +46,13 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 class Limit(msgspec.Struct, frozen=True, tag="limit"):
     """The settings of each rank's device memory."""
 
-    memory: settings.Memory
+    memory: settings.MemorySettings
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
     """The order to load this rank's shard of `model`."""
 
-    model: settings.Model
+    model: settings.ModelSettings
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):

@@ -106,7 +106,7 @@ _TEMPLATE = """\
 
 
 def template_in(file: str) -> ChosenTemplate:
-    """The template of `settings.Model.chat_template`. Raises ModelLoadError if it can't be read."""
+    """The template of `ModelSettings.chat_template`. Raises ModelLoadError if it can't be read."""
     path = Path(file)
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -164,7 +164,7 @@ def template_of_checkpoint(processor: Any) -> str | None:
 def tool_parser(template: str | None, parser: str) -> ToolParser | None:
     """The parser for a model with this chat template; None if it calls no tools.
 
-    `parser` is `settings.Model.tool_parser`. Raises ModelLoadError if it is unknown.
+    `parser` is `ModelSettings.tool_parser`. Raises ModelLoadError if it is unknown.
     """
     if parser == NONE:
         return None

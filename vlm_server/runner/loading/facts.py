@@ -32,7 +32,7 @@ from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.memory import limit_bytes
-from vlm_server.settings import Model
+from vlm_server.settings import ModelSettings
 
 _MIB = 1 << 20
 _STORED = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
@@ -74,7 +74,7 @@ def survey(request: SurveyRequest, least_tokens: int = 1) -> Survey:
         return msgspec.structs.replace(found, refusal=str(error))
 
 
-def _planned_bytes(found: Survey, plan: DownloadPlan, model: Model, budget: Budget) -> int:
+def _planned_bytes(found: Survey, plan: DownloadPlan, model: ModelSettings, budget: Budget) -> int:
     """Bytes of the weights; raises ModelLoadError if `plan` shows that they can't be served."""
     config = dict(plan.config)
     if not found.family:
@@ -94,7 +94,7 @@ def _planned_bytes(found: Survey, plan: DownloadPlan, model: Model, budget: Budg
     return bytes_as(dtype, tensors)
 
 
-def _with_weights(found: Survey, model: Model, least_tokens: int) -> Survey:
+def _with_weights(found: Survey, model: ModelSettings, least_tokens: int) -> Survey:
     """`found`, refused if no room is left for a short request, as after loading.
 
     Raises ModelLoadError as loading would, as far as unread weights can tell.

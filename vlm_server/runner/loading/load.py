@@ -47,7 +47,7 @@ from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
 from vlm_server.runner.model.patches import use_fast_patches
 from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.ranks import Ranks
-from vlm_server.settings import Model as ModelSettings
+from vlm_server.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 

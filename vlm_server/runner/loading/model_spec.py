@@ -27,7 +27,7 @@ from vlm_server.runner.loading.chat_templates import (
 from vlm_server.runner.loading.checkpoint.files import read_json
 from vlm_server.runner.loading.probe import ask_positions, chunk_policy
 from vlm_server.runner.loading.processors import ModelProcessor, pixel_rule
-from vlm_server.settings import Model as ModelSettings
+from vlm_server.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 

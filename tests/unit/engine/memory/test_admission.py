@@ -34,7 +34,7 @@ from vlm_server.engine.request.states import State
 from vlm_server.errors import MemoryExceeded, OutOfMemory
 from vlm_server.interfaces import SchedulerOutput, StepResult
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 
 WEIGHTS = 1000
 
@@ -120,7 +120,7 @@ def test_all_choices_of_a_request_count():
 
 @pytest.mark.parametrize(("atomic", "largest_chunk"), [(0, 5), (4, 5), (9, 9), (13, 13)])
 def test_an_atomic_chunk_counts_whole(atomic: int, largest_chunk: int):
-    governor = Governor(Memory(), FakeMemory(), FakeProcess(), Caches())
+    governor = Governor(MemorySettings(), FakeMemory(), FakeProcess(), Caches())
     admission = Admission(governor, lambda num_tokens: num_tokens, max_chunk_tokens=5)
     request = Request(submit("a"), SamplingParams(max_tokens=1), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
@@ -199,7 +199,7 @@ def test_an_idle_engine_clears_once_and_then_waits_for_requests():
     engine = Engine(room=1000)
     engine.ask("a", max_tokens=5)
     engine.memory.pool_bytes = 100 << 20
-    engine.governor._settings = Memory(idle_clear_seconds=0.01)
+    engine.governor._settings = MemorySettings(idle_clear_seconds=0.01)
     time.sleep(0.02)
     engine.step()
     assert (engine.memory.pool_bytes, engine.decisions["clear_idle"]) == (0, 1)

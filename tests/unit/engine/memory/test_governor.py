@@ -11,7 +11,7 @@ from tests.unit.engine.fakes import FakeMemory, FakeProcess
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.estimator import MemoryEstimator
 from vlm_server.engine.memory.governor import Governor
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 
 MIB = 1 << 20
 WEIGHTS = 100
@@ -32,7 +32,7 @@ class Ground:
         self.seconds = 0.0
         settings = {"idle_clear_seconds": 1.0, **settings}
         self.governor = Governor(
-            Memory(**settings),  # type: ignore[arg-type]
+            MemorySettings(**settings),  # type: ignore[arg-type]
             self.memory,
             self.process,
             self.caches,

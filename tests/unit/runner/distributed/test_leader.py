@@ -65,14 +65,14 @@ def test_a_rank_with_other_weights_is_refused(tmp_path: Path):
         leading = RankZero(Ranks(mx.distributed.init()), Followers([ours], []))
         refused = pytest.raises(ModelLoadError, match="rank 1 has another checkpoint")
         with nullcontext() if is_same else refused:
-            leading.load(settings.Model(path=str(model)), current_device(), 1 << 30)
+            leading.load(settings.ModelSettings(path=str(model)), current_device(), 1 << 30)
 
 
 def test_what_is_cleared_is_free_on_all_ranks():
     """Without a plan after it."""
     ours, theirs = Pipe()
     log = SegmentLog()
-    memory = RankZeroMemory(settings.Memory(), current_device(), Followers([ours], []), log)
+    memory = RankZeroMemory(settings.MemorySettings(), current_device(), Followers([ours], []), log)
     segment = NumberedSegment(log, KVSegment(()))
     memory.clear()
     number = segment.number

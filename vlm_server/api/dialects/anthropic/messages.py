@@ -69,7 +69,7 @@ class _MessageParser:
             case "user":
                 yield from self._user(named)
             case "system":
-                yield Message("system", tuple(self._part(*each) for each in named))
+                yield Message("system", tuple(self._part(*part) for part in named))
 
     def _assistant(self, blocks: Sequence[tuple[schema.ContentBlock, str]]) -> Message:
         content: list[ContentPart] = []

@@ -52,7 +52,9 @@ class MessageRenderer:
         (deltas,) = choices
         self._ending = _ending(deltas[-1])
         blocks = [list(each) for _, each in groupby(filter(_has_content, deltas), _block_key)]
-        content = [_block(each[0], "".join(map(self._piece, each)), SIGNATURE) for each in blocks]
+        content = [
+            _block(block[0], "".join(map(self._piece, block)), SIGNATURE) for block in blocks
+        ]
         return _encode(self._message(content, _usage(finished)))
 
     def delta(self, delta: Delta) -> bytes:

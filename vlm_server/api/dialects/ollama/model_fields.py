@@ -39,7 +39,7 @@ def model_wanted(name: str | None, known: Sequence[KnownModel]) -> KnownModel:
     names = (name, name.removesuffix(_LATEST), tagged(name))
     model = served_models.model_of(names, known)
     if model is None:
-        shown, have = json_body.shown(name), "', '".join(one.name for one in known)
+        shown, have = json_body.shown(name), "', '".join(model.name for model in known)
         number = "one model" if len(known) == 1 else "the models"
         raise ModelNotFound(f"model '{shown}' not found, this server has {number}: '{have}'")
     return model

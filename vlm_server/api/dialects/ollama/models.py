@@ -129,7 +129,7 @@ class Catalog:
         ignored.add_given(fields, *without_effect)
         if name != asked.name:
             ignored.add("name", asked.name)
-        access_log.of(request.scope).ignored = ignored.names
+        access_log.entry_of(request.scope).ignored = ignored.names
         return asked, model
 
 

@@ -45,7 +45,7 @@ _ROLE_OF_FIELD = {
 }
 """The role whose messages have a field."""
 _FILL_CONTEXT = -2
-_LEAST_TOP_P = 1e-6
+_MIN_TOP_P = 1e-6
 """Replaces 0, which in Ollama means the likeliest token."""
 
 
@@ -197,7 +197,7 @@ def _sampling(
     return SamplingParams(
         max_tokens=max_tokens_or_default(_max_tokens(options.num_predict), limits),
         temperature=options.temperature,
-        top_p=None if options.top_p is None else max(options.top_p, _LEAST_TOP_P),
+        top_p=None if options.top_p is None else max(options.top_p, _MIN_TOP_P),
         seed=None if options.seed == -1 else options.seed,
         stop=stop_strings(options.stop, "options.stop", limits),
         top_k=max(options.top_k or 0, 0),

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.api.dialects.logprobs import token_logprob
 from vlm_server.api.dialects.ollama.parse import Options
+from vlm_server.api.http.answer import token_logprob
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, ToolCallDelta
 
@@ -127,7 +127,7 @@ class LineRenderer:
             arguments = begun.arguments + more.arguments
             self._call = msgspec.structs.replace(begun, arguments=arguments)
         text, thinking = ("", delta.text) if delta.is_reasoning else (delta.text, "")
-        scores = [token_logprob(each, empty_top=False) for each in delta.logprobs]
+        scores = [token_logprob(entry, empty_top=False) for entry in delta.logprobs]
         parts.append(AnswerPart(text, thinking, logprobs=scores))
         if delta.finish_reason:
             self._done_reason = "length" if delta.finish_reason == "length" else "stop"

@@ -115,12 +115,12 @@ def encode_options(request: schema.AnswerFields, ignored: IgnoredFields) -> byte
 def _set_pixel_limits(wanted: schema.PixelLimits | None, conversation: Conversation) -> None:
     if wanted is None:
         return
-    least, most = wanted.min_pixels, wanted.max_pixels
-    if least is not None and most is not None and least > most:
+    low, high = wanted.min_pixels, wanted.max_pixels
+    if low is not None and high is not None and low > high:
         raise InvalidRequest(
             "`min_pixels` is above `max_pixels`.", "mm_processor_kwargs.min_pixels"
         )
-    conversation.min_pixels, conversation.max_pixels = least, most
+    conversation.min_pixels, conversation.max_pixels = low, high
 
 
 def _continues(request: schema.ChatRequest) -> bool:

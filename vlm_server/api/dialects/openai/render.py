@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from vlm_server.api.dialects.logprobs import finite, token_logprob
 from vlm_server.api.dialects.openai.parse import Options
 from vlm_server.api.http import errors, sse
+from vlm_server.api.http.answer import finite, token_logprob
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, TokenLogprob, ToolCallDelta, Usage
 
@@ -74,7 +74,7 @@ class ChatRenderer(_Renderer):
     def delta(self, delta: Delta) -> bytes:
         """Chunks with the role, the text or the call, and the finish reason."""
         deltas = self._role(delta.choice) + _deltas_of(delta)
-        choices = [_chunk_choice(each, delta.choice) for each in deltas]
+        choices = [_chunk_choice(change, delta.choice) for change in deltas]
         if delta.logprobs:
             choices[-1]["logprobs"] = _logprobs(delta.logprobs)
         if delta.finish_reason:
@@ -132,7 +132,7 @@ def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
         {
             "id": call[0].id,
             "function": {
-                "arguments": "".join(each.arguments for each in call),
+                "arguments": "".join(piece.arguments for piece in call),
                 "name": call[0].name,
             },
             "type": "function",

@@ -14,7 +14,7 @@ from vlm_server.protocol import ContentPart, Message, ToolCall
 
 
 @dataclass(slots=True)
-class _Turn:
+class _AssistantTurn:
     """The assistant's items that make one message: reasoning, then text, then calls."""
 
     reasoning: str = ""
@@ -29,7 +29,7 @@ class MessageBuilder:
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
-        self._turn = _Turn()
+        self._turn = _AssistantTurn()
         self._tools: dict[str, str] = {}
         """The names of the tools, by the ids of their calls."""
 
@@ -111,13 +111,13 @@ class MessageBuilder:
             case _:
                 return self._conversation.text(part.text, param)
 
-    def _begin(self, param: str) -> _Turn:
+    def _begin(self, param: str) -> _AssistantTurn:
         """The assistant's turn under way, to which the item `param` belongs."""
         self._turn.param = self._turn.param or param
         return self._turn
 
     def _end_turn(self) -> None:
-        turn, self._turn = self._turn, _Turn()
+        turn, self._turn = self._turn, _AssistantTurn()
         if turn.reasoning or turn.content is not None or turn.calls:
             calls = tuple(turn.calls)
             message = Message("assistant", turn.content or (), turn.reasoning, calls)

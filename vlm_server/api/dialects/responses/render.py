@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from vlm_server.api.dialects.logprobs import token_logprob
 from vlm_server.api.dialects.responses.echo import Options
 from vlm_server.api.dialects.responses.parse import ID_PREFIX
 from vlm_server.api.dialects.responses.store import ResponseStore
 from vlm_server.api.http import sse
+from vlm_server.api.http.answer import token_logprob
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, FinishReason, ToolCallDelta
 

@@ -247,7 +247,7 @@ def _functions_of_namespace(
             param = f"{param}.tools[{i}].type"
             raise UnsupportedField(f"`{param}`: a namespace may have functions alone.", param)
     ignored.add("tools[].namespace")
-    return [{**each, "namespace": name} for each in inner]
+    return [{**function, "namespace": name} for function in inner]
 
 
 def _report_ignored(
@@ -265,9 +265,9 @@ def _report_ignored(
         ignored.add("stream_options.include_obfuscation")
     if options.include_usage is False:
         ignored.add("stream_options.include_usage")
-    for each in request.include or ():
-        if each != LOGPROBS:
-            ignored.add(f"include.{each}")
+    for field in request.include or ():
+        if field != LOGPROBS:
+            ignored.add(f"include.{field}")
 
 
 def _report_items(given: list[items.Item], ignored: IgnoredFields) -> None:
@@ -294,7 +294,7 @@ def _flatten_tools(fields: dict[str, Any], ignored: IgnoredFields) -> None:
     tools = fields.get("tools")
     if isinstance(tools, list):
         named = [(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
-        fields["tools"] = [each for tool in named for each in _functions(*tool, ignored)]
+        fields["tools"] = [function for tool in named for function in _functions(*tool, ignored)]
     choice = fields.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else "function"
     if kind not in ("function", "allowed_tools"):

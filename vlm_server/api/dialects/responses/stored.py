@@ -44,8 +44,8 @@ class ResponsesEndpoint:
         try:
             await self._endpoint(scope, receive, send)
         finally:
-            response_id = f"{ID_PREFIX}{access_log.of(scope).request_id}"
-            self._store.abandon(keys.of(scope).identity, response_id)
+            response_id = f"{ID_PREFIX}{access_log.entry_of(scope).request_id}"
+            self._store.abandon(keys.key_of(scope).identity, response_id)
             self._expire_later()
 
     def _expire_later(self) -> None:
@@ -99,7 +99,7 @@ def _ignore_all_but(request: Request, *effective: str) -> None:
     for name, value in request.query_params.items():
         if name not in effective:
             ignored.add(name, value)
-    access_log.of(request.scope).ignored = ignored.names
+    access_log.entry_of(request.scope).ignored = ignored.names
 
 
 def _page(turns: tuple[bytes, ...], query: QueryParams) -> bytes:
@@ -134,7 +134,7 @@ _lists = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _of(request: Request) -> tuple[str, str]:
-    return keys.of(request.scope).identity, request.path_params["response_id"]
+    return keys.key_of(request.scope).identity, request.path_params["response_id"]
 
 
 def _json(content: bytes) -> Response:

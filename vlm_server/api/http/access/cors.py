@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 _ANY = "*"
 _SCOPE_KEY = "vlm_server.is_listed_origin"
-_TOLD = (
+_EXPOSED_HEADERS = (
     "Request-Id",
     "Retry-After",
     "Server-Timing",
@@ -35,7 +35,7 @@ class Cors:
             allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=(_ANY,),
             allow_private_network=True,
-            expose_headers=_TOLD,
+            expose_headers=_EXPOSED_HEADERS,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

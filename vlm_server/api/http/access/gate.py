@@ -82,7 +82,7 @@ def admin_only(endpoint: Handler) -> Handler:
     """`endpoint` guarded: for admin keys only, or for everybody if no key is needed."""
 
     async def guarded(request: Request) -> Response:
-        if not keys.of(request.scope).is_admin:
+        if not keys.key_of(request.scope).is_admin:
             raise Forbidden("This route needs a key with `admin = true`.")
         return await endpoint(request)
 
@@ -92,7 +92,7 @@ def admin_only(endpoint: Handler) -> Handler:
 def wants_html(headers: Headers) -> bool:
     """Whether `text/html` is asked for by name: browsers do, while curl and clients take all."""
     ranges = headers.get("accept", "").lower().split(",")
-    return any(one.partition(";")[0].strip() == "text/html" for one in ranges)
+    return any(media_range.partition(";")[0].strip() == "text/html" for media_range in ranges)
 
 
 def is_page(path: str, headers: Headers) -> bool:

@@ -107,7 +107,7 @@ def attach(scope: Scope, key: ApiKey) -> None:
     scope[_SCOPE_KEY] = key
 
 
-def of(scope: Scope) -> ApiKey:
+def key_of(scope: Scope) -> ApiKey:
     """The key that `attach` set."""
     key = scope[_SCOPE_KEY]
     assert isinstance(key, ApiKey)

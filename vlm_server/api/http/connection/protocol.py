@@ -20,7 +20,7 @@ from vlm_server.api.http import errors
 from vlm_server.api.http.connection.exchange import RECEIVED_AT, Exchange, RawHeaders, scope_of
 from vlm_server.api.http.connection.outgoing import Deadline, Outgoing
 from vlm_server.api.http.connection.parser import HeadReader, RequestParser
-from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
+from vlm_server.api.http.connection.table import ConnectionStage, ConnectionTable, ParseQueue
 from vlm_server.errors import EngineUnavailable, QueueFull, RequestError, RequestTimeout
 from vlm_server.settings import Settings
 
@@ -80,7 +80,7 @@ class HttpConnection(asyncio.Protocol):
         self._ignored_bytes = 0
         self._is_stopping = False
         self._is_queued = False
-        self.stage = Stage.SILENT
+        self.stage = ConnectionStage.SILENT
         self.since = self._loop.time()
         """When the stage began."""
 
@@ -93,7 +93,7 @@ class HttpConnection(asyncio.Protocol):
         self._outgoing = Outgoing(transport, self._limits, self._drop)
         self._state.connections.add(self)  # type: ignore[arg-type]  # it takes uvicorn's own
         if self._shared.table.add(self):
-            self._enter(Stage.SILENT, self._server.header_timeout_seconds)
+            self._enter(ConnectionStage.SILENT, self._server.header_timeout_seconds)
         else:
             self._refuse(QueueFull(_TOO_MANY))
             self._close()  # without lingering, since it has no place
@@ -103,23 +103,23 @@ class HttpConnection(asyncio.Protocol):
         self._shared.table.discard(self)
         self._deadline.cancel()
         self._outgoing.close()
-        self._enter(Stage.CLOSING)
+        self._enter(ConnectionStage.CLOSING)
         if self._exchange is not None:
             self._exchange.disconnect()
 
     def data_received(self, data: bytes) -> None:
-        if self.stage is Stage.CLOSING:
+        if self.stage is ConnectionStage.CLOSING:
             self._ignored_bytes += len(data)
             if self._ignored_bytes > MAX_LINGER_BYTES:
                 self._transport.abort()
-        elif self.stage is Stage.BODY:
+        elif self.stage is ConnectionStage.BODY:
             assert self._exchange is not None
             self._exchange.parser.feed(data)
             if not self._is_queued:
                 self.parse_slice()
         else:
             self._head.buffer += data
-            if self.stage is not Stage.ANSWER:
+            if self.stage is not ConnectionStage.ANSWER:
                 self._begin()
             elif len(self._head.buffer) > MAX_PIPELINED_BYTES:
                 self._drop("sent too much behind a request")
@@ -141,15 +141,15 @@ class HttpConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """The server stops: whole requests are answered, nothing else holds it up."""
         self.drain()
-        if self.stage not in (Stage.ANSWER, Stage.CLOSING):
+        if self.stage not in (ConnectionStage.ANSWER, ConnectionStage.CLOSING):
             self._close()
 
     def drain(self) -> None:
         """The server stops soon: whole requests are answered, others refused when they come."""
         self._is_stopping = True
-        if self.stage is Stage.BODY:
+        if self.stage is ConnectionStage.BODY:
             self._refuse(EngineUnavailable(_STOPPING))
-        elif self.stage is Stage.ANSWER:
+        elif self.stage is ConnectionStage.ANSWER:
             assert self._exchange is not None
             self._exchange.keep_alive = False
 
@@ -170,8 +170,8 @@ class HttpConnection(asyncio.Protocol):
         try:
             head = self._head.take_head()
             if head is None:
-                if self._head.buffer and self.stage is not Stage.HEAD:
-                    self._enter(Stage.HEAD, self._server.header_timeout_seconds)
+                if self._head.buffer and self.stage is not ConnectionStage.HEAD:
+                    self._enter(ConnectionStage.HEAD, self._server.header_timeout_seconds)
                 return
             parser = RequestParser(head)
             if not self._shared.table.takes_requests:
@@ -191,7 +191,7 @@ class HttpConnection(asyncio.Protocol):
         task = self._loop.create_task(exchange.run(self._app))
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
-        self._enter(Stage.BODY)
+        self._enter(ConnectionStage.BODY)
         parser.feed(self._head.take_body(parser.remaining_bytes))
         self.parse_slice()
 
@@ -199,7 +199,7 @@ class HttpConnection(asyncio.Protocol):
         """Parse the body as far as one slice goes; the rest in a later turn of the loop."""
         self._is_queued = False
         exchange = self._exchange
-        if exchange is None or self.stage is not Stage.BODY:
+        if exchange is None or self.stage is not ConnectionStage.BODY:
             return
         parser = exchange.parser
         try:
@@ -225,12 +225,12 @@ class HttpConnection(asyncio.Protocol):
         if self._exchange.is_complete:  # this was the rest of an unread body
             self._next()
         else:
-            self._enter(Stage.ANSWER)
+            self._enter(ConnectionStage.ANSWER)
 
     def _next(self) -> None:
         """The exchange is over: wait for another request, or take the one that waits."""
         self._exchange = None
-        self._enter(Stage.IDLE, self._server.idle_timeout_seconds)
+        self._enter(ConnectionStage.IDLE, self._server.idle_timeout_seconds)
         if self._head.buffer:
             self._begin()
 
@@ -238,7 +238,7 @@ class HttpConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send `data` without waiting; a client that leaves too much unread is disconnected."""
-        if self.stage is not Stage.CLOSING:
+        if self.stage is not ConnectionStage.CLOSING:
             self._outgoing.write(data)
 
     def want_body(self) -> None:
@@ -251,7 +251,7 @@ class HttpConnection(asyncio.Protocol):
         exchange = self._exchange
         assert exchange is not None
         self._state.total_requests += 1
-        if self.stage is Stage.CLOSING:
+        if self.stage is ConnectionStage.CLOSING:
             return
         if exchange.must_close:
             self._close_after(is_all_here=exchange.parser.is_complete)
@@ -282,7 +282,7 @@ class HttpConnection(asyncio.Protocol):
         if is_all_here:
             self._close()
         else:
-            self._enter(Stage.CLOSING, LINGER_SECONDS)
+            self._enter(ConnectionStage.CLOSING, LINGER_SECONDS)
             try:
                 self._transport.write_eof()
             except OSError:  # the client has reset the connection, unseen behind a pause
@@ -291,17 +291,17 @@ class HttpConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         """Close once everything is sent, or when the client has read too little for too long."""
-        self._enter(Stage.CLOSING, self._limits.unread_timeout_seconds)
+        self._enter(ConnectionStage.CLOSING, self._limits.unread_timeout_seconds)
         self._transport.close()
 
     def _drop(self, reason: str) -> None:
         logger.info("disconnected a client that %s", reason)
-        self._enter(Stage.CLOSING)
+        self._enter(ConnectionStage.CLOSING)
         self._transport.abort()
         if self._exchange is not None:
             self._exchange.disconnect()
 
-    def _enter(self, stage: Stage, seconds: float | None = None) -> None:
+    def _enter(self, stage: ConnectionStage, seconds: float | None = None) -> None:
         """Change the stage, which must be over within `seconds`."""
         self.stage = stage
         self.since = self._loop.time()
@@ -311,11 +311,11 @@ class HttpConnection(asyncio.Protocol):
             self._deadline.set(seconds)
 
     def _on_deadline(self) -> None:
-        if self.stage is Stage.HEAD:
+        if self.stage is ConnectionStage.HEAD:
             seconds = self._server.header_timeout_seconds
             text = f"The request's headers did not arrive within {seconds:g} seconds."
             self._refuse(RequestTimeout(text))
-        elif self.stage in (Stage.SILENT, Stage.IDLE):
+        elif self.stage in (ConnectionStage.SILENT, ConnectionStage.IDLE):
             self._close()
         else:
             self._transport.abort()

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from vlm_server.api.http.connection.protocol import HttpConnection, Shared
-from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
+from vlm_server.api.http.connection.table import ConnectionStage, ConnectionTable, ParseQueue
 from vlm_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ SLOW_READER_SECONDS = 5
 RESERVED_FILES = 128
 """Open files that no connection gets: for the engine's sockets, new processes, the disk."""
 
-_MOST_FILES = 1 << 16
+_MAX_FILES = 1 << 16
 """A limit for systems that call the number unlimited and then refuse to grant it."""
 
 LAST_CALL_SECONDS = 1.0
@@ -110,16 +110,16 @@ class HttpServer(uvicorn.Server):
             return
         loop = asyncio.get_running_loop()
         for listening in self.servers:
-            for each in listening.sockets:
-                loop.remove_reader(each)
+            for listening_socket in listening.sockets:
+                loop.remove_reader(listening_socket)
         clock, began = loop.time, loop.time()
         while clock() < began + PARSING_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
             for connection in self._connections:
                 connection.take_one_more()
             stages = [connection.stage for connection in self._connections]
-            num_answered = stages.count(Stage.ANSWER)
-            may_ask = len(stages) > num_answered + stages.count(Stage.CLOSING)
+            num_answered = stages.count(ConnectionStage.ANSWER)
+            may_ask = len(stages) > num_answered + stages.count(ConnectionStage.CLOSING)
             if may_ask and clock() < began + LAST_CALL_SECONDS:
                 continue
             if num_answered <= num_in_engine():
@@ -127,7 +127,7 @@ class HttpServer(uvicorn.Server):
 
     @property
     def _connections(self) -> list[HttpConnection]:
-        return [cast(HttpConnection, each) for each in self.server_state.connections]
+        return [cast(HttpConnection, connection) for connection in self.server_state.connections]
 
     def drain(self) -> None:
         """Finish the requests that are complete, and answer later ones with 503."""
@@ -135,7 +135,7 @@ class HttpServer(uvicorn.Server):
         for connection in self._connections:
             connection.drain()
 
-    def look(self) -> None:
+    def apply_file_limit(self) -> None:
         """Close connections if the limit on open files was lowered; call it now and then."""
         self._table.make_room()
 
@@ -169,13 +169,13 @@ class ConnectionLimit:
 
 def _file_limit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    return _MAX_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def _raise_file_limit() -> None:
     """Raise the limit to the hard limit, or as far as the system allows."""
     soft, hard = _file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     for files in (wanted, 10240):  # macOS grants no more than OPEN_MAX
         if files > soft and (files <= hard or hard == resource.RLIM_INFINITY):
             with contextlib.suppress(OSError, ValueError):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vlm_server.api.http.connection.protocol import HttpConnection
 
 
-class Stage(enum.IntEnum):
+class ConnectionStage(enum.IntEnum):
     """The stage of a connection, in the order in which connections are closed for a new one."""
 
     CLOSING = 0
@@ -56,7 +56,7 @@ class ConnectionTable:
         """Close connections until `num` more fit; returns whether they fit."""
         excess = len(self._open) + num - self._limit()
         for victim in heapq.nsmallest(excess, self._open, key=_worth):
-            if victim.stage is Stage.ANSWER:
+            if victim.stage is ConnectionStage.ANSWER:
                 return False
             self._open.discard(victim)
             victim.evict()
@@ -89,5 +89,5 @@ class ParseQueue:
                 asyncio.get_running_loop().call_soon(self._turn)
 
 
-def _worth(connection: HttpConnection) -> tuple[Stage, float]:
+def _worth(connection: HttpConnection) -> tuple[ConnectionStage, float]:
     return connection.stage, connection.since

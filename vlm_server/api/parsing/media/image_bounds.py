@@ -94,14 +94,14 @@ def _check_png_extra(name: bytes, content: memoryview, counts: Counter[str]) -> 
 
 def _check_raw_profile(content: memoryview, *, is_deflated: bool) -> None:
     """EXIF in hexadecimal digits below three lines of other text, as ImageMagick wrote it."""
-    most = 2 * MAX_EXIF_BYTES
+    limit = 2 * MAX_EXIF_BYTES
     try:
         text = (
-            zlib.decompressobj().decompress(content[1:], most + 1)
+            zlib.decompressobj().decompress(content[1:], limit + 1)
             if is_deflated
-            else bytes(content[: most + 1])
+            else bytes(content[: limit + 1])
         )
-        if len(text) > most:
+        if len(text) > limit:
             raise TooMuch("bytes or entries of EXIF")
         _check_exif(memoryview(bytes.fromhex(text.split(b"\n", 3)[-1].decode("ascii"))))
     except (zlib.error, ValueError):
@@ -186,7 +186,7 @@ def _check_exif(exif: memoryview) -> None:
     _check_directory(bytes(exif).removeprefix(b"Exif\0\0"), MAX_EXIF_VALUE_BYTES)
 
 
-def _check_directory(tiff: bytes, most_bytes: int, most_numbers: float = math.inf) -> None:
+def _check_directory(tiff: bytes, max_bytes: int, max_numbers: float = math.inf) -> None:
     """Check the first directory of a TIFF: bytes of its values together, numbers in each."""
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None or len(tiff) < 8:
@@ -200,13 +200,13 @@ def _check_directory(tiff: bytes, most_bytes: int, most_numbers: float = math.in
         kind, count = struct.unpack_from(order + "xxHI", tiff, start + 2 + 12 * index)
         unit_bytes = _EXIF_TYPE_BYTES[kind] if kind < len(_EXIF_TYPE_BYTES) else 0
         num_bytes += min(unit_bytes * count, len(tiff))
-        if index >= MAX_EXIF_ENTRIES or num_bytes > most_bytes:
+        if index >= MAX_EXIF_ENTRIES or num_bytes > max_bytes:
             raise TooMuch("bytes or entries of EXIF")
-        if unit_bytes > 1 and count > most_numbers:
+        if unit_bytes > 1 and count > max_numbers:
             raise TooMuch("strips or numbers")
 
 
-def _count(counts: Counter[str], what: str, most: int) -> None:
+def _count(counts: Counter[str], what: str, limit: int) -> None:
     counts[what] += 1
-    if counts[what] > most:
+    if counts[what] > limit:
         raise TooMuch(what)
