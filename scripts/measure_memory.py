@@ -69,7 +69,7 @@ NO_CACHES = settings.CacheSettings(prefix_bytes=0, encoder_bytes=0, pixel_bytes=
 class NeverClears(Governor):
     """Keeps whatever was freed, but for what the pool's limit takes."""
 
-    def idle(self) -> None:
+    def clear_when_idle(self) -> None:
         self._has_worked, self._idle_since = False, None
 
 
@@ -82,7 +82,7 @@ class ClearsAtNextPrefill(NeverClears):
 
 
 class ClearsNotWhileDecoding(Governor):
-    def after_decode(self, num_seqs: int, *, somebody_waits: bool) -> None:
+    def after_decode(self, num_seqs: int, *, awaits_first_token: bool) -> None:
         pass
 
 
@@ -131,7 +131,7 @@ class Engine:
     def rest(self, seconds: float) -> None:
         """Ask nothing for a while, in which the governor may do what it does when idle."""
         end = time.monotonic() + seconds
-        while (left := self.governor.idle_seconds_left()) is not None:
+        while (left := self.governor.seconds_until_clear()) is not None:
             if time.monotonic() + left > end:
                 break
             self.loop.step()

@@ -30,7 +30,7 @@ from tests.integration.test_caches import Served, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
 from tests.unit.prompt.media.pictures import image_of
 from tests.whole import few_of
-from vlm_server.interfaces import EncodeWork, Encoding, Prepared
+from vlm_server.interfaces import EncodeCall, EncodeWork, Prepared
 from vlm_server.prompt.media import processing
 from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.protocol import Image, SamplingParams, Submit
@@ -49,7 +49,7 @@ class Counting:
         self._encoder = engine.encoder.encoder
         self.keys: list[str] = []
 
-    def begin(self, works: Sequence[EncodeWork]) -> Encoding:
+    def begin(self, works: Sequence[EncodeWork]) -> EncodeCall:
         self.keys += [work.span.mm_hash for work in works]
         return self._encoder.begin(works)
 

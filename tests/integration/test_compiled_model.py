@@ -309,13 +309,13 @@ def test_a_long_chunk_gives_what_the_model_does(
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="our kernels take half precision")
-@pytest.mark.parametrize("is_scheduled", [True, False])
+@pytest.mark.parametrize("is_precompiled", [True, False])
 def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
-    some: Served, monkeypatch: pytest.MonkeyPatch, *, is_scheduled: bool
+    some: Served, monkeypatch: pytest.MonkeyPatch, *, is_precompiled: bool
 ):
     monkeypatch.setattr(compiled_model, "_MAX_KEYS", 600)
     monkeypatch.setattr(sizing, "_ALONE_SECONDS", 60.0)  # chunks are as long on a busy machine
-    monkeypatch.setattr(CpuAttention, "is_scheduled", lambda *_: is_scheduled)
+    monkeypatch.setattr(CpuAttention, "is_precompiled", lambda *_: is_precompiled)
     prompts = [" ".join([word] * 130) for word in ("red", "blue")]
     turns = ("user", prompts[:1]), ("assistant", ("Yes.",)), ("user", prompts[1:])
     engine, model = compiled(some, caches=caches_of(some))
@@ -328,7 +328,7 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     first, second = (engine.prompts[name].num_tokens for name in ("turn 1", "turn 3"))
     assert first <= 600 < second
     long = [count for count in model.chunks if count > 128]
-    assert len(long) == (1 if is_scheduled else 2)
+    assert len(long) == (1 if is_precompiled else 2)
 
 
 def test_a_pass_gives_what_two_give(typed: LoadedModel):
@@ -496,7 +496,7 @@ def test_a_model_that_cannot_be_compiled_is_run_without(load_tiny: Load):
     engine, model = compiled(served)
     assert engine.answer(asked("text")) == Engine(*served).answer(asked("text"))
     assert not model.can_compile
-    assert not model.compile_next()
+    assert not model.precompile_next()
 
 
 class Broken:
@@ -519,7 +519,7 @@ class Broken:
             *queries.shape[:-1], 1
         ) * mx.ones(queries.shape)
 
-    def schedule_next(self) -> bool:
+    def precompile_next(self) -> bool:
         return False
 
 

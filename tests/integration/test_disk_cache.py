@@ -409,7 +409,7 @@ def test_a_prefix_is_read_file_by_file(qwen: Served, tmp_path: Path):
         engine.answer(again)
         (work,) = engine.disk_reader.works
     largest = max(path.stat().st_size for path in files_in(tmp_path))
-    assert work.load.transient_bytes == 2 * largest < work.load.size_bytes
+    assert work.disk_read.transient_bytes == 2 * largest < work.disk_read.size_bytes
 
 
 def wait_until_written(engine: Engine) -> None:

@@ -102,11 +102,11 @@ def test_it_is_told_how_many_tokens_were_encoded_at_once(served: Served):
     """As the memory that an encode takes is learned from it."""
     work, alone = work_of(served, picture(1, 500, 170)), ImageEncoder(served[0], new_cache())
     num_tokens, num_tiles = work.num_tokens, len(keys_of(served, work))
-    at_once = alone.encode([work])[0].tokens_at_once
+    at_once = alone.encode([work])[0].tokens_per_call
     assert at_once is not None
     assert num_tokens / (2 * num_tiles) < at_once < num_tokens
-    assert alone.encode([work])[0].tokens_at_once == 0, "all are known"
-    assert ImageEncoder(served[0]).encode([work])[0].tokens_at_once is None
+    assert alone.encode([work])[0].tokens_per_call == 0, "all are known"
+    assert ImageEncoder(served[0]).encode([work])[0].tokens_per_call is None
 
 
 def test_each_family_is_tried_with_several_tiles(served: Served):

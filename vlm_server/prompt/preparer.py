@@ -189,7 +189,7 @@ class MultimodalPreparer:
                 media.append(item)
                 num_tokens += len(item.layout.token_ids)
                 if num_tokens >= limit:
-                    raise ContextLengthExceeded.of(
+                    raise ContextLengthExceeded.of_prompt(
                         limit,
                         f"the images and videos up to this one have {num_tokens} tokens. Send "
                         "fewer, or smaller ones.",
@@ -252,15 +252,15 @@ class MultimodalPreparer:
         units = [(item, unit) for item in media for unit in range(len(item.mm_hashes))]
         inputs: dict[int, MediaInputs] = {}
         try:
-            load = references.look_up(on_disk=use_disk)
+            disk_read = references.look_up(on_disk=use_disk)
             for index in list(references.missing()):
-                if load is None or not load.covers(index):
+                if disk_read is None or not disk_read.covers(index):
                     item, unit = units[index]
                     inputs[index] = item.inputs(unit)
         except BaseException:
             references.release()
             raise
-        return Prepared(prompt, references, inputs, load)
+        return Prepared(prompt, references, inputs, disk_read)
 
 
 def _images(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:

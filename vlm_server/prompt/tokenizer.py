@@ -107,7 +107,7 @@ class PromptTokenizer:
 
     def _check_length(self, text: str, param: str) -> None:
         if len(text) > self._max_characters:
-            raise ContextLengthExceeded.of(
+            raise ContextLengthExceeded.of_prompt(
                 self._context_tokens,
                 f"{len(text)} characters, whatever their tokens. Send fewer or shorter messages.",
                 param,

@@ -107,10 +107,10 @@ class ModelRunner:
     def synchronize(self) -> None:
         self._errors.synchronize()
 
-    def prepare_ahead(self) -> bool:
+    def precompile_next(self) -> bool:
         attention = self._loaded.attention.attention
         try:
-            return self._loaded.text.compile_next() or attention.schedule_next()
+            return self._loaded.text.precompile_next() or attention.precompile_next()
         except Exception:
             logger.exception("precompiling failed")
             return True  # the failed shape is not tried again

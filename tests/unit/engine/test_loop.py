@@ -649,7 +649,9 @@ def test_idle_comes_after_the_last_sequence_has_left(monkeypatch: pytest.MonkeyP
     """What it still held could not be given back, and nobody would try again."""
     engine = Engine(memory=MemorySettings(idle_clear_seconds=0))
     held = list[int]()
-    monkeypatch.setattr(engine.governor, "idle", lambda: held.append(engine.runner.num_tracked))
+    monkeypatch.setattr(
+        engine.governor, "clear_when_idle", lambda: held.append(engine.runner.num_tracked)
+    )
     engine.inbox.put(submit("a"))
     engine.loop.run_until_idle()
     engine.inbox.put(Drain())

@@ -72,15 +72,15 @@ class Attention(ABC):
         of_prompt = self.attend_bounded(theirs, layer.prompt, scale).transpose(2, 1, 0, 3)
         return mx.concatenate([self.attend_bounded(mine, layer.rows, scale), of_prompt])
 
-    def is_scheduled(self, num_queries: int, num_keys: int) -> bool:
+    def is_precompiled(self, num_queries: int, num_keys: int) -> bool:
         """Whether a prompt's last queries can attend to `num_keys` without planning first.
 
-        If not, `schedule_next` will plan it.
+        If not, `precompile_next` will plan it.
         """
         return True
 
-    def schedule_next(self) -> bool:
-        """Plan attention of a further shape, while idle; False if none is left."""
+    def precompile_next(self) -> bool:
+        """Plan attention for one more shape; False if none is left."""
         return False
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
 from vlm_server.cache.disk.folder import is_gone
-from vlm_server.cache.disk.store import DiskStore, is_passing
+from vlm_server.cache.disk.store import DiskStore, is_transient
 from vlm_server.cache.disk.tier import DiskTier, EncodedImage, StoredPrefixSizes
-from vlm_server.cache.lru import Cache
+from vlm_server.cache.lru import InspectableCache
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
@@ -54,7 +54,7 @@ class DiskCache(DiskTier):
         self._catch_up()
 
     @property
-    def caches(self) -> tuple[Cache, ...]:
+    def caches(self) -> tuple[InspectableCache, ...]:
         return (self._store,)
 
     def close(self, seconds: float) -> None:
@@ -75,9 +75,9 @@ class DiskCache(DiskTier):
             self._store.count_miss()
         return size_bytes
 
-    def load_features(self, key: str) -> ImageFeatures | None:
+    def read_features(self, key: str) -> ImageFeatures | None:
         stored = self._features_key(key)
-        if (record := self._load(stored, key)) is None:
+        if (record := self._read(stored, key)) is None:
             return None
         self._store.touch([stored])
         return record.features
@@ -102,7 +102,7 @@ class DiskCache(DiskTier):
             start, after = end, (*after, block.key)
 
     def find_prefix(
-        self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
+        self, prompt: PromptKey, known: int, limit: int, salt: str, min_length: int
     ) -> StoredPrefixSizes | None:
         if known < min(limit, len(prompt)):
             self._catch_up()
@@ -113,17 +113,17 @@ class DiskCache(DiskTier):
                 break
             sizes.append(size_bytes)
             length = start + count
-        if length <= known or length < least:
+        if length <= known or length < min_length:
             self._store.count_miss()
             return None
         return StoredPrefixSizes(length, sum(sizes), max(sizes))
 
-    def load_prefix(
+    def read_prefix(
         self, prompt: PromptKey, known: int, limit: int, salt: str
     ) -> Iterator[StoredPrefix]:
         read = list[str]()
         for block, start, count in self._blocks_after(prompt, known, limit, salt):
-            if (record := self._load(block.key, block)) is None:
+            if (record := self._read(block.key, block)) is None:
                 break
             read.append(block.key)
             yield StoredPrefix(start, record.segment, count, record.snapshot)
@@ -148,7 +148,7 @@ class DiskCache(DiskTier):
             at += count
         return blocks
 
-    def _load(self, key: str, subject: str | KVBlock) -> Record | None:
+    def _read(self, key: str, subject: str | KVBlock) -> Record | None:
         """The record of `subject`; None if it is missing or unusable, which deletes it.
 
         Raises OutOfMemory, and keeps the file.
@@ -187,7 +187,7 @@ class DiskCache(DiskTier):
         try:
             header = records.read_header(path)
         except (MemoryError, *records.UNREADABLE) as error:
-            if is_passing(error) or is_gone(error):
+            if is_transient(error) or is_gone(error):
                 return
             header = None
         if isinstance(header, records.PrefixHeader) and header.is_sound(self._fingerprint, key):

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 import mlx.core as mx
 
-from vlm_server.cache.disk.store import DiskStore, is_passing
+from vlm_server.cache.disk.store import DiskStore, is_transient
 from vlm_server.runner.disk.records import UNREADABLE, Record, read_header
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class DiskWriter:
         try:
             is_same = read_header(path) == job.record.header
         except UNREADABLE as error:
-            is_same = is_passing(error)
+            is_same = is_transient(error)
         if not is_same:
             self._store.discard(job.key)
         return is_same

@@ -17,7 +17,7 @@ from vlm_server.runner.distributed.messages import (
     Load,
     Loaded,
     NotLoaded,
-    PlanAhead,
+    PrecompileNext,
     RankPlan,
     Serve,
     SetLimit,
@@ -61,8 +61,8 @@ def follow(rank: Rank, device: Device) -> NoReturn:
                 result = runner.launch(prefixes.plan_of(plan)).result()
                 if result.error is not None:
                     raise EngineBroken(f"a step failed on rank {ranks.rank}: {result.error}")
-            case PlanAhead():
-                runner.prepare_ahead()
+            case PrecompileNext():
+                runner.precompile_next()
             case SetLimit(limit_bytes):
                 memory.set_limit(limit_bytes)
             case Clear(dropped):

@@ -22,7 +22,7 @@ from vlm_server.runner.distributed.messages import (
     Load,
     Loaded,
     NotLoaded,
-    PlanAhead,
+    PrecompileNext,
     RankPlan,
     Serve,
     SetLimit,
@@ -193,9 +193,9 @@ class RankZeroRunner(ModelRunner):
             raise EngineBroken(f"a step of several ranks failed: {result.error}")
         return result
 
-    def prepare_ahead(self) -> bool:
+    def precompile_next(self) -> bool:
         """See `Runner`."""
-        has_planned = super().prepare_ahead()
-        if has_planned:
-            self._followers.send(PlanAhead())
-        return has_planned
+        has_compiled = super().precompile_next()
+        if has_compiled:
+            self._followers.send(PrecompileNext())
+        return has_compiled

@@ -159,8 +159,8 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
     changes: tuple[Taken | Split, ...]
 
 
-class PlanAhead(msgspec.Struct, frozen=True, tag="prepare_ahead"):
-    """See `Runner.prepare_ahead`."""
+class PrecompileNext(msgspec.Struct, frozen=True, tag="precompile_next"):
+    """See `Runner.precompile_next`."""
 
 
 class SetLimit(msgspec.Struct, frozen=True, tag="set_limit"):
@@ -176,7 +176,7 @@ class Clear(msgspec.Struct, frozen=True, tag="clear"):
 
 
 Answer = Hello | Loaded | NotLoaded
-Message = Join | Limit | Load | Serve | RankPlan | Stored | PlanAhead | SetLimit | Clear
+Message = Join | Limit | Load | Serve | RankPlan | Stored | PrecompileNext | SetLimit | Clear
 
 # ---- as bytes ----------------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ class CompiledModel(TextModel):
         if count <= _SHORT_CHUNK or end <= _MAX_KEYS:
             return True
         padded = PaddedChunk.around(end - count, end, BLOCK_TOKENS)
-        return not self._attention.attention.is_scheduled(padded.last - padded.first, padded.last)
+        return not self._attention.attention.is_precompiled(padded.last - padded.first, padded.last)
 
     def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:
         is_known = (
@@ -193,7 +193,7 @@ class CompiledModel(TextModel):
         token_ids, inputs = chunk.padded(0, count - num_new)
         return self._launch(token_ids, target, inputs, mx.array([num_new - 1]))
 
-    def compile_next(self) -> bool:
+    def precompile_next(self) -> bool:
         shape = next((s for s in self._wanted if self._inputs or s.kind == "step"), None)
         if shape is None or not self._column:
             return False

@@ -56,6 +56,6 @@ class TextModel:
         """
         return None
 
-    def compile_next(self) -> bool:
-        """Compile a further step, while nobody waits. False if none is left."""
+    def precompile_next(self) -> bool:
+        """Compile one more shape; False if none is left."""
         return False

@@ -38,7 +38,7 @@ class ImageFeatures:
     """(span tokens,) bool: tokens that deepstack adds to; None without deepstack."""
     deepstack: mx.array | None
     """(layers, visual tokens, hidden); None without deepstack."""
-    tokens_at_once: int | None = None
+    tokens_per_call: int | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -81,7 +81,7 @@ Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
 
 
 class ImageEncoding:
-    """The `Encoding` of spans of one size."""
+    """The `EncodeCall` of spans of one size."""
 
     def __init__(self, faults: Faults, parts: Parts) -> None:
         self._faults = faults
@@ -209,7 +209,7 @@ def _with_texts(
 
 
 def _of_tiles(
-    loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: mx.array, tokens_at_once: int
+    loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: mx.array, tokens_per_call: int
 ) -> ImageFeatures:
     """The tiles' rows, with the embeddings of the text between them."""
     is_visual = np.isin(token_ids, loaded.spec.media_token_ids)
@@ -219,11 +219,11 @@ def _of_tiles(
     joined = tiled.astype(rows.dtype)
     if joined.ndim == 2:
         rows[places] = joined
-        return ImageFeatures(rows, None, None, tokens_at_once)
+        return ImageFeatures(rows, None, None, tokens_per_call)
     rows[places] = 0
     deepstack = mx.zeros((len(joined), *rows.shape), dtype=rows.dtype)
     deepstack[:, places] = joined
-    return ImageFeatures(rows, mx.array(is_visual), deepstack, tokens_at_once)
+    return ImageFeatures(rows, mx.array(is_visual), deepstack, tokens_per_call)
 
 
 def _by_family(

@@ -214,7 +214,7 @@ class CudaAttention(Attention):
         )
         return append_and_attend_mixed(queries, layer.new, rows, prompt, scale)
 
-    def is_scheduled(self, num_queries: int, num_keys: int) -> bool:
+    def is_precompiled(self, num_queries: int, num_keys: int) -> bool:
         shape = num_queries, num_keys
         if not self._works_ahead or num_keys not in self._block_lengths:
             return True  # no plan is to come
@@ -225,7 +225,7 @@ class CudaAttention(Attention):
                 is_missing = True
         return not is_missing
 
-    def schedule_next(self) -> bool:
+    def precompile_next(self) -> bool:
         if not self._works_ahead:
             return False
         for heads, schedule in self._schedules.items():
