@@ -121,7 +121,7 @@ def _adds_bos_to_pictures(loaded: LoadedModel) -> bool:
     """Whether mlx-vlm's processor writes a BOS before a prompt with images."""
     host = loaded.spec
     processor = ModelProcessor(loaded.processor, host.image_token_id, host.stand_in)
-    placeholder = next(filter(processor.takes, host.image_placeholders))
+    placeholder = next(filter(processor.expands, host.image_placeholders))
     made = processor.image(np.zeros((64, 64, 3), dtype=np.uint8), placeholder)
     return int(made.token_ids[0]) == host.tokenizer.bos_token_id
 

@@ -19,7 +19,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished
 from vlm_server.runner import model_runner
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.kv.segments import StateSize, room_for
+from vlm_server.runner.kv.segments import StateSize, buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.text.decode_batch import DecodeBatch
@@ -129,8 +129,8 @@ def test_the_size_of_a_row_is_known_beforehand(served: Served):
         if isinstance(array, mx.array)
     )
     size = StateSize(layers, num_tokens)
-    assert held <= size.of(num_tokens) <= 1.2 * held
-    assert engine.runner.kv_bytes(num_tokens) == size.of(num_tokens)
+    assert held <= size.bytes_for(num_tokens) <= 1.2 * held
+    assert engine.runner.kv_bytes(num_tokens) == size.bytes_for(num_tokens)
     assert engine.runner.kv_bytes(10 * num_tokens) >= engine.runner.kv_bytes(num_tokens)
     engine.run()
 
@@ -148,7 +148,7 @@ def test_a_prompts_buffers_are_made_once(served: Served, monkeypatch: pytest.Mon
     monkeypatch.setattr(Prefill, "launch", watched)
     engine, layers = prefilled(served, 48)
     assert len(sizes) <= 1
-    assert sizes <= {room_for(engine.prompts["a"].num_tokens)}
+    assert sizes <= {buffer_capacity(engine.prompts["a"].num_tokens)}
     assert not any("step" in vars(layer) for layer in layers), "an answer grows by its own step"
     engine.run()
 

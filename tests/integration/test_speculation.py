@@ -179,7 +179,7 @@ class EndsAfterTwo:
     def look_ahead(self, token_ids: Sequence[int]) -> None:
         raise AssertionError("it can't")
 
-    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+    def draft_masks(self) -> Sequence[NDArray[np.bool_]]:
         return ()
 
     def wait(self, seconds: float) -> bool:

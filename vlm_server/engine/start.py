@@ -34,7 +34,7 @@ from vlm_server.protocol import Event, Loading, Ready, Start
 from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.speed import warn_of_slow_products
-from vlm_server.runner.distributed.leader import Group, Leading
+from vlm_server.runner.distributed.leader import RankZero, SingleProcess
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
@@ -55,9 +55,9 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     device = current_device()
     if start.rank is not None:
         channel.send(Loading("waiting for the other ranks", 0.0))
-    group = Group() if start.rank is None else Leading.meet(start.rank, device)
+    group = SingleProcess() if start.rank is None else RankZero.connect(start.rank, device)
     channel.send(Loading("loading the weights", 0.1))
-    start = group.common(start, device)
+    start = group.harmonize_settings(start, device)
     memory = group.memory(start.memory, device)
     loaded = group.load(start.model, device, memory.limit_bytes)
     caches = build_caches(start.cache, memory.read(), loaded)
@@ -118,7 +118,7 @@ def build_engine(
     caches: Caches,
     inbox: Inbox,
     send: Callable[[Event], None],
-    group: Group | None = None,
+    group: SingleProcess | None = None,
 ) -> EngineLoop:
     """Build the engine around a loaded model, with its threads; `send` gets its events."""
     config = SchedulerConfig(
@@ -141,7 +141,9 @@ def build_engine(
     )
     grammars = Grammars(loaded.spec, _grammar_limits(start), start.cache.grammar_bytes)
     grammars.warm_up()
-    runner = (group or Group()).runner(loaded, caches, start.scheduler.num_speculative_tokens)
+    runner = (group or SingleProcess()).runner(
+        loaded, caches, start.scheduler.num_speculative_tokens
+    )
     admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
     num_decoders = max(start.scheduler.preparer_threads, 2)
     decoders = Decoders(start.image, start.video, num_decoders)
@@ -176,7 +178,7 @@ def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
     """The number of typical sequences that fit into the memory that the weights leave."""
     memory = governor.read()
     size = planned_state_size(loaded.language_model, loaded.family)
-    seq_bytes = size.of(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
+    seq_bytes = size.bytes_for(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
     suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)
     logger.info("at most %d sequences decode in one batch (scheduler.max_num_seqs)", suitable)
     return suitable

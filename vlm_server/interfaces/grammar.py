@@ -37,7 +37,7 @@ class AnswerMatcher(Protocol):
         """Request the masks after each of these draft tokens. Returns immediately."""
         ...
 
-    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+    def draft_masks(self) -> Sequence[NDArray[np.bool_]]:
         """The masks that `look_ahead` requested, valid after `wait` has returned true.
 
         (vocabulary,) bool after each draft token, up to one that is not allowed or unknown. Empty
@@ -46,7 +46,7 @@ class AnswerMatcher(Protocol):
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` for `allowed` and `ahead`; returns whether they are known."""
+        """Wait at most `seconds` for `allowed` and `draft_masks`; whether they are known."""
         ...
 
     def allowed(self) -> NDArray[np.bool_]:

@@ -156,9 +156,9 @@ class ReasoningMatcher:
         if self._active:
             self._active.look_ahead(token_ids)
 
-    def ahead(self) -> Sequence[Mask]:
+    def draft_masks(self) -> Sequence[Mask]:
         """See `AnswerMatcher`."""
-        return self._active.ahead() if self._active else ()
+        return self._active.draft_masks() if self._active else ()
 
     def wait(self, seconds: float) -> bool:
         """Whether `allowed` is known within `seconds`; inside reasoning it always is."""

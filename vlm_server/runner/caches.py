@@ -24,7 +24,7 @@ from vlm_server.settings.paths import expanded
 logger = logging.getLogger(__name__)
 
 _TILES_PART = 4
-"""Tiles get one of so many parts of `encoder_bytes`: those of the latest screenshot are enough."""
+"""Tiles get 1/4 of `encoder_bytes`: those of the latest screenshot are enough."""
 
 
 def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedModel) -> Caches:
@@ -34,7 +34,7 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
     """
     free = max(0, memory.limit_bytes - memory.active_bytes)
     with_snapshots = needs_snapshots(loaded.language_model)
-    alone = loaded.ranks is None  # other ranks can be told of segments only
+    alone = loaded.ranks is None  # other ranks mirror segments only
     stores_prefixes = can_store(loaded.language_model) and (alone or not with_snapshots)
     if settings.prefix_bytes and not stores_prefixes:
         logger.warning("this model's state is of a kind that the prefix cache can't store")
@@ -53,7 +53,7 @@ def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedM
         fingerprint = _in_background(lambda: loaded.checkpoint.fingerprint(hashes))
 
     def open_disk() -> DiskTier:
-        """If the folder can't be used, a warning and an empty tier."""
+        """The tier in the folder; an empty one, with a warning, if the folder can't be used."""
         if not settings.disk_bytes:
             return DiskTier()
         try:
@@ -91,7 +91,7 @@ def _in_background(work: Callable[[], str]) -> Future[str]:
     def run() -> None:
         try:
             found.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whoever asks for the result meets it
+        except BaseException as error:  # noqa: BLE001 - `Future.result` raises it
             found.set_exception(error)
 
     threading.Thread(target=run, name="fingerprint", daemon=True).start()

@@ -291,7 +291,7 @@ def test_look_ahead_masks_equal_stepwise_masks(new: New):
     ahead, plain = compiled(new(), schema).begin(2)
     ahead.look_ahead(drafts)
     assert ahead.wait(10)
-    masks = list(ahead.ahead())
+    masks = list(ahead.draft_masks())
     assert len(masks) == 3, "x may not come"
     for mask, token_id in zip(masks, drafts, strict=False):
         plain.advance([token_id])
@@ -301,7 +301,7 @@ def test_look_ahead_masks_equal_stepwise_masks(new: New):
     ahead.advance(drafts[:3])
     assert ahead.wait(10)
     assert np.array_equal(ahead.allowed(), plain.allowed())
-    assert list(ahead.ahead()) == []
+    assert list(ahead.draft_masks()) == []
 
 
 def test_matcher_reports_forced_tokens(new: New):
@@ -312,7 +312,7 @@ def test_matcher_reports_forced_tokens(new: New):
     assert byte_host().backend.decode(forced).startswith("abc")
     matcher.look_ahead(forced)
     assert matcher.wait(10)
-    assert len(matcher.ahead()) == len(forced)
+    assert len(matcher.draft_masks()) == len(forced)
 
 
 def test_matcher_advance_and_wait_zero_do_not_block(new: New):

@@ -60,7 +60,7 @@ class FakeMatcher:
     def look_ahead(self, token_ids: Sequence[int]) -> None:
         self.drafts = token_ids
 
-    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+    def draft_masks(self) -> Sequence[NDArray[np.bool_]]:
         return [self.allowed()] * len(self.drafts)
 
     def wait(self, seconds: float) -> bool:

@@ -110,14 +110,14 @@ class RemoteMatcher:
             self._answers.ask(Follow(self._choice, token_ids, are_drafts=False))
 
     def look_ahead(self, token_ids: Sequence[int]) -> None:
-        """Request the masks after each of these draft tokens: see `ahead`."""
+        """Request the masks after each of these draft tokens: see `draft_masks`."""
         self._take_replies()
         self._ahead = []
         if self.fault is None and token_ids:
             self._answers.ask(Follow(self._choice, token_ids, are_drafts=True))
 
     def wait(self, seconds: float) -> bool:
-        """Whether `allowed` and `ahead` are known, within `seconds`."""
+        """Whether `allowed` and `draft_masks` are known, within `seconds`."""
         answers, deadline = self._answers, time.monotonic() + seconds
         while answers.waits_for(self._choice):
             left = deadline - time.monotonic()
@@ -134,7 +134,7 @@ class RemoteMatcher:
             self._allowed = np.zeros_like(self._allowed)
         return self._allowed
 
-    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+    def draft_masks(self) -> Sequence[NDArray[np.bool_]]:
         """(vocabulary,) bool after each token of `look_ahead`, while those are allowed."""
         self._take_replies()
         return self._ahead

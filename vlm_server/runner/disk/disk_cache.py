@@ -41,14 +41,14 @@ class DiskCache(DiskTier):
         *,
         needs_snapshots: bool,
     ) -> None:
-        """prefix_bytes: limit of what is read of a prompt. See `PrefixCache` for snapshots."""
+        """prefix_bytes: limit of a prompt's loaded KV. needs_snapshots: see `PrefixCache`."""
         self._store = store
         self._fingerprint = fingerprint
         self._prefix_bytes = prefix_bytes
         self._needs_snapshots = needs_snapshots
         self._lock = threading.Lock()
         self._catching_up = threading.Lock()
-        """Held while headers are read; before `_lock`."""
+        """Held while headers are read; acquired before `_lock`."""
         self._blocks = KVBlockIndex(whole=needs_snapshots)
         self.writer = DiskWriter(store, self._drop)
         self._catch_up()
@@ -127,7 +127,7 @@ class DiskCache(DiskTier):
                 break
             read.append(block.key)
             yield StoredPrefix(start, record.segment, count, record.snapshot)
-            del record  # or it would be held while the next one is read
+            del record  # frees it while the next record is read
         self._store.touch(reversed(read))
 
     # ---- reading -------------------------------------------------------------------
@@ -135,9 +135,9 @@ class DiskCache(DiskTier):
     def _blocks_after(
         self, prompt: PromptKey, known: int, limit: int, salt: str
     ) -> list[tuple[KVBlock, int, int]]:
-        """Blocks of `prompt` that go beyond its first `known` positions, in order.
+        """The blocks of `prompt` that end beyond its first `known` positions, in order.
 
-        Each with its first position, and the number of its positions that match.
+        Each with its first position and its number of matching positions.
         """
         with self._lock:
             walk = self._blocks.walk(prompt, limit, salt, self._store.__contains__)
@@ -149,9 +149,9 @@ class DiskCache(DiskTier):
         return blocks
 
     def _read(self, key: str, subject: str | KVBlock) -> Record | None:
-        """The record of `subject`; None if there is none, or an unusable one, which is deleted.
+        """The record of `subject`; None if it is missing or unusable, which deletes it.
 
-        Raises OutOfMemory; the file stays then.
+        Raises OutOfMemory, and keeps the file.
         """
         try:
             data = self._store.get(key)
@@ -172,7 +172,7 @@ class DiskCache(DiskTier):
         return None
 
     def _catch_up(self) -> None:
-        """Index new blocks of prompts by any engine, and drop those that are gone."""
+        """Index new blocks of all engines, and drop deleted ones."""
         with self._catching_up:
             found, gone = self._store.refresh()
             self._drop(gone)
@@ -181,7 +181,7 @@ class DiskCache(DiskTier):
                     self._read_header(key)
 
     def _read_header(self, key: str) -> None:
-        """Index a block, or delete its file if it is none."""
+        """Index a block, or delete its file if that is invalid."""
         if (path := self._store.path(key)) is None:
             return
         try:
@@ -215,6 +215,6 @@ class DiskCache(DiskTier):
         return f"features-{hashlib.sha256(f'{self._fingerprint} {key}'.encode()).hexdigest()}"
 
     def _drop(self, keys: Iterable[str]) -> None:
-        """Drop blocks from the index, except those that are stored again, or will be."""
+        """Drop blocks from the index, except those stored or queued again."""
         with self._lock:
             self._blocks.drop([key for key in keys if not self._is_known(key)])

@@ -1,4 +1,4 @@
-"""What is known of a checkpoint: before it is loaded (`Survey`), and after (`ModelFacts`).
+"""Facts of a checkpoint: before it is loaded (`Survey`), and after (`ModelFacts`).
 
 The survey follows the rules of loading, and reads no weights.
 """
@@ -45,7 +45,7 @@ _FILES = ("*.safetensors", "config.json")
 
 
 def survey(request: SurveyRequest, least_tokens: int = 1) -> Survey:
-    """What the checkpoint is, and whether it fits with a request of `least_tokens`.
+    """The checkpoint's properties, and whether it fits with a request of `least_tokens`.
 
     Never raises for a fault of the checkpoint: see `Survey.refusal`.
     """
@@ -82,7 +82,7 @@ def _planned_bytes(found: Survey, plan: DownloadPlan, model: ModelSettings, budg
     refuse_unservable(config, allow_unchecked=True)
     try:
         get_model_and_args(config=config)
-    except Exception as error:  # noqa: BLE001  families fail in their own ways
+    except Exception as error:  # noqa: BLE001  families fail with any exception
         raise ModelLoadError(f"mlx-vlm has no family {found.family!r} ({error})") from None
     if not layout.sees(config):
         raise ModelLoadError(f"{found.family} names no image token: not a vision model")
@@ -103,7 +103,7 @@ def _with_weights(found: Survey, model: ModelSettings, least_tokens: int) -> Sur
         image_token_of(opened.family, opened.model, opened.config)
         state = planned_state_size(opened.model.language_model, opened.family)
     free = found.limit_bytes - opened.size_bytes
-    fitting = bisect_right(range(1, found.context_tokens + 1), free, key=state.of)
+    fitting = bisect_right(range(1, found.context_tokens + 1), free, key=state.bytes_for)
     least, refusal = min(least_tokens, found.context_tokens), ""
     if fitting < least:
         refusal = (
@@ -115,8 +115,8 @@ def _with_weights(found: Survey, model: ModelSettings, least_tokens: int) -> Sur
         found,
         weight_bytes=opened.size_bytes,
         fitting_tokens=fitting,
-        kv_bytes=state.of(fitting),
-        least_kv_bytes=state.of(least),
+        kv_bytes=state.bytes_for(fitting),
+        least_kv_bytes=state.bytes_for(least),
         refusal=refusal,
     )
 
@@ -167,7 +167,7 @@ def _modified_at(folder: Path) -> float:
 
 
 def _capabilities(loaded: LoadedModel) -> tuple[str, ...]:
-    """Every family gets videos, if only as frames."""
+    """The kinds of input and output; all families get videos, if only as frames."""
     found = ["completion", "vision", "video", "structured_output"]
     found += ["tools"] if loaded.spec.tool_parser is not None else []
     found += ["thinking"] if loaded.spec.reasoning_format is not None else []

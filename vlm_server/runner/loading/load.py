@@ -59,7 +59,7 @@ def load(
 ) -> LoadedModel:
     """The checkpoint in folder `settings.path`, or this rank's part of it.
 
-    Runs no code from it and fetches nothing. Raises ModelLoadError if the folder is no checkpoint
+    Runs no code from it and downloads nothing. Raises ModelLoadError if the folder is no checkpoint
     that can be served, or if its weights take more than `limit_bytes`.
     """
     folder, backend = Path(settings.path), backend_of(device)
@@ -82,7 +82,7 @@ def load(
             family.forget_positions(language_model)
         widths = backend.draft_widths
         text = CompiledModel(language_model, attention, positions, widths, embed, count)
-    writes = family.tower is None and bool(family.position_state)  # when it encodes
+    writes = family.tower is None and bool(family.position_state)  # while it encodes
     return LoadedModel(
         model=model,
         processor=processor,
@@ -118,7 +118,7 @@ def open_lazily(
 ) -> Iterator[OpenedModel]:
     """The checkpoint in folder `settings.path` with lazy weights. See `load`.
 
-    They can be read during the `with` block only.
+    They can be read in the `with` block only.
     """
     folder = Path(settings.path)
     check_files(folder)
@@ -143,7 +143,7 @@ def open_lazily(
         if dtype != "auto":
             model.set_dtype(_DTYPES[dtype])
         if ranks is not None:
-            ranks.shard(model, family.name)
+            ranks.shard(model, family.name, is_shardable=family.is_shardable)
         size_bytes = sum(array.nbytes for array in arrays_of(model))
         check_fits(tensors, dtype, budget, size_bytes)
         yield OpenedModel(config, family, model, processor, size_bytes)

@@ -30,7 +30,7 @@ class FewRowsLinear(Linear):  # type: ignore[misc]
 
     multiply: Multiply
     product: SharedProduct | None = None
-    """The product that it is part of, if any."""
+    """The shared product that computes this layer, if any."""
 
     def __call__(self, x: mx.array) -> mx.array:
         are_few = _are_few(x, self.weight)
@@ -72,7 +72,7 @@ class SharedProduct:
         """Parts of `_input` that no layer has asked for yet."""
 
     def part_of(self, layer: FewRowsLinear, x: mx.array) -> mx.array:
-        """The output of `layer` for `x`; the others' parts are kept until they are asked for."""
+        """The output of `layer` for `x`; the other layers' parts are kept until their calls."""
         if x is not self._input or id(layer) not in self._left:
             multiply = self._multiply if _are_few(x, self._weight) else _by_mlx
             parts = multiply(x, self._weight, self._bias, self._widths)

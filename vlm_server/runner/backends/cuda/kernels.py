@@ -1,4 +1,4 @@
-"""Our CUDA kernels but a language model's attention, as functions of arrays; which can be used."""
+"""Our CUDA kernels, except a language model's attention, as functions of arrays."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from vlm_server.runner.device.device import current_device
 logger = logging.getLogger(__name__)
 
 _TOLERANCE = 0.5
-"""Between sums of 128 products in bfloat16 and in float32, some 11 in size."""
+"""Allowed distance between sums of 128 products in bfloat16 and float32, some 11 in size."""
 SKINNY_ROWS = 32
-"""The most rows of `skinny_linear`."""
+"""Maximum rows of `skinny_linear`."""
 SKINNY_DEPTH = 64  # and its multiples
 _SKINNY_COLUMNS = 16
 _SKINNY_WARPS = 8
 _MOST_HEAD_SIZE = 128
 """Largest head of `attend_to_segments`."""
 _WIDEST_ACCESS = 16
-"""Bytes that a thread reads or writes at once."""
+"""Bytes of a thread's widest read or write."""
 _COPYING_THREADS, _ROTATING_THREADS = 256, 128
 """Threads of a block of `arrange_rows`, and of `rotate_heads`."""
 
@@ -73,7 +73,7 @@ def rotate_heads(
 
 
 def takes_rows(sources: Sequence[tuple[mx.array, mx.array]]) -> bool:
-    """Whether `arrange_rows` can be used here, for these."""
+    """Whether `arrange_rows` supports these sources on this device."""
     if not can_be_used():
         return False
     kinds = {(array.shape[1], array.shape[3], array.dtype) for each in sources for array in each}
@@ -106,7 +106,7 @@ def arrange_rows(
 def attend_to_segments(
     queries: mx.array, keys: mx.array, values: mx.array, blocks: mx.array, scale: float
 ) -> mx.array:
-    """Attention of patches, (frames, patches, heads, head size), to their own segments; as much.
+    """Attention of patches, (frames, patches, heads, head size), within segments; of that shape.
 
     blocks: what `blocks_of` makes of the segments. See segment_attention.cu.
     """
@@ -136,7 +136,7 @@ def blocks_of(segments: Iterable[tuple[int, int]]) -> NDArray[np.int32]:
 
 
 def takes_segments(head_size: int, dtype: mx.Dtype) -> bool:
-    """Whether `attend_to_segments` can be used here, for such heads."""
+    """Whether `attend_to_segments` supports such heads on this device."""
     is_of_tiles = head_size % 16 == 0 and head_size <= _MOST_HEAD_SIZE
     return is_of_tiles and dtype in (mx.bfloat16, mx.float16) and can_be_used()
 
@@ -209,7 +209,7 @@ def _distance(found: mx.array, expected: mx.array) -> float:
 
 @cache
 def _skinny_linear(widths: tuple[int, ...]) -> Any:
-    """For any number of columns if they are one part."""
+    """One part may have any number of columns."""
     is_one = len(widths) == 1
     outputs = [f"y_{number}" for number in range(len(widths))]
     columns = "weight_shape[0]" if is_one else _joined(widths)

@@ -72,16 +72,16 @@ def test_it_takes_blocks_and_masks_of_few_queries():
     attention = CudaAttention(4096)
     q, k, _ = halves(256, 512)
     few = mx.ones((1, 1, 16, 512), dtype=mx.bool_)
-    assert attention.takes(q, k, "causal")
-    assert attention.takes(q[:, :, :16], k, few)
-    assert not attention.takes(q, k, None)
-    assert not attention.takes(q[:, :, :100], k, "causal")
-    assert not attention.takes(q, k[:, :, :500], "causal")
-    assert attention.takes(*halves(256, 512, rows=2)[:2], "causal")
-    assert not attention.takes(*halves(256, 40_960, rows=2)[:2], "causal")
-    assert not attention.takes(q, k, mx.ones((1, 1, 256, 512), dtype=mx.bool_))
-    assert not attention.takes(q[:, :, :16], k, few.astype(mx.bfloat16))
-    assert not attention.takes(q.astype(mx.float32), k.astype(mx.float32), "causal")
+    assert attention.supports(q, k, "causal")
+    assert attention.supports(q[:, :, :16], k, few)
+    assert not attention.supports(q, k, None)
+    assert not attention.supports(q[:, :, :100], k, "causal")
+    assert not attention.supports(q, k[:, :, :500], "causal")
+    assert attention.supports(*halves(256, 512, rows=2)[:2], "causal")
+    assert not attention.supports(*halves(256, 40_960, rows=2)[:2], "causal")
+    assert not attention.supports(q, k, mx.ones((1, 1, 256, 512), dtype=mx.bool_))
+    assert not attention.supports(q[:, :, :16], k, few.astype(mx.bfloat16))
+    assert not attention.supports(q.astype(mx.float32), k.astype(mx.float32), "causal")
 
 
 class Planned:
@@ -122,7 +122,7 @@ def plan_all(attention: CudaAttention) -> None:
 def attend(attention: CudaAttention, queries: int, keys: int) -> None:
     q = mx.zeros((1, 2, queries, 8), mx.bfloat16)
     k = mx.zeros((1, 1, keys, 8), mx.bfloat16)
-    assert attention.takes(q, k, "causal")
+    assert attention.supports(q, k, "causal")
     assert attention(q, k, k, SCALE, "causal").shape == q.shape
 
 
@@ -249,7 +249,7 @@ def test_prompts_beyond_the_blocks_wait_for_one_plan(planned: Planned):
 
 
 def test_what_is_remembered_is_bounded(planned: Planned, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cuda_attention, "_MOST_CHUNK_SHAPES", 3)
+    monkeypatch.setattr(cuda_attention, "_MAX_CHUNK_SHAPES", 3)
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
     plan_all(attention)
