@@ -31,8 +31,14 @@ from vlm_server.runner.loading.load import load
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.sampling import SequenceSampler
 from vlm_server.runner.text import decode_batch
-from vlm_server.settings import Cache, Log, Memory, Model, Scheduler
-from vlm_server.settings import Engine as EngineSettings
+from vlm_server.settings import (
+    CacheSettings,
+    EngineSettings,
+    Log,
+    MemorySettings,
+    ModelSettings,
+    SchedulerSettings,
+)
 
 DOCS = Path(__file__).parents[1] / "docs"
 ELEMENTS = [
@@ -151,16 +157,19 @@ class ScriptedSampler(SequenceSampler):
 
 
 def new_engine(loaded: LoadedModel, num_speculative_tokens: int) -> EngineLoop:
-    memory, cache = MlxMemory(Memory(), loaded.device), Cache(prefix_bytes=0, disk_bytes=0)
+    memory, cache = (
+        MlxMemory(MemorySettings(), loaded.device),
+        CacheSettings(prefix_bytes=0, disk_bytes=0),
+    )
     caches = build_caches(cache, memory.read(), loaded)
     start = Start(
-        model=Model(),
+        model=ModelSettings(),
         engine=EngineSettings(),
         log=Log(),
-        scheduler=Scheduler(num_speculative_tokens=num_speculative_tokens),
+        scheduler=SchedulerSettings(num_speculative_tokens=num_speculative_tokens),
         cache=cache,
     )
-    governor = Governor(Memory(), memory, SystemProcessMemory(), caches)
+    governor = Governor(MemorySettings(), memory, SystemProcessMemory(), caches)
     return build_engine(start, loaded, governor, caches, SimpleQueue(), lambda event: None)
 
 
@@ -202,7 +211,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4])
     wanted = parser.parse_args()
     device = current_device()
-    loaded = load(Model(path=str(wanted.model)), device, device.suitable_bytes)
+    loaded = load(ModelSettings(path=str(wanted.model)), device, device.suitable_bytes)
     decode_batch.SequenceSampler = ScriptedSampler  # type: ignore[attr-defined]
     engines = {name: new_engine(loaded, count) for name, count in (("plain", 0), ("drafts", 15))}
     for kind in wanted.kinds:

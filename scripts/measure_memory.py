@@ -63,13 +63,13 @@ MIB = 1 << 20
 DEVICE = current_device()
 IS_CPU = DEVICE.kind is DeviceKind.CPU
 SIZE = (560, 420) if IS_CPU else (1092, 812)
-NO_CACHES = settings.Cache(prefix_bytes=0, encoder_bytes=0, pixel_bytes=0)
+NO_CACHES = settings.CacheSettings(prefix_bytes=0, encoder_bytes=0, pixel_bytes=0)
 
 
 class NeverClears(Governor):
     """Keeps whatever was freed, but for what the pool's limit takes."""
 
-    def idle(self) -> None:
+    def clear_when_idle(self) -> None:
         self._has_worked, self._idle_since = False, None
 
 
@@ -82,7 +82,7 @@ class ClearsAtNextPrefill(NeverClears):
 
 
 class ClearsNotWhileDecoding(Governor):
-    def after_decode(self, num_seqs: int, *, somebody_waits: bool) -> None:
+    def after_decode(self, num_seqs: int, *, awaits_first_token: bool) -> None:
         pass
 
 
@@ -93,11 +93,15 @@ class Engine:
         self,
         loaded: LoadedModel,
         kind: type[Governor],
-        memory: settings.Memory,
-        cache: settings.Cache,
+        memory: settings.MemorySettings,
+        cache: settings.CacheSettings,
     ) -> None:
         start = Start(
-            settings.Model(), settings.Scheduler(), settings.Engine(), settings.Log(), memory
+            settings.ModelSettings(),
+            settings.SchedulerSettings(),
+            settings.EngineSettings(),
+            settings.Log(),
+            memory,
         )
         device = MlxMemory(memory, DEVICE)
         caches = build_caches(cache, device.read(), loaded)
@@ -127,7 +131,7 @@ class Engine:
     def rest(self, seconds: float) -> None:
         """Ask nothing for a while, in which the governor may do what it does when idle."""
         end = time.monotonic() + seconds
-        while (left := self.governor.idle_seconds_left()) is not None:
+        while (left := self.governor.seconds_until_clear()) is not None:
             if time.monotonic() + left > end:
                 break
             self.loop.step()
@@ -157,7 +161,7 @@ def engine(
     loaded: LoadedModel, kind: type[Governor] = Governor, cache: Any = NO_CACHES, **memory: Any
 ) -> Iterator[Engine]:
     """An engine whose governor is of `kind`, warm."""
-    made = Engine(loaded, kind, settings.Memory(**memory), cache)
+    made = Engine(loaded, kind, settings.MemorySettings(**memory), cache)
     for number in range(2):
         made.ask("warm", picture(900 + number))
         made.wait()
@@ -334,7 +338,7 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     heap.share_one_heap()  # as the engine's
     arguments.out.mkdir(parents=True, exist_ok=True)
-    model = settings.Model(path=str(arguments.model))
+    model = settings.ModelSettings(path=str(arguments.model))
     loaded = load(model, DEVICE, DEVICE.memory_bytes)
     found: dict[str, Any] = {"device": str(mx.default_device())}
     if arguments.count:

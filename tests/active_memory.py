@@ -1,4 +1,4 @@
-"""What MLX holds, so that two readings can be compared."""
+"""Comparable readings of MLX's active memory."""
 
 from __future__ import annotations
 

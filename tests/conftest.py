@@ -1,4 +1,4 @@
-"""What holds for all tests: their markers, which of them run, in which worker, and in what order.
+"""Markers, selection, workers and order of all tests.
 
 Every test is marked by the folder it lies in: tests/unit is `unit`, and so on. What is marked
 `alone` measures: nothing else runs meanwhile.

@@ -95,7 +95,7 @@ class Daemon:
         wait_until(lambda: self._is_ready(), seconds, self.log)
 
     def wait_idle(self, seconds: float = 10.0) -> None:
-        """Until the engine says that nobody in it remembers a request."""
+        """Wait until the engine tracks no request."""
 
         def is_idle() -> bool:
             return not any(self.status()["engine"]["stats"]["tracked_by"].values())
@@ -131,7 +131,7 @@ def free_port() -> int:
 
 @cache
 def checkpoint(family: str) -> Path:
-    """The folder of `family`'s tiny model, which nobody writes to."""
+    """The read-only folder of `family`'s tiny model."""
     from tests.tiny_models import build  # takes a second
 
     return build(family, Path(tempfile.mkdtemp(prefix="vlm-server-model-")) / "model")

@@ -1,4 +1,4 @@
-"""Screenshots of a drawn desktop at which somebody works: the same turns for the same seed."""
+"""Screenshots of a drawn desktop at work: the same turns for the same seed."""
 
 from __future__ import annotations
 

@@ -104,11 +104,11 @@ class Tables:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         RECORDS.parent.mkdir(exist_ok=True)
-        RECORDS.write_text("".join(json.dumps(asdict(one)) + "\n" for one in self.records))
+        RECORDS.write_text("".join(json.dumps(asdict(record)) + "\n" for record in self.records))
         TABLES.write_text(tables(self.records))
         terminalreporter.section(f"slowest {NUM_PRINTED}; tables in {TABLES}")
-        for one in slowest(self.records)[:NUM_PRINTED]:
-            terminalreporter.line(f"{one.seconds:7.2f} s  {one.test}")
+        for record in slowest(self.records)[:NUM_PRINTED]:
+            terminalreporter.line(f"{record.seconds:7.2f} s  {record.test}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -138,8 +138,10 @@ def tables(records: list[Record]) -> str:
         lines.append("|---|---|---|---|---|")
         lines += [_sums(name, its) for name, its in _grouped(records, key)]
     lines += ["", "| slowest tests | seconds | of them set-up |", "|---|---|---|"]
-    for one in slowest(records)[:NUM_SLOWEST]:
-        lines.append(f"| `{one.test}` | {one.seconds:.1f} | {one.phases.get('setup', 0):.1f} |")
+    for record in slowest(records)[:NUM_SLOWEST]:
+        lines.append(
+            f"| `{record.test}` | {record.seconds:.1f} | {record.phases.get('setup', 0):.1f} |"
+        )
     return "\n".join(lines) + "\n"
 
 

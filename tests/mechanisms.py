@@ -1,4 +1,4 @@
-"""What each tiny checkpoint's family has of the mechanisms that serving it takes, by column."""
+"""The serving mechanisms of each tiny checkpoint's family, by column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures that cost whoever decodes them."""
+"""Pictures that are expensive to decode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests plant in checkpoints to see whether it runs."""
+"""Code that tests plant in checkpoints, to see whether it runs."""
 
 from __future__ import annotations
 

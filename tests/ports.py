@@ -6,11 +6,11 @@ import random
 import socket
 
 _FIRST, _END = 20_000, 32_000
-"""Below those that systems give to connections."""
+"""Below the ports that systems assign to connections."""
 
 
 def free_ports(count: int) -> int:
-    """The first of so many in a row that nobody listens at."""
+    """The first of `count` free ports in a row."""
     while True:
         first = random.randrange(_FIRST, _END)
         if all(_is_free(port) for port in range(first, first + count)):

@@ -1,4 +1,4 @@
-"""How long the code under test works, whatever the machine and the test run do beside it."""
+"""CPU time of the code under test, independent of other load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of several workers beside each other, but for those that measure: they run alone."""
+"""Tests of several workers run at the same time, except those that measure: they run alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def turn(folder: Path, alone: bool) -> Iterator[None]:
-    """Our turn among all that use `folder`: beside others, or with nobody beside us.
+    """A test's turn among all that use `folder`: at the same time as others, or alone.
 
-    Who waits to be alone holds the door, so that nobody enters before them.
+    A test that waits to run alone holds the door, so that no other test enters before it.
     """
     with (folder / "door.lock").open("w") as door, (folder / "room.lock").open("w") as room:
         fcntl.flock(door, fcntl.LOCK_EX)

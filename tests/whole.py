@@ -1,4 +1,4 @@
-"""What the default run tries a few of, and the whole run (`scripts/test --all`) all of."""
+"""Parameters and examples: a few in the default run, all in `scripts/test --all`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     VlmServerError
     ├── ConfigError               the settings are invalid                 (no HTTP)
-    │   └── NotAvailable          what they name is not there at present   (no HTTP)
+    │   └── NotAvailable          a named resource is missing at present   (no HTTP)
     ├── ModelLoadError            the checkpoint can't be loaded           (no HTTP)
     ├── EngineBroken              too many steps failed: end the process   (no HTTP)
     └── RequestError              one request fails, the others go on
@@ -59,7 +59,7 @@ class ConfigError(VlmServerError):
 
 
 class NotAvailable(ConfigError):
-    """The thing that a setting names is missing, but may come: a port, an address, a disk."""
+    """A resource that a setting names is missing at present: a port, an address, a disk."""
 
 
 class ModelLoadError(VlmServerError):
@@ -73,9 +73,9 @@ class EngineBroken(VlmServerError):
 class RequestError(VlmServerError):
     """One request can't be answered.
 
-    `message` is shown to the client: it says what is wrong and never contains the payload,
-    a path or an address. `param` is the field at fault, such as `messages[2].content[1]`.
-    `retry_after_seconds` is set where the error knows when to try again; it is not sent between
+    `message` is shown to the client: it states the fault and never contains the payload, a path or
+    an address. `param` is the field at fault, such as `messages[2].content[1]`.
+    `retry_after_seconds` is the time until a retry may succeed, where known; it is not sent between
     processes.
     """
 
@@ -117,9 +117,9 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
     @classmethod
-    def of(cls, context_tokens: int, found: str, param: str) -> Self:
-        """In words by which clients know it: those of OpenAI (LangChain, LiteLLM), vLLM and
-        Anthropic. `found` says how long the prompt is, and what to do."""
+    def of_prompt(cls, context_tokens: int, found: str, param: str) -> Self:
+        """The error in the words of OpenAI (LangChain, LiteLLM), vLLM and Anthropic, by which
+        clients recognize it. `found`: the length of the prompt, and advice."""
         return cls(
             f"Input tokens exceed the configured limit of {context_tokens - 1} tokens: this "
             f"model's maximum context length is {context_tokens} tokens, with the answer. The "
@@ -129,13 +129,13 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class PreviousResponseNotFound(InvalidRequest):
-    """The turns that a request goes on from are not, or no longer, stored for this client."""
+    """The turns that a request continues are not, or no longer, stored for this client."""
 
     code = "previous_response_not_found"
 
 
 class ThreadUnsupported(InvalidRequest):
-    """The request goes on from, or begins, a conversation that the server would have to keep."""
+    """The request begins or continues a conversation that the server would have to store."""
 
     code = "thread_unsupported_request"
 
@@ -175,7 +175,7 @@ class RequestTimeout(RequestError):
 
 
 class RequestCancelled(RequestError):
-    """An operator ended the request. Clients do not try this status again by themselves."""
+    """An operator ended the request. Clients do not retry this status by themselves."""
 
     status, code, type = 410, "request_cancelled", "invalid_request_error"
 
@@ -197,7 +197,7 @@ class DecodeBudgetExceeded(PayloadTooLarge):
 
 
 class RequestTooCostly(PayloadTooLarge):
-    """Engines crashed on requests of this size; another try may succeed later."""
+    """The request takes too much time or memory to parse, or engines crashed on its size."""
 
     code = "request_too_costly"
 
@@ -211,7 +211,7 @@ class QueueFull(RequestError):
 
 
 class KeyLimitReached(QueueFull):
-    """As many requests with this API key are in flight as it may have."""
+    """The number of requests in flight with this API key has reached its limit."""
 
     code = "key_limit_reached"
 
@@ -221,7 +221,7 @@ class InternalError(RequestError):
 
 
 class NotSupported(RequestError):
-    """The route is known of other servers, and has nothing to do here."""
+    """The route exists in other servers, and has no function here."""
 
     status, code, type = 501, "not_supported", "invalid_request_error"
 
@@ -233,19 +233,19 @@ class EngineDied(RequestError):
 
 
 class OutOfMemory(RequestError):
-    """Device memory ran out while this request ran; another try may succeed."""
+    """Device memory ran out while this request ran; a retry may succeed."""
 
     status, code, type = 503, "out_of_memory", "server_error"
 
 
 class StepTooLong(RequestError):
-    """The device ended what held it too long; smaller steps may be let through."""
+    """The device ended a step that took too long; smaller steps may succeed."""
 
     status, code = 503, "step_too_long"
 
 
 DeviceLimit = OutOfMemory | StepTooLong
-"""What another try, with less at once, may not meet."""
+"""Errors of which a retry with smaller steps may be free."""
 
 
 class EngineUnavailable(RequestError):
@@ -255,7 +255,7 @@ class EngineUnavailable(RequestError):
 
 
 class ModelDoesNotFit(RequestError):
-    """There is no memory for the model beside those that stay loaded."""
+    """There is no memory for the model in addition to those that stay loaded."""
 
     status, code, type = 503, "model_does_not_fit", "server_error"
 

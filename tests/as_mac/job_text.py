@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def of(job: Job) -> str:
-    """The text; only the lines that somebody may look for."""
+    """The text, reduced to lines that a reader may look for."""
     running = job.process is not None
     state = "running" if running else "not running" if job.due is None else "spawn scheduled"
     words = job.plist["ProgramArguments"]

@@ -60,7 +60,7 @@ _SESSIONS = {"gui": "Aqua", "user": "Background"}
 
 
 class Refusal(Exception):
-    """A command's exit code, and what it says."""
+    """A command's exit code and output."""
 
     def __init__(self, code: int, doing: str = "", text: str = "") -> None:
         super().__init__(text or f"{doing} failed: {code}: {_REASONS[code]}")
@@ -97,7 +97,7 @@ class Job:
 
 
 class Launchd:
-    """Jobs of this user. `folder` gets the program `launchctl` and a log of what it was asked.
+    """Jobs of this user. `folder` gets the program `launchctl` and a log of its commands.
 
     has_screen: whether the user has logged in at the screen, which makes the domain `gui`.
     environment: what its jobs find beside launchd's own. throttle: the shortest time between two
@@ -114,7 +114,7 @@ class Launchd:
     ) -> None:
         self.domains = {f"user/{os.getuid()}"} | ({f"gui/{os.getuid()}"} if has_screen else set())
         self.disabled: set[str] = set()
-        self.asked: list[list[str]] = []
+        self.commands: list[list[str]] = []
         self._environment = environment
         self._throttle = throttle
         self._folder = folder
@@ -142,7 +142,7 @@ class Launchd:
     def answer(self, words: list[str]) -> tuple[int, str, str]:
         """Exit code, output and complaint of `launchctl WORDS`."""
         with self._lock:
-            self.asked.append(words)
+            self.commands.append(words)
             try:
                 out = getattr(self, f"_{words[0]}")(*words[1:])
             except Refusal as refusal:
@@ -167,12 +167,12 @@ class Launchd:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(job.process.pid, signal.SIGKILL)
                     job.process.wait()
-                for each in job.sockets.values():
-                    each.close()
+                for listener in job.sockets.values():
+                    listener.close()
         self._wake.send(b"x")
         self._thread.join()
-        for each in (self._listener, self._wake, self._woken):
-            each.close()
+        for channel in (self._listener, self._wake, self._woken):
+            channel.close()
 
     # ---- what launchctl can do -----------------------------------------------------------
 
@@ -242,8 +242,8 @@ class Launchd:
                 seconds = self._start_due()
                 watched = self._watched()
             with selectors.PollSelector() as selector:
-                for each in {*watched, self._listener.fileno(), self._woken.fileno()}:
-                    selector.register(each, selectors.EVENT_READ)
+                for descriptor in {*watched, self._listener.fileno(), self._woken.fileno()}:
+                    selector.register(descriptor, selectors.EVENT_READ)
                 ready = {key.fd for key, _ in selector.select(seconds)}
             with self._lock:
                 if self._woken.fileno() in ready:
@@ -259,11 +259,11 @@ class Launchd:
         for job in self._jobs.values():
             found.update(dict.fromkeys(job.watched, job))
             if job.process is None and job.due is None:
-                found.update({each.fileno(): job for each in job.sockets.values()})
+                found.update({listener.fileno(): job for listener in job.sockets.values()})
         return found
 
     def _start_due(self) -> float | None:
-        """Start and kill what it is time for; in how many seconds there is something to do."""
+        """Start and kill all jobs that are due; returns the seconds until the next one is."""
         now, times = time.monotonic(), []
         for job in self._jobs.values():
             if job.due is not None and job.due <= now:
@@ -272,7 +272,7 @@ class Launchd:
             if job.kill_at is not None and job.kill_at <= now:
                 job.kill_at = None
                 self._signal(job, signal.SIGKILL)
-            times += [each for each in (job.due, job.kill_at) if each is not None]
+            times += [moment for moment in (job.due, job.kill_at) if moment is not None]
         return max(0.0, min(times) - now) if times else None
 
     def _happened(self, job: Job, descriptor: int) -> None:
@@ -329,8 +329,8 @@ class Launchd:
             job.process.send_signal(number)
 
     def _forget(self, job: Job) -> None:
-        for each in job.sockets.values():
-            each.close()
+        for listener in job.sockets.values():
+            listener.close()
         del self._jobs[job.target]
 
     def _find(self, target: str) -> Job:

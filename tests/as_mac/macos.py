@@ -117,8 +117,8 @@ def _change_sockets() -> None:
 
     def socketpair(*arguments: Any, **options: Any) -> tuple[socket.socket, socket.socket]:
         pair = real_pair(*arguments, **options)
-        for each in pair:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PAIR_BYTES)
+        for end in pair:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PAIR_BYTES)
         return pair
 
     kind.getsockopt = getsockopt  # type: ignore[method-assign,assignment]

@@ -17,8 +17,8 @@ from vlm_server.settings import Limits
 
 
 @pytest.fixture
-def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """The processes that keep, or kept, the system awake."""
+def caffeinate_pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """A function to the ids of all `caffeinate` processes started so far."""
     log = tmp_path / "log"
     log.touch()
     program = tmp_path / "caffeinate"
@@ -36,27 +36,29 @@ async def comes_true(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(LOOK_SECONDS)
 
 
-async def test_it_is_held_while_any_request_is_in_flight(held: Callable[[], list[int]]):
+async def test_mac_stays_awake_while_any_request_is_in_flight(
+    caffeinate_pids: Callable[[], list[int]],
+):
     slots = QueueSlots(Limits())
     with slots.hold("me", 1):
         with slots.hold("me", 1):
-            await comes_true(lambda: len(held()) == 1)
+            await comes_true(lambda: len(caffeinate_pids()) == 1)
         await asyncio.sleep(0.5)
-        assert is_alive(held()[0])
+        assert is_alive(caffeinate_pids()[0])
     with slots.hold("me", 1):  # the next one comes soon
         await asyncio.sleep(0.5)
-        assert is_alive(held()[0])
-    await comes_true(lambda: not is_alive(held()[0]))
+        assert is_alive(caffeinate_pids()[0])
+    await comes_true(lambda: not is_alive(caffeinate_pids()[0]))
     with slots.hold("me", 1):
-        await comes_true(lambda: len(held()) == 2)
-    await comes_true(lambda: not is_alive(held()[1]))
+        await comes_true(lambda: len(caffeinate_pids()) == 2)
+    await comes_true(lambda: not is_alive(caffeinate_pids()[1]))
 
 
-async def test_nobody_else_holds_its_pipe(held: Callable[[], list[int]]):
-    """It ends when the front does, whatever else lives on."""
+async def test_caffeinate_pipe_is_not_inherited(caffeinate_pids: Callable[[], list[int]]):
+    """So `caffeinate` ends with the front, even if other children live on."""
     holding = awake.Awake()
     holding.hold()
-    await comes_true(lambda: len(held()) == 1)
+    await comes_true(lambda: len(caffeinate_pids()) == 1)
     assert holding._holder is not None
     assert holding._holder.stdin is not None
     assert not os.get_inheritable(holding._holder.stdin.fileno())
@@ -64,7 +66,7 @@ async def test_nobody_else_holds_its_pipe(held: Callable[[], list[int]]):
     await comes_true(lambda: holding._holder is not None and holding._holder.poll() is not None)
 
 
-async def test_without_the_program_requests_are_served(monkeypatch: pytest.MonkeyPatch):
+async def test_requests_are_served_without_caffeinate(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(awake, "_CAFFEINATE", "/nowhere/caffeinate")
     slots = QueueSlots(Limits())

@@ -1,4 +1,4 @@
-"""The service where launchd has no screen for it, has it switched off, or makes it wait."""
+"""The service runs under launchd without a GUI login, after being disabled, and when throttled."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from vlm_server.cli.service.launchd import LABEL
 from vlm_server.cli.service.launchd import Launchd as Service
 from vlm_server.cli.service.manager import ServiceCommand, ServicePhase
 from vlm_server.cli.service.status import wait_for_answer
-from vlm_server.settings import Engine, Server, Settings
+from vlm_server.settings import EngineSettings, Server, Settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has a real one")
 
 GUI, USER = f"gui/{os.getuid()}/{LABEL}", f"user/{os.getuid()}/{LABEL}"
 WAITS = "trap 'kill $!; exit 0' TERM; sleep 1000 & touch up; wait"
-"""Ends with 0, as the daemon does."""
+"""A program that ends with 0 on SIGTERM, as the daemon does."""
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody answers here, and nobody waits long for that."""
+    """No daemon answers here, so waiting for one is kept short."""
     monkeypatch.setattr(status, "_LOOK_SECONDS", 0.2)
 
 
-class Installed:
+class InstalledService:
     """A service whose program is a shell script, in a launchd."""
 
     def __init__(self, system: Launchd, home: Path, script: str, pause: float = 0.02) -> None:
@@ -57,24 +57,26 @@ class Installed:
             time.sleep(LOOK_SECONDS)
 
     def wait_until_up(self) -> None:
-        """Until the program knows how to end."""
+        """Wait until the program handles SIGTERM."""
         deadline = time.monotonic() + 20
         while not self._up.exists():
             assert time.monotonic() < deadline
             time.sleep(LOOK_SECONDS)
 
     def targets(self, verb: str) -> list[str]:
-        return [words[1] for words in self.launchd.asked if words[0] == verb]
+        return [words[1] for words in self.launchd.commands if words[0] == verb]
 
 
 @contextmanager
-def installed(home: Path, script: str = WAITS, **options: bool | float) -> Iterator[Installed]:
+def installed(
+    home: Path, script: str = WAITS, **options: bool | float
+) -> Iterator[InstalledService]:
     with tempfile.TemporaryDirectory() as folder, launchd(Path(folder), {}, **options) as system:
-        yield Installed(system, home, script)
+        yield InstalledService(system, home, script)
 
 
 @pytest.mark.parametrize(("has_screen", "target"), [(True, GUI), (False, USER)])
-def test_it_is_loaded_where_there_is_a_domain(has_screen: bool, target: str, tmp_path: Path):
+def test_launchd_service_loads_in_available_domain(has_screen: bool, target: str, tmp_path: Path):
     with installed(tmp_path, has_screen=has_screen) as service:
         service.manager.load(is_moved=True)
         service.wait_until_up()
@@ -89,7 +91,7 @@ def test_it_is_loaded_where_there_is_a_domain(has_screen: bool, target: str, tmp
         assert not service.manager.is_listening()
 
 
-def test_it_is_found_where_it_was_loaded_before_a_login(tmp_path: Path):
+def test_launchd_service_is_found_in_user_domain_after_login(tmp_path: Path):
     with installed(tmp_path, has_screen=False) as service:
         service.manager.load(is_moved=True)
         service.wait_for("running")
@@ -100,15 +102,15 @@ def test_it_is_found_where_it_was_loaded_before_a_login(tmp_path: Path):
         assert service.targets("bootout") == [USER]
 
 
-def test_what_was_switched_off_is_switched_on(tmp_path: Path):
-    """Among the login items of the settings, by hand: installing it says that it is wanted."""
+def test_launchd_load_enables_disabled_service(tmp_path: Path):
+    """A user can disable it among the login items; an installation enables it again."""
     with installed(tmp_path) as service:
         service.launchd.disabled.add(GUI)
         service.manager.load(is_moved=True)
         service.wait_for("running")
 
 
-def test_without_any_domain_it_says_so_at_once(tmp_path: Path):
+def test_launchd_load_fails_at_once_without_domain(tmp_path: Path):
     with installed(tmp_path) as service:
         service.launchd.domains.clear()
         with pytest.raises(CommandFailed, match="125: Domain does not support"):
@@ -116,7 +118,7 @@ def test_without_any_domain_it_says_so_at_once(tmp_path: Path):
         assert len(service.targets("bootstrap")) == 1
 
 
-def test_a_start_that_launchd_puts_off_is_waited_for(tmp_path: Path):
+def test_throttled_launchd_start_is_waited_for(tmp_path: Path):
     """Between two starts, launchd lets ten seconds pass: `spawn scheduled`."""
     with installed(tmp_path, throttle=300.0) as service:
         service.manager.load(is_moved=True)
@@ -127,7 +129,9 @@ def test_a_start_that_launchd_puts_off_is_waited_for(tmp_path: Path):
             wait_for_answer(service.manager, settings(service.port, 0.1), print)
 
 
-def test_a_start_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_throttled_launchd_start_is_given_up_after_grace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(status, "_GRACE_SECONDS", 0.5)
     with installed(tmp_path, throttle=300.0) as service:
         service.manager.load(is_moved=True)
@@ -137,17 +141,19 @@ def test_a_start_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.
             wait_for_answer(service.manager, settings(service.port, 60.0), print)
 
 
-@pytest.mark.parametrize(("script", "said"), [("exit 1", "1 (it crashed)"), ("kill -9 $$", "9")])
-def test_one_that_crashed_is_not_waited_for(script: str, said: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("script", "exit_text"), [("exit 1", "1 (it crashed)"), ("kill -9 $$", "9")]
+)
+def test_crashed_launchd_service_is_not_waited_for(script: str, exit_text: str, tmp_path: Path):
     with installed(tmp_path, script, throttle=300.0) as service:
         service.manager.load(is_moved=True)
         service.wait_for("restarting")
-        assert said in str(service.manager.state().last_exit)
+        assert exit_text in str(service.manager.state().last_exit)
         with pytest.raises(CommandFailed, match="the service is not running: it ended with"):
             wait_for_answer(service.manager, settings(service.port, 60.0), print)
 
 
-def test_it_gets_more_files_than_launchd_gives(tmp_path: Path):
+def test_launchd_service_raises_open_file_limit(tmp_path: Path):
     with installed(tmp_path, f"sleep 0.2; ulimit -Sn > files; {WAITS}") as service:
         service.manager.load(is_moved=True)
         service.wait_for("running")
@@ -159,4 +165,4 @@ def test_it_gets_more_files_than_launchd_gives(tmp_path: Path):
 
 
 def settings(port: int, seconds: float) -> Settings:
-    return Settings(server=Server(port=port), engine=Engine(start_timeout_seconds=seconds))
+    return Settings(server=Server(port=port), engine=EngineSettings(start_timeout_seconds=seconds))

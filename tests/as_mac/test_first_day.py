@@ -1,4 +1,4 @@
-"""The script that a Mac's owner runs once, run here: all that needs no Mac is found right."""
+"""The script for a Mac's owner finds no fault here, in all points that need no Mac."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scripts import first_day_on_a_mac
 pytestmark = [pytest.mark.e2e, pytest.mark.whole]
 
 
-def test_the_report_has_every_point_and_nothing_is_wrong(
+def test_first_day_report_has_every_point_and_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     report = tmp_path / "report.md"

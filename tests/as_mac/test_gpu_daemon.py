@@ -1,4 +1,4 @@
-"""The whole daemon with Metal's branches, and with errors as Metal tells them."""
+"""The whole daemon works on Metal's code paths, and survives errors as Metal reports them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.whole import few_of
 pytestmark = pytest.mark.e2e
 
 POINTS = ("decode", "prefill", "encode", "store")
-"""Those of `gpu/sitecustomize.py`, which changes whatever process imports it."""
+"""Fault points of `gpu/sitecustomize.py`, which patches every process that imports it."""
 KINDS = ("out_of_memory", "step_too_long")
 GPU = Path(__file__).parent / "gpu"
 SCHEMA = {
@@ -44,7 +44,7 @@ def metal(folder: Path) -> Iterator[Daemon]:
 
 
 def answer(daemon: Daemon, number: int, **options: Any) -> str:
-    """To a question about a picture that nobody has seen."""
+    """The answer to a question about a new picture."""
     options = {"max_tokens": 24, "temperature": 0, **options}
     made = daemon.client().chat.completions.create(
         model="default", messages=[user(noise(number, (96, 64)), "What is this?")], **options
@@ -56,11 +56,11 @@ def restarts(daemon: Daemon) -> int:
     return int(daemon.status()["engine"]["restarts"])
 
 
-def test_it_is_taken_for_a_mac(metal: Daemon):
+def test_metal_stand_in_is_taken_for_mac(metal: Daemon):
     assert "Apple M1 (stand-in)" in metal.log.read_text()
 
 
-def test_texts_pictures_and_schemas_are_answered(metal: Daemon):
+def test_metal_daemon_answers_pictures_and_schemas(metal: Daemon):
     assert answer(metal, 1)
     response_format = {
         "type": "json_schema",
@@ -76,7 +76,7 @@ def test_texts_pictures_and_schemas_are_answered(metal: Daemon):
 
 
 @pytest.mark.whole
-def test_six_at_once_are_answered_as_each_alone(metal: Daemon):
+def test_metal_daemon_answers_concurrent_requests_as_alone(metal: Daemon):
     with ThreadPoolExecutor(6) as threads:
         together = list(threads.map(lambda number: answer(metal, number), range(10, 16)))
     assert together == [answer(metal, number) for number in range(10, 16)]
@@ -86,7 +86,9 @@ def test_six_at_once_are_answered_as_each_alone(metal: Daemon):
 @pytest.mark.parametrize(
     ("point", "kind"), few_of(product(POINTS, KINDS), {("decode", KINDS[0]), ("prefill", KINDS[1])})
 )
-def test_a_late_error_is_told_or_made_good(metal: Daemon, folder: Path, point: str, kind: str):
+def test_late_metal_error_is_reported_or_retried(
+    metal: Daemon, folder: Path, point: str, kind: str
+):
     number = 100 + 10 * POINTS.index(point) + (kind == "step_too_long")
     (folder / "fault").write_text(f"{point} {kind}")
     if point == "decode":
@@ -104,7 +106,7 @@ def test_a_late_error_is_told_or_made_good(metal: Daemon, folder: Path, point: s
 
 @pytest.mark.whole
 @pytest.mark.parametrize("point", ["decode", "prefill", "encode"])
-def test_an_engine_that_aborts_is_started_again(metal: Daemon, folder: Path, point: str):
+def test_aborted_metal_engine_is_restarted(metal: Daemon, folder: Path, point: str):
     before = restarts(metal)
     (folder / "fault").write_text(f"{point} abort")
     with pytest.raises(openai.APIStatusError) as raised:

@@ -1,4 +1,4 @@
-"""macOS lets a program into some folders only if its user has allowed that: EPERM, else."""
+"""Errors in folders that macOS guards (EPERM) name the guard and its remedy."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from vlm_server.cli.doctor.settings import guarded
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.service.launchd import Launchd
 from vlm_server.errors import ConfigError
-from vlm_server.settings import Model, Settings, load
+from vlm_server.settings import ModelSettings, Settings, load
 
 _guarded: list[Path] = []
 
 
 def _guard(event: str, arguments: tuple[Any, ...]) -> None:
-    """A hook stays for ever: nothing is guarded but during these tests."""
+    """An audit hook can't be removed, so it guards folders only during these tests."""
     if event in ("open", "os.listdir", "os.scandir") and _guarded:
         path = arguments[0]
         if isinstance(path, str | Path) and any(
-            Path(path).is_relative_to(each) for each in _guarded
+            Path(path).is_relative_to(folder) for folder in _guarded
         ):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def hook() -> None:
+def audit_hook() -> None:
     sys.addaudithook(_guard)
 
 
@@ -56,16 +56,18 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_a_model_that_may_not_be_read_names_the_guard(home: Path):
+def test_model_in_guarded_folder_error_names_full_disk_access(home: Path):
     options.check_model(home / "Documents/model")
     _guarded.append(home / "Documents")
-    said = refusal(home / "Documents/model")
-    assert f"macOS guards {home}/Documents" in said
-    assert "Full Disk Access" in said
-    assert str(Path(sys.executable).resolve()) in said
+    message = refusal(home / "Documents/model")
+    assert f"macOS guards {home}/Documents" in message
+    assert "Full Disk Access" in message
+    assert str(Path(sys.executable).resolve()) in message
 
 
-def test_another_refusal_is_no_guards(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_permission_errors_elsewhere_do_not_mention_macos_guard(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+):
     _guarded.append(home / "Models")
     assert "macOS" not in refusal(home / "Models/model"), "another folder"
     _guarded.append(home / "Documents")
@@ -73,24 +75,26 @@ def test_another_refusal_is_no_guards(home: Path, monkeypatch: pytest.MonkeyPatc
     assert "macOS" not in refusal(home / "Documents/model"), "another system"
 
 
-def test_settings_that_may_not_be_read_name_the_guard(home: Path):
+def test_settings_in_guarded_folder_error_names_macos_guard(home: Path):
     _guarded.append(home / "Documents")
     with pytest.raises(ConfigError, match="macOS guards"):
         load(home / "Documents/my.toml")
 
 
-def test_the_doctor_warns_of_what_the_service_may_not_read(home: Path):
+def test_doctor_warns_of_guarded_folders_of_service(home: Path):
     service = Launchd(home)
     settings = Settings(
-        model=Model(path=str(home / "Models/model"), search_paths=("/Volumes/SSD", "/opt/models"))
+        model=ModelSettings(
+            path=str(home / "Models/model"), search_paths=("/Volumes/SSD", "/opt/models")
+        )
     )
-    seen = Situation(
+    examined = Situation(
         argparse.Namespace(config=home / "Documents/my.toml"), "", home, service, settings
     )
-    assert guarded(seen) == [], "nothing is installed: the terminal's leave is enough"
+    assert guarded(examined) == [], "nothing is installed: the terminal's leave is enough"
     service.path.parent.mkdir(parents=True)
     service.path.touch()
-    found = guarded(seen)
-    assert [each.level for each in found] == ["warning"] * 2
+    found = guarded(examined)
+    assert [finding.level for finding in found] == ["warning"] * 2
     assert f"{home}/Documents" in found[0].text
     assert "/Volumes/SSD" in found[1].advice

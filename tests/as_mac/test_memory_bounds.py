@@ -1,4 +1,4 @@
-"""What no limit of the system's holds is killed by who waits for it."""
+"""Without the system's memory limits, a child process is killed by its waiting parent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.as_mac import macos
 from tests.unit.prompt.test_grammars import HUGE, byte_host, compiled, refusal
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool
+from vlm_server.prompt.grammar.grammar_client import GrammarLimits
 from vlm_server.prompt.grammar.grammars import Grammars
-from vlm_server.prompt.grammar.server import GrammarLimits
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="a stand-in for macOS"),
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def as_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children live on something like macOS; this process asks as if it did."""
+    """Child processes and this one take the system for macOS."""
     path = os.pathsep.join([str(ROOT / "tests/as_mac/site"), str(ROOT)])
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -42,7 +42,7 @@ def grammars() -> Iterator[Grammars]:
     made.close()
 
 
-def test_a_job_that_takes_too_much_ends_its_process():
+def test_child_job_beyond_memory_bound_ends_its_process():
     pool = ChildPool("tests.unit.platform.child.echo", 1, memory_bytes=200 * MIB)
     try:
         with pytest.raises(ChildFailed, match="more memory"):
@@ -52,12 +52,12 @@ def test_a_job_that_takes_too_much_ends_its_process():
         pool.close()
 
 
-def test_a_schema_that_takes_too_much_is_refused(grammars: Grammars):
+def test_schema_beyond_memory_bound_is_refused(grammars: Grammars):
     assert "too much memory" in refusal(grammars, HUGE)
     assert compiled(grammars, {"const": 1}).is_alive
 
 
-def test_a_schema_counts_with_what_it_takes(grammars: Grammars):
+def test_grammar_size_reflects_memory_of_its_process(grammars: Grammars):
     small = compiled(grammars, {"const": 1})
     large = compiled(grammars, {"type": "string", "pattern": "^a{30000}$"})
     assert 0 < small.size_bytes < large.size_bytes - 4 * MIB

@@ -23,8 +23,8 @@ from vlm_server.platform.child import passing
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.passing import PassedSocket
 from vlm_server.prompt.grammar.constraints import Schema
+from vlm_server.prompt.grammar.grammar_client import CompiledGrammar, GrammarLimits
 from vlm_server.prompt.grammar.grammars import Grammars
-from vlm_server.prompt.grammar.server import CompiledGrammar, GrammarLimits
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="asks what was received; macOS itself does"),
@@ -58,7 +58,7 @@ def server_pid(grammars: Grammars) -> int:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that is too busy to receive anything."""
+    """Stop a process, so that it receives nothing."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -68,7 +68,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a socket was sent, and whoever sent it has gone on."""
+    """Set once a socket was sent and its sender waits."""
     event = threading.Event()
     real = PassedSocket.wait
 
@@ -80,7 +80,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
-def test_a_schema_is_compiled_by_a_server_that_is_busy(grammars: Grammars, sent: threading.Event):
+def test_busy_grammar_server_receives_passed_socket(grammars: Grammars, sent: threading.Event):
     with ThreadPoolExecutor(1) as pool:
         with stopped(server_pid(grammars)):
             sent.clear()
@@ -89,7 +89,7 @@ def test_a_schema_is_compiled_by_a_server_that_is_busy(grammars: Grammars, sent:
         assert grammar.result(30).is_alive
 
 
-def test_answers_are_followed_by_a_grammar_that_was_busy(grammars: Grammars):
+def test_busy_grammar_process_follows_answer_later(grammars: Grammars):
     grammar = compiled(grammars, 12)
     with stopped(grammar.process._pid):
         (matcher,) = grammar.begin(1)
@@ -101,7 +101,7 @@ def test_answers_are_followed_by_a_grammar_that_was_busy(grammars: Grammars):
     matcher.close()
 
 
-def test_a_grammar_that_ends_before_it_takes_the_socket_ends_the_answers(grammars: Grammars):
+def test_grammar_killed_before_receiving_socket_ends_answers(grammars: Grammars):
     grammar = compiled(grammars, 1)
     pid = grammar.process._pid
     with stopped(pid):
@@ -114,7 +114,7 @@ def test_a_grammar_that_ends_before_it_takes_the_socket_ends_the_answers(grammar
     assert time.monotonic() - started < 10
 
 
-def test_a_server_that_ends_before_it_takes_the_socket_is_replaced(
+def test_grammar_server_killed_before_receiving_socket_is_replaced(
     grammars: Grammars, sent: threading.Event
 ):
     pid = server_pid(grammars)
@@ -129,8 +129,8 @@ def test_a_server_that_ends_before_it_takes_the_socket_is_replaced(
 
 
 @pytest.mark.parametrize("end", [0, 1])
-def test_both_ends_have_room(end: int, monkeypatch: pytest.MonkeyPatch):
-    """For what is on its way while the other side has no core: a mask, a picture."""
+def test_socket_pair_buffers_hold_whole_message(end: int, monkeypatch: pytest.MonkeyPatch):
+    """Room for a whole mask or picture while the other side has no core."""
     real = socket.socketpair
 
     def small() -> tuple[socket.socket, socket.socket]:
@@ -148,7 +148,7 @@ def test_both_ends_have_room(end: int, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("end", [PassedSocket.close, PassedSocket.acknowledge])
-def test_nothing_is_left_open(end: Callable[[PassedSocket], None]):
+def test_passed_socket_is_closed_after_acknowledgement(end: Callable[[PassedSocket], None]):
     here, there = socket.socketpair()
     passed = PassedSocket()
     passed.send(here, b"x")

@@ -40,11 +40,11 @@ def status(home: MacHome, code: int = 0) -> dict[str, Any]:
 
 
 def engine_pid(port: int) -> int:
-    told = httpx.get(f"http://127.0.0.1:{port}/v1/status", trust_env=False).json()
-    return int(told["engine"]["pid"] or 0)
+    status_document = httpx.get(f"http://127.0.0.1:{port}/v1/status", trust_env=False).json()
+    return int(status_document["engine"]["pid"] or 0)
 
 
-def test_from_the_installation_to_the_removal(home: MacHome) -> None:
+def test_launchd_service_survives_restart_reload_and_kills(home: MacHome) -> None:
     port = free_port()
     config = home.home / "my.toml"
     config.write_text(f"[server]\nport = {port}\n")
@@ -84,11 +84,11 @@ def test_from_the_installation_to_the_removal(home: MacHome) -> None:
         socket.create_connection(("127.0.0.1", port))
 
 
-def test_by_ssh_without_a_login_at_the_screen(tmp_path: Path) -> None:
+def test_launchd_service_installs_without_gui_login(tmp_path: Path) -> None:
     with mac_home(tmp_path, has_screen=False) as home:
         port = free_port()
         done(home, "install", "--set", f"server.port={port}")
         assert status(home)["health"] == "ready"
-        loaded = [words for words in home.launchd.asked if words[0] == "bootstrap"]
+        loaded = [words for words in home.launchd.commands if words[0] == "bootstrap"]
         assert loaded == [["bootstrap", f"user/{os.getuid()}", str(home.plist)]]
         done(home, "uninstall")

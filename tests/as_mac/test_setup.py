@@ -14,14 +14,16 @@ NONE = "#!/bin/sh\nexit 127\n"
 
 
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs one there")
-def test_the_stub_is_not_asked(tmp_path: Path) -> None:
+def test_setup_ignores_xcode_python_stub(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     (tmp_path / "clone/scripts").mkdir(parents=True)
     shutil.copy(SCRIPTS / "setup", tmp_path / "clone/scripts")
-    told = {"uname": '#!/bin/sh\n[ "$1" = -s ] && echo Darwin || echo arm64\n'}
-    told |= dict.fromkeys(["xcode-select", *(f"python3.{minor}" for minor in range(11, 15))], NONE)
-    for name, text in told.items():
+    program_texts = {"uname": '#!/bin/sh\n[ "$1" = -s ] && echo Darwin || echo arm64\n'}
+    program_texts |= dict.fromkeys(
+        ["xcode-select", *(f"python3.{minor}" for minor in range(11, 15))], NONE
+    )
+    for name, text in program_texts.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     result = subprocess.run(

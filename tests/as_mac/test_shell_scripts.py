@@ -20,13 +20,13 @@ SCRIPTS = sorted(
 CHECKS = (["dash", "-n"], ["shellcheck", "-s", "sh"])
 
 
-def test_they_are_found() -> None:
+def test_shell_scripts_are_collected() -> None:
     assert ROOT / "scripts/setup" in SCRIPTS
     assert len(SCRIPTS) > 10
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check[0])
-def test_they_are_plain_sh(check: list[str]) -> None:
+def test_shell_scripts_pass_dash_and_shellcheck(check: list[str]) -> None:
     where = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     if (program := shutil.which(check[0], path=where)) is None:
         pytest.skip(f"needs {check[0]}")

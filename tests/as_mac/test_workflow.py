@@ -1,4 +1,4 @@
-"""Hosted runners run commands that there are; `actionlint` finds nothing in what they are told."""
+"""Workflows of hosted runners name existing scripts, and pass `actionlint`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIONLINT = shutil.which("actionlint", path=WHERE)
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
-def test_their_commands_are_there():
+def test_workflow_scripts_exist_and_are_executable():
     texts = [path.read_text() for path in WORKFLOWS]
     commands = {word for text in texts for word in re.findall(r"\bscripts/\w+", text)}
     assert {"scripts/setup", "scripts/check", "scripts/test"} <= commands
@@ -27,7 +27,7 @@ def test_their_commands_are_there():
 @pytest.mark.whole
 @pytest.mark.skipif(ACTIONLINT is None, reason="needs `scripts/setup dev workflows`")
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_actionlint_finds_nothing(path: Path):
+def test_actionlint_accepts_workflows(path: Path):
     assert ACTIONLINT is not None
-    made = subprocess.run([ACTIONLINT, str(path)], capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stdout
+    result = subprocess.run([ACTIONLINT, str(path)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout

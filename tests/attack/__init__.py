@@ -1,1 +1,1 @@
-"""Attacks on the real running daemon: what it takes, who pays, and what is left."""
+"""Attacks on a real daemon: what is accepted, who pays, and what remains."""

@@ -1,8 +1,7 @@
-"""What four hostile bodies at once cost everybody else: the p99 of health checks and of a stream.
+"""The p99 of health checks and of a stream while four hostile bodies are sent.
 
 By hand: `python -m tests.attack.body_latency` starts a daemon and attacks it. Senders and measuring
-are processes of their own, or each other's Python locks would be measured.
-"""
+clients are processes of their own; in one process, Python's lock would be measured."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ KINDS: dict[str, Callable[[], bytes] | None] = {
 
 
 def send(daemon: Daemon, kind: str, ready: Barrier, over: Event) -> None:
-    """One of the attackers: sends the body again and again."""
+    """Send the body again and again, as one of the attackers."""
     make = KINDS[kind]
     body = make() if make else None
     ready.wait()
@@ -79,8 +78,8 @@ def check(daemon: Daemon, times: Times, over: Event) -> None:
 
 
 def read_streams(daemon: Daemon, times: Times, over: Event) -> None:
-    asked = chat(user("Count."), stream=True, max_tokens=400, ignore_eos=True)
-    body = json.dumps(asked).encode()
+    request = chat(user("Count."), stream=True, max_tokens=400, ignore_eos=True)
+    body = json.dumps(request).encode()
     head = (
         f"POST {ROUTE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -96,7 +95,7 @@ def read_streams(daemon: Daemon, times: Times, over: Event) -> None:
 
 
 def attack(daemon: Daemon, kind: str, seconds: float) -> Times:
-    """What was measured while four clients sent bodies of that kind for so long."""
+    """The measurements while four clients send bodies of one kind for `seconds`."""
     ready, over = multiprocessing.Barrier(NUM_BODIES + 2), multiprocessing.Event()
     receiver, sender = multiprocessing.Pipe(duplex=False)
     processes = [

@@ -1,10 +1,9 @@
-"""What HTTP costs in each dialect: how long an answer takes that the engine gives at once.
+"""The overhead of HTTP in each dialect: the time of an answer that the engine gives at once.
 
-By hand: `python -m tests.attack.dialect_overhead --rounds 3` asks a front in a process of its own,
-around the scripted worker, over one connection. A figure is from before the request is sent until
-its answer is read, so it includes this client, the way to the engine and back, and what the worker
-needs to decode the request.
-"""
+By hand: `python -m tests.attack.dialect_overhead --rounds 3` measures a front in its own process,
+with the scripted worker, over one connection. A figure lasts from before the request is sent until
+its answer is read, so it includes this client, the way to the engine and back, and the worker's
+decoding of the request."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.server import HttpServer
 from vlm_server.api.parsing import body_parser
 from vlm_server.platform import heap
-from vlm_server.settings import Engine, Settings
+from vlm_server.settings import EngineSettings, Settings
 
 SCRIPT = "accept prefill token finish"
 PICTURE_SIDE_PIXELS = 830
@@ -83,13 +82,13 @@ BODIES: dict[str, Callable[[str | None], dict[str, Any]]] = {
 
 
 def serve(ready: Connection) -> None:
-    """The front; ends when its caller does."""
+    """Run the front until the parent process ends."""
     heap.keep_bodies()
     asyncio.run(_serve(ready))
 
 
 async def _serve(ready: Connection) -> None:
-    settings = Settings(engine=Engine(openblas="off"))
+    settings = Settings(engine=EngineSettings(openblas="off"))
     supervisor = ScriptedSupervisor(settings, lambda _stage, _fraction: None)
     pool = body_parser.start_pool(settings.limits)
     await asyncio.to_thread(pool.warm_up)
@@ -108,14 +107,14 @@ async def _serve(ready: Connection) -> None:
 
 
 def ask(connection: http.client.HTTPConnection, route: str, body: bytes) -> float:
-    """How many milliseconds the answer takes."""
+    """The milliseconds of an answer."""
     started = time.perf_counter()
     connection.request("POST", route, body, {"content-type": "application/json"})
     answer = connection.getresponse()
     content = answer.read()
-    taken = 1e3 * (time.perf_counter() - started)
+    milliseconds = 1e3 * (time.perf_counter() - started)
     assert answer.status == 200, content[:500]
-    return taken
+    return milliseconds
 
 
 def measure(port: int, rounds: int, num_requests: int) -> None:

@@ -1,4 +1,4 @@
-"""The front on a real socket, around the scripted worker: its engine does what requests say."""
+"""The real front on a socket, with a scripted worker that does what requests say."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import uvicorn
 from tests.scripted_daemon import ScriptedSupervisor
 from tests.unit.api.scripted_engine import OneModel
 from vlm_server.api.app import create_app
-from vlm_server.settings import Engine, Limits, Settings
+from vlm_server.settings import EngineSettings, Limits, Settings
 
 ROUTE = "/v1/chat/completions"
 
 
 class WatchedSupervisor(ScriptedSupervisor):
-    """One that shows what it remembers."""
+    """A supervisor that exposes its state of requests."""
 
     @property
     def tracked(self) -> dict[str, object]:
-        """All that is remembered of requests; nothing of it is true when idle."""
+        """All state of requests; empty when idle."""
         return {
             "streams": set(self._in_flight._queues),
             "owed": self._watchdog.owed,
@@ -39,14 +39,14 @@ class WatchedSupervisor(ScriptedSupervisor):
 
 @dataclass
 class Answer:
-    """What a client has in the end."""
+    """The answer as a client receives it."""
 
     status: int
     body: str
 
     @property
     def terminals(self) -> list[str]:
-        """Ends that it was told of: one, if all is well."""
+        """The ends of the answer; exactly one if all is well."""
         if not self.body.startswith("data:"):
             error = json.loads(self.body).get("error")
             return [error["code"] if error else "stop"]
@@ -90,7 +90,7 @@ class Front:
         await self.until_ready()
 
     async def check_clean(self) -> None:
-        """Nothing is left of any request, and the next one is answered."""
+        """Assert that nothing of any request is left, and that the next one is answered."""
         await self.until_ready()
         answer = await self.ask("accept prefill token finish")
         assert (answer.status, answer.terminals) == (200, ["stop"])
@@ -102,7 +102,7 @@ class Front:
 async def running_front(limits: Limits | None = None, **engine: float) -> AsyncIterator[Front]:
     settings = Settings(
         limits=limits or Limits(),
-        engine=Engine(
+        engine=EngineSettings(
             **{  # type: ignore[arg-type]
                 "openblas": "off",
                 "restart_backoff_seconds": 0.05,

@@ -1,7 +1,6 @@
-"""A load of many small requests, and what became of them.
+"""A load of many small requests, and their results.
 
-By hand, against a running daemon: `python -m tests.attack.load --port 8000 --seconds 60`
-"""
+By hand, against a running daemon: `python -m tests.attack.load --port 8000 --seconds 60`"""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class Reply:
 
     @property
     def code(self) -> str:
-        """Of its error."""
+        """The code of the error."""
         return str(json.loads(self.body)["error"]["code"])
 
 
@@ -39,7 +38,7 @@ WARM_UP = 0.2
 
 @dataclass
 class Result:
-    """All replies of a load of so many seconds."""
+    """All replies of a load, and its seconds."""
 
     seconds: float
     started: float = field(default_factory=time.perf_counter)
@@ -51,7 +50,7 @@ class Result:
 
     @property
     def goodput(self) -> float:
-        """Answers per second, while the load lasted."""
+        """Answers per second during the load."""
         first, last = self.started + WARM_UP * self.seconds, self.started + self.seconds
         ends = [reply.ended for reply in self.replies if reply.status == 200]
         return sum(first <= at <= last for at in ends) / (last - first)
@@ -66,7 +65,7 @@ class Result:
 
 
 def chat_body(max_tokens: int, text: str = "") -> bytes:
-    """A text of its own, with an answer of exactly `max_tokens`."""
+    """A request with a unique text and an answer of exactly `max_tokens`."""
     words = text or f"Question {next(_numbers)}: what shape is this?"
     request = {
         "model": "default",
@@ -78,7 +77,7 @@ def chat_body(max_tokens: int, text: str = "") -> bytes:
 
 
 async def send(port: int, method: str, path: str, body: bytes = b"", *headers: str) -> Reply:
-    """One request on a connection of its own."""
+    """Send one request on a connection of its own."""
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -108,7 +107,7 @@ async def send(port: int, method: str, path: str, body: bytes = b"", *headers: s
 async def at_capacity(
     port: int, seconds: float, clients: int, max_tokens: int, key: str = "none"
 ) -> Result:
-    """`clients` of whom each sends its next request when it has its answer."""
+    """`clients` that each send the next request once they have their answer."""
     result = Result(seconds)
 
     async def go_on_asking() -> None:
@@ -121,7 +120,7 @@ async def at_capacity(
 
 
 async def patient(port: int, seconds: float, clients: int, max_tokens: int) -> Result:
-    """`clients` of whom each comes back when it was told to, and asks on when it has its answer."""
+    """`clients` that each obey `Retry-After` and send the next request once answered."""
     result = Result(seconds)
 
     async def go_on_asking() -> None:
@@ -142,10 +141,9 @@ async def patient(port: int, seconds: float, clients: int, max_tokens: int) -> R
 async def at_rate(
     port: int, seconds: float, per_second: float, max_tokens: int, keys: Sequence[str] = ("none",)
 ) -> Result:
-    """Requests at a fixed rate, whatever becomes of them; those refused are not tried again.
+    """Requests at a fixed rate whatever their results; refused ones are not retried.
 
-    Who has no answer when the load is over leaves.
-    """
+    Clients without an answer at the end disconnect."""
     result = Result(seconds)
     asking: set[asyncio.Task[None]] = set()
 
@@ -169,20 +167,20 @@ def _authorization(key: str) -> str:
 
 
 async def health(port: int, seconds: float) -> list[float]:
-    """How long `/health/live` took, several times a second."""
-    taken, started = [], time.perf_counter()
+    """The seconds of `/health/live`, several times a second."""
+    times, started = [], time.perf_counter()
     while time.perf_counter() - started < seconds:
         reply = await send(port, "GET", "/health/live")
         assert reply.status == 200
-        taken.append(reply.seconds)
+        times.append(reply.seconds)
         await asyncio.sleep(0.1)
-    return taken
+    return times
 
 
 async def _measure(
     port: int, seconds: float, rounds: int, clients: int, max_tokens: int, factor: float
 ) -> None:
-    """In turns, so that what else the machine does befalls both loads alike."""
+    """Measure both loads in turns, so that other work on the machine affects them alike."""
     await at_capacity(port, 3, clients, max_tokens)
     capacity, goodput, with_retries = list[float](), list[float](), list[float]()
     for _ in range(rounds):
@@ -193,10 +191,10 @@ async def _measure(
             at_rate(port, seconds / rounds, rate, max_tokens), health(port, seconds / rounds)
         )
         goodput.append(overload.goodput)
-        told = [one for one in overload.retry_after_seconds if one is not None]
+        waits = [wait for wait in overload.retry_after_seconds if wait is not None]
         print(
             f"capacity {usual.goodput:.2f} answers/s; {factor:g} x: {overload.goodput:.2f},"
-            f" {dict(overload.statuses)}, Retry-After {min(told)} to {max(told)} s,"
+            f" {dict(overload.statuses)}, Retry-After {min(waits)} to {max(waits)} s,"
             f" /health/live at most {max(live):.3f} s",
             flush=True,
         )

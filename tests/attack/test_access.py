@@ -1,4 +1,4 @@
-"""Who gets in, and where the daemon can be sent: keys, key files, `https:` and `file:` URLs."""
+"""Access under attack: keys, key files, `https:` and `file:` URLs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(daemon, folder / "keys.toml", root, http)
 
 
-def test_nobody_gets_in_without_a_key(site: Site) -> None:
+def test_every_path_needs_a_valid_key(site: Site) -> None:
     guesses = [None, "", "laptop", "operator", USER[:-1], USER + "x", USER.upper(),
                f"{USER} {ADMIN}", "\x00", "Bearer", f"{USER},{ADMIN}", "x" * 60_000]  # fmt: skip
     for path in ("/v1/models", "/v1/status", "/metrics", "/", "/nowhere"):
@@ -104,7 +104,7 @@ def test_nobody_gets_in_without_a_key(site: Site) -> None:
     assert site.status_of("/v1/models", USER) == 200
 
 
-def test_a_users_key_is_not_the_operators(site: Site) -> None:
+def test_user_key_cannot_use_operator_routes(site: Site) -> None:
     for path in ("/v1/status", "/metrics"):
         assert site.status_of(path, USER) == 403
         assert site.status_of(path, ADMIN) == 200
@@ -113,7 +113,7 @@ def test_a_users_key_is_not_the_operators(site: Site) -> None:
     assert site.status_of("/v1/%73tatus", USER) == 403
 
 
-def test_keys_come_and_go_without_a_restart(site: Site) -> None:
+def test_key_file_changes_apply_without_restart(site: Site) -> None:
     try:
         write_keys(site.keys, KEYS + '[guest]\nkey = "key-of-a-guest"\n')
         wait_until(
@@ -151,7 +151,7 @@ def test_the_log_has_names_and_no_keys(site: Site) -> None:
 
 @dataclass
 class Trap:
-    """Counts who connects to the loopback addresses at 443, where it may listen there."""
+    """Counts connections to loopback addresses at port 443, where it may listen there."""
 
     listeners: list[socket.socket] = field(default_factory=list)
     caught: int = 0
@@ -186,10 +186,10 @@ class Trap:
 
 @pytest.fixture
 def trap() -> Iterator[Trap]:
-    made = Trap()
-    made.listen()
-    yield made
-    made.close()
+    counter = Trap()
+    counter.listen()
+    yield counter
+    counter.close()
 
 
 INWARD = [
@@ -213,7 +213,7 @@ INWARD = [
 ]  # fmt: skip
 
 
-def test_no_url_leads_inwards(site: Site, trap: Trap) -> None:
+def test_urls_never_reach_inner_addresses(site: Site, trap: Trap) -> None:
     site.post(INWARD[0])  # the process starts
     for url in INWARD:
         started = time.monotonic()
@@ -228,7 +228,7 @@ def test_no_url_leads_inwards(site: Site, trap: Trap) -> None:
     assert site.is_fine()
 
 
-def test_no_file_outside_the_folder_is_read(site: Site) -> None:
+def test_file_urls_never_read_outside_their_folder(site: Site) -> None:
     outside = site.root.parent / "secret.png"
     bad = [
         f"file://{outside}", f"file://{site.root}/../secret.png", f"file://{site.root}/%2e%2e/secret.png",
@@ -249,8 +249,8 @@ def test_no_file_outside_the_folder_is_read(site: Site) -> None:
     assert site.is_fine()
 
 
-def test_slow_names_hold_up_nobody_else(site: Site) -> None:
-    """Eight requests with 64 URLs each, whose names nobody knows."""
+def test_unresolvable_hosts_do_not_delay_other_requests(site: Site) -> None:
+    """Eight requests with 64 URLs each, whose host names do not resolve."""
 
     def ask(number: int) -> int:
         return site.post(*(f"https://{number}-{i}.invalid/" for i in range(64))).status_code
@@ -258,13 +258,13 @@ def test_slow_names_hold_up_nobody_else(site: Site) -> None:
     with ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(ask, number) for number in range(8)]
         worst = 0.0
-        while not all(one.done() for one in asking):
+        while not all(task.done() for task in asking):
             started = time.monotonic()
             assert site.status_of("/health/live", None) == 200
             assert site.post().status_code == 200
             worst = max(worst, time.monotonic() - started)
             time.sleep(0.05)
-        assert {one.result() for one in asking} == {400}
+        assert {task.result() for task in asking} == {400}
     assert worst < 5
     assert site.is_fine()
 
@@ -278,7 +278,9 @@ def test_slow_names_hold_up_nobody_else(site: Site) -> None:
         ("server.api_key_file={folder}/absent", "No such file"),
     ],
 )
-def test_what_is_unsafe_does_not_start(setting: str, words: str, tmp_path: Path) -> None:
+def test_unsafe_settings_stop_the_start_with_reason(
+    setting: str, words: str, tmp_path: Path
+) -> None:
     readable = tmp_path / "keys.toml"
     readable.write_text(KEYS)
     readable.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Bodies that cost whoever reads them: health, running streams and other requests go on."""
+"""Costly bodies: health checks, running streams and other requests go on."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ GAP_SECONDS = 1.5
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """With time to read hostile bodies to their end. Its engine is scripted."""
+    """A daemon with a scripted engine and time to parse hostile bodies to their end."""
     with reading_daemon(tmp_path_factory.mktemp("daemon"), PARSING_SECONDS) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """The same with little time for a body."""
+    """The same daemon with little time to parse a body."""
     with reading_daemon(tmp_path_factory.mktemp("impatient"), IMPATIENT_SECONDS) as running:
         yield running
 
 
 @contextmanager
 def reading_daemon(folder: Path, parsing_seconds: float) -> Iterator[Daemon]:
-    settings = (f"limits.intake_timeout_seconds={parsing_seconds}", "engine.openblas=off")
+    settings = (f"limits.parsing_timeout_seconds={parsing_seconds}", "engine.openblas=off")
     with running_daemon(folder, *with_settings(*settings), program=SCRIPTED) as running:
         yield running
     assert "Traceback" not in running.log.read_text()
@@ -113,7 +113,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def parser_pids(daemon: Daemon) -> set[int]:
-    return {pid for pid in children(daemon.process.pid) if b"parsing_process" in command_of(pid)}
+    return {pid for pid in children(daemon.process.pid) if b"parsing.process" in command_of(pid)}
 
 
 def children(pid: int) -> Iterator[int]:
@@ -124,7 +124,7 @@ def children(pid: int) -> Iterator[int]:
 
 @dataclass
 class Times:
-    """Of health checks, and between the chunks of a stream; in seconds."""
+    """Seconds of health checks, and between the chunks of a stream."""
 
     health: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -136,7 +136,7 @@ def p99(times: list[float]) -> float:
 
 @contextmanager
 def measured(daemon: Daemon) -> Iterator[Times]:
-    """What health checks and a stream take while the `with` block runs."""
+    """Measure health checks and a stream while the `with` block runs."""
     times = Times()
     over = threading.Event()
 
@@ -179,7 +179,7 @@ def measured(daemon: Daemon) -> Iterator[Times]:
 @pytest.mark.parametrize(
     "names", [("lists", "names", "one name", "a role"), ("lists", "lists", "wide text", "depth")]
 )
-def test_four_hostile_bodies_stop_nobody_and_leave_nothing(daemon: Daemon, names: tuple[str, ...]):
+def test_hostile_bodies_delay_no_stream_and_leave_no_memory(daemon: Daemon, names: tuple[str, ...]):
     assert post(daemon, small_picture())[0] == 200
     before = resident_bytes(daemon.process.pid)
     bodies = [HOSTILE[name]() for name in names]
@@ -201,12 +201,12 @@ def test_header_bombs_are_refused_while_others_are_answered(daemon: Daemon):
     bombs = [json.dumps(chat(user(picture(url)))).encode() for url in kinds]
     with ThreadPoolExecutor() as threads:
         hostile = [threads.submit(post, daemon, bomb) for bomb in bombs]
-        others: list[Future[Any]] = [
+        honest: list[Future[Any]] = [
             threads.submit(post, daemon, body)
             for body in (json.dumps(chat(max_tokens=1)).encode(), small_picture())
         ]
         started = time.monotonic()
-        assert [other.result()[0] for other in others] == [200, 200]
+        assert [other.result()[0] for other in honest] == [200, 200]
         assert time.monotonic() - started < 10
         for future in hostile:
             status, answer = future.result()
@@ -216,7 +216,7 @@ def test_header_bombs_are_refused_while_others_are_answered(daemon: Daemon):
 
 @contextmanager
 def stopped_parsers(daemon: Daemon) -> Iterator[set[int]]:
-    """The idle processes are stopped, as if their work took for ever."""
+    """Suspend the idle parsing processes, as if their work took for ever."""
     assert post(daemon, small_picture())[0] == 200
     wait_until(lambda: len(parser_pids(daemon)) >= 1, 10, daemon.log)
     pids = parser_pids(daemon)
@@ -233,7 +233,7 @@ def in_flight(daemon: Daemon) -> int:
     return int(daemon.status()["requests"]["in_flight"])
 
 
-def test_a_client_that_leaves_ends_the_reading_of_its_body(daemon: Daemon):
+def test_disconnected_client_ends_the_parsing_of_its_body(daemon: Daemon):
     with stopped_parsers(daemon):
         pids = parser_pids(daemon)
         with send(daemon, small_picture()):
@@ -244,14 +244,14 @@ def test_a_client_that_leaves_ends_the_reading_of_its_body(daemon: Daemon):
     assert post(daemon, small_picture())[0] == 200
 
 
-def test_a_body_that_takes_too_long_is_refused_and_the_next_one_read(impatient: Daemon):
+def test_body_over_parsing_time_is_413_and_next_is_parsed(impatient: Daemon):
     with stopped_parsers(impatient):
         status, answer = post(impatient, small_picture())
     assert (status, answer["error"]["code"]) == (413, "request_too_costly")
     assert post(impatient, small_picture())[0] == 200
 
 
-def test_text_does_not_wait_for_media(daemon: Daemon):
+def test_text_bodies_do_not_wait_for_media_bodies(daemon: Daemon):
     with stopped_parsers(daemon), ExitStack() as waiting:
         for _ in range(6):
             waiting.enter_context(send(daemon, small_picture()))
@@ -261,17 +261,17 @@ def test_text_does_not_wait_for_media(daemon: Daemon):
     wait_until(lambda: in_flight(daemon) == 0, 10, daemon.log)
 
 
-def test_a_process_that_is_killed_fails_nobody(daemon: Daemon):
+def test_killed_parsing_process_fails_no_request(daemon: Daemon):
     with stopped_parsers(daemon) as pids, ThreadPoolExecutor() as threads:
-        asked = threads.submit(post, daemon, small_picture())
+        pending = threads.submit(post, daemon, small_picture())
         wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
         time.sleep(0.2)  # until the process has it
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        assert asked.result()[0] == 200
+        assert pending.result()[0] == 200
 
 
-def test_pictures_are_answered_right_after_all_this(daemon: Daemon):
+def test_pictures_are_answered_correctly_after_hostile_bodies(daemon: Daemon):
     url = data_url(encoded("PNG", (64, 48)))
     status, answer = post(daemon, json.dumps(chat(user(picture(url)), max_tokens=1)).encode())
     assert (status, answer["usage"]["completion_tokens"]) == (200, 1)

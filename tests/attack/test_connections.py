@@ -1,7 +1,6 @@
-"""Clients that misuse their connections, against the running daemon: the others notice nothing.
+"""Clients that misuse their connections do not affect others.
 
-Its engine is scripted: what is tried is the front's.
-"""
+The engine is scripted, since the front is the subject."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def clients(daemon: Daemon) -> Iterator[contextlib.ExitStack]:
-    """Closes sockets at the end; then no place may be taken."""
+    """Close all sockets at the end; then no queue slot may be taken."""
     with contextlib.ExitStack() as stack:
         yield stack
     wait_until(lambda: in_flight(daemon) == 0, 20, daemon.log)
@@ -83,7 +82,7 @@ def connect(daemon: Daemon, clients: contextlib.ExitStack, *sent: bytes) -> sock
 
 
 def chat(**fields: Any) -> bytes:
-    """A whole request."""
+    """The bytes of a whole request."""
     messages = [{"role": "user", "content": "Hello"}]
     body = json.dumps({"model": "default", "messages": messages, **fields}).encode()
     return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
@@ -101,7 +100,7 @@ def in_flight(daemon: Daemon) -> int:
 
 
 def until(client: socket.socket, end: bytes) -> bytes:
-    """What arrives up to `end`."""
+    """All bytes up to `end`."""
     received = b""
     while end not in received:
         piece = client.recv(65536)
@@ -111,7 +110,7 @@ def until(client: socket.socket, end: bytes) -> bytes:
 
 
 def everything(client: socket.socket) -> bytes:
-    """What arrives until the connection ends, be it by a reset."""
+    """All bytes until the connection ends or is reset."""
     received = b""
     with contextlib.suppress(ConnectionError):
         while piece := client.recv(65536):
@@ -129,7 +128,7 @@ def error_of(response: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process stands still during the block."""
+    """Suspend the process during the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -165,7 +164,7 @@ FLOODS = {
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", FLOODS)
-def test_eight_floods_do_not_keep_health_waiting(daemon: Daemon, name: str) -> None:
+def test_eight_floods_do_not_delay_health(daemon: Daemon, name: str) -> None:
     words = [str(daemon.port), *map(repr, FLOODS[name])]
     floods = [subprocess.Popen([sys.executable, "-c", FLOOD, *words]) for _ in range(8)]
     waits = []
@@ -189,7 +188,7 @@ def test_eight_floods_do_not_keep_health_waiting(daemon: Daemon, name: str) -> N
 # ---- connections -------------------------------------------------------------------
 
 
-def test_silent_connections_give_way_and_are_closed(
+def test_silent_connections_are_closed_for_new_ones(
     daemon: Daemon, clients: contextlib.ExitStack
 ) -> None:
     silent = [connect(daemon, clients) for _ in range(MAX_CONNECTIONS * 2)]
@@ -200,23 +199,23 @@ def test_silent_connections_give_way_and_are_closed(
     assert time.monotonic() - began < HEADER_SECONDS + 10
 
 
-def test_a_head_that_does_not_end_is_408(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+def test_unfinished_request_head_is_408(daemon: Daemon, clients: contextlib.ExitStack) -> None:
     client = connect(daemon, clients, b"GET / HTTP/1.1\r\nHost: loc")
     answer = everything(client)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert error_of(answer)["code"] == "request_timeout"
 
 
-def test_answers_are_never_given_up_for_new_connections(
+def test_running_answers_are_never_evicted_by_new_connections(
     daemon: Daemon, clients: contextlib.ExitStack
 ) -> None:
     with stopped(daemon.engine_pid()):
-        asked = [connect(daemon, clients, chat(max_tokens=2)) for _ in range(MAX_REQUESTS)]
+        running = [connect(daemon, clients, chat(max_tokens=2)) for _ in range(MAX_REQUESTS)]
         wait_until(lambda: in_flight(daemon) == MAX_REQUESTS, 10, daemon.log)
         for _ in range(MAX_CONNECTIONS * 2):
             connect(daemon, clients)
         assert daemon.get("/health/live")[0] == 200
-    for client in asked:
+    for client in running:
         assert b'"finish_reason"' in until(client, b'"usage"')
 
 
@@ -224,7 +223,7 @@ SHORT = b"socket.accept() out of system resource"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is set")
-def test_short_descriptors_do_not_fill_the_log(
+def test_missing_descriptors_do_not_flood_the_log(
     daemon: Daemon, clients: contextlib.ExitStack
 ) -> None:
     before = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
@@ -243,7 +242,7 @@ def test_short_descriptors_do_not_fill_the_log(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is set")
-def test_a_lower_limit_on_open_files_closes_what_waits(
+def test_lowered_file_limit_closes_idle_connections(
     daemon: Daemon, clients: contextlib.ExitStack
 ) -> None:
     live = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -264,7 +263,7 @@ def test_a_lower_limit_on_open_files_closes_what_waits(
 # ---- bodies ------------------------------------------------------------------------
 
 
-def test_half_sent_bodies_hold_no_place(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+def test_half_sent_bodies_hold_no_queue_slot(daemon: Daemon, clients: contextlib.ExitStack) -> None:
     half = HEAD + b'Content-Length: 100000\r\n\r\n{"model": "default", '
     for _ in range(5):
         with contextlib.ExitStack() as renewed:
@@ -274,7 +273,7 @@ def test_half_sent_bodies_hold_no_place(daemon: Daemon, clients: contextlib.Exit
             assert hello(daemon)
 
 
-def test_a_refused_body_is_not_swallowed(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+def test_huge_refused_body_is_not_read(daemon: Daemon, clients: contextlib.ExitStack) -> None:
     client = connect(daemon, clients, HEAD, b"Content-Length: 100000000000\r\n\r\n")
     sent, piece = 0, b" " * 262144
     with contextlib.suppress(ConnectionError):
@@ -305,7 +304,7 @@ def slow_reader(daemon: Daemon, clients: contextlib.ExitStack, request: bytes) -
     return client
 
 
-def test_readers_that_stall_are_dropped(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+def test_stalled_readers_are_disconnected(daemon: Daemon, clients: contextlib.ExitStack) -> None:
     stalled = [
         slow_reader(daemon, clients, chat(**LONG_ANSWER, seed=seed)) for seed in range(MAX_REQUESTS)
     ]
@@ -329,7 +328,7 @@ def test_a_slow_reader_gets_its_answer(daemon: Daemon, clients: contextlib.ExitS
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("behind", [b"\r\n", b"GET / HTTP/1.1\r\nHo", chat() * 3])
 @pytest.mark.parametrize("leave", ["close", "half-close"])
-def test_a_client_that_leaves_is_seen_behind_its_bytes(
+def test_disconnect_is_noticed_behind_pipelined_bytes(
     daemon: Daemon, clients: contextlib.ExitStack, stream: bool, behind: bytes, leave: str
 ) -> None:
     with stopped(daemon.engine_pid()):
@@ -343,7 +342,9 @@ def test_a_client_that_leaves_is_seen_behind_its_bytes(
         wait_until(lambda: in_flight(daemon) == 0, 5, daemon.log)
 
 
-def test_too_much_behind_a_request_ends_it(daemon: Daemon, clients: contextlib.ExitStack) -> None:
+def test_too_many_pipelined_bytes_end_the_request(
+    daemon: Daemon, clients: contextlib.ExitStack
+) -> None:
     with stopped(daemon.engine_pid()):
         client = connect(daemon, clients, chat())
         wait_until(lambda: in_flight(daemon) == 1, 10, daemon.log)
@@ -366,7 +367,7 @@ def test_comments_keep_a_waiting_stream_alive(
 
 
 def test_the_official_client_reads_over_comments(daemon: Daemon) -> None:
-    """Its timeout is shorter than the wait for the first token."""
+    """The client's timeout is shorter than the wait for the first token."""
     engine = daemon.engine_pid()
     with stopped(engine):
         threading.Timer(KEEPALIVE_SECONDS * 5, os.kill, (engine, signal.SIGCONT)).start()
@@ -376,7 +377,7 @@ def test_the_official_client_reads_over_comments(daemon: Daemon) -> None:
         assert list(stream)[-1].choices[0].finish_reason
 
 
-def test_an_error_after_a_comment_is_an_event(
+def test_engine_death_after_keepalive_is_an_error_event(
     daemon: Daemon, clients: contextlib.ExitStack
 ) -> None:
     engine = daemon.engine_pid()
@@ -413,7 +414,7 @@ def test_an_error_after_a_comment_is_an_event(
         (HEAD + b"a:\r\n" * 1000 + b"\r\n", 431, "headers_too_large"),
     ],
 )
-def test_no_request_is_an_error_in_openais_shape(
+def test_malformed_http_is_an_error_in_openais_shape(
     daemon: Daemon, clients: contextlib.ExitStack, sent: bytes, status: int, code: str
 ) -> None:
     answer = everything(connect(daemon, clients, sent))
@@ -437,7 +438,7 @@ def test_no_request_is_an_error_in_openais_shape(
         (b"/health/live", b"evil.example", 403),
     ],
 )
-def test_absolute_uris_must_name_us(
+def test_absolute_uri_with_foreign_host_is_refused(
     daemon: Daemon, clients: contextlib.ExitStack, target: bytes, host: bytes, status: int
 ) -> None:
     request = b"GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % (target, host)
@@ -448,8 +449,8 @@ def test_absolute_uris_must_name_us(
 # ---- the end -----------------------------------------------------------------------
 
 
-def test_nobody_holds_up_the_end(daemon: Daemon) -> None:
-    """The last test, since the daemon that all share ends with it."""
+def test_open_connections_do_not_delay_shutdown(daemon: Daemon) -> None:
+    """Must be the last test, since it ends the shared daemon."""
     logged = daemon.log.stat().st_size
     with contextlib.ExitStack() as clients:
         connect(daemon, clients)

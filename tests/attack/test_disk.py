@@ -1,4 +1,4 @@
-"""Disks that fail under the running daemon: answers go on, and sound files stay."""
+"""Failing disks: answers continue, and sound cache files stay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARNINGS = ("the disk of the cache is full", "a cache file can't be written")
 
 
 def question(number: int) -> list[object]:
-    """Another picture and another prompt for each number."""
+    """A new picture and prompt for each number."""
     return [user(noise(number, (64, 64)), f"Question {number}: what is this?")]
 
 
@@ -35,7 +35,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def wait_quiet(folder: Path) -> None:
-    """Until nothing has been written for a second."""
+    """Wait until nothing has been written for a second."""
     names, since = set[str](), time.monotonic()
     while time.monotonic() - since < 1:
         found = {path.name for path in folder.rglob("*")}
@@ -46,7 +46,7 @@ def wait_quiet(folder: Path) -> None:
 
 @contextmanager
 def limited(daemon: Daemon, kind: int, limit: int) -> Iterator[None]:
-    """The engine with a limit of the system's."""
+    """Set a resource limit of the engine."""
     pid = daemon.engine_pid()
     before = resource.prlimit(pid, kind, (limit, resource.prlimit(pid, kind)[1]))
     try:
@@ -75,9 +75,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of a run
 
 
 @pytest.mark.whole
-def test_an_engine_without_descriptors_reads_nothing_and_deletes_nothing(
-    daemon: Daemon, folder: Path
-) -> None:
+def test_engine_without_descriptors_keeps_disk_cache_files(daemon: Daemon, folder: Path) -> None:
     answer, _ = ask(daemon, question(0))
     wait_written(daemon, folder, 3)
     daemon.kill_engine()
@@ -94,7 +92,7 @@ def test_an_engine_without_descriptors_reads_nothing_and_deletes_nothing(
 
 
 @pytest.mark.whole
-def test_a_folder_that_is_removed_is_made_again(daemon: Daemon, folder: Path) -> None:
+def test_removed_cache_folder_is_created_again(daemon: Daemon, folder: Path) -> None:
     shutil.rmtree(folder)
     ask(daemon, question(6))
     wait_written(daemon, folder, 1)  # what follows a block that is gone is not written
@@ -109,16 +107,16 @@ def test_a_folder_that_is_removed_is_made_again(daemon: Daemon, folder: Path) ->
     assert known > 20
 
 
-def test_a_full_disk_evicts_and_goes_on(model: str, tmp_path: Path) -> None:
+def test_full_disk_evicts_entries_and_answers_continue(model: str, tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "mount", 128 << 10) as mount,
         running_daemon(tmp_path, "--model", model, *NO_BLAS, *on_disk(mount)) as daemon,
     ):
-        asked = 0
+        count = 0
         while not disk(daemon)["evictions"]:
-            assert ask(daemon, question(asked))[0]
-            asked += 1
-            assert asked < 40
+            assert ask(daemon, question(count))[0]
+            count += 1
+            assert count < 40
         assert num_warnings(daemon) == 1
         wait_written(daemon, mount, 1)
         assert disk(daemon)["damaged"] == 0
@@ -126,7 +124,7 @@ def test_a_full_disk_evicts_and_goes_on(model: str, tmp_path: Path) -> None:
 
 @contextmanager
 def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
-    """A file system of so many bytes; skips the test if this process can't have one."""
+    """A file system of `size_bytes`; skips the test if this process can't mount one."""
     path.mkdir()
     options = f"size={size_bytes},mode=700"
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]

@@ -1,9 +1,8 @@
-"""The engine is killed, stopped, cut off and hangs, in every state of a request.
+"""The engine is killed, suspended, cut off and hangs, in every state of a request.
 
-Each client is told exactly one end, nothing is left behind, the next request is answered. The
-engine is scripted, so that it is in the state that a test is about; the front is the real one.
-`test_real_engine_death.py` does it to the real engine.
-"""
+Each client gets exactly one end, nothing is left behind, and the next request is answered. The
+scripted engine reaches the state in question; the front is the real one.
+`test_real_engine_death.py` kills the real engine."""
 
 from __future__ import annotations
 
@@ -35,9 +34,9 @@ BIG = "wait " + "x" * 3_000_000
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def front() -> AsyncIterator[Front]:
-    """One for most tests; each leaves it ready."""
-    async with running_front() as made:
-        yield made
+    """One front for most tests; each leaves it ready."""
+    async with running_front() as running:
+        yield running
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ async def front() -> AsyncIterator[Front]:
         *(pytest.param(state, "stop", marks=pytest.mark.whole) for state in STATES),
     ],
 )
-async def test_everyone_is_told_one_end_whatever_the_engine_was_at(
+async def test_engine_death_gives_each_client_exactly_one_error(
     front: Front, state: str, death: str
 ) -> None:
     pid, script = front.supervisor.status.pid, STATES[state]
@@ -64,7 +63,9 @@ async def test_everyone_is_told_one_end_whatever_the_engine_was_at(
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
-async def test_between_two_requests(front: Front, death: signal.Signals) -> None:
+async def test_engine_death_between_requests_is_recovered(
+    front: Front, death: signal.Signals
+) -> None:
     await front.check_clean()
     pid = front.supervisor.status.pid
     assert pid is not None
@@ -75,7 +76,7 @@ async def test_between_two_requests(front: Front, death: signal.Signals) -> None
     await front.check_clean()
 
 
-async def test_an_engine_that_hangs_writes_its_stacks_before_it_is_ended(
+async def test_hung_engine_writes_its_stacks_before_being_killed(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_front() as front:
@@ -91,7 +92,7 @@ async def test_an_engine_that_hangs_writes_its_stacks_before_it_is_ended(
         await front.check_clean()
 
 
-async def test_of_one_that_is_stopped_the_log_says_so(
+async def test_stopped_engine_is_logged_as_stopped(
     front: Front, caplog: pytest.LogCaptureFixture
 ) -> None:
     pid = front.supervisor.status.pid
@@ -105,10 +106,10 @@ async def test_of_one_that_is_stopped_the_log_says_so(
 @pytest.mark.parametrize(
     "kind", ["hang-encoder", pytest.param("hang-preparer", marks=pytest.mark.whole)]
 )
-async def test_threads_beside_the_inference_have_clocks_of_their_own(
+async def test_hung_side_thread_is_detected_while_inference_works(
     front: Front, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also once those who asked have left, while others are answered."""
+    """Even after the hanging request was cancelled, while others are answered."""
     pid = front.supervisor.status.pid
     left = front.begin(f"accept {kind}")
     await until(lambda: bool(front.supervisor._watchdog._ages), 10)
@@ -122,7 +123,7 @@ async def test_threads_beside_the_inference_have_clocks_of_their_own(
     await front.check_clean()
 
 
-async def test_a_socket_that_is_cut(front: Front) -> None:
+async def test_cut_engine_socket_ends_every_request_once(front: Front) -> None:
     pid = front.supervisor.status.pid
     answers = await asyncio.gather(front.begin("accept token"), front.begin("accept token cut"))
     assert [answer.terminals for answer in answers] == [["engine_died"]] * 2
@@ -130,48 +131,48 @@ async def test_a_socket_that_is_cut(front: Front) -> None:
     await front.check_clean()
 
 
-async def test_requests_that_keep_coming_do_not_keep_a_hung_engine(front: Front) -> None:
+async def test_new_requests_do_not_keep_hung_engine_alive(front: Front) -> None:
     pid = front.supervisor.status.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    asked = []
+    pending = []
     while front.supervisor.status.pid == pid:
-        asked.append(front.begin("accept prefill token finish"))
+        pending.append(front.begin("accept prefill token finish"))
         await asyncio.sleep(0.1)
-        assert len(asked) < 200, "it is never replaced"
-    for answer in await asyncio.gather(*asked):
+        assert len(pending) < 200, "it is never replaced"
+    for answer in await asyncio.gather(*pending):
         assert answer.terminals in (["engine_died"], ["engine_unavailable"])
     await front.check_clean()
 
 
-async def test_clients_that_leave_a_stopped_engine_take_their_places_with_them() -> None:
-    """They were as many as there are places, with large bodies that it does not read."""
+async def test_disconnected_clients_free_their_slots_on_stopped_engine() -> None:
+    """They take every slot, with large bodies that the engine does not read."""
     async with running_front(Limits(max_requests=6), silence_timeout_seconds=2.0) as front:
         pid = front.supervisor.status.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        asked = [front.begin(BIG) for _ in range(6)]
+        tasks = [front.begin(BIG) for _ in range(6)]
         await until(lambda: len(front.supervisor.tracked["streams"]) == 6, 20)  # type: ignore[arg-type]
         assert (await front.ask("one too many")).status == 429
-        for task in asked:
+        for task in tasks:
             task.cancel()
         await until(lambda: not front.supervisor.tracked["streams"], 10)
         assert await front.in_flight() == 0
         assert front.supervisor.status.pid == pid, "it was replaced before they had left"
         process = front.supervisor._process
         assert process is not None
-        kept = [each for each in process._outbox if isinstance(each, EncodedSubmit)]
+        kept = [message for message in process._outbox if isinstance(message, EncodedSubmit)]
         assert len(kept) <= 1, "bodies of those who left are kept"
         others = len(process._outbox) - len(kept)
         assert others <= 6, "more than the news that each of them has left"
-        while await front.is_ready():  # noqa: ASYNC110  it is asked over HTTP
+        while await front.is_ready():  # noqa: ASYNC110  it is tasks over HTTP
             await asyncio.sleep(0.05)
         assert front.supervisor.status.pid == pid, "it was not ready before it was replaced"
         await front.until_replaced(pid)
         await front.check_clean()
 
 
-async def test_who_comes_when_the_engine_is_overdue_is_told_when_to_come_again() -> None:
+async def test_request_to_unresponsive_engine_is_503_with_retry_after() -> None:
     async with running_front(silence_timeout_seconds=2.0) as front:
         waiting = front.begin("accept stop")
         while await front.is_ready():  # noqa: ASYNC110  it is asked over HTTP
@@ -185,7 +186,7 @@ async def test_who_comes_when_the_engine_is_overdue_is_told_when_to_come_again()
         await front.check_clean()
 
 
-async def test_too_few_descriptors_for_a_new_engine(front: Front) -> None:
+async def test_engine_start_without_descriptors_is_tried_again(front: Front) -> None:
     pid = front.supervisor.status.pid
     assert pid is not None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -207,7 +208,7 @@ SUSPECT = " " * 20_000
 """Long enough not to be small text."""
 
 
-async def test_two_deaths_refuse_nobody_and_a_success_clears() -> None:
+async def test_suspect_is_accepted_after_two_deaths_and_cleared_by_success() -> None:
     async with running_front() as front:
         for _ in range(2):
             pid = front.supervisor.status.pid
@@ -224,7 +225,7 @@ async def test_two_deaths_refuse_nobody_and_a_success_clears() -> None:
         await front.check_clean()
 
 
-async def test_what_kills_an_engine_alone_is_refused_and_nobody_else() -> None:
+async def test_request_that_kills_engine_alone_is_quarantined() -> None:
     async with running_front() as front:
         for _ in range(3):
             pid = front.supervisor.status.pid
@@ -236,7 +237,7 @@ async def test_what_kills_an_engine_alone_is_refused_and_nobody_else() -> None:
         await front.check_clean()
 
 
-async def test_who_comes_beside_a_trial_waits_and_is_not_there_when_it_kills_the_engine() -> None:
+async def test_requests_during_a_trial_wait_and_survive_its_crash() -> None:
     async with running_front() as front:
         for _ in range(2):
             pid = front.supervisor.status.pid
@@ -258,7 +259,7 @@ async def test_who_comes_beside_a_trial_waits_and_is_not_there_when_it_kills_the
         await front.check_clean()
 
 
-async def test_what_makes_engines_hang_is_suspect_also_if_nobody_waits_for_it_any_more() -> None:
+async def test_hanging_request_is_suspect_after_its_client_left() -> None:
     async with running_front() as front:
         for _ in range(2):
             pid = front.supervisor.status.pid
@@ -271,7 +272,7 @@ async def test_what_makes_engines_hang_is_suspect_also_if_nobody_waits_for_it_an
         await front.check_clean()
 
 
-async def test_a_stopped_engine_makes_nobody_suspect() -> None:
+async def test_stopped_engine_makes_no_request_suspect() -> None:
     async with running_front() as front:
         for _ in range(2):
             pid = front.supervisor.status.pid

@@ -1,4 +1,4 @@
-"""Code that is not ours does not run: neither a checkpoint's, nor what others leave in /tmp."""
+"""Foreign code does not run: neither a checkpoint's nor files planted in /tmp."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SCHEMA = {
 
 @dataclass
 class Trap:
-    """A checkpoint whose folder holds modules too, and folders that others may have touched."""
+    """A checkpoint with modules in its folder, and folders that others may have written to."""
 
     daemon: Daemon
     checkpoint: Path
@@ -58,8 +58,8 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
     folder = tmp_path_factory.mktemp("trap")
     names = ("marks", "shared", "caches")
     marks, shared, caches = (folder / name for name in names)
-    for made in (marks, shared, caches):
-        made.mkdir()
+    for path in (marks, shared, caches):
+        path.mkdir()
     model = copied("qwen3_vl", folder / "model")
     plant(model, marks, MODULES)
     with running_daemon(
@@ -76,7 +76,7 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
 
 
 def ask_everything(daemon: Daemon) -> None:
-    """A picture, a video and a schema: every child process there is."""
+    """Ask with a picture, a video and a schema, so that every kind of child process runs."""
     clip = {"url": clips.data_url(clips.encode(clips.moving("left", 8), "gif", "gif"), "gif")}
     parts = [image_part(noise(1, (64, 64))), {"type": "video_url", "video_url": clip}]
     for content, fields in ((parts, {}), ("What?", {"response_format": SCHEMA})):
@@ -98,7 +98,7 @@ def restart_engine(daemon: Daemon) -> None:
 
 @pytest.mark.whole
 @pytest.mark.skipif(sys.platform != "linux", reason="Metal keeps no libraries there")
-def test_what_is_compiled_lies_where_only_this_user_can_write(trap: Trap) -> None:
+def test_compiled_kernels_lie_in_a_private_folder(trap: Trap) -> None:
     ask_everything(trap.daemon)
     assert not (trap.shared / "mlx").exists()
     assert list(trap.private.glob("tmp/mlx/*/cpu/*.so"))
@@ -106,10 +106,10 @@ def test_what_is_compiled_lies_where_only_this_user_can_write(trap: Trap) -> Non
 
 
 @pytest.mark.whole
-def test_an_engine_comes_back_when_its_folder_is_gone_and_another_one_in_its_place(
+def test_engine_restarts_after_its_private_folder_was_replaced(
     trap: Trap,
 ) -> None:
-    """Cleaners of temporary files remove it; the links that OpenBLAS needs lie there, too."""
+    """Cleaners of temporary files remove the folder, which also holds OpenBLAS' links."""
     shutil.rmtree(trap.private, ignore_errors=True)
     planted = trap.shared / "planted"
     planted.mkdir()
@@ -121,13 +121,13 @@ def test_an_engine_comes_back_when_its_folder_is_gone_and_another_one_in_its_pla
 
 
 @pytest.mark.whole
-def test_no_module_of_the_working_folder_was_imported_by_any_process(trap: Trap) -> None:
-    """After all of the above: front, engines, the trials of OpenBLAS and schemas, videos."""
+def test_no_process_imports_modules_of_the_working_folder(trap: Trap) -> None:
+    """Runs last: front, engines, OpenBLAS trials, schemas and videos have had their processes."""
     assert not sorted(path.name for path in trap.marks.iterdir())
 
 
 @pytest.mark.parametrize("program", ["vlm-server", "python -P -m vlm_server.cli"])
-def test_the_program_itself_imports_nothing_from_there(tmp_path: Path, program: str) -> None:
+def test_command_line_imports_nothing_from_the_working_folder(tmp_path: Path, program: str) -> None:
     plant(tmp_path, tmp_path, MODULES + OURS)
     first, *rest = program.split()
     script = Path(sys.executable).with_name(first)

@@ -1,4 +1,4 @@
-"""More than can be served, by honest and by greedy clients: early refusals, and nobody starves."""
+"""Overload by honest and greedy clients: early refusals, and no client starves."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def long_body(**fields: object) -> bytes:
 # ---- overload --------------------------------------------------------------------------
 
 
-async def test_ten_times_too_much_is_refused_early_and_the_rest_is_served(daemon: Daemon) -> None:
-    """Loosely: two busy cores may serve others meanwhile. `tests.attack.load` measures."""
+async def test_tenfold_overload_is_refused_early_and_the_rest_served(daemon: Daemon) -> None:
+    """The bounds are loose, as two busy cores may be shared; `tests.attack.load` measures."""
     usual = await at_capacity(daemon.port, 4, SEATS, 32, KEYS[0])
     assert set(usual.statuses) == {200}
     rate = min(10 * usual.goodput, 400.0)
@@ -115,12 +115,12 @@ async def test_ten_times_too_much_is_refused_early_and_the_rest_is_served(daemon
     assert max(live) < 2.0
     refused = [reply for reply in load.replies if reply.status == 429]
     assert {reply.code for reply in refused} == {"queue_full"}
-    told = [reply.retry_after_seconds or 0 for reply in refused]
-    assert 1 <= min(told) < max(told) <= 60, "it depends on the load"
+    retry_seconds = [reply.retry_after_seconds or 0 for reply in refused]
+    assert 1 <= min(retry_seconds) < max(retry_seconds) <= 60, "it depends on the load"
     assert sorted(reply.seconds for reply in refused)[len(refused) // 2] < 1.0
 
 
-async def test_who_asks_now_and_then_is_served_beside_who_floods(daemon: Daemon) -> None:
+async def test_occasional_client_is_served_during_a_flood(daemon: Daemon) -> None:
     flood = asyncio.create_task(at_rate(daemon.port, 7, 40, 32, KEYS[:1]))
     await asyncio.sleep(2)
     answered, tries = 0, 0
@@ -139,7 +139,7 @@ async def test_who_asks_now_and_then_is_served_beside_who_floods(daemon: Daemon)
 # ---- bytes -----------------------------------------------------------------------------
 
 
-async def test_bodies_that_are_announced_are_refused_before_they_come(daemon: Daemon) -> None:
+async def test_announced_bodies_are_refused_before_they_arrive(daemon: Daemon) -> None:
     most = MAX_WAITING_BYTES - MIB
     async with all_seats_taken(daemon):
         waiting = asyncio.create_task(ask(daemon, chat_body(4).ljust(most)))
@@ -162,7 +162,7 @@ async def test_bodies_that_are_announced_are_refused_before_they_come(daemon: Da
 # ---- deadlines -------------------------------------------------------------------------
 
 
-async def test_who_waits_too_long_for_a_seat_is_told(daemon: Daemon) -> None:
+async def test_queue_timeout_is_504_with_retry_after(daemon: Daemon) -> None:
     async with all_seats_taken(daemon):
         reply = await ask(daemon, chat_body(4), "X-Queue-Timeout-Ms: 300")
     assert (reply.status, reply.code) == (504, "queue_timeout")
@@ -177,13 +177,15 @@ async def test_who_waits_too_long_for_a_seat_is_told(daemon: Daemon) -> None:
         ("X-Request-Timeout-Ms: 700", "total_timeout"),
     ],
 )
-async def test_an_answer_that_takes_too_long_ends(daemon: Daemon, header: str, code: str) -> None:
+async def test_slow_answer_ends_with_its_timeout_code(
+    daemon: Daemon, header: str, code: str
+) -> None:
     reply = await ask(daemon, long_body(), header)
     assert (reply.status, reply.code) == (504, code)
     assert reply.seconds < 5
 
 
-async def test_in_a_stream_it_is_the_last_event(daemon: Daemon) -> None:
+async def test_stream_timeout_is_the_last_event(daemon: Daemon) -> None:
     reply = await ask(daemon, long_body(stream=True), "X-Request-Timeout-Ms: 1500")
     assert reply.status == 200
     assert b'"code":"total_timeout"' in reply.body
@@ -192,7 +194,7 @@ async def test_in_a_stream_it_is_the_last_event(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_stopped_engine_is_not_waited_for(daemon: Daemon, stream: bool) -> None:
+async def test_request_to_stopped_engine_ends_at_its_deadline(daemon: Daemon, stream: bool) -> None:
     pid = (await status(daemon))["engine"]["pid"]
     assert isinstance(pid, int)
     os.kill(pid, signal.SIGSTOP)

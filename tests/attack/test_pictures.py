@@ -1,4 +1,4 @@
-"""Pictures that cost whoever decodes them: nobody else waits, and nothing is left of them."""
+"""Pictures that are costly to decode: other requests do not wait, and nothing is left."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def body(*pictures: bytes, kind: str = "png") -> bytes:
 
 
 def large() -> bytes:
-    """Sixteen pictures of 49 megapixels that nobody has seen before."""
+    """A request with sixteen new pictures of 49 megapixels."""
     whole = large_png(7000)
     return body(*(other_png(whole, next(NUMBERS)) for _ in range(16)))
 
 
 @cache
 def slow() -> bytes:
-    """It takes seconds to decode, and has no more pixels or scans than others may have."""
+    """A picture that takes seconds to decode within all limits of pixels and scans."""
     return slow_jpeg(4000, 85)
 
 
@@ -61,7 +61,7 @@ def preparing(daemon: Daemon) -> int:
 
 
 def small_seconds(daemon: Daemon) -> float:
-    """How long a small picture takes that no cache knows."""
+    """The seconds of an answer about a small, uncached picture."""
     started = time.monotonic()
     picture = one_shape("circle", "blue", (64, 64), background=(250, 250, next(NUMBERS) % 256))
     daemon.client(timeout=120).chat.completions.create(
@@ -72,15 +72,15 @@ def small_seconds(daemon: Daemon) -> float:
 
 def tree(pid: int) -> list[int]:
     found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [pid, *(one for child in found.stdout.split() for one in tree(int(child)))]
+    return [pid, *(descendant for child in found.stdout.split() for descendant in tree(int(child)))]
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process and all that it started and that live."""
+    """CPU seconds of a process and its living descendants."""
     ticks = 0
-    for one in tree(pid):
+    for process in tree(pid):
         try:
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         ticks += int(fields[11]) + int(fields[12])
@@ -88,7 +88,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def wait_quiet(daemon: Daemon) -> None:
-    """Until nobody remembers a request, and the CPU is idle."""
+    """Wait until no request is tracked and the CPU is idle."""
     daemon.wait_idle(20)
 
     def is_quiet() -> bool:
@@ -99,7 +99,7 @@ def wait_quiet(daemon: Daemon) -> None:
     wait_until(is_quiet, 20, daemon.log)
 
 
-def test_a_small_picture_passes_requests_of_many_pixels(daemon: Daemon) -> None:
+def test_small_picture_overtakes_requests_of_many_pixels(daemon: Daemon) -> None:
     with ExitStack() as clients:
         for _ in range(2):
             clients.enter_context(send(daemon, large()))
@@ -111,7 +111,7 @@ def test_a_small_picture_passes_requests_of_many_pixels(daemon: Daemon) -> None:
 
 
 @pytest.mark.whole
-def test_what_was_abandoned_holds_up_nobody(daemon: Daemon) -> None:
+def test_abandoned_pictures_do_not_delay_small_ones(daemon: Daemon) -> None:
     for _ in range(2):
         with ExitStack() as clients:
             for _ in range(4):
@@ -121,8 +121,8 @@ def test_what_was_abandoned_holds_up_nobody(daemon: Daemon) -> None:
     wait_quiet(daemon)
 
 
-def test_decoding_ends_with_the_last_who_wants_it(daemon: Daemon) -> None:
-    """Twenty-four clients with a picture that takes long, whatever its header says."""
+def test_decoding_ends_with_its_last_client(daemon: Daemon) -> None:
+    """Twenty-four clients with a picture that is slow to decode despite a harmless header."""
     with ExitStack() as clients:
         for _ in range(24):
             picture = other_jpeg(slow(), next(NUMBERS))

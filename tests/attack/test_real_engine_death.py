@@ -1,4 +1,4 @@
-"""What `test_engine_death.py` does to a scripted engine, done to the real one under a crowd."""
+"""The real engine dies under a crowd, like the scripted one in `test_engine_death.py`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _ready(daemon: Daemon) -> None:
 
 
 class Client(threading.Thread):
-    """One request, and all ends that it was told of."""
+    """One request, and all its ends."""
 
     def __init__(self, daemon: Daemon, *content: Any, stream: bool, max_tokens: int) -> None:
         super().__init__(daemon=True)
@@ -68,7 +68,7 @@ class Client(threading.Thread):
 
 
 def crowd(daemon: Daemon) -> list[Client]:
-    """Answers without an end, and pictures in every state before."""
+    """Requests with endless answers, and requests with pictures in every earlier state."""
     seed = time.monotonic_ns() % 10**6
     shown = [noise(seed + n, (700, 500)) for n in range(16)]  # so that they come at once
     answers = [
@@ -103,16 +103,16 @@ def known_answer(daemon: Daemon) -> str:
 @pytest.mark.parametrize(
     "death", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.whole)]
 )
-def test_a_crowd_in_every_state_is_told_one_end_each(daemon: Daemon, death: signal.Signals) -> None:
+def test_real_engine_death_ends_each_of_a_crowd_once(daemon: Daemon, death: signal.Signals) -> None:
     expected, pid = known_answer(daemon), daemon.engine_pid()
     clients = crowd(daemon)
     os.kill(pid, death)
     for client in clients:
         client.join(60)
     ends = [client.ends for client in clients]
-    assert all(len(told) == 1 for told in ends), ends
+    assert all(len(codes) == 1 for codes in ends), ends
     # "engine_unavailable": the picture was still being read here when the engine died
-    assert {told[0] for told in ends} <= {"engine_died", "engine_unavailable", "length"}
+    assert {codes[0] for codes in ends} <= {"engine_died", "engine_unavailable", "length"}
     assert ends[:4] == [["engine_died"]] * 4
     assert ends[4:].count(["engine_died"]) >= 3
     daemon.wait_ready()

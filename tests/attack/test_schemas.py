@@ -1,4 +1,4 @@
-"""Schemas made to take memory, time and the engine's steps: they pay for themselves alone."""
+"""Costly schemas take memory, time and steps only from their own requests."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ STREAM_SECONDS = 2.0
 
 
 def huge(number: int) -> dict[str, Any]:
-    """Would take minutes and 20 GB to compile."""
+    """A schema that would take minutes and 20 GB to compile."""
     parts = [{"type": "string", "pattern": f"a{{{i}}}b"} for i in range(1, 200)]
     return {"title": f"{number}", "allOf": parts}
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """With the embedded model, and little memory for a schema: then huge ones end early.
+    """A daemon with the embedded model and little memory for schemas, so that huge ones end early.
 
-    Nothing is drafted: a stream that says the same again and again would be fast alone for that.
-    """
+    Speculation is off: drafts would speed up a repetitive stream while it runs alone."""
     folder = tmp_path_factory.mktemp("schemas")
     memory = f"engine.schema_memory_bytes={96 << 20}"
     no_drafts = "scheduler.num_speculative_tokens=0"
@@ -62,7 +61,7 @@ def completion(client: openai.AsyncOpenAI, schema: Any = None, **fields: Any) ->
 
 
 def resident_bytes(pid: int) -> int:
-    """What `pid` and all its descendants hold."""
+    """The resident bytes of `pid` and all its descendants."""
     parents, held = dict[int, int](), dict[int, int]()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -80,7 +79,7 @@ def resident_bytes(pid: int) -> int:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not tell")
-async def test_many_that_are_refused_leave_nothing_and_hold_up_no_text(
+async def test_refused_schemas_leave_no_memory_and_delay_no_text(
     daemon: Daemon, client: openai.AsyncOpenAI
 ):
     await completion(client)
@@ -110,7 +109,7 @@ async def _refusal(client: openai.AsyncOpenAI, schema: Any) -> str:
     return caught.value.message
 
 
-async def test_a_refusal_is_remembered(client: openai.AsyncOpenAI):
+async def test_schema_refusal_is_cached(client: openai.AsyncOpenAI):
     await _refusal(client, huge(1000))
     started = time.monotonic()
     for _ in range(5):
@@ -119,15 +118,15 @@ async def test_a_refusal_is_remembered(client: openai.AsyncOpenAI):
 
 
 async def read(stream: Any, arrivals: list[float]) -> None:
-    """Note when each token of a stream came."""
+    """Record the time of each token of a stream."""
     async for _ in stream:
         arrivals.append(time.monotonic())  # noqa: PERF401
 
 
-async def test_a_stream_keeps_its_speed_beside_a_slow_schema(
+async def test_stream_keeps_its_speed_during_slow_schema(
     daemon: Daemon, client: openai.AsyncOpenAI
 ):
-    """Each step of the slow one takes 0.2 s and more; the stream waited for every one of them."""
+    """Each step of the slow schema takes 0.2 s and more; once, the stream waited for each."""
     endless = {"max_tokens": 8000, "stream": True, "extra_body": {"ignore_eos": True}}
     stream, arrivals = await completion(client, **endless), list[float]()
     reader = asyncio.create_task(read(stream, arrivals))
@@ -147,13 +146,13 @@ async def test_a_stream_keeps_its_speed_beside_a_slow_schema(
 
 
 async def rate(arrivals: list[float]) -> float:
-    """Tokens each second, from now on."""
+    """Tokens per second from now on."""
     first, started = len(arrivals), time.monotonic()
     await asyncio.sleep(STREAM_SECONDS)
     return (len(arrivals) - first) / (time.monotonic() - started)
 
 
-async def test_a_good_schema_is_answered_beside_slow_ones(
+async def test_small_schema_is_answered_during_slow_ones(
     daemon: Daemon, client: openai.AsyncOpenAI
 ):
     slow = [await completion(client, SLOW, n=4, stream=True, max_tokens=2000) for _ in range(2)]
@@ -168,7 +167,9 @@ async def test_a_good_schema_is_answered_beside_slow_ones(
     daemon.wait_idle()
 
 
-async def test_clients_that_leave_leave_no_process(daemon: Daemon, client: openai.AsyncOpenAI):
+async def test_disconnected_clients_leave_no_grammar_process(
+    daemon: Daemon, client: openai.AsyncOpenAI
+):
     for _ in range(5):
         stream = await completion(client, SLOW, n=2, stream=True, max_tokens=2000)
         await anext(stream)
@@ -180,7 +181,7 @@ async def test_clients_that_leave_leave_no_process(daemon: Daemon, client: opena
 
 
 def deep(tool: str) -> dict[str, Any]:
-    """The parameters of a tool, 40 levels deep."""
+    """Tool parameters 40 levels deep."""
     schema: dict[str, Any] = {"type": "string", "title": tool}
     for level in range(20):
         properties = {f"deeper_{level}": schema, f"number_{level}": {"type": "integer"}}
@@ -192,9 +193,9 @@ def function(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": deep(name)}}
 
 
-async def test_slow_tools_of_one_key_hold_up_no_other_key(keyed_daemon: Daemon):
-    """Sixteen requests with 128 deep tools each, none of which was seen before; all are too long
-    for the model, which is told once their tools are compiled."""
+async def test_slow_tools_of_a_key_delay_no_other_key(keyed_daemon: Daemon):
+    """Sixteen requests with 128 new deep tools each. All prompts are too long for the model, which
+    shows once the tools are compiled."""
     slow, other = (
         keyed_daemon.async_client(timeout=120, api_key=key) for key in (ADMIN_KEY, USER_KEY)
     )

@@ -1,4 +1,4 @@
-"""Starts that can't succeed end, with one message and a status that says whether to try again."""
+"""Starts that can't succeed end with one message and a status that says whether to retry."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MODEL_UNUSABLE, NOT_AVAILABLE = 3, 75
 
 
 def end_of(daemon: Daemon) -> tuple[int, str]:
-    """The exit status of a daemon that does not get ready, and its last line."""
+    """The exit status and the last log line of a daemon that does not get ready."""
     status = daemon.process.wait(END_SECONDS)
     return status, daemon.log.read_text().strip().splitlines()[-1]
 
 
-def test_weights_far_above_the_machine_are_refused_by_their_headers(tmp_path: Path) -> None:
+def test_oversized_weights_are_refused_by_their_headers(tmp_path: Path) -> None:
     folder = copied("qwen3_vl", tmp_path / "model")
     sparse(folder / "model-2.safetensors", more=("BF16", [8192 * GIB // 2], 8192 * GIB))
     started = time.monotonic()
@@ -46,7 +46,7 @@ def test_weights_far_above_the_machine_are_refused_by_their_headers(tmp_path: Pa
         (31 << 20, "leaves no room for requests"),
     ],
 )
-def test_a_model_that_could_answer_nobody_is_not_ready(
+def test_model_without_memory_for_a_prompt_stops_the_start(
     tmp_path: Path, limit_bytes: int, reason: str
 ) -> None:
     """The embedded model takes 29 MiB as float32, and 1,024 tokens some MiB more."""
@@ -59,10 +59,10 @@ def test_a_model_that_could_answer_nobody_is_not_ready(
     assert "Ready" not in daemon.log.read_text()
 
 
-def test_engines_that_are_killed_while_they_load_are_not_tried_for_ever(
+def test_engines_killed_while_loading_are_tried_three_times(
     tmp_path: Path,
 ) -> None:
-    """One that is scripted, and loads for as long as anyone waits."""
+    """A scripted engine that never finishes loading."""
     fast = with_settings("engine.restart_backoff_seconds=0.05", "model.name=slow")
     killed = list[int]()
     with running_daemon(tmp_path, *fast, wait=False, program=SCRIPTED) as daemon:
@@ -88,7 +88,7 @@ def engine_of(daemon: Daemon) -> int | None:
     return pid
 
 
-def test_a_port_that_is_taken_may_be_free_later(tmp_path: Path) -> None:
+def test_taken_port_ends_the_start_with_temporary_status(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         ended = subprocess.run(
@@ -102,7 +102,7 @@ def test_a_port_that_is_taken_may_be_free_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
-def test_when_memory_runs_out_the_kernel_takes_the_engine(tmp_path: Path) -> None:
+def test_kernel_kills_the_engine_when_memory_runs_out(tmp_path: Path) -> None:
     def score(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 

@@ -1,4 +1,4 @@
-"""Chromium of the system, daemons to open, and pages of all sizes in light and dark."""
+"""Chromium, daemons to open, and pages of all sizes in light and dark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def tiny_daemon(keyed_tiny_daemon: Daemon) -> Daemon:
-    """The one with keys, whose answers run on."""
+    """A daemon with keys, whose answers do not end by themselves."""
     return keyed_tiny_daemon
 
 
@@ -32,25 +32,25 @@ LONG_NAME = "captions-of-everything/Qwen3-VL-235B-A22B-Instruct-mixed-4bit-and-8
 
 @dataclass
 class Several:
-    """A daemon with several models, what it knows as a hub, and where it finds checkpoints."""
+    """A daemon with several models, its fake hub, and its folder of checkpoints."""
 
     daemon: Daemon
     hub: Hub
     folder: Path
 
     def copy_of_model(self, name: str) -> Path:
-        """One more checkpoint that is on the machine, called `name`."""
+        """Put another checkpoint called `name` on the machine."""
         return Path(shutil.copytree(EMBEDDED, self.folder / name))
 
     def post(self, route: str, model: str) -> int:
-        """The status of the answer, once it has come."""
+        """The status of the answer."""
         url = f"{self.daemon.url}/v1/models/{route}"
         return httpx.post(url, json={"model": model}, timeout=60).status_code
 
 
 @pytest.fixture(scope="session")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
-    """One that is pinned, `second`, one with a long name, and one that can't be loaded."""
+    """Models: one pinned, `second`, one with a long name, and one that can't be loaded."""
     folder = tmp_path_factory.mktemp("several")
     disk, wrong = folder / "disk", folder / "wrong"
     wrong.mkdir()
@@ -83,7 +83,7 @@ limit_bytes = 1_000_000_000
 
 @pytest.fixture(scope="module")
 def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """For a module, not the session: Playwright's loop would be in the way of async tests."""
+    """Per module, not per session: Playwright's loop would disturb async tests."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         reason = "no Chromium: run scripts/install_chromium"
@@ -100,8 +100,8 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Open]:
-    """Opens a daemon's page. Unless told that it is not to be quiet, the test fails if anything is
-    asked of others or a script goes wrong."""
+    """Open a daemon's page. Unless `is_quiet` is false, the test fails on requests to other hosts
+    and on script errors."""
     faults: list[str] = []
     with ExitStack() as stack:
 
@@ -133,7 +133,10 @@ def open_page(browser: Any) -> Iterator[Open]:
             if is_quiet:
                 page.on("request", note_request)
                 page.on("pageerror", lambda error: faults.append(f"script: {error}"))
-                page.on("console", lambda one: faults.append(one.text) if _is_fault(one) else None)
+                page.on(
+                    "console",
+                    lambda message: faults.append(message.text) if _is_fault(message) else None,
+                )
             page.goto(f"{daemon.url}/{view}")
             page.locator("#state[data-state=ready]").wait_for()
             return page
@@ -143,5 +146,5 @@ def open_page(browser: Any) -> Iterator[Open]:
 
 
 def _is_fault(line: Any) -> bool:
-    """Errors, but for answers with an error status, which browsers log by themselves."""
+    """Whether it is an error; browsers log error statuses of answers by themselves."""
     return line.type == "error" and "Failed to load resource" not in line.text

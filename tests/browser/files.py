@@ -1,4 +1,4 @@
-"""Files that are dropped and pasted."""
+"""Files to drop and paste."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ File = tuple[bytes, str, str]
 
 
 def give(page: Any, how: str, *files: File) -> None:
-    """`how`: "drop" or "paste"; waits until the page has taken them."""
+    """Drop or paste files (`how`), and wait until the page has them."""
     before = page.locator("#attachments li").count()
     encoded = [[base64.b64encode(data).decode(), name, kind] for data, name, kind in files]
     page.evaluate(_SEND, [how, encoded])
@@ -33,7 +33,7 @@ def give(page: Any, how: str, *files: File) -> None:
 
 
 def ask(page: Any, question: str) -> Any:
-    """Types a question and sends it; the answer, once it is complete."""
+    """Send a question; return the complete answer's element."""
     number = page.locator(".answer").count()
     page.get_by_role("textbox", name="Question", exact=True).fill(question)
     page.keyboard.press("Enter")

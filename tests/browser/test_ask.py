@@ -1,4 +1,4 @@
-"""Asking on the page, with the embedded model: pictures in, true answers out."""
+"""Questions on the page to the embedded model: pictures in, true answers out."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def figures_of(answer: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("how", ["drop", "paste"])
 @pytest.mark.parametrize("device", ["desktop", "phone"])
-def test_a_picture_gets_a_true_streamed_answer_and_can_be_asked_about_again(
+def test_picture_question_streams_true_answer_and_follow_up(
     daemon: Daemon, open_page: Open, how: str, device: str
 ) -> None:
     page = open_page(daemon, device=device)
     give(page, how, SQUARE)
-    with page.expect_response("**/v1/chat/completions") as asked:
+    with page.expect_response("**/v1/chat/completions") as response:
         answer = ask(page, "What shape is this?")
-    assert asked.value.headers["content-type"].startswith("text/event-stream")
+    assert response.value.headers["content-type"].startswith("text/event-stream")
     assert text_of(answer) == "square"
     figures = figures_of(answer)
     assert re.fullmatch(r"[\d.]+ m?s", figures["First token"])
@@ -54,20 +54,20 @@ def test_a_picture_gets_a_true_streamed_answer_and_can_be_asked_about_again(
     assert page.get_by_role("heading", name="Ask about a picture").is_visible()
 
 
-def test_several_pictures_are_sent_in_their_order(daemon: Daemon, open_page: Open) -> None:
+def test_page_sends_pictures_in_their_order(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     star = (encoded(one_shape("star", "red")), "star.png", "image/png")
     give(page, "drop", SQUARE, star, SQUARE)
     page.get_by_role("button", name="Remove square.png").last.click()
-    with page.expect_request("**/v1/chat/completions") as asked:
+    with page.expect_request("**/v1/chat/completions") as request:
         ask(page, "Which colour is in the second picture?")
-    (message,) = asked.value.post_data_json["messages"]
+    (message,) = request.value.post_data_json["messages"]
     assert [part["type"] for part in message["content"]] == ["image_url", "image_url", "text"]
     first, second = (part["image_url"]["url"] for part in message["content"][:2])
     assert first != second
 
 
-def test_a_file_can_be_chosen(daemon: Daemon, open_page: Open, tmp_path: Path) -> None:
+def test_page_sends_a_chosen_file(daemon: Daemon, open_page: Open, tmp_path: Path) -> None:
     page = open_page(daemon)
     file = tmp_path / "square.png"
     file.write_bytes(SQUARE[0])
@@ -78,31 +78,29 @@ def test_a_file_can_be_chosen(daemon: Daemon, open_page: Open, tmp_path: Path) -
     assert text_of(ask(page, "What shape is this?")) == "square"
 
 
-def test_a_picture_in_a_format_that_the_server_does_not_take(
-    daemon: Daemon, open_page: Open
-) -> None:
+def test_page_converts_unsupported_picture_formats(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     bitmap = (encoded(one_shape("square", "blue"), "BMP"), "square.bmp", "image/bmp")
     give(page, "drop", bitmap)
     assert text_of(ask(page, "What shape is this?")) == "square"
 
 
-def test_what_is_no_picture_is_refused_in_words(daemon: Daemon, open_page: Open) -> None:
+def test_page_refuses_files_that_are_no_pictures(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     give(page, "drop", (b"text", "notes.txt", "text/plain"), (b"x", "bad.png", "image/png"))
-    told = page.get_by_role("alert").all_inner_texts()
-    assert any("notes.txt is neither" in each for each in told)
-    assert any("bad.png can" in each for each in told)
+    alerts = page.get_by_role("alert").all_inner_texts()
+    assert any("notes.txt is neither" in text for text in alerts)
+    assert any("bad.png can" in text for text in alerts)
 
 
-def test_a_video(daemon: Daemon, open_page: Open) -> None:
+def test_page_answers_a_question_about_a_video(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     give(page, "drop", (clips.encode(clips.moving("left", 30)), "clip.mp4", "video/mp4"))
     assert text_of(ask(page, "Which way does it move?")) == "left"
 
 
 @pytest.mark.parametrize("device", ["desktop", "phone"])
-def test_a_tool_call_is_shown_and_drawn_where_it_points(
+def test_tool_call_is_shown_and_marked_on_the_picture(
     daemon: Daemon, open_page: Open, device: str
 ) -> None:
     picture = draw_shape(canvas((640, 400)), "circle", "red", (180, 210), 90)
@@ -122,11 +120,11 @@ def test_a_tool_call_is_shown_and_drawn_where_it_points(
     y = (mark["y"] + mark["height"] / 2 - image["y"]) / image["height"] * 400
     assert (x - 180) ** 2 + (y - 210) ** 2 < 90**2
     answer.get_by_label("Result of click").fill("clicked")
-    with page.expect_request("**/v1/chat/completions") as asked:
+    with page.expect_request("**/v1/chat/completions") as request:
         ask(page, "What now?")
-    roles = [message["role"] for message in asked.value.post_data_json["messages"]]
+    roles = [message["role"] for message in request.value.post_data_json["messages"]]
     assert roles == ["user", "assistant", "tool", "user"]
-    assert asked.value.post_data_json["messages"][2]["content"] == "clicked"
+    assert request.value.post_data_json["messages"][2]["content"] == "clicked"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +145,7 @@ def test_a_tool_call_is_shown_and_drawn_where_it_points(
         ("[1, 2, 3, 4, 5]", None, []),
     ],
 )
-def test_what_counts_as_a_place(
+def test_regions_are_found_in_answers(
     daemon: Daemon, open_page: Open, text: str, coordinates: str | None, expected: list[str]
 ) -> None:
     found = open_page(daemon).evaluate(
@@ -158,16 +156,18 @@ def test_what_counts_as_a_place(
         [text, coordinates],
     )
     fields = ("x", "y", "width", "height")
-    shown = [(one["kind"], *(one[name] for name in fields), one["label"]) for one in found]
+    shown = [
+        (region["kind"], *(region[name] for name in fields), region["label"]) for region in found
+    ]
     wanted = []
     for line in expected:
         kind, *numbers, label = line.split(" ")
-        wanted.append((kind, *(pytest.approx(float(each)) for each in numbers), label))
+        wanted.append((kind, *(pytest.approx(float(number)) for number in numbers), label))
     assert shown == wanted
 
 
 @pytest.mark.parametrize("name", ["curl", "Python"])
-def test_a_copied_request_gives_the_same_answer(
+def test_copied_request_gives_the_pages_answer(
     daemon: Daemon, open_page: Open, tmp_path: Path, name: str
 ) -> None:
     page = open_page(daemon)
@@ -189,7 +189,7 @@ def test_a_copied_request_gives_the_same_answer(
     assert ("".join(pieces) if name == "curl" else ran.stdout.strip()) == "square"
 
 
-def test_an_answer_is_never_read_as_html(daemon: Daemon, open_page: Open) -> None:
+def test_page_never_renders_answers_as_html(daemon: Daemon, open_page: Open) -> None:
     shown = open_page(daemon).evaluate(
         """async () => {
           const {rich} = await import("/page/rich.js");

@@ -1,4 +1,4 @@
-"""Several models on the page: loaded, unloaded, downloaded, asked and watched."""
+"""Several models on the page: load, unload, download, ask, figures."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def row(page: Any, where: str, name: str) -> Any:
 # ---- load and unload -------------------------------------------------------------------
 
 
-def test_a_model_is_loaded_and_unloaded(several: Several, open_page: Open) -> None:
+def test_page_loads_and_unloads_a_model(several: Several, open_page: Open) -> None:
     several.post("unload", "second")
     page = open_page(several.daemon, "#models")
     wait_for_state(page, "second", "Not loaded")
     press(page, "Load", "second")
     card(page, "second").locator(".progress").wait_for()
     wait_for_state(page, "second", "Ready")
-    told = re.compile(r"[\d.]+ MiB of [\d.]+ MiB · unloads in \d+ \w+ if unused")
-    card(page, "second").get_by_text(told).wait_for()
+    figures = re.compile(r"[\d.]+ MiB of [\d.]+ MiB · unloads in \d+ \w+ if unused")
+    card(page, "second").get_by_text(figures).wait_for()
     assert page.evaluate("document.activeElement.dataset.id") == "toggle second", "the focus stays"
     page.locator("#models-held", has_text=re.compile(r"of \d+ MiB held")).wait_for()
     card(page, "second").get_by_text("Details").click()
@@ -65,7 +65,7 @@ def test_a_model_is_loaded_and_unloaded(several: Several, open_page: Open) -> No
     assert several.daemon.status()["models"][1]["state"] == "unloaded"
 
 
-def test_a_pinned_model_stays(several: Several, open_page: Open) -> None:
+def test_unload_button_of_a_pinned_model_is_disabled(several: Several, open_page: Open) -> None:
     page = open_page(several.daemon, "#models")
     button = page.get_by_role("button", name="Unload: shapes")
     button.wait_for()
@@ -74,7 +74,7 @@ def test_a_pinned_model_stays(several: Several, open_page: Open) -> None:
     assert reason.inner_text() == "Pinned: always loaded."
 
 
-def test_a_model_that_cannot_be_loaded_says_why(several: Several, open_page: Open) -> None:
+def test_failed_model_shows_its_error_and_retry(several: Several, open_page: Open) -> None:
     page = open_page(several.daemon, "#models")
     page.get_by_role("button", name=re.compile("(Load|Try again): broken")).click()
     wait_for_state(page, "broken", "Failed")
@@ -82,9 +82,7 @@ def test_a_model_that_cannot_be_loaded_says_why(several: Several, open_page: Ope
     page.get_by_role("button", name="Try again: broken", disabled=False).wait_for()
 
 
-def test_who_is_no_operator_sees_models_and_changes_none(
-    tiny_daemon: Daemon, open_page: Open
-) -> None:
+def test_user_key_sees_models_and_has_no_buttons(tiny_daemon: Daemon, open_page: Open) -> None:
     page = open_page(tiny_daemon, "#models")
     give_key(page, "laptop-key")
     wait_for_state(page, "model", "Ready")
@@ -96,7 +94,7 @@ def test_who_is_no_operator_sees_models_and_changes_none(
 # ---- what is here, and what comes -------------------------------------------------------
 
 
-def test_a_checkpoint_on_this_machine_is_served(several: Several, open_page: Open) -> None:
+def test_page_serves_a_local_checkpoint(several: Several, open_page: Open) -> None:
     several.copy_of_model("spare")
     page = open_page(several.daemon, "#models")
     row(page, "local", "spare").get_by_text("14.8 MiB · search path · fits").wait_for()
@@ -110,7 +108,7 @@ def test_a_checkpoint_on_this_machine_is_served(several: Several, open_page: Ope
     assert text_of(ask(page, "What shape is this?")) == "square"
 
 
-def test_what_cannot_fit_says_so(several: Several, open_page: Open) -> None:
+def test_checkpoint_over_memory_is_shown_as_too_large(several: Several, open_page: Open) -> None:
     folder = several.copy_of_model("org/giant")
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(2_000_000_000)
@@ -118,9 +116,7 @@ def test_what_cannot_fit_says_so(several: Several, open_page: Open) -> None:
     row(page, "local", "org/giant").get_by_text("too large: needs about 2.1 GiB").wait_for()
 
 
-def test_a_download_is_seen_by_whoever_looks_and_can_be_cancelled(
-    several: Several, open_page: Open
-) -> None:
+def test_download_survives_a_reload_and_can_be_cancelled(several: Several, open_page: Open) -> None:
     add(several.hub, "org/one", files_of_model())
     several.hub.seconds_per_mib = 3.0
     page = open_page(several.daemon, "#models")
@@ -139,7 +135,7 @@ def test_a_download_is_seen_by_whoever_looks_and_can_be_cancelled(
     assert page.locator("#pulls li").count() == 0
 
 
-def test_a_download_that_fails_says_why(several: Several, open_page: Open) -> None:
+def test_failed_download_shows_its_error(several: Several, open_page: Open) -> None:
     page = open_page(several.daemon, "#models")
     page.get_by_label("Its name on the hub").fill("no name of the hub")
     page.get_by_role("button", name="Download").click()
@@ -157,7 +153,7 @@ def test_a_download_that_fails_says_why(several: Several, open_page: Open) -> No
 
 
 @pytest.mark.parametrize("device", list(VIEWPORTS))
-def test_the_model_is_picked_and_its_load_is_told(
+def test_question_goes_to_the_picked_model_and_shows_its_load(
     several: Several, open_page: Open, device: str
 ) -> None:
     several.post("unload", LONG_NAME)
@@ -166,9 +162,9 @@ def test_the_model_is_picked_and_its_load_is_told(
     page.get_by_label("Model", exact=True).select_option(LONG_NAME)
     give(page, "drop", SQUARE)
     page.get_by_role("textbox", name="Question", exact=True).fill("What shape is this?")
-    with page.expect_request("**/v1/chat/completions") as asked:
+    with page.expect_request("**/v1/chat/completions") as request:
         page.keyboard.press("Enter")
-    assert asked.value.post_data_json["model"] == LONG_NAME
+    assert request.value.post_data_json["model"] == LONG_NAME
     page.locator(".waiting", has_text=f"Waiting for {LONG_NAME}").wait_for()
     page.locator(".waiting .progress .meter").wait_for()
     answer = page.locator(".answer")
@@ -179,9 +175,7 @@ def test_the_model_is_picked_and_its_load_is_told(
     check_that_it_fits(page)
 
 
-def test_the_figures_are_those_of_the_model_that_is_picked(
-    several: Several, open_page: Open
-) -> None:
+def test_figures_belong_to_the_picked_model(several: Several, open_page: Open) -> None:
     several.post("load", "second")
     page = open_page(several.daemon, "#now")
     picked = page.get_by_label("Figures of")
@@ -190,16 +184,16 @@ def test_the_figures_are_those_of_the_model_that_is_picked(
     pinned_pid = process.inner_text()
     picked.select_option("second")
     page.locator(".engine dd").filter(has_not_text=pinned_pid).first.wait_for()
-    _, told = several.daemon.get("/v1/status?model=second")
-    page.locator(".engine dd", has_text=str(told["engine"]["pid"])).first.wait_for()
+    _, status = several.daemon.get("/v1/status?model=second")
+    page.locator(".engine dd", has_text=str(status["engine"]["pid"])).first.wait_for()
 
 
-def test_requests_say_which_model_they_are_for(several: Several, open_page: Open) -> None:
+def test_request_list_names_each_requests_model(several: Several, open_page: Open) -> None:
     several.post("load", "second")
     page = open_page(several.daemon, "#now")
     page.get_by_text("Nothing is running").wait_for()
-    with ThreadPoolExecutor(1) as others:
-        asked = others.submit(
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(
             several.daemon.client().chat.completions.create,
             model="second",
             messages=[{"role": "user", "content": "hi"}],
@@ -210,12 +204,12 @@ def test_requests_say_which_model_they_are_for(several: Several, open_page: Open
         page.get_by_text("of at most 4,000 tokens").first.wait_for()
         page.get_by_role("button", name="Cancel the request").click()
         with pytest.raises(openai.APIStatusError):
-            asked.result(20)
+            pending.result(20)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("device", list(VIEWPORTS))
-def test_views_of_several_models_are_accessible_and_fit(
+def test_views_of_many_models_are_accessible_and_fit(
     several: Several, open_page: Open, scheme: str, device: str
 ) -> None:
     several.copy_of_model(f"org/Of-{scheme}-{device}-{'long-' * 12}name")
@@ -238,5 +232,5 @@ def test_views_of_several_models_are_accessible_and_fit(
     page.get_by_label("Model", exact=True).select_option(LONG_NAME)
     assert problems(page) == []
     check_that_it_fits(page)
-    sizes = [page.locator(f"#{each}").bounding_box() for each in ("send", "choose")]
-    assert all(abs(each["width"] - each["height"]) < 1 for each in sizes), "still round"
+    sizes = [page.locator(f"#{name}").bounding_box() for name in ("send", "choose")]
+    assert all(abs(size["width"] - size["height"]) < 1 for size in sizes), "still round"

@@ -1,4 +1,4 @@
-"""What operators see and do on the page: stop, cancel, watch, and keys."""
+"""Operators on the page: stop, cancel, figures, settings, keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY_TOKENS = 4000
 
 @pytest.fixture
 def key_page(tiny_daemon: Daemon, open_page: Open) -> Iterator[Any]:
-    """The page after an operator's key was given."""
+    """The page with an operator's key."""
     page = open_page(tiny_daemon)
     give_key(page, "operator-key")
     page.locator("#model-name", has_text="model").wait_for()
@@ -34,7 +34,7 @@ def give_key(page: Any, key: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_a_key_is_asked_for_and_kept_in_the_tab(tiny_daemon: Daemon, open_page: Open) -> None:
+def test_page_asks_for_key_and_keeps_it_in_the_tab(tiny_daemon: Daemon, open_page: Open) -> None:
     page = open_page(tiny_daemon)
     page.get_by_role("dialog").wait_for()
     assert problems(page) == []
@@ -51,7 +51,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(tiny_daemon: Daemon, open_page: 
     assert "laptop-key" not in page.content()
 
 
-def test_stop_ends_the_answer_in_the_engine_too(tiny_daemon: Daemon, key_page: Any) -> None:
+def test_stop_button_ends_the_answer_in_the_engine(tiny_daemon: Daemon, key_page: Any) -> None:
     page = key_page
     page.get_by_role("button", name="Options").click()
     page.get_by_label("Longest answer").fill(str(MANY_TOKENS))
@@ -65,12 +65,12 @@ def test_stop_ends_the_answer_in_the_engine_too(tiny_daemon: Daemon, key_page: A
     page.get_by_role("button", name="Send").wait_for()
 
 
-def test_a_request_of_others_is_seen_and_cancelled(tiny_daemon: Daemon, key_page: Any) -> None:
+def test_operator_cancels_another_clients_request(tiny_daemon: Daemon, key_page: Any) -> None:
     page = key_page
     page.locator("nav a[href='#now']").click()
     page.get_by_text("Nothing is running").wait_for()
-    with ThreadPoolExecutor(1) as others:
-        waiting = others.submit(
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(
             tiny_daemon.client().chat.completions.create,
             model="default",
             messages=[{"role": "user", "content": "hi"}],
@@ -87,7 +87,7 @@ def test_a_request_of_others_is_seen_and_cancelled(tiny_daemon: Daemon, key_page
     page.locator(".first .bars").wait_for()
 
 
-def test_the_death_of_an_engine_is_told(tiny_daemon: Daemon, key_page: Any) -> None:
+def test_page_shows_engine_death_and_retries(tiny_daemon: Daemon, key_page: Any) -> None:
     page = key_page
     page.get_by_role("button", name="Options").click()
     page.get_by_label("Longest answer").fill("1000")
@@ -108,7 +108,7 @@ def test_the_death_of_an_engine_is_told(tiny_daemon: Daemon, key_page: Any) -> N
     assert page.get_by_role("alert").filter(has_text="again").count() == 0
 
 
-def test_settings_say_where_they_come_from(key_page: Any) -> None:
+def test_settings_view_shows_where_values_come_from(key_page: Any) -> None:
     page = key_page
     page.locator("nav a[href='#settings']").click()
     page.get_by_label("Changed only").check()

@@ -1,4 +1,4 @@
-"""Every view, light and dark, on desktops and phones: accessible, within its width, and quick."""
+"""Every view in light and dark, on desktops and phones: accessible, within its width, quick."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST_PAINT = """() => new Promise((resolve) => {
 
 
 def show(page: Any, view: str) -> None:
-    """Opens a view that has something to show."""
+    """Open a view with some content."""
     if view == "ask":
         give(page, "drop", SQUARE)
         page.get_by_role("button", name="Options").click()
@@ -46,14 +46,14 @@ def problems(page: Any) -> list[str]:
 
     found = Axe().run(page).response["violations"]
     return [
-        f"{each['id']}: {node['html'][:200]} {node.get('failureSummary', '')}"
-        for each in found
-        for node in each["nodes"]
+        f"{problem['id']}: {node['html'][:200]} {node.get('failureSummary', '')}"
+        for problem in found
+        for node in problem["nodes"]
     ]
 
 
 def check_that_it_fits(page: Any) -> None:
-    """Nothing has to be scrolled sideways, nor sticks out of its card."""
+    """Assert that nothing scrolls sideways or overflows its card."""
     assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
     assert page.evaluate(OUTSIDE_OF_CARDS) == []
 
@@ -61,7 +61,7 @@ def check_that_it_fits(page: Any) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("device", list(VIEWPORTS))
-def test_a_view_is_accessible_and_fits(
+def test_every_view_is_accessible_and_fits(
     daemon: Daemon, open_page: Open, tmp_path: Path, view: str, scheme: str, device: str
 ) -> None:
     page = open_page(daemon, device=device, scheme=scheme)
@@ -79,7 +79,7 @@ def test_a_view_is_accessible_and_fits(
 
 
 @pytest.mark.alone
-def test_the_first_paint_is_quick(daemon: Daemon, open_page: Open) -> None:
+def test_first_paint_of_the_page_is_quick(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     times = []
     for _ in range(5):
@@ -88,8 +88,8 @@ def test_the_first_paint_is_quick(daemon: Daemon, open_page: Open) -> None:
     assert min(times) < FIRST_PAINT_MS, times
 
 
-def test_the_policy_holds(daemon: Daemon, open_page: Open) -> None:
-    """Neither an inline script nor a style, nor another host, nor HTML made of text."""
+def test_content_policy_blocks_inline_code_and_other_hosts(daemon: Daemon, open_page: Open) -> None:
+    """Inline scripts and styles, other hosts, and HTML made of text."""
     page = open_page(daemon, is_quiet=False)
     blocked = page.evaluate(
         """async () => {
@@ -113,11 +113,12 @@ def test_the_policy_holds(daemon: Daemon, open_page: Open) -> None:
     assert (ran, display) == (False, "flex")
     assert {"connect-src", "style-src-elem", "require-trusted-types-for"} <= set(directives)
     assert any(
-        each.startswith("script-src") or each == "require-trusted-types-for" for each in directives
+        directive.startswith("script-src") or directive == "require-trusted-types-for"
+        for directive in directives
     )
 
 
-def test_keys_move_through_the_page(daemon: Daemon, open_page: Open) -> None:
+def test_keyboard_moves_through_the_navigation(daemon: Daemon, open_page: Open) -> None:
     page = open_page(daemon)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"

@@ -1,8 +1,7 @@
-"""What all clients are tried with: one real daemon that wants a key, and scripted engines.
+"""For all client libraries: one real daemon that needs a key, and scripted engines.
 
-The daemon runs the embedded model, so its answers are true. Scripted engines stand behind the real
-front for what that model does not do: several calls at once, thoughts, odd arguments.
-"""
+The daemon runs the embedded model, so its answers are true. Scripted engines behind the real front
+do what that model cannot: parallel calls, reasoning, odd arguments."""
 
 from __future__ import annotations
 
@@ -32,24 +31,24 @@ def _collects_between_tests() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def daemon(keyed_daemon: Daemon) -> Daemon:
-    """The embedded model, asked with a key that may do everything."""
+    """The embedded model; its key has all rights."""
     return keyed_daemon
 
 
 @pytest.fixture
 def crowded(daemon: Daemon) -> Iterator[str]:
-    """A key whose only request is being answered, for as long as the test takes."""
+    """A key whose only allowed request is running throughout the test."""
     client = daemon.client(api_key=NARROW_KEY)
-    asked = [{"role": "user", "content": "Count from 1 to 100."}]
+    messages = [{"role": "user", "content": "Count from 1 to 100."}]
     with client.chat.completions.create(
-        model="demo", messages=asked, stream=True, **ENDLESS
+        model="demo", messages=messages, stream=True, **ENDLESS
     ) as answer:
         next(answer)
         yield NARROW_KEY
 
 
 class Abandons:
-    """A context at whose end the daemon has noticed that a client left its answer."""
+    """A context manager that waits at its end until the daemon has aborted an answer."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
@@ -83,6 +82,6 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture
 async def scripted(engine: ScriptedEngine) -> AsyncIterator[str]:
-    """The address of the real front before `engine`; it wants no key."""
+    """The address of the real front with `engine`; it needs no key."""
     async with listening(engine) as port:
         yield f"http://127.0.0.1:{port}"

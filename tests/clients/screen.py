@@ -1,7 +1,6 @@
-"""A screen to ask about, what is true of it, and tools to use on it.
+"""A screen, the truth about it, and tools to use on it.
 
-Coordinates of the embedded model run from 0 to 1000 over the picture's width and height.
-"""
+Coordinates of the embedded model run from 0 to 1000 over the picture's width and height."""
 
 from __future__ import annotations
 
@@ -61,8 +60,8 @@ def is_at(place: tuple[int, int], x: int, y: int) -> bool:
 
 
 def is_the_circle(thing: Thing) -> bool:
-    told = (thing.shape, thing.color, thing.count)
-    return told == ("circle", "red", 1) and is_at(CIRCLE, thing.x, thing.y)
+    description = (thing.shape, thing.color, thing.count)
+    return description == ("circle", "red", 1) and is_at(CIRCLE, thing.x, thing.y)
 
 
 URL = f"data:image/png;base64,{base64.b64encode(screenshot()).decode()}"

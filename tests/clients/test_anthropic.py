@@ -1,7 +1,6 @@
-"""Anthropic's client with its helpers, against the real daemon.
+"""Anthropic's client and its helpers against the real daemon.
 
-What it makes of several calls, thoughts and failures is in tests/unit/api/dialects/anthropic.
-"""
+Parallel calls, reasoning and failures are in tests/unit/api/dialects/anthropic."""
 
 from __future__ import annotations
 
@@ -48,16 +47,16 @@ Connect = Callable[..., anthropic.Anthropic]
 
 
 def user(*content: Any) -> Any:
-    blocks = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+    blocks = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
     return {"role": "user", "content": blocks}
 
 
 @pytest.fixture
 def connect(daemon: Daemon) -> Connect:
-    def made(api_key: str = daemon.api_key) -> anthropic.Anthropic:
+    def connected_client(api_key: str = daemon.api_key) -> anthropic.Anthropic:
         return anthropic.Anthropic(base_url=daemon.url, api_key=api_key, max_retries=0)
 
-    return made
+    return connected_client
 
 
 @pytest.fixture
@@ -65,7 +64,9 @@ def client(connect: Connect) -> anthropic.Anthropic:
     return connect()
 
 
-def test_a_question_about_a_picture(client: anthropic.Anthropic) -> None:
+def test_anthropic_client_answers_a_picture_and_counts_its_tokens(
+    client: anthropic.Anthropic,
+) -> None:
     message = client.messages.create(messages=[user(PICTURE, COLOUR)], **GREEDY)
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "red"}]
     counted = client.messages.count_tokens(model="demo", messages=[user(PICTURE, COLOUR)])
@@ -75,7 +76,7 @@ def test_a_question_about_a_picture(client: anthropic.Anthropic) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_tool_loop_with_a_screenshot_in_the_result(
+def test_anthropic_tool_loop_reads_a_screenshot_result(
     client: anthropic.Anthropic, streams: bool
 ) -> None:
     messages = [user(LOOK)]
@@ -95,7 +96,7 @@ def test_a_tool_loop_with_a_screenshot_in_the_result(
     assert [block.to_dict() for block in answer.content] == [{"type": "text", "text": "red"}]
 
 
-def test_the_clients_own_tool_loop(client: anthropic.Anthropic) -> None:
+def test_anthropic_tool_runner_reads_a_screenshot(client: anthropic.Anthropic) -> None:
     shown = []
 
     @anthropic.beta_tool(name="screenshot")
@@ -113,7 +114,7 @@ def test_the_clients_own_tool_loop(client: anthropic.Anthropic) -> None:
 @pytest.mark.parametrize(
     "choice", [{"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "click"}]
 )
-def test_a_click(client: anthropic.Anthropic, choice: Any) -> None:
+def test_anthropic_client_clicks_the_circle(client: anthropic.Anthropic, choice: Any) -> None:
     choice = {**choice, "disable_parallel_tool_use": True}
     message = client.messages.create(
         messages=[user(PICTURE, CLICK)], tools=[TOOLS[1]], tool_choice=choice, **GREEDY
@@ -124,7 +125,7 @@ def test_a_click(client: anthropic.Anthropic, choice: Any) -> None:
     assert is_at(CIRCLE, **call.input)
 
 
-def test_structured_output(client: anthropic.Anthropic) -> None:
+def test_anthropic_client_parses_structured_output(client: anthropic.Anthropic) -> None:
     fields: Any = {**GREEDY, "messages": [user(PICTURE, DESCRIBE)], "output_format": Thing}
     message = client.messages.parse(**fields)
     assert message.parsed_output is not None
@@ -133,7 +134,7 @@ def test_structured_output(client: anthropic.Anthropic) -> None:
         assert stream.get_final_message().parsed_output == message.parsed_output
 
 
-def test_a_stream(client: anthropic.Anthropic) -> None:
+def test_anthropic_stream_ends_at_max_tokens(client: anthropic.Anthropic) -> None:
     fields: Any = {**GREEDY, "max_tokens": 40}
     with client.messages.stream(messages=[user(COUNT)], **fields) as stream:
         pieces = list(stream.text_stream)
@@ -143,7 +144,7 @@ def test_a_stream(client: anthropic.Anthropic) -> None:
     assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 40)
 
 
-def test_a_stream_that_is_closed_is_abandoned(
+def test_closed_anthropic_stream_is_aborted(
     client: anthropic.Anthropic, abandons: Abandons
 ) -> None:
     with abandons, client.messages.stream(messages=[user(COUNT)], **GREEDY) as stream:
@@ -160,7 +161,7 @@ def test_a_stream_that_is_closed_is_abandoned(
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-def test_errors(
+def test_anthropic_client_raises_errors_with_request_ids(
     client: anthropic.Anthropic,
     fields: Any,
     expected: type[anthropic.APIStatusError],
@@ -175,7 +176,7 @@ def test_errors(
         assert "prompt is too long" in caught.value.message
 
 
-def test_errors_of_keys(connect: Connect, crowded: str) -> None:
+def test_anthropic_client_raises_errors_of_keys(connect: Connect, crowded: str) -> None:
     errors = {"another": anthropic.AuthenticationError, crowded: anthropic.RateLimitError}
     for key, expected in errors.items():
         with pytest.raises(expected):

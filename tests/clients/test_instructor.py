@@ -1,4 +1,4 @@
-"""instructor: answers as objects. It has no tool loop; several calls are several objects."""
+"""instructor returns objects. It has no tool loop; several calls are several objects."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ class Crowd(pydantic.BaseModel):
 
 @pytest.fixture
 def connect(daemon: Daemon) -> Connect:
-    def made(mode: Mode = Mode.TOOLS, api_key: str = daemon.api_key) -> instructor.Instructor:
+    def connected_client(
+        mode: Mode = Mode.TOOLS, api_key: str = daemon.api_key
+    ) -> instructor.Instructor:
         return instructor.from_openai(daemon.client(api_key=api_key), mode=mode)
 
-    return made
+    return connected_client
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_structured_output_about_a_picture(connect: Connect, mode: Mode) -> None:
+def test_instructor_returns_an_object_about_a_picture(connect: Connect, mode: Mode) -> None:
     client = connect(mode)
     fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES}
     thing, answer = client.chat.completions.create_with_completion(**fields)
@@ -53,8 +55,8 @@ def test_structured_output_about_a_picture(connect: Connect, mode: Mode) -> None
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_looked_up_comes_with_the_next_question(connect: Connect, mode: Mode) -> None:
-    """Pictures are the user's: its tool results are text."""
+def test_instructor_reads_a_picture_after_earlier_turns(connect: Connect, mode: Mode) -> None:
+    """Only user messages can have pictures here: instructor's tool results are text."""
     looked: Any = [
         {"role": "user", "content": "Take a screenshot."},
         {"role": "assistant", "content": "Done."},
@@ -65,7 +67,7 @@ def test_what_is_looked_up_comes_with_the_next_question(connect: Connect, mode: 
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_stream(daemon: Daemon, mode: Mode) -> None:
+async def test_instructor_streams_partial_objects(daemon: Daemon, mode: Mode) -> None:
     client = instructor.from_openai(daemon.async_client(), mode=mode)
     fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES}
     parts = [part async for part in client.chat.completions.create_partial(**fields)]
@@ -74,10 +76,10 @@ async def test_a_stream(daemon: Daemon, mode: Mode) -> None:
     assert is_the_circle(Thing(**parts[-1].model_dump()))
 
 
-async def test_a_client_that_is_closed_abandons_its_answers(
+async def test_closed_instructor_client_aborts_its_stream(
     daemon: Daemon, abandons: Abandons
 ) -> None:
-    """A stream of it that is closed goes on behind its back."""
+    """Closing the partial stream leaves the inner stream open; closing the client ends it."""
     inner = daemon.async_client()
     client = instructor.from_openai(inner)
     fields = {**GREEDY, "response_model": Crowd, "messages": MESSAGES, "max_tokens": 2000}
@@ -87,7 +89,7 @@ async def test_a_client_that_is_closed_abandons_its_answers(
         await inner.close()
 
 
-def test_an_answer_that_is_cut_off(connect: Connect) -> None:
+def test_instructor_raises_on_truncated_answers(connect: Connect) -> None:
     fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES, "max_tokens": 5}
     with pytest.raises((IncompleteOutputException, InstructorRetryException)):
         connect().chat.completions.create(**fields)
@@ -101,14 +103,16 @@ def test_an_answer_that_is_cut_off(connect: Connect) -> None:
         ({"messages": [{"role": "user", "content": TOO_LONG}]}, openai.BadRequestError),
     ],
 )
-def test_errors(connect: Connect, fields: Any, expected: type[Exception]) -> None:
+def test_instructor_wraps_openais_errors(
+    connect: Connect, fields: Any, expected: type[Exception]
+) -> None:
     fields = {**GREEDY, "response_model": Thing, "messages": MESSAGES, **fields}
     with pytest.raises(InstructorRetryException) as caught:
         connect().chat.completions.create(**fields)
     assert isinstance(caught.value.__cause__, expected)
 
 
-def test_errors_of_keys(connect: Connect, crowded: str) -> None:
+def test_instructor_wraps_errors_of_keys(connect: Connect, crowded: str) -> None:
     errors = {"another": openai.AuthenticationError, crowded: openai.RateLimitError}
     for key, expected in errors.items():
         with pytest.raises(InstructorRetryException) as caught:
@@ -127,12 +131,21 @@ def far(scripted: str, mode: Mode) -> instructor.AsyncInstructor:
 
 
 @pytest.mark.parametrize("mode", [Mode.JSON, Mode.MD_JSON, *MODES])
-async def test_every_mode(scripted: str, engine: ScriptedEngine, mode: Mode) -> None:
-    said = STAR.model_dump_json()
+async def test_instructor_gets_an_object_in_every_mode(
+    scripted: str, engine: ScriptedEngine, mode: Mode
+) -> None:
+    content = STAR.model_dump_json()
     if mode is Mode.TOOLS:
-        engine.script = (calls(0, said, id="call_1", name="Thing"), ended("tool_calls"), finished())
+        engine.script = (
+            calls(0, content, id="call_1", name="Thing"),
+            ended("tool_calls"),
+            finished(),
+        )
     else:
-        engine.script = (says(f"```json\n{said}\n```" if mode is Mode.MD_JSON else said), ended())
+        engine.script = (
+            says(f"```json\n{content}\n```" if mode is Mode.MD_JSON else content),
+            ended(),
+        )
         engine.script += (finished(),)
     found = await far(scripted, mode).chat.completions.create(
         **GREEDY, response_model=Thing, messages=MESSAGES
@@ -147,7 +160,9 @@ async def test_every_mode(scripted: str, engine: ScriptedEngine, mode: Mode) -> 
         assert (submit.sampling.json_schema is None) == (mode is Mode.MD_JSON)
 
 
-async def test_several_calls(scripted: str, engine: ScriptedEngine) -> None:
+async def test_instructor_reads_parallel_calls_as_objects(
+    scripted: str, engine: ScriptedEngine
+) -> None:
     other = STAR.model_copy(update={"count": 3})
     engine.script = (
         *(
@@ -162,7 +177,9 @@ async def test_several_calls(scripted: str, engine: ScriptedEngine) -> None:
     assert list(found) == [STAR, other]
 
 
-async def test_a_wrong_answer_is_asked_for_again(scripted: str, engine: ScriptedEngine) -> None:
+async def test_instructor_sends_validation_errors_and_retries(
+    scripted: str, engine: ScriptedEngine
+) -> None:
     engine.script = (
         calls(0, '{"shape": "star"}', id="c", name="Thing"),
         ended("tool_calls"),
@@ -174,7 +191,7 @@ async def test_a_wrong_answer_is_asked_for_again(scripted: str, engine: Scripted
     first, again = engine.submitted
     (call,) = again.messages[len(first.messages)].tool_calls
     assert call.arguments == '{"shape": "star"}'
-    (told,) = [each for each in again.messages if each.role == "tool"]
-    (part,) = told.content
+    (result,) = [message for message in again.messages if message.role == "tool"]
+    (part,) = result.content
     assert isinstance(part, TextPart)
     assert "Field required" in part.text

@@ -1,4 +1,4 @@
-"""LangChain's `ChatOpenAI`, through both of OpenAI's APIs."""
+"""LangChain's `ChatOpenAI` through both of OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -51,13 +51,15 @@ def click(x: int, y: int) -> str:
 
 
 def user(*content: Any, **fields: Any) -> HumanMessage:
-    parts = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
     return HumanMessage(parts, **fields)
 
 
 @pytest.fixture
 def connect(daemon: Daemon) -> Connect:
-    def made(api_key: str = daemon.api_key, model: str = "demo", **fields: Any) -> ChatOpenAI:
+    def connected_client(
+        api_key: str = daemon.api_key, model: str = "demo", **fields: Any
+    ) -> ChatOpenAI:
         return ChatOpenAI(
             model=model,
             base_url=f"{daemon.url}/v1",
@@ -66,7 +68,7 @@ def connect(daemon: Daemon) -> Connect:
             **{"temperature": 0, "max_tokens": 400, **fields},
         )
 
-    return made
+    return connected_client
 
 
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
@@ -74,7 +76,7 @@ def model(connect: Connect, request: pytest.FixtureRequest) -> ChatOpenAI:
     return connect(use_responses_api=request.param)
 
 
-def test_a_question_about_a_picture(model: ChatOpenAI) -> None:
+def test_langchain_answers_a_picture_with_usage(model: ChatOpenAI) -> None:
     answer = model.invoke([user(PICTURE, COLOUR, name="supervisor")])
     assert answer.text == "red"
     assert answer.usage_metadata is not None
@@ -82,33 +84,33 @@ def test_a_question_about_a_picture(model: ChatOpenAI) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_tool_loop_with_a_screenshot_in_the_result(model: ChatOpenAI, streams: bool) -> None:
+def test_langchain_tool_loop_reads_a_screenshot_result(model: ChatOpenAI, streams: bool) -> None:
     bound = model.bind_tools([screenshot, click])
     messages: list[Any] = [user(LOOK)]
     if streams:
         first, *others = bound.stream(messages)
-        said: Any = sum(others, first)
+        reply: Any = sum(others, first)
     else:
-        said = bound.invoke(messages)
-    (call,) = said.tool_calls
+        reply = bound.invoke(messages)
+    (call,) = reply.tool_calls
     assert (call["name"], call["args"]) == ("screenshot", {})
     result = screenshot.invoke(call)
     assert isinstance(result, ToolMessage)
-    assert bound.invoke([*messages, said, result]).text == "red"
+    assert bound.invoke([*messages, reply, result]).text == "red"
 
 
 @pytest.mark.parametrize("choice", ["auto", "any", "click"])
-def test_a_click(model: ChatOpenAI, choice: str) -> None:
-    said = model.bind_tools([click], tool_choice=choice).invoke([user(PICTURE, CLICK)])
-    assert isinstance(said, AIMessage)
-    (call,) = said.tool_calls
+def test_langchain_clicks_the_circle(model: ChatOpenAI, choice: str) -> None:
+    reply = model.bind_tools([click], tool_choice=choice).invoke([user(PICTURE, CLICK)])
+    assert isinstance(reply, AIMessage)
+    (call,) = reply.tool_calls
     assert call["name"] == "click"
     assert is_at(CIRCLE, **call["args"])
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_structured_output(model: ChatOpenAI, method: Any) -> None:
-    """In JSON mode nothing but the prompt says what shall be in it."""
+def test_langchain_parses_structured_output(model: ChatOpenAI, method: Any) -> None:
+    """In JSON mode only the prompt says what the object must contain."""
     picky = model.with_structured_output(Thing, method=method, include_raw=True)
     found: Any = picky.invoke([user(PICTURE, DESCRIBE)])
     if method == "json_mode":
@@ -118,13 +120,13 @@ def test_structured_output(model: ChatOpenAI, method: Any) -> None:
         assert is_the_circle(found["parsed"])
 
 
-def test_a_stream(connect: Connect, model: ChatOpenAI) -> None:
+def test_langchain_streams_an_answer_in_pieces(connect: Connect, model: ChatOpenAI) -> None:
     pieces = [piece.text for piece in model.stream("Count from 1 to 10.")]
     assert len(pieces) > 10
     assert "".join(pieces).startswith("1, 2, 3, 4")
 
 
-async def test_a_stream_that_is_closed_is_abandoned(model: ChatOpenAI, abandons: Abandons) -> None:
+async def test_closed_langchain_stream_is_aborted(model: ChatOpenAI, abandons: Abandons) -> None:
     async with abandons:
         stream = model.astream(COUNT)
         await anext(stream)
@@ -132,12 +134,14 @@ async def test_a_stream_that_is_closed_is_abandoned(model: ChatOpenAI, abandons:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_prompt_that_is_too_long(model: ChatOpenAI, streams: bool) -> None:
+def test_langchain_raises_context_overflow_for_long_prompts(
+    model: ChatOpenAI, streams: bool
+) -> None:
     with pytest.raises(ContextOverflowError):
         list(model.stream(TOO_LONG)) if streams else model.invoke(TOO_LONG)
 
 
-def test_errors(connect: Connect, crowded: str) -> None:
+def test_langchain_raises_openais_errors(connect: Connect, crowded: str) -> None:
     wrong: dict[type[Exception], dict[str, Any]] = {
         openai.NotFoundError: {"model": "gpt-4o"},
         openai.BadRequestError: {"temperature": 9},
@@ -155,7 +159,7 @@ def test_errors(connect: Connect, crowded: str) -> None:
 
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
 def far(scripted: str, request: pytest.FixtureRequest) -> ChatOpenAI:
-    """Before a scripted engine."""
+    """A `ChatOpenAI` of the front with a scripted engine."""
     return ChatOpenAI(
         model="demo",
         base_url=f"{scripted}/v1",
@@ -166,7 +170,7 @@ def far(scripted: str, request: pytest.FixtureRequest) -> ChatOpenAI:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_thoughts_and_several_calls(
+async def test_langchain_reads_reasoning_and_parallel_calls(
     far: ChatOpenAI, engine: ScriptedEngine, streams: bool
 ) -> None:
     engine.script = (
@@ -178,10 +182,10 @@ async def test_thoughts_and_several_calls(
     question = user("Click.", PICTURE)
     if streams:
         pieces = [piece async for piece in bound.astream([question])]
-        said: Any = sum(pieces[1:], pieces[0])
+        reply: Any = sum(pieces[1:], pieces[0])
     else:
-        said = await bound.ainvoke([question])
-    assert [(call["id"], call["name"], call["args"]) for call in said.tool_calls] == [
+        reply = await bound.ainvoke([question])
+    assert [(call["id"], call["name"], call["args"]) for call in reply.tool_calls] == [
         ("call_1", "screenshot", {}),
         ("call_2", "click", {"x": 3, "y": 4}),
     ]
@@ -190,8 +194,8 @@ async def test_thoughts_and_several_calls(
 
     engine.script = HELLO
     shown = ToolMessage([{"type": "text", "text": "Now:"}, PICTURE], tool_call_id="call_1")
-    told = ToolMessage("clicked", tool_call_id="call_2")
-    answer = await far.bind_tools([screenshot, click]).ainvoke([question, said, shown, told])
+    result = ToolMessage("clicked", tool_call_id="call_2")
+    answer = await far.bind_tools([screenshot, click]).ainvoke([question, reply, shown, result])
     assert answer.text == "Hello world"
     _, turn, first, second = engine.submitted[1].messages
     assert [(call.id, call.name) for call in turn.tool_calls] == [
@@ -206,7 +210,7 @@ async def test_thoughts_and_several_calls(
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_what_structured_output_asks_of_the_engine(
+async def test_langchain_structured_output_reaches_the_engine(
     far: ChatOpenAI, engine: ScriptedEngine, method: Any
 ) -> None:
     thing = Thing(shape="star", color="blue", count=2, x=3, y=4)
@@ -225,7 +229,9 @@ async def test_what_structured_output_asks_of_the_engine(
         assert ("shape" in submit.sampling.json_schema) == (method == "json_schema")
 
 
-async def test_an_engine_that_is_away(far: ChatOpenAI, engine: ScriptedEngine) -> None:
+async def test_langchain_raises_server_error_while_engine_restarts(
+    far: ChatOpenAI, engine: ScriptedEngine
+) -> None:
     engine.be("restarting")
     with pytest.raises(openai.InternalServerError):
         await far.ainvoke("Hi")

@@ -1,4 +1,4 @@
-"""LiteLLM, which speaks three of the dialects, against the real daemon and a scripted engine."""
+"""LiteLLM in three dialects, against the real daemon and a scripted engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROVIDERS = ["openai", "anthropic", "ollama_chat"]
 
 
 def user(*content: Any) -> Any:
-    parts = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
     return {"role": "user", "content": parts}
 
 
@@ -62,7 +62,7 @@ def ask(daemon: Daemon, provider: str, *messages: Any, model: str = "demo", **fi
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_question_about_a_picture(daemon: Daemon, provider: str) -> None:
+def test_litellm_answers_a_picture_with_usage(daemon: Daemon, provider: str) -> None:
     answer = ask(daemon, provider, user(PICTURE, COLOUR))
     assert answer.choices[0].message.content == "red"
     assert answer.usage.completion_tokens < 10 < answer.usage.prompt_tokens
@@ -70,10 +70,10 @@ def test_a_question_about_a_picture(daemon: Daemon, provider: str) -> None:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_tool_loop_with_a_screenshot_in_the_result(
+def test_litellm_tool_loop_reads_a_screenshot_result(
     daemon: Daemon, provider: str, streams: bool
 ) -> None:
-    """It puts words of its own into such turns, so that the question comes once more."""
+    """LiteLLM adds text to such turns, so the question is repeated."""
     answer = ask(daemon, provider, user(LOOK), tools=TOOLS, stream=streams)
     if streams:
         answer = litellm.stream_chunk_builder(list(answer))
@@ -88,7 +88,7 @@ def test_a_tool_loop_with_a_screenshot_in_the_result(
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_click(daemon: Daemon, provider: str) -> None:
+def test_litellm_clicks_the_circle(daemon: Daemon, provider: str) -> None:
     answer = ask(daemon, provider, user(PICTURE, CLICK), tools=[TOOLS[1]])
     (call,) = answer.choices[0].message.tool_calls
     assert call.function.name == "click"
@@ -96,20 +96,20 @@ def test_a_click(daemon: Daemon, provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_structured_output(daemon: Daemon, provider: str) -> None:
+def test_litellm_gets_structured_output(daemon: Daemon, provider: str) -> None:
     answer = ask(daemon, provider, user(PICTURE, DESCRIBE), response_format=Thing)
     assert is_the_circle(Thing.model_validate_json(answer.choices[0].message.content))
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_stream(daemon: Daemon, provider: str) -> None:
+def test_litellm_streams_an_answer_in_pieces(daemon: Daemon, provider: str) -> None:
     chunks = ask(daemon, provider, user(COUNT), max_tokens=40, stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
     assert len(pieces) > 10
     assert "".join(pieces).startswith("1, 2, 3, 4")
 
 
-async def test_a_stream_that_is_closed_is_abandoned(daemon: Daemon, abandons: Abandons) -> None:
+async def test_closed_litellm_stream_is_aborted(daemon: Daemon, abandons: Abandons) -> None:
     async with abandons:
         stream = await litellm.acompletion(
             "openai/demo",
@@ -123,7 +123,7 @@ async def test_a_stream_that_is_closed_is_abandoned(daemon: Daemon, abandons: Ab
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_errors(daemon: Daemon, provider: str, crowded: str) -> None:
+def test_litellm_raises_its_typed_errors(daemon: Daemon, provider: str, crowded: str) -> None:
     with pytest.raises(litellm.NotFoundError):
         ask(daemon, provider, user("Hi"), model="gpt-4o")
     with pytest.raises(litellm.BadRequestError):
@@ -137,10 +137,10 @@ def test_errors(daemon: Daemon, provider: str, crowded: str) -> None:
 @pytest.mark.parametrize("times", [1, 20])
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
-def test_a_prompt_that_is_too_long(
+def test_litellm_raises_context_window_exceeded(
     daemon: Daemon, provider: str, streams: bool, times: int
 ) -> None:
-    """It knows no such error of Ollama's. One that is much too long is not even tokenized."""
+    """Not for Ollama, where LiteLLM has no such error. The longer prompt is not even tokenized."""
     with pytest.raises(litellm.ContextWindowExceededError):
         list(ask(daemon, provider, user(TOO_LONG * times), stream=streams))
 
@@ -156,7 +156,7 @@ LOOKS_AND_CLICKS = (
 
 
 async def converse(scripted: str, provider: str, *messages: Any, **fields: Any) -> Any:
-    """On a thread: about Ollama's models it asks without letting go of the event loop."""
+    """Ask on a thread, since LiteLLM blocks the event loop for Ollama's models."""
     base = f"{scripted}/v1" if provider == "openai" else scripted
     fields = {"api_base": base, "api_key": "none", "tools": TOOLS, "num_retries": 0, **fields}
 
@@ -169,31 +169,31 @@ async def converse(scripted: str, provider: str, *messages: Any, **fields: Any) 
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
-async def test_thoughts_and_several_calls(
+async def test_litellm_reads_reasoning_and_parallel_calls(
     scripted: str, engine: ScriptedEngine, provider: str, streams: bool
 ) -> None:
     engine.script = LOOKS_AND_CLICKS
     answer = await converse(scripted, provider, user(LOOK), stream=streams)
-    said = answer.choices[0].message
-    assert said.reasoning_content == "Look and click."
+    message = answer.choices[0].message
+    assert message.reasoning_content == "Look and click."
     assert [
-        (call.function.name, json.loads(call.function.arguments)) for call in said.tool_calls
+        (call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls
     ] == [
         ("screenshot", {}),
         ("click", {"x": 3, "y": 4}),
     ]
     engine.script = HELLO
     results = [
-        {"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in said.tool_calls
+        {"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in message.tool_calls
     ]
-    await converse(scripted, provider, user(LOOK), said, *results)
-    _, turn, *told = engine.submitted[1].messages
+    await converse(scripted, provider, user(LOOK), message, *results)
+    _, turn, *results_sent = engine.submitted[1].messages
     assert [(call.name, json.loads(call.arguments)) for call in turn.tool_calls] == [
         ("screenshot", {}),
         ("click", {"x": 3, "y": 4}),
     ]
     assert turn.reasoning == "Look and click."
-    assert [(each.role, each.name, each.content) for each in told] == [
+    assert [(result.role, result.name, result.content) for result in results_sent] == [
         ("tool", "screenshot", (TextPart("ok"),)),
         ("tool", "click", (TextPart("ok"),)),
     ]
@@ -202,7 +202,7 @@ async def test_thoughts_and_several_calls(
 @pytest.mark.parametrize(
     ("provider", "role"), [("openai", "user"), ("anthropic", "tool"), ("ollama_chat", "tool")]
 )
-async def test_where_a_result_with_a_picture_goes(
+async def test_litellm_sends_result_pictures_in_the_expected_role(
     scripted: str, engine: ScriptedEngine, provider: str, role: str
 ) -> None:
     function = {"name": "screenshot", "arguments": "{}"}
@@ -211,7 +211,7 @@ async def test_where_a_result_with_a_picture_goes(
     shown = {"role": "tool", "tool_call_id": "call_1", "content": [PICTURE]}
     await converse(scripted, provider, user(LOOK), called, shown)
     (submit,) = engine.submitted
-    (shower,) = [each for each in submit.messages if ImagePart(0) in each.content]
+    (shower,) = [message for message in submit.messages if ImagePart(0) in message.content]
     assert shower.role == role
 
 
@@ -223,7 +223,7 @@ async def test_where_a_result_with_a_picture_goes(
         ("ollama_chat", litellm.ServiceUnavailableError),
     ],
 )
-async def test_an_engine_that_is_away(
+async def test_litellm_raises_server_error_while_engine_restarts(
     scripted: str, engine: ScriptedEngine, provider: str, expected: type[Exception]
 ) -> None:
     engine.be("restarting")

@@ -1,7 +1,6 @@
 """Ollama's client against the real daemon.
 
-What it makes of several calls, thoughts and failures is in tests/unit/api/dialects/ollama.
-"""
+Parallel calls, reasoning and failures are in tests/unit/api/dialects/ollama."""
 
 from __future__ import annotations
 
@@ -58,10 +57,10 @@ TOOLS: Any = [look, click]
 
 @pytest.fixture
 def connect(daemon: Daemon) -> Connect:
-    def made(api_key: str = daemon.api_key) -> ollama.Client:
+    def connected_client(api_key: str = daemon.api_key) -> ollama.Client:
         return ollama.Client(daemon.url, headers={"Authorization": f"Bearer {api_key}"})
 
-    return made
+    return connected_client
 
 
 @pytest.fixture
@@ -69,41 +68,41 @@ def client(connect: Connect) -> ollama.Client:
     return connect()
 
 
-def test_the_model_can_see_and_call_tools(client: ollama.Client) -> None:
+def test_ollama_show_lists_vision_and_tools(client: ollama.Client) -> None:
     assert {"vision", "tools"} <= set(client.show("demo").capabilities or ())
 
 
-def test_a_question_about_a_picture(client: ollama.Client) -> None:
+def test_ollama_client_answers_a_picture(client: ollama.Client) -> None:
     assert client.chat(messages=[user(COLOUR, PNG)], **GREEDY).message.content == "red"
     assert client.generate(prompt=COLOUR, images=[PNG], **GREEDY).response == "red"
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_tool_loop_with_a_screenshot_in_the_result(client: ollama.Client, streams: bool) -> None:
+def test_ollama_tool_loop_reads_a_screenshot_result(client: ollama.Client, streams: bool) -> None:
     messages: list[Any] = [user(LOOK)]
     fields: Any = {**GREEDY, "messages": messages, "tools": TOOLS}
     if streams:
         parts = client.chat(**fields, stream=True)
-        (said,) = (part.message for part in parts if part.message.tool_calls)
+        (reply,) = (part.message for part in parts if part.message.tool_calls)
     else:
-        said = client.chat(**fields).message
-    (call,) = said.tool_calls or ()
+        reply = client.chat(**fields).message
+    (call,) = reply.tool_calls or ()
     assert (call.function.name, call.function.arguments) == ("screenshot", {})
     messages += [
-        said,
+        reply,
         {"role": "tool", "tool_name": "screenshot", "content": "", "images": [look()]},
     ]
     assert client.chat(**fields).message.content == "red"
 
 
-def test_a_click(client: ollama.Client) -> None:
-    said = client.chat(messages=[user(CLICK, PNG)], tools=[click], **GREEDY).message
-    (call,) = said.tool_calls or ()
+def test_ollama_client_clicks_the_circle(client: ollama.Client) -> None:
+    reply = client.chat(messages=[user(CLICK, PNG)], tools=[click], **GREEDY).message
+    (call,) = reply.tool_calls or ()
     assert call.function.name == "click"
     assert is_at(CIRCLE, **call.function.arguments)
 
 
-def test_structured_output(client: ollama.Client) -> None:
+def test_ollama_client_gets_structured_output(client: ollama.Client) -> None:
     schema = Thing.model_json_schema()
     answer = client.chat(messages=[user(DESCRIBE, PNG)], format=schema, **GREEDY)
     thing = Thing.model_validate_json(answer.message.content or "")
@@ -112,7 +111,7 @@ def test_structured_output(client: ollama.Client) -> None:
     assert Thing.model_validate_json(generated.response) == thing
 
 
-def test_a_stream(client: ollama.Client) -> None:
+def test_ollama_stream_ends_with_done_reason_and_count(client: ollama.Client) -> None:
     fields: Any = {**GREEDY, "options": {"temperature": 0, "num_predict": 40}}
     parts = list(client.chat(messages=[user(COUNT)], stream=True, **fields))
     assert len(parts) > 10
@@ -120,7 +119,7 @@ def test_a_stream(client: ollama.Client) -> None:
     assert (parts[-1].done_reason, parts[-1].eval_count) == ("length", 40)
 
 
-def test_a_stream_that_is_closed_is_abandoned(client: ollama.Client, abandons: Abandons) -> None:
+def test_closed_ollama_stream_is_aborted(client: ollama.Client, abandons: Abandons) -> None:
     with abandons:
         stream: Any = client.chat(messages=[user(COUNT)], stream=True, **GREEDY)
         next(stream)
@@ -137,14 +136,16 @@ def test_a_stream_that_is_closed_is_abandoned(client: ollama.Client, abandons: A
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-def test_errors(client: ollama.Client, fields: Any, status: int, words: str, streams: bool) -> None:
+def test_ollama_client_raises_errors_with_status(
+    client: ollama.Client, fields: Any, status: int, words: str, streams: bool
+) -> None:
     fields = {**GREEDY, "messages": [user("Hi")], **fields}
     with pytest.raises(ollama.ResponseError, match=words) as caught:
         list(client.chat(**fields, stream=streams))
     assert caught.value.status_code == status
 
 
-def test_errors_of_keys(connect: Connect, crowded: str) -> None:
+def test_ollama_client_raises_errors_of_keys(connect: Connect, crowded: str) -> None:
     for key, status in (("another", 401), (crowded, 429)):
         with pytest.raises(ollama.ResponseError) as caught:
             connect(key).chat(messages=[user("Hi")], **GREEDY)

@@ -1,7 +1,6 @@
-"""OpenAI's client: chat completions and responses, with their helpers, against the real daemon.
+"""OpenAI's client with chat completions, responses and helpers, against the real daemon.
 
-What it makes of several calls, thoughts and failures is in tests/unit/api/dialects.
-"""
+Parallel calls, reasoning and failures are in tests/unit/api/dialects."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ GREEDY: Any = {"model": "demo", "temperature": 0}
 
 
 def user(*content: Any) -> Any:
-    parts = [{"type": "text", "text": each} if isinstance(each, str) else each for each in content]
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
     return {"role": "user", "content": parts}
 
 
@@ -53,13 +52,13 @@ def client(daemon: Daemon) -> openai.OpenAI:
 # ---- chat completions --------------------------------------------------------------------
 
 
-def test_a_question_about_a_picture(client: openai.OpenAI) -> None:
+def test_openai_chat_answers_a_picture(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(messages=[user(PICTURE, COLOUR)], **GREEDY)
     assert answer.choices[0].message.content == "red"
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_tool_loop_with_a_screenshot_in_the_result(client: openai.OpenAI, streams: bool) -> None:
+def test_openai_tool_loop_reads_a_screenshot_result(client: openai.OpenAI, streams: bool) -> None:
     messages = [user(LOOK)]
     fields = {**GREEDY, "messages": messages, "tools": TOOLS}
     if streams:
@@ -84,7 +83,7 @@ def test_a_tool_loop_with_a_screenshot_in_the_result(client: openai.OpenAI, stre
 @pytest.mark.parametrize(
     "choice", ["auto", "required", {"type": "function", "function": {"name": "click"}}]
 )
-def test_a_click(client: openai.OpenAI, choice: Any) -> None:
+def test_openai_client_clicks_the_circle(client: openai.OpenAI, choice: Any) -> None:
     answer = client.chat.completions.create(
         messages=[user(PICTURE, CLICK)], tools=[TOOLS[1]], tool_choice=choice, **GREEDY
     )
@@ -95,8 +94,8 @@ def test_a_click(client: openai.OpenAI, choice: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_arguments_are_parsed_by_a_class(client: openai.OpenAI, choice: Any) -> None:
-    """Its tool is strict."""
+def test_openai_client_parses_arguments_into_a_class(client: openai.OpenAI, choice: Any) -> None:
+    """The class becomes a strict tool."""
     answer = client.chat.completions.parse(
         messages=[user(PICTURE, "Call report for the circle.")],
         tools=[openai.pydantic_function_tool(Thing, name="report")],
@@ -111,7 +110,7 @@ def test_arguments_are_parsed_by_a_class(client: openai.OpenAI, choice: Any) -> 
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_structured_output(client: openai.OpenAI, streams: bool) -> None:
+def test_openai_client_parses_structured_output(client: openai.OpenAI, streams: bool) -> None:
     fields = {**GREEDY, "messages": [user(PICTURE, DESCRIBE)], "response_format": Thing}
     if streams:
         with client.chat.completions.stream(**fields) as stream:
@@ -121,7 +120,7 @@ def test_structured_output(client: openai.OpenAI, streams: bool) -> None:
     assert is_the_circle(message.parsed)
 
 
-def test_a_stream(client: openai.OpenAI) -> None:
+def test_openai_stream_arrives_in_pieces(client: openai.OpenAI) -> None:
     fields: Any = {**GREEDY, "messages": [user(COUNT)], "max_tokens": 40}
     with client.chat.completions.stream(**fields) as stream:
         pieces = [event.delta for event in stream if event.type == "content.delta"]
@@ -129,7 +128,7 @@ def test_a_stream(client: openai.OpenAI) -> None:
     assert "".join(pieces).startswith("1, 2, 3, 4")
 
 
-def test_a_stream_that_is_closed_is_abandoned(client: openai.OpenAI, abandons: Abandons) -> None:
+def test_closed_openai_stream_is_aborted(client: openai.OpenAI, abandons: Abandons) -> None:
     with (
         abandons,
         client.chat.completions.create(
@@ -139,7 +138,7 @@ def test_a_stream_that_is_closed_is_abandoned(client: openai.OpenAI, abandons: A
         next(stream)
 
 
-def test_a_client_that_waits_no_longer_is_noticed(daemon: Daemon, abandons: Abandons) -> None:
+def test_timed_out_openai_client_is_aborted(daemon: Daemon, abandons: Abandons) -> None:
     with abandons, pytest.raises(openai.APITimeoutError):
         daemon.client(timeout=0.5).chat.completions.create(
             model="demo", messages=[user(COUNT)], **ENDLESS
@@ -154,25 +153,27 @@ def test_a_client_that_waits_no_longer_is_noticed(daemon: Daemon, abandons: Aban
         ({"messages": [user({**PICTURE, "image_url": {"url": "x.png"}})]}, openai.BadRequestError),
     ],
 )
-def test_errors(client: openai.OpenAI, fields: Any, expected: type[openai.APIStatusError]) -> None:
+def test_openai_client_raises_typed_errors(
+    client: openai.OpenAI, fields: Any, expected: type[openai.APIStatusError]
+) -> None:
     fields = {**GREEDY, "messages": [user("Hi")], **fields}
     with pytest.raises(expected):
         client.chat.completions.create(**fields)
 
 
-def test_a_prompt_that_is_too_long_has_its_code(client: openai.OpenAI) -> None:
+def test_openai_long_prompt_has_context_length_code(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="tokens") as caught:
         client.chat.completions.create(messages=[user(TOO_LONG)], **GREEDY)
     assert caught.value.code == "context_length_exceeded"
     assert "8192" in caught.value.message
 
 
-def test_a_wrong_key(daemon: Daemon) -> None:
+def test_openai_wrong_key_is_authentication_error(daemon: Daemon) -> None:
     with pytest.raises(openai.AuthenticationError):
         daemon.client(api_key="another").chat.completions.create(messages=[user("Hi")], **GREEDY)
 
 
-def test_a_key_with_too_many_requests(daemon: Daemon, crowded: str) -> None:
+def test_openai_crowded_key_is_rate_limit_error(daemon: Daemon, crowded: str) -> None:
     with pytest.raises(openai.RateLimitError) as caught:
         daemon.client(api_key=crowded).chat.completions.create(messages=[user("Hi")], **GREEDY)
     assert int(caught.value.response.headers["retry-after"]) >= 1
@@ -184,20 +185,22 @@ SHOWN: Any = {"type": "input_image", "image_url": URL, "detail": "auto"}
 FUNCTIONS: Any = [{"type": "function", "strict": False, **each["function"]} for each in TOOLS]
 
 
-def asked(*content: Any) -> Any:
+def input_message(*content: Any) -> Any:
     parts = [
-        {"type": "input_text", "text": each} if isinstance(each, str) else each for each in content
+        {"type": "input_text", "text": part} if isinstance(part, str) else part for part in content
     ]
     return [{"role": "user", "content": parts}]
 
 
-def test_a_response_about_a_picture(client: openai.OpenAI) -> None:
-    response = client.responses.create(input=asked(SHOWN, COLOUR), **GREEDY)
+def test_openai_response_answers_a_picture(client: openai.OpenAI) -> None:
+    response = client.responses.create(input=input_message(SHOWN, COLOUR), **GREEDY)
     assert response.output_text == "red"
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_responses_in_a_tool_loop(client: openai.OpenAI, is_stored: bool) -> None:
+def test_openai_responses_tool_loop_reads_a_screenshot(
+    client: openai.OpenAI, is_stored: bool
+) -> None:
     fields = {**GREEDY, "tools": FUNCTIONS, "store": is_stored}
     first = client.responses.create(input=LOOK, **fields)
     (call,) = first.output
@@ -207,17 +210,19 @@ def test_responses_in_a_tool_loop(client: openai.OpenAI, is_stored: bool) -> Non
     if is_stored:
         second = client.responses.create(input=[result], previous_response_id=first.id, **fields)
     else:
-        second = client.responses.create(input=[*asked(LOOK), call, result], **fields)
+        second = client.responses.create(input=[*input_message(LOOK), call, result], **fields)
     assert second.output_text == "red"
 
 
-def test_a_structured_response(client: openai.OpenAI) -> None:
-    response = client.responses.parse(input=asked(SHOWN, DESCRIBE), text_format=Thing, **GREEDY)
+def test_openai_client_parses_a_structured_response(client: openai.OpenAI) -> None:
+    response = client.responses.parse(
+        input=input_message(SHOWN, DESCRIBE), text_format=Thing, **GREEDY
+    )
     assert response.output_parsed is not None
     assert is_the_circle(response.output_parsed)
 
 
-def test_a_streamed_response(client: openai.OpenAI) -> None:
+def test_openai_response_stream_arrives_in_pieces(client: openai.OpenAI) -> None:
     with client.responses.stream(input="Count from 1 to 10.", **GREEDY) as stream:
         pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
         final = stream.get_final_response()
@@ -226,7 +231,9 @@ def test_a_streamed_response(client: openai.OpenAI) -> None:
     assert final.output_text.startswith("1, 2, 3, 4")
 
 
-def test_a_response_that_is_closed_is_abandoned(client: openai.OpenAI, abandons: Abandons) -> None:
+def test_closed_openai_response_stream_is_aborted(
+    client: openai.OpenAI, abandons: Abandons
+) -> None:
     with (
         abandons,
         client.responses.create(model="demo", input=COUNT, stream=True) as stream,
@@ -234,7 +241,9 @@ def test_a_response_that_is_closed_is_abandoned(client: openai.OpenAI, abandons:
         next(iter(stream))
 
 
-def test_errors_of_responses(daemon: Daemon, client: openai.OpenAI, crowded: str) -> None:
+def test_openai_responses_raise_typed_errors(
+    daemon: Daemon, client: openai.OpenAI, crowded: str
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(input=TOO_LONG, **GREEDY)
     assert caught.value.code == "context_length_exceeded"

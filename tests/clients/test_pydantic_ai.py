@@ -1,4 +1,4 @@
-"""pydantic-ai's agents, through both of OpenAI's APIs. It makes tools strict by itself."""
+"""pydantic-ai's agents through both of OpenAI's APIs. They make tools strict by themselves."""
 
 from __future__ import annotations
 
@@ -48,10 +48,12 @@ def connected(url: str, kind: str, api_key: str, name: str = "demo", **settings:
 
 @pytest.fixture(params=KINDS)
 def connect(daemon: Daemon, request: pytest.FixtureRequest) -> Connect:
-    def made(api_key: str = daemon.api_key, name: str = "demo", **settings: Any) -> Model:
+    def connected_client(
+        api_key: str = daemon.api_key, name: str = "demo", **settings: Any
+    ) -> Model:
         return connected(daemon.url, request.param, api_key, name, **settings)
 
-    return made
+    return connected_client
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def model(connect: Connect) -> Model:
 
 
 def using_tools(model: Model) -> tuple[Agent[None, str], list[tuple[int, int]]]:
-    """An agent with a screen, and where it clicked."""
+    """An agent with the screen's tools, and the list of its clicks."""
     agent, clicked = Agent(model), list[tuple[int, int]]()
 
     @agent.tool_plain(name="screenshot")
@@ -75,20 +77,20 @@ def using_tools(model: Model) -> tuple[Agent[None, str], list[tuple[int, int]]]:
     return agent, clicked
 
 
-async def test_a_question_about_a_picture(model: Model) -> None:
+async def test_pydantic_ai_answers_a_picture_with_usage(model: Model) -> None:
     result = await Agent(model).run([PICTURE, COLOUR])
     assert result.output == "red"
     assert result.usage.input_tokens > 100
 
 
-async def test_a_tool_loop_with_a_screenshot_in_the_result(model: Model) -> None:
-    """In chats it sends the picture as the user's, among words that this model does not know."""
+async def test_pydantic_ai_tool_loop_reads_a_screenshot_result(model: Model) -> None:
+    """In chats the picture goes into a user message, among words that this model does not know."""
     result = await using_tools(model)[0].run(LOOK)
     assert result.usage.tool_calls == 1
     assert result.output == "red" or isinstance(model, OpenAIChatModel)
 
 
-async def test_a_click(model: Model) -> None:
+async def test_pydantic_ai_clicks_the_circle(model: Model) -> None:
     agent, clicked = using_tools(model)
     result = await agent.run([PICTURE, CLICK])
     (place,) = clicked
@@ -97,26 +99,26 @@ async def test_a_click(model: Model) -> None:
 
 
 @pytest.mark.parametrize("output", [ToolOutput(Thing), NativeOutput(Thing)])
-async def test_structured_output(model: Model, output: Any) -> None:
+async def test_pydantic_ai_gets_structured_output(model: Model, output: Any) -> None:
     result: Any = await Agent(model, output_type=output, retries=0).run([PICTURE, DESCRIBE])
     assert is_the_circle(result.output)
 
 
-async def test_a_stream(connect: Connect) -> None:
+async def test_pydantic_ai_streams_an_answer_in_pieces(connect: Connect) -> None:
     async with Agent(connect()).run_stream("Count from 1 to 10.") as result:
         pieces = [piece async for piece in result.stream_text(delta=True, debounce_by=None)]
     assert len(pieces) > 10
     assert "".join(pieces).startswith("1, 2, 3, 4")
 
 
-async def test_a_stream_that_is_left_is_abandoned(model: Model, abandons: Abandons) -> None:
+async def test_cancelled_pydantic_ai_stream_is_aborted(model: Model, abandons: Abandons) -> None:
     async with abandons, Agent(model).run_stream(COUNT) as result:
         stream = result.stream_text(delta=True, debounce_by=None)
         await anext(stream)
         await result.cancel()
 
 
-async def test_errors(connect: Connect, crowded: str) -> None:
+async def test_pydantic_ai_raises_http_errors_with_status(connect: Connect, crowded: str) -> None:
     wrong: dict[int, Model] = {
         404: connect(name="gpt-4o"),
         400: connect(temperature=9),
@@ -129,7 +131,7 @@ async def test_errors(connect: Connect, crowded: str) -> None:
         assert caught.value.status_code == status
 
 
-async def test_a_prompt_that_is_too_long(model: Model) -> None:
+async def test_pydantic_ai_long_prompt_has_context_length_code(model: Model) -> None:
     with pytest.raises(ModelHTTPError) as caught:
         await Agent(model).run(TOO_LONG)
     body: Any = caught.value.body
@@ -140,7 +142,9 @@ async def test_a_prompt_that_is_too_long(model: Model) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_thoughts_and_several_calls(scripted: str, engine: ScriptedEngine, kind: str) -> None:
+async def test_pydantic_ai_reads_reasoning_and_parallel_calls(
+    scripted: str, engine: ScriptedEngine, kind: str
+) -> None:
     engine.script = (
         *(thinks("Look, then click."), calls(0, "{}", id="call_1", name="screenshot")),
         *(calls(1, '{"x": 3, "y": 4}', id="call_2", name="click"),),
@@ -155,19 +159,19 @@ async def test_thoughts_and_several_calls(scripted: str, engine: ScriptedEngine,
 
     assert (await agent.run("Click.")).output == "Hello world"
     assert clicked == [(3, 4)]
-    asked, told = engine.submitted
-    assert asked.tools is not None
-    assert "click" in asked.tools.strict
-    called = next(each for each in told.messages if each.tool_calls)
+    first, second = engine.submitted
+    assert first.tools is not None
+    assert "click" in first.tools.strict
+    called = next(message for message in second.messages if message.tool_calls)
     names = ["screenshot", "click", "rest"]
     assert [call.name for call in called.tool_calls] == names
-    assert [each.name for each in told.messages if each.role == "tool"] == names
-    (shower,) = [each for each in told.messages if ImagePart(0) in each.content]
+    assert [message.name for message in second.messages if message.role == "tool"] == names
+    (shower,) = [message for message in second.messages if ImagePart(0) in message.content]
     assert shower.role == ("user" if kind == "chat" else "tool")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_invalid_answer_is_asked_for_again(
+async def test_pydantic_ai_retries_invalid_answers(
     scripted: str, engine: ScriptedEngine, kind: str
 ) -> None:
     engine.script = (says('{"shape": "star"}'), ended(), finished())

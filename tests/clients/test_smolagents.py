@@ -1,8 +1,7 @@
 """smolagents' `ToolCallingAgent`, which forces a call in every step.
 
-What its tools return is text to the model; a callback adds pictures to what was observed. Its model
-drops tool turns of its own accord: it tells calls and results as text.
-"""
+Tool results are text; a callback adds pictures to the observations. The agent's model class turns
+calls and results into text messages."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ FORMAT: Any = {
 
 
 class Mouse:
-    """A tool `click`, and where it was used."""
+    """A `click` tool that records its clicks."""
 
     def __init__(self) -> None:
         self.clicked: list[tuple[int, int]] = []
@@ -89,29 +88,29 @@ def model(daemon: Daemon) -> OpenAIServerModel:
 
 
 def agent(model: OpenAIServerModel, *tools: Tool, **fields: Any) -> ToolCallingAgent:
-    made = ToolCallingAgent(list(tools), model, verbosity_level=LogLevel.OFF, **fields)
-    made.prompt_templates["system_prompt"] = "You use tools."
-    return made
+    tool_agent = ToolCallingAgent(list(tools), model, verbosity_level=LogLevel.OFF, **fields)
+    tool_agent.prompt_templates["system_prompt"] = "You use tools."
+    return tool_agent
 
 
 def user(*content: Any) -> ChatMessage:
     parts = [
-        {"type": "text", "text": each}
-        if isinstance(each, str)
-        else {"type": "image", "image": each}
-        for each in content
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image", "image": part}
+        for part in content
     ]
     return ChatMessage(role=MessageRole.USER, content=parts)
 
 
-def test_a_question_about_a_picture(model: OpenAIServerModel) -> None:
+def test_smolagents_answers_a_picture_with_usage(model: OpenAIServerModel) -> None:
     answer = model.generate([user(PICTURE, COLOUR)])
     assert answer.content == "red"
     assert answer.token_usage is not None
     assert answer.token_usage.input_tokens > 100
 
 
-def test_a_click(model: OpenAIServerModel) -> None:
+def test_smolagents_clicks_the_circle(model: OpenAIServerModel) -> None:
     answer = model.generate([user(PICTURE, CLICK)], tools_to_call_from=[Mouse().tool()])
     (call,) = answer.tool_calls or ()
     arguments: Any = model.parse_tool_calls(answer).tool_calls[0].function.arguments  # type: ignore[index]
@@ -120,8 +119,8 @@ def test_a_click(model: OpenAIServerModel) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_an_agent_steps_with_valid_calls(model: OpenAIServerModel, streams: bool) -> None:
-    """The embedded model does not know when to end; every step is a call that can be made."""
+def test_smolagents_steps_with_valid_calls(model: OpenAIServerModel, streams: bool) -> None:
+    """The embedded model does not end by itself; every step is a valid call."""
     mouse = Mouse()
     runner = agent(model, mouse.tool(), stream_outputs=streams)
     for step in runner.run(CLICK, images=[PICTURE], max_steps=2, stream=True):
@@ -131,29 +130,29 @@ def test_an_agent_steps_with_valid_calls(model: OpenAIServerModel, streams: bool
     assert mouse.clicked
 
 
-def test_structured_output(model: OpenAIServerModel) -> None:
+def test_smolagents_gets_structured_output(model: OpenAIServerModel) -> None:
     answer = model.generate([user(PICTURE, DESCRIBE)], response_format=FORMAT)
     assert is_the_circle(Thing.model_validate_json(str(answer.content)))
 
 
-def test_a_stream(model: OpenAIServerModel) -> None:
+def test_smolagents_streams_an_answer_with_usage(model: OpenAIServerModel) -> None:
     deltas = list(model.generate_stream([user("Count from 1 to 10.")]))
     assert len(deltas) > 10
     assert "".join(delta.content or "" for delta in deltas).startswith("1, 2, 3, 4")
     assert deltas[-1].token_usage is not None
 
 
-def test_a_model_that_is_closed_abandons_its_answers(
+def test_closed_smolagents_model_aborts_its_stream(
     model: OpenAIServerModel, abandons: Abandons
 ) -> None:
-    """A stream of it that is closed goes on behind its back."""
+    """Closing the generator leaves the inner stream open; closing the client ends it."""
     with abandons:
         stream = model.generate_stream([user(COUNT)])
         next(iter(stream))
         model.client.close()
 
 
-def test_errors(daemon: Daemon, crowded: str) -> None:
+def test_smolagents_raises_openais_errors(daemon: Daemon, crowded: str) -> None:
     wrong: dict[type[Exception], OpenAIServerModel] = {
         openai.NotFoundError: connect(daemon.url, daemon.api_key, "gpt-4o"),
         openai.BadRequestError: connect(daemon.url, daemon.api_key, temperature=9),
@@ -168,7 +167,7 @@ def test_errors(daemon: Daemon, crowded: str) -> None:
         assert isinstance(caught.value.__cause__, expected)
 
 
-def test_a_prompt_that_is_too_long(model: OpenAIServerModel) -> None:
+def test_smolagents_long_prompt_has_context_length_code(model: OpenAIServerModel) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         model.generate([user(TOO_LONG)])
     assert caught.value.code == "context_length_exceeded"
@@ -177,8 +176,10 @@ def test_a_prompt_that_is_too_long(model: OpenAIServerModel) -> None:
 # ---- what the embedded model does not do -------------------------------------------------
 
 
-async def test_a_tool_loop_with_screenshots(scripted: str, engine: ScriptedEngine) -> None:
-    """Several calls in a step, then what the callback has seen, then the answer."""
+async def test_smolagents_tool_loop_reads_screenshots(
+    scripted: str, engine: ScriptedEngine
+) -> None:
+    """Several calls in a step, then the callback's pictures, then the answer."""
     mouse = Mouse()
     engine.script = (
         calls(0, '{"x": 3, "y": 4}', id="call_1", name="click"),
@@ -198,11 +199,11 @@ async def test_a_tool_loop_with_screenshots(scripted: str, engine: ScriptedEngin
     first, second = engine.submitted
     assert first.tools is not None
     assert first.tools.choice == "required"
-    shown = [part for each in second.messages for part in each.content]
+    shown = [part for message in second.messages for part in message.content]
     assert sum(isinstance(part, ImagePart) for part in shown) == 1
 
 
-async def test_a_stream_of_calls(scripted: str, engine: ScriptedEngine) -> None:
+async def test_smolagents_streams_calls(scripted: str, engine: ScriptedEngine) -> None:
     engine.script = (
         *(calls(0, id="call_1", name="final_answer"), calls(0, '{"answer"'), calls(0, ': "red"}')),
         *(ended("tool_calls"), finished()),
@@ -211,7 +212,9 @@ async def test_a_stream_of_calls(scripted: str, engine: ScriptedEngine) -> None:
     assert await asyncio.to_thread(runner.run, "Which?") == "red"
 
 
-async def test_an_engine_that_is_away(scripted: str, engine: ScriptedEngine) -> None:
+async def test_smolagents_raises_server_error_while_engine_restarts(
+    scripted: str, engine: ScriptedEngine
+) -> None:
     engine.be("restarting")
     with pytest.raises(openai.InternalServerError):
         await asyncio.to_thread(connect(scripted).generate, [user("Hi")])

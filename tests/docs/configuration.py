@@ -12,6 +12,7 @@ import msgspec
 
 from tests.docs.pages import ROOT
 from vlm_server.settings import Settings
+from vlm_server.settings.descriptions import descriptions
 
 PATH = ROOT / "docs" / "configuration.md"
 _HEAD = ROOT / "tests/docs/configuration_head.md"
@@ -74,14 +75,15 @@ def _sections() -> Iterator[tuple[str, type[msgspec.Struct], msgspec.Struct | No
 def _render(name: str, kind: type[msgspec.Struct], _: msgspec.Struct | None) -> str:
     intro = _SECTIONS[name.partition(".")[0]]
     head = f"\n## `[{name}]`\n\n{intro}\n\n| setting | default | unit | |\n|---|---|---|---|\n"
-    hints = get_type_hints(kind, include_extras=True)
+    hints, texts = get_type_hints(kind, include_extras=True), descriptions(kind)
     return head + "".join(
-        _row(name, field, hints[field.name]) for field in msgspec.structs.fields(kind)
+        _row(name, field, hints[field.name], texts[field.name])
+        for field in msgspec.structs.fields(kind)
     )
 
 
-def _row(section: str, field: msgspec.structs.FieldInfo, hint: Any) -> str:
-    text = _PAGE.sub(r"[\1](\1)", _description(hint))
+def _row(section: str, field: msgspec.structs.FieldInfo, hint: Any, text: str) -> str:
+    text = _PAGE.sub(r"[\1](\1)", text)
     if allowed := _allowed(hint):
         text += f" {allowed}"
     if variable := _ENVIRONMENT.get(f"{section}.{field.name}"):
@@ -109,18 +111,14 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     return shown
 
 
-def _description(hint: Any) -> str:
-    metas = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, msgspec.Meta)]
-    return next(str(meta.description) for meta in metas if meta.description)
-
-
 def _allowed(hint: Any) -> str:
     kind = _kind(hint)
     if get_origin(kind) is Literal:
         return "One of " + ", ".join(f"`{each}`" for each in get_args(kind)) + "."
-    meta = next(each for each in hint.__metadata__ if isinstance(each, msgspec.Meta))
+    metas = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, msgspec.Meta)]
     bounds = [
         f"{word} {bound}"
+        for meta in metas
         for word, bound in (("at least", meta.ge), ("above", meta.gt), ("at most", meta.le))
         if bound is not None and bound not in (0, -1)
     ]
@@ -128,7 +126,7 @@ def _allowed(hint: Any) -> str:
 
 
 def _kind(hint: Any) -> Any:
-    """The type, without its description; the number's, if it may be a share as well."""
+    """The type, without its bounds; the number's, if it may be a share as well."""
     if get_origin(hint) in (Annotated, UnionType, Union):
         return _kind(get_args(hint)[0])
     return hint

@@ -155,7 +155,7 @@ def _note(html: str) -> tuple[str, str] | None:
 
 
 def _kind(token: Token) -> str:
-    """What the fence says; of one that says nothing what it looks like, empty if that is unknown.
+    """The fence's language, or a guess if it has none; empty if unknown.
 
     Blocks should say it: this is for pages that were written before.
     """

@@ -129,7 +129,9 @@ def check_words(parser: argparse.ArgumentParser, command: str) -> None:
                 break
         else:
             takes = [
-                each for each in parser._actions if isinstance(each, argparse._SubParsersAction)
+                action
+                for action in parser._actions
+                if isinstance(action, argparse._SubParsersAction)
             ]
             is_name = Path(word).suffix or not word.islower()
             assert not takes or is_name, f"no command {word}: {command}"

@@ -11,13 +11,13 @@ from vlm_server.errors import VlmServerError
 
 WITH_BLOCKS = [page for page in pages() if page.blocks]
 MOST_NOT_RUN = 24
-"""Blocks that need what is not here: a GPU, an hour, a login. Think twice before raising it."""
+"""Blocks that need a GPU, an hour or a login. Think twice before raising it."""
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: page.name)
 @pytest.mark.timeout(600)
-def test_a_page_can_be_followed(page: Page, sandbox: Sandbox) -> None:
+def test_page_blocks_run_in_order(page: Page, sandbox: Sandbox) -> None:
     run = PageRun(sandbox)
     for block in page.blocks:
         try:
@@ -26,7 +26,7 @@ def test_a_page_can_be_followed(page: Page, sandbox: Sandbox) -> None:
             raise AssertionError(f"{page.name}:{block.line}: {error}\n{block.text}") from error
 
 
-def test_few_blocks_are_not_run(record_property: pytest.RecordProperty) -> None:
+def test_skipped_blocks_stay_few(record_property: pytest.RecordProperty) -> None:
     not_run = [
         f"{page.name}:{block.line}: {block.reason_not_run}"
         for page in pages()
@@ -58,12 +58,12 @@ def test_few_blocks_are_not_run(record_property: pytest.RecordProperty) -> None:
     ],
     ids=lambda block: f"{block.kind}-{block.text[:20]}",
 )
-def test_what_is_wrong_is_noticed(block: Block, sandbox: Sandbox) -> None:
+def test_wrong_blocks_fail(block: Block, sandbox: Sandbox) -> None:
     with pytest.raises((AssertionError, VlmServerError, ValueError, NameError)):
         PageRun(sandbox).run(block)
 
 
-def test_requests_are_sent(sandbox: Sandbox) -> None:
+def test_request_blocks_are_sent_to_daemon(sandbox: Sandbox) -> None:
     body = '{"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}'
     PageRun(sandbox).run(Block(1, "json", body, ("request", "POST /v1/chat/completions")))
 
@@ -79,7 +79,7 @@ def test_requests_are_sent(sandbox: Sandbox) -> None:
         ("(1)", "(12)", True),
     ],
 )
-def test_outputs_are_compared(expected: str, printed: str, is_same: bool) -> None:
+def test_printed_output_is_compared_with_block(expected: str, printed: str, is_same: bool) -> None:
     if is_same:
         check_output(expected, printed)
     else:
@@ -87,6 +87,6 @@ def test_outputs_are_compared(expected: str, printed: str, is_same: bool) -> Non
             check_output(expected, printed)
 
 
-def test_json_may_be_a_value_or_one_in_each_line() -> None:
+def test_json_blocks_hold_one_value_or_one_per_line() -> None:
     assert values_of('{"a":\n 1}') == [{"a": 1}]
     assert values_of('{"a": 1}\n{"b": 2}\n') == [{"a": 1}, {"b": 2}]

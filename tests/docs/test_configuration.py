@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the settings are."""
+"""docs/configuration.md is generated from the settings, and up to date."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tests.docs.configuration import PATH, render, unit
 from vlm_server.settings import Settings
 
 
-def test_the_page_is_current() -> None:
+def test_configuration_page_is_up_to_date() -> None:
     assert PATH.read_text(encoding="utf-8") == render(), "run: python -m tests.docs.configuration"
 
 
-def test_every_setting_is_on_it() -> None:
+def test_configuration_page_lists_every_setting() -> None:
     text = render()
     for section in msgspec.structs.fields(Settings):
         if isinstance(section.default, msgspec.Struct):
@@ -21,7 +21,7 @@ def test_every_setting_is_on_it() -> None:
                 assert f"| `{field.name}` |" in part
 
 
-def test_units_are_those_of_names() -> None:
+def test_configuration_units_follow_setting_names() -> None:
     assert unit("limit_bytes", int) == "bytes"
     assert unit("max_step_seconds", float) == "seconds"
     assert unit("separate_api_keys", bool) == ""

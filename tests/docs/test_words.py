@@ -1,4 +1,4 @@
-"""What pages name in passing is there: links, headings, files, settings, commands."""
+"""Links, headings, files, settings and commands that pages name exist."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _NO_SETTINGS = {field.name for field in msgspec.structs.fields(MemoryStats)} | {
     "max",
     "high",
 }
-"""What may follow the name of a section with a dot, too: readings, files, limits of Linux."""
+"""Words after a section's name and a dot that are no settings: readings, file types, limits."""
 _OF_CODE = ("docs/architecture.md",)
-"""Pages whose names with dots are methods."""
+"""Pages on which names with dots are methods."""
 _CURRENT = [page for page in all_pages() if "decisions" not in page.path.parts]
-"""Pages that say how things are; decisions say how they were."""
+"""Pages about the present; decisions are history."""
 IDS = {"ids": lambda page: page.name}
 
 
 @pytest.mark.parametrize("page", all_pages(), **IDS)
-def test_links_lead_somewhere(page: Page) -> None:
+def test_doc_links_have_targets(page: Page) -> None:
     broken = [link for link in page.links() if not leads(page, link)]
     assert broken == []
 
@@ -69,26 +69,26 @@ def _page(path: Path) -> Page:
 
 
 @pytest.mark.parametrize("page", all_pages(), **IDS)
-def test_decisions_are_called_by_their_numbers(page: Page) -> None:
+def test_decision_links_match_their_numbers(page: Page) -> None:
     text = page.path.read_text(encoding="utf-8")
     links = re.findall(r"\[(?:[Dd]ecision )?(\d{4})\]\((?:[\w./]*/)?(\d{4})-", text)
     assert [link for link in links if link[0] != link[1]] == []
 
 
-def test_every_decision_is_in_the_list_of_them() -> None:
+def test_decision_index_lists_every_decision() -> None:
     folder = ROOT / "docs/decisions"
     listed = {link for link in Page(folder / "README.md").links() if link[:4].isdecimal()}
     assert listed == {path.name for path in folder.glob("[0-9]*.md")}
 
 
-def test_every_page_is_in_the_index() -> None:
+def test_docs_index_lists_every_page() -> None:
     folder = ROOT / "docs"
     listed = {link.partition("#")[0] for link in Page(folder / "README.md").links()}
     assert {path.name for path in folder.glob("*.md")} - {"README.md"} - listed == set()
 
 
-def test_the_tree_of_the_readme_is_true() -> None:
-    """What it names is there, and it names all packages, and all modules at the root."""
+def test_readme_tree_matches_packages() -> None:
+    """Its paths exist, and it names all packages and all modules at the root."""
     named = set(_tree())
     assert sorted(str(path) for path in named if not path.exists()) == []
     root = ROOT / "vlm_server"
@@ -96,7 +96,7 @@ def test_the_tree_of_the_readme_is_true() -> None:
     assert sorted(str(path) for path in {*packages, *root.glob("[!_]*.py")} - named) == []
 
 
-def test_the_handler_of_a_request_is_the_one_that_is_named() -> None:
+def test_architecture_page_names_actual_request_handler() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     named = re.search(
         r"`(\w+)` in `([\w/]+)\.py` is the handler, for all dialects \(here that of `([\w/]+)\.py`",
@@ -104,18 +104,20 @@ def test_the_handler_of_a_request_is_the_one_that_is_named() -> None:
     )
     assert named is not None
     no_models = cast("Any", SimpleNamespace(models=None))
-    route = next(each for each in _openai(no_models) if each.path == "/v1/chat/completions")
+    route = next(route for route in _openai(no_models) if route.path == "/v1/chat/completions")
     endpoint, named_module = route.endpoint, f"vlm_server/{named[3]}".replace("/", ".")
     assert type(endpoint).__name__ == named[1]
     assert type(endpoint).__module__ == f"vlm_server/{named[2]}".replace("/", ".")
     assert endpoint._dialect in vars(importlib.import_module(named_module)).values()
 
 
-def test_the_options_of_a_service_are_told() -> None:
-    """All that `service install` takes, and no other."""
+def test_service_page_lists_install_options() -> None:
+    """Exactly the options of `service install`."""
     text = (ROOT / "docs/service.md").read_text(encoding="utf-8")
     paragraph = text.partition("\n`service install` takes")[2].partition("\n\n")[0]
-    install = next(each for each in every(build_parser()) if each.prog.endswith("service install"))
+    install = next(
+        command for command in every(build_parser()) if command.prog.endswith("service install")
+    )
     taken = {name for name in install._option_string_actions if name.startswith("--")}
     assert set(re.findall(r"--[a-z-]+", paragraph)) == taken - {"--help", "--debug"}
 
@@ -137,8 +139,8 @@ def _tree() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
-def test_programs_need_no_block_before_them(page: Page) -> None:
-    """One that imports something is copied alone: all its names are its own."""
+def test_doc_programs_define_all_their_names(page: Page) -> None:
+    """A program with imports is copied alone, so it must define all its names."""
     for block in page.blocks:
         if block.kind == "python" and re.match("(import|from) ", block.text):
             checked = subprocess.run(
@@ -151,7 +153,7 @@ def test_programs_need_no_block_before_them(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
-def test_commands_in_sentences_exist(page: Page) -> None:
+def test_commands_in_doc_sentences_exist(page: Page) -> None:
     parser = build_parser()
     for code in page.inline_code():
         if code.startswith(("vlm-server ", ".venv/bin/vlm-server ")):
@@ -159,7 +161,7 @@ def test_commands_in_sentences_exist(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
-def test_commands_in_blocks_exist_even_if_they_are_not_run(page: Page) -> None:
+def test_commands_in_doc_blocks_exist(page: Page) -> None:
     parser = build_parser()
     for block in page.blocks:
         joined = block.text.replace("\\\n", " ")
@@ -169,13 +171,13 @@ def test_commands_in_blocks_exist_even_if_they_are_not_run(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
-def test_files_that_are_named_exist(page: Page) -> None:
+def test_files_named_in_docs_exist(page: Page) -> None:
     named = {code for code in page.inline_code() if _PATH.fullmatch(code)}
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("page", [page for page in _CURRENT if page.name not in _OF_CODE], **IDS)
-def test_settings_that_are_named_exist(page: Page) -> None:
+def test_settings_named_in_docs_exist(page: Page) -> None:
     wrong = []
     for code in page.inline_code():
         match = _SETTING.fullmatch(code)
@@ -188,7 +190,7 @@ def test_settings_that_are_named_exist(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", _CURRENT, **IDS)
-def test_scripts_and_modules_of_commands_exist(page: Page) -> None:
+def test_scripts_and_modules_named_in_docs_exist(page: Page) -> None:
     texts = [
         *page.inline_code(),
         *(block.text for block in page.blocks if block.kind in ("sh", "")),

@@ -1,4 +1,4 @@
-"""What a process costs while nothing happens: its share of a core, and how often it wakes up."""
+"""The cost of an idle process: its share of a core, and its wake-ups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Threads:
-    """Of one process, by thread: CPU seconds, voluntary context switches, and the name."""
+    """CPU seconds, voluntary context switches and names of a process's threads."""
 
     cpu_seconds: float
     switches: Mapping[int, int]
@@ -24,7 +24,7 @@ class Threads:
 
 @dataclass(frozen=True)
 class IdleCost:
-    """Of several processes, together, over some seconds."""
+    """The cost of several processes together, over some seconds."""
 
     core_share: float
     wakeups_per_second: float
@@ -33,7 +33,7 @@ class IdleCost:
 
 
 def family_of(pid: int) -> list[int]:
-    """The process and all that it has started, directly or not."""
+    """The process and all its descendants."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -50,7 +50,7 @@ def family_of(pid: int) -> list[int]:
 
 
 def measure(pids: list[int], seconds: float) -> IdleCost:
-    """What `pids` cost in the next `seconds`."""
+    """The cost of `pids` in the next `seconds`."""
     before, began = {pid: _read(pid) for pid in pids}, time.monotonic()
     time.sleep(seconds)
     after, passed = {pid: _read(pid) for pid in pids}, time.monotonic() - began
@@ -81,7 +81,7 @@ def _read(pid: int) -> Threads:
 
 
 def _cpu_seconds(folder: Path) -> float:
-    """By the scheduler's clock, in nanoseconds, where the kernel keeps one."""
+    """CPU seconds, with the scheduler's nanoseconds where the kernel keeps them."""
     try:
         return int((folder / "schedstat").read_text().split()[0]) / 1e9
     except (OSError, IndexError):
@@ -90,7 +90,7 @@ def _cpu_seconds(folder: Path) -> float:
 
 
 def main() -> None:
-    """Print what a process and its children cost, several times."""
+    """Print the cost of a process and its children, several times."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--pid", type=int, required=True)
     parser.add_argument("--rounds", type=int, default=5)

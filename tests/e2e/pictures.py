@@ -1,4 +1,4 @@
-"""Pictures for tests, drawn with Pillow in a style of their own, and how to send them."""
+"""Test pictures, drawn with Pillow, and messages with them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def word(text: str, size: Size = (448, 224), font_size: int = 72) -> Any:
 
 
 def noise(seed: int, size: Size = (448, 448)) -> Any:
-    """Random 20-pixel blocks: a picture that was not seen before."""
+    """A picture of random 20-pixel blocks, new for each seed."""
     width, height = size
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (height // 20 + 1, width // 20 + 1, 3), dtype=np.uint8)
@@ -96,6 +96,6 @@ def user(*content: Any) -> dict[str, Any]:
 
 
 def _around(x: float, y: float, radii: list[float]) -> list[Point]:
-    """Corners around a point, the first one straight up."""
+    """The corners around a point, the first one straight up."""
     step = 2 * math.pi / len(radii)
     return [(x + r * math.sin(i * step), y - r * math.cos(i * step)) for i, r in enumerate(radii)]

@@ -1,4 +1,4 @@
-"""The embedded model tells the truth about pictures, through the whole daemon."""
+"""The embedded model answers truly about pictures, in a real daemon."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ask(daemon: Daemon, *content: Any, history: tuple[dict[str, Any], ...] = ())
         (("circle", SIZES[0]), ("square", SIZES[1]), ("triangle", SIZES[2]), ("star", SIZES[0])),
     ),
 )
-def test_names_the_shape(daemon: Daemon, shape: str, size: tuple[int, int]) -> None:
+def test_model_names_the_shape(daemon: Daemon, shape: str, size: tuple[int, int]) -> None:
     picture = one_shape(shape, "blue", size, background=(240, 240, 225))
     assert ask(daemon, picture, "What shape is this?") == shape
 
@@ -52,14 +52,14 @@ def test_names_the_shape(daemon: Daemon, shape: str, size: tuple[int, int]) -> N
         ("red", "green", "blue", "yellow", "orange", "purple", "black", "white"), ("red", "white")
     ),
 )
-def test_names_the_color(daemon: Daemon, color: str) -> None:
+def test_model_names_the_colour(daemon: Daemon, color: str) -> None:
     background = (90, 100, 110) if color in ("white", "black") else "white"
     picture = one_shape("circle", color, background=background)
     assert ask(daemon, picture, "What colour is the circle?") == color
 
 
 @pytest.mark.parametrize("count", few_of((1, 2, 3, 4), (1, 4)))
-def test_counts(daemon: Daemon, count: int) -> None:
+def test_model_counts_squares(daemon: Daemon, count: int) -> None:
     picture = canvas()
     for center in [(110, 120), (330, 110), (120, 330), (335, 340)][:count]:
         draw_shape(picture, "square", "green", center, 55)
@@ -79,35 +79,35 @@ def test_counts(daemon: Daemon, count: int) -> None:
         (("left", (80, 224)), ("top", (224, 80))),
     ),
 )
-def test_says_where(daemon: Daemon, place: str, center: tuple[int, int]) -> None:
+def test_model_says_where_the_star_is(daemon: Daemon, place: str, center: tuple[int, int]) -> None:
     picture = draw_shape(canvas(), "star", "red", center, 60)
     assert ask(daemon, picture, "Where is the star?") == place
 
 
 @pytest.mark.parametrize(("color", "answer"), [("red", "yes"), ("green", "no")])
-def test_answers_yes_or_no(daemon: Daemon, color: str, answer: str) -> None:
+def test_model_answers_yes_or_no(daemon: Daemon, color: str, answer: str) -> None:
     picture = one_shape("triangle", "red")
     assert ask(daemon, picture, f"Is there a {color} triangle?") == answer
 
 
 @pytest.mark.parametrize("text", few_of(("HELLO", "river", "4711", "Invoice"), ("4711", "Invoice")))
-def test_reads(daemon: Daemon, text: str) -> None:
+def test_model_reads_a_word(daemon: Daemon, text: str) -> None:
     assert ask(daemon, word(text), "What does the text say?") == text
 
 
-def test_choices_say_the_same(daemon: Daemon) -> None:
+def test_choices_give_the_same_true_answer(daemon: Daemon) -> None:
     answer = daemon.client().chat.completions.create(
         model="default",
         messages=[user(one_shape("circle", "red"), "What colour is the shape?")],
         temperature=0,
         n=2,
     )
-    told = [choice.message.content or "" for choice in answer.choices]
-    assert [("red" in text.lower()) for text in told] == [True, True]
+    texts = [choice.message.content or "" for choice in answer.choices]
+    assert [("red" in text.lower()) for text in texts] == [True, True]
     assert {choice.finish_reason for choice in answer.choices} == {"stop"}
 
 
-def test_answers_in_json(daemon: Daemon) -> None:
+def test_model_answers_in_json(daemon: Daemon) -> None:
     answer = daemon.client().chat.completions.create(
         model="default",
         messages=[user("Hello")],
@@ -120,7 +120,7 @@ def test_answers_in_json(daemon: Daemon) -> None:
     jsonschema.validate(json.loads(choice.message.content or ""), SCHEMA)
 
 
-def test_answers_ollamas_client(daemon: Daemon) -> None:
+def test_model_answers_ollamas_client(daemon: Daemon) -> None:
     client = ollama.Client(daemon.url)
     name = client.list().models[0].model
     assert name is not None
@@ -136,14 +136,14 @@ def test_answers_ollamas_client(daemon: Daemon) -> None:
     assert answer.done_reason == "stop"
 
 
-def test_tokens_go_there_and_back(daemon: Daemon) -> None:
+def test_tokenized_prompt_is_detokenized_to_itself(daemon: Daemon) -> None:
     counted = post(daemon, "/v1/tokenize", prompt="How many red circles?")
     assert counted["count"] == len(counted["tokens"]) > 0
     read = post(daemon, "/v1/detokenize", tokens=counted["tokens"])
     assert read == {"prompt": "How many red circles?"}
 
 
-def test_the_model_says_what_it_is(daemon: Daemon) -> None:
+def test_model_list_shows_family_length_and_vision(daemon: Daemon) -> None:
     model = httpx.get(f"{daemon.url}/v1/models").json()["data"][0]
     assert (model["family"], model["max_model_len"]) == ("qwen3_vl", 8192)
     assert "vision" in model["capabilities"]
@@ -153,19 +153,19 @@ def test_the_model_says_what_it_is(daemon: Daemon) -> None:
     assert httpx.get(f"{daemon.url}/health").status_code == 200
 
 
-def test_describes(daemon: Daemon) -> None:
+def test_model_describes_a_picture(daemon: Daemon) -> None:
     description = ask(daemon, one_shape("star", "purple"), "Describe the picture.").lower()
     assert "purple star" in description
 
 
 @pytest.mark.parametrize(("circle_first", "answer"), [(True, "first"), (False, "second")])
-def test_tells_two_pictures_apart(daemon: Daemon, circle_first: bool, answer: str) -> None:
+def test_model_distinguishes_two_pictures(daemon: Daemon, circle_first: bool, answer: str) -> None:
     circle, square = one_shape("circle", "red"), one_shape("square", "blue", (320, 240))
     pair = (circle, square) if circle_first else (square, circle)
     assert answer in ask(daemon, *pair, "Which picture has a circle?").lower()
 
 
-def test_follows_a_conversation(daemon: Daemon) -> None:
+def test_model_follows_a_conversation(daemon: Daemon) -> None:
     picture = draw_shape(canvas(), "triangle", "orange", (80, 224), 60)
     history = (
         user(picture, "What shape is this?"),
@@ -175,7 +175,7 @@ def test_follows_a_conversation(daemon: Daemon) -> None:
     assert ask(daemon, "Where is it?", history=history) == "left"
 
 
-def test_turns_a_photo_upright(daemon: Daemon) -> None:
+def test_model_sees_rotated_photos_upright(daemon: Daemon) -> None:
     """EXIF orientation 6: stored lying on its side, to be shown turned clockwise."""
     upright = draw_shape(canvas(), "circle", "red", (224, 80), 60)
     stored = upright.transpose(Image.Transpose.ROTATE_90)
@@ -196,14 +196,14 @@ def test_turns_a_photo_upright(daemon: Daemon) -> None:
     assert answer.choices[0].message.content.strip() == "top"
 
 
-def test_sees_through_to_white(daemon: Daemon) -> None:
+def test_transparent_pictures_are_seen_on_white(daemon: Daemon) -> None:
     picture = Image.new("RGBA", (448, 448), (0, 0, 0, 0))
     ImageDraw.Draw(picture).ellipse((124, 124, 324, 324), (10, 10, 10, 255))
     assert ask(daemon, picture, "What shape is this?") == "circle"
 
 
 @pytest.mark.parametrize("image_format", few_of(("PNG", "JPEG", "WEBP", "GIF"), ("WEBP", "GIF")))
-def test_reads_every_format(daemon: Daemon, image_format: str) -> None:
+def test_model_sees_pictures_of_every_format(daemon: Daemon, image_format: str) -> None:
     part = image_part(one_shape("square", "green"), image_format)
     answer = daemon.client().chat.completions.create(
         model="default",
@@ -218,13 +218,13 @@ def test_reads_every_format(daemon: Daemon, image_format: str) -> None:
     assert answer.choices[0].message.content.strip() == "green"
 
 
-async def test_many_at_once_each_get_their_own_answer(daemon: Daemon) -> None:
-    """Twelve pictures at the same time: nobody is answered about somebody else's."""
+async def test_concurrent_pictures_get_their_own_answers(daemon: Daemon) -> None:
+    """Twelve pictures at the same time."""
     shapes = ["circle", "square", "triangle", "star"]
     colors = ["red", "blue", "green"]
     client = daemon.async_client()
 
-    async def one(shape: str, color: str) -> tuple[str, str]:
+    async def answer_about(shape: str, color: str) -> tuple[str, str]:
         answer = await client.chat.completions.create(
             model="default",
             messages=[user(one_shape(shape, color), f"What colour is the {shape}?")],
@@ -232,5 +232,7 @@ async def test_many_at_once_each_get_their_own_answer(daemon: Daemon) -> None:
         )
         return color, (answer.choices[0].message.content or "").strip()
 
-    answers = await asyncio.gather(*(one(shape, color) for shape in shapes for color in colors))
+    answers = await asyncio.gather(
+        *(answer_about(shape, color) for shape in shapes for color in colors)
+    )
     assert [wanted for wanted, _ in answers] == [given for _, given in answers]

@@ -1,4 +1,4 @@
-"""Anthropic's client asks the embedded model: true answers, the same as in the other dialect."""
+"""Anthropic's client gets the same true answers as OpenAI's from the embedded model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ask(daemon: Daemon, picture: Any, **fields: Any) -> anthropic.types.Message:
     )
 
 
-def test_the_answer_is_that_of_the_other_dialect(daemon: Daemon) -> None:
+def test_anthropic_answer_and_usage_equal_openais(daemon: Daemon) -> None:
     picture = one_shape("star", "green", (392, 336))
     other = daemon.client().chat.completions.create(
         model="default", messages=[user(picture, QUESTION)], temperature=0, max_tokens=20
@@ -49,7 +49,7 @@ def test_the_answer_is_that_of_the_other_dialect(daemon: Daemon) -> None:
     assert usage.output_tokens == other.usage.completion_tokens
 
 
-def test_a_stream_ends_at_a_stop_sequence(daemon: Daemon) -> None:
+def test_anthropic_stream_ends_at_a_stop_sequence(daemon: Daemon) -> None:
     client = anthropic.Anthropic(base_url=daemon.url, api_key="none")
     with client.messages.stream(
         model="default",

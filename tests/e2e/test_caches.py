@@ -1,4 +1,4 @@
-"""Two pictures asked again and again, through the whole daemon: each answer is its own."""
+"""Repeated questions about two pictures get each picture's own answer from the caches."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ async def ask(daemon: Daemon, shape: str, question: str) -> Any:
 
 
 def is_right(answer: Any, shape: str, question: str) -> bool:
-    told = (answer.choices[0].message.content or "").strip()
-    return bool(told == (shape, SHAPES[shape])[QUESTIONS[question]])
+    text = (answer.choices[0].message.content or "").strip()
+    return bool(text == (shape, SHAPES[shape])[QUESTIONS[question]])
 
 
-async def test_each_picture_keeps_its_answer(daemon: Daemon) -> None:
+async def test_repeated_pictures_keep_their_own_answers(daemon: Daemon) -> None:
     cases = [(shape, question) for question in QUESTIONS for shape in SHAPES]
     for case in cases * 2:
         assert is_right(await ask(daemon, *case), *case), case
@@ -41,13 +41,13 @@ async def test_each_picture_keeps_its_answer(daemon: Daemon) -> None:
         assert is_right(answer, *case), case
 
 
-async def test_cached_tokens_are_those_that_were_known(daemon: Daemon) -> None:
-    """Nothing of a picture in another size, all but the end of one that was asked before."""
+async def test_cached_tokens_count_the_known_prefix(daemon: Daemon) -> None:
+    """A picture of another size shares no tokens; a repeated one shares all but the last."""
     new = one_shape("square", "green", (392, 448))
-    asked = [user(new, "What shape is this?")]
+    messages = [user(new, "What shape is this?")]
     first, second = [
         await daemon.async_client().chat.completions.create(
-            model="default", messages=asked, temperature=0, max_tokens=20
+            model="default", messages=messages, temperature=0, max_tokens=20
         )
         for _ in range(2)
     ]

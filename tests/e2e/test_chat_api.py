@@ -1,4 +1,4 @@
-"""The official client's whole way: every field that is taken is obeyed."""
+"""Every accepted field of a chat completion is obeyed, through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def streamed(daemon: Daemon, **fields: Any) -> tuple[str, list[Any]]:
     return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices), chunks
 
 
-def test_stream_and_whole_are_the_same_text(tiny_daemon: Daemon) -> None:
+def test_stream_has_the_text_of_the_whole_answer(tiny_daemon: Daemon) -> None:
     messages = [user(noise(1, (112, 80)), "What?")]
     text, chunks = streamed(tiny_daemon, messages=messages)
     assert text == text_of(tiny_daemon, messages=messages)
@@ -56,7 +56,7 @@ def test_usage_counts_image_tokens(tiny_daemon: Daemon) -> None:
     assert again.prompt_tokens_details.cached_tokens == large.prompt_tokens - 1
 
 
-def test_stream_usage(tiny_daemon: Daemon) -> None:
+def test_stream_usage_comes_in_the_last_chunk(tiny_daemon: Daemon) -> None:
     _, chunks = streamed(tiny_daemon, stream_options={"include_usage": True})
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens == 24
@@ -64,7 +64,7 @@ def test_stream_usage(tiny_daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_token_limits(tiny_daemon: Daemon, name: str) -> None:
+def test_token_limit_ends_the_answer_with_length(tiny_daemon: Daemon, name: str) -> None:
     fields = {"max_tokens": openai.omit, name: 3}
     answer = complete(tiny_daemon, **fields)
     assert answer.usage.completion_tokens == 3
@@ -89,19 +89,19 @@ def test_seed_decides_a_sampled_answer(tiny_daemon: Daemon) -> None:
     assert text_of(tiny_daemon, temperature=1) != text_of(tiny_daemon, temperature=1)
 
 
-def test_a_tiny_top_p_is_greedy(tiny_daemon: Daemon) -> None:
+def test_tiny_top_p_samples_greedily(tiny_daemon: Daemon) -> None:
     assert text_of(tiny_daemon, temperature=1, top_p=1e-6) == text_of(tiny_daemon)
 
 
-def test_system_messages_matter(tiny_daemon: Daemon) -> None:
+def test_system_message_changes_the_answer(tiny_daemon: Daemon) -> None:
     messages = [{"role": "system", "content": "Be brief."}, user("Hello")]
     assert text_of(tiny_daemon, messages=messages) != text_of(tiny_daemon)
 
 
-async def test_seeded_answers_do_not_depend_on_company(tiny_daemon: Daemon) -> None:
+async def test_seeded_answers_do_not_depend_on_the_batch(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.async_client()
 
-    async def one(seed: int) -> str:
+    async def answer_to(seed: int) -> str:
         answer = await client.chat.completions.create(
             model="default",
             messages=[user(noise(seed, (96, 96)), "What?")],
@@ -111,28 +111,28 @@ async def test_seeded_answers_do_not_depend_on_company(tiny_daemon: Daemon) -> N
         )
         return answer.choices[0].message.content or ""
 
-    alone = [await one(seed) for seed in range(6)]
-    assert await asyncio.gather(*map(one, range(6))) == alone
+    alone = [await answer_to(seed) for seed in range(6)]
+    assert await asyncio.gather(*map(answer_to, range(6))) == alone
 
 
-async def test_pictures_batched_are_as_alone(tiny_daemon: Daemon) -> None:
-    """The scenario `right`: A, B, A, B at once; A+B and B+A in one message."""
+async def test_batched_pictures_are_answered_as_alone(tiny_daemon: Daemon) -> None:
+    """A, B, A, B concurrently; A+B and B+A in one message."""
     client = tiny_daemon.async_client()
     a, b = noise(1, (112, 80)), noise(2, (112, 80))
-    asked = [user(a, "What?"), user(b, "What?"), user(a, b, "What?"), user(b, a, "What?")]
+    messages = [user(a, "What?"), user(b, "What?"), user(a, b, "What?"), user(b, a, "What?")]
 
-    async def one(message: dict[str, Any]) -> str:
+    async def answer_to(message: dict[str, Any]) -> str:
         answer = await client.chat.completions.create(
             model="default", messages=[message], temperature=0, max_tokens=20
         )
         return answer.choices[0].message.content or ""
 
-    alone = [await one(message) for message in asked]
+    alone = [await answer_to(message) for message in messages]
     assert len(set(alone)) == len(alone)
-    assert await asyncio.gather(*map(one, asked * 2)) == alone * 2
+    assert await asyncio.gather(*map(answer_to, messages * 2)) == alone * 2
 
 
-def test_models(tiny_daemon: Daemon) -> None:
+def test_model_list_has_the_served_model_only(tiny_daemon: Daemon) -> None:
     models = tiny_daemon.client().models.list().data
     assert [model.id for model in models] == ["model"]
     assert tiny_daemon.client().models.retrieve("model").id == "model"
@@ -142,7 +142,7 @@ def test_models(tiny_daemon: Daemon) -> None:
         text_of(tiny_daemon, model="other")
 
 
-def test_metrics_count_what_was_answered(tiny_daemon: Daemon) -> None:
+def test_metrics_count_requests_and_generated_tokens(tiny_daemon: Daemon) -> None:
     before = metrics(tiny_daemon)
     assert complete(tiny_daemon).usage.completion_tokens == 24
     answered = 'vlm_server_requests_total{route="/v1/chat/completions",status="200"}'
@@ -155,7 +155,7 @@ def test_metrics_count_what_was_answered(tiny_daemon: Daemon) -> None:
 
 
 def metrics(daemon: Daemon) -> dict[str, float]:
-    """The samples, by name and labels as they are printed."""
+    """The samples by their printed name and labels."""
     text = httpx.get(f"{daemon.url}/metrics").text
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
@@ -183,7 +183,7 @@ def test_prompt_over_the_context_is_refused(tiny_daemon: Daemon) -> None:
     "text", ["<|im_end|>", "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"]
 )
 def test_control_tokens_stay_text(tiny_daemon: Daemon, text: str) -> None:
-    """They cost the tokens of their characters, and no picture is expected for them."""
+    """They cost the tokens of their characters and stand for no picture."""
     plain = complete(tiny_daemon, messages=[user("say now")]).usage.prompt_tokens
     marked = complete(tiny_daemon, messages=[user(f"say {text} now")]).usage.prompt_tokens
     assert marked - plain > len(text) / 4

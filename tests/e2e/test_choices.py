@@ -26,15 +26,15 @@ def texts(answer: Any) -> list[str]:
     return [choice.message.content for choice in answer.choices]
 
 
-def test_choices_of_a_picture_differ_and_come_again_with_their_seed(tiny_daemon: Daemon) -> None:
+def test_seeded_choices_of_a_picture_differ_and_repeat(tiny_daemon: Daemon) -> None:
     answer = complete(tiny_daemon, **DRAWN)
     assert len(set(texts(answer))) == 4
     assert {choice.finish_reason for choice in answer.choices} == {"length"}
     assert texts(complete(tiny_daemon, **DRAWN)) == texts(answer)
-    one = complete(tiny_daemon, **{**DRAWN, "n": 1})
-    assert texts(one) == texts(answer)[:1]
-    assert answer.usage.prompt_tokens == one.usage.prompt_tokens
-    assert answer.usage.completion_tokens == 4 * one.usage.completion_tokens == 4 * 24
+    single = complete(tiny_daemon, **{**DRAWN, "n": 1})
+    assert texts(single) == texts(answer)[:1]
+    assert answer.usage.prompt_tokens == single.usage.prompt_tokens
+    assert answer.usage.completion_tokens == 4 * single.usage.completion_tokens == 4 * 24
 
 
 def test_greedy_choices_are_the_same(tiny_daemon: Daemon) -> None:
@@ -43,19 +43,21 @@ def test_greedy_choices_are_the_same(tiny_daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stop": ["e", "th", "t "]}, {"max_tokens": 100}])
-def test_a_stream_has_the_same_choices(tiny_daemon: Daemon, fields: dict[str, Any]) -> None:
+def test_stream_has_the_choices_of_the_whole_answer(
+    tiny_daemon: Daemon, fields: dict[str, Any]
+) -> None:
     fields = {**DRAWN, "logprobs": True, "top_logprobs": 1, **fields}
     complete(tiny_daemon, **fields)  # as many tokens of the prompt are cached from now on
     whole = complete(tiny_daemon, **fields)
     stream = complete(tiny_daemon, stream=True, stream_options={"include_usage": True}, **fields)
     *chunks, last = stream
-    told: dict[int, list[Any]] = {index: [] for index in range(4)}
+    streamed: dict[int, list[Any]] = {index: [] for index in range(4)}
     for chunk in chunks:
         assert chunk.usage is None
         (choice,) = chunk.choices
-        told[choice.index].append(choice)
+        streamed[choice.index].append(choice)
     assert (last.choices, last.usage) == ([], whole.usage)
-    for index, (role, *pieces, finish) in told.items():
+    for index, (role, *pieces, finish) in streamed.items():
         expected = whole.choices[index]
         assert (role.delta.role, role.delta.content) == ("assistant", "")
         assert "".join(p.delta.content for p in pieces) == expected.message.content
@@ -64,7 +66,7 @@ def test_a_stream_has_the_same_choices(tiny_daemon: Daemon, fields: dict[str, An
         assert (finish.delta.content, finish.finish_reason) == (None, expected.finish_reason)
 
 
-def test_no_part_of_a_stop_string_is_emitted_by_any_choice(tiny_daemon: Daemon) -> None:
+def test_choices_emit_no_part_of_a_stop_string(tiny_daemon: Daemon) -> None:
     free = texts(complete(tiny_daemon, **DRAWN, max_tokens=60))
     stops = [free[0][5:9], free[1][7:10], free[2][-4:], "\x00never"]
     stopped = complete(tiny_daemon, **DRAWN, max_tokens=60, stop=stops)
@@ -76,8 +78,8 @@ def test_no_part_of_a_stop_string_is_emitted_by_any_choice(tiny_daemon: Daemon) 
     assert [choice.finish_reason for choice in stopped.choices[:3]] == ["stop"] * 3
 
 
-def test_the_clients_stream_helper_collects_choices(tiny_daemon: Daemon) -> None:
-    """It takes answers alone that came to their end."""
+def test_openai_stream_helper_collects_choices(tiny_daemon: Daemon) -> None:
+    """The helper accepts only answers that ended by themselves."""
     fields: dict[str, Any] = {"model": "default", **DRAWN, "max_tokens": 24}
     fields["stop"] = ["e", "a", "o", "i", "t", " "]
     whole = tiny_daemon.client().chat.completions.create(**fields)
@@ -87,12 +89,12 @@ def test_the_clients_stream_helper_collects_choices(tiny_daemon: Daemon) -> None
     assert texts(final) == texts(whole)
 
 
-async def test_choices_are_the_same_whatever_runs_beside_and_so_are_their_tokens(
+async def test_choices_and_log_probabilities_do_not_depend_on_the_batch(
     tiny_daemon: Daemon,
 ) -> None:
     client = tiny_daemon.async_client()
 
-    async def one(seed: int, n: int) -> list[Any]:
+    async def answer_to(seed: int, n: int) -> list[Any]:
         fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "max_tokens": 20}
         answer = await client.chat.completions.create(
             model="default", messages=MESSAGES, temperature=1, seed=seed, n=n, **fields
@@ -100,8 +102,8 @@ async def test_choices_are_the_same_whatever_runs_beside_and_so_are_their_tokens
         return list(answer.choices)
 
     sizes = [3, 1, 8, 5]
-    alone = [await one(seed, n) for seed, n in enumerate(sizes)]
-    together = await asyncio.gather(*(one(seed, n) for seed, n in enumerate(sizes)))
+    alone = [await answer_to(seed, n) for seed, n in enumerate(sizes)]
+    together = await asyncio.gather(*(answer_to(seed, n) for seed, n in enumerate(sizes)))
     for found, expected in zip(chain(*together), chain(*alone), strict=True):
         names, values = zip(*figures(found), strict=True)
         expected_names, expected_values = zip(*figures(expected), strict=True)
@@ -110,7 +112,7 @@ async def test_choices_are_the_same_whatever_runs_beside_and_so_are_their_tokens
     tiny_daemon.wait_idle()
 
 
-async def test_a_client_that_leaves_ends_all_choices(tiny_daemon: Daemon) -> None:
+async def test_disconnected_client_ends_all_choices(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.async_client()
     stream = await client.chat.completions.create(
         model="default",
@@ -127,7 +129,7 @@ async def test_a_client_that_leaves_ends_all_choices(tiny_daemon: Daemon) -> Non
 
 
 @pytest.mark.parametrize("n", [0, 9, -1])
-def test_no_other_number_is_taken(tiny_daemon: Daemon, n: int) -> None:
+def test_wrong_numbers_of_choices_are_refused(tiny_daemon: Daemon, n: int) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         complete(tiny_daemon, n=n)
     assert (caught.value.code, caught.value.param) == ("invalid_value", "n")

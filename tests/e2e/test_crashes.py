@@ -1,7 +1,6 @@
-"""The engine may die, the front may die, the client may leave: each at awkward moments.
+"""Death of the engine, death of the front and disconnects, at awkward moments.
 
-Engines are scripted where it is the front that has to notice.
-"""
+Engines are scripted where only the front's reaction matters."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ LONG = 6000
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon of this test's own, with answers as long as anyone likes."""
+    """A daemon for one test, with answers of any length."""
     settings = with_settings(
         "server.drain_seconds=1",
         "engine.restart_backoff_seconds=0.5",
@@ -48,7 +47,7 @@ def mortal(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def long_stream(daemon: Daemon) -> Any:
-    """Chunks of an answer that takes much longer than any test."""
+    """The chunks of an answer that outlasts any test."""
     return daemon.client().chat.completions.create(
         model="default",
         messages=[user(noise(1, (64, 64)), "Go on")],
@@ -66,7 +65,7 @@ def assert_answers(daemon: Daemon) -> None:
     assert answer.usage.completion_tokens == 4
 
 
-def test_engine_killed_in_a_stream(mortal: Daemon) -> None:
+def test_killed_engine_ends_its_stream_with_an_error(mortal: Daemon) -> None:
     stream = long_stream(mortal)
     for _ in range(5):
         next(stream)
@@ -86,8 +85,8 @@ def test_engine_killed_in_a_stream(mortal: Daemon) -> None:
     assert_answers(mortal)
 
 
-def test_engine_killed_again_and_again(mortal: Daemon) -> None:
-    """While idle, and while it starts: the service stays."""
+def test_repeatedly_killed_engine_comes_back(mortal: Daemon) -> None:
+    """Killed while idle and while it starts; the daemon stays."""
     for delay in (0.0, 0.05, 0.3):
         mortal.wait_ready()
         mortal.kill_engine()
@@ -99,7 +98,7 @@ def test_engine_killed_again_and_again(mortal: Daemon) -> None:
     assert_answers(mortal)
 
 
-def test_engine_killed_before_the_first_token_is_an_http_error(mortal: Daemon) -> None:
+def test_engine_death_before_the_first_token_is_an_http_error(mortal: Daemon) -> None:
     os.kill(mortal.engine_pid(), signal.SIGSTOP)
 
     async def ask() -> Any:
@@ -120,11 +119,11 @@ def test_engine_killed_before_the_first_token_is_an_http_error(mortal: Daemon) -
     assert_answers(mortal)
 
 
-def test_what_killed_two_engines_and_then_one_alone_is_refused(mortal: Daemon) -> None:
-    """Killed while it encodes, as by the system when memory is short."""
+def test_request_that_killed_engines_is_refused(mortal: Daemon) -> None:
+    """Killed while it encodes, as by the kernel when memory is short."""
 
     async def ask_until_it_dies() -> Any:
-        """The front says in its log that the device has begun."""
+        """Kill the engine once the front has logged that the device has begun."""
         begun = mortal.log.read_text().count("the device works on")
         pid = mortal.engine_pid()
         request = asyncio.create_task(large(mortal.async_client()))
@@ -152,8 +151,8 @@ def test_what_killed_two_engines_and_then_one_alone_is_refused(mortal: Daemon) -
     assert (engine["restarts"], engine["quarantine"]) == (3, {"shapes": 1, "refusals": 1})
 
 
-def test_a_front_that_was_stopped_does_not_blame_the_engine(tmp_path: Path) -> None:
-    """`docker pause`, or a debugger: the engine works on and nobody hears it."""
+def test_stopped_front_does_not_kill_the_engine(tmp_path: Path) -> None:
+    """As with `docker pause` or a debugger: the engine works, the front does not listen."""
     silence_seconds = 0.6
     settings = with_settings(
         f"engine.silence_timeout_seconds={silence_seconds}", "engine.openblas=off"
@@ -208,7 +207,7 @@ def test_front_killed_while_the_engine_loads_leaves_no_orphan(tmp_path: Path) ->
         wait_until(lambda: not is_alive(pids[0]), 20, daemon.log)
 
 
-def test_terminated_front_finishes_what_runs(mortal: Daemon) -> None:
+def test_terminated_front_cuts_long_streams_with_an_error(mortal: Daemon) -> None:
     engine = mortal.engine_pid()
     stream = long_stream(mortal)
     next(stream)
@@ -220,7 +219,7 @@ def test_terminated_front_finishes_what_runs(mortal: Daemon) -> None:
     assert not is_alive(engine)
 
 
-def test_terminated_front_tells_newcomers_to_come_back(tmp_path: Path) -> None:
+def test_terminated_front_refuses_new_requests_with_503(tmp_path: Path) -> None:
     settings = with_settings("server.drain_seconds=60", "engine.openblas=off")
     with running_daemon(tmp_path, *settings, program=SCRIPTED) as daemon:
         stream = long_stream(daemon)
@@ -244,8 +243,8 @@ def test_terminated_front_lets_a_short_answer_end(mortal: Daemon) -> None:
     assert mortal.process.returncode == 0
 
 
-def test_a_client_that_leaves_ends_its_request(tiny_daemon: Daemon) -> None:
-    """Streaming and not: the engine forgets it within a second or so, not at its end."""
+def test_disconnected_client_ends_its_request(tiny_daemon: Daemon) -> None:
+    """Streaming or not, the engine drops the request within about a second."""
     stream = long_stream(tiny_daemon)
     next(stream)
     stream.close()
@@ -256,7 +255,7 @@ def test_a_client_that_leaves_ends_its_request(tiny_daemon: Daemon) -> None:
     tiny_daemon.wait_idle(3)
 
 
-def test_a_client_that_resets_in_the_middle_of_its_upload(tiny_daemon: Daemon) -> None:
+def test_connection_reset_during_upload_leaves_nothing(tiny_daemon: Daemon) -> None:
     for cut in (10, 200, 5000):
         with socket.create_connection(("127.0.0.1", tiny_daemon.port)) as connection:
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"

@@ -1,4 +1,4 @@
-"""A conversation goes on where it was when the daemon is stopped and started, or dies."""
+"""The disk cache continues a conversation after the daemon stops or the engine dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def on_disk(folder: Path) -> tuple[str, ...]:
 
 
 def ask(daemon: Daemon, messages: list[Any]) -> tuple[str, int]:
-    """The greedy answer, and how many of the prompt's tokens were known."""
+    """The greedy answer, and the number of cached prompt tokens."""
     answer = daemon.client().chat.completions.create(
         model="default", messages=messages, temperature=0, max_tokens=30
     )
@@ -60,7 +60,7 @@ def disk(daemon: Daemon) -> dict[str, Any]:
 
 
 def wait_written(daemon: Daemon, folder: Path, count: int) -> None:
-    """Until so many files are written to their end."""
+    """Wait until `count` files are complete."""
 
     def is_written() -> bool:
         names = [path.name for path in folder.rglob("*.safetensors")]
@@ -71,7 +71,7 @@ def wait_written(daemon: Daemon, folder: Path, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The answers of a daemon that keeps nothing."""
+    """The answers of a daemon without a disk cache."""
     nothing = [f"cache.{name}_bytes=0" for name in ("prefix", "encoder", "pixel")]
     options = [part for setting in nothing for part in ("--set", setting)]
     with running_daemon(tmp_path_factory.mktemp("plain"), *options) as daemon:
@@ -87,7 +87,7 @@ def then(first: str) -> list[Any]:
 
 
 @pytest.mark.whole
-def test_a_stopped_daemon_finds_the_conversation_again(
+def test_restarted_daemon_finds_the_conversation_on_disk(
     wanted: tuple[str, str], tmp_path: Path
 ) -> None:
     first, second = wanted
@@ -103,7 +103,7 @@ def test_a_stopped_daemon_finds_the_conversation_again(
 
 
 @pytest.mark.whole
-def test_files_that_are_damaged_are_not_used(wanted: tuple[str, str], tmp_path: Path) -> None:
+def test_damaged_disk_cache_files_are_not_used(wanted: tuple[str, str], tmp_path: Path) -> None:
     first, second = wanted
     options = on_disk(tmp_path / "cache")
     with running_daemon(tmp_path, *options) as daemon:
@@ -118,7 +118,7 @@ def test_files_that_are_damaged_are_not_used(wanted: tuple[str, str], tmp_path: 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("moment", ["just idle", "still answering"])
-def test_a_stop_waits_for_what_is_not_written_yet(
+def test_stop_waits_for_pending_disk_writes(
     wanted: tuple[str, str], tmp_path: Path, moment: str
 ) -> None:
     first, second = wanted
@@ -135,7 +135,7 @@ def test_a_stop_waits_for_what_is_not_written_yet(
 
 
 @pytest.mark.whole
-def test_a_stop_does_not_wait_for_ever_for_a_disk_that_hangs(tmp_path: Path) -> None:
+def test_stop_does_not_wait_for_a_hung_disk(tmp_path: Path) -> None:
     options = on_disk(tmp_path / "cache")
     with running_daemon(tmp_path, *options) as daemon:
         ask(daemon, FIRST)
@@ -154,7 +154,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_disk_that_hangs(tmp_path: Path) -> 
 
 
 @pytest.mark.whole
-def test_a_killed_engine_finds_the_conversation_again(
+def test_restarted_engine_finds_the_conversation_on_disk(
     wanted: tuple[str, str], tmp_path: Path
 ) -> None:
     first, second = wanted

@@ -1,4 +1,4 @@
-"""A conversation begun on one daemon goes on at another one that shares its folder."""
+"""A conversation continues on another daemon that shares the disk cache folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["wanted"]
 pytestmark = [pytest.mark.e2e, pytest.mark.whole]  # two engines: tests/integration
 
 
-def test_a_conversation_moves_to_another_daemon_and_back(
+def test_conversation_moves_between_daemons_sharing_a_folder(
     wanted: tuple[str, str], tmp_path: Path
 ) -> None:
     first, second = wanted

@@ -1,4 +1,4 @@
-"""`vlm-server doctor` as people run it: on a machine that is well, and on broken ones."""
+"""`vlm-server doctor` as a user runs it, on sound and broken machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROGRAM = [sys.executable, "-m", "vlm_server.cli", "doctor"]
 def doctor(
     *arguments: str, prefix: tuple[str, ...] = (), **environment: str
 ) -> tuple[int, dict[str, Any]]:
-    """Its exit code, and its findings by their names."""
+    """The exit code, and the findings by name."""
     done = subprocess.run(
         [*prefix, *PROGRAM, "--json", *arguments],
         env={**os.environ, **environment},
@@ -44,9 +44,12 @@ def port() -> str:
 
 
 @pytest.mark.whole
-def test_a_machine_that_is_well(port: str) -> None:
+def test_doctor_finds_no_problem_on_a_sound_machine(port: str) -> None:
     code, found = doctor("--set", port)
-    assert (code, [each for each in found.values() if each["level"] == "problem"]) == (0, [])
+    assert (code, [finding for finding in found.values() if finding["level"] == "problem"]) == (
+        0,
+        [],
+    )
     assert "'circle'" in found["self-test"]["text"]
     assert __version__ in found["versions"]["text"]
     assert "float32" in found["device"]["text"]
@@ -55,7 +58,7 @@ def test_a_machine_that_is_well(port: str) -> None:
 
 
 @pytest.mark.whole
-def test_the_text_for_people(port: str) -> None:
+def test_doctor_prints_its_findings_as_text(port: str) -> None:
     done = subprocess.run(
         [*PROGRAM, "--no-self-test", "--set", port, "--set", "engine.openblas=off"],
         capture_output=True,
@@ -72,7 +75,7 @@ def test_the_text_for_people(port: str) -> None:
 
 
 @pytest.mark.whole
-def test_a_running_daemon_is_asked_and_its_state_is_in_the_report(
+def test_doctor_report_includes_the_running_daemons_state(
     keyed_daemon: Daemon, tmp_path: Path
 ) -> None:
     config = tmp_path / "my.toml"
@@ -92,21 +95,23 @@ def test_a_running_daemon_is_asked_and_its_state_is_in_the_report(
     assert found["self-test"]["text"].startswith("the running daemon answered 'circle'")
     text = report.read_text()
     assert keyed_daemon.api_key not in text
-    said = json.loads(text)
-    assert said["daemon"]["/v1/status"]["engine"]["state"] == "ready"
-    assert any("request_success_total" in line for line in said["daemon"]["/metrics"])
-    assert any("POST /v1/chat/completions" in line for line in said["log"])
+    content = json.loads(text)
+    assert content["daemon"]["/v1/status"]["engine"]["state"] == "ready"
+    assert any("request_success_total" in line for line in content["daemon"]["/metrics"])
+    assert any("POST /v1/chat/completions" in line for line in content["log"])
 
 
 @pytest.mark.whole
-def test_without_the_keys_of_the_running_daemon(tmp_path: Path, daemon: Daemon) -> None:
+def test_doctor_without_a_key_reports_the_running_daemon(tmp_path: Path, daemon: Daemon) -> None:
     code, found = doctor("--set", f"server.port={daemon.port}", "--no-self-test")
     assert (code, found["daemon"]["level"]) == (0, "ok")
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("tests_itself", few_of((False, True), (False,)))
-def test_settings_that_are_broken_do_not_hide_the_rest(tmp_path: Path, tests_itself: bool) -> None:
+def test_doctor_checks_the_machine_despite_broken_settings(
+    tmp_path: Path, tests_itself: bool
+) -> None:
     config = tmp_path / "my.toml"
     config.write_text("[server]\nprot = 8001\n")
     code, found = doctor("--config", str(config), *(() if tests_itself else ("--no-self-test",)))
@@ -118,7 +123,7 @@ def test_settings_that_are_broken_do_not_hide_the_rest(tmp_path: Path, tests_its
 
 
 @pytest.mark.whole
-def test_settings_that_cannot_be_read_to_their_end(tmp_path: Path) -> None:
+def test_doctor_does_not_hang_on_an_unreadable_settings_file(tmp_path: Path) -> None:
     config = tmp_path / "my.toml"
     os.mkfifo(config)  # whoever reads it waits for a writer, as on a disk that hangs
     arguments = ("--config", str(config), "--no-self-test")
@@ -128,7 +133,7 @@ def test_settings_that_cannot_be_read_to_their_end(tmp_path: Path) -> None:
     assert (tmp_path / "report.json").is_file()
 
 
-def test_mlx_that_cannot_be_imported(tmp_path: Path, port: str) -> None:
+def test_doctor_reports_mlx_that_cannot_be_imported(tmp_path: Path, port: str) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx/__init__.py").write_text("")
     (tmp_path / "mlx/core.py").write_text("raise ImportError('libmlx.so is gone')\n")
@@ -143,7 +148,7 @@ def test_mlx_that_cannot_be_imported(tmp_path: Path, port: str) -> None:
 
 
 @pytest.mark.whole
-def test_a_daemon_that_hangs(tmp_path: Path) -> None:
+def test_doctor_reports_a_hung_daemon_in_time(tmp_path: Path) -> None:
     openblas = with_settings("engine.openblas=off")
     with running_daemon(tmp_path, *openblas, program=SCRIPTED) as daemon:
         os.kill(daemon.process.pid, signal.SIGSTOP)
@@ -159,7 +164,7 @@ def test_a_daemon_that_hangs(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_another_program_on_the_port() -> None:
+def test_doctor_reports_another_program_on_the_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         number = other.getsockname()[1]
         code, found = doctor("--set", f"server.port={number}", "--no-self-test")
@@ -169,7 +174,7 @@ def test_another_program_on_the_port() -> None:
 
 @pytest.fixture
 def stranger() -> tuple[str, ...]:
-    """What makes a program run as a user of no name and no rights, where we may do that."""
+    """The command prefix that runs a program as a user without name and rights, where allowed."""
     words = ("unshare", "--user", "--map-user=1234", "--map-group=1234")
     words += ("env", "-u", "XDG_CACHE_HOME", "-u", "XDG_CONFIG_HOME", "-u", "HF_HOME")
     if shutil.which("unshare") is None or subprocess.run([*words, "true"], check=False).returncode:
@@ -178,7 +183,7 @@ def stranger() -> tuple[str, ...]:
 
 
 @pytest.mark.whole
-def test_another_user_whose_home_cannot_be_written_to(
+def test_doctor_reports_an_unwritable_home(
     tmp_path: Path, stranger: tuple[str, ...], port: str
 ) -> None:
     config = tmp_path / "my.toml"
@@ -199,9 +204,7 @@ def test_another_user_whose_home_cannot_be_written_to(
     )
 
 
-def test_a_report_that_cannot_be_written_is_said_after_the_findings(
-    tmp_path: Path, port: str
-) -> None:
+def test_doctor_prints_findings_before_a_report_write_error(tmp_path: Path, port: str) -> None:
     path = str(tmp_path / "none" / "report.json")
     done = subprocess.run(
         [*PROGRAM, "--no-self-test", "--set", port, "--report", path],

@@ -1,7 +1,6 @@
-"""Checked families answer through the real daemon: text, an image, a video, two at once.
+"""Each family answers in a real daemon: text, an image, a video, two requests at once.
 
-All whose tiny model a daemon can load.
-"""
+All families whose tiny model a daemon can load."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def family_daemon(
 
 
 def tokens_of(daemon: Daemon, message: dict[str, Any]) -> int:
-    """How many tokens the answer has. A random model's text may be anything."""
+    """The number of tokens of the answer; a random model's text may be anything."""
     answer = daemon.client().chat.completions.create(
         model="default", messages=[message], temperature=0, max_tokens=MAX_TOKENS
     )
@@ -48,23 +47,25 @@ def tokens_of(daemon: Daemon, message: dict[str, Any]) -> int:
     return answer.usage.completion_tokens
 
 
-def test_answers_a_text(family_daemon: Daemon):
+def test_family_answers_a_text(family_daemon: Daemon):
     assert tokens_of(family_daemon, TEXT)
 
 
-def test_answers_an_image(family_daemon: Daemon):
+def test_family_answers_an_image(family_daemon: Daemon):
     assert tokens_of(family_daemon, IMAGE)
 
 
-def test_answers_a_video(family_daemon: Daemon):
+def test_family_answers_a_video(family_daemon: Daemon):
     url = clips.data_url(clips.encode(clips.moving("left", 8, (96, 64))), "mp4")
     video = {"type": "video_url", "video_url": {"url": url}}
     text = {"type": "text", "text": "What happens?"}
     assert tokens_of(family_daemon, {"role": "user", "content": [video, text]})
 
 
-def test_answers_an_image_beside_a_text(family_daemon: Daemon):
+def test_family_answers_an_image_batched_with_a_text(family_daemon: Daemon):
     with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(tokens_of, family_daemon, each) for each in (TEXT, OTHER_IMAGE)]
-        assert all(future.result() for future in asked)
+        futures = [
+            pool.submit(tokens_of, family_daemon, question) for question in (TEXT, OTHER_IMAGE)
+        ]
+        assert all(future.result() for future in futures)
     family_daemon.wait_idle()

@@ -1,4 +1,4 @@
-"""Metrics, log, `Server-Timing` and traces of the real program, next to what its clients saw."""
+"""Metrics, log, `Server-Timing` and traces of a real daemon agree with its clients' figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Spans = list[tuple[str, str, float]]
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
-    """Keeps the traces, names and seconds of the spans that it is sent."""
+    """Keeps the trace ids, names and seconds of received spans."""
 
     spans: Spans
 
@@ -58,7 +58,7 @@ def spans() -> Spans:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, spans: Spans) -> Iterator[Daemon]:
-    """With every figure on, under vLLM's names, and a batch of one."""
+    """A daemon with every figure enabled, vLLM's metric names, and a batch size of one."""
     handler = type("Handler", (Collector,), {"spans": spans})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as collector:
         threading.Thread(target=collector.serve_forever, daemon=True).start()
@@ -78,7 +78,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, spans: Spans) -> Iterator[D
 
 
 def figures(daemon: Daemon) -> Figures:
-    """By name without the prefix; samples with further labels are left out."""
+    """Metric values by name without prefix; samples with further labels are left out."""
     found = Figures()
     for line in httpx.get(f"{daemon.url}/metrics").text.splitlines():
         name, _, value = line.rpartition(" ")
@@ -93,7 +93,7 @@ def body(color: str, **fields: object) -> dict[str, object]:
 
 
 def ask(daemon: Daemon, color: str, **headers: str) -> tuple[dict[str, float], float, str]:
-    """(phases in milliseconds, what the client waited, the request's id) of a whole answer."""
+    """(phases in ms, the client's wait in ms, the request's id) of a whole answer."""
     started = time.perf_counter()
     url = f"{daemon.url}/v1/chat/completions"
     answer = httpx.post(url, json=body(color), headers=headers, timeout=60)
@@ -104,7 +104,7 @@ def ask(daemon: Daemon, color: str, **headers: str) -> tuple[dict[str, float], f
 
 
 def stream(daemon: Daemon, color: str) -> float:
-    """How many seconds a client waits for the first text of a stream."""
+    """The seconds a client waits for the first text of a stream."""
     started = time.perf_counter()
     first = None
     url = f"{daemon.url}/v1/chat/completions"
@@ -116,7 +116,7 @@ def stream(daemon: Daemon, color: str) -> float:
     return first
 
 
-def test_phases_add_up_to_what_the_client_waited(daemon: Daemon) -> None:
+def test_server_timing_phases_add_up_to_the_clients_wait(daemon: Daemon) -> None:
     before = figures(daemon)
     phases, milliseconds, _ = ask(daemon, "red")
     assert list(phases) == [*PHASES, "total"]
@@ -142,15 +142,17 @@ def test_phases_add_up_to_what_the_client_waited(daemon: Daemon) -> None:
 
 
 @pytest.mark.whole
-def test_under_load_its_figures_are_those_of_its_clients(daemon: Daemon) -> None:
-    """One is answered at a time, so the last waits for all others."""
+def test_metrics_under_load_equal_the_clients_times(daemon: Daemon) -> None:
+    """The batch size is one, so the last request waits for all others."""
     before = figures(daemon)
     with ThreadPoolExecutor(STREAMS) as pool:
-        seen = list(pool.map(lambda color: stream(daemon, color), COLORS))
+        client_seconds = list(pool.map(lambda color: stream(daemon, color), COLORS))
     after = figures(daemon)
     grown = {name: after[name] - before.get(name, 0) for name in after}
     assert grown["time_to_first_token_seconds_count"] == STREAMS
-    assert 0.5 * sum(seen) <= grown["time_to_first_token_seconds_sum"] <= sum(seen)
+    assert (
+        0.5 * sum(client_seconds) <= grown["time_to_first_token_seconds_sum"] <= sum(client_seconds)
+    )
     assert grown["request_queue_time_seconds_sum"] > 0
     assert grown["stream_longest_silence_seconds_count"] <= STREAMS
     assert grown["inter_token_latency_seconds_count"] > 0
@@ -163,12 +165,12 @@ def test_under_load_its_figures_are_those_of_its_clients(daemon: Daemon) -> None
 
 
 def log_lines(daemon: Daemon) -> list[dict[str, object]]:
-    """Without what is printed for the one who started it."""
+    """The JSON lines of the log, without those printed for the user."""
     lines = daemon.log.read_text().splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def test_the_log_has_one_object_for_a_request(daemon: Daemon) -> None:
+def test_json_log_has_one_object_per_request(daemon: Daemon) -> None:
     phases, _, request_id = ask(daemon, "green")
 
     def ours() -> list[dict[str, object]]:
@@ -180,10 +182,10 @@ def test_the_log_has_one_object_for_a_request(daemon: Daemon) -> None:
     assert (line["images"], line["finish"], line["error"]) == (1, "stop", None)
     assert isinstance(line["ms"], int)
     assert line["ms"] >= phases["total"] - 1
-    assert {each["process"] for each in log_lines(daemon)} == {"front", "engine"}
+    assert {entry["process"] for entry in log_lines(daemon)} == {"front", "engine"}
 
 
-def test_the_collector_has_its_spans(daemon: Daemon, spans: Spans) -> None:
+def test_trace_collector_receives_the_requests_spans(daemon: Daemon, spans: Spans) -> None:
     phases, _, _ = ask(daemon, "blue", traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
 
     def found() -> dict[str, float]:
@@ -194,7 +196,7 @@ def test_the_collector_has_its_spans(daemon: Daemon, spans: Spans) -> None:
     assert found()["chat demo"] * 1e3 >= phases["total"] - 1
 
 
-def test_nothing_that_was_asked_is_in_any_of_it(daemon: Daemon, spans: Spans) -> None:
+def test_log_metrics_and_spans_contain_no_prompt(daemon: Daemon, spans: Spans) -> None:
     ask(daemon, "red")
     metrics = httpx.get(f"{daemon.url}/metrics").text
     everything = f"{log_lines(daemon)}{metrics}{spans}"

@@ -1,4 +1,4 @@
-"""Tool calls that a client forces: every one of 500 is valid, sixteen at a time, hot and random."""
+"""Every one of 500 forced tool calls is valid, sixteen at a time, at high temperature."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ for _schema in SCHEMAS.values():
 
 
 def request(number: int) -> dict[str, Any]:
-    """One of many kinds, and the names that it may call."""
+    """A random request, and the names it may call."""
     rng = random.Random(number)
     names = rng.sample(sorted(SCHEMAS), rng.randint(1, len(SCHEMAS)))
     tools = [
@@ -64,9 +64,11 @@ def request(number: int) -> dict[str, Any]:
         ]
     )
     picture = noise(number % 7, (64, 64)) if number % 4 == 0 else None
-    asked = user(picture, "Go on.") if picture else {"role": "user", "content": f"Go on, {number}."}
+    message = (
+        user(picture, "Go on.") if picture else {"role": "user", "content": f"Go on, {number}."}
+    )
     body = {
-        "messages": [asked],
+        "messages": [message],
         "tools": tools,
         "tool_choice": choice,
         "parallel_tool_calls": rng.random() < 0.5,
@@ -78,7 +80,7 @@ def request(number: int) -> dict[str, Any]:
 
 
 async def whole(client: openai.AsyncOpenAI, body: dict[str, Any]) -> tuple[str, list[Any]]:
-    """(why it ended, [(name, arguments)])."""
+    """(finish reason, [(name, arguments)]) of a whole answer."""
     answer = await client.chat.completions.create(model="default", **body)
     (choice,) = answer.choices
     assert not choice.message.content
@@ -87,7 +89,7 @@ async def whole(client: openai.AsyncOpenAI, body: dict[str, Any]) -> tuple[str, 
 
 
 async def streamed(client: openai.AsyncOpenAI, body: dict[str, Any]) -> tuple[str, list[Any]]:
-    """The same, put together from deltas."""
+    """The same as `whole`, joined from deltas."""
     reason, calls = "", dict[int, list[str]]()
     async for chunk in await client.chat.completions.create(model="default", stream=True, **body):
         for choice in chunk.choices:

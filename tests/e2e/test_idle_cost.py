@@ -1,4 +1,4 @@
-"""A daemon that nobody asks anything costs next to nothing."""
+"""An idle daemon uses almost no processor time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_WAKEUPS = 5.0
 """Per second. A process that polls ten times a second has twice as many."""
 
 
-def test_an_idle_daemon_sleeps(daemon: Daemon) -> None:
+def test_idle_daemon_uses_almost_no_processor_time(daemon: Daemon) -> None:
     daemon.wait_idle()
     pids = family_of(daemon.process.pid)
     assert daemon.engine_pid() in pids

@@ -1,4 +1,4 @@
-"""`response_format` through the whole daemon: what comes back conforms, and nobody else notices."""
+"""`response_format` in a real daemon: answers conform, and other requests are unaffected."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def schema_format(schema: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "fields", few_of([{}, {"temperature": 1.5, "seed": 3}], [{"temperature": 1.5, "seed": 3}])
 )
-def test_a_strict_schema_is_obeyed_whole_and_as_a_stream(
+def test_strict_schema_is_obeyed_whole_and_streamed(
     tiny_daemon: Daemon, fields: dict[str, Any]
 ) -> None:
     fields = {"response_format": STRICT, "max_tokens": 200, **fields}
@@ -65,7 +65,7 @@ def test_a_strict_schema_is_obeyed_whole_and_as_a_stream(
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_every_choice_conforms(tiny_daemon: Daemon) -> None:
+def test_every_choice_conforms_to_the_schema(tiny_daemon: Daemon) -> None:
     fields = {"temperature": 1.5, "seed": 1, "max_tokens": 200}
     choices = complete(tiny_daemon, response_format=STRICT, n=3, **fields).choices
     assert len({choice.message.content for choice in choices}) == 3
@@ -73,15 +73,15 @@ def test_every_choice_conforms(tiny_daemon: Daemon) -> None:
         jsonschema.validate(json.loads(choice.message.content), SCHEMA)
 
 
-def test_json_object_is_an_object(tiny_daemon: Daemon) -> None:
-    """A random model opens an object and writes a name without end, unless it is helped."""
+def test_json_object_format_returns_an_object(tiny_daemon: Daemon) -> None:
+    """Without the grammar a random model would write an endless name."""
     text = text_of(tiny_daemon, response_format={"type": "json_object"})
     assert text.startswith("{")
     text = text_of(tiny_daemon, response_format={"type": "json_object"}, logit_bias={"92": 100})
     assert json.loads(text) == {}
 
 
-def test_the_clients_own_classes_are_parsed(tiny_daemon: Daemon) -> None:
+def test_openai_client_parses_its_classes(tiny_daemon: Daemon) -> None:
     answer = tiny_daemon.client().chat.completions.parse(
         model="default", messages=[user("What?")], temperature=0, response_format=Scene
     )
@@ -94,10 +94,12 @@ def test_the_clients_own_classes_are_parsed(tiny_daemon: Daemon) -> None:
 
 
 @pytest.mark.whole
-async def test_free_rows_notice_nothing_of_those_beside_them(tiny_daemon: Daemon) -> None:
+async def test_unconstrained_rows_are_unaffected_by_grammars_in_the_batch(
+    tiny_daemon: Daemon,
+) -> None:
     client = tiny_daemon.async_client()
 
-    async def one(seed: int, **fields: Any) -> str:
+    async def answer_to(seed: int, **fields: Any) -> str:
         answer = await client.chat.completions.create(
             model="default",
             messages=[user(noise(seed, (96, 96)), "What?" * (seed + 1))],
@@ -109,8 +111,8 @@ async def test_free_rows_notice_nothing_of_those_beside_them(tiny_daemon: Daemon
         return answer.choices[0].message.content or ""
 
     kinds: list[dict[str, Any]] = [{}, {"response_format": STRICT}]
-    alone = [await one(seed, **kinds[seed // 2 % 2]) for seed in range(8)]
-    together = await asyncio.gather(*(one(seed, **kinds[seed // 2 % 2]) for seed in range(8)))
+    alone = [await answer_to(seed, **kinds[seed // 2 % 2]) for seed in range(8)]
+    together = await asyncio.gather(*(answer_to(seed, **kinds[seed // 2 % 2]) for seed in range(8)))
     assert together == alone
     for seed in (2, 3, 6, 7):
         jsonschema.validate(json.loads(together[seed]), SCHEMA)
@@ -119,22 +121,22 @@ async def test_free_rows_notice_nothing_of_those_beside_them(tiny_daemon: Daemon
 @pytest.mark.parametrize(
     "schema", [{"type": "text"}, {"enum": []}, {"not": {}}, {"$ref": "#/$defs/none"}]
 )
-def test_a_schema_that_can_not_be_obeyed_is_refused(tiny_daemon: Daemon, schema: Any) -> None:
+def test_unsatisfiable_schema_is_refused(tiny_daemon: Daemon, schema: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         complete(tiny_daemon, response_format=schema_format(schema))
     assert caught.value.param == "response_format.json_schema.schema"
     assert caught.value.code == "invalid_value"
 
 
-async def test_a_schema_that_takes_too_much_is_given_up_alone(tiny_daemon: Daemon) -> None:
+async def test_costly_schema_is_refused_without_delaying_others(tiny_daemon: Daemon) -> None:
     pid, alone = tiny_daemon.engine_pid(), text_of(tiny_daemon, max_tokens=20)
     client = tiny_daemon.async_client()
-    asked = {"model": "default", "messages": [user("Hello")], "temperature": 0}
+    fields = {"model": "default", "messages": [user("Hello")], "temperature": 0}
     refused = asyncio.create_task(
-        client.chat.completions.create(**asked, response_format=schema_format(TOO_MUCH))
+        client.chat.completions.create(**fields, response_format=schema_format(TOO_MUCH))
     )
     await asyncio.sleep(0.5)
-    answer = await client.chat.completions.create(**asked, max_tokens=20)
+    answer = await client.chat.completions.create(**fields, max_tokens=20)
     assert not refused.done()
     assert answer.choices[0].message.content == alone
     with pytest.raises(openai.BadRequestError, match=r"seconds|memory"):
@@ -142,7 +144,7 @@ async def test_a_schema_that_takes_too_much_is_given_up_alone(tiny_daemon: Daemo
     assert tiny_daemon.engine_pid() == pid
 
 
-async def test_clients_that_leave_take_their_grammar_along(tiny_daemon: Daemon) -> None:
+async def test_disconnected_clients_leave_no_grammar_behind(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.async_client()
     for _ in range(3):
         stream = await client.chat.completions.create(

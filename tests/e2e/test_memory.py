@@ -1,4 +1,4 @@
-"""A daemon that has little memory: everybody is answered, in order, and it is given back."""
+"""A daemon in little memory answers every request in order, and returns the memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MANY = 8
 
 
 def picture(seed: int, size: tuple[int, int] = SIZE) -> dict[str, Any]:
-    """One that no other test shows."""
+    """A picture of its own for each seed."""
     width, height = size
     block = max(8, width // 128)
     blocks = np.random.default_rng(1000 + seed).integers(
@@ -57,7 +57,7 @@ def ask_about(daemon: Daemon, shown: dict[str, Any], max_tokens: int = 8, n: int
 
 
 def timed(daemon: Daemon, shown: dict[str, Any]) -> float:
-    """When the answer was there."""
+    """The time at which the answer was complete."""
     assert ask_about(daemon, shown).choices[0].message.content is not None
     return time.monotonic()
 
@@ -74,7 +74,7 @@ def memory(daemon: Daemon) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def needs(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
-    """Bytes held without requests, and the most that one of the largest pictures takes."""
+    """The baseline bytes, and the peak of one request with a largest picture."""
     with running_daemon(tmp_path_factory.mktemp("needs")) as fresh:
         ask(fresh, -1)
         fresh.wait_idle()
@@ -86,7 +86,7 @@ def needs(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
 def small(
     needs: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, int]]:
-    """A daemon with half as much again as one such request takes at its worst moment."""
+    """A daemon with half as much memory again as one largest request needs at its peak."""
     baseline, one = needs
     limit = baseline + 3 * one // 2
     folder: Path = tmp_path_factory.mktemp("small")
@@ -101,7 +101,7 @@ def small(
 
 
 @pytest.mark.whole
-def test_many_of_the_largest_pictures_are_all_answered(small: tuple[Daemon, int]):
+def test_largest_pictures_in_little_memory_are_all_answered(small: tuple[Daemon, int]):
     daemon, limit = small
     with ThreadPoolExecutor(MANY) as threads:
         answers = list(threads.map(lambda seed: ask(daemon, seed), range(MANY)))
@@ -113,8 +113,8 @@ def test_many_of_the_largest_pictures_are_all_answered(small: tuple[Daemon, int]
 
 
 @pytest.mark.whole
-def test_sixteen_of_the_largest_allowed_are_answered_in_order_where_three_fit(tmp_path: Path):
-    """They come one after the other, and faster than they are answered."""
+def test_sixteen_largest_pictures_are_answered_in_order_in_tight_memory(tmp_path: Path):
+    """Three requests fit; all arrive one after the other, faster than they are answered."""
     (tmp_path / "one").mkdir()
     with running_daemon(tmp_path / "one") as fresh:
         ask(fresh, 400, size=LARGEST)
@@ -140,7 +140,7 @@ def test_sixteen_of_the_largest_allowed_are_answered_in_order_where_three_fit(tm
 
 
 @pytest.mark.whole
-def test_what_could_never_fit_is_refused_with_the_figures(small: tuple[Daemon, int]):
+def test_request_over_memory_is_413_with_figures(small: tuple[Daemon, int]):
     daemon, _ = small
     with pytest.raises(openai.APIStatusError) as caught:
         ask(daemon, 100, max_tokens=1500, n=8)
@@ -151,7 +151,7 @@ def test_what_could_never_fit_is_refused_with_the_figures(small: tuple[Daemon, i
 
 
 @pytest.mark.alone
-def test_after_a_burst_memory_is_given_back_within_two_seconds(small: tuple[Daemon, int]):
+def test_memory_returns_within_two_seconds_after_a_burst(small: tuple[Daemon, int]):
     daemon, _ = small
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda seed: ask(daemon, seed, max_tokens=40), range(200, 208)))
@@ -166,7 +166,7 @@ def test_after_a_burst_memory_is_given_back_within_two_seconds(small: tuple[Daem
 
 
 @pytest.mark.whole
-def test_an_idle_daemon_clears_once(tmp_path: Path):
+def test_idle_daemon_clears_memory_once(tmp_path: Path):
     with running_daemon(tmp_path, "--set", "memory.idle_clear_seconds=1") as daemon:
         for seed in range(300, 303):
             ask(daemon, seed)
@@ -180,7 +180,7 @@ def test_an_idle_daemon_clears_once(tmp_path: Path):
 
 
 @pytest.mark.whole
-def test_nothing_is_cleared_between_requests_while_memory_is_ample(tmp_path: Path):
+def test_ample_memory_is_not_cleared_between_requests(tmp_path: Path):
     with running_daemon(tmp_path) as daemon:
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(lambda seed: ask(daemon, seed, max_tokens=40), range(500, 512)))

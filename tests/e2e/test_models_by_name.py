@@ -1,4 +1,4 @@
-"""`serve --model ORG/NAME` from a hub, from nothing to an answer; and what is refused before."""
+"""`serve --model ORG/NAME`: download from a hub, progress, the answer, and early refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def demo_files() -> dict[str, bytes]:
 
 @pytest.fixture
 def daemon(hub: Hub, tmp_path: Path) -> Iterator[Daemon]:
-    """One that has just begun to download, slowly."""
+    """A daemon that has just begun a slow download."""
     add(hub, NAME, demo_files())
     hub.seconds_per_mib = 0.3
     with running_daemon(tmp_path, "--model", NAME, wait=False) as daemon:
@@ -51,7 +51,7 @@ def ready(daemon: Daemon) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.whole
-def test_the_front_is_up_while_the_model_comes_and_then_answers(
+def test_front_reports_download_progress_and_then_answers(
     daemon: Daemon, hub: Hub, tmp_path: Path
 ) -> None:
     status, body = ready(daemon)
@@ -82,7 +82,7 @@ def test_the_front_is_up_while_the_model_comes_and_then_answers(
     assert not hub.requests
 
 
-def test_a_daemon_that_is_stopped_leaves_no_process(daemon: Daemon, hub: Hub) -> None:
+def test_stopping_daemon_ends_its_download(daemon: Daemon, hub: Hub) -> None:
     wait_until(lambda: hub.sent_bytes["model.safetensors"], 30, daemon.log)
     started = time.monotonic()
     daemon.process.terminate()
@@ -98,21 +98,23 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_what_can_not_be_had_ends_the_daemon_with_the_reason(hub: Hub) -> None:
+def test_unknown_hub_model_ends_serve_with_the_reason(hub: Hub) -> None:
     done = run("serve", "--port", "0", "--model", "org/none")
     assert done.returncode == 3
     assert "has no model org/none" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.whole
-def test_a_hub_that_is_not_up_may_be_later(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_ends_serve_with_temporary_status(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     done = run("serve", "--port", "0", "--model", NAME)
     assert done.returncode == 75
     assert "can't be reached" in done.stderr.splitlines()[-1]
 
 
-def test_a_model_that_does_not_fit_is_refused_before_its_weights_come(hub: Hub) -> None:
+def test_pull_refuses_oversized_model_before_its_weights(hub: Hub) -> None:
     add(hub, NAME, model(), parameters={"BF16": 70_000_000_000})
     done = run("pull", NAME, "--set", "memory.limit_bytes=8000000000")
     assert done.returncode == 3
@@ -122,7 +124,7 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_come(hub: Hub) 
 
 
 @pytest.mark.whole
-def test_a_family_that_is_refused_is_so_before_its_weights_come(hub: Hub) -> None:
+def test_pull_refuses_unknown_family_before_its_weights(hub: Hub) -> None:
     add(hub, NAME, model(model_type="no_such_family"))
     done = run("pull", NAME)
     assert done.returncode == 3
@@ -131,7 +133,7 @@ def test_a_family_that_is_refused_is_so_before_its_weights_come(hub: Hub) -> Non
 
 
 @pytest.mark.whole
-def test_pull_list_check_and_rm(hub: Hub, tmp_path: Path) -> None:
+def test_models_commands_pull_list_check_and_remove(hub: Hub, tmp_path: Path) -> None:
     commit = add(hub, NAME, demo_files())
     looked = run("models", "check", NAME)
     assert looked.returncode == 0, looked.stderr
@@ -174,7 +176,7 @@ def test_pull_list_check_and_rm(hub: Hub, tmp_path: Path) -> None:
         pytest.param(40_000_000, 0, " of 8192 tokens fit", marks=pytest.mark.whole),
     ],
 )
-def test_a_machine_that_is_too_small_is_told_so_with_figures(
+def test_models_check_reports_too_small_memory_with_figures(
     limit_bytes: int, code: int, words: str
 ) -> None:
     limit = f"memory.limit_bytes={limit_bytes}"
@@ -184,7 +186,7 @@ def test_a_machine_that_is_too_small_is_told_so_with_figures(
 
 
 @pytest.mark.whole
-def test_check_config_finds_a_model_that_is_broken(tmp_path: Path) -> None:
+def test_check_config_finds_a_truncated_model(tmp_path: Path) -> None:
     """In `[model]`, and among the models that are loaded later."""
     folder = shutil.copytree(EMBEDDED, tmp_path / "model")
     whole = run("check-config", "--model", str(folder))

@@ -1,4 +1,4 @@
-"""Ollama's client's whole way: the same tokens as through OpenAI's, and options that are obeyed."""
+"""Ollama's client gets OpenAI's tokens in a real daemon, and its options are obeyed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ask(daemon: Daemon, question: str = "What?", picture: Any = None, **fields: 
     return ollama.Client(daemon.url).chat("default", [message], **fields)
 
 
-def test_the_same_tokens_and_cache_hits_as_through_the_other_dialect(tiny_daemon: Daemon) -> None:
+def test_ollama_tokens_and_cache_hits_equal_openais(tiny_daemon: Daemon) -> None:
     picture = noise(77, (112, 80))
     theirs = complete(tiny_daemon, messages=[user(picture, "Which?")])
     ours = ask(tiny_daemon, "Which?", picture)
@@ -46,7 +46,7 @@ def test_the_same_tokens_and_cache_hits_as_through_the_other_dialect(tiny_daemon
     assert generated["prompt_eval_cached_count"] == theirs.usage.prompt_tokens - 1
 
 
-def test_the_durations_add_up(tiny_daemon: Daemon) -> None:
+def test_ollama_durations_add_up(tiny_daemon: Daemon) -> None:
     answer = ask(tiny_daemon)
     assert answer.prompt_eval_duration > 0
     assert answer.eval_duration > 0
@@ -54,7 +54,7 @@ def test_the_durations_add_up(tiny_daemon: Daemon) -> None:
     assert abs(total - answer.total_duration) <= 2
 
 
-def test_options_are_obeyed(tiny_daemon: Daemon) -> None:
+def test_ollama_options_are_obeyed(tiny_daemon: Daemon) -> None:
     text = ask(tiny_daemon).message.content
     assert ask(tiny_daemon, options={**GREEDY, "num_predict": 3}).eval_count == 3
     stop = text[4:6]
@@ -72,7 +72,7 @@ def test_options_are_obeyed(tiny_daemon: Daemon) -> None:
         assert ask(tiny_daemon, options={**long, penalty: 2}).message.content != text
 
 
-def test_the_format_is_enforced(tiny_daemon: Daemon) -> None:
+def test_ollama_format_is_enforced(tiny_daemon: Daemon) -> None:
     room = {**GREEDY, "num_predict": 400}
     answer = ask(tiny_daemon, options=room, format=SCHEMA)
     jsonschema.validate(json.loads(answer.message.content), SCHEMA)

@@ -1,4 +1,4 @@
-"""What a running daemon has loaded and is doing, as `ps` and `models list` tell it."""
+"""`ps` and `models list` show a running daemon's models and requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 QUESTION = {"model": "demo", "messages": [{"role": "user", "content": "accept wait"}]}
 
 
-def test_a_running_daemon_is_seen(
+def test_ps_shows_models_and_requests_of_a_daemon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = tmp_path / f"hub/models--org--other/snapshots/{'a' * 40}"
@@ -43,11 +43,11 @@ def test_a_running_daemon_is_seen(
 
         assert main(["ps", "--json", "--url", address]) == 0
         shown = json.loads(capsys.readouterr().out)
-        assert [(one["name"], one["state"]) for one in shown["models"]] == [("demo", "ready")]
-        assert [one["model"] for one in shown["requests"]] == ["demo"]
+        assert [(model["name"], model["state"]) for model in shown["models"]] == [("demo", "ready")]
+        assert [model["model"] for model in shown["requests"]] == ["demo"]
 
         assert main(["models", "list", "--json", "--url", address]) == 0
-        states = {one["name"]: one["state"] for one in json.loads(capsys.readouterr().out)}
+        states = {model["name"]: model["state"] for model in json.loads(capsys.readouterr().out)}
         assert states == {"org/other": None, "demo": "ready"}
         assert main(["models", "list", "--set", f"server.port={daemon.port}"]) == 0
         head, other, demo = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""One model in two processes answers as in one, and ends and comes back as one does."""
+"""A model split over two processes answers, fails and recovers like one in a single process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCHEMA = {
 
 
 def two_hosts(folder: Path) -> list[str]:
-    """The arguments of a daemon with two ranks, both on this machine."""
+    """Arguments of a daemon with two ranks, both on this machine."""
     hosts = folder / "hosts.json"
     host = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
     hosts.write_text(json.dumps({"backend": "ring", "hosts": [host, host]}))
@@ -46,7 +46,7 @@ def two_hosts(folder: Path) -> list[str]:
 
 
 def follower_of(daemon: Daemon) -> int:
-    """The process of its second rank, which it has started itself."""
+    """The process of the second rank, started by the daemon."""
     pid = daemon.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     (follower,) = (
@@ -59,7 +59,7 @@ def follower_of(daemon: Daemon) -> int:
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, Daemon]]:
-    """A daemon with all of a model, and one with two ranks of it."""
+    """A daemon with a whole model, and one with two ranks of it."""
     folder = tmp_path_factory.mktemp("ranks")
     model = ["--model", str(checkpoint(request.param))]
     (folder / "one").mkdir()
@@ -107,12 +107,12 @@ WORK: dict[str, Callable[[Daemon], Any]] = {
 
 
 @pytest.mark.parametrize("name", WORK)
-def test_two_ranks_answer_as_one(pair: tuple[Daemon, Daemon], name: str) -> None:
+def test_two_ranks_answer_as_one_process(pair: tuple[Daemon, Daemon], name: str) -> None:
     one, two = pair
     assert WORK[name](two) == WORK[name](one)
 
 
-def test_side_by_side_as_alone(pair: tuple[Daemon, Daemon]) -> None:
+def test_batched_requests_on_two_ranks_answer_as_alone(pair: tuple[Daemon, Daemon]) -> None:
     one, two = pair
     expected = {name: work(one) for name, work in WORK.items()}
     with ThreadPoolExecutor(len(WORK)) as threads:
@@ -121,9 +121,11 @@ def test_side_by_side_as_alone(pair: tuple[Daemon, Daemon]) -> None:
     two.wait_idle()
 
 
-def test_a_conversation_goes_on_from_what_is_cached(pair: tuple[Daemon, Daemon]) -> None:
-    """Its beginning is stored, split where two of them part, and continued, on both ranks."""
-    said: dict[int, list[str | None]] = {}
+def test_two_ranks_continue_a_conversation_from_the_prefix_cache(
+    pair: tuple[Daemon, Daemon],
+) -> None:
+    """The shared beginning is stored, split where two conversations diverge, and continued."""
+    answers_by_port: dict[int, list[str | None]] = {}
     for daemon in pair:
         answers: list[str | None] = []
         for ending in ("Which is the largest?", "Which is the smallest of them all?"):
@@ -133,14 +135,14 @@ def test_a_conversation_goes_on_from_what_is_cached(pair: tuple[Daemon, Daemon])
                 messages += [{"role": "assistant", "content": answer[0] or "-"}]
                 messages += [user(noise(6, (60, 60)), "And now?")]
                 answers += answer
-        said[daemon.port] = answers
+        answers_by_port[daemon.port] = answers
     one, two = pair
-    assert said[two.port] == said[one.port]
+    assert answers_by_port[two.port] == answers_by_port[one.port]
     caches = two.status()["engine"]["stats"]["caches"]
     assert next(cache for cache in caches if cache["name"] == "prefix")["hits"] >= 4
 
 
-def test_a_client_that_leaves(pair: tuple[Daemon, Daemon]) -> None:
+def test_disconnected_client_leaves_two_ranks_working(pair: tuple[Daemon, Daemon]) -> None:
     one, two = pair
     stream = two.client().chat.completions.create(
         model="default",
@@ -180,7 +182,7 @@ def stream_of(daemon: Daemon) -> Any:
 
 
 @pytest.mark.parametrize("victim", ["follower", "first"])
-def test_a_rank_that_dies_ends_what_runs_and_all_come_back(
+def test_dead_rank_ends_streams_and_all_ranks_restart(
     mortal: Daemon, tiny_daemon: Daemon, victim: str
 ) -> None:
     expected = WORK["picture"](tiny_daemon)
@@ -200,7 +202,7 @@ def test_a_rank_that_dies_ends_what_runs_and_all_come_back(
     assert WORK["picture"](mortal) == expected
 
 
-def test_a_rank_that_hangs_is_ended(tmp_path: Path) -> None:
+def test_hung_rank_is_killed_and_replaced(tmp_path: Path) -> None:
     model = checkpoint("qwen3_vl_moe")
     options = ["--set", "engine.silence_timeout_seconds=3"]
     with running_daemon(tmp_path, "--model", str(model), *two_hosts(tmp_path), *options) as daemon:
@@ -218,7 +220,7 @@ def test_a_rank_that_hangs_is_ended(tmp_path: Path) -> None:
 # ---- ranks that wait for others ---------------------------------------------------------------
 
 
-def test_a_rank_that_waits_for_others_ends_with_its_input(tmp_path: Path) -> None:
+def test_waiting_rank_ends_when_its_input_closes(tmp_path: Path) -> None:
     hosts = (Host("127.0.0.1", ("127.0.0.1",)),) * 3
     rank = ranks_of(Hostfile(hosts, "ring"), free_ports(4), Log())[1]
     follower = subprocess.Popen(
@@ -238,8 +240,8 @@ def test_a_rank_that_waits_for_others_ends_with_its_input(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_an_engine_that_waits_for_ranks_ends_with_the_service(tmp_path: Path) -> None:
-    """Even if the service is killed; its `ssh` here is one that never gets through."""
+def test_engine_waiting_for_ranks_ends_with_its_daemon(tmp_path: Path) -> None:
+    """The daemon is killed, while its `ssh` never connects."""
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\nexec cat >/dev/null\n")
     ssh.chmod(0o755)
@@ -263,7 +265,7 @@ def test_an_engine_that_waits_for_ranks_ends_with_the_service(tmp_path: Path) ->
 
 
 def engine_of(daemon: Daemon) -> int | None:
-    """The engine of a daemon that is being started, once there is one."""
+    """The engine of a starting daemon, once there is one."""
     try:
         pid: int | None = daemon.status()["engine"]["pid"]
     except OSError:
@@ -274,7 +276,7 @@ def engine_of(daemon: Daemon) -> int | None:
 # ---- what can't be ---------------------------------------------------------------------------
 
 
-def test_a_rank_that_cannot_be_started_says_so_at_once(tmp_path: Path) -> None:
+def test_unreachable_rank_ends_the_start_with_its_status(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.json"
     ours = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
     hosts.write_text(json.dumps([ours, ours | {"ssh": "nobody.invalid"}]))
@@ -283,7 +285,7 @@ def test_a_rank_that_cannot_be_started_says_so_at_once(tmp_path: Path) -> None:
         assert "rank 1 has ended with status 255" in daemon.log.read_text()
 
 
-def test_a_family_that_cannot_be_parted_says_so(tmp_path: Path) -> None:
+def test_unsplittable_family_ends_the_start_with_reason(tmp_path: Path) -> None:
     model = checkpoint("kimi_vl")
     with running_daemon(
         tmp_path, "--model", str(model), *two_hosts(tmp_path), wait=False

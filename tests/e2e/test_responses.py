@@ -1,4 +1,4 @@
-"""OpenAI's Responses against the real program: the answers of chat completions, turn after turn."""
+"""OpenAI's Responses equal chat completions, turn after turn, in a real daemon."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.e2e.pictures import noise, user
 pytestmark = pytest.mark.e2e
 
 
-def respond(daemon: Daemon, given: Any, **fields: Any) -> Any:
+def respond(daemon: Daemon, input: Any, **fields: Any) -> Any:
     fields = {"temperature": 0, "max_output_tokens": 24, **fields}
-    return daemon.client().responses.create(model="default", input=given, **fields)
+    return daemon.client().responses.create(model="default", input=input, **fields)
 
 
-def test_it_is_the_answer_of_chat_completions(tiny_daemon: Daemon) -> None:
+def test_response_equals_the_chat_completion(tiny_daemon: Daemon) -> None:
     message = user(noise(5, (112, 80)), "What?")
     chat = tiny_daemon.client().chat.completions.create(
         model="default", messages=[message], temperature=0, max_tokens=24
@@ -35,7 +35,7 @@ def test_it_is_the_answer_of_chat_completions(tiny_daemon: Daemon) -> None:
     assert last.response.output_text == response.output_text
 
 
-def test_the_next_turn_finds_the_last_one_in_the_prefix_cache(tiny_daemon: Daemon) -> None:
+def test_next_turn_of_a_response_hits_the_prefix_cache(tiny_daemon: Daemon) -> None:
     first = respond(tiny_daemon, "Tell me of nine ships.", instructions="Be brief.")
     fields: Any = {"instructions": "Be brief.", "previous_response_id": first.id}
     second = respond(tiny_daemon, "And then?", **fields)

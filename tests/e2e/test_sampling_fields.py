@@ -1,4 +1,4 @@
-"""The fields that say how tokens are drawn, and the log probabilities of what was drawn."""
+"""Sampling fields and log probabilities, in a real daemon."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ def entries(choice: Any) -> list[Any]:
 
 
 def figures(choice: Any) -> Iterator[tuple[str, float]]:
-    """Every token that is named, and its log probability."""
+    """Each token with its log probability."""
     for entry in entries(choice):
-        yield from ((each.token, each.logprob) for each in (entry, *entry.top_logprobs))
+        yield from (
+            (alternative.token, alternative.logprob) for alternative in (entry, *entry.top_logprobs)
+        )
 
 
 async def read(stream: openai.AsyncStream[Any]) -> None:
-    """To the end; closes it however that comes."""
+    """Read a stream to its end; close it in any case."""
     async with stream:
         async for _ in stream:
             pass
@@ -67,16 +69,16 @@ def test_any_token_of_the_vocabulary_may_be_forced(tiny_daemon: Daemon, token_id
 @pytest.mark.parametrize(
     "token_id", few_of((-1, VOCABULARY_SIZE, 2**31, 9999999999), (VOCABULARY_SIZE,))
 )
-async def test_a_bias_on_no_token_is_refused_and_nobody_else_notices(
+async def test_bias_on_an_unknown_token_is_refused_without_side_effects(
     tiny_daemon: Daemon, token_id: int
 ) -> None:
     pid, alone = tiny_daemon.engine_pid(), text_of(tiny_daemon, max_tokens=200)
     client = tiny_daemon.async_client()
-    asked = {"model": "default", "messages": [user("Hello")], "temperature": 0}
-    stream = await client.chat.completions.create(**asked, stream=True, max_tokens=200)
+    fields = {"model": "default", "messages": [user("Hello")], "temperature": 0}
+    stream = await client.chat.completions.create(**fields, stream=True, max_tokens=200)
     pieces = [(await anext(stream)).choices[0].delta.content or "" for _ in range(3)]
     with pytest.raises(openai.BadRequestError) as caught:
-        await client.chat.completions.create(**asked, logit_bias={"1": 1, str(token_id): 1})
+        await client.chat.completions.create(**fields, logit_bias={"1": 1, str(token_id): 1})
     assert (caught.value.code, caught.value.param) == ("invalid_value", "logit_bias")
     pieces += [chunk.choices[0].delta.content or "" async for chunk in stream]
     assert "".join(pieces) == alone
@@ -92,14 +94,14 @@ def test_an_end_token_ends_the_answer(tiny_daemon: Daemon) -> None:
     assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", 1)
 
 
-def test_min_tokens_come_before_the_end(tiny_daemon: Daemon) -> None:
+def test_min_tokens_delay_the_end(tiny_daemon: Daemon) -> None:
     answer = complete(tiny_daemon, extra_body={"min_tokens": 5}, **FORCED_END)
     assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", 6)
     answer = complete(tiny_daemon, extra_body={"min_tokens": 24}, **FORCED_END)
     assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 24)
 
 
-def test_an_end_that_is_ignored_has_no_text(tiny_daemon: Daemon) -> None:
+def test_ignored_end_tokens_have_no_text(tiny_daemon: Daemon) -> None:
     answer = complete(tiny_daemon, extra_body={"ignore_eos": True}, **FORCED_END)
     assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 24)
     assert answer.choices[0].message.content == ""
@@ -117,7 +119,7 @@ PENALTIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", few_of(PENALTIES, PENALTIES[1:3]))
-def test_penalties_change_the_answer_the_same_way_each_time(
+def test_penalties_change_the_answer_reproducibly(
     tiny_daemon: Daemon, fields: dict[str, Any]
 ) -> None:
     changed = text_of(tiny_daemon, max_tokens=100, **fields)
@@ -126,12 +128,12 @@ def test_penalties_change_the_answer_the_same_way_each_time(
 
 
 @pytest.mark.parametrize("extra", [{"top_k": 1}, {"min_p": 1}])
-def test_the_likeliest_alone_is_greedy(tiny_daemon: Daemon, extra: dict[str, Any]) -> None:
+def test_top_k_of_one_samples_greedily(tiny_daemon: Daemon, extra: dict[str, Any]) -> None:
     assert text_of(tiny_daemon, temperature=2, extra_body=extra) == text_of(tiny_daemon)
 
 
 @pytest.mark.parametrize("top_k", few_of([0, -1, 2**31 - 1], [-1]))
-def test_without_top_k_all_may_be_drawn(tiny_daemon: Daemon, top_k: int) -> None:
+def test_every_token_may_be_sampled_without_top_k(tiny_daemon: Daemon, top_k: int) -> None:
     plain = text_of(tiny_daemon, temperature=1, seed=3)
     assert text_of(tiny_daemon, temperature=1, seed=3, extra_body={"top_k": top_k}) == plain
 
@@ -147,9 +149,13 @@ def test_the_greedy_token_is_the_likeliest(tiny_daemon: Daemon) -> None:
         top = entry.top_logprobs
         assert len(top) == 20
         assert (entry.token, entry.logprob) == (top[0].token, top[0].logprob)
-        assert [each.logprob for each in top] == sorted((t.logprob for t in top), reverse=True)
-        assert sum(math.exp(each.logprob) for each in top) < 1.0001
-        assert all(bytes(each.bytes).decode() == each.token for each in (entry, *top))
+        assert [alternative.logprob for alternative in top] == sorted(
+            (t.logprob for t in top), reverse=True
+        )
+        assert sum(math.exp(alternative.logprob) for alternative in top) < 1.0001
+        assert all(
+            bytes(alternative.bytes).decode() == alternative.token for alternative in (entry, *top)
+        )
 
 
 def test_log_probabilities_without_alternatives(tiny_daemon: Daemon) -> None:
@@ -160,7 +166,7 @@ def test_log_probabilities_without_alternatives(tiny_daemon: Daemon) -> None:
     assert complete(tiny_daemon).choices[0].logprobs is None
 
 
-def test_a_bias_does_not_show_in_the_probabilities(tiny_daemon: Daemon) -> None:
+def test_log_probabilities_exclude_the_logit_bias(tiny_daemon: Daemon) -> None:
     fields = {"logprobs": True, "top_logprobs": 5, "max_tokens": 1}
     (plain,) = entries(complete(tiny_daemon, **fields).choices[0])
     (biased,) = entries(complete(tiny_daemon, logit_bias={str(TEXT_ID): 100}, **fields).choices[0])
@@ -170,7 +176,7 @@ def test_a_bias_does_not_show_in_the_probabilities(tiny_daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stop": "!never!"}, {"temperature": 1.5, "seed": 4}])
-def test_a_stream_has_the_entries_of_the_whole_answer(
+def test_stream_has_the_log_probabilities_of_the_whole_answer(
     tiny_daemon: Daemon, fields: dict[str, Any]
 ) -> None:
     fields = {"max_tokens": 100, "logprobs": True, "top_logprobs": 3, **fields}
@@ -178,19 +184,21 @@ def test_a_stream_has_the_entries_of_the_whole_answer(
     text, chunks = streamed(tiny_daemon, **fields)
     choices = [choice for chunk in chunks for choice in chunk.choices]
     assert text == whole.message.content
-    told = [entry for choice in choices if choice.logprobs for entry in entries(choice)]
-    assert told == entries(whole)
-    assert len(told) == 100
+    from_stream = [entry for choice in choices if choice.logprobs for entry in entries(choice)]
+    assert from_stream == entries(whole)
+    assert len(from_stream) == 100
 
 
-def test_a_stream_tells_of_an_end_token(tiny_daemon: Daemon) -> None:
+def test_stream_has_the_log_probability_of_the_end_token(tiny_daemon: Daemon) -> None:
     _, chunks = streamed(tiny_daemon, logprobs=True, **FORCED_END)
-    told = [e for chunk in chunks if chunk.choices[0].logprobs for e in entries(chunk.choices[0])]
-    assert [entry.token for entry in told] == [END]
+    from_stream = [
+        e for chunk in chunks if chunk.choices[0].logprobs for e in entries(chunk.choices[0])
+    ]
+    assert [entry.token for entry in from_stream] == [END]
 
 
-def test_the_clients_stream_helper_collects_them(tiny_daemon: Daemon) -> None:
-    """It takes answers alone that came to their end."""
+def test_openai_stream_helper_collects_log_probabilities(tiny_daemon: Daemon) -> None:
+    """The helper accepts only answers that ended by themselves."""
     fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "temperature": 0}
     fields |= {"model": "default", "messages": [user("Hello")], "max_tokens": 24}
     fields |= {"extra_body": {"min_tokens": 9}, **FORCED_END}
@@ -201,10 +209,10 @@ def test_the_clients_stream_helper_collects_them(tiny_daemon: Daemon) -> None:
     assert len(entries(final.choices[0])) == 10
 
 
-async def test_a_joiners_log_probabilities_are_as_alone(tiny_daemon: Daemon) -> None:
+async def test_log_probabilities_of_a_joining_request_are_as_alone(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.async_client()
 
-    async def one(seed: int) -> Any:
+    async def answer_to(seed: int) -> Any:
         answer = await client.chat.completions.create(
             model="default",
             messages=[user(noise(seed, (96, 96)), "What?" * (seed + 1))],
@@ -216,15 +224,15 @@ async def test_a_joiners_log_probabilities_are_as_alone(tiny_daemon: Daemon) -> 
         )
         return answer.choices[0]
 
-    alone = [await one(seed) for seed in range(4)]
+    alone = [await answer_to(seed) for seed in range(4)]
     stream = await client.chat.completions.create(
         model="default", messages=[user("Hello")], temperature=0, max_tokens=8000, stream=True
     )
     await anext(stream)
-    others = asyncio.create_task(read(stream))
-    joined = await asyncio.gather(*map(one, range(4)))
-    assert not others.done()
-    others.cancel()
+    running = asyncio.create_task(read(stream))
+    joined = await asyncio.gather(*map(answer_to, range(4)))
+    assert not running.done()
+    running.cancel()
     await client.close()
     tiny_daemon.wait_idle()
     for choice, expected in zip(joined, alone, strict=True):

@@ -1,4 +1,4 @@
-"""Several models in one daemon: each answers for itself; memory is shared, given and returned."""
+"""Several models in one daemon: own answers, shared memory, independent crashes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOM = 256 << 20
 
 
 def settings(folder: Path, num_fitting: int) -> Path:
-    """Two copies of the embedded model and one that talks nonsense; so many of them fit."""
+    """Settings of the embedded model twice and a random one, with memory for `num_fitting`."""
     nonsense = checkpoint("qwen2_5_vl")
     file = folder / "models.toml"
     limit = num_fitting * (ROOM + (40 << 20))
@@ -44,7 +44,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Memory for one model at a time."""
+    """A daemon with memory for one model at a time."""
     folder = tmp_path_factory.mktemp("narrow")
     with running_daemon(folder, "--config", str(settings(folder, 1))) as running:
         yield running
@@ -59,7 +59,7 @@ def post(daemon: Daemon, path: str, **body: Any) -> httpx.Response:
 
 
 def footprint(daemon: Daemon) -> int:
-    """What the daemon's processes hold, pages that several share counted once."""
+    """The bytes of the daemon's processes, shared pages counted once."""
     total = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -92,7 +92,7 @@ def ask(daemon: Daemon, model: str, **fields: Any) -> Any:
 
 
 @pytest.mark.whole
-def test_each_answers_for_itself(roomy: Daemon) -> None:
+def test_each_model_gives_its_own_answers(roomy: Daemon) -> None:
     assert set(states(roomy).values()) == {"unloaded"}
     for name in ("one", "nonsense-b"):
         answer, shape = ask(roomy, name)
@@ -108,8 +108,8 @@ def test_each_answers_for_itself(roomy: Daemon) -> None:
 
 
 @pytest.mark.whole
-def test_a_crash_takes_one_model_along(tmp_path: Path) -> None:
-    """Their engines are scripted: who is answered meanwhile is the front's affair."""
+def test_engine_crash_affects_only_its_model(tmp_path: Path) -> None:
+    """The engines are scripted, since only the front matters."""
     file = ("--config", str(settings(tmp_path, 3)))
     fast = with_settings("engine.openblas=off", "engine.restart_backoff_seconds=0.05")
     with running_daemon(tmp_path, *file, *fast, program=SCRIPTED) as daemon:
@@ -164,7 +164,7 @@ def test_ollamas_clients_load_and_unload(roomy: Daemon) -> None:
 
 
 @pytest.mark.whole
-def test_a_stream_says_why_it_is_silent(roomy: Daemon) -> None:
+def test_stream_comments_report_the_load_of_its_model(roomy: Daemon) -> None:
     post(roomy, "/v1/models/unload", model="one")
     body = {"model": "one", "stream": True, "max_tokens": 4}
     body["messages"] = [{"role": "user", "content": "Hi"}]
@@ -175,7 +175,7 @@ def test_a_stream_says_why_it_is_silent(roomy: Daemon) -> None:
 
 
 @pytest.mark.whole
-async def test_models_that_take_turns_fail_nobody(narrow: Daemon) -> None:
+async def test_models_sharing_memory_by_turns_fail_no_request(narrow: Daemon) -> None:
     """Clients of three models, of which one fits: all get their own model's whole answers."""
     client = narrow.async_client()
     picture, shape = one_shape("circle", "red"), "circle"
@@ -208,7 +208,7 @@ async def test_models_that_take_turns_fail_nobody(narrow: Daemon) -> None:
 
 
 @pytest.mark.whole
-def test_a_model_that_never_fits_is_refused_with_figures(tmp_path: Path) -> None:
+def test_model_next_to_a_pinned_one_is_refused_with_figures(tmp_path: Path) -> None:
     file = settings(tmp_path, 1)
     file.write_text(file.read_text().replace("[models.two]", "[models.two]\npinned = true"))
     with running_daemon(tmp_path, "--config", str(file)) as daemon:

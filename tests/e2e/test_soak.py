@@ -1,4 +1,4 @@
-"""A soak of a few seconds against the real daemon."""
+"""A soak of a few seconds against a real daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.soak.request import Ending
 pytestmark = pytest.mark.e2e
 
 
-async def test_what_is_malformed_is_refused_as_expected(daemon: Daemon):
+async def test_malformed_soak_requests_are_refused(daemon: Daemon):
     async with Client(daemon.url) as client:
         for request in malformed(random_image(random.Random(1))):
             outcome = await client.send(request)
@@ -27,7 +27,7 @@ async def test_what_is_malformed_is_refused_as_expected(daemon: Daemon):
 
 
 @pytest.mark.whole
-def test_short_soak(tmp_path: Path):
+def test_short_soak_passes_and_writes_its_report(tmp_path: Path):
     arguments = ["--minutes", "0.25", "--seed", "1", "--users", "6", "--out", str(tmp_path)]
     ended = subprocess.run(
         [sys.executable, "-m", "tests.soak", *arguments], capture_output=True, text=True
@@ -35,9 +35,9 @@ def test_short_soak(tmp_path: Path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (tmp_path / "report.md").read_text() == ended.stdout
     assert (tmp_path / "memory.png").exists()
-    seen = json.loads((tmp_path / "report.json").read_text())
-    assert seen["passed"]
-    assert len(seen["rests"]) == 2
-    assert len(seen["readings"]) > 15
-    assert sum(line["count"] for line in seen["requests"]) > 40
-    assert seen["readings"][-1]["front_footprint_bytes"] > 10**7 or sys.platform != "linux"
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["passed"]
+    assert len(report["rests"]) == 2
+    assert len(report["readings"]) > 15
+    assert sum(line["count"] for line in report["requests"]) > 40
+    assert report["readings"][-1]["front_footprint_bytes"] > 10**7 or sys.platform != "linux"

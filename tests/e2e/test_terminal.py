@@ -1,4 +1,4 @@
-"""The program at a real terminal (a pty): what a person sees, and what Ctrl-C does."""
+"""The program at a real terminal (a pty): its output, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Session:
-    """A command at a terminal of `COLUMNS`. `shown` is all that it has written to it."""
+    """A command at a terminal of `COLUMNS` columns; `shown` is all its output."""
 
     def __init__(
         self, words: Sequence[str], environment: Mapping[str, str], program: str = PROGRAM
@@ -63,7 +63,7 @@ class Session:
         os.write(self._terminal, text.encode())
 
     def wait_for(self, text: str, times: int = 1) -> None:
-        """Until `text` is shown so often."""
+        """Wait until `text` was shown `times` times."""
         deadline = time.monotonic() + SECONDS
         while self.plain.count(text) < times and time.monotonic() < deadline:
             if not self._read():
@@ -71,7 +71,7 @@ class Session:
         assert self.plain.count(text) >= times, self.shown
 
     def ended(self) -> int:
-        """The exit code, once it has ended."""
+        """Wait for the end; return the exit code."""
         deadline = time.monotonic() + SECONDS
         while self._read() and time.monotonic() < deadline:
             pass
@@ -79,7 +79,7 @@ class Session:
 
     @property
     def plain(self) -> str:
-        """What was shown, without what moves the cursor and colours."""
+        """The output without escape sequences for cursor and colours."""
         return CONTROL.sub("", self.shown)
 
     def _read(self) -> bool:
@@ -129,7 +129,7 @@ def test_serve_prints_little_and_stops_at_ctrl_c() -> None:
     assert serve.shown.count("\x1b[?25l") == serve.shown.count("\x1b[?25h")  # the cursor is back
 
 
-def test_serve_is_stopped_while_it_loads() -> None:
+def test_ctrl_c_stops_serve_during_the_load() -> None:
     slow = with_settings("model.name=slow")
     with session("serve", "--port", "0", *slow, program=SCRIPTED, NO_COLOR="1") as serve:
         serve.wait_for("loading the weights")
@@ -139,14 +139,14 @@ def test_serve_is_stopped_while_it_loads() -> None:
         assert "\x1b[1m" not in serve.shown
 
 
-def test_a_model_that_does_not_fit_is_told_in_one_line() -> None:
+def test_serve_reports_oversized_model_in_one_line() -> None:
     with session("serve", "--port", "0", "--set", "memory.limit_bytes=1000000") as serve:
         assert serve.ended() == 3
         assert serve.plain.count("do not fit") == 1
         assert serve.plain.split("\n")[-2].strip().startswith("vlm-server: ")
 
 
-def test_a_conversation(daemon: Daemon, tmp_path: Path) -> None:
+def test_ask_holds_a_conversation_at_the_prompt(daemon: Daemon, tmp_path: Path) -> None:
     """Ctrl-C at the prompt only empties the line."""
     picture = tmp_path / "picture.png"
     one_shape("circle", "red").save(picture)
@@ -169,7 +169,7 @@ def test_a_conversation(daemon: Daemon, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stage", "is_heard"), [("prefill", False), ("decode", True)])
-def test_ctrl_c_stops_an_answer_and_not_the_conversation(stage: str, is_heard: bool) -> None:
+def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(stage: str, is_heard: bool) -> None:
     with stalling.daemon(stage) as (url, reached), session("ask", "--url", url) as ask:
         ask.wait_for(">>> ")
         ask.type("What?\n")
@@ -182,7 +182,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(stage: str, is_heard: b
         assert "Traceback" not in ask.shown
 
 
-def test_ctrl_c_takes_along_the_daemon_that_ask_has_started() -> None:
+def test_ctrl_c_ends_the_daemon_started_by_ask() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with session("ask", "--set", f"server.port={port}", "What?") as ask:
@@ -192,18 +192,20 @@ def test_ctrl_c_takes_along_the_daemon_that_ask_has_started() -> None:
         assert children
         ask.type("\x03")
         assert ask.ended() == -signal.SIGINT
-        assert not any(Path(f"/proc/{each}").exists() for each in children)
+        assert not any(Path(f"/proc/{child}").exists() for child in children)
         assert "Traceback" not in ask.shown
 
 
 def children_of(pid: int) -> list[int]:
-    """Of its main thread."""
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """The child processes of the main thread."""
+    return [
+        int(pid_text) for pid_text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ]
 
 
 @pytest.mark.whole
-def test_pull_shows_how_far_it_is(hub: Hub) -> None:
-    """And that nothing is lost after Ctrl-C."""
+def test_pull_shows_progress_and_is_resumable(hub: Hub) -> None:
+    """Ctrl-C loses no downloaded bytes."""
     add(hub, "org/model", {path.name: path.read_bytes() for path in EMBEDDED.iterdir()})
     hub.seconds_per_mib = 0.4
     with session("pull", "org/model") as pull:

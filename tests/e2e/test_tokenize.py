@@ -1,4 +1,4 @@
-"""Prompts without answers, raw prompts, sizes of pictures, and what the model is, in a daemon."""
+"""Token counts, raw prompts and sizes of pictures, in a real daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def post(daemon: Daemon, route: str, **body: Any) -> Any:
     return answer.json()
 
 
-def test_counting_is_what_answering_costs(tiny_daemon: Daemon) -> None:
+def test_token_count_equals_the_answers_usage(tiny_daemon: Daemon) -> None:
     messages = [user(noise(31, (320, 200)), "What?")]
     limits = {"max_pixels": 40_000}
     before = post(tiny_daemon, "/v1/tokenize", messages=messages, mm_processor_kwargs=limits)
@@ -45,13 +45,15 @@ def test_counting_is_what_answering_costs(tiny_daemon: Daemon) -> None:
 
 def test_a_raw_prompt_is_continued(tiny_daemon: Daemon) -> None:
     client = tiny_daemon.client()
-    one = client.completions.create(model="default", prompt="a b", max_tokens=5, temperature=0)
-    assert one.usage is not None
-    assert one.usage.completion_tokens == 5
-    assert one.choices[0].finish_reason == "length"
+    completion = client.completions.create(
+        model="default", prompt="a b", max_tokens=5, temperature=0
+    )
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 5
+    assert completion.choices[0].finish_reason == "length"
     ids = post(tiny_daemon, "/v1/tokenize", prompt="a b")["tokens"]
-    assert one.usage.prompt_tokens == len(ids)
+    assert completion.usage.prompt_tokens == len(ids)
     stream = client.completions.create(
         model="default", prompt=ids, max_tokens=5, temperature=0, stream=True
     )
-    assert "".join(chunk.choices[0].text for chunk in stream) == one.choices[0].text
+    assert "".join(chunk.choices[0].text for chunk in stream) == completion.choices[0].text

@@ -1,4 +1,4 @@
-"""Videos through the whole daemon: seen rightly, refused well, and harmless."""
+"""Videos in a real daemon: true answers, refusals, and no harm by bad ones."""
 
 from __future__ import annotations
 
@@ -58,29 +58,31 @@ def refusal(daemon: Daemon, data: bytes) -> str:
         (("left", "mp4", "libx264"), ("right", "webm", "libvpx-vp9")),
     ),
 )
-def test_says_which_way_it_moves(daemon: Daemon, way: str, container: str, codec: str) -> None:
+def test_model_says_which_way_a_clip_moves(
+    daemon: Daemon, way: str, container: str, codec: str
+) -> None:
     data = clips.encode(clips.moving(way, 30), container, codec)
     assert ask(daemon, video_part(data, container), QUESTION) == way
 
 
-def test_a_video_beside_a_picture(daemon: Daemon) -> None:
+def test_model_answers_about_a_video_and_a_picture(daemon: Daemon) -> None:
     video = video_part(clips.encode(clips.moving("left", 30)))
     assert ask(daemon, video, "What colour is the circle?") == "red"
     assert ask(daemon, image_part(one_shape("square", "blue")), "What shape is this?") == "square"
 
 
 @pytest.mark.whole
-async def test_many_at_once_each_get_their_own_answer(daemon: Daemon) -> None:
+async def test_concurrent_videos_get_their_own_answers(daemon: Daemon) -> None:
     client = daemon.async_client()
 
-    async def one(way: str) -> tuple[str, str]:
+    async def answer_to(way: str) -> tuple[str, str]:
         part = video_part(clips.encode(clips.moving(way, 24, (256, 256))))
         answer = await client.chat.completions.create(
             model="default", messages=message(part, QUESTION), temperature=0
         )
         return way, (answer.choices[0].message.content or "").strip()
 
-    answers = await asyncio.gather(*(one(way) for way in WAYS * 2))
+    answers = await asyncio.gather(*(answer_to(way) for way in WAYS * 2))
     assert [wanted for wanted, _ in answers] == [given for _, given in answers]
 
 
@@ -108,20 +110,20 @@ def decoders_of(engine_pid: int) -> list[int]:
     return [int(pid) for pid in found.stdout.split()]
 
 
-def test_a_decoder_that_is_killed_costs_its_request_alone(daemon: Daemon) -> None:
-    """A long video is being decoded while its process is stopped, then killed."""
+def test_killed_decoder_fails_only_its_request(daemon: Daemon) -> None:
+    """The decoding process of a long video is stopped, then killed."""
     data = clips.encode(clips.greys(range(200), (1280, 720)), options={"preset": "ultrafast"})
     engine = daemon.engine_pid()
     found: list[int] = []
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, daemon, video_part(data), QUESTION)
+        pending = pool.submit(ask, daemon, video_part(data), QUESTION)
         wait_until(lambda: found.extend(decoders_of(engine)) or found, 20, daemon.log)
         os.kill(found[0], signal.SIGSTOP)
         picture = image_part(one_shape("circle", "blue"))
         assert ask(daemon, picture, "What shape is this?") == "circle"
         os.kill(found[0], signal.SIGKILL)
         with pytest.raises(openai.BadRequestError, match="can't be decoded"):
-            asked.result(30)
+            pending.result(30)
     assert daemon.engine_pid() == engine
     wait_until(lambda: not decoders_of(engine), 5, daemon.log)
     daemon.wait_idle()
@@ -129,13 +131,13 @@ def test_a_decoder_that_is_killed_costs_its_request_alone(daemon: Daemon) -> Non
     assert ask(daemon, video_part(right), QUESTION) == "right"
 
 
-def test_a_client_that_leaves_ends_the_decoding(daemon: Daemon) -> None:
+def test_disconnected_client_ends_the_video_decoding(daemon: Daemon) -> None:
     data = clips.encode(clips.greys(range(200), (1280, 720)), options={"preset": "ultrafast"})
     engine = daemon.engine_pid()
     found: list[int] = []
     with ThreadPoolExecutor(1) as pool:
         client = daemon.client(timeout=1)
-        asked = pool.submit(
+        pending = pool.submit(
             client.chat.completions.create,
             model="default",
             messages=message(video_part(data), QUESTION),
@@ -143,6 +145,6 @@ def test_a_client_that_leaves_ends_the_decoding(daemon: Daemon) -> None:
         wait_until(lambda: found.extend(decoders_of(engine)) or found, 20, daemon.log)
         os.kill(found[0], signal.SIGSTOP)
         with pytest.raises(openai.APITimeoutError):
-            asked.result(30)
+            pending.result(30)
     wait_until(lambda: not decoders_of(engine), 10, daemon.log)
     daemon.wait_idle()

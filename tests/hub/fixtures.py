@@ -1,4 +1,4 @@
-"""A hub, an empty cache, and a small model to be had."""
+"""A fake hub with a small model, and an empty cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def model(weight_bytes: int = 1 << 20, seed: int = 0, **config: object) -> dict[str, bytes]:
-    """The files of a model that can be downloaded, and some that nobody reads."""
+    """The files of a downloadable model, and some that no download needs."""
     return {
         "config.json": json.dumps(_CONFIG | config).encode(),
         "tokenizer.json": b"{}" * 1000,

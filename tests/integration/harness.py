@@ -18,18 +18,18 @@ from tests.unit.prompt.media.pictures import encoded
 from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.encoding import encode
-from vlm_server.engine.inbox import LoadDone, Message, PrepareDone
+from vlm_server.engine.inbox import DiskReadDone, InboxMessage, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.output.formats import Formats
-from vlm_server.engine.scheduler.limits import SchedulerConfig
+from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import (
+    DiskReadWork,
     Encoder,
     EncodeWork,
-    LoadWork,
     Prepared,
     PreparedPrompt,
     PrepareWork,
@@ -38,8 +38,8 @@ from vlm_server.interfaces import (
 )
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
+from vlm_server.prompt.grammar.grammar_client import GrammarLimits
 from vlm_server.prompt.grammar.grammars import Grammars
-from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import (
@@ -121,7 +121,7 @@ def _adds_bos_to_pictures(loaded: LoadedModel) -> bool:
     """Whether mlx-vlm's processor writes a BOS before a prompt with images."""
     host = loaded.spec
     processor = ModelProcessor(loaded.processor, host.image_token_id, host.stand_in)
-    placeholder = next(filter(processor.takes, host.image_placeholders))
+    placeholder = next(filter(processor.expands, host.image_placeholders))
     made = processor.image(np.zeros((64, 64, 3), dtype=np.uint8), placeholder)
     return int(made.token_ids[0]) == host.tokenizer.bos_token_id
 
@@ -130,10 +130,10 @@ def load_model(folder: Path | str, limit_bytes: int | None = None, **options: An
     """The checkpoint in `folder` on MLX's default device; `options` are further settings."""
     device = current_device()
     limit = device.memory_bytes if limit_bytes is None else limit_bytes
-    return load(settings.Model(path=str(folder), **options), device, limit)
+    return load(settings.ModelSettings(path=str(folder), **options), device, limit)
 
 
-DECODERS = Decoders(settings.Image(), settings.Video(), 2)
+DECODERS = Decoders(settings.ImageSettings(), settings.VideoSettings(), 2)
 """Those of all tests: starting a process takes a while."""
 
 
@@ -144,7 +144,9 @@ def new_grammars(
     cache_bytes: int = 128 << 20,
 ) -> Grammars:
     """With generous limits; the machine may be busy."""
-    limits = GrammarLimits(compile_seconds, settings.Engine().schema_memory_bytes, follow_seconds)
+    limits = GrammarLimits(
+        compile_seconds, settings.EngineSettings().schema_memory_bytes, follow_seconds
+    )
     return Grammars(host, limits, cache_bytes)
 
 
@@ -179,10 +181,10 @@ def encode_works(preparer: MultimodalPreparer, submit: Submit) -> list[EncodeWor
     return [EncodeWork(submit.request_id, index, made.prompt, each) for index, each in inputs]
 
 
-class ImpatientQueue(SimpleQueue[Message]):
+class ImpatientQueue(SimpleQueue[InboxMessage]):
     """An inbox that is empty instead of waiting: nobody else would put anything into it."""
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Message:
+    def get(self, block: bool = True, timeout: float | None = None) -> InboxMessage:
         return super().get(block=False)
 
 
@@ -191,7 +193,7 @@ class InlinePreparers:
     """Prepares requests on the loop's own thread."""
 
     preparer: MultimodalPreparer
-    inbox: SimpleQueue[Message]
+    inbox: SimpleQueue[InboxMessage]
     num_tracked = 0
     prompts: dict[str, PreparedPrompt] = field(default_factory=dict)
     num_uncached_spans: dict[str, int] = field(default_factory=dict)
@@ -212,7 +214,7 @@ class InlinePreparers:
             outcome = error
         else:
             prompt, length = outcome.prompt, outcome.references.num_cached_tokens
-            length = max(length, outcome.load.prefix_tokens if outcome.load else 0)
+            length = max(length, outcome.disk_read.prefix_tokens if outcome.disk_read else 0)
             self.prompts[name], self.num_read[name] = prompt, len(outcome.inputs)
             self.num_uncached_spans[name] = sum(span.start >= length for span in prompt.spans)
         self.inbox.put(PrepareDone(name, outcome))
@@ -223,13 +225,13 @@ class InlineDiskReader:
     """Reads on the loop's own thread; the real disk reader has one of its own."""
 
     caches: Caches
-    inbox: SimpleQueue[Message]
-    works: list[LoadWork] = field(default_factory=list)
+    inbox: SimpleQueue[InboxMessage]
+    works: list[DiskReadWork] = field(default_factory=list)
 
-    def start(self, work: LoadWork) -> None:
+    def start(self, work: DiskReadWork) -> None:
         self.works.append(work)
-        loaded = self.caches.load(work.load, lambda: work.cancellation.is_cancelled)
-        self.inbox.put(LoadDone(work.request_id, loaded))
+        loaded = self.caches.read_disk(work.disk_read, lambda: work.cancellation.is_cancelled)
+        self.inbox.put(DiskReadDone(work.request_id, loaded))
 
 
 @dataclass
@@ -237,7 +239,7 @@ class InlineEncoder:
     """Encodes on the loop's own thread; the real encoder has one of its own."""
 
     encoder: Encoder
-    inbox: SimpleQueue[Message]
+    inbox: SimpleQueue[InboxMessage]
     seconds: float | None = None
     """What each call is said to have taken, if not what it took."""
     needs_turns = False
@@ -316,13 +318,13 @@ class Engine:
             eos_token_ids=self.loaded.spec.eos_token_ids,
             default_temperature=self.loaded.default_temperature,
             default_top_p=self.loaded.default_top_p,
-            formats=Formats.of(self.loaded.spec),
+            formats=Formats.of_model(self.loaded.spec),
             max_images_per_encode=self.max_images_per_encode,
             max_prompts_per_prefill=self.max_prompts_per_prefill,
         )
         governor = Governor(
-            settings.Memory(),
-            MlxMemory(settings.Memory(), self.loaded.device),
+            settings.MemorySettings(),
+            MlxMemory(settings.MemorySettings(), self.loaded.device),
             AmpleProcess(),
             self.caches,
         )

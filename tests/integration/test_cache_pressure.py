@@ -27,7 +27,7 @@ from vlm_server.errors import InvalidImage
 from vlm_server.interfaces import SchedulerOutput, SeqId
 from vlm_server.protocol import Failed, SamplingParams, Submit, TokenLogprob
 from vlm_server.runner.distributed.messages import RankPlan, Stored, decode_message, encode
-from vlm_server.runner.distributed.prefixes import Book, FollowingPrefixes, LeadingPrefixes
+from vlm_server.runner.distributed.prefixes import FollowerPrefixes, RankZeroPrefixes, SegmentLog
 from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.text.prefill import Prefill
@@ -243,13 +243,13 @@ def test_other_ranks_store_what_the_first_stores_of_a_cancelled_prefill(
 ):
     """A second runner does all plans, with no more than messages."""
     served = load_tiny("qwen3_vl")
-    engine, book, sent = new_engine(served), Book(), list[Stored]()
-    leading = LeadingPrefixes(engine.caches, sent.append, book)
-    following = FollowingPrefixes(lambda: sent.pop(0))
+    engine, log, sent = new_engine(served), SegmentLog(), list[Stored]()
+    leading = RankZeroPrefixes(engine.caches, sent.append, log)
+    following = FollowerPrefixes(lambda: sent.pop(0))
     follower, launch = ModelRunner(served[0], following), engine.runner.launch
 
     def launch_both(plan: SchedulerOutput) -> LaunchedStep:
-        message = decode_message(encode(RankPlan.of(plan, book.take_dropped())))
+        message = decode_message(encode(RankPlan.of(plan, log.take_dropped())))
         assert isinstance(message, RankPlan)
         step = launch(plan)
         following.drop(message.dropped)

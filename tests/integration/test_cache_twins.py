@@ -30,12 +30,11 @@ from tests.integration.test_caches import Served, cached_tokens, caches_of
 from tests.tiny_models.pictures import picture
 from tests.unit.prompt.media.pictures import image_of
 from tests.whole import few_of
-from vlm_server.interfaces import EncodeWork, Encoding, Prepared
+from vlm_server.interfaces import EncodeCall, EncodeWork, Prepared
 from vlm_server.prompt.media import processing
 from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.protocol import Image, SamplingParams, Submit
-from vlm_server.settings import Image as ImageLimits
-from vlm_server.settings import Video as VideoLimits
+from vlm_server.settings import ImageSettings, VideoSettings
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "pixtral")
 SHORT = SamplingParams(max_tokens=5, temperature=0.0)
@@ -50,7 +49,7 @@ class Counting:
         self._encoder = engine.encoder.encoder
         self.keys: list[str] = []
 
-    def begin(self, works: Sequence[EncodeWork]) -> Encoding:
+    def begin(self, works: Sequence[EncodeWork]) -> EncodeCall:
         self.keys += [work.span.mm_hash for work in works]
         return self._encoder.begin(works)
 
@@ -282,8 +281,8 @@ def test_a_clip_that_is_known_is_not_read_again(
 def test_other_frames_of_a_clip_are_another_entry(few: Served):
     engine, _ = new_engine(few)
     answers = []
-    for limits in (VideoLimits(), VideoLimits(fps=1.0), VideoLimits(max_side_pixels=64)):
-        decoders = Decoders(ImageLimits(), limits, 1)
+    for limits in (VideoSettings(), VideoSettings(fps=1.0), VideoSettings(max_side_pixels=64)):
+        decoders = Decoders(ImageSettings(), limits, 1)
         plain = Engine(few[0], new_preparer(few[0], decoders))
         answers.append(plain.answer(ask("a", CLIP, "what?")))
         engine.preparers.preparer = new_preparer(few[0], decoders, caches=engine.caches)

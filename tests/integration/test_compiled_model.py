@@ -120,7 +120,7 @@ def test_answers_are_those_without(served: Served, answered: Engine, stagger: in
     assert run_all(engine, LONGER, stagger) == answered.tokens
     is_compiled = appends_only(served[0]) and served[0].family.name not in CANT_BE_COMPILED
     assert bool(model.num_steps) == is_compiled
-    assert model.works == (served[0].family.name not in CANT_BE_COMPILED)
+    assert model.can_compile == (served[0].family.name not in CANT_BE_COMPILED)
 
 
 READ_BESIDE = {
@@ -302,7 +302,7 @@ def test_a_long_chunk_gives_what_the_model_does(
         return logits.astype(mx.float32)
 
     chunk = chunk_of(loaded, cache_of(loaded), token_ids)
-    assert model._takes_chunk(chunk)
+    assert model._supports_chunk(chunk)
     found, wanted = model.prefill(chunk), by_model(loaded)
     assert found is not None
     assert found[:, -1].shape == wanted.shape
@@ -312,13 +312,13 @@ def test_a_long_chunk_gives_what_the_model_does(
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="our kernels take half precision")
-@pytest.mark.parametrize("is_scheduled", [True, False])
+@pytest.mark.parametrize("is_precompiled", [True, False])
 def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
-    some: Served, monkeypatch: pytest.MonkeyPatch, *, is_scheduled: bool
+    some: Served, monkeypatch: pytest.MonkeyPatch, *, is_precompiled: bool
 ):
-    monkeypatch.setattr(compiled_model, "_MOST_KEYS", 600)
+    monkeypatch.setattr(compiled_model, "_MAX_KEYS", 600)
     monkeypatch.setattr(sizing, "_ALONE_SECONDS", 60.0)  # chunks are as long on a busy machine
-    monkeypatch.setattr(CpuAttention, "is_scheduled", lambda *_: is_scheduled)
+    monkeypatch.setattr(CpuAttention, "is_precompiled", lambda *_: is_precompiled)
     prompts = [" ".join([word] * 130) for word in ("red", "blue")]
     turns = ("user", prompts[:1]), ("assistant", ("Yes.",)), ("user", prompts[1:])
     engine, model = compiled(some, caches=caches_of(some))
@@ -331,7 +331,7 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     first, second = (engine.prompts[name].num_tokens for name in ("turn 1", "turn 3"))
     assert first <= 600 < second
     long = [count for count in model.chunks if count > 128]
-    assert len(long) == (1 if is_scheduled else 2)
+    assert len(long) == (1 if is_precompiled else 2)
 
 
 def test_a_pass_gives_what_two_give(typed: LoadedModel):
@@ -498,8 +498,8 @@ def test_a_model_that_cannot_be_compiled_is_run_without(load_tiny: Load):
     served = load_tiny("paddleocr_vl")
     engine, model = compiled(served)
     assert engine.answer(asked("text")) == Engine(*served).answer(asked("text"))
-    assert not model.works
-    assert not model.compile_next()
+    assert not model.can_compile
+    assert not model.precompile_next()
 
 
 class Broken:
@@ -510,8 +510,8 @@ class Broken:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
-    def takes(self, *arguments: Any) -> bool:
-        return bool(self.inner.takes(*arguments))
+    def supports(self, *arguments: Any) -> bool:
+        return bool(self.inner.supports(*arguments))
 
     def __call__(self, *arguments: Any) -> mx.array:
         made: mx.array = self.inner(*arguments)
@@ -522,7 +522,7 @@ class Broken:
             *queries.shape[:-1], 1
         ) * mx.ones(queries.shape)
 
-    def schedule_next(self) -> bool:
+    def precompile_next(self) -> bool:
         return False
 
 
@@ -532,7 +532,7 @@ def test_kernels_that_fail_when_they_run_are_left_alone(load_tiny: Load):
     model = CompiledModel(loaded.language_model, attention, loaded.decode_positions, (4,))
     engine = Engine(replace(loaded, text=model), preparer)
     assert engine.answer(asked("text")) == Engine(loaded, preparer).answer(asked("text"))
-    assert not model.works
+    assert not model.can_compile
 
 
 def test_a_graph_that_has_no_memory_once_is_tried_again(
@@ -551,7 +551,7 @@ def test_a_graph_that_has_no_memory_once_is_tried_again(
     monkeypatch.setattr(mx, "eval", fail_once)
     assert engine.answer(asked("text")) == Engine(*served).answer(asked("text"))
     assert failed
-    assert model.works
+    assert model.can_compile
     assert model.num_steps
 
 

@@ -25,7 +25,7 @@ MASKED_THEMSELVES = frozenset({"paddleocr_vl"})
 class TakesNothing(cpu.CpuAttention):
     """Leaves all to mlx-vlm."""
 
-    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+    def supports(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         return False
 
 

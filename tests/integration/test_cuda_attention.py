@@ -41,5 +41,5 @@ def test_answers_are_the_same(
     for caches in (cached, cached, caches_of(as_on_cuda)):
         engine = Engine(*as_on_cuda, chunk_tokens=chunk_tokens, caches=caches)
         assert in_pairs(engine) == answered_in_pairs
-        while engine.runner.prepare_ahead():
+        while engine.runner.precompile_next():
             pass

@@ -37,7 +37,7 @@ from vlm_server.runner.disk.records import Record, features_record, prefix_recor
 from vlm_server.runner.kv.segments import KVSegment, LayerStates
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.vision.encoder import ImageFeatures
-from vlm_server.settings import Cache
+from vlm_server.settings import CacheSettings
 
 pytestmark = pytest.mark.families("caches", "deepstack")
 
@@ -67,7 +67,7 @@ def engine_on(
     prefix_bytes: int = LOTS,
 ) -> Iterator[Engine]:
     """An engine that was just started, with what lies in `folder`."""
-    settings = Cache(
+    settings = CacheSettings(
         token_layout_bytes=LOTS,
         pixel_bytes=LOTS,
         encoder_bytes=LOTS,
@@ -409,7 +409,7 @@ def test_a_prefix_is_read_file_by_file(qwen: Served, tmp_path: Path):
         engine.answer(again)
         (work,) = engine.disk_reader.works
     largest = max(path.stat().st_size for path in files_in(tmp_path))
-    assert work.load.transient_bytes == 2 * largest < work.load.size_bytes
+    assert work.disk_read.transient_bytes == 2 * largest < work.disk_read.size_bytes
 
 
 def wait_until_written(engine: Engine) -> None:
@@ -498,6 +498,6 @@ def test_what_is_loaded_of_a_prompt_follows_the_limit_of_the_cache_in_memory(
 
 
 def test_a_relative_folder_lies_in_that_of_the_system(tmp_path: Path):
-    assert disk_folder(Cache(disk_path="model-1")) == default_folder() / "model-1"
-    assert disk_folder(Cache(disk_path=str(tmp_path))) == tmp_path
-    assert disk_folder(Cache()) == default_folder()
+    assert disk_folder(CacheSettings(disk_path="model-1")) == default_folder() / "model-1"
+    assert disk_folder(CacheSettings(disk_path=str(tmp_path))) == tmp_path
+    assert disk_folder(CacheSettings()) == default_folder()

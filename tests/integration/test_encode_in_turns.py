@@ -15,7 +15,7 @@ from vlm_server.cache.lru import LruCache
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.interfaces import Encoder, EncodeWork
 from vlm_server.protocol import Finished
-from vlm_server.runner.device.device import Device
+from vlm_server.runner.backends.cpu import CpuBackend
 from vlm_server.runner.vision import encoder
 from vlm_server.runner.vision.encoder import ImageEncoder, ImageEncoding
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.families("tower", "tiling")
 @pytest.fixture(autouse=True)
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device that encodes in turns, and takes long for each layer."""
-    monkeypatch.setattr(Device, "encodes_in_turns", True)
+    monkeypatch.setattr(CpuBackend, "encodes_in_turns", True)
     monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
 
 

@@ -21,7 +21,7 @@ from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.engine.encoding import encode
 from vlm_server.errors import InternalError
-from vlm_server.interfaces import Encoder, EncodeWork, Encoding
+from vlm_server.interfaces import EncodeCall, Encoder, EncodeWork
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.families import FAMILIES as ROWS
 from vlm_server.runner.loaded import LoadedModel
@@ -96,7 +96,7 @@ class Counting:
         self._encoder = encoder
         self.counts: list[int] = []
 
-    def begin(self, works: Sequence[EncodeWork]) -> Encoding:
+    def begin(self, works: Sequence[EncodeWork]) -> EncodeCall:
         self.counts.append(len(works))
         return self._encoder.begin(works)
 

@@ -48,6 +48,7 @@ def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
     assert found == replace(
         row,
         is_checked=False,
+        is_shardable=False,
         takes_videos=False,
         mrope=found.mrope,
         fix=found.fix,

@@ -20,8 +20,8 @@ from tests.whole import few_of
 from vlm_server.engine.encoding import EncoderInTurns
 from vlm_server.errors import OutOfMemory, StepTooLong
 from vlm_server.protocol import Failed, Finished, Submit
+from vlm_server.runner.backends.cpu import CpuBackend
 from vlm_server.runner.device import arrays
-from vlm_server.runner.device.device import Device
 from vlm_server.runner.kv import segments
 from vlm_server.runner.text import decode_batch
 from vlm_server.runner.text.prefill import Prefill
@@ -39,7 +39,7 @@ def served(
 ) -> Served:
     """A model on a device that tells errors late, and encodes in turns."""
     loaded, preparer = load_tiny(request.param)
-    monkeypatch.setattr(Device, "encodes_in_turns", True)
+    monkeypatch.setattr(CpuBackend, "encodes_in_turns", True)
     monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
     monkeypatch.setattr(loaded.faults, "come_late", True)
     monkeypatch.setattr(arrays, "_LATE", WORDS)
@@ -146,7 +146,7 @@ def test_a_prompt_is_read_again_and_the_others_go_on(
     engine = in_turns(served)
     engine.add(first())
     engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
-    left = spoil(monkeypatch, Prefill, "_read", add)
+    left = spoil(monkeypatch, Prefill, "_forward_eager", add)
     engine.add(second())
     engine.run()
     assert left == [0]

@@ -64,8 +64,8 @@ class SlowMatcher:
     def look_ahead(self, token_ids: Sequence[int]) -> None:
         self.inner.look_ahead(token_ids)
 
-    def ahead(self) -> Sequence[NDArray[np.bool_]]:
-        return self.inner.ahead()
+    def draft_masks(self) -> Sequence[NDArray[np.bool_]]:
+        return self.inner.draft_masks()
 
     def wait(self, seconds: float) -> bool:
         if self.has_asked and self.delay.is_late:
@@ -78,7 +78,7 @@ class SlowMatcher:
         self.has_asked = False
         return self.inner.allowed()
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         self.delay.yielded = True
 
     def close(self) -> None:

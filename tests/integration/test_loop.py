@@ -60,9 +60,11 @@ class Served:
 @pytest.fixture
 def crowded(served: tuple[LoadedModel, MultimodalPreparer]) -> Served:
     start = Start(
-        model=settings.Model(),
-        scheduler=settings.Scheduler(prefill_chunk_tokens=24, max_num_seqs=4, preparer_threads=3),
-        engine=settings.Engine(),
+        model=settings.ModelSettings(),
+        scheduler=settings.SchedulerSettings(
+            prefill_chunk_tokens=24, max_num_seqs=4, preparer_threads=3
+        ),
+        engine=settings.EngineSettings(),
         log=settings.Log(),
     )
     return Served(served[0], start)

@@ -19,13 +19,13 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished
 from vlm_server.runner import model_runner
 from vlm_server.runner.device.device import current_device
-from vlm_server.runner.kv.segments import StateSize, room_for
+from vlm_server.runner.kv.segments import StateSize, buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.text.decode_batch import DecodeBatch
 from vlm_server.runner.text.prefill import Prefill
 from vlm_server.runner.vision.encoder import ImageEncoding
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 
 pytestmark = pytest.mark.families("caches")
 
@@ -38,7 +38,9 @@ LONG = "word " * 120
 def memory():
     """The allocator's owner; its limits are taken back."""
     limits = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 40)
-    yield MlxMemory(Memory(limit_bytes=1 << 34, pool_limit_bytes=64 * MIB), current_device())
+    yield MlxMemory(
+        MemorySettings(limit_bytes=1 << 34, pool_limit_bytes=64 * MIB), current_device()
+    )
     mx.set_memory_limit(limits[0])
     mx.set_cache_limit(limits[1])
 
@@ -74,7 +76,7 @@ def test_a_peak_is_told_once(memory: MlxMemory):
 def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
     """So much is freed that the limit holds what is allocated then, but not the pool besides."""
     mx.clear_cache()
-    memory = MlxMemory(Memory(limit_bytes=active_bytes() + 96 * MIB), current_device())
+    memory = MlxMemory(MemorySettings(limit_bytes=active_bytes() + 96 * MIB), current_device())
     try:
         freed = [mx.ones((1 << size, MIB // 4)) for size in (4, 5)]  # 16 and 32 MiB
         mx.eval(freed)
@@ -87,7 +89,7 @@ def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
         assert gave_way == memory.trims_own_pool
         del held
     finally:
-        MlxMemory(Memory(), current_device())
+        MlxMemory(MemorySettings(), current_device())
 
 
 def test_the_footprint_grows_with_what_is_held():
@@ -127,8 +129,8 @@ def test_the_size_of_a_row_is_known_beforehand(served: Served):
         if isinstance(array, mx.array)
     )
     size = StateSize(layers, num_tokens)
-    assert held <= size.of(num_tokens) <= 1.2 * held
-    assert engine.runner.kv_bytes(num_tokens) == size.of(num_tokens)
+    assert held <= size.bytes_for(num_tokens) <= 1.2 * held
+    assert engine.runner.kv_bytes(num_tokens) == size.bytes_for(num_tokens)
     assert engine.runner.kv_bytes(10 * num_tokens) >= engine.runner.kv_bytes(num_tokens)
     engine.run()
 
@@ -146,7 +148,7 @@ def test_a_prompts_buffers_are_made_once(served: Served, monkeypatch: pytest.Mon
     monkeypatch.setattr(Prefill, "launch", watched)
     engine, layers = prefilled(served, 48)
     assert len(sizes) <= 1
-    assert sizes <= {room_for(engine.prompts["a"].num_tokens)}
+    assert sizes <= {buffer_capacity(engine.prompts["a"].num_tokens)}
     assert not any("step" in vars(layer) for layer in layers), "an answer grows by its own step"
     engine.run()
 

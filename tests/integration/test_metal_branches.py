@@ -30,7 +30,7 @@ METAL = Device(DeviceKind.METAL, "Apple M1 (stand-in)", 16 << 30, 9 << 30)
 @pytest.fixture(params=CORE, scope="module")
 def served(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Served:
     folder = str(tiny_model(request.param))
-    loaded = load(settings.Model(path=folder, dtype="float32"), METAL, METAL.memory_bytes)
+    loaded = load(settings.ModelSettings(path=folder, dtype="float32"), METAL, METAL.memory_bytes)
     return loaded, new_preparer(loaded)
 
 

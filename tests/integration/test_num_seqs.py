@@ -35,11 +35,11 @@ def test_a_sequence_takes_what_was_planned_and_planning_changes_no_answer(
 
 def start(limit_bytes: int, **scheduler: int) -> Start:
     return Start(
-        settings.Model(),
-        settings.Scheduler(**scheduler),  # type: ignore[arg-type]
-        settings.Engine(),
+        settings.ModelSettings(),
+        settings.SchedulerSettings(**scheduler),  # type: ignore[arg-type]
+        settings.EngineSettings(),
         settings.Log(),
-        settings.Memory(limit_bytes=limit_bytes),
+        settings.MemorySettings(limit_bytes=limit_bytes),
     )
 
 
@@ -71,7 +71,7 @@ def test_the_automatic_number_is_chosen_by_memory_and_told(
             most = max(most, len(engine.loop.step().decode))
         engine.loop.run_until_idle()
     finally:
-        MlxMemory(settings.Memory(), loaded.device)
+        MlxMemory(settings.MemorySettings(), loaded.device)
     assert told(engine) == pytest.approx(wanted, abs=1)
     assert all(isinstance(end, Finished) for end in engine.ends.values())
     assert most == together

@@ -17,7 +17,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.runner.backends.cuda.attention import CudaBackend
 from vlm_server.runner.device.device import DeviceKind
 from vlm_server.runner.families import Deepstack
-from vlm_server.runner.kv.segments import room_for
+from vlm_server.runner.kv.segments import buffer_capacity
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PaddedChunk, PaddedChunkCache
 from vlm_server.runner.text import prefill
@@ -104,4 +104,4 @@ def test_a_padded_chunk_is_the_least_around_its_tokens():
 def test_a_padded_chunk_fits_into_the_room_of_its_prompt():
     for num_tokens in range(1, 2000):
         chunk = PaddedChunk.around(num_tokens // 2, num_tokens, CudaBackend.prefill_padding_tokens)
-        assert chunk.last <= room_for(num_tokens)
+        assert chunk.last <= buffer_capacity(num_tokens)

@@ -72,7 +72,9 @@ def test_what_we_scale_is_what_the_processor_itself_would_make(load_tiny: Load):
 
 
 def with_settings(loaded: LoadedModel, **changes: int) -> MultimodalPreparer:
-    return new_preparer(loaded, Decoders(settings.Image(**changes), settings.Video(), 1))
+    return new_preparer(
+        loaded, Decoders(settings.ImageSettings(**changes), settings.VideoSettings(), 1)
+    )
 
 
 def test_the_settings_bound_what_is_asked(load_tiny: Load):

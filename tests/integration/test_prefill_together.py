@@ -194,7 +194,7 @@ def test_answers_are_the_same_by_attention_for_cuda(
 def test_attention_for_cuda_takes_no_rows_with_too_many_scores():
     def takes(rows: int, count: int) -> bool:
         queries = mx.zeros((rows, 16, count, 64), mx.bfloat16)
-        return cuda_attention.CudaAttention(256).takes(queries, queries, "causal")
+        return cuda_attention.CudaAttention(256).supports(queries, queries, "causal")
 
     assert takes(8, 100)
     assert takes(2, 1024)

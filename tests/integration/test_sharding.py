@@ -13,12 +13,12 @@ from tests.ports import free_ports
 from tests.tiny_models import build
 from vlm_server import settings
 from vlm_server.protocol.commands import Rank
-from vlm_server.runner.ranks import PLAIN_FAMILIES
+from vlm_server.runner.families import FAMILIES as TABLE
 from vlm_server.supervisor.ranks import Host, Hostfile, ranks_of
 
 OF_MLX_VLM = ("qwen3_vl_moe", "internvl")
-"""Families that mlx-vlm splits itself, by the model's own or its language model's `shard`."""
-FAMILIES = (*sorted(PLAIN_FAMILIES), *OF_MLX_VLM)
+"""Families that mlx-vlm shards itself, by the `shard` of the model or its language model."""
+FAMILIES = (*sorted({row.name for row in TABLE.values() if row.is_shardable}), *OF_MLX_VLM)
 SECONDS = 240.0
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from vlm_server.prompt import snapshot_points
-from vlm_server.prompt.chat import Chat
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.prompt.snapshot_points import SnapshotPoints
+from vlm_server.prompt.template.chat import Chat
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Message, TextPart
 from vlm_server.runner.loaded import LoadedModel

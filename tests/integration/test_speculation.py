@@ -179,7 +179,7 @@ class EndsAfterTwo:
     def look_ahead(self, token_ids: Sequence[int]) -> None:
         raise AssertionError("it can't")
 
-    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+    def draft_masks(self) -> Sequence[NDArray[np.bool_]]:
         return ()
 
     def wait(self, seconds: float) -> bool:
@@ -190,7 +190,7 @@ class EndsAfterTwo:
         mask[self.end] = self.told == 2
         return mask
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         raise AssertionError("nobody waits for it")
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ from vlm_server.protocol import (
     Tokens,
     encode_submit,
 )
-from vlm_server.settings import Engine, Model, Server, Settings
+from vlm_server.settings import EngineSettings, ModelSettings, Server, Settings
 from vlm_server.supervisor.client import EngineRequest, RequestEvent
 from vlm_server.supervisor.process import EngineProcess
 from vlm_server.supervisor.shape import shape_of
@@ -73,8 +73,8 @@ either = pytest.mark.parametrize(
 def settings_for(folder: Path) -> Settings:
     return Settings(
         server=Server(drain_seconds=20),
-        model=Model(path=str(folder)),
-        engine=Engine(openblas="off", restart_backoff_seconds=0.1),
+        model=ModelSettings(path=str(folder)),
+        engine=EngineSettings(openblas="off", restart_backoff_seconds=0.1),
     )
 
 

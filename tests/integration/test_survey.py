@@ -19,7 +19,7 @@ from vlm_server.hub.messages import DownloadPlan
 from vlm_server.hub.survey import SurveyRequest
 from vlm_server.runner.loading.facts import survey
 from vlm_server.runner.loading.held_arrays import arrays_of
-from vlm_server.settings import Memory, Model
+from vlm_server.settings import MemorySettings, ModelSettings
 
 pytestmark = pytest.mark.families()
 
@@ -38,7 +38,9 @@ def plan_of(
 def test_the_figures_are_those_of_the_engine(
     family: str, load_tiny: Callable[[str], Any], tiny_model: TinyModel
 ) -> None:
-    found = survey(SurveyRequest(Model(path=str(tiny_model(family))), Memory(GIB)), 100)
+    found = survey(
+        SurveyRequest(ModelSettings(path=str(tiny_model(family))), MemorySettings(GIB)), 100
+    )
     assert found.refusal == ""
     assert (found.family, found.is_checked) == (family, True)
     loaded, preparer = load_tiny(family)
@@ -57,53 +59,55 @@ def test_no_weights_are_read(tmp_path: Path) -> None:
     folder = build("qwen3_vl", tmp_path)
     mx.reset_peak_memory()
     before = active_bytes()
-    found = survey(SurveyRequest(Model(path=str(folder)), Memory(GIB)))
+    found = survey(SurveyRequest(ModelSettings(path=str(folder)), MemorySettings(GIB)))
     assert mx.get_peak_memory() - before < found.weight_bytes / 2
 
 
 def test_less_memory_fits_less_context(tmp_path: Path) -> None:
     folder = str(build("qwen3_vl", tmp_path))
-    whole = survey(SurveyRequest(Model(path=folder), Memory(GIB)))
+    whole = survey(SurveyRequest(ModelSettings(path=folder), MemorySettings(GIB)))
     assert whole.kv_bytes is not None
     limit = whole.weight_bytes + whole.kv_bytes // 2
-    half = survey(SurveyRequest(Model(path=folder), Memory(limit)))
+    half = survey(SurveyRequest(ModelSettings(path=folder), MemorySettings(limit)))
     assert half.fitting_tokens is not None
     assert half.kv_bytes is not None
     assert 0.4 * whole.context_tokens < half.fitting_tokens < 0.6 * whole.context_tokens
     assert half.weight_bytes + half.kv_bytes <= limit
-    few = survey(SurveyRequest(Model(path=folder, max_context_tokens=100), Memory(limit)))
+    few = survey(
+        SurveyRequest(ModelSettings(path=folder, max_context_tokens=100), MemorySettings(limit))
+    )
     assert few.fitting_tokens == few.context_tokens == 100
 
 
 def test_what_does_not_fit_is_refused_with_figures(tmp_path: Path) -> None:
     folder = str(build("qwen3_vl", tmp_path))
-    found = survey(SurveyRequest(Model(path=folder), Memory(100_000)))
+    found = survey(SurveyRequest(ModelSettings(path=folder), MemorySettings(100_000)))
     assert "the weights do not fit" in found.refusal
     assert found.family == "qwen3_vl"
 
 
 def test_the_hub_s_figures_lead_to_the_same(tmp_path: Path) -> None:
     folder = build("qwen3_vl", tmp_path)
-    here = survey(SurveyRequest(Model(path=str(folder)), Memory(GIB)))
+    here = survey(SurveyRequest(ModelSettings(path=str(folder)), MemorySettings(GIB)))
     config = layout.read_object(folder / layout.CONFIG)
-    model = Model()
+    model = ModelSettings()
     there = survey(
-        SurveyRequest(model, Memory(GIB), plan_of(config, {"F32": here.weight_bytes // 4}))
+        SurveyRequest(model, MemorySettings(GIB), plan_of(config, {"F32": here.weight_bytes // 4}))
     )
     assert there.refusal == ""
     assert there.weight_bytes == pytest.approx(here.weight_bytes, rel=0.01)
     assert there.fitting_tokens is None
     too_many = plan_of(config, {"BF16": 10**12})
-    assert "do not fit" in survey(SurveyRequest(model, Memory(GIB), too_many)).refusal
+    assert "do not fit" in survey(SurveyRequest(model, MemorySettings(GIB), too_many)).refusal
 
 
 def test_without_the_hub_s_figures_the_files_sizes_count() -> None:
     config = {"model_type": "qwen3_vl", "vision_config": {}, "torch_dtype": "bfloat16"}
     plan = plan_of(config, {}, 1000)
-    found = survey(SurveyRequest(Model(dtype="float32"), Memory(GIB), plan))
+    found = survey(SurveyRequest(ModelSettings(dtype="float32"), MemorySettings(GIB), plan))
     assert found.weight_bytes == 2000
     packed = plan_of(config | {"quantization": {"bits": 4}}, {}, 1000)
-    found = survey(SurveyRequest(Model(dtype="float32"), Memory(GIB), packed))
+    found = survey(SurveyRequest(ModelSettings(dtype="float32"), MemorySettings(GIB), packed))
     assert found.weight_bytes == 1000
 
 
@@ -119,7 +123,10 @@ def test_without_the_hub_s_figures_the_files_sizes_count() -> None:
 def test_what_can_not_be_served_is_known_from_the_configuration(
     config: dict[str, Any], words: str
 ) -> None:
-    assert words in survey(SurveyRequest(Model(), Memory(), plan_of(config, {}))).refusal
+    assert (
+        words
+        in survey(SurveyRequest(ModelSettings(), MemorySettings(), plan_of(config, {}))).refusal
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

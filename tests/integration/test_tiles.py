@@ -29,7 +29,7 @@ from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.model.tiles import tile_key
 from vlm_server.runner.vision.encoder import ImageEncoder, ImageFeatures
 from vlm_server.runner.vision.tile_encoder import TileCache
-from vlm_server.settings import Cache
+from vlm_server.settings import CacheSettings
 
 pytestmark = pytest.mark.families("tiling")
 
@@ -102,11 +102,11 @@ def test_it_is_told_how_many_tokens_were_encoded_at_once(served: Served):
     """As the memory that an encode takes is learned from it."""
     work, alone = work_of(served, picture(1, 500, 170)), ImageEncoder(served[0], new_cache())
     num_tokens, num_tiles = work.num_tokens, len(keys_of(served, work))
-    at_once = alone.encode([work])[0].tokens_at_once
+    at_once = alone.encode([work])[0].tokens_per_call
     assert at_once is not None
     assert num_tokens / (2 * num_tiles) < at_once < num_tokens
-    assert alone.encode([work])[0].tokens_at_once == 0, "all are known"
-    assert ImageEncoder(served[0]).encode([work])[0].tokens_at_once is None
+    assert alone.encode([work])[0].tokens_per_call == 0, "all are known"
+    assert ImageEncoder(served[0]).encode([work])[0].tokens_per_call is None
 
 
 def test_each_family_is_tried_with_several_tiles(served: Served):
@@ -255,7 +255,7 @@ def test_what_is_cleared_is_given_back(smol: Served):
 def test_tiles_are_part_of_the_encoder_caches_bytes(
     load_tiny: Callable[[str], Served], encoder_bytes: int
 ):
-    settings = Cache(encoder_bytes=encoder_bytes)
+    settings = CacheSettings(encoder_bytes=encoder_bytes)
     for name, tile_bytes in (("smolvlm", encoder_bytes // 4), ("qwen3_vl", 0)):
         caches = build_caches(settings, MemoryReading(0, 0, 1 << 30), load_tiny(name)[0])
         limits = {each.name: each.limit_bytes for each in caches.read()}

@@ -10,8 +10,8 @@ from msgspec import structs
 from tests.integration.harness import ask, encoded, prompt_of
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import InvalidRequest
-from vlm_server.prompt.chat import Chat
 from vlm_server.prompt.preparer import MultimodalPreparer
+from vlm_server.prompt.template.chat import Chat
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Message, SamplingParams, Submit, TextPart
 from vlm_server.runner.loaded import LoadedModel

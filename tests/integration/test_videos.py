@@ -39,7 +39,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, SamplingParams, Video
 from vlm_server.runner.families import FAMILIES
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.settings import Video as Limits
+from vlm_server.settings import VideoSettings
 
 pytestmark = pytest.mark.families("media", "rope")
 
@@ -85,7 +85,7 @@ def asked(name: str, sampling: SamplingParams = LONGER) -> Any:
 
 
 def shown(video: Video, **limits: Any) -> Clip:
-    return DECODERS.video(video, Limits(**limits), Cancellation())
+    return DECODERS.video(video, VideoSettings(**limits), Cancellation())
 
 
 # ---- equal whatever runs beside ------------------------------------------------------

@@ -17,7 +17,7 @@ from vlm_server import settings
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.start import end_warm_up
-from vlm_server.engine.warm_up import Stage, stages, warm_up
+from vlm_server.engine.warm_up import WarmUpStage, stages, warm_up
 from vlm_server.errors import EngineBroken, ModelLoadError
 from vlm_server.interfaces import NewRequest, SchedulerOutput
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -28,7 +28,12 @@ from vlm_server.runner.text.wide_step import WideStep
 
 Loaded = tuple[LoadedModel, MultimodalPreparer]
 
-START = Start(settings.Model(), settings.Scheduler(), settings.Engine(), settings.Log())
+START = Start(
+    settings.ModelSettings(),
+    settings.SchedulerSettings(),
+    settings.EngineSettings(),
+    settings.Log(),
+)
 
 
 @pytest.fixture(params=few_of(["qwen3_vl", "qwen2_5_vl", "qwen3_5"], ["qwen3_5"]))
@@ -49,7 +54,7 @@ def test_pictures_and_videos_are_encoded_and_nothing_stays(
         before = units_encoded(served.caches)
         warm_up(served.loop, stage)
         grown[stage.name] = units_encoded(served.caches) - before
-    assert grown == {"text": 0, "a video": 1, "a picture": 1, "what is cached": 0}
+    assert grown == {"text": 0, "a video": 1, "a picture": 1, "a cached prompt": 0}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     end_warm_up(served.loop, served.caches)
     assert served.events == [], "nobody else hears of it"
@@ -124,7 +129,7 @@ def test_texts_together_and_drafts_are_compiled(
 def test_a_video_that_fails_is_told_and_refuses_nobody(
     load_tiny: Callable[[str], Loaded], caplog: pytest.LogCaptureFixture
 ):
-    start = replace(START, video=settings.Video(max_pixels=1))
+    start = replace(START, video=settings.VideoSettings(max_pixels=1))
     served = Served(load_tiny("qwen3_vl")[0], start)
     for stage in stages(is_thorough=True, compiles=False, with_video=True, context_tokens=8192):
         warm_up(served.loop, stage)
@@ -155,7 +160,7 @@ def test_a_video_that_ends_the_loop_refuses_nobody(load_tiny: Callable[[str], Lo
 def test_what_is_needed_and_fails_refuses_the_model(load_tiny: Callable[[str], Loaded]):
     served = Served(load_tiny("qwen3_vl")[0], START)
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
-    stage = Stage("a picture", (ask("a picture", broken),))
+    stage = WarmUpStage("a picture", (ask("a picture", broken),))
     with pytest.raises(ModelLoadError, match="can't answer a picture: "):
         warm_up(served.loop, stage)
 
@@ -168,7 +173,7 @@ def test_a_warm_up_that_need_not_be_thorough_is_one_small_picture(loaded: Loaded
     assert served.caches.features.read().size_bytes < 64 << 10
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
     with pytest.raises(ModelLoadError):
-        warm_up(served.loop, Stage("a picture", (ask("a", broken),)))
+        warm_up(served.loop, WarmUpStage("a picture", (ask("a", broken),)))
 
 
 def test_a_family_without_videos_is_shown_none():

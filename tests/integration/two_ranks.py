@@ -18,7 +18,7 @@ from vlm_server.runner.device.device import current_device
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.ranks import Ranks
-from vlm_server.settings import Model
+from vlm_server.settings import ModelSettings
 
 _LIMIT_BYTES = 1 << 30
 _TOKENS = 40
@@ -29,7 +29,7 @@ def main() -> None:
     rank.enter()
     ranks = Ranks.join(rank)
     for folder in sys.argv[1:]:
-        settings, device = Model(path=folder), current_device()
+        settings, device = ModelSettings(path=folder), current_device()
         parted = scores(load(settings, device, _LIMIT_BYTES, ranks))
         whole = scores(load(settings, device, _LIMIT_BYTES))
         if ranks.leads:

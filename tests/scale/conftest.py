@@ -1,4 +1,4 @@
-"""What stands before the two daemons: each test leaves both as it found them."""
+"""Gateways and proxies in front of two daemons; each test leaves both as it found them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def haproxy(daemons: Daemons, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def program(name: str) -> str:
-    """That of a proxy. Skips the test if there is none."""
+    """The path of a proxy. Skips the test if it is not installed."""
     found = find_proxy(name)
     if found is None:
         pytest.skip(f"needs {name}: scripts/install_proxies")
@@ -45,7 +45,7 @@ def program(name: str) -> str:
 
 @pytest.fixture(params=["gateway", "nginx", "haproxy"])
 def fleet(request: pytest.FixtureRequest, daemons: Daemons) -> Fleet:
-    """The daemons behind each of those that may stand before them."""
+    """The daemons behind each gateway and proxy in turn."""
     fleet: Fleet = request.getfixturevalue(request.param)
     fleet.wait_for_workers()
     return fleet

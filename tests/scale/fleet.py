@@ -1,4 +1,4 @@
-"""Real daemons, which can be killed and restarted, behind the real gateway or another proxy."""
+"""Real daemons that can be killed and restarted, behind a real gateway or proxy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FEW = ("--set", "scheduler.max_num_seqs=8")
 
 
 class Daemons(dict[str, Daemon]):
-    """Those that run, by their URLs."""
+    """The running daemons by their URLs."""
 
     def __init__(self, folder: Path, checkpoint: Path) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Daemons(dict[str, Daemon]):
         self._starts = count()
 
     def start(self, port: int = 0) -> str:
-        """Start one, without waiting until it is ready. Returns its URL."""
+        """Start a daemon without waiting until it is ready; return its URL."""
         port = port or free_port()
         folder = self._folder / f"daemon-{next(self._starts)}"
         folder.mkdir()
@@ -49,17 +49,17 @@ class Daemons(dict[str, Daemon]):
         return daemon.url
 
     def stop(self, url: str) -> None:
-        """End it as a service manager does, and wait until it is gone."""
+        """Stop a daemon as a service manager does, and wait for its end."""
         self._stacks.pop(url).close()
         del self[url]
 
     def kill(self, url: str) -> None:
-        """End its front at once; the engine ends by itself."""
+        """Kill a daemon's front; the engine ends by itself."""
         self[url].process.kill()
         self[url].process.wait()
 
     def restart(self, url: str) -> None:
-        """Another one at the same address, once it is ready."""
+        """Start another daemon at the same address, and wait until it is ready."""
         port = self[url].port
         self.stop(url)
         self.start(port)
@@ -71,7 +71,7 @@ class Daemons(dict[str, Daemon]):
 
 
 class Fleet(ABC):
-    """Daemons, and what stands before them, on a port of its own."""
+    """Daemons, and the gateway or proxy in front of them, on a port of its own."""
 
     def __init__(self, daemons: Daemons, folder: Path) -> None:
         self.daemons = daemons
@@ -84,7 +84,7 @@ class Fleet(ABC):
 
     @property
     def url(self) -> str:
-        """Of what stands before the daemons."""
+        """The URL of the gateway or proxy."""
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **options: Any) -> openai.OpenAI:
@@ -92,7 +92,7 @@ class Fleet(ABC):
         return openai.OpenAI(base_url=f"{self.url}/v1", **options)
 
     def worker_of(self, key: str, num_tokens: int = 1) -> str:
-        """The URL of the daemon that answers a question with this key, in so many tokens."""
+        """The URL of the daemon that answers a question with this key, in `num_tokens` tokens."""
         answer = httpx.post(
             f"{self.url}/v1/chat/completions",
             json={
@@ -108,30 +108,30 @@ class Fleet(ABC):
         return answer.headers[WORKER]
 
     def key_for(self, worker: str) -> str:
-        """A key that leads to this daemon."""
+        """A routing key that leads to this daemon."""
         return next(key for key in map(str, count()) if self.worker_of(key) == worker)
 
     def restart_daemon(self, url: str) -> None:
-        """Another one at the same address, once it is sent requests."""
+        """Restart a daemon, and wait until the gateway sends it requests."""
         self.daemons.restart(url)
         self.wait_for_workers()
 
     @abstractmethod
     def command(self) -> list[str]:
-        """What starts it."""
+        """The command that starts the gateway."""
 
     @abstractmethod
     def is_before(self, number: int) -> bool:
-        """Whether so many daemons are sent requests."""
+        """Whether exactly `number` daemons get requests."""
 
     def wait_for_workers(self, number: int | None = None, seconds: float = 90.0) -> None:
-        """Until so many daemons are sent requests; all that run, if no number is given."""
+        """Wait until `number` daemons (default: all that run) get requests."""
         wanted = len(self.daemons) if number is None else number
         wait_until(lambda: self.is_before(wanted), seconds, self.log)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """It runs within the block, and takes requests."""
+        """Run the gateway within the block, once it accepts requests."""
         with self.log.open("wb") as log:
             process = subprocess.Popen(self.command(), stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -147,7 +147,7 @@ class Fleet(ABC):
 
 
 class Gateway(Fleet):
-    """The Shepherd Model Gateway, as `scripts/scale_out` starts it."""
+    """The Shepherd Model Gateway as `scripts/scale_out` starts it."""
 
     def __init__(self, daemons: Daemons, folder: Path, program: str) -> None:
         super().__init__(daemons, folder)
@@ -157,11 +157,11 @@ class Gateway(Fleet):
         return gateway_command(self._program, self.port, free_port(), list(self.daemons), MODEL)
 
     def is_before(self, number: int) -> bool:
-        told = get(f"{self.url}/readiness")
-        return told is not None and told["healthy_workers"] == number
+        readiness = get(f"{self.url}/readiness")
+        return readiness is not None and readiness["healthy_workers"] == number
 
     def add_worker(self, url: str) -> None:
-        """Tell it of a daemon that is running."""
+        """Add a running daemon to the gateway."""
         body = json.dumps({"url": url}).encode()
         request = urllib.request.Request(
             f"{self.url}/workers", body, {"Content-Type": "application/json"}
@@ -169,7 +169,7 @@ class Gateway(Fleet):
         urllib.request.urlopen(request, timeout=10).close()
 
     def remove_worker(self, url: str) -> None:
-        """Let it forget a daemon."""
+        """Remove a daemon from the gateway."""
         workers = get(f"{self.url}/workers")["workers"]
         worker_id = next(worker["id"] for worker in workers if worker["url"] == url)
         httpx.delete(f"{self.url}/workers/{worker_id}", timeout=10).raise_for_status()

@@ -1,4 +1,4 @@
-"""Clients with a conversation each, who never stop asking while somebody else breaks things."""
+"""Clients with a conversation each that ask without pause during failures."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ _WAIT_SECONDS = 60.0
 
 @dataclass
 class Record:
-    """What became of the requests: who answered them, which streams broke off, what failed.
+    """The results of the requests: their workers, broken streams, and failures.
 
-    A stream breaks off if it has begun; all else that is not answered in full has failed.
-    """
+    A stream that has begun breaks; every other incomplete answer is a failure."""
 
     answered: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     def wait_for_more(self, number: int = 8, seconds: float = 60.0) -> None:
-        """Until so many more were answered."""
+        """Wait until `number` more requests were answered."""
         wait_for_more(self.answered.total, self.failures, number, seconds)
 
     def wait_for(self, worker: str, seconds: float = 60.0) -> None:
-        """Until this one has answered another request."""
+        """Wait until the worker has answered another request."""
         wait_for_more(lambda: self.answered[worker], self.failures, 1, seconds)
 
 
 @contextmanager
 def asking(fleet: Fleet, num_clients: int = 4, max_tokens: int = 24) -> Iterator[Record]:
-    """So many clients, every second of which streams; each has a key of its own."""
+    """`num_clients` clients, every second of which streams; each has a key of its own."""
     record = Record()
     clients = [partial(_ask_on, fleet, record, i, max_tokens) for i in range(num_clients)]
     with on_threads(clients, _WAIT_SECONDS + 5):

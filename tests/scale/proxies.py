@@ -1,4 +1,4 @@
-"""nginx and HAProxy before the daemons, with the files of configs/scale-out."""
+"""nginx and HAProxy in front of the daemons, with the files of configs/scale-out."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ http {{
 
 
 def find_proxy(name: str) -> str | None:
-    """The program, also where Debian has those of administrators."""
+    """The path of the program, also from the folders that Debian reserves for administrators."""
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
 
 
 class _Proxy(Fleet):
-    """A program with a file that names two daemons by their addresses."""
+    """A proxy whose configuration names two daemons by their addresses."""
 
     def __init__(self, daemons: Daemons, folder: Path, program: str) -> None:
         super().__init__(daemons, folder)
@@ -46,7 +46,7 @@ class _Proxy(Fleet):
         self.folder = folder
 
     def configuration(self, name: str) -> str:
-        """The file of configs/scale-out, with the addresses that are used here."""
+        """The file of configs/scale-out with this test's addresses."""
         text = (_CONFIGURATIONS / name).read_text()
         ports = [daemon.port for daemon in self.daemons.values()]
         for old, new in zip((_PORT, *_WORKER_PORTS), (self.port, *ports), strict=True):

@@ -1,4 +1,4 @@
-"""A conversation stays on its worker, where it finds what that knows; others go elsewhere."""
+"""A conversation stays on its worker, where its prefix is cached; others spread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def converse(client: openai.OpenAI, seed: int) -> tuple[int, int, Any]:
     key = routing_key(messages)
     cached, tokens, workers = 0, 0, Counter[str]()
     for turn in range(NUM_TURNS):
-        told = client.chat.completions.with_raw_response.create(
+        response = client.chat.completions.with_raw_response.create(
             model=MODEL,
             messages=messages,
             max_tokens=8,
@@ -37,19 +37,19 @@ def converse(client: openai.OpenAI, seed: int) -> tuple[int, int, Any]:
             extra_body={"ignore_eos": True},
             extra_headers={"X-SMG-Routing-Key": key},
         )
-        answer = told.parse()
-        assert told.headers["x-vlm-routing-key"] == key
-        workers[told.headers.get(WORKER, "")] += 1
+        answer = response.parse()
+        assert response.headers["x-vlm-routing-key"] == key
+        workers[response.headers.get(WORKER, "")] += 1
         usage = answer.usage
         cached += usage.prompt_tokens_details.cached_tokens
         tokens += usage.prompt_tokens
-        said = answer.choices[0].message.content
-        messages += [{"role": "assistant", "content": said}, user(f"And now, {turn}?")]
+        text = answer.choices[0].message.content
+        messages += [{"role": "assistant", "content": text}, user(f"And now, {turn}?")]
     return cached, tokens, workers
 
 
-def test_a_conversation_stays_and_hits_as_with_one_daemon(fleet: Fleet) -> None:
-    """The same conversations, with one daemon that has forgotten them: within 5 %."""
+def test_conversations_stay_on_a_worker_and_keep_hit_rate(fleet: Fleet) -> None:
+    """Compared to the same conversations with one daemon and empty caches: within 5 %."""
     url, daemon = next(iter(fleet.daemons.items()))
     new = range(1000 * fleet.port, 1000 * fleet.port + NUM_CONVERSATIONS)  # known to nobody
     behind = [converse(fleet.client(), seed) for seed in new]
@@ -57,46 +57,47 @@ def test_a_conversation_stays_and_hits_as_with_one_daemon(fleet: Fleet) -> None:
     alone = [converse(daemon.client(), seed) for seed in new]
     assert [len(workers) for _, _, workers in behind] == [1] * NUM_CONVERSATIONS
     rates = [
-        sum(cached for cached, _, _ in each) / sum(tokens for _, tokens, _ in each)
-        for each in (behind, alone)
+        sum(cached for cached, _, _ in conversations)
+        / sum(tokens for _, tokens, _ in conversations)
+        for conversations in (behind, alone)
     ]
     print(f"hit rates: {rates[0]:.3f} behind {fleet.name}, {rates[1]:.3f} of one daemon")
     assert rates[1] > 0.3  # else there is nothing to compare
     assert rates[0] >= 0.95 * rates[1]
 
 
-def test_pictures_spread_whatever_is_asked(fleet: Fleet) -> None:
+def test_pictures_spread_over_workers_despite_equal_questions(fleet: Fleet) -> None:
     """One question about 24 pictures, which `cache_aware` would send to one worker."""
     workers = Counter[str]()
     for seed in range(24):
         messages: list[Any] = [user(noise(seed, (56, 56)), "What is this?")]
-        told = fleet.client().chat.completions.with_raw_response.create(
+        response = fleet.client().chat.completions.with_raw_response.create(
             model="default",  # which the gateway must make the model's name
             messages=messages,
             max_tokens=1,
             extra_headers={"X-SMG-Routing-Key": routing_key(messages)},
         )
-        workers[told.headers[WORKER]] += 1
+        workers[response.headers[WORKER]] += 1
     assert set(workers) == set(fleet.daemons)
     assert min(workers.values()) >= 3
 
 
-def test_the_key_in_an_answer_leads_on(fleet: Fleet) -> None:
-    """For clients that can't make one: from the second turn on they stay with a worker."""
-    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 4}
+def test_routing_key_of_an_answer_leads_to_its_worker(fleet: Fleet) -> None:
+    """For clients that can't compute a key: they stay on a worker from the second turn."""
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 4}
     messages: list[Any] = [{"role": "user", "content": "Look here."}]
     create = fleet.client().chat.completions.with_raw_response.create
-    key = create(messages=messages, **asked).headers["x-vlm-routing-key"]
+    key = create(messages=messages, **fields).headers["x-vlm-routing-key"]
     workers = set()
     for turn in range(3):
         messages += [{"role": "assistant", "content": "Yes."}, user(f"And {turn}?")]
-        told = create(messages=messages, extra_headers={"X-SMG-Routing-Key": key}, **asked)
-        workers.add(told.headers[WORKER])
-        assert told.headers["x-vlm-routing-key"] == key
+        response = create(messages=messages, extra_headers={"X-SMG-Routing-Key": key}, **fields)
+        workers.add(response.headers[WORKER])
+        assert response.headers["x-vlm-routing-key"] == key
     assert len(workers) == 1
 
 
-def test_our_own_client_asks_through_it(
+def test_ask_command_works_through_a_gateway(
     gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "picture.png"
@@ -106,15 +107,15 @@ def test_our_own_client_asks_through_it(
     assert json.loads(capsys.readouterr().out)["usage"]["completion_tokens"] <= 4
 
 
-def test_other_dialects_pass(gateway: Gateway) -> None:
-    """What the gateway adds to a response's request has no effect."""
+def test_every_dialect_passes_the_gateway(gateway: Gateway) -> None:
+    """Fields that the gateway adds to a response's request have no effect."""
     response = gateway.client().responses.create(model=MODEL, input="Hi", max_output_tokens=16)
     assert response.usage is not None
     completion = gateway.client().completions.create(model=MODEL, prompt="Hi", max_tokens=2)
     assert completion.usage is not None
 
 
-def test_a_new_worker_takes_conversations_and_others_stay(gateway: Gateway) -> None:
+def test_new_worker_takes_a_share_and_others_stay(gateway: Gateway) -> None:
     keys = [f"conversation {i}" for i in range(40)]
     before = {key: gateway.worker_of(key) for key in keys}
     url = gateway.daemons.start()

@@ -1,4 +1,4 @@
-"""The files for gateways agree with the daemon's own limits, and with each other."""
+"""Configuration files of gateways agree with the daemon's limits and with each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def options() -> dict[str, str]:
     return {name: value for name, value in pairwise(words) if name[:2] == "--" != value[:2]}
 
 
-def test_bodies_may_be_as_large_as_daemons_take_and_are_kept_for_another_try() -> None:
+def test_gateways_accept_and_buffer_the_largest_bodies() -> None:
     most = Limits().max_body_bytes
     assert int(options()["--max-payload-size"]) == most
     assert int(options()["--max-buffered-request-bytes"]) == most
@@ -31,13 +31,13 @@ def test_bodies_may_be_as_large_as_daemons_take_and_are_kept_for_another_try() -
     assert f"client_max_body_size {most // MIB}m;" in nginx
 
 
-def test_a_request_is_tried_more_often_than_its_worker_may_fail() -> None:
-    """Else it is never tried on another one."""
-    given = options()
-    assert int(given["--retry-max-retries"]) > int(given["--cb-failure-threshold"])
+def test_gateways_retry_requests_more_often_than_workers_fail() -> None:
+    """Otherwise a request would never reach another worker."""
+    values = options()
+    assert int(values["--retry-max-retries"]) > int(values["--cb-failure-threshold"])
 
 
-def test_a_daemon_that_ends_while_others_start_is_told(tmp_path: Path) -> None:
+def test_scale_out_reports_a_daemon_that_ends_at_start(tmp_path: Path) -> None:
     started = ScaleOut(tmp_path)
     started.start("daemon-0", [sys.executable, "-c", "import time; time.sleep(60)"])
     started.start("daemon-1", [sys.executable, "-c", "raise SystemExit('the port is taken')"])
@@ -51,7 +51,7 @@ def test_a_daemon_that_ends_while_others_start_is_told(tmp_path: Path) -> None:
         started.end()
 
 
-def test_all_listen_on_the_loopback_address_alone() -> None:
+def test_gateways_listen_on_loopback_only() -> None:
     command = gateway_command("smg", 1, 2, ["http://127.0.0.1:3"], "demo")
     for name in ("--host", "--prometheus-host"):
         assert command[command.index(name) + 1] == "127.0.0.1"

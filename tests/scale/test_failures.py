@@ -1,4 +1,4 @@
-"""Workers that die, end, stand still: who asks through the gateway notices as little as can be."""
+"""Failing workers behind a gateway: clients notice as little as possible."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.xdist_group("scale")
 LONG = 6000
 
 
-def test_a_killed_worker_breaks_its_streams_and_fails_nothing_else(fleet: Fleet) -> None:
+def test_killed_worker_breaks_only_its_own_streams(fleet: Fleet) -> None:
     victim, other = fleet.daemons
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": "Go on"}], "stream": True}
+    fields = {"model": MODEL, "messages": [{"role": "user", "content": "Go on"}], "stream": True}
     keys = {url: fleet.key_for(url) for url in (victim, other)}
     streams = {
         url: fleet.client().chat.completions.create(
-            **asked, max_tokens=LONG, extra_headers={"X-SMG-Routing-Key": key}
+            **fields, max_tokens=LONG, extra_headers={"X-SMG-Routing-Key": key}
         )
         for url, key in keys.items()
     }
@@ -53,7 +53,7 @@ def test_a_killed_worker_breaks_its_streams_and_fails_nothing_else(fleet: Fleet)
     assert fleet.worker_of(keys[victim]) == victim
 
 
-def test_a_rolling_restart_under_load_fails_nobody(fleet: Fleet) -> None:
+def test_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
     with asking(fleet) as record:
         for url in list(fleet.daemons):
             record.wait_for_more()
@@ -64,8 +64,10 @@ def test_a_rolling_restart_under_load_fails_nobody(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("name", ["gateway", "nginx"])  # HAProxy now and then fails one request
-def test_a_dead_engine_fails_nobody(name: str, request: pytest.FixtureRequest) -> None:
-    """The front lives, and says 502 and 503 until it has another engine."""
+def test_dead_engine_behind_a_gateway_fails_no_request(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """The front lives, and answers 502 and 503 until it has another engine."""
     fleet: Fleet = request.getfixturevalue(name)
     fleet.wait_for_workers()
     url = next(iter(fleet.daemons))
@@ -79,10 +81,10 @@ def test_a_dead_engine_fails_nobody(name: str, request: pytest.FixtureRequest) -
 
 
 @pytest.mark.parametrize("name", ["gateway", "haproxy"])
-def test_a_worker_that_stands_still_is_left_out_until_it_moves(
+def test_stopped_worker_gets_no_requests_until_it_continues(
     name: str, request: pytest.FixtureRequest
 ) -> None:
-    """Its health is asked for, and does not answer in time."""
+    """The worker's health check times out."""
     fleet: Fleet = request.getfixturevalue(name)
     fleet.wait_for_workers()
     still, other = fleet.daemons
@@ -102,7 +104,7 @@ def test_a_worker_that_stands_still_is_left_out_until_it_moves(
 
 @contextmanager
 def slowed(daemon: Daemon) -> Iterator[None]:
-    """Its engine runs a twentieth of the time, as on a machine that is busy with something else."""
+    """The engine runs a twentieth of the time, as on a busy machine."""
     pid, stop = daemon.engine_pid(), threading.Event()
 
     def hold() -> None:
@@ -123,7 +125,7 @@ def slowed(daemon: Daemon) -> Iterator[None]:
 
 @contextmanager
 def held(daemon: Daemon) -> Iterator[None]:
-    """Its engine gets no further; the front takes requests, and says how many wait."""
+    """The engine is suspended; the front accepts requests and reports how many wait."""
     pid = daemon.engine_pid()
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -132,42 +134,44 @@ def held(daemon: Daemon) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_the_gateway_leaves_out_a_worker_while_many_wait_for_it(gateway: Gateway) -> None:
-    """All who wait there are answered there, once it goes on."""
+def test_gateway_avoids_a_worker_with_many_waiting_requests(gateway: Gateway) -> None:
+    """The waiting requests are answered by the same worker once it continues."""
     slow, other = gateway.daemons
     key = gateway.key_for(slow)
     with ThreadPoolExecutor(64) as threads:
 
         def is_left_out() -> bool:
-            asked.append(threads.submit(gateway.worker_of, key))
-            return asked[-1] in wait(asked[-1:], timeout=1).done and asked[-1].result() == other
+            futures.append(threads.submit(gateway.worker_of, key))
+            return (
+                futures[-1] in wait(futures[-1:], timeout=1).done and futures[-1].result() == other
+            )
 
         def all_are_seen() -> bool:
-            return sum(each.done() for each in asked) + num_waiting(slow) == len(asked)
+            return sum(future.done() for future in futures) + num_waiting(slow) == len(futures)
 
         with held(gateway.daemons[slow]):
-            asked = [threads.submit(gateway.worker_of, key) for _ in range(48)]
+            futures = [threads.submit(gateway.worker_of, key) for _ in range(48)]
             wait_until(lambda: num_waiting(slow) >= 16, 10, gateway.log)
             wait_until(is_left_out, 10, gateway.log)  # it asks every second
             wait_until(all_are_seen, 10, gateway.log)
             waiting = num_waiting(slow)
-        assert Counter(each.result() for each in asked)[slow] == waiting >= 16
+        assert Counter(future.result() for future in futures)[slow] == waiting >= 16
     wait_until(lambda: gateway.worker_of(key) == slow, 10, gateway.log)
 
 
 def num_waiting(url: str) -> int:
-    """Requests with which the daemon has not begun."""
+    """The number of requests that the daemon has not begun."""
     return int(get(f"{url}/v1/loads")["loads"][0]["num_waiting_reqs"])
 
 
-def test_haproxy_gives_a_slow_worker_less(haproxy: HAProxy) -> None:
-    """Of eight clients who all have its key, it never has more than three quarters at once."""
+def test_haproxy_sends_a_slow_worker_fewer_requests(haproxy: HAProxy) -> None:
+    """Of eight clients with the slow worker's key, at most three quarters are there at once."""
     slow, other = haproxy.daemons
     key = haproxy.key_for(slow)
     answered = Counter[str]()
     with ThreadPoolExecutor(8) as threads, slowed(haproxy.daemons[slow]):
         crowd = [threads.submit(haproxy.worker_of, key, 32) for _ in range(40)]
-        answered = Counter(each.result() for each in crowd)
+        answered = Counter(future.result() for future in crowd)
     print(f"of 40 requests with its key, a slow worker answered {answered[slow]}")
     assert 0 < answered[slow] < answered[other]
     assert haproxy.worker_of(key) == slow

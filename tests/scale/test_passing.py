@@ -1,4 +1,4 @@
-"""What comes through unchanged: streams token by token, large bodies, earlier responses."""
+"""Streams, large bodies and earlier responses pass gateways unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1024**2
 
 
 def gaps(client: openai.OpenAI, num_tokens: int) -> list[float]:
-    """Seconds before each chunk of a streamed answer."""
+    """The seconds before each chunk of a streamed answer."""
     start = time.monotonic()
     times = [start]
     with client.chat.completions.create(
@@ -38,19 +38,19 @@ def gaps(client: openai.OpenAI, num_tokens: int) -> list[float]:
 
 
 def come_one_by_one(found: list[float]) -> bool:
-    """Whether no chunk waits for many others, and few come together."""
+    """Whether no chunk waits for many others, and few arrive together."""
     middle = sorted(found)[len(found) // 2]
     are_apart = sum(gap > middle / 10 for gap in found) > len(found) / 2
     return middle > 0.001 and are_apart and max(found) < sum(found) / 4
 
 
-def test_streams_are_not_held_back(fleet: Fleet) -> None:
-    """In one of some tries: on a machine that is busy, chunks may meet anywhere on their way."""
+def test_gateways_do_not_buffer_streams(fleet: Fleet) -> None:
+    """One of several tries must succeed: on a busy machine chunks may merge anywhere."""
     gaps(fleet.client(), 8)
     assert any(come_one_by_one(gaps(fleet.client(), 400)) for _ in range(10))
 
 
-def test_a_client_that_leaves_ends_its_request(fleet: Fleet) -> None:
+def test_disconnect_passes_the_gateway_and_ends_the_request(fleet: Fleet) -> None:
     stream = fleet.client().chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Go on"}],
@@ -70,7 +70,7 @@ def test_a_client_that_leaves_ends_its_request(fleet: Fleet) -> None:
 
 
 def heavy(num_bytes: int) -> str:
-    """The data URL of a small picture in a file of this size: a chunk that no decoder reads."""
+    """The data URL of a small picture, padded by an ignored chunk of `num_bytes`."""
     file = io.BytesIO()
     noise(7, (56, 56)).save(file, "PNG")
     png = file.getvalue()
@@ -81,7 +81,7 @@ def heavy(num_bytes: int) -> str:
     return "data:image/png;base64," + base64.b64encode(png[:head] + chunk + png[head:]).decode()
 
 
-def test_a_body_of_60_megabytes_passes(fleet: Fleet) -> None:
+def test_body_of_60_megabytes_passes_the_gateway(fleet: Fleet) -> None:
     picture = {"type": "image_url", "image_url": {"url": heavy(15 * MIB)}}
     question = {"type": "text", "text": "What is this?"}
     answer = fleet.client().chat.completions.create(
@@ -93,8 +93,8 @@ def test_a_body_of_60_megabytes_passes(fleet: Fleet) -> None:
     assert answer.usage.completion_tokens
 
 
-def test_an_earlier_response_is_found_by_its_key(fleet: Fleet) -> None:
-    """One daemon has it in its memory: the key of the first turn leads there."""
+def test_earlier_response_is_found_by_its_routing_key(fleet: Fleet) -> None:
+    """Only one daemon stores it; the first turn's key leads there."""
     for i in range(6):
         headers = {"X-SMG-Routing-Key": f"a conversation of responses, {i}"}
         create = fleet.client().responses.with_raw_response.create
@@ -111,11 +111,11 @@ def test_an_earlier_response_is_found_by_its_key(fleet: Fleet) -> None:
         assert second.parse().previous_response_id == first.parse().id
 
 
-def test_an_earlier_response_is_unknown_elsewhere(fleet: Fleet) -> None:
-    one, other = (fleet.key_for(url) for url in fleet.daemons)
+def test_earlier_response_is_unknown_on_another_worker(fleet: Fleet) -> None:
+    key, other = (fleet.key_for(url) for url in fleet.daemons)
     responses = fleet.client().responses
     first = responses.create(
-        model=MODEL, input="Hi", max_output_tokens=16, extra_headers={"X-SMG-Routing-Key": one}
+        model=MODEL, input="Hi", max_output_tokens=16, extra_headers={"X-SMG-Routing-Key": key}
     )
     with pytest.raises(openai.BadRequestError) as caught:
         responses.create(
@@ -127,16 +127,18 @@ def test_an_earlier_response_is_unknown_elsewhere(fleet: Fleet) -> None:
     assert caught.value.code == "previous_response_not_found"
 
 
-def test_a_stored_response_can_be_read(nginx: Nginx, haproxy: HAProxy, gateway: Gateway) -> None:
-    """With its key; the gateway looks among its own instead, and has none."""
+def test_stored_response_is_readable_through_the_gateway(
+    nginx: Nginx, haproxy: HAProxy, gateway: Gateway
+) -> None:
+    """With its key; the gateway's own store would have none."""
     headers = {"X-SMG-Routing-Key": "a stored response"}
     for fleet in (nginx, haproxy, gateway):
         responses = fleet.client().responses
-        made = responses.create(
+        response = responses.create(
             model=MODEL, input="Hi", max_output_tokens=16, extra_headers=headers
         )
         if fleet is gateway:
             with pytest.raises(openai.NotFoundError):
-                responses.retrieve(made.id, extra_headers=headers)
+                responses.retrieve(response.id, extra_headers=headers)
         else:
-            assert responses.retrieve(made.id, extra_headers=headers).id == made.id
+            assert responses.retrieve(response.id, extra_headers=headers).id == response.id

@@ -1,4 +1,4 @@
-"""Real clients and simulated ones ask the same, and find the same of it in caches."""
+"""Real clients and simulated ones send the same prompts and get the same cache hits."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ pytestmark = [
 ]
 
 
-def test_a_replay_has_the_prompts_and_the_hits_of_the_simulation(tmp_path: Path):
-    model = build("qwen2_5_vl", tmp_path / "model")  # has the vocabulary of the measured one
+def test_replayed_clients_have_the_simulations_prompts_and_hits(tmp_path: Path):
+    model = build("qwen2_5_vl", tmp_path / "model")  # has the vocabulary of the measured request
     work = Workload(users=2, turns=3, width=112, height=112, think_seconds=0.3, seconds=6.0)
     known = costs.read(COSTS)
     measured = check.measure(model, 1, [work], prefix_bytes=0)
     (real,) = measured.rounds
     simulated = check.simulated(measured, work, real, known).asked
-    said = {(one.key, one.turn): one for one in simulated}
-    both = [(one, said[one.key, one.turn]) for one in real.asked if (one.key, one.turn) in said]
+    simulated_requests = {(request.key, request.turn): request for request in simulated}
+    both = [
+        (request, simulated_requests[request.key, request.turn])
+        for request in real.asked
+        if (request.key, request.turn) in simulated_requests
+    ]
     assert len(both) >= 6
     for found, expected in both:
         assert found.prompt_tokens == expected.prompt_tokens

@@ -101,8 +101,8 @@ class Client:
                 asyncio.timeout(min(patience.seconds, TIMEOUT_SECONDS)),
                 self._chat.post(_upload(body, patience), len(body)) as response,
             ):
-                async for each in response.received():
-                    received.append(each)
+                async for piece in response.received():
+                    received.append(piece)
                     if len(received) >= patience.reads:
                         raise _Left
         except TimeoutError:

@@ -11,17 +11,28 @@ from tests.soak.request import Ending, Outcome, Request
 
 Send = Callable[[Request], Awaitable[Outcome]]
 
-_STAGE_SECONDS = (3.0, 8.0)
-_POLL_SECONDS = 0.05
 _FAILURE_PAUSE_SECONDS = 0.5
 
 
 class Crowd:
-    """1 to `most` users; the number is drawn from `seed` every few seconds."""
+    """1 to `most` users; their number is sampled from `seed` every few seconds.
 
-    def __init__(self, send: Send, seed: int, most: int) -> None:
+    stage_seconds: the shortest and the longest time with one number of users. poll_seconds: how
+    often a user who is not active looks whether to begin.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        seed: int,
+        most: int,
+        stage_seconds: tuple[float, float] = (3.0, 8.0),
+        poll_seconds: float = 0.05,
+    ) -> None:
         gallery = Gallery(seed)
         self._send = send
+        self._stage_seconds = stage_seconds
+        self._poll_seconds = poll_seconds
         self._users = [User(gallery, seed, number) for number in range(most)]
         self._rng = random.Random(f"{seed}/crowd")
         self.size = 0
@@ -44,12 +55,12 @@ class Crowd:
     async def _vary_size(self) -> None:
         while True:
             self.size = self._rng.randint(1, len(self._users))
-            await asyncio.sleep(self._rng.uniform(*_STAGE_SECONDS))
+            await asyncio.sleep(self._rng.uniform(*self._stage_seconds))
 
     async def _ask_on(self, user: User, is_over: Callable[[], bool]) -> None:
         while not is_over():
             if user.number >= self.size:
-                await asyncio.sleep(_POLL_SECONDS)
+                await asyncio.sleep(self._poll_seconds)
                 continue
             request = user.next()
             outcome = await self._send(request)

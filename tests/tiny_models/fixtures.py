@@ -18,5 +18,5 @@ TinyModel = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def tiny_model() -> TinyModel:
-    """A function from a family's name to a folder that `mlx_vlm.load` reads, and nobody writes."""
+    """A function from a family's name to a read-only folder for `mlx_vlm.load`."""
     return cached

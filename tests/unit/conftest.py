@@ -1,4 +1,4 @@
-"""What lives when a module's tests begin is left alone by the collections of garbage in them.
+"""Objects older than a module's tests are frozen, and skipped by garbage collections in them.
 
 Some of what is tested collects garbage; after thousands of tests each time would take a second.
 """

@@ -1,4 +1,4 @@
-"""The frames between front and engine: what goes in comes out, and nothing else gets through."""
+"""Frames between front and engine round-trip, and malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -65,7 +65,12 @@ def submit(data: bytes = b"\x89PNG", text: str = "What is it?") -> Submit:
 
 
 COMMANDS: list[Command] = [
-    Start(settings.Model(), settings.Scheduler(), settings.Engine(), settings.Log()),
+    Start(
+        settings.ModelSettings(),
+        settings.SchedulerSettings(),
+        settings.EngineSettings(),
+        settings.Log(),
+    ),
     submit(),
     Submit("r2", (), (), SamplingParams()),
     SetMemoryLimit(1 << 40),
@@ -112,28 +117,28 @@ def body_of(message: Command | EncodedSubmit | Event) -> bytearray:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
-def test_a_command_comes_out_as_it_went_in(command: Command) -> None:
+def test_command_round_trips_through_frame(command: Command) -> None:
     assert decode_command(body_of(command)) == command
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_an_event_comes_out_as_it_went_in(event: Event) -> None:
+def test_event_round_trips_through_frame(event: Event) -> None:
     assert decode_event(body_of(event)) == event
 
 
-def test_every_message_is_in_the_lists_above() -> None:
+def test_message_lists_cover_all_commands_and_events() -> None:
     assert {type(command) for command in COMMANDS} == set(Command.__args__)
     assert {type(event) for event in EVENTS} == set(Event.__args__)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_an_event_is_no_command(event: Event) -> None:
+def test_event_is_refused_as_command(event: Event) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_command(body_of(event))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
-def test_a_command_is_no_event(command: Command) -> None:
+def test_command_is_refused_as_event(command: Command) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_event(body_of(command))
 
@@ -150,27 +155,27 @@ def test_a_command_is_no_event(command: Command) -> None:
         None,
     ],
 )
-def test_anything_else_is_refused(message: object) -> None:
+def test_malformed_command_is_refused(message: object) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_command(msgspec.msgpack.encode(message))
 
 
 @pytest.mark.parametrize("role", ["tool", "developer", ""])
-def test_a_role_outside_the_list_is_refused(role: str) -> None:
+def test_unknown_message_role_is_refused(role: str) -> None:
     raw = msgspec.to_builtins(submit())
     raw["messages"][0]["role"] = role
     with pytest.raises(msgspec.ValidationError):
         decode_command(msgspec.msgpack.encode(raw))
 
 
-def test_a_cut_body_is_refused() -> None:
+def test_truncated_message_body_is_refused() -> None:
     body = body_of(submit())
     with pytest.raises(msgspec.DecodeError):
         decode_command(body[:-1])
 
 
 @given(st.binary(max_size=64))
-def test_random_bytes_never_do_worse_than_a_decode_error(body: bytes) -> None:
+def test_random_bytes_raise_only_decode_errors(body: bytes) -> None:
     for decode in (decode_command, decode_event):
         try:
             decode(body)
@@ -179,12 +184,12 @@ def test_random_bytes_never_do_worse_than_a_decode_error(body: bytes) -> None:
 
 
 @given(st.text(), st.binary())
-def test_any_text_and_any_bytes_travel_unchanged(text: str, data: bytes) -> None:
+def test_submit_text_and_bytes_round_trip_unchanged(text: str, data: bytes) -> None:
     command = submit(data, text)
     assert decode_command(body_of(command)) == command
 
 
-def test_an_encoded_submit_is_the_same_message() -> None:
+def test_encoded_submit_decodes_to_same_message() -> None:
     names = [field.name for field in msgspec.structs.fields(Submit)]
     assert sorted(names) == sorted(f.name for f in msgspec.structs.fields(EncodedSubmit))
     encoded = encode_submit(submit())
@@ -195,7 +200,7 @@ def test_an_encoded_submit_is_the_same_message() -> None:
 
 @settings_of_tests(derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4))
-def test_a_damaged_message_never_does_worse_than_a_decode_error(
+def test_damaged_messages_raise_only_decode_errors(
     damages: list[tuple[int, int]],
 ) -> None:
     for message in (*COMMANDS, *EVENTS):
@@ -207,12 +212,12 @@ def test_a_damaged_message_never_does_worse_than_a_decode_error(
                 decode(bytes(body))
 
 
-def test_the_length_is_four_bytes_with_the_highest_first() -> None:
+def test_frame_length_is_four_bytes_big_endian() -> None:
     frame = encode_message(submit(data=bytes(70_000)))
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
 
 
-def test_a_big_picture_travels_whole() -> None:
+def test_frame_holds_picture_of_64_mib() -> None:
     command = submit(data=bytes(range(256)) * (64 * 4096))  # 64 MiB
     body = body_of(command)
     assert len(body) < protocol.MAX_MESSAGE_BYTES

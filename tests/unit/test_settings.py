@@ -1,4 +1,4 @@
-"""Settings: one table of names, defaults, bounds and help; whatever is not in it is refused."""
+"""Settings have names, defaults, bounds and help; unknown or invalid ones are refused by name."""
 
 from __future__ import annotations
 
@@ -31,38 +31,46 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_without_a_file_all_is_default() -> None:
+def test_settings_without_file_are_defaults() -> None:
     assert load() == Settings()
 
 
-def test_the_file_of_defaults_is_what_the_settings_say() -> None:
+def test_default_toml_is_up_to_date() -> None:
     assert DEFAULT_TOML.read_text(encoding="utf-8") == render_defaults()
 
 
-def test_the_file_of_defaults_loads_as_the_defaults() -> None:
+def test_default_toml_loads_as_defaults() -> None:
     assert load(DEFAULT_TOML) == Settings()
 
 
-def test_every_setting_has_help_that_ends_in_a_full_stop() -> None:
+def test_setting_descriptions_end_with_full_stop() -> None:
     settings = Settings(models={"a": ListedModel(path="a")})
     for name, section in settings.sections():
         for field in msgspec.structs.fields(section):
             assert describe(type(section), field.name).endswith("."), f"{name}.{field.name}"
 
 
-def test_a_file_changes_what_it_names_and_no_more(tmp_path: Path) -> None:
+def test_settings_file_changes_only_named_settings(tmp_path: Path) -> None:
     settings = load(write(tmp_path, "[server]\nport = 9000\n"))
     assert settings.server.port == 9000
     assert settings.server.host == Settings().server.host
     assert settings.limits == Settings().limits
 
 
-def test_an_override_wins_over_the_file(tmp_path: Path) -> None:
+def test_former_names_of_settings_are_still_read(tmp_path: Path) -> None:
+    file = write(tmp_path, "[limits]\nintake_processes = 3\nintake_timeout_seconds = '1m'\n")
+    settings, sources = load_with_sources(file, ("limits.intake_timeout_seconds=4",))
+    assert settings.limits.parsing_processes == 3
+    assert settings.limits.parsing_timeout_seconds == 4
+    assert sources["limits.parsing_timeout_seconds"] == "command line"
+
+
+def test_override_wins_over_settings_file(tmp_path: Path) -> None:
     path = write(tmp_path, "[server]\nport = 9000\n")
     assert load(path, ("server.port=9001",)).server.port == 9001
 
 
-def test_the_last_of_two_overrides_wins() -> None:
+def test_last_override_wins() -> None:
     assert load(None, ("log.level=debug", "log.level=error")).log.level == "error"
 
 
@@ -75,11 +83,11 @@ def test_the_last_of_two_overrides_wins() -> None:
         ('model.path="a=b"', "a=b"),
     ],
 )
-def test_a_string_needs_no_quotes(override: str, value: str) -> None:
+def test_override_string_needs_no_quotes(override: str, value: str) -> None:
     assert load(None, (override,)).model.path == value
 
 
-def test_a_list_is_written_as_in_toml() -> None:
+def test_override_list_uses_toml_syntax() -> None:
     settings = load(None, (f'server.api_keys=["{KEY}", "another-key"]',))
     assert settings.server.api_keys == (KEY, "another-key")
 
@@ -101,34 +109,34 @@ def test_a_list_is_written_as_in_toml() -> None:
         ("model.dtype=int4", "model.dtype"),
     ],
 )
-def test_what_is_unknown_or_out_of_bounds_is_refused_by_name(override: str, named: str) -> None:
+def test_unknown_or_out_of_bounds_setting_is_named(override: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load(None, (override,))
 
 
 @pytest.mark.parametrize("override", ["port=1", "server.port", "server=1", "=1", ".port=1", ""])
-def test_an_override_that_is_none_is_refused(override: str) -> None:
+def test_malformed_override_is_refused(override: str) -> None:
     with pytest.raises(ConfigError):
         load(None, (override,))
 
 
-def test_an_unknown_name_in_the_file_is_refused(tmp_path: Path) -> None:
+def test_unknown_setting_in_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing"):
         load(write(tmp_path, "[server]\nnothing = 1\n"))
 
 
 @pytest.mark.parametrize("text", ["[server", "server = 1", "[[server]]\nport = 1"])
-def test_a_file_of_another_shape_is_refused(tmp_path: Path, text: str) -> None:
+def test_settings_file_of_wrong_shape_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):
         load(write(tmp_path, text))
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_settings_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.toml"):
         load(tmp_path / "absent.toml")
 
 
-def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_settings_file_not_in_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes('[model]\nname = "é"\n'.encode("latin-1"))
     with pytest.raises(ConfigError, match="not valid TOML"):
@@ -136,13 +144,13 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_loopback_needs_no_key(host: str) -> None:
+def test_loopback_host_needs_no_api_key(host: str) -> None:
     assert is_loopback(host)
     assert load(None, (f"server.host={host}",)).server.host == host
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org", "localhost.evil"])
-def test_any_other_address_needs_a_key(host: str) -> None:
+def test_non_loopback_host_needs_api_key(host: str) -> None:
     with pytest.raises(ConfigError, match=r"server\.api_keys"):
         load(None, (f'server.host="{host}"',))
     settings = load(None, (f'server.host="{host}"', f'server.api_keys=["{KEY}"]'))
@@ -150,20 +158,23 @@ def test_any_other_address_needs_a_key(host: str) -> None:
 
 
 @pytest.mark.parametrize("keys", ['[""]', '["short"]', f'["{KEY}", ""]'])
-def test_keys_that_anyone_could_guess_are_refused(keys: str) -> None:
+def test_short_api_keys_are_refused(keys: str) -> None:
     with pytest.raises(ConfigError, match=r"server\.api_keys"):
         load(None, (f"server.api_keys={keys}",))
 
 
 @pytest.mark.parametrize("key", ["          ", "a long key", "long-enough\\u0000", "x" * 8 + "\\n"])
-def test_keys_of_blanks_or_control_characters_are_refused_without_being_shown(key: str) -> None:
+def test_api_keys_with_blanks_are_refused_unshown(key: str) -> None:
     with pytest.raises(ConfigError, match=r"server\.api_keys\[1\] has a blank") as caught:
         load(None, (f'server.api_keys=["{KEY}", "{key}"]',))
     assert key not in str(caught.value)
 
 
-def test_a_key_file_counts_as_a_key_and_its_path_is_absolute() -> None:
+def test_key_file_counts_as_api_key() -> None:
     assert load(None, ("server.host=::", "server.api_key_file=/etc/keys")).server.needs_key
+
+
+def test_relative_path_of_key_file_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"server\.api_key_file 'keys' is not absolute"):
         load(None, ("server.api_key_file=keys",))
 
@@ -177,7 +188,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e300", "1" + "0" * 30, "1" + "0" * 400])
-def test_no_number_is_infinite_or_absurd(value: str, tmp_path: Path) -> None:
+def test_settings_refuse_infinite_and_absurd_numbers(value: str, tmp_path: Path) -> None:
     for name in NUMBERS:
         section, key = name.split(".")
         path = write(tmp_path, f"[{section}]\n{key} = {value}\n")
@@ -192,7 +203,7 @@ def test_no_number_is_infinite_or_absurd(value: str, tmp_path: Path) -> None:
      'urls.https_hosts=["a.b:443"]', 'urls.https_hosts=["*a.b"]', 'urls.file_roots=[""]',
      'urls.file_roots=["pictures"]', "urls.timeout_seconds=0"],
 )  # fmt: skip
-def test_hosts_and_roots_of_another_form_are_refused(override: str) -> None:
+def test_malformed_url_hosts_and_file_roots_are_refused(override: str) -> None:
     with pytest.raises(ConfigError, match=override.partition("=")[0]):
         load(None, (override,))
 
@@ -202,36 +213,36 @@ def test_hosts_and_roots_of_another_form_are_refused(override: str) -> None:
     ["app.example", "https://app.example/", "https://*", "https://*.example", "https://u@h", "",
      "*://*"],
 )  # fmt: skip
-def test_origins_of_another_form_are_refused(origin: str) -> None:
+def test_malformed_cors_origins_are_refused(origin: str) -> None:
     with pytest.raises(ConfigError, match="cors_origins"):
         load(None, (f'server.cors_origins=["{origin}"]',))
 
 
-def test_not_every_origin_is_let_in_where_there_are_keys() -> None:
+def test_wildcard_cors_origin_is_refused_with_api_keys() -> None:
     every = 'server.cors_origins=["*"]'
     assert load(None, (every,)).server.cors_origins == ("*",)
     with pytest.raises(ConfigError, match="name the origins"):
         load(None, (every, 'server.api_keys=["correct-horse"]'))
 
 
-def test_settings_never_change() -> None:
+def test_settings_are_frozen() -> None:
     with pytest.raises(AttributeError):
         Settings().server.port = 1  # type: ignore[misc]
 
 
-def test_a_relative_path_of_caches_is_refused() -> None:
+def test_relative_cache_disk_path_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cache\.disk_path 'here/there' is not absolute"):
         load(None, ("cache.disk_path=here/there",))
     assert load(None, ("cache.disk_path=~/there",)).cache.disk_path == "~/there"
 
 
-def test_search_paths_are_absolute() -> None:
+def test_relative_search_path_is_refused() -> None:
     assert load(None, ('model.search_paths=["/models", "~/models"]',)).model.search_paths
     with pytest.raises(ConfigError, match="search_paths 'models' is not absolute"):
         load(None, ('model.search_paths=["models"]',))
 
 
-def test_each_model_has_a_table_and_paths_start_at_the_file(tmp_path: Path) -> None:
+def test_model_tables_resolve_paths_from_settings_file(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     path = write(
         tmp_path,
@@ -267,19 +278,19 @@ def test_each_model_has_a_table_and_paths_start_at_the_file(tmp_path: Path) -> N
         ('models = ["x/y"]', "models"),
     ],
 )
-def test_a_wrong_table_of_a_model_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_model_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         load(write(tmp_path, text))
 
 
 @pytest.mark.parametrize("override", ["models.path=x", "models=x", "models..path=x/y"])
-def test_an_override_of_no_model_is_refused(override: str) -> None:
+def test_override_without_model_name_is_refused(override: str) -> None:
     with pytest.raises(ConfigError):
         load(None, (override,))
 
 
-def test_a_disk_is_not_mounted_if_its_place_says_so(tmp_path: Path) -> None:
-    """Where nothing is mounted, in a folder of disks or at a point that the system's table has."""
+def test_unmounted_disk_is_detected_from_place_or_fstab(tmp_path: Path) -> None:
+    """Nothing is mounted in a folder of disks, or at a mount point of fstab."""
     disks, point = tmp_path / "disks", tmp_path / "mount point"
     for folder in (disks / "plain", point, tmp_path / "other"):
         folder.mkdir(parents=True)
@@ -311,7 +322,7 @@ def test_a_disk_is_not_mounted_if_its_place_says_so(tmp_path: Path) -> None:
         ("2TB", 2 * 10**12),
     ],
 )
-def test_sizes_have_units(text: str, size: int, tmp_path: Path) -> None:
+def test_sizes_are_parsed_with_units(text: str, size: int, tmp_path: Path) -> None:
     assert load(None, (f"cache.disk_bytes={text}",)).cache.disk_bytes == size
     path = write(tmp_path, f'[cache]\ndisk_bytes = "{text}"\n')
     assert load(path).cache.disk_bytes == size
@@ -328,14 +339,14 @@ def test_sizes_have_units(text: str, size: int, tmp_path: Path) -> None:
         ("2d", 172800),
     ],
 )
-def test_times_have_units(text: str, seconds: float, tmp_path: Path) -> None:
+def test_times_are_parsed_with_units(text: str, seconds: float, tmp_path: Path) -> None:
     path = write(tmp_path, f'[models.x]\npath = "org/x"\nkeep_alive_seconds = "{text}"\n')
     assert load(path).models["x"].keep_alive_seconds == seconds
     assert load(None, (f"deadlines.total_seconds={text}",)).deadlines.total_seconds == seconds
 
 
-def test_every_size_and_time_takes_a_unit() -> None:
-    """Within its bounds; a number without one is what it was."""
+def test_size_and_time_settings_all_accept_units() -> None:
+    """A number without a unit means bytes or seconds."""
     for section, values in Settings().sections():
         for name, value in msgspec.structs.asdict(values).items():
             kind = type(value)
@@ -347,23 +358,29 @@ def test_every_size_and_time_takes_a_unit() -> None:
                     assert getattr(getattr(settings, section), name) == wanted, name
 
 
-def test_the_memory_limit_may_be_a_share_of_the_device() -> None:
+def test_memory_limit_may_be_percentage_of_device() -> None:
     memory = load(None, ("memory.limit_bytes=75%",)).memory
     assert memory.limit_on(1000) == 750
     assert memory.known_limit_bytes == 0
     assert load(None, ("memory.limit_bytes=8GB",)).memory.known_limit_bytes == 8 * 10**9
+
+
+def test_memory_limit_as_percentage_reaches_engine_and_status_unchanged() -> None:
+    memory = load(None, ("memory.limit_bytes=75%",)).memory
     started = decode_command(
         encode_message(start_of(Settings(memory=memory)))[MESSAGE_HEADER.size :]
     )
     assert isinstance(started, Start)
     assert started.memory == memory
     shown = described(Settings(memory=memory), {})
-    values = {each["name"]: each["value"] for one in shown for each in one["settings"]}
+    values = {
+        setting["name"]: setting["value"] for section in shown for setting in section["settings"]
+    }
     assert values["limit_bytes"] == "75%"
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "reason"),
     [
         ("memory.limit_bytes=30G", "`memory.limit_bytes`: '30G' is no size, as 30GiB"),
         ("memory.limit_bytes=-1GiB", "is no size"),
@@ -379,13 +396,13 @@ def test_the_memory_limit_may_be_a_share_of_the_device() -> None:
         ("models.a.keep_alive_seconds=x", "`models.a.keep_alive_seconds`: 'x' is no time"),
     ],
 )
-def test_what_is_no_size_or_time_is_refused_with_examples(override: str, said: str) -> None:
+def test_invalid_size_or_time_is_refused_with_example(override: str, reason: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load(None, (override,))
-    assert said in str(refused.value)
+    assert reason in str(refused.value)
 
 
-def test_a_wrong_size_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
+def test_invalid_size_in_file_is_reported_with_line(tmp_path: Path) -> None:
     path = write(tmp_path, '[memory]\nlimit_bytes = "30 gigs"\n')
     with pytest.raises(ConfigError, match=r"line 2: `memory.limit_bytes`: '30 gigs' is no size"):
         load(path)

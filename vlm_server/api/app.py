@@ -1,4 +1,4 @@
-"""The ASGI application: middleware, and which dialect's errors its routes answer with."""
+"""The ASGI application: middleware, and the dialect of each route's errors."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def create_app(
     """The ASGI application that serves `models` as `settings` say.
 
     The caller warms up and closes `parsing_pool`, which applications may share.
-    `sources` say where settings were given. `tracer` gets the requests that have ended. Raises
+    `sources` say where settings were given. `tracer` records the requests that have ended. Raises
     ConfigError if the file of API keys can't be used.
     """
     body_parser = BodyParser(parsing_pool or start_pool(settings.limits), settings.limits)
     answered = AnsweredRequests()
     queue_slots = QueueSlots(settings.limits)
     generation = Generation(models, queue_slots, body_parser, settings)
-    ring = KeyRing(settings.server)  # here, since middleware is made at the first request
+    ring = KeyRing(settings.server)  # before middleware, which is made at the first request
     app = Starlette(
         routes=all_routes(generation, settings, answered, sources or {}),
         middleware=[
@@ -62,7 +62,7 @@ def create_app(
 
 
 def _encode_for(scope: Scope) -> EncodeError:
-    """Errors are written as the dialect does whose route was asked for; OpenAI's by default."""
+    """The error encoder of the dialect of the route; OpenAI's by default."""
     path = str(scope["path"])
     return next((encode for start, encode in _ENCODERS if path.startswith(start)), encode_openai)
 
@@ -72,7 +72,7 @@ _ENCODERS: tuple[tuple[str, EncodeError], ...] = (
     ("/api/v0/", encode_openai),
     ("/api/", encode_ollama),
 )
-"""By how the paths of a dialect's routes begin."""
+"""Error encoders by the prefix of the dialect's routes."""
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
@@ -83,5 +83,5 @@ async def _routing_error(request: Request, error: Exception) -> Response:
         ours = method_not_allowed(request, (error.headers or {}).get("Allow", "other methods"))
     else:
         ours = not_found(request, request.app.routes)
-    access_log.of(request.scope).error_code = ours.code
+    access_log.entry_of(request.scope).error_code = ours.code
     return errors.response(ours, _encode_for(request.scope), 1, error.headers)

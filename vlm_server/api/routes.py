@@ -83,7 +83,7 @@ _NO_OLLAMA = {
     "/api/push": ["POST"],
     "/api/blobs/{digest}": ["HEAD", "POST"],
 }
-"""Routes of Ollama's that change models or make embeddings: answered with 501."""
+"""Ollama's routes that change models or make embeddings: answered with 501."""
 
 
 def all_routes(
@@ -151,7 +151,7 @@ def _responses(generation: Generation, store: ResponseStore) -> list[Route]:
 
 
 def _ollama(generation: Generation) -> list[Route]:
-    # Ollama's own examples send bodies with curl, which does not call them JSON.
+    # Ollama's examples use curl, which does not declare bodies as JSON.
     chat = Endpoint(generation, endpoints.OLLAMA_CHAT, any_type=True)
     generate = Endpoint(generation, endpoints.OLLAMA_GENERATE, any_type=True)
     catalog = Catalog(generation)

@@ -1,7 +1,6 @@
-"""Blocks of prompts, found by the hash of all that comes before them.
+"""Blocks of prompts, indexed by the hash of the prompt before them, as in vLLM.
 
-As in vLLM, a block is looked up by the digest of the whole prompt before it; then its own positions
-are compared.
+The positions of the block itself are then compared.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from vlm_server.cache.prompt_key import PromptKey
 
 
 class BlockHashChain:
-    """The SHA-256 of a prompt from its first position on, however it is cut into parts."""
+    """The SHA-256 of a prompt from its first position on, however it is divided into parts."""
 
     def __init__(self, salt: str = "") -> None:
         self._hash = hashlib.sha256(hashlib.sha256(salt.encode()).digest())
 
     @property
     def digest(self) -> str:
-        """The digest of what was added so far, in hex."""
+        """The digest of all parts added so far, in hex."""
         return self._hash.hexdigest()
 
     def add(self, part: PromptKey) -> None:
@@ -51,14 +50,14 @@ class KVBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockWalk:
-    """Consecutive blocks, each with the number of its first positions that match.
-
-    `length` is the number of all matching positions, `chain` the hash up to there.
-    """
+    """Consecutive blocks that match a prompt."""
 
     blocks: tuple[tuple[KVBlock, int], ...]
+    """Blocks in order, each with the number of its first positions that match."""
     length: int
+    """The number of all matching positions."""
     chain: BlockHashChain
+    """The hash of all matching positions."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -80,7 +79,7 @@ class KVBlockIndex:
         self._whole = whole
         self._by_key: dict[str, KVBlock] = {}
         self._children: dict[tuple[str, int | str], dict[str, KVBlock]] = {}
-        """By parent and first position."""
+        """Blocks by key, by parent and first position."""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -103,7 +102,7 @@ class KVBlockIndex:
     ) -> BlockWalk:
         """The blocks with usable keys that `prompt` begins with, up to `limit` positions.
 
-        Of several candidates for the next block, the longest match.
+        Picks the longest match where several blocks come next.
         """
         chain, matched, at = BlockHashChain(salt), list[tuple[KVBlock, int]](), 0
         limit = min(limit, len(prompt))

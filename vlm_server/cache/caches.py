@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from vlm_server.cache.disk.tier import DiskLoad, DiskTier, EncodedImage, Loaded
-from vlm_server.cache.lru import Cache, Lease, LruCache
+from vlm_server.cache.disk.tier import DiskRead, DiskReadResult, DiskTier, EncodedImage
+from vlm_server.cache.lru import InspectableCache, Lease, LruCache
 from vlm_server.cache.prefix import PrefixCache, PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
@@ -21,15 +21,12 @@ Prefix = PrefixMatch[Any, Any]
 """The cached KV of a prompt's beginning, which only `runner` can read."""
 
 DeviceSizes = Callable[[int], tuple[int, int, int]]
-"""Sizes of encoder, tile and prefix cache, from the device memory that the weights leave; bytes."""
+"""(device memory that the weights leave) to the sizes of encoder, tile and prefix cache; bytes."""
 
 
 class Caches:
     """The caches that engine, preparers and runner share. Thread-safe.
 
-    token_layouts: tokens of images and videos and their places, which saves decoding them.
-    pixels: output of the processor. features: output of the encoder. tiles: that of single tiles,
-    for families that cut pictures into tiles. prefixes: KV.
     The tier on disk holds features and KV, from `begin_serving` on.
     """
 
@@ -45,17 +42,22 @@ class Caches:
         open_disk: Callable[[], DiskTier] = DiskTier,
         sizes: DeviceSizes | None = None,
     ) -> None:
-        """Sizes in bytes; a cache of 0 bytes stores nothing.
+        """Sizes are in bytes; a cache of 0 bytes stores nothing.
 
-        Without `sizes`, caches on the device keep theirs whatever memory there is.
+        Without `sizes`, caches on the device ignore `resize`.
         """
         self.token_layouts = LruCache[Any]("token_layout", token_layout_bytes)
+        """Tokens of images and videos, and their positions, so that they need no decoding."""
         self.pixels = LruCache[Any]("pixel", pixel_bytes)
+        """Output of the processor."""
         self.features = LruCache[EncodedImage]("encoder", encoder_bytes)
+        """Output of the encoder."""
         self.tiles = LruCache[Any]("tile", tile_bytes)
+        """Output of the encoder for single tiles, for families that cut pictures into tiles."""
         self.prefixes = PrefixCache[Any, Any](
             "prefix", prefix_bytes, needs_snapshots=needs_snapshots
         )
+        """KV."""
         self._open_disk = open_disk
         self._sizes = sizes
         self._opened_disk = DiskTier()
@@ -77,17 +79,17 @@ class Caches:
             cache.clear()
 
     def check_integrity(self) -> None:
-        """Raises AssertionError, see `Cache.check_integrity`."""
+        """Check all caches, see `InspectableCache.check_integrity`."""
         for cache in self._all:
             cache.check_integrity()
 
     @property
     def num_references(self) -> int:
-        """Number of leases and matches that were not released."""
+        """Number of unreleased leases and matches."""
         return sum(cache.num_references for cache in self._memory)
 
     def close(self, seconds: float) -> None:
-        """Stop using the disk; write its queue for `seconds` at most."""
+        """Stop using the disk; write its queue for at most `seconds`."""
         self._disk = DiskTier()
         self._opened_disk.close(seconds)
 
@@ -96,7 +98,7 @@ class Caches:
         return self.token_layouts, self.pixels, self.features, self.tiles, self.prefixes
 
     @property
-    def _all(self) -> tuple[Cache, ...]:
+    def _all(self) -> tuple[InspectableCache, ...]:
         return (*self._memory, *self._opened_disk.caches)
 
     # ---- device memory ---------------------------------------------------------------
@@ -108,7 +110,7 @@ class Caches:
         return sum(cache.evictable_bytes for cache in on_device)
 
     def evict(self, num_bytes: int) -> int:
-        """Free up to `num_bytes` of device memory, prefixes first. Returns the bytes."""
+        """Free up to `num_bytes` of device memory, prefixes first. Returns the number of bytes."""
         freed = self.prefixes.evict(num_bytes)
         freed += self.tiles.evict(num_bytes - freed)
         return freed + self.features.evict(num_bytes - freed)
@@ -130,7 +132,7 @@ class Caches:
     # ---- features --------------------------------------------------------------------
 
     def store_features(self, key: str, features: EncodedImage) -> Lease[EncodedImage]:
-        """Store new features; leases those that `key` has, perhaps from meanwhile."""
+        """Store features, unless `key` has some by now; returns a lease on the stored ones."""
         self._disk.store_features(key, features)
         return self.features.put(key, features, features.size_bytes)
 
@@ -150,45 +152,45 @@ class Caches:
 
     @property
     def disk(self) -> DiskTier:
-        """The tier on disk, for `find_*`; only `load` reads from it."""
+        """The tier on disk, for `find_*`; only `read_disk` reads from it."""
         return self._disk
 
-    def load(self, wanted: DiskLoad, is_cancelled: Callable[[], bool]) -> Loaded:
+    def read_disk(self, wanted: DiskRead, is_cancelled: Callable[[], bool]) -> DiskReadResult:
         """Read `wanted` into memory, as far as possible; may take long."""
-        loaded = Loaded()
+        result = DiskReadResult()
         try:
-            self._load_prefix(wanted, loaded, is_cancelled)
-            self._load_features(wanted, loaded, is_cancelled)
+            self._read_prefix(wanted, result, is_cancelled)
+            self._read_features(wanted, result, is_cancelled)
         except (OutOfMemory, MemoryError):
-            logger.warning("there is not enough memory to read what the disk has of a prompt")
-            loaded.is_out_of_memory = True
+            logger.warning("not enough memory to read the cached part of a prompt from disk")
+            result.is_out_of_memory = True
         except Exception:
-            logger.exception("what the disk has of a prompt can't be copied to memory")
-        return loaded
+            logger.exception("the cached part of a prompt can't be read from disk")
+        return result
 
-    def _load_prefix(
-        self, wanted: DiskLoad, loaded: Loaded, is_cancelled: Callable[[], bool]
+    def _read_prefix(
+        self, wanted: DiskRead, result: DiskReadResult, is_cancelled: Callable[[], bool]
     ) -> None:
-        """The match pins each part, which could be evicted before the next part otherwise."""
+        """Read the prefix part by part; the match pins each part while the next one is read."""
         key, limit, salt = wanted.key, wanted.limit, wanted.salt
         if not wanted.prefix_tokens or is_cancelled():
             return
         match = self.prefixes.improve(self.prefixes.match_nothing(), key, limit, salt)
-        loaded.prefix = match
-        for source in self._disk.load_prefix(key, match.length, wanted.prefix_tokens, salt):
+        result.prefix = match
+        for source in self._disk.read_prefix(key, match.length, wanted.prefix_tokens, salt):
             self.prefixes.insert(key.part(0, source.length), source, salt)
-            match = loaded.prefix = self.prefixes.improve(match, key, limit, salt)
+            match = result.prefix = self.prefixes.improve(match, key, limit, salt)
             if match.length < source.length or is_cancelled():
                 return
 
-    def _load_features(
-        self, wanted: DiskLoad, loaded: Loaded, is_cancelled: Callable[[], bool]
+    def _read_features(
+        self, wanted: DiskRead, result: DiskReadResult, is_cancelled: Callable[[], bool]
     ) -> None:
         for index, key in wanted.features.items():
             if is_cancelled():
                 return
             lease = self.features.lease(key) if key in self.features else None
-            if lease is None and (features := self._disk.load_features(key)) is not None:
+            if lease is None and (features := self._disk.read_features(key)) is not None:
                 lease = self.features.put(key, features, features.size_bytes)
             if lease is not None:
-                loaded.features[index] = lease
+                result.features[index] = lease

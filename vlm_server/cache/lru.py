@@ -1,4 +1,4 @@
-"""Caches in memory, bounded in bytes: least recently used first out, pinned entries stay."""
+"""Caches in memory, bounded in bytes, that evict the least recently used unpinned entries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Cache(Protocol):
+class InspectableCache(Protocol):
     """The interface of every cache, in memory or on disk. Thread-safe."""
 
     def read(self) -> CacheStats: ...
@@ -24,7 +24,7 @@ class Cache(Protocol):
 
 
 class Pinnable(Protocol):
-    """An entry, which is not evicted while it has pins."""
+    """An entry that is not evicted while it has pins."""
 
     @property
     def pins(self) -> int: ...
@@ -37,7 +37,7 @@ E = TypeVar("E", bound=Pinnable)
 
 
 class BoundedEntries(Generic[K, E]):
-    """Entries of bounded bytes; `order` has the least recently used first. Not thread-safe."""
+    """Entries bounded in bytes; `order` has the least recently used first. Not thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -48,9 +48,9 @@ class BoundedEntries(Generic[K, E]):
         return len(self.order)
 
     def evict(self, num_bytes: int) -> int:
-        """Evict `num_bytes` or more, if so many are not pinned; returns the bytes."""
+        """Evict entries of `num_bytes` or more, as far as unpinned; returns the number of bytes."""
         victims, freed = list[K](), 0
-        for key, entry in self.order.items():  # stops early: this runs for each that is stored
+        for key, entry in self.order.items():  # stops early: this runs at each insertion
             if freed >= num_bytes:
                 break
             if not entry.pins:
@@ -62,7 +62,7 @@ class BoundedEntries(Generic[K, E]):
         return freed
 
     def remove(self, key: K) -> None:
-        """Remove an entry, which is not pinned."""
+        """Remove an unpinned entry."""
         self.size_bytes -= self.order.pop(key).size_bytes
 
 
@@ -86,17 +86,17 @@ class MemoryCache:
 
     @property
     def num_references(self) -> int:
-        """Number of leases and matches that were not released, and of insertions under way."""
+        """Number of unreleased leases and matches, and of insertions under way."""
         with self._lock:
             return self._num_references
 
     def evict(self, num_bytes: int) -> int:
-        """Evict `num_bytes` or more, if so many are not pinned; returns the bytes."""
+        """Evict entries of `num_bytes` or more, as far as unpinned; returns the number of bytes."""
         with self._lock:
             return self._bounded.evict(num_bytes)
 
     def resize(self, limit_bytes: int) -> None:
-        """Set the limit; pinned entries above it go when they are released."""
+        """Set the limit; pinned entries above it are evicted once they are released."""
         with self._lock:
             self._bounded.limit_bytes = limit_bytes
             self._keep_limit()
@@ -173,14 +173,14 @@ class LruCache(MemoryCache, Generic[V]):
         return lease.value
 
     def __contains__(self, key: str) -> bool:
-        """Whether `key` is stored; no use of it."""
+        """Whether `key` is stored; does not count as a use."""
         with self._lock:
             return key in self._entries.order
 
     def put(self, key: str, value: V, size_bytes: int) -> Lease[V]:
-        """Store `value`, if room can be made; a value that `key` has already stays.
+        """Store `value` if there is room, unless `key` has a value already.
 
-        The lease holds the stored value, or `value` alone if there is no room for it.
+        Returns a lease on the stored value, or on `value` if it is not stored.
         """
         with self._lock:
             entries = self._entries

@@ -10,17 +10,17 @@ from vlm_server.cache.lru import MemoryCache
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.cache.radix_tree import Node, RadixTree, S, Segment, Snapshot, T
 
-_MOST_JOINED_BYTES = 256 << 20
-"""Longer parts are not joined: the copy takes memory next to the original."""
-_DROPPED_PART = 1 / 8
-"""Joining drops answers that a conversation did not go on from, up to this share of its length."""
+_MAX_JOINED_BYTES = 256 << 20
+"""The maximum size of a joined part: the copy takes memory in addition to the original."""
+_DROPPED_SHARE = 1 / 8
+"""The maximum size, relative to the prompt, of abandoned answers that joining drops."""
 
 T_co = TypeVar("T_co", bound=Segment, covariant=True)
 S_co = TypeVar("S_co", bound=Snapshot, covariant=True)
 
 
 class Source(Protocol[T_co, S_co]):
-    """A prompt whose state was just computed."""
+    """The state of a prompt, to store in a cache."""
 
     @property
     def snapshots(self) -> Mapping[int, S_co]:
@@ -28,7 +28,7 @@ class Source(Protocol[T_co, S_co]):
         ...
 
     def size_bytes(self, start: int, end: int) -> int:
-        """Bytes of what `take` would return."""
+        """The size of the segment that `take` would return."""
         ...
 
     def take(self, start: int, end: int) -> T_co:
@@ -37,7 +37,7 @@ class Source(Protocol[T_co, S_co]):
 
 
 class PrefixMatch(Generic[T, S]):
-    """The stored state of a prompt's first `length` positions; pinned until released, once.
+    """The stored state of a prompt's first `length` positions, pinned until released, once.
 
     `segments` are consecutive, each with the number of its first positions that match.
     """
@@ -70,24 +70,24 @@ class PrefixMatch(Generic[T, S]):
 
 @dataclass(slots=True)
 class _Gap(Generic[T, S]):
-    """A step of an insertion: a segment that the tree needs next.
-
-    `make` computes it without the lock, then `fill` adds it with the lock. `node`, which it is
-    added to, is pinned meanwhile. Without room neither is called.
-    """
+    """A step of an insertion: a segment to add to the tree."""
 
     node: Node[T, S]
+    """The node to add the segment to, pinned until it is added."""
     has_room: bool
+    """Whether there is room; if not, neither `make` nor `fill` is called."""
     make: Callable[[], tuple[T, ...]]
+    """Computes the segment; called without the lock."""
     fill: Callable[[tuple[T, ...]], None]
+    """Adds the segment to the tree; called with the lock."""
 
 
 class PrefixCache(MemoryCache, Generic[T, S]):
-    """A cache bounded in bytes: least recently used ends of prompts first out. Thread-safe.
+    """A cache of KV by prompt, which evicts the least recently used ends of prompts. Thread-safe.
 
-    With `needs_snapshots` a prompt can only be continued after a position that has a snapshot,
-    else anywhere outside a media span. Prompts of different `salt` share nothing. Segments are
-    taken and split without the lock, since that may wait for a device.
+    With `needs_snapshots` a prompt can only be continued after a position with a snapshot, else
+    anywhere outside a media span. Prompts of different `salt` share nothing. Segments are taken and
+    split without the lock, since that may wait for a device.
     """
 
     def __init__(self, name: str, limit_bytes: int, *, needs_snapshots: bool = False) -> None:
@@ -98,14 +98,14 @@ class PrefixCache(MemoryCache, Generic[T, S]):
     # ---- lookup ----------------------------------------------------------------------
 
     def match(
-        self, prompt: PromptKey, limit: int, salt: str = "", least: int = 0
+        self, prompt: PromptKey, limit: int, salt: str = "", min_length: int = 0
     ) -> PrefixMatch[T, S]:
         """The longest stored prefix of `prompt`, of at most `limit` positions.
 
-        Empty if it has fewer than `least` positions, which are useless.
+        Empty if it has fewer than `min_length` positions.
         """
         with self._lock:
-            match = self._match(prompt, limit, salt, least)
+            match = self._match(prompt, limit, salt, min_length)
             self._hits += bool(match.length)
             self._misses += not match.length
             return match
@@ -122,24 +122,26 @@ class PrefixCache(MemoryCache, Generic[T, S]):
         prompt: PromptKey,
         limit: int,
         salt: str = "",
-        least: int = 0,
+        min_length: int = 0,
     ) -> PrefixMatch[T, S]:
         """`match`, or a longer one of the same prompt; the other is released.
 
         Neither a hit nor a miss.
         """
         with self._lock:
-            better = self._match(prompt, limit, salt, least)
+            better = self._match(prompt, limit, salt, min_length)
         worse = match if better.length > match.length else better
         worse.release()
         return match if worse is better else better
 
-    def _match(self, prompt: PromptKey, limit: int, salt: str, least: int) -> PrefixMatch[T, S]:
+    def _match(
+        self, prompt: PromptKey, limit: int, salt: str, min_length: int
+    ) -> PrefixMatch[T, S]:
         matched = self._tree.walk(prompt, limit, salt)
         if self.needs_snapshots:
             while matched and not _has_snapshot(*matched[-1]):
                 matched.pop()
-        if sum(count for _, count in matched) < least:
+        if sum(count for _, count in matched) < min_length:
             matched = []
         for last, _ in matched[-1:]:
             self._tree.pin(last)
@@ -167,9 +169,9 @@ class PrefixCache(MemoryCache, Generic[T, S]):
         """Store the missing state of `prompt` from `source`, as far as there is room.
 
         With `joins`, for which `source` must have all of `prompt`, a growing conversation is stored
-        in few parts: short parts at its end are taken again together with the new one. Otherwise
-        each turn would add two parts, and each part is copied by itself when it is used. Raises
-        what `source` raises; parts stored before that stay.
+        in few parts: short parts at its end are replaced by one that includes the new part.
+        Otherwise each turn would add two parts, each of which is copied separately when used.
+        Raises the errors of `source`; parts stored before stay.
         """
         if not self.limit_bytes:
             return
@@ -188,9 +190,9 @@ class PrefixCache(MemoryCache, Generic[T, S]):
     def _next_gap(
         self, prompt: PromptKey, end: int, source: Source[T, S], salt: str, *, joins: bool
     ) -> _Gap[T, S] | None:
-        """The next missing part of `prompt` up to `end`; None if there is none, which is a use.
+        """The next missing part of `prompt` up to `end`; None if nothing is missing.
 
-        Stores the snapshot after `end` once all before it is stored.
+        In that case the prompt is marked as recently used, and the snapshot after `end` stored.
         """
         snapshot = source.snapshots.get(end) if self.needs_snapshots else None
         with self._lock:
@@ -216,7 +218,7 @@ class PrefixCache(MemoryCache, Generic[T, S]):
             self._tree.set_snapshot(node, snapshot)
 
     def _gap_inside(self, node: Node[T, S], at: int) -> _Gap[T, S]:
-        """The split of an edge that the prompt leaves in the middle."""
+        """The split of an edge of which only the first `at` positions match."""
         edge, segment = node.edge, node.segment
         assert segment is not None
 
@@ -225,7 +227,7 @@ class PrefixCache(MemoryCache, Generic[T, S]):
                 first, rest = halves
                 self._tree.split(node, at, (first, rest))
 
-        return self._hold(_Gap(node, True, lambda: segment.split(at), split))
+        return self._pin_gap(_Gap(node, True, lambda: segment.split(at), split))
 
     def _gap_after(
         self,
@@ -243,11 +245,11 @@ class PrefixCache(MemoryCache, Generic[T, S]):
         end = start + len(edge)
         size_bytes = source.size_bytes(start, end)
         size_bytes += 0 if snapshot is None else snapshot.size_bytes
-        more_bytes = size_bytes - sum(each.size_bytes for each in joined)
+        more_bytes = size_bytes - sum(old.size_bytes for old in joined)
         last = joined[0] if joined else node
 
         def is_open() -> bool:
-            """Whether `edge` can be added; not if its first key has a child already."""
+            """Whether `edge` can be added, since no child begins with the same key."""
             if joined:
                 return joined[-1].parent is node and _may_join(joined, len(edge))
             return edge.first not in node.children
@@ -255,40 +257,40 @@ class PrefixCache(MemoryCache, Generic[T, S]):
         def append(taken: tuple[T, ...]) -> None:
             is_here = self._tree.contains(node) and is_open()
             if is_here and self._tree.make_room(last, more_bytes):
-                for each in joined:
-                    self._tree.remove_with_leaves(each)
+                for old in joined:
+                    self._tree.remove_with_leaves(old)
                 self._tree.append(node, edge, taken[0], snapshot)
 
         has_room = is_open() and self._tree.make_room(last, more_bytes)
-        return self._hold(_Gap(node, has_room, lambda: (source.take(start, end),), append))
+        return self._pin_gap(_Gap(node, has_room, lambda: (source.take(start, end),), append))
 
     def _to_join(
         self, node: Node[T, S], start: int, end: int, source: Source[T, S]
     ) -> tuple[Node[T, S], int, list[Node[T, S]]]:
-        """The node and position after which to store a prompt up to `end`, and the nodes between.
+        """(node, position after it, nodes to join): where to store a prompt up to `end`.
 
-        `node` and `start` are where the missing part begins. The nodes between, the last one first,
-        are stored again with it. Each is at most twice as long as all that follows it: parts of a
-        prompt get longer towards its beginning, and nothing is copied often.
+        The missing part begins after `node`, at `start`. The nodes to join, the last one first, are
+        stored again with it. Each is at most twice as long as the rest of the prompt after it, so
+        that parts get longer towards the beginning, and nothing is copied often.
         """
         joined = list[Node[T, S]]()
         while node.parent is not None and len(node.edge) <= 2 * (end - start):
             first = start - len(node.edge)
-            is_small = source.size_bytes(first, end) <= _MOST_JOINED_BYTES
+            is_small = source.size_bytes(first, end) <= _MAX_JOINED_BYTES
             if not is_small or not _may_join([*joined, node], end - first):
                 break
             joined.append(node)
             node, start = node.parent, first
         return node, start, joined
 
-    def _hold(self, gap: _Gap[T, S]) -> _Gap[T, S]:
+    def _pin_gap(self, gap: _Gap[T, S]) -> _Gap[T, S]:
         if gap.has_room:
             self._tree.pin(gap.node)
             self._num_references += 1
         return gap
 
     def _fill(self, gap: _Gap[T, S]) -> None:
-        """Fill `gap`, unless another thread changed the tree there meanwhile."""
+        """Add the segment of `gap`, unless another thread has changed the tree there."""
         made: tuple[T, ...] | None = None
         try:
             made = gap.make()
@@ -307,22 +309,22 @@ class PrefixCache(MemoryCache, Generic[T, S]):
 
 
 def _may_join(nodes: list[Node[T, S]], num_positions: int) -> bool:
-    """Whether `nodes`, the last one first, may be joined with what follows to `num_positions`.
+    """Whether `nodes`, the last one first, may be joined to a part of `num_positions`.
 
     Not if one is pinned or has left the tree, nor if they have other children than each other and
-    short leaves: answers that the conversation did not go on from, which joining drops.
+    short leaves. These are answers that the conversation did not continue, which joining drops.
     """
     below: Node[T, S] | None = None
     for node in nodes:
-        if len(node.children) > _DROPPED_PART * num_positions + 1:
-            return False  # what thousands of conversations begin with is not gone through each time
+        if len(node.children) > _DROPPED_SHARE * num_positions + 1:
+            return False  # a shared beginning may have thousands of children: too many to check
         is_there = node.parent is not None and node.parent.children.get(node.edge.first) is node
         others = [child for child in node.children.values() if child is not below]
         if node.pins or not is_there or len(others) + (below is not None) != len(node.children):
             return False
         if any(child.children or child.pins for child in others):
             return False
-        if _DROPPED_PART * num_positions < sum(len(child.edge) for child in others):
+        if _DROPPED_SHARE * num_positions < sum(len(child.edge) for child in others):
             return False
         below = node
     return True

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 class MediaSpan:
     """The positions `start` to `end` (exclusive) of the media item with hash `mm_hash`.
 
-    Two spans match if hashes and lengths do, whatever the token ids.
+    Two spans match if their hashes and lengths do; token ids are not compared.
     """
 
     start: int
@@ -40,7 +40,7 @@ class PromptKey:
         return self.key_at(0)
 
     def key_at(self, position: int) -> int | str:
-        """The hash of the media span that starts at `position`, or else the token id there."""
+        """The hash of the media span that starts at `position`, else the token id there."""
         keys = (span.mm_hash for span in self.spans if span.start == position)
         return next(keys, int(self.token_ids[position]))
 
@@ -53,7 +53,7 @@ class PromptKey:
         return PromptKey(self.token_ids[start:end], spans)
 
     def floor(self, end: int) -> int:
-        """`end`, or the start of the span that `end` is inside of."""
+        """`end`, or the start of the span that contains it."""
         return next((span.start for span in self.spans if span.start < end < span.end), end)
 
     def num_common(self, start: int, edge: PromptKey) -> int:

@@ -39,17 +39,16 @@ S = TypeVar("S", bound=Snapshot)
 
 @dataclass(eq=False, slots=True)
 class Node(Generic[T, S]):
-    """A part of a prompt, `edge`, after its parent's part. Roots have no parent.
-
-    `pins` counts references to this node and to all below it; on a root, to itself alone.
-    """
+    """A part of a prompt, `edge`, after its parent's part."""
 
     edge: PromptKey
     segment: T | None
     parent: Node[T, S] | None
+    """None for a root."""
     snapshot: S | None = None
     children: dict[int | str, Node[T, S]] = field(default_factory=dict)
     pins: int = 0
+    """The number of pins of this node and all nodes below it; of a root, of itself alone."""
 
     @property
     def size_bytes(self) -> int:
@@ -66,10 +65,9 @@ class Node(Generic[T, S]):
 
 
 class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
-    """A tree bounded in bytes: least recently used leaves first out. A root for each salt.
+    """A tree bounded in bytes, with a root for each salt. Evicts least recently used leaves first.
 
-    A use of a node is a use of its ancestors right after it: in `order`, none comes before one
-    below it.
+    A use of a node is also one of its ancestors: in `order`, these come after the node.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -87,10 +85,7 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
     # ---- lookup ----------------------------------------------------------------------
 
     def root(self, salt: str) -> Node[T, S]:
-        """The root of prompts with `salt`; made if missing.
-
-        Drops roots without children, unless they are pinned.
-        """
+        """The root of prompts with `salt`; if missing, it is made, and unused roots are dropped."""
         if salt not in self._roots:
             self._roots = {
                 known: root for known, root in self._roots.items() if root.children or root.pins
@@ -101,7 +96,7 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
     def walk(self, prompt: PromptKey, limit: int, salt: str) -> list[tuple[Node[T, S], int]]:
         """The nodes that `prompt` begins with, each with the number of its positions that match.
 
-        Up to `limit` positions in all, and never part of a media span.
+        Matches at most `limit` positions, and never a part of a media span.
         """
         matched, at = list[tuple[Node[T, S], int]](), 0
         limit = min(limit, len(prompt))
@@ -121,30 +116,30 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
 
     def touch(self, node: Node[T, S]) -> None:
         """Make `node` the most recently used."""
-        for each in node.path:
-            self.order.move_to_end(each)
+        for used in node.path:
+            self.order.move_to_end(used)
 
     def pin(self, node: Node[T, S]) -> None:
-        """Keep `node` and its ancestors from eviction until `unpin`; or a root in the tree."""
+        """Keep `node` and its ancestors from eviction until `unpin`; keep a root in the tree."""
         if node.parent is None:
             node.pins += 1
-        for each in node.path:
-            self.pinned_bytes += 0 if each.pins else each.size_bytes
-            each.pins += 1
+        for pinned in node.path:
+            self.pinned_bytes += 0 if pinned.pins else pinned.size_bytes
+            pinned.pins += 1
 
     def unpin(self, node: Node[T, S]) -> None:
         if node.parent is None:
             node.pins -= 1
-        for each in node.path:
-            each.pins -= 1
-            self.pinned_bytes -= 0 if each.pins else each.size_bytes
+        for unpinned in node.path:
+            unpinned.pins -= 1
+            self.pinned_bytes -= 0 if unpinned.pins else unpinned.size_bytes
 
     # ---- growth ----------------------------------------------------------------------
 
     def append(
         self, parent: Node[T, S], edge: PromptKey, segment: T, snapshot: S | None
     ) -> Node[T, S]:
-        """A new child of `parent`, which has no child that begins like `edge`."""
+        """Add a child to `parent`, which must have no child with the same first key."""
         node = Node(edge, segment, parent, snapshot)
         parent.children[edge.first] = node
         self.order[node] = node
@@ -153,15 +148,12 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
         return node
 
     def set_snapshot(self, node: Node[T, S], snapshot: S) -> None:
-        """Store the state after `node`, which has none."""
+        """Store the state after `node`, which must have none."""
         node.snapshot = snapshot
         self._grew(node, snapshot.size_bytes)
 
     def split(self, node: Node[T, S], at: int, halves: tuple[T, T]) -> Node[T, S]:
-        """A new node above `node` for its first `at` positions.
-
-        `halves` are those of `node.segment`.
-        """
+        """Add a node above `node` for its first `at` positions; `halves`: of `node.segment`."""
         assert node.parent is not None
         size_bytes = node.size_bytes
         upper = Node[T, S](node.edge.part(0, at), halves[0], node.parent, pins=node.pins)
@@ -180,9 +172,9 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
     # ---- eviction --------------------------------------------------------------------
 
     def make_room(self, after: Node[T, S], size_bytes: int) -> bool:
-        """Evict until `size_bytes` more fit; `after` and its ancestors stay.
+        """Evict until `size_bytes` more fit, but not `after` or its ancestors.
 
-        Returns whether there is room. Evicts nothing if there can be none.
+        Returns whether there is room. Evicts nothing if there can't be.
         """
         self.pin(after)
         if has_room := self.pinned_bytes + size_bytes <= self.limit_bytes:
@@ -191,7 +183,7 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
         return has_room
 
     def remove_with_leaves(self, node: Node[T, S]) -> None:
-        """Remove a node whose children are all leaves; those are evicted. None is pinned."""
+        """Remove an unpinned node whose children are all unpinned leaves, which are evicted."""
         leaves = list(node.children.values())
         for leaf in leaves:
             self.remove(leaf)
@@ -199,7 +191,7 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
         self.remove(node)
 
     def remove(self, key: Node[T, S]) -> None:
-        """Remove a leaf, which is not pinned."""
+        """Remove an unpinned leaf."""
         assert not key.children
         assert not key.pins
         assert key.parent is not None
@@ -209,7 +201,7 @@ class RadixTree(BoundedEntries[Node[T, S], Node[T, S]], Generic[T, S]):
     # ---- integrity -------------------------------------------------------------------
 
     def check_integrity(self) -> int:
-        """Number of pins. Raises AssertionError if tree, order and sums disagree."""
+        """Count the pins. Raises AssertionError if tree, order and sums disagree."""
         in_tree, num_pins = set[Node[T, S]](), 0
         waiting = list(self._roots.values())
         while waiting:

@@ -1,41 +1,41 @@
-"""Cache references of one request: entries that are not evicted while the request needs them."""
+"""Cache references of one request, which keep entries from eviction while it needs them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from vlm_server.cache.caches import Caches, EncodedImage, Prefix
-from vlm_server.cache.disk.tier import DiskLoad, DiskTier, Loaded
+from vlm_server.cache.disk.tier import DiskRead, DiskReadResult, DiskTier
 from vlm_server.cache.lru import Lease
 from vlm_server.cache.prompt_key import PromptKey
 
-_TRANSIENT = 2
-"""Copies of a file while it is read: its bytes, and the arrays copied out of them."""
+_NUM_READ_COPIES = 2
+"""The number of copies of a file during its read: its bytes, and the arrays copied from them."""
 
 
 class CacheReferences:
     """References to a prompt's longest cached prefix, and to the features of the media after it.
 
-    Made by the thread that prepares the request, and then owned by the request: whoever drops the
-    request releases them, once. Not thread-safe.
+    Made by the preparer thread, then owned by the request, and released exactly once. Not
+    thread-safe.
     """
 
     def __init__(
         self, caches: Caches, key: PromptKey, salt: str, atomic_prefill_tokens: int
     ) -> None:
-        """Looks in memory only.
+        """Match the prefix in memory.
 
-        A prefix of fewer than `atomic_prefill_tokens` is useless; the last token is always
+        A prefix of fewer than `atomic_prefill_tokens` is useless. The last token is always
         computed, since no cache has its logits.
         """
         self._caches = caches
         self._key = key
         self._salt = salt
-        self._least = atomic_prefill_tokens
+        self._min_length = atomic_prefill_tokens
         self._limit = len(key) - 1
         self._features: dict[int, Lease[EncodedImage]] = {}
         self._is_released = False
-        self._prefix = caches.prefixes.match(key, self._limit, salt, self._least)
+        self._prefix = caches.prefixes.match(key, self._limit, salt, self._min_length)
 
     @property
     def prefix(self) -> Prefix:
@@ -52,7 +52,7 @@ class CacheReferences:
 
     @property
     def has_first_features(self) -> bool:
-        """Whether the features of the first media after the prefix are held."""
+        """Whether the features of the first media after the prefix are leased."""
         return next(self._spans_after_prefix(), None) in self._features
 
     @property
@@ -62,7 +62,7 @@ class CacheReferences:
         return sum(spans[index].end - spans[index].start for index in self._spans_after_prefix())
 
     def missing(self) -> Iterator[int]:
-        """The spans after the prefix whose features are not held, in order."""
+        """The spans after the prefix whose features are not leased, in order."""
         return (index for index in self._spans_after_prefix() if index not in self._features)
 
     def rematch_prefix(self) -> bool:
@@ -71,7 +71,7 @@ class CacheReferences:
         Features of spans inside it are released.
         """
         better = self._caches.prefixes.improve(
-            self._prefix, self._key, self._limit, self._salt, self._least
+            self._prefix, self._key, self._limit, self._salt, self._min_length
         )
         if better is self._prefix:
             return False
@@ -82,21 +82,21 @@ class CacheReferences:
         return True
 
     def cut_prefix(self, length: int) -> None:
-        """Use at most `length` tokens of the prefix, whose layers must be ones that can be cut.
+        """Use at most `length` tokens of the prefix, for models whose layers can be cut.
 
         No media span may end after them.
         """
         if length < self._prefix.length:
             self._prefix.cut(length)
 
-    def look_up(self, *, on_disk: bool) -> DiskLoad | None:
-        """Lease the features in memory; returns what the disk has of the rest, if anything.
+    def look_up(self, *, on_disk: bool) -> DiskRead | None:
+        """Lease the features in memory; returns the disk read for the rest, if anything is stored.
 
         Reads no file.
         """
         disk = self._caches.disk if on_disk else DiskTier()
         known = self._prefix.length
-        stored = disk.find_prefix(self._key, known, self._limit, self._salt, self._least)
+        stored = disk.find_prefix(self._key, known, self._limit, self._salt, self._min_length)
         length = 0 if stored is None else stored.length
         sizes = dict[int, int]()
         for index in list(self.missing()):
@@ -108,32 +108,32 @@ class CacheReferences:
         if stored is None and not sizes:
             return None
         in_prefix, largest = (stored.size_bytes, stored.largest_bytes) if stored else (0, 0)
-        return DiskLoad(
+        return DiskRead(
             self._key,
             self._salt,
             self._limit,
-            self._least,
+            self._min_length,
             length,
             {index: self._key.spans[index].mm_hash for index in sizes},
             in_prefix + sum(sizes.values()),
-            _TRANSIENT * max(largest, *sizes.values(), 0),
+            _NUM_READ_COPIES * max(largest, *sizes.values(), 0),
         )
 
-    def take(self, loaded: Loaded) -> None:
-        """Take over what was read from disk, as far as it is needed."""
+    def take_disk_read(self, result: DiskReadResult) -> None:
+        """Take over the entries of `result` that are needed, and release the others."""
         self.rematch_prefix()
-        for index in list(loaded.features):
-            self.add_features(index, loaded.features.pop(index))
-        loaded.release()
+        for index in list(result.features):
+            self.add_features(index, result.features.pop(index))
+        result.release()
 
     def lease_features(self, index: int) -> bool:
         """Lease the features of a span if they are in memory by now; returns whether they are."""
-        if not self.is_in_memory(index):  # what is not there is no second miss
+        if not self.is_in_memory(index):  # the miss was counted before
             return False
         return self._lease(index, self._caches.features.lease(self._key.spans[index].mm_hash))
 
     def is_in_memory(self, index: int) -> bool:
-        """Whether the features of a span are in memory; takes no lease."""
+        """Whether the features of a span are in memory, without leasing them."""
         return self._key.spans[index].mm_hash in self._caches.features
 
     def _lease(self, index: int, lease: Lease[EncodedImage] | None) -> bool:
@@ -142,14 +142,14 @@ class CacheReferences:
         return lease is not None
 
     def add_features(self, index: int, lease: Lease[EncodedImage]) -> None:
-        """Take over `lease`, on the features of a span that was just encoded."""
+        """Take over `lease` on the features of a span; release it if they are not needed."""
         if index in self._features or index not in self._spans_after_prefix():
             lease.release()
         else:
             self._features[index] = lease
 
     def release(self) -> None:
-        """Unpin all of it. Raises RuntimeError the second time."""
+        """Release all references. Raises RuntimeError the second time."""
         if self._is_released:
             raise RuntimeError("the references of a request are released twice")
         self._is_released = True

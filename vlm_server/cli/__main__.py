@@ -2,7 +2,7 @@
 
 import sys
 
-if not sys.flags.safe_path:  # `-m` put the working folder first: a checkpoint's, with a `queue.py`?
+if not sys.flags.safe_path:  # `-m` puts the working folder first, where a `queue.py` may lie
     del sys.path[0]
 
 from vlm_server.cli.entry import main

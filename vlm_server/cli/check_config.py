@@ -16,6 +16,7 @@ from vlm_server.cli.usage import Parser
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.survey import SurveyRequest, survey
 from vlm_server.settings import ListedModel, Settings
+from vlm_server.settings.descriptions import descriptions
 
 _WIDTH = 88
 _MODEL_SECTIONS = 2
@@ -49,13 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_models(settings: Settings) -> None:
-    """Raises ModelLoadError for a model here that its files or the memory limit rule out.
+    """Raises ModelLoadError for a local model with unusable files or beyond the memory limit.
 
-    Loads nothing; a model that several hosts share is not looked at.
+    Loads nothing; models that several hosts share are not checked.
     """
     search_paths = settings.model.search_paths
     listed = [one.as_model(name, search_paths) for name, one in settings.models.items()]
-    here = [one for one in (settings.model, *listed) if os.path.isdir(one.path)]
+    here = [model for model in (settings.model, *listed) if os.path.isdir(model.path)]
     for model in here if not settings.distributed.hosts else ():
         found = asyncio.run(survey(SurveyRequest(model, settings.memory)))
         if found.refusal:
@@ -72,9 +73,8 @@ def render_defaults() -> str:
 
 def describe(section: type[msgspec.Struct], name: str) -> str:
     """Description of one setting, with its choices if it has any."""
-    hint = get_type_hints(section, include_extras=True)[name]
-    kind, meta = get_args(hint)
-    text = str(meta.description)
+    kind = get_type_hints(section)[name]
+    text = descriptions(section)[name]
     if get_origin(kind) is Literal:
         text += " One of: " + ", ".join(get_args(kind)) + "."
     return text

@@ -1,4 +1,4 @@
-"""`vlm-server completions`: shtab makes a shell's script of the parser."""
+"""`vlm-server completions`: a shell's script, made from the parser by shtab."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def script(shell: str) -> str:
 
     parser = build_parser()
     models = shtab.cmd(_LIST_MODELS)
-    for each in every(parser):
-        for summary, command in commands_of(each):
-            command.description = summary  # what is shown beside its name
-        for action in each._actions:
+    for level in every(parser):
+        for summary, command in commands_of(level):
+            command.description = summary  # shown next to its name
+        for action in level._actions:
             if action.dest == "model":
                 vars(action)["complete"] = models  # where shtab looks for it
             elif action.type is Path or action.dest == "words":

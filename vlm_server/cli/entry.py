@@ -1,4 +1,4 @@
-"""Entry point of the program: signals and standard files, set right before anything is imported."""
+"""Entry point of the program: prepares signals and standard files before the imports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def main() -> int:
     if is_heard:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from vlm_server.cli import exit_codes
-    from vlm_server.cli.main import main as run  # takes a moment
+    from vlm_server.cli.main import main as run  # slow to import
 
     if is_heard:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     code = run()
-    if code == exit_codes.INTERRUPTED and is_heard:  # a shell's loop ends only if we end by it
+    if code == exit_codes.INTERRUPTED and is_heard:  # or a shell's loop would go on
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return code
@@ -34,21 +34,21 @@ def main() -> int:
 def fill_standard_files() -> None:
     """Open /dev/null in place of standard files that are closed.
 
-    The next file or connection would get their numbers, and this program's output. Python has no
-    `sys.stdout` then.
+    Otherwise the next file or connection would get their numbers, and this program's output, and
+    Python would have no `sys.stdout`.
     """
     for number in range(_NUM_STANDARD_FILES):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115  open until the end
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def discard_output() -> None:
-    """Redirect stdout to /dev/null: Python would complain at the end of what can't be written."""
+    """Redirect stdout to /dev/null: Python would otherwise fail to flush it at the end."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

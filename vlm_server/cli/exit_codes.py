@@ -13,8 +13,8 @@ MODEL_UNUSABLE = 3
 DEFECT = 70
 """An unforeseen error (EX_SOFTWARE of sysexits.h)."""
 NOT_AVAILABLE = 75
-"""Something that the settings name is not there at present: a port in use, an address that is not
-up, a disk that is not mounted. It may be later (EX_TEMPFAIL of sysexits.h)."""
+"""A resource of the settings is not available at present: a port in use, an address that is not up,
+a disk that is not mounted. A restart may help (EX_TEMPFAIL of sysexits.h)."""
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 
@@ -31,7 +31,7 @@ MEANINGS = {
     INTERRUPTED: "Interrupted with Ctrl-C (the program ends by SIGINT).",
     CLOSED_PIPE: "The reader of the output closed the pipe, as head does.",
 }
-"""Text for each in `--help`, the manual page and docs/cli.md."""
+"""Meanings of the codes in `--help`, the manual page and docs/cli.md."""
 
 SERVICE_READY, SERVICE_NOT_READY, SERVICE_NOT_RUNNING, SERVICE_NOT_INSTALLED = 0, 1, 3, 4
 SERVICE_MEANINGS = {

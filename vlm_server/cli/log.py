@@ -32,11 +32,11 @@ _EASILY_REPEATED = (
     "vlm_server.api.http.connection.protocol",
     "vlm_server.api.parsing.body_parser",
 )
-"""Loggers of which any client could get any number of lines."""
-_MOST_KINDS = 256
+"""Loggers that clients could make write any number of lines."""
+_MAX_KINDS = 256
 
 
-def for_a_person(settings: Settings, sources: Sources) -> Settings:
+def with_terminal_log(settings: Settings, sources: Sources) -> Settings:
     """`settings` with a log for a terminal: warnings and requests, unless its level was chosen."""
     if not sys.stderr.isatty() or "log.level" in sources:
         return settings
@@ -48,7 +48,7 @@ def for_a_person(settings: Settings, sources: Sources) -> Settings:
 
 
 def has_started() -> None:
-    """Log errors of loading from now on: until here, they are the last line of `serve`."""
+    """Log errors of loading from now on; before, they are the last line of `serve`."""
     logging.getLogger(_LOADING_LOGGER).removeFilter(_is_no_error)
 
 
@@ -95,7 +95,7 @@ class LogRate(logging.Filter):
         kind, now = (record.name, record.levelno, str(record.msg)[:40]), self._clock()
         recent = self._kinds.get(kind)
         if recent is None:
-            if len(self._kinds) >= _MOST_KINDS:
+            if len(self._kinds) >= _MAX_KINDS:
                 self._kinds.clear()
             recent = self._kinds[kind] = _Recent(now)
         if now - recent.since >= self._seconds:
@@ -112,8 +112,8 @@ class LogRate(logging.Filter):
 class LogFile:
     """Standard output and error of this process and its children, in a file of bounded size.
 
-    Larger than `max_bytes`, it is copied to `path.1`, which was moved to `path.2` and so on, and
-    emptied, not replaced: children hold it open. A line written meanwhile may be lost.
+    Beyond `max_bytes` it is copied to `path.1`, after `path.1` was moved to `path.2` and so on, and
+    emptied, not replaced: children hold it open. A line written during the copy may be lost.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, num_older: int = NUM_OLDER) -> None:
@@ -132,7 +132,7 @@ class LogFile:
         os.close(file)
 
     def rotate_if_large(self) -> None:
-        """Start the file anew if it is large. What fails is tried again the next time."""
+        """Rotate the file if it is large. Failures are retried at the next call."""
         with contextlib.suppress(OSError):
             if os.path.getsize(self._path) > self._max_bytes:
                 self._rotate()

@@ -26,7 +26,7 @@ _CODES: dict[type[BaseException], int] = {
     OSError: exit_codes.FAILURE,
     BaseException: exit_codes.DEFECT,
 }
-"""Exit codes of errors, the more special ones first."""
+"""Exit codes of errors, more specific types first."""
 COMMANDS = {
     "serve": ("serve.command:add_to", "start the daemon"),
     "ask": ("ask.command:add_to", "ask about images and videos"),
@@ -93,7 +93,7 @@ def imported(place: str) -> Callable[..., Any]:
 
 
 def report(error: BaseException, options: argparse.Namespace) -> int:
-    """Print in one line what went wrong, with a trace if it is wanted; returns the exit code."""
+    """Print the error in one line, with a traceback under --debug; returns the exit code."""
     if isinstance(error, BrokenPipeError):
         discard_output()
         return exit_codes.CLOSED_PIPE
@@ -108,7 +108,7 @@ def report(error: BaseException, options: argparse.Namespace) -> int:
     with contextlib.suppress(OSError):
         print(f"{details}vlm-server: {printable(_line_of(error, code))}", file=sys.stderr)
     if isinstance(error, OSError):
-        discard_output()  # what could not be written would fail again at the end
+        discard_output()  # flushing would fail again at the end
     wanted: int | None = getattr(options, "give_up_status", None)
     return code if wanted is None or code not in exit_codes.FINAL else wanted
 
@@ -129,6 +129,6 @@ def _line_of(error: BaseException, code: int) -> str:
 
 
 def _version() -> str:
-    from vlm_server import __version__  # takes a moment
+    from vlm_server import __version__  # slow to import
 
     return __version__

@@ -16,7 +16,7 @@ import msgspec
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, address_of, own_key, running_daemon
-from vlm_server.cli.client.pictures import answer_about, drawn
+from vlm_server.cli.client.pictures import answer_about, picture_questions
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.log import set_up_logging
 from vlm_server.cli.progress import ProgressLine
@@ -30,8 +30,8 @@ from vlm_server.hub.survey import Survey, SurveyRequest, check_plan, survey
 from vlm_server.settings import Settings
 
 
-class _Entry(msgspec.Struct):
-    """A model in the list. None is unknown, as of a model that only the daemon has."""
+class _ModelRow(msgspec.Struct):
+    """A model in the list; None is unknown, as for a model known only to the daemon."""
 
     name: str
     bytes: int | None = None
@@ -44,7 +44,7 @@ class _Entry(msgspec.Struct):
 
 
 def pull(arguments: argparse.Namespace) -> int:
-    """Download a model to the hub's cache, or its newest version. Raises VlmServerError."""
+    """Download a model, or its newest version, to the hub's cache. Raises VlmServerError."""
     name = _hub_name(arguments.model)
     settings = options.load_settings(argparse.Namespace(**vars(arguments) | {"model": None}))
     set_up_logging(settings.log)
@@ -78,16 +78,16 @@ def list_models(arguments: argparse.Namespace) -> int:
     settings = options.load_settings(arguments)
     found = find.every(settings.model.search_paths)
     if arguments.names:
-        print("\n".join(sorted({one.name for one in found})))
+        print("\n".join(sorted({model.name for model in found})))
         return 0
-    shown = [_listed(one, config) for one in found if layout.sees(config := _config(one))]
-    names = {one.name for one in shown}
-    shown += [_begun(one) for one in find.unfinished() if one.name not in names]
+    shown = [_listed(model, config) for model in found if layout.sees(config := _config(model))]
+    names = {row.name for row in shown}
+    shown += [_begun(model) for model in find.unfinished() if model.name not in names]
     states = _served(arguments, settings)
-    names = {one.name for one in shown}
-    shown += [_Entry(name) for name in states if name not in names]
-    for one in shown:
-        one.state = states.get(one.name)
+    names = {row.name for row in shown}
+    shown += [_ModelRow(name) for name in states if name not in names]
+    for row in shown:
+        row.state = states.get(row.name)
     if arguments.json:
         print(json.dumps(msgspec.to_builtins(shown), indent=2))
         return 0
@@ -96,16 +96,18 @@ def list_models(arguments: argparse.Namespace) -> int:
         return 0
     served = ("SERVED",) if states else ()
     head = ("NAME", "SIZE", "FAMILY", "WEIGHTS", *served, "WHERE")
-    print(table([head, *(_row(one, with_state=bool(states)) for one in shown)]))
+    print(table([head, *(_row(row, with_state=bool(states)) for row in shown)]))
     return 0
 
 
 def _served(arguments: argparse.Namespace, settings: Settings) -> dict[str, str]:
-    """State of each model that the daemon serves; none if none runs, or it does not say."""
+    """State of each model served by the daemon; empty if none runs, or if it is not reported."""
     with Daemon(*address_of(arguments, settings)) as daemon:
         try:
             if arguments.url or daemon.is_there():
-                return {str(one["name"]): str(one["state"]) for one in daemon.status()["models"]}
+                return {
+                    str(model["name"]): str(model["state"]) for model in daemon.status()["models"]
+                }
         except CommandFailed:
             if arguments.url:
                 raise
@@ -116,8 +118,8 @@ def _config(found: find.Found) -> dict[str, Any]:
     return layout.read_object(found.folder / layout.CONFIG)
 
 
-def _listed(found: find.Found, config: dict[str, Any]) -> _Entry:
-    return _Entry(
+def _listed(found: find.Found, config: dict[str, Any]) -> _ModelRow:
+    return _ModelRow(
         name=found.name,
         bytes=sum(path.stat().st_size for path in layout.weight_files(found.folder)),
         family=layout.family(config) or None,
@@ -128,14 +130,14 @@ def _listed(found: find.Found, config: dict[str, Any]) -> _Entry:
     )
 
 
-def _begun(found: find.Found) -> _Entry:
-    """Entry of a download that was not finished."""
+def _begun(found: find.Found) -> _ModelRow:
+    """Row of an unfinished download."""
     size = sum(path.stat().st_size for path in (found.folder / "blobs").iterdir())
     folder = str(found.folder)
-    return _Entry(found.name, size, place=found.place, folder=folder, complete=False)
+    return _ModelRow(found.name, size, place=found.place, folder=folder, complete=False)
 
 
-def _row(one: _Entry, *, with_state: bool) -> tuple[str, ...]:
+def _row(one: _ModelRow, *, with_state: bool) -> tuple[str, ...]:
     where = (one.place if one.place == "hub cache" else one.folder) or "the daemon"
     if not one.complete:
         where = f"{one.place} (not complete: vlm-server pull {one.name})"
@@ -145,7 +147,7 @@ def _row(one: _Entry, *, with_state: bool) -> tuple[str, ...]:
 
 
 def remove(arguments: argparse.Namespace) -> int:
-    """Remove a model from the hub's cache, as the cache's own tools would, once the user agrees."""
+    """Remove a model from the hub's cache after the user has agreed."""
     from vlm_server.hub import cached
 
     name = _hub_name(arguments.model)
@@ -173,7 +175,7 @@ def remove(arguments: argparse.Namespace) -> int:
 
 def _hub_name(text: str) -> HubName:
     if (name := HubName.parse(text)) is None:
-        close = did_you_mean(text, [one.name for one in find.every()])
+        close = did_you_mean(text, [checkpoint.name for checkpoint in find.every()])
         raise ConfigError(
             f"{text!r} is not a name of the hub (ORG/NAME or ORG/NAME@REVISION){close}"
         )
@@ -239,7 +241,7 @@ def _load_and_ask(arguments: argparse.Namespace, settings: Settings) -> None:
     with own as url, Daemon(url, own_key(settings.server)) as daemon:
         daemon.wait_ready(settings.engine.start_timeout_seconds)
         print(f"\nLoaded in {time.monotonic() - started:.1f} s.")
-        for each in drawn():
+        for each in picture_questions():
             asked = time.monotonic()
             answer = answer_about(each, daemon)
             seconds = time.monotonic() - asked

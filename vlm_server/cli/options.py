@@ -13,10 +13,10 @@ from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError, NotAvailable
 
 if TYPE_CHECKING:
-    from vlm_server.settings import Checkpoint, Model, Settings, Sources
+    from vlm_server.settings import CheckpointSettings, ModelSettings, Settings, Sources
 
 _SURPLUS = 1.25
-"""Files may hold weights that the model does not use."""
+"""Allowance for weights in files that the model does not use."""
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +124,7 @@ def load_settings_with_sources(options: argparse.Namespace) -> tuple[Settings, S
     return loaded, sources
 
 
-def find_checkpoint(model: Model) -> Model:
+def find_checkpoint(model: ModelSettings) -> ModelSettings:
     """`model` with folder and name of a checkpoint on this machine. Raises as `check_model`."""
     from vlm_server.hub.find import located
     from vlm_server.hub.names import to_download
@@ -151,7 +151,7 @@ def settings_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def _portable_model(text: str) -> str:
-    """A path as it holds in any folder; a name unchanged."""
+    """A path made absolute; a name unchanged."""
     from vlm_server.hub.names import HubName
     from vlm_server.settings.paths import expanded
 
@@ -167,7 +167,7 @@ def check_model(path: Path) -> None:
 
     try:
         str(path).encode()
-    except UnicodeEncodeError:  # the API could not tell its name
+    except UnicodeEncodeError:  # the API could not show its name
         raise ConfigError(f"model.path: the name {str(path)!a} is not UTF-8: change it") from None
     if fault := fault_of(path):
         raise ConfigError(f"model.path: {fault}")
@@ -177,7 +177,7 @@ def check_model(path: Path) -> None:
             return
         names = os.listdir(path)
     except FileNotFoundError:
-        close = did_you_mean(path.name, [one.name for one in every()])
+        close = did_you_mean(path.name, [checkpoint.name for checkpoint in every()])
         text = f"model.path: {path} is not the folder of a checkpoint: it is not there{close}"
         raise missing(path, text) from None
     except OSError as error:
@@ -191,7 +191,7 @@ def check_model(path: Path) -> None:
 def check_memory_limit(settings: Settings) -> None:
     """Raises ModelLoadError if `memory.limit_bytes` can't hold the files of a pinned model.
 
-    Not for a model that several hosts share, nor for a limit that is a share of the memory.
+    Skipped for a model that several hosts share, and for a limit relative to the memory.
     """
     from vlm_server.errors import ModelLoadError
     from vlm_server.hub import layout
@@ -199,11 +199,11 @@ def check_memory_limit(settings: Settings) -> None:
     from vlm_server.models import EMBEDDED
 
     limit_bytes = settings.memory.known_limit_bytes
-    pinned = [settings.model, *(one for one in settings.models.values() if one.pinned)]
+    pinned = [settings.model, *(model for model in settings.models.values() if model.pinned)]
     for model in pinned if limit_bytes and not settings.distributed.hosts else ():
         stored = layout.stored_bytes(Path(model.path) if model.path else EMBEDDED)
-        least = stored / _SURPLUS / (2 if model.dtype in ("float16", "bfloat16") else 1)
-        if least > limit_bytes:
+        needed = stored / _SURPLUS / (2 if model.dtype in ("float16", "bfloat16") else 1)
+        if needed > limit_bytes:
             raise ModelLoadError(
                 f"the weights do not fit: those of {model.path or 'the embedded model'} take "
                 f"{size_text(stored)} in their files, and {size_text(limit_bytes)} are allowed: "
@@ -211,7 +211,7 @@ def check_memory_limit(settings: Settings) -> None:
             )
 
 
-def _check_template(section: str, checkpoint: Checkpoint) -> None:
+def _check_template(section: str, checkpoint: CheckpointSettings) -> None:
     from vlm_server.settings.paths import expanded, missing
 
     path = expanded(checkpoint.chat_template)
@@ -220,7 +220,7 @@ def _check_template(section: str, checkpoint: Checkpoint) -> None:
 
 
 def _portable(override: str) -> str:
-    """`override` as it can stand in a service's file."""
+    """`override` with absolute paths, for a service's file."""
     from vlm_server import settings
     from vlm_server.settings.paths import expanded
 

@@ -15,7 +15,7 @@ _STEP = 0.05
 _REFRESHES_PER_SECOND = 5
 _BAR_COLUMNS = 24
 _FIGURE_COLUMNS = 15
-"""Room for what stands beside the text and the bar."""
+"""Columns for the figures after the text and the bar."""
 
 
 class ProgressLine:
@@ -65,7 +65,7 @@ class _Bar:
     """One line of `rich`, drawn by a thread of its own until it is cleared."""
 
     def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console  # takes a moment
+        from rich.console import Console  # slow to import
 
         self._console = Console(file=stream)
         self.can_move = self._console.is_terminal and not self._console.is_dumb_terminal
@@ -78,7 +78,7 @@ class _Bar:
         kind = (_kind_of(stage), fraction is None)
         stage = fitted(stage, self._console.width - self._bar_columns - _FIGURE_COLUMNS)
         if self._progress is None or self._task is None or kind != self._kind:
-            self.clear()  # the time that is left is told of each kind by itself
+            self.clear()  # the remaining time is estimated per kind
             self._kind, self._progress = kind, self._new(with_bar=fraction is not None)
             self._task = self._progress.add_task(stage, total=1.0)
             self._progress.update(self._task, completed=fraction)
@@ -119,7 +119,7 @@ class _Bar:
 
 
 def fitted(stage: str, columns: int) -> str:
-    """`stage` in so many columns: of `downloading FILE: 1 of 2 GB`, the file's name is cut."""
+    """`stage` in at most `columns`: in `downloading FILE: 1 of 2 GB`, the file's name is cut."""
     name, colon, figures = stage.rpartition(": ")
     room = columns - len(colon) - len(figures) - 1
     if len(stage) <= columns or not colon or room < 1:

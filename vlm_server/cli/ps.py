@@ -71,6 +71,6 @@ def _model_row(
         model["name"],
         state,
         f"{held} of {limit}" if model["limit_bytes"] else "",
-        str(sum(one["model"] == model["name"] for one in requests)),
+        str(sum(request["model"] == model["name"] for request in requests)),
         "never" if model["pinned"] else leaves,
     )

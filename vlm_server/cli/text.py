@@ -18,7 +18,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` without control characters, which could command a terminal."""
+    """`text` without control characters, which could control a terminal."""
     return text.translate(_CONTROLS)
 
 
@@ -29,7 +29,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def binary_size(num_bytes: float) -> str:
-    """A size as people read it, in the binary units of memory."""
+    """A size in binary units, for people."""
     for unit in ("bytes", "KiB", "MiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} {unit}"

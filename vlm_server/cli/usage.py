@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from vlm_server.cli import exit_codes
 from vlm_server.cli.text import did_you_mean
 
-_MOST_COLUMNS, _LEAST_COLUMNS = 100, 40
+_MAX_COLUMNS, _MIN_COLUMNS = 100, 40
 _HELP_COLUMN = 30
 _NO_ACTION = re.compile(r"required: (COMMAND|ACTION)$")
 HUB = (
@@ -32,9 +32,9 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Manual(NamedTuple):
-    """Help on a command beside its arguments: pairs of purpose and command line, or name and text.
+    """Further help on a command: pairs of purpose and command line, or of name and text.
 
-    `exit_codes` are given if they are not those of all commands.
+    `exit_codes` are set if they differ from those of other commands.
     """
 
     examples: Sequence[tuple[str, str]] = ()
@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, arguments: Any = None, namespace: Any = None) -> Any:
         """Parsed options; an unknown one is an error that names the nearest."""
-        if arguments and arguments[0].startswith("-"):  # or it would miss the command first
+        if arguments and arguments[0].startswith("-"):  # else a missing command comes first
             self._refuse_unknown([word for word in arguments[:1] if word not in self._options])
         options, unknown = self.parse_known_args(arguments, namespace)
         options.parser._refuse_unknown(unknown)
@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(exit_codes.WRONG_SETTINGS, f"{self.prog}: {text} (see {self.prog} --help)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Write, and raise if it fails: argparse is content with output that can't be written."""
+        """Write `message`, and raise if that fails: argparse would ignore the error."""
         (file or sys.stderr).write(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -137,16 +137,16 @@ class _Formatter(argparse.HelpFormatter):
 
     def __init__(self, prog: str) -> None:
         columns = shutil.get_terminal_size().columns - 2
-        width = max(_LEAST_COLUMNS, min(columns, _MOST_COLUMNS))
+        width = max(_MIN_COLUMNS, min(columns, _MAX_COLUMNS))
         super().__init__(prog, max_help_position=_HELP_COLUMN, width=width)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
-        return "\n\n".join(fill(each, width, indent) for each in text.split("\n\n"))
+        return "\n\n".join(fill(paragraph, width, indent) for paragraph in text.split("\n\n"))
 
 
 def commands_of(parser: Parser) -> list[tuple[str, Parser]]:
-    """Summary and parser of each command that `parser` chooses from; empty for a command itself."""
+    """Summary and parser of each subcommand of `parser`, if any."""
     return [
         (str(shown.help), action.choices[shown.dest])
         for action in parser._actions

@@ -21,7 +21,7 @@ from vlm_server.protocol import LAST_WRITES_SECONDS, STACKS_SIGNAL, Unloadable
 logger = logging.getLogger(__name__)
 
 _SWITCH_SECONDS = 0.0005
-"""How long a thread that prepares a picture may hold the interpreter."""
+"""The maximum time that a preparer thread may hold the interpreter."""
 
 
 def main() -> NoReturn:
@@ -40,14 +40,14 @@ def main() -> NoReturn:
     if start.rank is not None:
         start.rank.enter()
     try:
-        from vlm_server.engine.start import start_engine  # with mlx, which may lack its backend
+        from vlm_server.engine.start import start_engine  # imports mlx, which may lack its backend
 
         loop, caches = start_engine(start, channel)
     except ImportError as error:
         logger.debug("loading failed", exc_info=True)
         channel.send(Unloadable(backend.not_loaded(error)))
         channel.end(1)
-    except Exception as error:  # a checkpoint can be wrong in more ways than are known
+    except Exception as error:  # a checkpoint can be wrong in unknown ways
         known = isinstance(error, ModelLoadError)
         logger.log(logging.DEBUG if known else logging.ERROR, "loading failed", exc_info=True)
         channel.send(Unloadable(str(error)))

@@ -9,7 +9,7 @@ import threading
 from queue import SimpleQueue
 from typing import NoReturn
 
-from vlm_server.engine.inbox import Inbox, Order
+from vlm_server.engine.inbox import FrontCommand, Inbox
 from vlm_server.protocol import (
     MESSAGE_HEADER,
     Command,
@@ -23,13 +23,13 @@ from vlm_server.protocol import (
 logger = logging.getLogger(__name__)
 
 _ANNOUNCE_SECONDS = 0.1
-"""How long the announcement of work waits for a front that does not read."""
+"""The maximum wait of an announcement of work for a front that does not read."""
 
 
 class Channel:
     """Messages over the front's socket; sending never waits long for the front to read.
 
-    Ends the process when the front is gone, in the middle of a message or of loading a model.
+    Ends the process when the front is gone, even during a message or while a model is loaded.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -37,19 +37,19 @@ class Channel:
         self._incoming = connection.makefile("rb")
         self.inbox: Inbox = SimpleQueue()
         self._outbox: SimpleQueue[Event | threading.Event | None] = SimpleQueue()
-        """Events to write, flags to set once all before is written, and None for the end."""
+        """Events to write, flags to set after all earlier events are written, None for the end."""
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
 
     def open(self) -> Start:
-        """The first command; later ones go to the inbox as they come."""
+        """Receive the first command; later ones go to the inbox as they arrive."""
         start = self._receive()
         assert isinstance(start, Start)
         threading.Thread(target=self._read_on, daemon=True).start()
         return start
 
     def send(self, event: Event) -> None:
-        """Enqueue an event; the announcement of device work is in the socket on return."""
+        """Enqueue an event; an announcement of device work is in the socket on return."""
         self._outbox.put(event)
         if isinstance(event, OnDevice) and event.request_ids:
             written = threading.Event()
@@ -57,10 +57,7 @@ class Channel:
             written.wait(_ANNOUNCE_SECONDS)
 
     def end(self, status: int) -> NoReturn:
-        """End the process once all events are written.
-
-        Waits for no other thread: one may be decoding a picture or reading.
-        """
+        """End the process after all events are written, without waiting for any other thread."""
         self._outbox.put(None)
         self._writer.join()
         os._exit(status)
@@ -73,7 +70,7 @@ class Channel:
         try:
             while True:
                 command = self._receive()
-                assert isinstance(command, Order)
+                assert isinstance(command, FrontCommand)
                 self.inbox.put(command)
         except Exception:
             logger.critical("the front can't be understood", exc_info=True)

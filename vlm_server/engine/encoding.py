@@ -1,4 +1,4 @@
-"""Encodes media: in one go, or in turns with the steps of the thread that decodes."""
+"""Encoding of media: without a break, or in turns with the steps of the inference thread."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from vlm_server.interfaces import Encoder, EncodeWork
 
 logger = logging.getLogger(__name__)
 
-_MOST_LONG_STEPS = 4
-"""After which a turn is due: prompts may come without end."""
-
+_MAX_LONG_STEPS = 4
+"""The number of long steps after which a turn is due, so that prompts can't delay an encode."""
 
 _Parts = Generator[bool, None, EncodeDone]
-"""Launches a part between two yields; yields whether only features are left to wait for."""
+"""Launches a part between two yields; yields whether all parts of the call are launched."""
 
 
 def encode_in_parts(encoder: Encoder, works: Sequence[EncodeWork]) -> _Parts:
     """Encode media of one size in one call; if that fails, each alone.
 
-    So no request's image fails because of another's.
+    An image thus never fails because of another request's.
     """
     started, has_failed = time.perf_counter(), False
     outcomes: list[EncodedImage | RequestError] = []
@@ -59,7 +58,7 @@ def encode_in_parts(encoder: Encoder, works: Sequence[EncodeWork]) -> _Parts:
 
 
 def encode(encoder: Encoder, works: Sequence[EncodeWork]) -> EncodeDone:
-    """Encode media of one size in one go, whatever happens."""
+    """Encode media of one size without a break. Raises nothing."""
     parts = encode_in_parts(encoder, works)
     while True:
         try:
@@ -72,9 +71,9 @@ def encode(encoder: Encoder, works: Sequence[EncodeWork]) -> EncodeDone:
 class EncoderInTurns:
     """An encoder on the inference thread, which launches a part of its work after each step.
 
-    A device that does two things at once does both slowly: a decode step beside an encode would
-    take as long as the encode. In turns, it waits for a part of it, and not after a step that was
-    long already. No turn waits for more than a part, so that the loop takes in what comes.
+    A decode step that overlaps with an encode would take as long as the encode. In turns, it waits
+    for one part, and not directly after a long step. No turn waits for more than one part, so that
+    the loop handles its messages in time.
     """
 
     def __init__(self, encoder: Encoder, inbox: Inbox) -> None:
@@ -82,28 +81,28 @@ class EncoderInTurns:
         self._inbox = inbox
         self._parts: _Parts | None = None
         self._is_launched = False
-        """Whether all parts of the call under way are."""
+        """Whether all parts of the call under way are launched."""
         self._num_long_steps = 0
-        """Since the last turn."""
+        """Long steps since the last turn."""
         self._is_measured = True
+        """Whether the time of the call is a measure: no step came between its parts."""
 
     @property
     def needs_turns(self) -> bool:
-        """Whether there is anything to encode."""
         return self._parts is not None
 
     def start(self, works: Sequence[EncodeWork]) -> None:
-        """Take `works`, to be encoded in one call."""
+        """Begin to encode `works` in one call, in the next turns."""
         assert self._parts is None
         self._parts = encode_in_parts(self._encoder, works)
         self._is_launched, self._num_long_steps, self._is_measured = False, 0, True
 
     def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
-        """Launch a part; if all were launched before, take the features."""
+        """Launch the next part; after the last one, post the features."""
         if self._parts is None:
             return
         self._is_measured &= is_alone
-        if is_long and not self._is_launched and self._num_long_steps < _MOST_LONG_STEPS:
+        if is_long and not self._is_launched and self._num_long_steps < _MAX_LONG_STEPS:
             self._num_long_steps += 1
             return
         self._num_long_steps = 0

@@ -1,7 +1,7 @@
-"""Processes that have mlx and answer one question: `python -m vlm_server.engine.examine`.
+"""Processes that import mlx to answer one question: `python -m vlm_server.engine.examine`.
 
 With the argument `device` the process tries the device (see `supervisor.device_probe`), with
-`checkpoint` it examines a checkpoint (see `hub.survey`). What libraries print goes to standard
+`checkpoint` it examines a checkpoint (see `hub.survey`). Output of libraries goes to standard
 error.
 """
 
@@ -21,7 +21,7 @@ from vlm_server.supervisor.device_probe import DeviceReport
 
 
 def main() -> None:
-    """Answer on standard output, as the argument says."""
+    """Answer the question of the argument on standard output."""
     answer = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     be_killed_first()
@@ -63,11 +63,11 @@ def _try_device(out: FileIO) -> None:
 
 def _survey(request: SurveyRequest) -> Survey:
     try:  # mlx may lack its backend
-        from vlm_server.engine.start import LEAST_TOKENS
+        from vlm_server.engine.start import MIN_REQUEST_TOKENS
         from vlm_server.runner.loading.facts import survey
     except ImportError as error:
         return Survey(refusal=backend.not_loaded(error))
-    return survey(request, LEAST_TOKENS)
+    return survey(request, MIN_REQUEST_TOKENS)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> NoReturn:
-    """Follow rank 0 until it, or the parent process, ends."""
+    """Follow rank 0 until it or the parent process ends."""
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL)
     be_killed_first()

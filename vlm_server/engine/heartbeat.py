@@ -1,4 +1,4 @@
-"""Signs of life of the threads beside the inference thread, for the watchdog."""
+"""Signs of life of the preparer and encoder threads, for the watchdog."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from itertools import count
 
 
 @dataclass(slots=True)
-class _Work:
+class _Task:
     number: int
     read_progress: Callable[[], int]
     progress: int
 
 
 class Heartbeat:
-    """Numbers of the pieces of work that threads have: a thread whose number stays is stuck."""
+    """Numbers of the tasks of threads: a thread whose oldest task keeps its number is stuck."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._works: dict[str, dict[str, _Work]] = {}
-        """By kind of thread: each piece of work, by its name."""
+        self._tasks: dict[str, dict[str, _Task]] = {}
+        """Tasks by name, by kind of thread."""
 
     def start(self, kind: str, name: str, read_progress: Callable[[], int] = lambda: 0) -> None:
-        """Number a piece of work; it gets a new number whenever `read_progress` has changed."""
-        work = _Work(next(self._numbers), read_progress, read_progress())
-        self._works.setdefault(kind, {})[name] = work
+        """Number a task; it gets a new number whenever `read_progress` has changed."""
+        task = _Task(next(self._numbers), read_progress, read_progress())
+        self._tasks.setdefault(kind, {})[name] = task
 
     def finish(self, kind: str, name: str) -> None:
-        """Forget a piece of work; one that is unknown is no error."""
-        self._works.get(kind, {}).pop(name, None)
+        """Drop a task; an unknown one is no error."""
+        self._tasks.get(kind, {}).pop(name, None)
 
     @property
-    def is_needed(self) -> bool:
-        """Whether any thread has work."""
-        return any(self._works.values())
+    def has_work(self) -> bool:
+        """Whether any thread has a task."""
+        return any(self._tasks.values())
 
     def read_oldest(self) -> dict[str, int]:
-        """The number of the oldest piece of work of each kind that has one."""
-        for works in self._works.values():
-            for work in works.values():
-                self._renew(work)
+        """The number of the oldest task, by kind of thread."""
+        for tasks in self._tasks.values():
+            for task in tasks.values():
+                self._renew(task)
         return {
-            kind: min(work.number for work in works.values())
-            for kind, works in self._works.items()
-            if works
+            kind: min(task.number for task in tasks.values())
+            for kind, tasks in self._tasks.items()
+            if tasks
         }
 
-    def _renew(self, work: _Work) -> None:
-        progress = work.read_progress()
-        if progress != work.progress:
-            work.number, work.progress = next(self._numbers), progress
+    def _renew(self, task: _Task) -> None:
+        progress = task.read_progress()
+        if progress != task.progress:
+            task.number, task.progress = next(self._numbers), progress

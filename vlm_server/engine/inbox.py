@@ -1,4 +1,4 @@
-"""The messages that the engine's loop gets, from any thread."""
+"""The messages to the engine's loop, from any thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.cache.disk.tier import Loaded
+from vlm_server.cache.disk.tier import DiskReadResult
 from vlm_server.errors import RequestError
 from vlm_server.interfaces import EncodeWork, Prepared
 from vlm_server.protocol import Abort, ClearCaches, Drain, SetMemoryLimit, Submit
@@ -15,7 +15,7 @@ from vlm_server.protocol import Abort, ClearCaches, Drain, SetMemoryLimit, Submi
 
 @dataclass(frozen=True, slots=True)
 class PrepareDone:
-    """A preparer thread is done with a request."""
+    """The result of preparing a request."""
 
     request_id: str
     outcome: Prepared | RequestError
@@ -23,26 +23,24 @@ class PrepareDone:
 
 @dataclass(frozen=True, slots=True)
 class EncodeDone:
-    """The encoder is done with `works`, which it got together.
-
-    seconds: how long they took; infinite if that failed (several were then encoded each alone).
-    None if it is no measure: sequences decoded between its parts.
-    """
+    """The result of encoding `works` in one call."""
 
     works: Sequence[EncodeWork]
     outcomes: Sequence[EncodedImage | RequestError]
     seconds: float | None
+    """The time of the call; infinite if it failed (several were then encoded each alone). None if
+    it is no measure, since sequences decoded between its parts."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoadDone:
-    """The disk reader is done with a request."""
+class DiskReadDone:
+    """The result of a request's disk read."""
 
     request_id: str
-    loaded: Loaded
+    result: DiskReadResult
 
 
-Order = Submit | Abort | Drain | SetMemoryLimit | ClearCaches
-"""A message of the front."""
-Message = Order | PrepareDone | LoadDone | EncodeDone
-Inbox = SimpleQueue[Message]
+FrontCommand = Submit | Abort | Drain | SetMemoryLimit | ClearCaches
+"""A message from the front."""
+InboxMessage = FrontCommand | PrepareDone | DiskReadDone | EncodeDone
+Inbox = SimpleQueue[InboxMessage]

@@ -1,15 +1,15 @@
-"""The inference thread: one step after the other, for as long as the process lives.
+"""The inference thread's loop of steps, until the engine is drained.
 
-    plan     = scheduler.schedule()            all that this step does
-    preparers.start(plan.prepare), disk_reader.start(plan.load), encoder.start(plan.encode)
+    plan     = scheduler.schedule()            all work of this step
+    preparers.start(plan.prepare), disk_reader.start(plan.disk_read), encoder.start(plan.encode)
     launched = runner.launch(plan)             returns when the device has its work
-    encoder.start(plan.encode_next)            beside it
+    encoder.start(plan.encode_next)            during the launched step
     result   = launched.result()               waits for the tokens
     events   = scheduler.update(plan, result)
-    encoder.advance_encode()                        if it has no thread of its own
+    encoder.advance_encode()                   if it has no thread of its own
 
-Between two steps it handles what other threads put into the inbox. Everything that changes a
-request happens here, on the thread that calls `run`.
+Messages of other threads are handled between two steps. Requests change only here, on the thread
+that calls `run`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 from queue import Empty
 
 from vlm_server.engine.heartbeat import Heartbeat
-from vlm_server.engine.inbox import EncodeDone, Inbox, LoadDone, Message, PrepareDone
+from vlm_server.engine.inbox import DiskReadDone, EncodeDone, Inbox, InboxMessage, PrepareDone
 from vlm_server.engine.memory.governor import Governor
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.engine.threads import DiskReaderThread, PreparerThreads
 from vlm_server.errors import DeviceLimit, EngineBroken, OutOfMemory, RequestError
 from vlm_server.interfaces import (
+    DiskReadWork,
     EncodeExecutor,
     EncodeWork,
-    LoadWork,
     Runner,
     SchedulerOutput,
     StepResult,
@@ -51,14 +51,14 @@ logger = logging.getLogger(__name__)
 
 _STATS_SECONDS = 1.0
 _MEMORY_RETRY_SECONDS = 0.05
-"""How often admission is tried again while nothing but memory is waited for."""
-_PLAN_AFTER_SECONDS = 0.25
-"""After the last request: an agent that asks again at once would wait for a plan, some 50 ms."""
+"""The interval of admission attempts while requests only wait for memory."""
+_PRECOMPILE_AFTER_SECONDS = 0.25
+"""Idle time before precompiling: a quick follow-up request would otherwise wait up to 50 ms."""
 
 
 @dataclass(eq=False)
 class EngineLoop:
-    """The driver of scheduler, runner and the threads beside it; `send` gets all events."""
+    """The driver of scheduler, runner and the other threads; `send` gets all events."""
 
     inbox: Inbox
     scheduler: Scheduler
@@ -72,44 +72,44 @@ class EngineLoop:
     _num_failed_steps: int = field(default=0, init=False)
     _last_plan: SchedulerOutput = field(default=SchedulerOutput(), init=False)
     _encoding: tuple[str, ...] = field(default=(), init=False)
-    """The requests whose media the encoder works on."""
-    _loading: str | None = field(default=None, init=False)
-    """The request that the disk reader reads for."""
+    """The requests of the encode under way."""
+    _disk_reading: str | None = field(default=None, init=False)
+    """The request of the disk read under way."""
     _announced: OnDevice = field(default=OnDevice(()), init=False)
     """The last announcement of the requests on the device."""
     _heartbeat: Heartbeat = field(default_factory=Heartbeat, init=False)
     _last_stats: Stats | None = field(default=None, init=False)
     _stats_due: float = field(default=0.0, init=False)
-    _plan_due: float | None = field(default=0.0, init=False)
-    """The time from which the runner may plan ahead; None if nothing is left to plan."""
+    _precompile_due: float | None = field(default=0.0, init=False)
+    """The time from which the runner may precompile; None if nothing is left."""
 
     def run(self) -> None:
-        """Work until drained, and until the runner has dropped the last sequences.
+        """Run steps until drained, and until the runner has dropped the last sequences.
 
-        Raises EngineBroken after `max_failed_steps` steps that failed with no token between them,
-        and what the runner raises: its state is then unknown, and the process ends.
+        Raises EngineBroken after `max_failed_steps` failed steps in a row, and any error of the
+        runner, whose state is then unknown: the process must end.
         """
         while not self.step().is_drained:
             pass
 
     def run_until_idle(self) -> None:
-        """Work until nothing is left of any request posted so far."""
+        """Run steps until no request posted so far is left, nor a trace of one."""
         while not (self._last_plan.is_idle and self.inbox.empty()):
             self.step()
 
     def step(self) -> SchedulerOutput:
-        """Handle the inbox, waiting for it if there is nothing to do; then one step."""
+        """Handle the inbox, waiting for it if there is no work; then run one step."""
         self._handle_inbox()
         self._send_all(self.scheduler.expire())
-        self._last_plan = SchedulerOutput()  # so that the features in it can be evicted now
+        self._last_plan = SchedulerOutput()  # frees the references to its features
         plan = self._last_plan = self.scheduler.schedule()
         if not plan.is_idle:
-            self._plan_due = time.monotonic() + _PLAN_AFTER_SECONDS
+            self._precompile_due = time.monotonic() + _PRECOMPILE_AFTER_SECONDS
         self._clear_if_idle(plan)
         for work in plan.prepare:
             self._heartbeat.start(PREPARERS, work.submit.request_id, work.cancellation.num_checks)
             self.preparers.start(work)
-        self._start_load(plan.load, plan)
+        self._start_disk_read(plan.disk_read, plan)
         self._start_encode(plan.encode, plan)
         self._announce(plan)
         result = self._execute(plan) if plan.has_runner_work else StepResult()
@@ -136,12 +136,12 @@ class EngineLoop:
         _log_step(plan, time.perf_counter() - started)
         return result
 
-    def _start_load(self, work: LoadWork | None, plan: SchedulerOutput) -> None:
+    def _start_disk_read(self, work: DiskReadWork | None, plan: SchedulerOutput) -> None:
         if work is None:
             return
-        self._loading = work.request_id
+        self._disk_reading = work.request_id
         self._announce(plan)
-        self.governor.before_load(work.load.size_bytes + work.load.transient_bytes)
+        self.governor.before_disk_read(work.disk_read.size_bytes + work.disk_read.transient_bytes)
         self.disk_reader.start(work)
 
     def _start_encode(self, works: Sequence[EncodeWork], plan: SchedulerOutput) -> None:
@@ -159,40 +159,40 @@ class EngineLoop:
         If the process dies now, the supervisor blames these requests (`quarantine`).
         """
         prefilling = [work.request_id for work in plan.prefills]
-        under_way = (self._loading, *self._encoding, *prefilling)
-        request_ids = dict.fromkeys(one for one in under_way if one is not None)
-        working = OnDevice(tuple(request_ids), self._encoding)
+        reading = () if self._disk_reading is None else (self._disk_reading,)
+        request_ids = dict.fromkeys((*reading, *self._encoding, *prefilling))
+        on_device = OnDevice(tuple(request_ids), self._encoding)
         # Between two chunks the last announcement stands.
-        is_between = not request_ids and plan.waits_for_first_token
-        if working != self._announced and not is_between:
-            self._announced = working
-            self.send(working)
+        is_between_chunks = not request_ids and plan.waits_for_first_token
+        if on_device != self._announced and not is_between_chunks:
+            self._announced = on_device
+            self.send(on_device)
 
     def _account(self, plan: SchedulerOutput, result: StepResult) -> None:
         if chunk := plan.prefill:
-            has_merged = chunk.is_last and bool(plan.decode or plan.batched_prefills)
+            joined_running = chunk.is_last and bool(plan.decode or plan.batched_prefills)
             self.governor.after_chunk(
-                plan.num_prefill_tokens, is_last=chunk.is_last, has_merged=has_merged
+                plan.num_prefill_tokens, is_last=chunk.is_last, joined_running=joined_running
             )
-        self.governor.after_decode(len(plan.decode), somebody_waits=plan.waits_for_first_token)
-        self._relieve(result.failures.values())
+        self.governor.after_decode(len(plan.decode), awaits_first_token=plan.waits_for_first_token)
+        self._handle_device_limits(result.failures.values())
         self._count_failures(plan, result)
 
-    def _relieve(self, errors: Collection[object]) -> None:
-        """Count errors of the device's limits; after one of its memory, free what is not in use."""
+    def _handle_device_limits(self, errors: Collection[object]) -> None:
+        """Count errors of the device's limits; free unused memory if it ran out."""
         for error in errors:
             if isinstance(error, DeviceLimit):
-                self.governor.count(f"failure_{error.code}")
+                self.governor.count_decision(f"failure_{error.code}")
         if any(isinstance(error, OutOfMemory) for error in errors):
-            self.governor.relieve()
+            self.governor.free_unused_memory()
 
     def _count_failures(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Count steps that failed with no token since: a token shows that the model works.
+        """Count failed steps since the last token, which shows that the model works.
 
-        A lone prompt that is too much for the device does not count: it says nothing about it.
+        A step that was too much for the device does not count, unless sequences decoded in it.
         """
         failures = result.failures.values()
-        only_too_much = failures and all(isinstance(one, DeviceLimit) for one in failures)
+        only_too_much = failures and all(isinstance(error, DeviceLimit) for error in failures)
         if result.tokens:
             self._num_failed_steps = 0
         elif result.error is not None and (plan.decode or not only_too_much):
@@ -205,17 +205,16 @@ class EngineLoop:
     # ---- the inbox -----------------------------------------------------------------
 
     def _handle_inbox(self) -> None:
-        """Handle the whole inbox; wait for its first entry if the last plan had nothing to do.
+        """Handle the whole inbox; wait for its first message if the last plan had no work.
 
-        The wait ends in time for the next thing to do, and while there are requests within a
-        second: the supervisor's watchdog takes longer silence for a hang.
+        The wait ends in time for the next task, and within a second while there are requests: the
+        supervisor's watchdog takes longer silence for a hang.
         """
-        # A refusal may let the next request in.
         is_busy = self._last_plan.has_runner_work or self.encoder.needs_turns
-        wait = not (is_busy or self._last_plan.refused)
+        wait = not (is_busy or self._last_plan.refused)  # a refusal makes room for the next request
         if wait and self.inbox.empty():
             self._send_stats()
-            self._plan_ahead()
+            self._precompile()
         seconds = self._seconds_to_wait() if wait else None
         while True:
             try:
@@ -225,28 +224,32 @@ class EngineLoop:
             self._send_all(self._handle(message))
             wait = False
 
-    def _plan_ahead(self) -> None:
-        """Let the runner plan ahead until a message comes, if there were no requests lately."""
-        is_idle = self._last_plan.is_idle and not self._heartbeat.is_needed
-        while is_idle and self.inbox.empty() and self._seconds_to_plan() == 0:
-            if not self.runner.prepare_ahead():
-                self._plan_due = None
+    def _precompile(self) -> None:
+        """Precompile until a message comes, if there were no requests lately."""
+        is_idle = self._last_plan.is_idle and not self._heartbeat.has_work
+        while is_idle and self.inbox.empty() and self._seconds_to_precompile() == 0:
+            if not self.runner.precompile_next():
+                self._precompile_due = None
 
-    def _seconds_to_plan(self) -> float | None:
-        return None if self._plan_due is None else max(self._plan_due - time.monotonic(), 0.0)
+    def _seconds_to_precompile(self) -> float | None:
+        due = self._precompile_due
+        return None if due is None else max(due - time.monotonic(), 0.0)
 
     def _seconds_to_wait(self) -> float | None:
+        """Seconds until the next task if no message comes; None if there is no task."""
         if self._last_plan.waits_for_memory:
             return _MEMORY_RETRY_SECONDS
-        if self._is_anything_due:
+        if self._must_show_life:
             return min(_STATS_SECONDS, self.scheduler.seconds_to_deadline())
-        left = self.governor.idle_seconds_left()
-        until_clear = None if left is None else min(left, _STATS_SECONDS)
-        until_look = self.governor.seconds_to_look()
-        waits = (until_clear, until_look, self._seconds_to_plan())
-        return min((each for each in waits if each is not None), default=None)
+        until_clear = self.governor.seconds_until_clear()
+        deadlines = (
+            None if until_clear is None else min(until_clear, _STATS_SECONDS),
+            self.governor.seconds_until_poll(),
+            self._seconds_to_precompile(),
+        )
+        return min((seconds for seconds in deadlines if seconds is not None), default=None)
 
-    def _handle(self, message: Message) -> list[Event]:
+    def _handle(self, message: InboxMessage) -> list[Event]:
         match message:
             case Submit():
                 return self.scheduler.add(message)
@@ -254,12 +257,12 @@ class EngineLoop:
                 return self.scheduler.abort(message.request_id)
             case PrepareDone():
                 self._heartbeat.finish(PREPARERS, message.request_id)
-                return self.scheduler.prepared(message.request_id, message.outcome)
-            case LoadDone():
-                self._handle_loaded(message)
+                return self.scheduler.on_prepared(message.request_id, message.outcome)
+            case DiskReadDone():
+                self._on_disk_read(message)
                 return []
             case EncodeDone():
-                return self._handle_encoded(message)
+                return self._on_encoded(message)
             case SetMemoryLimit(limit_bytes):
                 self.governor.set_limit(limit_bytes, self.scheduler.reserved_bytes)
                 return []
@@ -270,35 +273,33 @@ class EngineLoop:
                 self.scheduler.drain()
                 return []
 
-    def _handle_loaded(self, done: LoadDone) -> None:
-        self._loading = None
+    def _on_disk_read(self, done: DiskReadDone) -> None:
+        self._disk_reading = None
         self.governor.mark_busy()
-        if done.loaded.is_out_of_memory:
-            self.governor.relieve()
-        self.scheduler.loaded(done.request_id, done.loaded)
+        if done.result.is_out_of_memory:
+            self.governor.free_unused_memory()
+        self.scheduler.on_disk_read(done.request_id, done.result)
 
-    def _handle_encoded(self, done: EncodeDone) -> list[Event]:
+    def _on_encoded(self, done: EncodeDone) -> list[Event]:
         self._encoding = ()
         self._heartbeat.finish(ENCODER, done.works[0].request_id)
-        made = [one for one in done.outcomes if not isinstance(one, RequestError)]
+        encoded = [image for image in done.outcomes if not isinstance(image, RequestError)]
         self.governor.mark_busy()  # the device has worked, even if the requests are gone
-        num_tokens = sum(work.num_tokens for work in done.works)
-        at_once = made[0].tokens_at_once if len(done.works) == len(made) == 1 else None
-        self.governor.after_encode(
-            num_tokens,
-            sum(one.size_bytes for one in made),
-            num_tokens if at_once is None else at_once,
-        )
-        self._relieve(done.outcomes)
-        return self.scheduler.encoded(done.works, done.outcomes, done.seconds)
+        num_tokens = tokens_per_call = sum(work.num_tokens for work in done.works)
+        if len(done.works) == len(encoded) == 1 and encoded[0].tokens_per_call is not None:
+            tokens_per_call = encoded[0].tokens_per_call  # one image in several calls
+        size_bytes = sum(image.size_bytes for image in encoded)
+        self.governor.after_encode(num_tokens, size_bytes, tokens_per_call)
+        self._handle_device_limits(done.outcomes)
+        return self.scheduler.on_encoded(done.works, done.outcomes, done.seconds)
 
     def _clear_if_idle(self, plan: SchedulerOutput) -> None:
         if plan.has_requests:
             self.governor.mark_busy()
         elif not plan.has_runner_work:
-            self.governor.yield_to_others()
-            if self.governor.idle_seconds_left() == 0:
-                self.governor.idle()
+            self.governor.give_back_to_other_programs()
+            if self.governor.seconds_until_clear() == 0:
+                self.governor.clear_when_idle()
 
     # ---- events --------------------------------------------------------------------
 
@@ -309,19 +310,19 @@ class EngineLoop:
     def _send_stats(self) -> None:
         self._stats_due = time.monotonic() + _STATS_SECONDS
         stats = self._stats()
-        if stats != self._last_stats or self._is_anything_due:
+        if stats != self._last_stats or self._must_show_life:
             self._last_stats = stats
             self.send(stats)
 
     @property
-    def _is_anything_due(self) -> bool:
+    def _must_show_life(self) -> bool:
         """Whether the supervisor's watchdog waits for signs of life."""
-        return self._last_plan.has_requests or self._heartbeat.is_needed
+        return self._last_plan.has_requests or self._heartbeat.has_work
 
     def _stats(self) -> Stats:
-        reading = self.scheduler.read()
+        scheduler_stats = self.scheduler.read()
         tracked_by = {
-            "scheduler": reading.tracked,
+            "scheduler": scheduler_stats.tracked,
             "runner": self.runner.num_tracked,
             "preparer": self.preparers.num_tracked,
         }
@@ -329,7 +330,7 @@ class EngineLoop:
             tracked_by=tracked_by,
             memory=self.governor.read(self.scheduler.reserved_bytes),
             at_work=self._heartbeat.read_oldest(),
-            **vars(reading),
+            **vars(scheduler_stats),
         )
 
 

@@ -15,7 +15,7 @@ from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import MIB, Governor
 from vlm_server.engine.output.formats import Formats
-from vlm_server.engine.scheduler.limits import (
+from vlm_server.engine.scheduler.config import (
     TYPICAL_TOKENS,
     SchedulerConfig,
     suitable_num_seqs,
@@ -26,15 +26,15 @@ from vlm_server.engine.warm_up import stages, warm_up
 from vlm_server.errors import ModelLoadError
 from vlm_server.interfaces import EncodeExecutor, Runner
 from vlm_server.platform.footprint import SystemProcessMemory
+from vlm_server.prompt.grammar.grammar_client import GrammarLimits
 from vlm_server.prompt.grammar.grammars import Grammars
-from vlm_server.prompt.grammar.server import GrammarLimits
 from vlm_server.prompt.media.decoders import Decoders
 from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Event, Loading, Ready, Start
 from vlm_server.runner.caches import build_caches
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.device.speed import warn_of_slow_products
-from vlm_server.runner.distributed.leader import Group, Leading
+from vlm_server.runner.distributed.leader import RankZero, SingleProcess
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.facts import model_facts
 from vlm_server.runner.loading.probe import planned_state_size
@@ -43,11 +43,11 @@ from vlm_server.runner.vision.encoder import ImageEncoder
 
 logger = logging.getLogger(__name__)
 
-_PLANS_BEFORE_READY = 56
-"""Some 30 ms each, on devices with compiled steps."""
+_PRECOMPILED_BEFORE_READY = 56
+"""Shapes; some 30 ms each, on devices with compiled steps."""
 
-LEAST_TOKENS = 1024
-"""Prompt and answer of the shortest request for which there must be room."""
+MIN_REQUEST_TOKENS = 1024
+"""Tokens of the shortest request that must fit into memory, with its answer."""
 
 
 def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
@@ -55,9 +55,9 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     device = current_device()
     if start.rank is not None:
         channel.send(Loading("waiting for the other ranks", 0.0))
-    group = Group() if start.rank is None else Leading.meet(start.rank, device)
+    group = SingleProcess() if start.rank is None else RankZero.connect(start.rank, device)
     channel.send(Loading("loading the weights", 0.1))
-    start = group.common(start, device)
+    start = group.harmonize_settings(start, device)
     memory = group.memory(start.memory, device)
     loaded = group.load(start.model, device, memory.limit_bytes)
     caches = build_caches(start.cache, memory.read(), loaded)
@@ -73,13 +73,13 @@ def start_engine(start: Start, channel: Channel) -> tuple[EngineLoop, Caches]:
     for number, stage in enumerate(first):
         channel.send(Loading(f"warming up on {stage.name}", 0.5 + 0.5 * number / len(first)))
         warm_up(loop, stage)
-    _plan_ahead(loop.runner)
+    _precompile(loop.runner)
     end_warm_up(loop, caches)
     _check_room(loop, loaded.spec.context_tokens)
     if loaded.backend.uses_blas:
         warn_of_slow_products()
     gc.collect()
-    gc.freeze()  # else each full collection goes through all of it: 30 ms in somebody's answer
+    gc.freeze()  # a full collection would take 30 ms during an answer
     facts = model_facts(loaded, Path(start.model.path))
     channel.send(Ready(loaded.family.name, device.name, loaded.spec.context_tokens, facts))
     return loop, caches
@@ -94,20 +94,20 @@ def end_warm_up(loop: EngineLoop, caches: Caches) -> None:
 
 def _check_room(loop: EngineLoop, context_tokens: int) -> None:
     """Raises ModelLoadError if the model leaves no room for even a short request."""
-    num_tokens = min(LEAST_TOKENS, context_tokens)
+    num_tokens = min(MIN_REQUEST_TOKENS, context_tokens)
     needed, free = loop.runner.kv_bytes(num_tokens), loop.governor.free_bytes
     if needed > free:
         raise ModelLoadError(
             f"the model leaves no room for requests: {needed / MIB:.0f} MiB are needed for "
-            f"{num_tokens} tokens, and {free / MIB:.0f} MiB of memory.limit_bytes are left "
-            "beside it: raise that, or serve a smaller or a quantized checkpoint"
+            f"{num_tokens} tokens, and it leaves {free / MIB:.0f} MiB of memory.limit_bytes: "
+            "raise that, or serve a smaller or a quantized checkpoint"
         )
 
 
-def _plan_ahead(runner: Runner) -> None:
-    """Make all compiled steps, and try whether attention can be planned."""
-    for _ in range(_PLANS_BEFORE_READY):
-        if not runner.prepare_ahead():
+def _precompile(runner: Runner) -> None:
+    """Compile steps and attention schedules of further shapes."""
+    for _ in range(_PRECOMPILED_BEFORE_READY):
+        if not runner.precompile_next():
             return
 
 
@@ -118,9 +118,9 @@ def build_engine(
     caches: Caches,
     inbox: Inbox,
     send: Callable[[Event], None],
-    group: Group | None = None,
+    group: SingleProcess | None = None,
 ) -> EngineLoop:
-    """The engine around a loaded model, with its threads; its events go to `send`."""
+    """Build the engine around a loaded model, with its threads; `send` gets its events."""
     config = SchedulerConfig(
         max_num_seqs=start.scheduler.max_num_seqs or _suitable_num_seqs(loaded, governor),
         prefill_chunk_tokens=start.scheduler.prefill_chunk_tokens,
@@ -131,7 +131,7 @@ def build_engine(
         eos_token_ids=loaded.spec.eos_token_ids,
         default_temperature=loaded.default_temperature,
         default_top_p=loaded.default_top_p,
-        formats=Formats.of(loaded.spec),
+        formats=Formats.of_model(loaded.spec),
         max_images_per_encode=(
             start.scheduler.max_images_per_encode if loaded.family.takes_several else 1
         ),
@@ -141,7 +141,9 @@ def build_engine(
     )
     grammars = Grammars(loaded.spec, _grammar_limits(start), start.cache.grammar_bytes)
     grammars.warm_up()
-    runner = (group or Group()).runner(loaded, caches, start.scheduler.num_speculative_tokens)
+    runner = (group or SingleProcess()).runner(
+        loaded, caches, start.scheduler.num_speculative_tokens
+    )
     admission = Admission(governor, runner.kv_bytes, config.prefill_chunk_tokens)
     num_decoders = max(start.scheduler.preparer_threads, 2)
     decoders = Decoders(start.image, start.video, num_decoders)
@@ -173,12 +175,12 @@ def _encoder(loaded: LoadedModel, caches: Caches, inbox: Inbox) -> EncodeExecuto
 
 
 def _suitable_num_seqs(loaded: LoadedModel, governor: Governor) -> int:
-    """The number of typical sequences that fit in the memory that the weights leave."""
+    """The number of typical sequences that fit into the memory that the weights leave."""
     memory = governor.read()
     size = planned_state_size(loaded.language_model, loaded.family)
-    seq_bytes = size.of(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
+    seq_bytes = size.bytes_for(min(TYPICAL_TOKENS, loaded.spec.context_tokens))
     suitable = suitable_num_seqs(memory.limit_bytes - memory.active_bytes, seq_bytes)
-    logger.info("at most %d sequences decode together (scheduler.max_num_seqs)", suitable)
+    logger.info("at most %d sequences decode in one batch (scheduler.max_num_seqs)", suitable)
     return suitable
 
 

@@ -1,6 +1,6 @@
-"""The threads beside the inference thread: preparers, the disk reader, and the encoder.
+"""The preparer, disk reader and encoder threads.
 
-They take work from a plan, and post exactly one outcome for each to the loop's inbox.
+They get work from a plan, and post exactly one result for each piece to the loop's inbox.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from vlm_server.cache.caches import Caches
-from vlm_server.cache.disk.tier import Loaded
+from vlm_server.cache.disk.tier import DiskReadResult
 from vlm_server.engine.encoding import encode
-from vlm_server.engine.inbox import Inbox, LoadDone, PrepareDone
+from vlm_server.engine.inbox import DiskReadDone, Inbox, PrepareDone
 from vlm_server.errors import InternalError, RequestError
-from vlm_server.interfaces import Encoder, EncodeWork, LoadWork, Prepared, Preparer, PrepareWork
+from vlm_server.interfaces import DiskReadWork, Encoder, EncodeWork, Prepared, Preparer, PrepareWork
 from vlm_server.platform.child.cancellation import Cancelled
 from vlm_server.protocol import Submit
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def _started(num_threads: int, name: str) -> ThreadPoolExecutor:
-    """A pool whose threads run: one that can't start later would end the inference thread."""
+    """A pool with running threads: a late failure to start one would end the inference thread."""
     threads, all_run = ThreadPoolExecutor(num_threads, name), threading.Barrier(num_threads + 1)
     for _ in range(num_threads):
         threads.submit(all_run.wait)
@@ -35,7 +35,7 @@ def _started(num_threads: int, name: str) -> ThreadPoolExecutor:
 class PreparerThreads:
     """Preparer threads: `num_threads` each for requests with media, with a schema, and others.
 
-    At least two for media, so that a request with few pixels need not wait for one with many.
+    Media get at least two, so that a request with few pixels need not wait for one with many.
     """
 
     def __init__(self, preparer: Preparer, inbox: Inbox, num_threads: int) -> None:
@@ -49,7 +49,7 @@ class PreparerThreads:
 
     @property
     def num_tracked(self) -> int:
-        """Requests and media that are being prepared."""
+        """The number of requests and media in preparation."""
         with self._lock:
             return self._num_started + self._preparer.num_tracked
 
@@ -59,7 +59,7 @@ class PreparerThreads:
         self._threads_for(work.submit).submit(self._prepare, work)
 
     def _threads_for(self, submit: Submit) -> ThreadPoolExecutor:
-        """The threads of the request's kind: no kind waits for threads that another keeps busy."""
+        """The threads for the request's kind: no kind waits for another's threads."""
         if submit.has_media:
             return self._media
         return self._schemas if submit.has_schema else self._texts
@@ -72,8 +72,8 @@ class PreparerThreads:
         except RequestError as error:
             outcome = error
         except Cancelled:
-            outcome = InternalError("Nobody waits for the request any more.")
-        except BaseException:  # so that the request ends whatever happens; a Rust panic is one
+            outcome = InternalError("The request was cancelled.")
+        except BaseException:  # the request must end; a Rust panic is one, too
             logger.exception("preparing a request failed")
             outcome = InternalError("The request could not be prepared.")
         logger.debug("prepared %s in %.1f ms", request_id, 1000 * (time.perf_counter() - started))
@@ -83,26 +83,26 @@ class PreparerThreads:
 
 
 class DiskReaderThread:
-    """A thread that reads what the disk has of prompts, one after the other."""
+    """A thread that reads the cached parts of prompts from disk, one after the other."""
 
     def __init__(self, caches: Caches, inbox: Inbox) -> None:
         self._caches = caches
         self._inbox = inbox
         self._thread = _started(1, "disk reader")
 
-    def start(self, work: LoadWork) -> None:
-        self._thread.submit(self._load, work)
+    def start(self, work: DiskReadWork) -> None:
+        self._thread.submit(self._read, work)
 
-    def _load(self, work: LoadWork) -> None:
+    def _read(self, work: DiskReadWork) -> None:
         started = time.perf_counter()
         try:
-            loaded = self._caches.load(work.load, lambda: work.cancellation.is_cancelled)
-        except BaseException:  # so that the request goes on whatever happens
+            result = self._caches.read_disk(work.disk_read, lambda: work.cancellation.is_cancelled)
+        except BaseException:  # the request must go on
             logger.exception("reading from disk failed")
-            loaded = Loaded()
+            result = DiskReadResult()
         milliseconds = 1000 * (time.perf_counter() - started)
-        logger.debug("read what the disk has of %s in %.1f ms", work.request_id, milliseconds)
-        self._inbox.put(LoadDone(work.request_id, loaded))
+        logger.debug("read the cached part of %s in %.1f ms", work.request_id, milliseconds)
+        self._inbox.put(DiskReadDone(work.request_id, result))
 
 
 class EncoderThread:
@@ -119,7 +119,7 @@ class EncoderThread:
         self._thread.submit(self._encode, works)
 
     def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
-        """Nothing: the thread needs no turns."""
+        """Do nothing: the thread needs no turns."""
 
     def _encode(self, works: Sequence[EncodeWork]) -> None:
         self._inbox.put(encode(self._encoder, works))

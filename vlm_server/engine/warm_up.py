@@ -33,64 +33,63 @@ from vlm_server.protocol import (
 logger = logging.getLogger(__name__)
 
 _SAMPLING = SamplingParams(max_tokens=2, temperature=0.0)
-_MAX_TOKENS_BESIDE = 512
-"""More than there is time for: the text is aborted when the picture is answered."""
+_MAX_TOKENS_OVERLAPPING = 512
+"""The length of answers that overlap with a picture's, which ends first and aborts them."""
 _IMAGE_PIXELS = 448
 _SMALL_IMAGE_PIXELS = 112
 _VIDEO_PIXELS = 160
 _VIDEO_FRAMES = 4
 _FRAME_MILLISECONDS = 250
 _NUM_TEXTS = 8
-"""Enough for a batched prefill: the batcher prefills two alone first."""
+"""The number of texts for a batched prefill: the batcher first prefills two alone."""
 _MAX_TOKENS_DRAFTED = 64
-"""Enough to finish `_SCHEMA` with one token per character."""
+"""The length of an answer to `_SCHEMA` with one token per character."""
 _SCHEMA = '{"const": "all of this is drafted, for nothing else may be said"}'
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Requests that run at the same time. A model that fails a needed stage is refused.
-
-    The stage ends with the last of them; the others are aborted then.
-    """
+class WarmUpStage:
+    """Requests that run at the same time."""
 
     name: str
     submits: tuple[Submit, ...]
+    """The requests; when the last one ends, the others are aborted."""
     is_needed: bool = True
+    """Whether a model that fails the stage is refused."""
 
 
 def stages(
     *, is_thorough: bool, compiles: bool, with_video: bool, context_tokens: int
-) -> tuple[Stage, ...]:
+) -> tuple[WarmUpStage, ...]:
     """The stages of a warm-up: a text, a video, a picture that joins a text, the picture again.
 
-    Only the last finds anything in the caches. Stages that may fail come first. `compiles` adds
-    stages that compile the kernels of batched prefill, drafts and sampling. Unless `is_thorough`,
-    a small picture with a text is the only one: a CPU compiles nothing, and the abilities of a
-    checked family are known. See docs/decisions/0033.
+    Only the last one hits the caches. Stages that may fail come first. `compiles` adds stages that
+    compile the kernels of batched prefill, drafts and sampling. Unless `is_thorough`, a small
+    picture with a text is the only stage: a CPU compiles nothing, and the abilities of a checked
+    family are known. See docs/decisions/0033.
     """
     if not is_thorough:
         small = _picture("a prompt with a picture", _SMALL_IMAGE_PIXELS)
-        return (Stage("a picture", (small,)),)
+        return (WarmUpStage("a picture", (small,)),)
     video = Video(_video(), "warm-up", "GIF", "warm-up")
     text = _submit("a text prompt")
     picture = _picture("a prompt with a picture", _IMAGE_PIXELS)
-    max_tokens = min(_MAX_TOKENS_BESIDE, context_tokens // 2)
+    max_tokens = min(_MAX_TOKENS_OVERLAPPING, context_tokens // 2)
     longer = msgspec.structs.replace(_SAMPLING, max_tokens=max_tokens)
-    beside = msgspec.structs.replace(
-        text, request_id="a text beside a picture", sampling=longer, cache_salt="beside"
+    running = msgspec.structs.replace(
+        text, request_id="a text during a picture", sampling=longer, cache_salt="running"
     )
     clip = _submit("a prompt with a video", VideoPart(0), videos=(video,))
     return (
-        Stage("text", (text,)),
-        *([Stage("a video", (clip,), is_needed=False)] if with_video else []),
+        WarmUpStage("text", (text,)),
+        *([WarmUpStage("a video", (clip,), is_needed=False)] if with_video else []),
         *(_stages_that_compile(text, max_tokens) if compiles else []),
-        Stage("a picture", (beside, picture)),
-        Stage("what is cached", (picture,)),
+        WarmUpStage("a picture", (running, picture)),
+        WarmUpStage("a cached prompt", (picture,)),
     )
 
 
-def _stages_that_compile(text: Submit, max_tokens: int) -> list[Stage]:
+def _stages_that_compile(text: Submit, max_tokens: int) -> list[WarmUpStage]:
     """Texts of two lengths in one batch; drafts of one sequence, then of two.
 
     The first has a schema, whose drafts are always right; the second is sampled, with wrong drafts.
@@ -121,28 +120,28 @@ def _stages_that_compile(text: Submit, max_tokens: int) -> list[Stage]:
         logprobs=2,
         ignore_eos=True,
     )
-    beside = msgspec.structs.replace(
-        text, request_id="a text beside a schema", sampling=sampled, prediction="No. " * max_tokens
+    running = msgspec.structs.replace(
+        text, request_id="a text during a schema", sampling=sampled, prediction="No. " * max_tokens
     )
     return [
-        Stage("several texts", texts, is_needed=False),
-        Stage("drafts", (drafted,), is_needed=False),
-        Stage("drafts beside others", (beside, drafted), is_needed=False),
+        WarmUpStage("several texts", texts, is_needed=False),
+        WarmUpStage("drafts", (drafted,), is_needed=False),
+        WarmUpStage("drafts of two sequences", (running, drafted), is_needed=False),
     ]
 
 
-def warm_up(loop: EngineLoop, stage: Stage) -> None:
-    """Run a stage's requests to their ends, with no event sent.
+def warm_up(loop: EngineLoop, stage: WarmUpStage) -> None:
+    """Run a stage's requests to their ends, without sending events.
 
     Raises ModelLoadError if a needed stage fails.
     """
     events: list[Event] = []
-    *beside, last = (submit.request_id for submit in stage.submits)
+    *others, last = (submit.request_id for submit in stage.submits)
 
     def take(event: Event) -> None:
         events.append(event)
         if isinstance(event, Finished | Failed) and event.request_id == last:
-            for request_id in beside:
+            for request_id in others:
                 loop.inbox.put(Abort(request_id))
 
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Downloads, each in a process of its own that ends with whoever waits for it."""
+"""Downloads, each in a process of its own, which is killed when the waiting task is cancelled."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from vlm_server.hub.messages import GO, Done, DownloadPlan, DownloadRefused, Mes
 from vlm_server.hub.names import HubName
 from vlm_server.hub.survey import check_plan
 from vlm_server.platform.child import launch
-from vlm_server.settings import Memory, Model
+from vlm_server.settings import MemorySettings, ModelSettings
 
 logger = logging.getLogger(__name__)
 
 _DECODER = msgspec.json.Decoder(Message)
-_MAX_LINE_BYTES = 16 << 20
 _MODULE = "vlm_server.hub.download_process"
 _FEW_TRIES, _MANY_TRIES = 3, 10
-"""Tries in a row without a new byte before a hub is given up: a hub that never answered, and one
-that did. With the pauses, which double up to the longest, the latter take some minutes."""
+"""Tries in a row without a new byte before a download fails: if the hub never answered, and if it
+did. With the pauses, which double up to the longest, the latter take some minutes."""
 _PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
@@ -66,18 +65,16 @@ async def download(name: HubName, on_progress: OnProgress, approve: Approve) -> 
                         await asyncio.sleep(pause)
 
 
-async def fetch(name: HubName, model: Model, memory: Memory, on_progress: OnProgress) -> Model:
+async def fetch(
+    name: HubName, model: ModelSettings, memory: MemorySettings, on_progress: OnProgress
+) -> ModelSettings:
     """`model` with the folder of `name`, downloaded if `model` and `memory` allow to serve it.
 
     Raises what `download` does.
     """
     try:
         folder = await download(name, on_progress, partial(check_plan, model, memory))
-    except (
-        OSError,
-        ValueError,
-        msgspec.MsgspecError,
-    ) as error:  # no process, or no message
+    except (OSError, ValueError, msgspec.MsgspecError) as error:  # no process, or no message
         raise ModelLoadError(f"{name} can't be downloaded: {error}") from error
     return msgspec.structs.replace(model, path=str(folder))
 
@@ -102,19 +99,12 @@ async def _messages(name: HubName) -> AsyncGenerator[Message, None]:
 
     The process goes on after its `DownloadPlan` when the next message is asked for.
     """
-    process = await asyncio.create_subprocess_exec(
-        *launch.command(_MODULE, name.repo, name.revision),
-        env={**launch.environment(), **_environment()},
-        cwd=launch.FOLDER,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=_MAX_LINE_BYTES,
-        start_new_session=True,  # a terminal's Ctrl-C is for us alone
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    command = launch.command(_MODULE, name.repo, name.revision)
+    environment = {**launch.environment(), **_environment()}
     message: Message | None = None
-    try:
+    async with launch.running(command, environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
         async for line in process.stdout:
             message = _DECODER.decode(line)
             yield message
@@ -123,10 +113,6 @@ async def _messages(name: HubName) -> AsyncGenerator[Message, None]:
         if not isinstance(message, Done | DownloadRefused):
             status = await process.wait()
             yield DownloadRefused(f"the download ended with status {status}", may_pass=True)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 def _environment() -> dict[str, str]:

@@ -173,7 +173,7 @@ class Download:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process at a time: the others wait, and find what it has downloaded."""
+        """Held by one process at a time; the next ones find the files that it downloaded."""
         folder = self._cache / ".locks" / self._name.cache_folder
         folder.mkdir(parents=True, exist_ok=True)
         self._repository.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,6 @@ def _obey(may_go: threading.Event) -> None:
 
 
 def main() -> None:
-    """Download what the arguments name."""
     may_go = threading.Event()
     threading.Thread(target=_obey, args=(may_go,), name="parent", daemon=True).start()
     name = HubName(sys.argv[1], sys.argv[2])

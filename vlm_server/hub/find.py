@@ -24,7 +24,7 @@ from vlm_server.hub.names import (
     served_name,
     to_download,
 )
-from vlm_server.settings import Model
+from vlm_server.settings import ModelSettings
 from vlm_server.settings.paths import expanded
 
 Place = Literal["folder", "hub cache", "LM Studio", "search path"]
@@ -66,7 +66,7 @@ def by_name(text: str, search_paths: Sequence[str] = ()) -> Found | None:
     return _only(text, [one for one in _local(search_paths) if one.name.split("/")[-1] == text])
 
 
-def located(model: Model) -> Model:
+def located(model: ModelSettings) -> ModelSettings:
     """`model` with the folder of its checkpoint, and the checkpoint's name in the API.
 
     A hub name that is not on this machine stays as it is, for `names.to_download`. Raises

@@ -1,7 +1,7 @@
-"""The files of a checkpoint: which are read, what they say, and what is wrong with them.
+"""The files of a checkpoint: which are read, their contents, and their faults.
 
-Looks at names, JSON and the first bytes of a file; knows no library. People take other things for
-a checkpoint too: `fault_of` names such a thing, and what to serve instead.
+Reads names, JSON and the first bytes of a file; imports no library. `fault_of` recognizes files
+that are often mistaken for a checkpoint, and says what to serve instead.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def fault_of(path: Path) -> str | None:
     """Why `path` is no checkpoint and what to do, in one line; None if it may be one.
 
-    Raises nothing: whoever reads on meets the same OSError again.
+    Also None for an OSError, which the loader will raise again.
     """
     try:
         return _fault_of_file(path) if path.is_file() else _fault_of_folder(path)
@@ -181,8 +181,8 @@ def fault_of_quantization(config: dict[str, Any]) -> str | None:
 
 
 def fault_of_names(names: Collection[str], base: str = "") -> str | None:
-    """What a folder or repository with these file names is, if it is something else than a
-    checkpoint, and what to do; the predicate of a sentence. `base`: the model of an adapter."""
+    """Why a folder or repository with these file names is no checkpoint, and what to do, as the
+    predicate of a sentence; None if it may be one. base: the model of an adapter."""
     inner = {name for name in names if "/" not in name}
     if any(_is_weights(name) for name in inner):
         return None
@@ -206,7 +206,7 @@ def fault_of_names(names: Collection[str], base: str = "") -> str | None:
 
 
 def lack_of(names: Collection[str]) -> str | None:
-    """What a checkpoint with these file names lacks; the predicate of a sentence."""
+    """The missing files of a checkpoint, as the predicate of a sentence; None if all are there."""
     if CONFIG not in names:
         return "is no checkpoint: it has no config.json"
     if not any("/" not in name and _is_weights(name) for name in names):

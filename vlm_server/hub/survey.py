@@ -6,15 +6,13 @@ That process knows the device and the families; the caller need not import eithe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import msgspec
 
 from vlm_server.errors import ModelLoadError
 from vlm_server.hub.messages import DownloadPlan
-from vlm_server.platform import machine
 from vlm_server.platform.child import launch
-from vlm_server.settings import Memory, Model
+from vlm_server.settings import MemorySettings, ModelSettings
 
 _MODULE = "vlm_server.engine.examine"
 _TIMEOUT_SECONDS = 120.0
@@ -23,8 +21,8 @@ _TIMEOUT_SECONDS = 120.0
 class SurveyRequest(msgspec.Struct, frozen=True):
     """The checkpoint to examine: in folder `model.path`, or by the download plan `plan`."""
 
-    model: Model
-    memory: Memory
+    model: ModelSettings
+    memory: MemorySettings
     plan: DownloadPlan | None = None
 
 
@@ -53,32 +51,18 @@ class Survey(msgspec.Struct, frozen=True):
 
 async def survey(request: SurveyRequest) -> Survey:
     """The survey of a checkpoint; takes seconds. Raises ModelLoadError if the process fails."""
-    process = await asyncio.create_subprocess_exec(
-        *launch.command(_MODULE, "checkpoint"),
-        env={
-            **machine.thread_environment(),
-            **launch.environment(with_preload=True),
-            "HF_HUB_OFFLINE": "1",
-        },
-        cwd=launch.FOLDER,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        said, _ = await asyncio.wait_for(
-            process.communicate(msgspec.json.encode(request)), _TIMEOUT_SECONDS
-        )
-        return msgspec.json.decode(said, type=Survey)
-    except (TimeoutError, msgspec.DecodeError):
-        raise ModelLoadError("the checkpoint can't be examined: see the log") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    command = launch.command(_MODULE, "checkpoint")
+    async with launch.running(command, launch.model_environment()) as process:
+        try:
+            said, _ = await asyncio.wait_for(
+                process.communicate(msgspec.json.encode(request)), _TIMEOUT_SECONDS
+            )
+            return msgspec.json.decode(said, type=Survey)
+        except (TimeoutError, msgspec.DecodeError):
+            raise ModelLoadError("the checkpoint can't be examined: see the log") from None
 
 
-async def check_plan(model: Model, memory: Memory, plan: DownloadPlan) -> None:
+async def check_plan(model: ModelSettings, memory: MemorySettings, plan: DownloadPlan) -> None:
     """Raises ModelLoadError if the checkpoint of `plan` can't be served on this machine."""
     found = await survey(SurveyRequest(model, memory, plan))
     if found.refusal:

@@ -1,15 +1,15 @@
-"""The interfaces between packages: what engine, prompt and runner hand each other.
+"""The interfaces between engine, prompt and runner: token ids, numpy arrays and plans.
 
-`engine` decides and `runner` does; `prompt` makes prompts. They meet only here. Token ids, numpy
-arrays and plans; no mlx, no HTTP.
+`engine` decides, `runner` executes, `prompt` makes prompts; they import each other only by these
+interfaces. No mlx, no HTTP.
 """
 
 from __future__ import annotations
 
 from vlm_server.interfaces.executors import (
+    EncodeCall,
     EncodeExecutor,
     Encoder,
-    Encoding,
     Preparer,
     Runner,
     Step,
@@ -18,9 +18,9 @@ from vlm_server.interfaces.grammar import AnswerMatcher, Grammar
 from vlm_server.interfaces.memory import DeviceMemory, MemoryReading, ProcessMemory
 from vlm_server.interfaces.prompts import AnswerFormat, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.interfaces.step import (
+    DiskReadWork,
     DraftCounts,
     EncodeWork,
-    LoadWork,
     NewRequest,
     PrefillWork,
     PrefixState,
@@ -35,13 +35,13 @@ __all__ = [
     "AnswerFormat",
     "AnswerMatcher",
     "DeviceMemory",
+    "DiskReadWork",
     "DraftCounts",
+    "EncodeCall",
     "EncodeExecutor",
     "EncodeWork",
     "Encoder",
-    "Encoding",
     "Grammar",
-    "LoadWork",
     "MediaInputs",
     "MemoryReading",
     "NewRequest",

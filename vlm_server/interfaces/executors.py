@@ -1,4 +1,4 @@
-"""The executors of a plan: on the inference thread, and on the threads beside it."""
+"""The interfaces of a plan's executors: runner, encoder and preparer."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Step(Protocol):
 
 
 class EncodeExecutor(Protocol):
-    """Runs the vision encoder, and posts its features into the engine's inbox."""
+    """An executor of encodes, which posts the features into the engine's inbox."""
 
     def start(self, works: Sequence[EncodeWork]) -> None:
-        """Encode media of one size in one call."""
+        """Begin to encode media of one size in one call."""
         ...
 
     @property
@@ -37,10 +37,10 @@ class EncodeExecutor(Protocol):
         ...
 
     def advance_encode(self, *, is_alone: bool, is_long: bool) -> None:
-        """Launch the next part of an encode, if there is any.
+        """Launch the next part of an encode, if any.
 
-        is_alone: whether there was no step. is_long: whether the step was a mixed one; it may be
-        better to wait for the next step then.
+        is_alone: whether no step preceded. is_long: whether the step decoded and prefilled; an
+        executor may then wait for the next step.
         """
         ...
 
@@ -58,9 +58,9 @@ class Runner(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait for all work of sequences, on devices that report errors late.
+        """Wait for all launched work, on devices that report errors late.
 
-        Later work is then not blamed for their errors, nor they for its.
+        Errors are thus attributed to the work that caused them.
         """
         ...
 
@@ -75,16 +75,16 @@ class Runner(Protocol):
         """
         ...
 
-    def prepare_ahead(self) -> bool:
-        """Do a short piece of the work that later prompts would wait for; False if none is left."""
+    def precompile_next(self) -> bool:
+        """Compile one more shape that later prompts may have; False if none is left."""
         ...
 
 
-class Encoding(Protocol):
-    """Media of one size that are being encoded."""
+class EncodeCall(Protocol):
+    """An encode under way, of media of one size."""
 
     def advance(self) -> bool:
-        """Launch the next part, and wait for the one before. False if that was the last.
+        """Launch the next part, and wait for the previous one. False if that was the last.
 
         Raises RequestError.
         """
@@ -98,10 +98,10 @@ class Encoding(Protocol):
 class Encoder(Protocol):
     """The vision encoder: media to features. All calls come from one thread."""
 
-    def begin(self, works: Sequence[EncodeWork]) -> Encoding:
-        """Begin to encode media of one size, each as if it were encoded alone.
+    def begin(self, works: Sequence[EncodeWork]) -> EncodeCall:
+        """Begin to encode media of one size, with the same results as one by one.
 
-        Raises RequestError if one of them is wrong; then none counts as encoded.
+        Raises RequestError if any is invalid; then none is encoded.
         """
         ...
 
@@ -112,10 +112,10 @@ class Preparer(Protocol):
     def prepare(
         self, submit: Submit, cancellation: Cancellation, *, use_disk: bool = True
     ) -> Prepared:
-        """Raises RequestError if the request is wrong, which affects no other, and Cancelled."""
+        """Prepare a request. Raises RequestError if it is invalid, and Cancelled."""
         ...
 
     @property
     def num_tracked(self) -> int:
-        """Media items in work by a thread, or waited for."""
+        """The number of media items in preparation."""
         ...

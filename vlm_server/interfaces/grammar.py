@@ -16,7 +16,7 @@ class AnswerMatcher(Protocol):
 
     @property
     def fault(self) -> RequestError | None:
-        """Why the answer can't go on; None if it can."""
+        """The error that ends the answer; None if it can continue."""
         ...
 
     @property
@@ -30,41 +30,41 @@ class AnswerMatcher(Protocol):
         ...
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Append sampled tokens. Returns at once."""
+        """Append sampled tokens. Returns immediately."""
         ...
 
     def look_ahead(self, token_ids: Sequence[int]) -> None:
-        """Request the masks after each of these draft tokens. Returns at once."""
+        """Request the masks after each of these draft tokens. Returns immediately."""
         ...
 
-    def ahead(self) -> Sequence[NDArray[np.bool_]]:
-        """The masks that `look_ahead` requested, valid once `wait` returned true.
+    def draft_masks(self) -> Sequence[NDArray[np.bool_]]:
+        """The masks that `look_ahead` requested, valid after `wait` has returned true.
 
-        (vocabulary,) bool after each draft token; shorter if one is not allowed or unknown. Empty
+        (vocabulary,) bool after each draft token, up to one that is not allowed or unknown. Empty
         after the next `advance`.
         """
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Whether `allowed` and `ahead` are known, within `seconds`."""
+        """Wait at most `seconds` for `allowed` and `draft_masks`; whether they are known."""
         ...
 
     def allowed(self) -> NDArray[np.bool_]:
-        """(vocabulary,) bool: allowed next tokens; none if the answer can't go on."""
+        """(vocabulary,) bool: the allowed next tokens; none if the answer can't continue."""
         ...
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         """Compute masks at a lower priority from now on: the last one was late."""
         ...
 
     def close(self) -> None:
-        """Stop following the answer. Closing twice is no error."""
+        """Release the matcher. Closing twice is no error."""
         ...
 
 
 class Grammar(Protocol):
-    """A constraint on answers. Immutable: answers begin on any thread."""
+    """A constraint on answers. Immutable; answers may begin on any thread."""
 
     def begin(self, count: int) -> Sequence[AnswerMatcher]:
-        """Matchers at the beginning of `count` answers of one request. Returns at once."""
+        """Matchers for `count` answers of one request. Returns immediately."""
         ...

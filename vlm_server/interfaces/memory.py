@@ -1,4 +1,4 @@
-"""Memory as the governor sees it: the device's allocator, and the process."""
+"""The interfaces of memory for the governor: the device's allocator, and the process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Device memory in bytes: held by arrays, freed and kept for reuse, and what may be used."""
+    """Device memory in bytes."""
 
     active_bytes: int
+    """The memory of arrays."""
     pool_bytes: int
+    """Freed memory that the allocator keeps for reuse."""
     limit_bytes: int
 
 
@@ -25,7 +27,7 @@ class DeviceMemory(Protocol):
 
     @property
     def trims_own_pool(self) -> bool:
-        """Whether it frees its pool by itself before it exceeds the limit."""
+        """Whether the allocator frees its pool by itself before it exceeds the limit."""
         ...
 
     def read(self) -> MemoryReading: ...
@@ -39,30 +41,27 @@ class DeviceMemory(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait for running work: it may hold memory that was released."""
+        """Wait for running work, which may still hold released memory."""
         ...
 
     def clear(self) -> None:
-        """Give the pool back to the system, once running work is done."""
+        """Give the pool back to the system after running work is done."""
         ...
 
     def is_short(self) -> bool:
-        """Whether other programs need memory. Asks the driver or the system: takes time."""
+        """Whether other programs need memory. A query of driver or system, which takes time."""
         ...
 
     def device_used_bytes(self) -> int:
-        """Bytes in use by all programs, as the driver says; 0 if device memory is the machine's.
-
-        Takes time.
-        """
+        """Bytes in use by all programs, by the driver's report; 0 for shared memory. Takes time."""
         ...
 
 
 class ProcessMemory(Protocol):
-    """The process as the system sees it."""
+    """The memory of the process."""
 
     def footprint_bytes(self) -> int:
-        """The process's memory as the system counts it."""
+        """The memory of the process in bytes, as the system counts it."""
         ...
 
     def trim(self) -> None:

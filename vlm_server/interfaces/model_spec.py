@@ -13,146 +13,137 @@ from numpy.typing import NDArray
 
 
 class ChunkPolicy(enum.Enum):
-    """Where prefill chunks of a prompt may end, for a family's attention masks to be right."""
+    """The positions where prefill chunks may end, given a family's attention masks."""
 
     ANYWHERE = "anywhere"
     AFTER_MEDIA = "after the last media token"
     NOWHERE = "nowhere"
-    """The whole prompt is prefilled at once."""
+    """The whole prompt is prefilled in one chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class MRope:
-    """The parameters of a family's M-RoPE positions, three for each token.
-
-    merge_size: patches on a side of what becomes one token.
-    splits_videos: whether text, such as a timestamp, stands between a video's frame groups. Each
-    group then has positions like an image of its own.
-    """
+    """The parameters of a family's M-RoPE positions, three for each token."""
 
     merge_size: int
+    """The side, in patches, of the square that becomes one token."""
     splits_videos: bool
+    """Whether text, such as a timestamp, stands between a video's frame groups. Each group then has
+    the positions of an image."""
 
 
 AskPositions = Callable[[NDArray[np.int32], Mapping[str, NDArray[Any]]], NDArray[np.int32]]
-"""Token ids of a media item, (tokens,), and its grids by name, to positions (3, tokens).
-
-For families that are not checked: their model computes them."""
+"""(token ids of a media item, (tokens,); its grids by name) to positions (3, tokens), computed by
+the model, for families that are not checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessedMedia:
-    """The processor's output for the placeholder of one image or video.
-
-    token_ids: (tokens,) int32, with the text around the media tokens. `inputs` are arrays for the
-    vision tower, by name. size: width and height to which an image was resized; None of a video.
-    """
+    """The processor's output for the placeholder of one image or video."""
 
     token_ids: NDArray[np.int32]
+    """(tokens,), including the text around the media tokens."""
     inputs: Mapping[str, NDArray[Any]]
+    """Arrays for the vision tower, by name."""
     size: tuple[int, int] | None = None
+    """The width and height to which an image was resized; None for a video."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """The tokens in a prompt that stand in for a model's one id below 0 for a whole image.
-
-    token_id: a token of its own that the tokenizer was given. num_tokens: of them for each image,
-    as many as it has features. model_id: what the model reads.
-    """
+    """The tokens of an image in the prompt of a model that reads one negative id for an image."""
 
     token_id: int
+    """A token that was added to the tokenizer."""
     num_tokens: int
+    """The number of these tokens per image, that of its features."""
     model_id: int
+    """The id that the model reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class PixelRule:
-    """The picture sizes of a family of dynamic resolution.
-
-    A side is a multiple of `factor`, and a square of that side one token; a picture has
-    `min_pixels` to `max_pixels`. grounding_tokens: enough to point at things in a
-    screenshot; 0 if unknown.
-    """
+    """The picture sizes of a family of dynamic resolution: `min_pixels` to `max_pixels`."""
 
     factor: int
+    """The divisor of both sides; a square of this side becomes one token."""
     min_pixels: int
     max_pixels: int
     grounding_tokens: int = 0
+    """The number of tokens with which the model locates things in a screenshot; 0 if unknown."""
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens of a picture."""
+        """The maximum number of tokens of a picture."""
         return self.max_pixels // self.factor**2
 
 
 @dataclass(frozen=True, slots=True)
 class ToolParser:
-    """mlx-vlm's parser of the tool calls that a model writes, and the marks around one of them.
-
-    `end` is empty if a call ends where its JSON does. parse: (text between the marks, tools as chat
-    templates have them) to a call or a list of them, as objects. It raises whatever the text makes
-    it, and takes as long as it likes.
-    """
+    """mlx-vlm's parser of the tool calls that a model writes, and the marks around a call."""
 
     name: str
     start: str
     end: str
+    """Empty if a call ends with its JSON."""
     parse: Callable[[str, Sequence[Mapping[str, Any]]], Any]
+    """(text between the marks, tools in the chat templates' form) to a call or a list of calls, as
+    objects. May raise any exception, and take any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The marks around a model's reasoning, such as `<think>` and `</think>`.
-
-    headers: marks around messages of other kinds, which are not shown.
-    """
+    """The marks around a model's reasoning, such as `<think>` and `</think>`."""
 
     start: str
     end: str
     headers: tuple[str, ...] = ()
+    """Marks around messages of other kinds, which are not part of the answer's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A loaded model for preparing prompts. Holds no device array.
 
-    tokenizer: the Hugging Face tokenizer around the fast `backend`.
-    video_token_id: None for a family whose videos are shown as images, frame by frame.
-    vocabulary_size: the width of the logits; the tokenizer may know fewer tokens, or more.
-    image_placeholders: what the chat template may write for an image, likeliest first.
-    chat_template: the checkpoint's, a program that nobody vouches for; None if there is none, or
-    if the family's processor writes prompts itself. template_variables: what it is given beside
-    messages. write_prompt: (messages, add_generation_prompt) to text, where there is no template.
-    process_image: ((height, width, 3) uint8, placeholder), process_video: ((frames, height, width,
-    3) uint8, seconds of each frame, placeholder). Neither is thread-safe. Both raise whatever the
-    processor does. stand_in: None for models that read a token for each feature of an image.
-    pixel_rule: None where pictures have a fixed size, or the rule is not known.
-    tool_parser and reasoning_format: None for models that call no tools, or whose
-    reasoning has no marks. warnings: sentences about its prompts, for people.
+    The processor's functions are not thread-safe, and may raise any exception.
     """
 
     tokenizer: Any
+    """The Hugging Face tokenizer around the fast `backend`."""
     backend: tokenizers.Tokenizer
     image_token_id: int
     video_token_id: int | None
+    """None for a family whose videos are shown as images, frame by frame."""
     eos_token_ids: frozenset[int]
     context_tokens: int
     vocabulary_size: int
+    """The width of the logits; the tokenizer may know fewer tokens, or more."""
     adds_special_tokens: bool
     image_placeholders: tuple[str, ...]
+    """The texts that the chat template may write for an image, likeliest first."""
     chat_template: str | None
+    """The checkpoint's template, an untrusted program; None if there is none, or if the family's
+    processor writes prompts itself."""
     template_variables: Mapping[str, Any]
+    """The template's variables besides messages."""
     write_prompt: Callable[[Sequence[Mapping[str, Any]], bool], Any]
+    """(messages, add_generation_prompt) to text, where there is no template."""
     process_image: Callable[[NDArray[np.uint8], str], ProcessedMedia]
+    """((height, width, 3), placeholder) to its tokens and inputs."""
     process_video: Callable[[NDArray[np.uint8], Sequence[float], str], ProcessedMedia]
+    """((frames, height, width, 3), seconds of each frame, placeholder) to its tokens and inputs."""
     mrope: MRope | AskPositions | None
     chunk_policy: ChunkPolicy
     pixel_rule: PixelRule | None = None
+    """None where pictures have a fixed size, or the rule is unknown."""
     stand_in: StandIn | None = None
+    """None for models that read a token for each feature of an image."""
     tool_parser: ToolParser | None = None
+    """None for models that call no tools."""
     reasoning_format: ReasoningFormat | None = None
+    """None for models whose reasoning has no marks."""
     warnings: tuple[str, ...] = ()
+    """Sentences about its prompts, for users."""
 
     @property
     def media_token_ids(self) -> tuple[int, ...]:

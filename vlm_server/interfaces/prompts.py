@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlm_server.cache.disk.tier import DiskLoad
+from vlm_server.cache.disk.tier import DiskRead
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.cache.references import CacheReferences
 from vlm_server.interfaces.grammar import Grammar
@@ -21,51 +21,54 @@ MediaInputs = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The format of an answer's text.
-
-    tools: the tools that may be called, as chat templates have them; without any, no call is looked
-    for. is_required: the answer, perhaps after reasoning, is only JSON that a grammar ensures:
-    `[{"name": ..., "arguments": {...}}, ...]`. parallel: whether there may be more than one call.
-    starts_in_reasoning: whether the prompt ends inside reasoning.
-    """
+    """The format of an answer's text."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
+    """The tools that may be called, in the chat templates' form; without any, no call is parsed."""
     is_required: bool = False
+    """Whether the answer, after optional reasoning, is only JSON that a grammar ensures:
+    `[{"name": ..., "arguments": {...}}, ...]`."""
     parallel: bool = True
+    """Whether there may be more than one call."""
     starts_in_reasoning: bool = False
+    """Whether the prompt ends inside reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A request as the model takes it. Plain data, built once.
-
-    token_ids: (tokens,) int32. spans: its media, in order; each is encoded at once.
-    positions: (3, tokens) int32 for families with M-RoPE; after the prompt, token n has position
-    n + `rope_delta`. snapshot_points: the token counts, ascending, after which a state is stored,
-    for families whose states can't be cut. The first `atomic_prefill_tokens`, for families where
-    tokens attend to later ones, are prefilled in one chunk or all cached; token_types: (tokens,)
-    int32, is then 1 for media tokens and 0 for text. The answer follows `grammar`, if there is one,
-    and is read as `answer_format` says; without one, all of its text is content. prediction: token
-    ids that the answer is expected to be like. images, videos: those of the messages, as the model
-    sees them. text: what ids that were given read as, if they are to be counted only. param: the
-    field that it was made of, for errors.
-    """
+    """A request as the model gets it. Plain data, built once."""
 
     token_ids: NDArray[np.int32]
+    """(tokens,)"""
     spans: tuple[MediaSpan, ...] = ()
+    """Its media, in order."""
     positions: NDArray[np.int32] | None = None
+    """(3, tokens), for families with M-RoPE."""
     rope_delta: int = 0
+    """The offset from a later token's index to its rotary position."""
     snapshot_points: tuple[int, ...] = ()
+    """Ascending token counts after which to store a state, for families whose states can't be
+    cut."""
     atomic_prefill_tokens: int = 0
+    """The number of first tokens to prefill in one chunk, or to have cached completely, for
+    families where tokens attend to later ones."""
     token_types: NDArray[np.int32] | None = None
+    """(tokens,): 1 for media tokens, 0 for text; for families where tokens attend to later ones."""
     grammar: Grammar | None = None
+    """The grammar of the answer."""
     cache_salt: str = ""
     answer_format: AnswerFormat | None = AnswerFormat()
+    """The format to parse the answer by; None if all of its text is content."""
     prediction: tuple[int, ...] = ()
+    """Token ids of a text that the answer is expected to resemble."""
     images: tuple[ImageUse, ...] = ()
+    """The images of the messages, as the model sees them."""
     videos: tuple[VideoUse, ...] = ()
+    """The videos of the messages, as the model sees them."""
     text: str = ""
+    """The text of token ids that the client gave to be counted only."""
     param: str = "prompt"
+    """The field of the request that the prompt was made of, for errors."""
 
     @property
     def num_tokens(self) -> int:
@@ -73,7 +76,7 @@ class PreparedPrompt:
 
     @property
     def is_atomic(self) -> bool:
-        """Whether all is prefilled in one chunk: then no other prompt can reuse its KV."""
+        """Whether the prompt must be prefilled in one chunk: no other prompt can reuse its KV."""
         return self.atomic_prefill_tokens == self.num_tokens
 
     @property
@@ -83,13 +86,12 @@ class PreparedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request after preparation. Its receiver owns `references`, and releases them once.
-
-    inputs: the processor's output for each uncached span, by index in `prompt.spans`. load: the
-    disk's entries of the prompt, if any; spans that it `covers` have no inputs.
-    """
+    """A request after preparation. Its receiver owns `references`, and releases them once."""
 
     prompt: PreparedPrompt
     references: CacheReferences
     inputs: Mapping[int, MediaInputs] = field(default_factory=dict)
-    load: DiskLoad | None = None
+    """The encoder's inputs of uncached spans, by index in `prompt.spans`; none for spans that
+    `disk_read` covers."""
+    disk_read: DiskRead | None = None
+    """The disk's entries of the prompt, if any."""

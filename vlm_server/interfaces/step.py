@@ -1,4 +1,4 @@
-"""What one step does, as the scheduler plans it, and what it brought, as the runner tells it."""
+"""One step: the scheduler's plan, and the runner's result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.cache.disk.tier import DiskLoad
+from vlm_server.cache.disk.tier import DiskRead
 from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.errors import RequestError
 from vlm_server.interfaces.prompts import MediaInputs, PreparedPrompt
@@ -27,7 +27,7 @@ class SeqId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrepareWork:
-    """Prepare a request, unless it is cancelled; without `use_disk`, ignore the disk cache."""
+    """The preparation of a request; without `use_disk`, it ignores the disk cache."""
 
     submit: Submit
     cancellation: Cancellation
@@ -35,17 +35,17 @@ class PrepareWork:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadWork:
-    """Read the disk's entries of a request's prompt, unless it is cancelled."""
+class DiskReadWork:
+    """The disk read of a request."""
 
     request_id: str
-    load: DiskLoad
+    disk_read: DiskRead
     cancellation: Cancellation
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeWork:
-    """Encode the media of span `span_index` of a request's prompt, from `inputs`."""
+    """The encode of the media of span `span_index` of a request's prompt, from `inputs`."""
 
     request_id: str
     span_index: int
@@ -68,7 +68,7 @@ class EncodeWork:
     def size(self) -> tuple[object, ...]:
         """The key of media that may be encoded in one call.
 
-        The number of tokens, the shape of every input, and the values of inputs that are no pixels.
+        The number of tokens, the shapes of all inputs, and the values of integer inputs.
         """
         inputs = (
             (name, array.shape, array.tobytes() if array.dtype.kind == "i" else None)
@@ -96,24 +96,22 @@ class PrefixState(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request that the runner meets for the first time in this plan.
-
-    Its prefill starts after `prefix`. features: those of the spans after it, in order. Both may be
-    evicted once the step is done.
-    """
+    """A request that is new to the runner."""
 
     request_id: str
     prompt: PreparedPrompt
     sampling: SamplingParams
     prefix: PrefixState
+    """The cached prefix, after which its prefill starts; may be evicted after the step."""
     features: tuple[EncodedImage, ...] = ()
+    """The features of the spans after `prefix`, in order; may be evicted after the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """Prefill tokens `start` to `end`; if `is_last`, sample and join the decode batch.
+    """The prefill of tokens `start` to `end` of a prompt.
 
-    All sequences of the request, `sampling.n`, join at once.
+    If it `is_last`, all sequences of the request are sampled and join the decode batch.
     """
 
     request_id: str
@@ -128,38 +126,42 @@ class PrefillWork:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """The plan of one step.
+    """The plan of one step."""
 
-    For the other threads: `prepare` these requests, `load` what the disk has of one, `encode` these
-    media now, in one call, and `encode_next` once the step is launched. For the runner: drop
-    `finished_seqs`, add `new`, decode these sequences, and `prefill` a chunk of one prompt, which
-    may be the new one. With it go the prompts of `batched_prefills`: all are new, begin after as
-    many cached tokens as the first, and end. The prefix cache gets `stored_prompts`, whose last
-    chunks were in the step before, or which are cancelled and stored up to their last chunks; and
-    `stored_answers`, of finished sequences. `refused` requests never fit into device memory.
-
-    The rest is for the loop: whether there are requests at all, whether one waits for memory,
-    whether one that does not waits for its first token. `is_drained`: no request is left, and none
-    will be taken. `is_idle`: nothing is remembered of any request.
-    """
-
+    # For the other threads.
     prepare: tuple[PrepareWork, ...] = ()
-    load: LoadWork | None = None
+    disk_read: DiskReadWork | None = None
     encode: tuple[EncodeWork, ...] = ()
+    """Media to encode in one call, before the step is launched."""
     encode_next: tuple[EncodeWork, ...] = ()
+    """Media to encode once the step is launched."""
+    # For the runner.
     finished_seqs: tuple[SeqId, ...] = ()
+    """Sequences to drop."""
     stored_prompts: tuple[str, ...] = ()
+    """Requests whose prompts to store in the prefix cache: the last chunk was in the previous step,
+    or the prefill was cancelled after some chunks."""
     stored_answers: tuple[SeqId, ...] = ()
+    """Finished sequences to store in the prefix cache."""
     new: tuple[NewRequest, ...] = ()
+    """Requests to add. If there are any, they are exactly those of `prefills`."""
     decode: tuple[SeqId, ...] = ()
     prefill: PrefillWork | None = None
     batched_prefills: tuple[PrefillWork, ...] = ()
+    """Whole new prompts to prefill with that of `prefill`, after the same number of tokens."""
+    # For the scheduler and the loop.
     refused: Mapping[str, RequestError] = field(default_factory=dict)
+    """Requests that do not fit into device memory even alone."""
     has_requests: bool = False
+    """Whether any request is live."""
     waits_for_memory: bool = False
+    """Whether a request is in the state `WAITING_FOR_MEMORY`."""
     waits_for_first_token: bool = False
+    """Whether a request `waits_for_first_token` (`State`)."""
     is_drained: bool = False
+    """Whether no request is left, and none will be accepted."""
     is_idle: bool = True
+    """Whether the scheduler tracks no request or sequence any more."""
 
     @property
     def has_runner_work(self) -> bool:
@@ -179,17 +181,18 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The log probability of a token, and the likeliest tokens, (token id, log probability) each.
+    """The log probability of a token, and the likeliest tokens in its place.
 
     Probabilities are the model's own, before temperature, penalties and bias.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...]
+    """(token id, log probability) of each."""
 
 
 class DraftCounts(NamedTuple):
-    """The numbers of draft tokens that a step verified for a sequence, and accepted."""
+    """The numbers of draft tokens of a sequence that a step verified, and accepted."""
 
     num_drafted: int = 0
     num_accepted: int = 0
@@ -197,20 +200,21 @@ class DraftCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step: tokens known by now, and requests that failed alone.
+    """The result of a step.
 
-    A request that is among the failures fails with all its sequences. `logprobs` holds an entry for
-    each token whose request asked for them. A runner may run one step ahead: a token may belong to
-    the step before, and a sequence's token may be missing in the step that launched it; its first
-    comes with its prompt's last chunk, or later. A step that verified draft tokens of a sequence
-    (`drafts`) may bring it several: those that were right, and one more at the end.
-    `prefill_seconds`: what the chunk took; None if the decode step read it. `error` is what
-    the model or the device raised, if they did.
+    A runner may run one step ahead: the tokens may be those of the previous step.
     """
 
     tokens: Mapping[SeqId, Sequence[int]] = field(default_factory=dict)
+    """Sampled tokens. A sequence's first token comes with its prompt's last chunk, or later. A
+    sequence with verified drafts gets the accepted ones and one more."""
     failures: Mapping[str, RequestError] = field(default_factory=dict)
+    """Requests that failed, with all their sequences."""
     logprobs: Mapping[SeqId, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    """Log probabilities of all tokens of a sequence, if requested."""
     drafts: Mapping[SeqId, DraftCounts] = field(default_factory=dict)
+    """Sequences whose draft tokens were verified."""
     prefill_seconds: float | None = 0.0
+    """The time of the prefill; None in a mixed step."""
     error: str | None = None
+    """The error that the model or the device raised."""

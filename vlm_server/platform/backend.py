@@ -6,8 +6,6 @@ and `cuda` brings. On macOS it has all that it needs.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,16 +52,6 @@ def has_library(folders: Iterable[str]) -> bool:
 
 def _can_be_imported() -> bool:
     """Whether an MLX that was built otherwise, with its library elsewhere, can be imported."""
-    try:
-        tried = subprocess.run(
-            [sys.executable, "-P", "-c", "import mlx.core"],
-            env=launch.environment(with_preload=True),
-            cwd=launch.FOLDER,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return True  # nothing is known: the engine will say
-    return tried.returncode == 0
+    program = ["-P", "-c", "import mlx.core"]
+    status = launch.exit_status(program, launch.environment(with_preload=True), _SECONDS)
+    return status in (0, None)  # None: nothing is known, and the engine will say

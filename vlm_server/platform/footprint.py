@@ -50,7 +50,7 @@ class MemoryBound:
         self._next = 0.0
 
     def is_exceeded(self) -> bool:
-        """Asks the system at most once in POLL_SECONDS."""
+        """Whether the process has outgrown its bound, checked at most once in POLL_SECONDS."""
         now = time.monotonic()
         if not self.is_needed or now < self._next:
             return False
@@ -90,7 +90,7 @@ _OOM_SCORE_ADJ = 500
 """Out of 1,000: counts as half of the machine's memory more than the process takes."""
 
 
-def be_killed_first(path: Path = _OOM_SCORE) -> None:
+def be_killed_first(path: Path = _OOM_SCORE, score: int = _OOM_SCORE_ADJ) -> None:
     """Have Linux kill this process, and those it starts, before others when memory runs out.
 
     The front then starts another engine. Killed itself, it would take everything with it.
@@ -98,8 +98,8 @@ def be_killed_first(path: Path = _OOM_SCORE) -> None:
     if sys.platform != "linux":
         return
     try:
-        if int(path.read_text()) < _OOM_SCORE_ADJ:
-            path.write_text(str(_OOM_SCORE_ADJ))
+        if int(path.read_text()) < score:
+            path.write_text(str(score))
     except (OSError, ValueError) as error:
         logger.debug("can't raise oom_score_adj: %s", error)
 

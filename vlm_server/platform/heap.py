@@ -1,8 +1,8 @@
-"""The C library's heap of a process that runs for months. Knows glibc, and `trim` a preloaded
-mimalloc as well; elsewhere it does nothing.
+"""The C library's heap in processes that run for months. For glibc, and `trim` also for a preloaded
+mimalloc; elsewhere the functions do nothing.
 
-By default, each thread has a heap of its own, which retains what it once took where trimming does
-not reach, and blocks of 128 KiB and more are mapped anew each time. The system has to clear their
+By default, each thread has a heap of its own, which keeps freed memory out of the reach of
+trimming, and blocks of 128 KiB and more are mapped anew each time. The system has to clear their
 pages then: for the 2 MB of a screenshot that takes longer than to copy or to decode it.
 """
 
@@ -25,8 +25,8 @@ _IMAGE_BYTES = 32 << 20
 def share_one_heap() -> None:
     """Let all threads take blocks of less than 4 MiB from one heap, all of which `trim` reaches.
 
-    For who takes and frees such blocks all the time: up to 16 MiB that were freed are there for
-    the next, and larger blocks leave no holes. To be called before there are other threads.
+    For processes that allocate such blocks all the time: up to 16 MiB of freed memory stay for
+    reuse, and larger blocks leave no holes. To be called before there are other threads.
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_ARENA_MAX, 1)
@@ -35,10 +35,10 @@ def share_one_heap() -> None:
 
 
 def keep_images() -> None:
-    """Let up to 48 MiB that were freed be there for the next image, in blocks of up to 32 MiB.
+    """Keep up to 48 MiB of freed memory for the next image, in blocks of up to 32 MiB.
 
-    For who does nothing else than decode images: taking the memory of a 1-megapixel one anew takes
-    as long as decoding it.
+    For processes that only decode images: to allocate a 1-megapixel image anew takes as long as
+    decoding it.
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, _IMAGE_BYTES)
@@ -46,10 +46,10 @@ def keep_images() -> None:
 
 
 def keep_bodies() -> None:
-    """Let up to 48 MiB that were freed be there for the next request, whichever thread reads it.
+    """Keep up to 48 MiB of freed memory for the next request, whichever thread reads it.
 
-    For who takes and frees bodies with images all the time, and trims the heap when none come. To
-    be called before there are other threads.
+    For processes that receive bodies with images, and trim the heap when idle. To be called before
+    there are other threads.
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_ARENA_MAX, 1)
@@ -82,7 +82,6 @@ class _MallInfo(ctypes.Structure):
 
 @cache
 def _glibc() -> ctypes.CDLL | None:
-    """The C library if it is glibc, else None."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

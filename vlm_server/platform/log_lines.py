@@ -30,7 +30,7 @@ def log_fields(logger: logging.Logger, level: int, fields: Fields) -> None:
 
 
 class _AsText:
-    """The fields as text, once somebody wants it."""
+    """The fields, made into text only if the line is logged."""
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
@@ -64,7 +64,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def _written(text: str) -> str:
-    """`text` as it can be encoded, whatever it holds."""
+    """`text` with lone surrogates escaped, so that it can be encoded."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

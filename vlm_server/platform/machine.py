@@ -31,7 +31,7 @@ def memory_bytes(root: Path = _ROOT) -> int:
 
 
 def memory_pressure() -> int:
-    """The machine's memory pressure as macOS tells it: `NO_PRESSURE`, 2 or 4.
+    """The machine's memory pressure as macOS reports it: `NO_PRESSURE`, 2 or 4.
 
     `NO_PRESSURE` where nothing can be read.
     """

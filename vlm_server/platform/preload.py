@@ -15,8 +15,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, distribution
@@ -45,7 +43,7 @@ _MIMALLOC_PROBE = "import ctypes; ctypes.CDLL(None).mi_version()"
 def find_openblas(links: Path) -> dict[str, str]:
     """Environment variables that preload a working OpenBLAS; empty if there is none.
 
-    They may name the folder `links`, which nobody else may be able to write to.
+    They may name the folder `links`, which must be writable for this user alone.
     Libraries that `LD_PRELOAD` already names are loaded after it.
     """
     if platform.system() != "Linux":
@@ -123,17 +121,6 @@ def _file_of(package: str, name: str) -> str | None:
 
 
 def runs(program: str, environment: Mapping[str, str]) -> bool:
-    """Whether Python runs `program` to its end in time, with `environment` beside ours."""
-    try:
-        probe = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", program],
-            env={**os.environ, **environment},
-            cwd=launch.FOLDER,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return probe.returncode == 0
+    """Whether Python runs `program` to its end in time, with `environment` added to ours."""
+    arguments = ["-I", "-S", "-c", program]
+    return launch.exit_status(arguments, {**os.environ, **environment}, _SECONDS) == 0

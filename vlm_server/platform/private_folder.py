@@ -1,7 +1,7 @@
 """A folder that only its user can write to, for compiled code that is executed later.
 
 MLX keeps the kernels that it compiles in `$TMPDIR/mlx`, and loads what it finds there: in a
-folder that all users share, another one's library would run in the engine.
+folder that all users share, another user's library would run in the engine.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ class PrivateFolder:
     """
 
     def __init__(self) -> None:
-        self._fresh: tempfile.TemporaryDirectory[str] | None = None
-        self._owns: list[tempfile.TemporaryDirectory[str]] = []
-        """This daemon's own folders of kernels, once the shared one is not to be trusted; the
-        last is in use."""
-        self._lock: int | None = None
-        """Keeps `systemd-tmpfiles` from cleaning it up while it is used."""
+        self._fresh: Path | None = None
+        self._own: Path | None = None
+        """This daemon's own folder of kernels, once the shared one is not to be trusted."""
+        self._made = contextlib.ExitStack()
+        """Removes the folders that are this daemon's alone."""
 
     def path(self) -> Path:
         """The folder; it exists. Raises OSError if none can be made."""
@@ -53,20 +52,19 @@ class PrivateFolder:
         except (OSError, RuntimeError) as error:
             if self._fresh is None:
                 logger.warning("no private folder is kept between runs: %s", error)
-        if self._fresh is None or _flaw(Path(self._fresh.name)) is not None:
+        if self._fresh is None or _flaw(self._fresh) is not None:
             self.close()
-            self._fresh = tempfile.TemporaryDirectory(prefix="vlm-server-")
-            self._lock = os.open(self._fresh.name, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
-        return _made(Path(self._fresh.name).resolve())
+            self._fresh = self._new_folder("vlm-server-", None)
+            lock = os.open(self._fresh, os.O_RDONLY | os.O_DIRECTORY)
+            self._made.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_SH)  # else `systemd-tmpfiles` may clean it up
+        return _made(self._fresh.resolve())
 
     def environment(self) -> dict[str, str]:
         """Makes MLX keep its kernels here, for CPUs and for CUDA. Raises OSError."""
         folder = self.path()
-        if self._owns and Path(self._owns[-1].name).parent == folder:
-            temporary = Path(self._owns[-1].name)
-        else:
-            temporary = folder / _TEMPORARY
+        is_own = self._own is not None and self._own.parent == folder
+        temporary = self._own if self._own and is_own else folder / _TEMPORARY
         _make(temporary)
         _sweep(temporary)
         return {"TMPDIR": str(temporary)}
@@ -76,26 +74,20 @@ class PrivateFolder:
 
         The shared ones stay: other engines and daemons of this user may be using them.
         """
-        own = tempfile.TemporaryDirectory(
-            prefix="tmp-", dir=self.path(), ignore_cleanup_errors=True
-        )
-        self._owns.append(own)
+        self._own = self._new_folder("tmp-", self.path())
 
     def close(self) -> None:
         """Remove the folders that are this daemon's alone."""
-        for own in self._owns:
-            own.cleanup()
-        self._owns.clear()
-        if self._fresh is not None:
-            shutil.rmtree(self._fresh.name, ignore_errors=True)
-            self._fresh = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._made.close()
+        self._fresh = self._own = None
+
+    def _new_folder(self, prefix: str, parent: Path | None) -> Path:
+        folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+        return Path(self._made.enter_context(folder))
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what engines had made for their load when they were killed; kernels stay."""
+    """Remove the temporary files of killed engines; kernels stay."""
     before = time.time() - _LEFT_SECONDS
     for path in folder.glob("vlm-server-*"):
         with contextlib.suppress(OSError):  # another daemon does the same
@@ -108,7 +100,7 @@ def of_this_user() -> Path:
 
     Raises OSError if it can't be made or used, RuntimeError if there is no home.
     """
-    caches = _caches()
+    caches = caches_folder(Path.home())
     caches.mkdir(mode=0o700, parents=True, exist_ok=True)
     return _made(caches.resolve() / _NAME)
 
@@ -134,10 +126,6 @@ def _tree(folder: Path) -> Iterator[Path]:
     yield folder
     for above, folders, files in os.walk(folder):
         yield from (Path(above, name) for name in (*folders, *files))
-
-
-def _caches() -> Path:
-    return caches_folder(Path.home())
 
 
 def caches_folder(home: Path) -> Path:
@@ -174,7 +162,7 @@ def _flaw(folder: Path) -> str | None:
 
 
 def _is_open(folder: os.stat_result) -> bool:
-    """Whether somebody else may replace what lies in it."""
+    """Whether another user may replace its entries."""
     is_sticky = folder.st_mode & stat.S_ISVTX
     return folder.st_uid not in (0, os.geteuid()) or bool(
         folder.st_mode & stat.S_IWOTH and not is_sticky

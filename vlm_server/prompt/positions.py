@@ -1,8 +1,8 @@
 """M-RoPE positions: three for each token of a prompt.
 
-A token of text has one position three times. The tokens of an image lie in a grid of frame groups,
-rows and columns, and text goes on after the grid's largest position. The rule is that of Qwen2-VL
-(Wang et al. 2024, section 2.1); in Qwen3-VL each frame group of a video is a grid of its own.
+A text token has the same position three times. The tokens of an image lie in a grid of frame
+groups, rows and columns, and text continues after the grid's largest position. The rule is that of
+Qwen2-VL (Wang et al. 2024, section 2.1); in Qwen3-VL each frame group of a video is its own grid.
 """
 
 from __future__ import annotations

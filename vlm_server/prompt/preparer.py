@@ -21,7 +21,6 @@ from vlm_server.errors import ContextLengthExceeded, InternalError, InvalidReque
 from vlm_server.interfaces import AnswerFormat, Grammar, MediaInputs, Prepared, PreparedPrompt
 from vlm_server.interfaces.model_spec import ChunkPolicy, ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.prompt.chat import Chat, field_of, read_chat
 from vlm_server.prompt.grammar.constraints import Constraints
 from vlm_server.prompt.grammar.grammars import Grammars
 from vlm_server.prompt.media.decoders import DecodeBudget, Decoders
@@ -30,6 +29,7 @@ from vlm_server.prompt.positions import prompt_positions
 from vlm_server.prompt.reasoning import with_reasoning
 from vlm_server.prompt.reasoning_marks import ReasoningMarks
 from vlm_server.prompt.snapshot_points import SnapshotPoints
+from vlm_server.prompt.template.chat import Chat, field_of, read_chat
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import (
     ContentPart,
@@ -43,7 +43,7 @@ from vlm_server.protocol import (
 )
 
 _TAIL_TOKENS = 32
-"""Enough for the start mark of reasoning."""
+"""The end of a prompt in which the start mark of reasoning is looked for."""
 
 
 class MultimodalPreparer:
@@ -68,8 +68,8 @@ class MultimodalPreparer:
         """The prompt of a request, its cache entries, and pixels for the rest.
 
         Raises InvalidImage, InvalidVideo, DecodeBudgetExceeded, ContextLengthExceeded, Cancelled
-        between two steps, and what `Constraints.of`, `Grammars.compile` and `PromptTokenizer` do. A
-        request that is only counted gets no grammar and no pixels.
+        between two steps, and the errors of constraints, grammars and `PromptTokenizer`. A request
+        that is only counted gets no grammar and no pixels.
         """
         cancellation.check()
         if submit.prompt is not None:
@@ -106,7 +106,7 @@ class MultimodalPreparer:
         *,
         use_disk: bool,
     ) -> Prepared:
-        """The preparation of a prompt that is text or token ids already."""
+        """The preparation of a prompt given as text or token ids."""
         if isinstance(given, str):
             token_ids = self._prompts.tokenize_text(given)
         else:
@@ -123,7 +123,7 @@ class MultimodalPreparer:
         return self._look_up(prompt, [], use_disk=use_disk)
 
     def _count(self, prompt: PreparedPrompt) -> Prepared:
-        """`prompt` to be counted only: with its prefix cache hits, and without inputs."""
+        """`prompt` for counting: with its prefix cache hits, without inputs."""
         return Prepared(prompt, self._references(prompt))
 
     def _references(self, prompt: PreparedPrompt) -> CacheReferences:
@@ -135,7 +135,7 @@ class MultimodalPreparer:
         return self._media.pixels_to_decode(submit)
 
     def _grammar(self, submit: Submit, cancellation: Cancellation) -> Grammar | None:
-        constraint = None if submit.count_only else self._constraints.of(submit)
+        constraint = None if submit.count_only else self._constraints.constraint_on(submit)
         if constraint is None:
             return None
         return self._grammars.compile(constraint, submit.cache_salt, cancellation)
@@ -146,8 +146,8 @@ class MultimodalPreparer:
         is_required = tools is not None and tools.choice == "required"
         if chat.tools and not is_required and self._spec.tool_parser is None:
             raise InvalidRequest(
-                "this server can't read the calls that this model writes; it can only be made to "
-                "call a tool (`tool_choice`)",
+                "this model's format of tool calls is not supported; use `tool_choice` with "
+                "'required' or a named tool",
                 "tools",
             )
         answer_format = AnswerFormat(
@@ -189,7 +189,7 @@ class MultimodalPreparer:
                 media.append(item)
                 num_tokens += len(item.layout.token_ids)
                 if num_tokens >= limit:
-                    raise ContextLengthExceeded.of(
+                    raise ContextLengthExceeded.of_prompt(
                         limit,
                         f"the images and videos up to this one have {num_tokens} tokens. Send "
                         "fewer, or smaller ones.",
@@ -228,7 +228,7 @@ class MultimodalPreparer:
         num_atomic = atomic_prefill_tokens(self._spec.chunk_policy, token_types)
         snapshot_points: tuple[int, ...] = ()
         if self._caches.prefixes.needs_snapshots:
-            points = self._snapshot_points.of(chat, token_ids, spans, salt)
+            points = self._snapshot_points.points_in(chat, token_ids, spans, salt)
             snapshot_points = points[bisect_left(points, num_atomic) :]
         return PreparedPrompt(
             token_ids=token_ids,
@@ -252,15 +252,15 @@ class MultimodalPreparer:
         units = [(item, unit) for item in media for unit in range(len(item.mm_hashes))]
         inputs: dict[int, MediaInputs] = {}
         try:
-            load = references.look_up(on_disk=use_disk)
+            disk_read = references.look_up(on_disk=use_disk)
             for index in list(references.missing()):
-                if load is None or not load.covers(index):
+                if disk_read is None or not disk_read.covers(index):
                     item, unit = units[index]
                     inputs[index] = item.inputs(unit)
         except BaseException:
             references.release()
             raise
-        return Prepared(prompt, references, inputs, load)
+        return Prepared(prompt, references, inputs, disk_read)
 
 
 def _images(media: Sequence[MediaItem]) -> tuple[ImageUse, ...]:

@@ -1,7 +1,7 @@
-"""Reasoning before an answer: a grammar begins after it, and a budget ends it.
+"""Reasoning before an answer: its budget, and the grammar that begins after it.
 
-It ends where its text has the end mark, however that is split into tokens. The grammar's process
-has no part in it: nearly every token is allowed.
+Reasoning ends where its text has the end mark, however the mark is split into tokens. The grammar's
+process is not asked: nearly every token is allowed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ReasoningGrammar:
     """The `Grammar` of an answer that may begin with reasoning, and then follows `inner`, if any.
 
     budget: the most tokens of reasoning; None is no bound. starts: whether the prompt ends inside
-    reasoning. may_begin: whether the answer may begin with it.
+    reasoning. may_begin: whether the answer may begin with reasoning.
     """
 
     marks: ReasoningMarks
@@ -32,9 +32,9 @@ class ReasoningGrammar:
     may_begin: bool
 
     def begin(self, count: int) -> Sequence[AnswerMatcher]:
-        """Matchers at the beginning of `count` answers of one request. Returns at once."""
+        """Matchers at the beginning of `count` answers of one request. Does not wait."""
         inner = [None] * count if self.inner is None else self.inner.begin(count)
-        return [ReasoningMatcher(self, each) for each in inner]
+        return [ReasoningMatcher(self, matcher) for matcher in inner]
 
 
 def with_reasoning(
@@ -50,7 +50,7 @@ def with_reasoning(
 
 
 def _reason(grammar: ReasoningGrammar, inner: AnswerMatcher | None) -> Generator[Mask, int, None]:
-    """The masks of an answer up to its own text; each sampled token is sent."""
+    """Yields the masks of an answer up to its own text; receives each sampled token."""
     marks = grammar.marks
     if not grammar.starts:
         if not grammar.may_begin or not marks.start_ids:
@@ -66,7 +66,7 @@ def _reason(grammar: ReasoningGrammar, inner: AnswerMatcher | None) -> Generator
 
 
 def _choose(marks: ReasoningMarks, inner: AnswerMatcher) -> Generator[Mask, int, bool]:
-    """Whether an answer with a grammar begins with reasoning, by its first token."""
+    """Returns whether an answer with a grammar begins with reasoning, by its first token."""
     start, *rest = marks.start_ids
     token_id = yield marks.with_start(inner.allowed())
     if token_id != start or (rest and inner.allowed()[start]):
@@ -77,7 +77,7 @@ def _choose(marks: ReasoningMarks, inner: AnswerMatcher) -> Generator[Mask, int,
 
 
 def _look_for_start(marks: ReasoningMarks) -> Generator[Mask, int, bool]:
-    """Whether reasoning begins here, in an answer without a grammar."""
+    """Returns whether reasoning begins here, in an answer without a grammar."""
     recent: list[int] = []
     has_started = None
     while has_started is None:
@@ -89,7 +89,7 @@ def _look_for_start(marks: ReasoningMarks) -> Generator[Mask, int, bool]:
 def _inside(
     marks: ReasoningMarks, inner: AnswerMatcher | None, num_left: float
 ) -> Generator[Mask, int, float]:
-    """Reasoning up to its end, of `num_left` tokens at most; returns how many are left then."""
+    """Yields the masks of at most `num_left` tokens of reasoning; returns how many are left."""
     recent: list[int] = []
     while num_left > 0:
         token_id = yield marks.everything if inner is None else marks.inside(recent)
@@ -131,7 +131,7 @@ class ReasoningMatcher:
 
     @property
     def can_look_ahead(self) -> bool:
-        """Whether the answer has begun, and follows a grammar."""
+        """Whether the answer has begun and follows a grammar."""
         return self._active is not None
 
     @property
@@ -140,7 +140,7 @@ class ReasoningMatcher:
         return self._active.forced if self._active else ()
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Append sampled tokens. Returns at once."""
+        """Append sampled tokens. Does not wait."""
         for i, token_id in enumerate(token_ids):
             if self._mask is None:
                 if self._inner:
@@ -156,9 +156,9 @@ class ReasoningMatcher:
         if self._active:
             self._active.look_ahead(token_ids)
 
-    def ahead(self) -> Sequence[Mask]:
+    def draft_masks(self) -> Sequence[Mask]:
         """See `AnswerMatcher`."""
-        return self._active.ahead() if self._active else ()
+        return self._active.draft_masks() if self._active else ()
 
     def wait(self, seconds: float) -> bool:
         """Whether `allowed` is known within `seconds`; inside reasoning it always is."""
@@ -170,10 +170,10 @@ class ReasoningMatcher:
             return self._mask
         return self._inner.allowed() if self._inner else self._everything
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         """See `AnswerMatcher`."""
         if self._inner:
-            self._inner.yield_to_others()
+            self._inner.lower_priority()
 
     def close(self) -> None:
         """Stop following the answer. Closing twice is no error."""

@@ -18,8 +18,8 @@ Mask = NDArray[np.bool_]
 class ReasoningMarks:
     """The marks of one model. Masks are read-only and shared by all answers. Thread-safe.
 
-    start_ids, closing_ids and blank_ids: the start mark, the end mark with the blanks that the chat
-    template writes after it, and those blanks alone. window: the most tokens of a mark.
+    start_ids: the start mark. closing_ids: the end mark with the blanks that the chat template
+    writes after it. blank_ids: these blanks. window: the most tokens of a mark.
     """
 
     def __init__(self, spec: ModelSpec, marks: ReasoningFormat) -> None:
@@ -37,7 +37,7 @@ class ReasoningMarks:
         self._not_beyond = self._masks_within_the_mark()
 
     def may_start_in(self, token_ids: Sequence[int]) -> bool | None:
-        """Whether the answer `token_ids` has begun reasoning; None if it may yet do so."""
+        """Whether the answer `token_ids` has begun reasoning; None if it still may."""
         text = self._text(token_ids).lstrip()
         if text.startswith(self._start):
             return bool(self._start)
@@ -55,7 +55,7 @@ class ReasoningMarks:
         return allowed
 
     def inside(self, token_ids: Sequence[int]) -> Mask:
-        """The mask inside reasoning, after `token_ids`: no end token, none beyond the end mark."""
+        """The mask inside reasoning, after `token_ids`: no end token, nothing past the end mark."""
         text = self._text(token_ids)
         for rest, mask in self._not_beyond.items():
             if text.endswith(self._end.removesuffix(rest)):
@@ -79,7 +79,7 @@ class ReasoningMarks:
         return _read_only(mask)
 
     def _masks_within_the_mark(self) -> dict[str, Mask]:
-        """Masks by the missing rest of the end mark, the shortest first: see `inside`."""
+        """Masks by the missing rest of the end mark, the shortest rest first."""
         rests = [self._end[i:] for i in range(len(self._end) - 1, 0, -1)]
         beyond: dict[str, list[int]] = {rest: [] for rest in rests}
         spelled, is_spelled_in_bytes = tuple(rests), not self._end.isascii()
@@ -94,7 +94,7 @@ class ReasoningMarks:
 
 
 def _blanks_behind(mark: str, chat_template: str) -> str:
-    r"""The longest run of line breaks behind `mark` in a template, where they may be `\n`."""
+    r"""The longest run of line breaks after `mark` in a template, also written as `\n`."""
     runs = re.findall(re.escape(mark) + r"((?:\n|\\n)+)", chat_template)
     return max((run.replace("\\n", "\n") for run in runs), key=len, default="")
 

@@ -1,4 +1,4 @@
-"""The points of a prompt at which a state that can't be trimmed is stored."""
+"""Snapshot points: where in a prompt a state that can't be trimmed is stored."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prompt_key import MediaSpan
 from vlm_server.errors import InvalidRequest
-from vlm_server.prompt.chat import Chat
+from vlm_server.prompt.template.chat import Chat
 from vlm_server.prompt.tokenizer import PromptTokenizer
 from vlm_server.protocol import Message, TextPart
 
 _HEAD_BYTES = 4 << 20
-"""Memory for the tokens of system prompts, with their tools."""
+"""Memory for the tokens of system prompts and their tools."""
 _ENTRY_BYTES = 500
 
 
@@ -37,7 +37,7 @@ class SnapshotPoints:
         self._prompts = prompts
         self._ends = LruCache[tuple[Tokens, Tokens]]("system prompts", _HEAD_BYTES)
 
-    def of(
+    def points_in(
         self, chat: Chat, token_ids: Tokens, spans: Sequence[MediaSpan], salt: str
     ) -> tuple[int, ...]:
         """Token counts, ascending, none of them the whole prompt or inside a span.
@@ -66,13 +66,13 @@ class SnapshotPoints:
         shorter = replace(chat, messages=(*messages[:first], without), continue_final=False)
         try:
             return _num_common(token_ids, np.array(self._prompts.tokenize(shorter, [])))
-        except InvalidRequest:  # the template wants more messages: there is no such prompt
+        except InvalidRequest:  # the template requires more messages
             return 0
 
     def _ends_of(self, chat: Chat, salt: str) -> tuple[Tokens, Tokens]:
-        """What prompts with this system message, tools and variables share.
+        """The tokens before the user's text, and those of the generation prompt.
 
-        The tokens before the user's text, and those of the generation prompt.
+        They are the same in all prompts with this system message, tools and variables.
         """
         own = json.dumps([list(chat.tools), dict(chat.variables)])
         named = msgspec.msgpack.encode((salt, chat.messages, own))

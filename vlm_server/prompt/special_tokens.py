@@ -2,7 +2,7 @@
 
 A user who writes `<|im_end|>` must have those characters read, not end a message. Each such string
 is split by a mark, a private-use character that no tokenizer merges with its neighbours, and the
-mark's token ids are removed afterwards. Where a template takes something out of the text, so that
+mark's token ids are removed afterwards. Where a template removes a part of the text, so that
 the rest becomes such a string, the mark follows every character that could begin one.
 """
 
@@ -20,28 +20,28 @@ _MARKS = "\ue0ff\ue0fe\ue0fd"
 class SpecialTokens:
     """The control tokens of one tokenizer, and how to disarm them in text.
 
-    Those are the tokens that it calls special, and the placeholders. Other added tokens are left
+    They are the tokens that it calls special, and the placeholders. Other added tokens are left
     alone: templates look for `</think>`, and some vocabularies list line breaks and HTML tags among
     them.
     """
 
     def __init__(self, tokenizer: Any, placeholders: Iterable[str]) -> None:
-        """placeholders: expanded by the processor, whether called special or not."""
+        """placeholders: tokens that the processor expands."""
         added = tokenizer.added_tokens_decoder.values()
         strings = {token.content for token in added if token.special} | set(placeholders)
         by_first = list(_by_first_character(filter(None, strings)))
         starts = [f"{re.escape(first)}(?={_beginning_with(rests)})" for first, rests in by_first]
         self._pattern = re.compile("|".join(starts))
-        """The first character of each, wherever one begins."""
+        """Matches the first character of a control token where one begins."""
         self._beginning = re.compile("|".join(re.escape(first) for first, _ in by_first))
         self._mark_ids = {mark: ids for mark in _MARKS if (ids := _ids_of_mark(tokenizer, mark))}
 
     def may_begin_in(self, text: str) -> bool:
-        """Whether `text` holds what a control token begins with."""
+        """Whether `text` has a character that begins a control token."""
         return self._beginning.search(text) is not None
 
     def count(self, text: str) -> int:
-        """At how many places of `text` a control token is spelt out."""
+        """The number of control tokens spelt out in `text`."""
         return sum(1 for _ in self._pattern.finditer(text))
 
     def choose_mark(self, text: str) -> str | None:
@@ -57,7 +57,7 @@ class SpecialTokens:
         return self._beginning.sub(lambda found: found[0] + mark, text)
 
     def without_beginnings(self, text: str) -> str:
-        """`text` as long as it is, with nothing that a control token could begin with."""
+        """`text` at the same length, without characters that could begin a control token."""
         return self._beginning.sub("\ufffd", text)
 
     def remove_marks(self, token_ids: Sequence[int], mark: str) -> list[int]:
@@ -94,7 +94,7 @@ def _by_first_character(strings: Iterable[str]) -> Iterator[tuple[str, list[str]
 
 
 def _ids_of_mark(tokenizer: Any, mark: str) -> list[int]:
-    """The ids of `mark` inside a text; empty if it does not stand apart from its neighbours."""
+    """The ids of `mark` inside a text; empty if the tokenizer merges it with its neighbours."""
     before = tokenizer.encode("<", add_special_tokens=False)
     marked = tokenizer.encode(f"<{mark}<", add_special_tokens=False)
     stands_apart = marked[: len(before)] == before and marked[-1] == before[-1]

@@ -1,7 +1,7 @@
 """The token ids of a conversation.
 
-The tokenizer is a copy that nobody changes, so it needs no lock: processors set padding and
-truncation on theirs.
+The tokenizer is a copy that is never changed, so it needs no lock; processors set padding and
+truncation on their own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import tokenizers
 
 from vlm_server.errors import ContextLengthExceeded, InvalidRequest
 from vlm_server.interfaces.model_spec import ModelSpec
-from vlm_server.prompt.chat import Chat, field_of, join_texts
 from vlm_server.prompt.media.processing import TokenLayout
 from vlm_server.prompt.special_tokens import SpecialTokens
-from vlm_server.prompt.templates import ChatTemplate, template_of
+from vlm_server.prompt.template.chat import Chat, field_of, join_texts
+from vlm_server.prompt.template.templates import ChatTemplate, template_of
 
 
 class PromptTokenizer:
@@ -49,7 +49,7 @@ class PromptTokenizer:
         self._max_characters = spec.context_tokens * longest
 
     def generation_suffix(self, variables: Mapping[str, Any]) -> list[int]:
-        """Ids of the generation prompt: what the template writes after the last message."""
+        """Ids of the generation prompt, which the template writes after the last message."""
         text = self.template.generation_suffix(variables)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -57,8 +57,7 @@ class PromptTokenizer:
         """Ids of the prompt of an arranged chat, up to where the answer begins.
 
         media: its images and videos, in order. Raises InvalidRequest for a conversation that the
-        template refuses, and ContextLengthExceeded for a text that can't fit whatever its tokens
-        are.
+        template refuses, and ContextLengthExceeded for a text too long for any tokenization.
         """
         chat = replace(chat, messages=join_texts(chat.messages))
         param = field_of(chat.messages)
@@ -75,7 +74,7 @@ class PromptTokenizer:
         return self._special.remove_marks(token_ids, mark) if mark else token_ids
 
     def tokenize_text(self, text: str) -> list[int]:
-        """Ids of a prompt that no template writes: what looks like a control token is one.
+        """Ids of a prompt without a template: control tokens in it are parsed as such.
 
         Raises InvalidRequest for tokens that stand for media, and ContextLengthExceeded.
         """
@@ -85,12 +84,12 @@ class PromptTokenizer:
         return token_ids
 
     def tokenize_prediction(self, text: str) -> tuple[int, ...]:
-        """Ids of the text that the answer is expected to be like."""
+        """Ids of the expected text of the answer."""
         self._check_length(text, "prediction")
         return tuple(self._ids(text, "prediction", adds_special=False))
 
     def check_ids(self, token_ids: Sequence[int], *, allows_media: bool = False) -> list[int]:
-        """The ids of a prompt that was given as such. Raises InvalidRequest."""
+        """The ids of a prompt given as ids, checked. Raises InvalidRequest."""
         size, token_of = self._vocabulary_size, self._tokenizer.id_to_token
         if not all(0 <= i < size and token_of(i) is not None for i in set(token_ids)):
             raise InvalidRequest("This model's tokenizer does not have one of the ids.", "prompt")
@@ -108,23 +107,22 @@ class PromptTokenizer:
 
     def _check_length(self, text: str, param: str) -> None:
         if len(text) > self._max_characters:
-            raise ContextLengthExceeded.of(
+            raise ContextLengthExceeded.of_prompt(
                 self._context_tokens,
                 f"{len(text)} characters, whatever their tokens. Send fewer or shorter messages.",
                 param,
             )
 
     def _render(self, chat: Chat, mark: str) -> str:
-        """The prompt, with marks that keep control tokens in user text from being any."""
+        """The prompt, with marks that break up control tokens in user text."""
         special, render = self._special, self.template.render
         rendered = render(chat, lambda text: special.disarm(text, mark))
         strict = render(chat, lambda text: special.disarm_beginnings(text, mark))
-        # Where a template took out what stood within one, it is whole again.
+        # A template that removed text inside a broken-up token has made it whole again.
         return strict if special.count(rendered) > special.count(strict) else rendered
 
     def _render_unmarked(self, chat: Chat) -> str:
-        """The prompt of a text that holds every mark. Raises InvalidRequest for control tokens in
-        it."""
+        """The prompt of a text that has every mark. Raises InvalidRequest for control tokens."""
         rendered = self.template.render(chat, str)
         harmless = self.template.render(chat, self._special.without_beginnings)
         if self._special.count(rendered) > self._special.count(harmless):
@@ -137,12 +135,12 @@ class PromptTokenizer:
         if len(parts) != len(media):
             message = f"this model's chat template keeps {len(parts)} of {len(media)} pictures"
             raise InvalidRequest(message, param)
-        for each, part in zip(media, parts, strict=True):
-            text += each.prefix + self._tokens[each.token_id] + each.suffix + part
+        for layout, part in zip(media, parts, strict=True):
+            text += layout.prefix + self._tokens[layout.token_id] + layout.suffix + part
         return text
 
     def _ids(self, text: str, param: str, *, adds_special: bool) -> list[int]:
-        """Raises InvalidRequest for a text with lone surrogates."""
+        """The ids of `text`. Raises InvalidRequest for lone surrogates."""
         has_bos = self._bos is not None and text.startswith(self._bos)
         adds_special = adds_special and not has_bos
         try:

@@ -55,38 +55,38 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 class Start(msgspec.Struct, frozen=True, tag="start"):
     """The first command: what to load and how to run it; `rank` if several processes do."""
 
-    model: settings.Model
-    scheduler: settings.Scheduler
-    engine: settings.Engine
+    model: settings.ModelSettings
+    scheduler: settings.SchedulerSettings
+    engine: settings.EngineSettings
     log: settings.Log
-    memory: settings.Memory = settings.Memory()
-    image: settings.Image = settings.Image()
-    video: settings.Video = settings.Video()
-    cache: settings.Cache = settings.Cache()
+    memory: settings.MemorySettings = settings.MemorySettings()
+    image: settings.ImageSettings = settings.ImageSettings()
+    video: settings.VideoSettings = settings.VideoSettings()
+    cache: settings.CacheSettings = settings.CacheSettings()
     rank: Rank | None = None
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Finish what is running, take nothing new, write what waits for the disk, end the process."""
+    """Finish running requests, refuse new ones, finish writes to disk, then exit."""
 
 
 class SetMemoryLimit(msgspec.Struct, frozen=True, tag="set_memory_limit"):
-    """A new limit on device memory: other models need, or left, the rest.
+    """A new limit on device memory, which is shared with other models.
 
-    What runs is let finish; `MemoryStats` tell when all of it is under the limit.
+    Running requests finish; `MemoryStats` show when memory is under the limit.
     """
 
     limit_bytes: int
 
 
 class ClearCaches(msgspec.Struct, frozen=True, tag="clear_caches"):
-    """Drop all that is cached in memory and not in use, and give freed memory back."""
+    """Drop all unused cache entries in memory, and give freed memory back."""
 
 
 STACKS_SIGNAL = signal.SIGUSR1
-"""At this one, an engine writes the stacks of its threads to standard error, even if they hang."""
+"""The signal at which an engine writes its threads' stacks to standard error, even if they hang."""
 LAST_WRITES_SECONDS = 5.0
-"""The most time for an engine's last writes to the disk, when its requests have ended."""
+"""Time limit for an engine's last writes to disk, once its requests have ended."""
 
 
 Command = Start | Submit | Abort | Drain | SetMemoryLimit | ClearCaches

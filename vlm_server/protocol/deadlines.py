@@ -16,6 +16,26 @@ from vlm_server.errors import (
 )
 from vlm_server.protocol import Deadlines
 
+_ERRORS = (
+    (
+        QueueTimeout,
+        "The request's turn did not come before its deadline (deadlines.queue_seconds).",
+    ),
+    (
+        FirstTokenTimeout,
+        "The answer did not begin before the request's deadline (deadlines.first_token_seconds).",
+    ),
+    (
+        TokenTimeout,
+        "The answer paused for longer than the request's deadline allows "
+        "(deadlines.token_seconds).",
+    ),
+    (
+        TotalTimeout,
+        "The answer did not end before the request's deadline (deadlines.total_seconds).",
+    ),
+)
+
 
 class RequestDeadlines:
     """The deadlines of one request that still lie ahead of it.
@@ -59,23 +79,9 @@ class RequestDeadlines:
         at = self.next_at
         if now < at:
             return None
-        if at == self._queue_at:
-            return QueueTimeout(
-                "The request's turn did not come before its deadline (deadlines.queue_seconds)."
-            )
-        if at == self._first_token_at:
-            return FirstTokenTimeout(
-                "The answer did not begin before the request's deadline "
-                "(deadlines.first_token_seconds)."
-            )
-        if at == self._token_at:
-            return TokenTimeout(
-                "The answer paused for longer than the request's deadline allows "
-                "(deadlines.token_seconds)."
-            )
-        return TotalTimeout(
-            "The answer did not end before the request's deadline (deadlines.total_seconds)."
-        )
+        times = (self._queue_at, self._first_token_at, self._token_at, self._total_at)
+        kind, text = _ERRORS[times.index(at)]
+        return kind(text)
 
 
 def _at(now: float, seconds: float | None) -> float:

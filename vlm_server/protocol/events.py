@@ -12,7 +12,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one request, of all its choices together.
+    """Token counts of one request, over all its choices.
 
     `prompt_tokens` counts those of the pictures too, `completion_tokens` those of reasoning:
     `reasoning_tokens`, with those of its marks. Draft tokens that were verified are
@@ -44,8 +44,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     with `min_image_pixels` to `max_image_pixels`, its sides multiples of `image_side_multiple`; 0
     where its size is the processor's own. `coordinates` is "pixels" if answers point at pixels of
     the picture as the model sees it, "thousandths" if they run from 0 to 1000 on both axes, and
-    empty where nobody knows: see docs/agents.md. `warnings` are sentences on why answers may be
-    wrong.
+    empty if unknown: see docs/agents.md. `warnings` are sentences on why answers may be wrong.
     """
 
     family: str = ""
@@ -85,7 +84,7 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
 class OnDevice(msgspec.Struct, frozen=True, tag="working"):
     """The requests that the device is about to encode or prefill.
 
-    It is sent before the work starts, in case the process dies of it, and replaces the last one.
+    It is sent before the work starts, in case that crashes the process, and replaces the last one.
     The media of those in `encoding` are encoded; the prompts of the others are prefilled.
     """
 
@@ -105,7 +104,7 @@ class TokenText(msgspec.Struct, frozen=True):
 
     @property
     def utf8(self) -> bytes:
-        """Its bytes."""
+        """The token's UTF-8 bytes."""
         return self.partial or self.text.encode()
 
 
@@ -128,11 +127,10 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     """A delta of one choice: text of its answer, or of its reasoning, or more of a tool call.
 
-    `text` may be empty, which is no news, while bytes, what may become a stop or a mark, or a call
-    that is not complete are held back. A token may bring several
-    deltas, in order; its `logprobs` are the first one's. The last of a choice, and no other, says
-    why the choice ended, and in `stop` at which stop string, if it was one. `usage` is the
-    request's so far, if it wants to know.
+    `text` may be empty while an incomplete character, a possible stop string or mark, or an
+    incomplete call is held back. A token may bring several deltas, in order; the first has its
+    `logprobs`. The last delta of a choice, and no other, has its `finish_reason`, and in `stop` the
+    stop string that ended it, if one did. `usage` is the request's so far, if it was asked for.
     """
 
     request_id: str
@@ -189,8 +187,8 @@ class Timeline(msgspec.Struct, frozen=True):
     """The phases of a request, each beginning where the one before it ends; some come again.
 
     The first one begins at `began_at`, on the system's monotonic clock, which the front reads too.
-    `queue` is until the device begins with the request, but for `prepare`. The others contain what
-    it waited for the device meanwhile.
+    `queue` lasts until the device begins with the request, without `prepare`. The other phases
+    include waits for the device.
     """
 
     began_at: float = 0.0
@@ -198,7 +196,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 class Times(msgspec.Struct, frozen=True):
-    """When an answer began and ended, in seconds from when the front got the request's headers."""
+    """Begin and end of an answer, in seconds from the arrival of the request's headers."""
 
     first_text_seconds: float = 0.0
     total_seconds: float = 0.0

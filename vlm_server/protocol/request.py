@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 _CHARACTERS_OF_A_TOKEN = 4
-"""About so many in English text."""
+"""The usual number in English text."""
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):

@@ -48,8 +48,8 @@ class MemoryStats(msgspec.Struct, frozen=True):
 class RequestProgress(msgspec.Struct, frozen=True):
     """The progress of one request: `state` is the name of an `engine.request.states.State`.
 
-    Tokens, of the prompt in `prefill` and of all answers together in `decode`: how many are `done`,
-    and how many there may be at most (`total`). Both are 0 in other states.
+    `done` and `total` count tokens: in `prefill` those of the prompt, in `decode` those of all
+    answers and their maximum. Both are 0 in other states.
     """
 
     request_id: str
@@ -61,14 +61,14 @@ class RequestProgress(msgspec.Struct, frozen=True):
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """A reading of the engine, sent about once a second while it changes or has requests.
 
-    It is also the sign that the engine lives, and that it gets on: the pieces of work that its
-    threads do are numbered, and one that hangs keeps its number.
+    It also serves as a heartbeat: the threads' pieces of work are numbered, and work that hangs
+    keeps its number.
     """
 
     requests: dict[str, int]
     """Numbers of requests by state, named as in `engine.request.states.State`."""
     tracked: int
-    """Requests that are known."""
+    """Number of requests that the scheduler holds."""
     tracked_by: dict[str, int]
     """Remembered items of requests, by component; all 0 when idle."""
     memory: MemoryStats
@@ -95,8 +95,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     progress: tuple[RequestProgress, ...] = ()
     """The progress of requests that have not ended, in order of arrival."""
     max_num_seqs: int = 0
-    """Sequences that may decode together."""
+    """Maximum sequences that are decoded in one step."""
 
 
 ENCODER, PREPARERS = "encoder", "preparers"
-"""The kinds of threads beside the one for inference."""
+"""The kinds of threads, besides the one for inference."""

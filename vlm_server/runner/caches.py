@@ -18,23 +18,23 @@ from vlm_server.runner.disk.disk_cache import DiskCache
 from vlm_server.runner.fingerprint import KeptHashes, state_fingerprint
 from vlm_server.runner.kv.segments import can_store, needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
-from vlm_server.settings import Cache
+from vlm_server.settings import CacheSettings
 from vlm_server.settings.paths import expanded
 
 logger = logging.getLogger(__name__)
 
 _TILES_PART = 4
-"""Tiles get one of so many parts of `encoder_bytes`: those of the latest screenshot are enough."""
+"""Tiles get 1/4 of `encoder_bytes`: those of the latest screenshot are enough."""
 
 
-def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) -> Caches:
+def build_caches(settings: CacheSettings, memory: MemoryReading, loaded: LoadedModel) -> Caches:
     """The caches of a model whose weights are in `memory`.
 
     The disk is opened by `Caches.begin_serving`; until then the weights are hashed for it.
     """
     free = max(0, memory.limit_bytes - memory.active_bytes)
     with_snapshots = needs_snapshots(loaded.language_model)
-    alone = loaded.ranks is None  # other ranks can be told of segments only
+    alone = loaded.ranks is None  # other ranks mirror segments only
     stores_prefixes = can_store(loaded.language_model) and (alone or not with_snapshots)
     if settings.prefix_bytes and not stores_prefixes:
         logger.warning("this model's state is of a kind that the prefix cache can't store")
@@ -53,7 +53,7 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
         fingerprint = _in_background(lambda: loaded.checkpoint.fingerprint(hashes))
 
     def open_disk() -> DiskTier:
-        """If the folder can't be used, a warning and an empty tier."""
+        """The tier in the folder; an empty one, with a warning, if the folder can't be used."""
         if not settings.disk_bytes:
             return DiskTier()
         try:
@@ -79,7 +79,7 @@ def build_caches(settings: Cache, memory: MemoryReading, loaded: LoadedModel) ->
     return caches
 
 
-def disk_folder(settings: Cache) -> Path:
+def disk_folder(settings: CacheSettings) -> Path:
     """The folder of the disk cache; a relative path is one in the system's folder for caches."""
     return default_folder() / expanded(settings.disk_path)
 
@@ -91,7 +91,7 @@ def _in_background(work: Callable[[], str]) -> Future[str]:
     def run() -> None:
         try:
             found.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whoever asks for the result meets it
+        except BaseException as error:  # noqa: BLE001 - `Future.result` raises it
             found.set_exception(error)
 
     threading.Thread(target=run, name="fingerprint", daemon=True).start()

@@ -44,21 +44,19 @@ class Deepstack(enum.Enum):
 
 
 POSITION_STATE = ("_position_ids", "_rope_deltas")
-"""Where mlx-vlm's families with M-RoPE keep a prompt's positions on the language model."""
+"""Attributes of a language model in which mlx-vlm's families with M-RoPE keep positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """Where mlx-vlm wants a checkpoint spelled otherwise than transformers writes it today.
-
-    has_flat_config: it looks for the language model's configuration outside `text_config`.
-    vision_type: the only `model_type` that its vision model goes by; empty if it takes any.
-    weight_prefixes: see `weights_renamed`.
-    """
+    """The spelling of a checkpoint that mlx-vlm expects, where transformers writes another."""
 
     has_flat_config: bool = False
+    """Whether mlx-vlm looks for the language model's configuration outside `text_config`."""
     vision_type: str = ""
+    """The only `model_type` that the vision model may have; empty for any."""
     weight_prefixes: Mapping[str, str] = field(default_factory=dict)
+    """Prefixes of weights' names, each with mlx-vlm's: see `weights_renamed`."""
 
 
 _UNCHECKED = (
@@ -72,58 +70,59 @@ _PREFIXES_SINCE_4_52 = {
     "model.multi_modal_projector.": "multi_modal_projector.",
     "lm_head.": "language_model.lm_head.",
 }
-"""Prefixes of weights' names, and mlx-vlm's. Names that begin otherwise stay as they are."""
+"""Names that begin otherwise stay as they are."""
 _SINCE_4_52 = Spelling(weight_prefixes=_PREFIXES_SINCE_4_52)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family, by its `model_type`.
-
-    is_checked: its tiny checkpoint passes tests/integration/test_families.py.
-    takes_videos: its processor takes videos without torch, and frame groups attend to themselves
-    alone. Other families are shown a video's frames as images.
-    mrope: None for a family with one position a token.
-    tower: our vision tower, in place of mlx-vlm's; None if its own `get_input_embeddings` encodes.
-    tiling: how it cuts pictures into tiles that are encoded independently; None if it does not.
-    fix: sets right what mlx-vlm's model or processor has wrong (`fixes`).
-    position_state: attributes of the language model that hold a prompt's positions between
-    calls. Ours belong to the request, so these are cleared.
-    writes_prompts: its processor writes prompts itself and uses no chat template.
-    coordinates: unit of points in its answers: "pixels" of the picture as it sees it, "thousandths"
-    of width and height, empty if unknown (docs/agents.md).
-    grounding_tokens: least tokens of a screenshot for the model to point at things in it (for
-    Qwen's, see https://github.com/ggml-org/llama.cpp/issues/16842); 0 if unknown.
-    image_text: text of an image in prompts, where mlx-vlm has one id below 0: see `StandIn`.
-    part: that of mlx-vlm's model that looks and writes, and whose configuration is `PART_config`;
-    empty if it is the whole.
-    text_types: each `model_type` that its language model may have; empty for any.
-    deepstack: how its language model takes the deepstack of `ImageFeatures`.
-    needs_even_rows: whether mlx-vlm's attention requires that all rows of a batch end alike.
-    stacks_images: whether its own `get_input_embeddings` encodes several images of one size along
-    the first axis as it does each alone.
-    aliases: other names of this `model_type`.
-    """
+    """The properties of one family."""
 
     name: str
+    """Its `model_type`."""
     is_checked: bool = True
+    """Whether its tiny checkpoint passes tests/integration/test_families.py."""
+    is_shardable: bool = False
+    """Whether several processes answer as one does (tests/integration/test_sharding.py); needed
+    only where mlx-vlm does not shard the family itself."""
     takes_videos: bool = False
+    """Whether its processor takes videos without torch, and each frame group attends to itself
+    alone. Other families get a video's frames as images."""
     mrope: MRopeRule | None = None
+    """None for a family with one position a token."""
     tower: type[FrameTower] | None = None
+    """Our vision tower in place of mlx-vlm's; None to encode by its `get_input_embeddings`."""
     tiling: Tiling | None = None
+    """The cut of pictures into tiles that are encoded independently; None without one."""
     fix: Fix | None = None
+    """The correction of mlx-vlm's model or processor (`fixes`)."""
     position_state: tuple[str, ...] = ()
+    """Attributes in which the language model keeps a prompt's positions between calls. Ours belong
+    to the request, so these are cleared."""
     writes_prompts: bool = False
+    """Whether its processor writes prompts itself and uses no chat template."""
     grounding_tokens: int = 0
+    """Minimum tokens of a screenshot for the model to point at things in it (for Qwen's, see
+    https://github.com/ggml-org/llama.cpp/issues/16842); 0 if unknown."""
     coordinates: Literal["", "pixels", "thousandths"] = ""
+    """Unit of points in answers: pixels of the resized picture, or thousandths of its width and
+    height; empty if unknown (docs/agents.md)."""
     spelling: Spelling = Spelling()
     image_text: str = ""
+    """Text of an image in prompts, where mlx-vlm's id of it is negative: see `StandIn`."""
     part: str = ""
+    """The part of mlx-vlm's model that sees and writes, configured by `PART_config`; empty for
+    all of it."""
     text_types: tuple[str, ...] = ()
+    """The `model_type`s that its language model may have; empty for any."""
     deepstack: Deepstack = Deepstack.VISUAL_ROWS
     needs_even_rows: bool = False
+    """Whether mlx-vlm's attention requires that all rows of a batch end at the same column."""
     stacks_images: bool = False
+    """Whether `get_input_embeddings` encodes images of one size, stacked along the first axis, with
+    the result for each alone."""
     aliases: tuple[str, ...] = ()
+    """Other names of this `model_type`."""
 
     @property
     def takes_several(self) -> bool:
@@ -135,7 +134,7 @@ class Family:
         return () if self.is_checked else (f"{self.name} {_UNCHECKED}",)
 
     def forget_positions(self, language_model: Any) -> None:
-        """Clear the positions of a prompt that `language_model` keeps."""
+        """Clear the positions that `language_model` keeps of a prompt."""
         for name in self.position_state:
             setattr(language_model, name, None)
 
@@ -155,7 +154,7 @@ def _qwen(name: str, mrope: MRopeRule, tower: type[FrameTower]) -> Family:
 
 def _qwen2(name: str, tower: type[FrameTower]) -> Family:
     row = _qwen(name, MRopeRule.WHOLE_VIDEOS, tower)
-    return replace(row, spelling=Spelling(True, name, _PREFIXES_SINCE_4_52))
+    return replace(row, is_shardable=True, spelling=Spelling(True, name, _PREFIXES_SINCE_4_52))
 
 
 def _glm(name: str) -> Family:
@@ -163,10 +162,10 @@ def _glm(name: str) -> Family:
 
 
 _ROWS = (
-    Family("aya_vision", tiling=Tiling(axis=0)),
-    Family("dots_ocr", fix=look_up_image_token),
+    Family("aya_vision", is_shardable=True, tiling=Tiling(axis=0)),
+    Family("dots_ocr", is_shardable=True, fix=look_up_image_token),
     Family("fastvlm", image_text="<image>\n", aliases=("llava_qwen2",)),
-    Family("gemma3", spelling=_SINCE_4_52, stacks_images=True),
+    Family("gemma3", is_shardable=True, spelling=_SINCE_4_52, stacks_images=True),
     Family("gemma3n", fix=embed_as_trained, stacks_images=True),
     Family("gemma4", stacks_images=True),
     _glm("glm4v"),
@@ -178,29 +177,37 @@ _ROWS = (
         deepstack=Deepstack.BY_PLACE,
         fix=name_deepstack_layers,
     ),
-    Family("idefics3", tiling=Tiling(axis=1)),
+    Family("idefics3", is_shardable=True, tiling=Tiling(axis=1)),
     Family("internvl", tiling=Tiling(axis=1), text_types=("qwen3",), spelling=_SINCE_4_52),
     Family(
         "internvl_chat",
+        is_shardable=True,
         tiling=Tiling(axis=1),
         text_types=("qwen2", "qwen3"),
         fix=name_image_context,
     ),
     Family("kimi_vl", fix=read_settings),
     Family("lfm2_vl", tiling=UnequalTiling(axis=0), aliases=("lfm2-vl",)),
-    Family("llava", fix=drop_tokenizer_options, spelling=_SINCE_4_52, stacks_images=True),
-    Family("llava_onevision", tiling=PackedTiling(axis=1)),
-    Family("mistral3"),
+    Family(
+        "llava",
+        is_shardable=True,
+        fix=drop_tokenizer_options,
+        spelling=_SINCE_4_52,
+        stacks_images=True,
+    ),
+    Family("llava_onevision", is_shardable=True, tiling=PackedTiling(axis=1)),
+    Family("mistral3", is_shardable=True),
     Family(
         "paddleocr_vl",
+        is_shardable=True,
         mrope=MRopeRule.WHOLE_VIDEOS,
         position_state=POSITION_STATE,
         spelling=Spelling(has_flat_config=True, vision_type="paddleocr_vl"),
     ),
-    Family("pixtral", spelling=_SINCE_4_52),
+    Family("pixtral", is_shardable=True, spelling=_SINCE_4_52),
     _qwen2("qwen2_vl", FrameTower),
     _qwen2("qwen2_5_vl", WindowTower),
-    _qwen("qwen3_vl", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
+    replace(_qwen("qwen3_vl", MRopeRule.SPLIT_VIDEOS, DeepstackTower), is_shardable=True),
     replace(_qwen("qwen3_vl_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower), needs_even_rows=True),
     _qwen("qwen3_5", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
     _qwen("qwen3_5_moe", MRopeRule.SPLIT_VIDEOS, DeepstackTower),
@@ -213,14 +220,14 @@ _ROWS = (
         needs_even_rows=True,
         deepstack=Deepstack.ALL_ROWS,
     ),
-    Family("smolvlm", tiling=Tiling(axis=1)),
+    Family("smolvlm", is_shardable=True, tiling=Tiling(axis=1)),
 )
 FAMILIES = {name: family for family in _ROWS for name in (family.name, *family.aliases)}
 
 WRITE_PROMPTS = frozenset({"hrm_text", "kimi_k3", "plamo2vl"})
 """Families without a row whose processors use no chat template."""
 _RUNS_CODE = frozenset({"got", "inkling", "moondream2"})
-"""Families whose processors in mlx-vlm trust the checkpoint's code, whatever the caller says."""
+"""Families whose processors in mlx-vlm run the checkpoint's code even if told not to."""
 _ENCODER_DECODERS = frozenset({"florence2"})
 """Encoder-decoders whose configuration does not say so itself."""
 _BY_NUMBER = "mlx-vlm's processor names the places of images in a prompt by number"
@@ -239,12 +246,12 @@ _WRONG = {
     "phi3_v": "mlx-vlm's processor drops the token after each image",
     "phi4mm": "one id stands for an image in its prompts, whatever the number of its features",
 }
-"""Families whose answers would be wrong, and why; refused even with `allow_unchecked`."""
+"""Families with wrong answers, and the reasons; refused even with `allow_unchecked`."""
 
 
 def refuse_unservable(config: dict[str, Any], *, allow_unchecked: bool) -> None:
     """Raises ModelLoadError for a configuration that runs code, has no causal language model, or
-    is of a family that is known to be wrong, or not known to be right."""
+    is of a family that is known to be wrong, or unchecked."""
     name = config["model_type"]
     if "model_file" in config:
         raise ModelLoadError("config.json has `model_file`, code to be run from the checkpoint")

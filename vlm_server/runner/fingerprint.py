@@ -1,6 +1,6 @@
-"""Names a checkpoint: by what its files hold, for what outlives the process, or at a glance.
+"""Hashes that identify a checkpoint: a quick digest, and a fingerprint of all content for the disk.
 
-Weights are hashed once: what was found is kept, by what tells whether a file was changed since.
+Weights are hashed once: hashes are kept on disk, with what shows whether a file was changed since.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from vlm_server.hub.layout import visible_files
 logger = logging.getLogger(__name__)
 
 _READERS = ("mlx", "mlx-vlm", "transformers", "tokenizers", "pillow", "av")
-"""Packages of which another version may make other pixels, tokens or features of the same bytes."""
+"""Packages whose versions may differ in the pixels, tokens or features of the same bytes."""
 _SOURCES = frozenset({".py", ".cu", ".cuh"})
 _WEIGHTS = ("*.safetensors",)
 _SMALL = ("*.json", "*.jinja", "*.model")
 _ENDS_BYTES = 1 << 20
-"""Bytes that are hashed of a file's beginning, where its header is, and of its end."""
+"""Bytes hashed at a file's beginning, where its header is, and at its end."""
 _SETTLED_NS = 3_000_000_000
-"""A file that was changed so shortly before may be changed again within one tick of its clock."""
+"""Age below which a file may be changed again within one tick of its clock."""
 _MAX_KEPT = 1000
 
 
@@ -39,8 +39,9 @@ Stat = tuple[int, ...]
 
 @dataclass(slots=True)
 class Checkpoint:
-    """The files of a model; to be made before they are read. `dtype`: as the settings name it.
-    `template`: the file of `model.chat_template`, if any."""
+    """The files of a model, as they were before loading read them.
+
+    `dtype`: as in the settings. `template`: the file of `model.chat_template`, if any."""
 
     folder: Path
     dtype: str
@@ -61,9 +62,9 @@ class Checkpoint:
     def fingerprint(self, hashes: KeptHashes) -> str:
         """SHA-256 in hex over weights, configuration, processor and template, and the readers.
 
-        The folder's name and location play no part. Reads weights that are not in `hashes`: a
-        second for some 1.5 GB. Raises OSError if a file was changed since this object was made:
-        nobody knows which weights were loaded then.
+        The folder's name and location do not count. Reads weights that are not in `hashes`: a
+        second per 1.5 GB. Raises OSError if a file was changed since this object was made: which
+        weights were loaded is unknown then.
         """
         digest = self._started()
         _add_readers(digest)
@@ -84,7 +85,7 @@ class Checkpoint:
         return _files(self.folder, _SMALL) + template
 
     def _look(self) -> list[Stat]:
-        """Sizes and times of all readable files: loading fails at others, and says why."""
+        """Sizes and times of all readable files; loading reports the others."""
         found = []
         for path in self._small() + _files(self.folder, _WEIGHTS):
             with suppress(OSError):
@@ -96,8 +97,8 @@ class KeptHashes:
     """SHA-256 of large files, kept in `file` from one start to the next.
 
     A file is known by its place in the file system, its size, its times of change to the
-    nanosecond, and its first and last MiB. `st_ctime` can't be set by programs: whoever writes into
-    the file changes it. What was changed within three seconds before it was read is not kept.
+    nanosecond, and its first and last MiB. Every write into the file changes `st_ctime`, which
+    programs can't set. Files changed within three seconds before they were read are not kept.
     """
 
     def __init__(self, file: Path) -> None:
@@ -105,7 +106,7 @@ class KeptHashes:
         self._known = self._read()
 
     def sha256(self, path: Path) -> str:
-        """The hash of the file's whole content; reads all of it if it is not known."""
+        """The hash of the file's whole content; reads the file if the hash is not kept."""
         started = time.time_ns()
         before = _identity(path)
         if (known := self._known.pop(before, None)) is None:
@@ -159,7 +160,7 @@ def _add_readers(digest: hashlib._Hash) -> None:
 
 
 def sources(package: Path) -> list[Path]:
-    """This program's modules and kernels, in order. Other files of an installation play no part."""
+    """This program's modules and kernels, in order. Other installed files do not count."""
     return sorted(path for path in package.rglob("*") if path.suffix in _SOURCES)
 
 

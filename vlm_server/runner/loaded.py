@@ -1,4 +1,4 @@
-"""A model on its device, which everyone in `runner` works with. `loading` makes it."""
+"""A model on its device. `loading` makes it."""
 
 from __future__ import annotations
 
@@ -23,35 +23,36 @@ from vlm_server.runner.ranks import Ranks
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on its device, and all that is known of it.
-
-    model: mlx-vlm's, with every array evaluated, so that any thread may run it.
-    spec: what prompts need of it. checkpoint: its files.
-    decode_positions: which positions a decode step passes.
-    attention: our own, where the device gains by it. text: runs its language model.
-    position_lock: held by callers of the model; a null context unless encoding writes positions on
-    the language model, which another thread may be launching.
-    faults: the errors of its device. ranks: None if this process has all of the model.
-    """
+    """A model on its device, and all that is known of it."""
 
     model: Any
+    """mlx-vlm's model, with every array evaluated, so that any thread may run it."""
     processor: Any
     family: Family
     spec: ModelSpec
+    """The facts that prompts need."""
     checkpoint: Checkpoint
+    """The files it was loaded from."""
     parameters: Counter[str]
-    """Numbers of parameters, as before quantization, by their storage: `4bit`, `bfloat16`."""
+    """Numbers of parameters before quantization, by their storage: `4bit`, `bfloat16`."""
     size_bytes: int
-    """Bytes of the weights as the checkpoint has them."""
+    """Bytes of the checkpoint's weights."""
     device: Device
     decode_positions: DecodePositions
+    """The position arguments of a decode step."""
     attention: ModelAttention
+    """The backend's attention in the place of mlx-vlm's."""
     text: TextModel
+    """Runs its language model."""
     default_temperature: float
     default_top_p: float
     position_lock: AbstractContextManager[Any]
+    """Held to call the model; a null context unless encoding writes positions on the language model
+    while another thread may launch it."""
     faults: Faults
+    """The errors of its device."""
     ranks: Ranks | None = None
+    """None if this process has all of the model."""
 
     @property
     def language_model(self) -> Any:
@@ -63,9 +64,9 @@ class LoadedModel:
 
     @property
     def tiling(self) -> Tiling | None:
-        """The tiling by which its pictures are encoded; None if they are encoded as a whole."""
+        """The tiling with which its pictures are encoded; None to encode them as a whole."""
         return self.family.tiling if self.backend.is_filled_by_a_tile else None
 
     def forget_positions(self) -> None:
-        """Clear what mlx-vlm keeps of a prompt on the model."""
+        """Clear the positions that mlx-vlm keeps of a prompt on the model."""
         self.family.forget_positions(self.language_model)

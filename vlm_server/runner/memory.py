@@ -1,4 +1,4 @@
-"""MLX's device memory: reads, bounds and clears it; the governor decides when."""
+"""Reads, limits and clears MLX's device memory; the governor decides when."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ import mlx.core as mx
 from vlm_server.interfaces import MemoryReading
 from vlm_server.runner.backends import backend_of
 from vlm_server.runner.device.device import Device
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 
 
-def limit_bytes(settings: Memory, device: Device) -> int:
-    """`memory.limit_bytes`, or what suits the device."""
+def limit_bytes(settings: MemorySettings, device: Device) -> int:
+    """`memory.limit_bytes`, or the suitable part of the device's memory."""
     return settings.limit_on(device.memory_bytes) or device.suitable_bytes
 
 
 class MlxMemory:
-    """The `DeviceMemory` of `device`. The only one that sets limits or clears.
+    """The `DeviceMemory` of `device`; nothing else sets limits or clears.
 
-    MLX allocates beyond its limit if it must; below it, it keeps what is freed for reuse.
+    MLX allocates beyond its limit if it must; below it, freed memory stays in MLX's pool.
     """
 
-    def __init__(self, settings: Memory, device: Device) -> None:
+    def __init__(self, settings: MemorySettings, device: Device) -> None:
         self._device = device
         self._backend = backend_of(device)
         self._wanted_pool_bytes = settings.pool_limit_bytes
         MlxMemory.set_limit(self, limit_bytes(settings, device))  # ranks set their first one alike
 
     def set_limit(self, limit_bytes: int) -> None:
-        """See `DeviceMemory.set_limit`."""
         self._limit_bytes = limit_bytes
         self._pool_limit_bytes = self._wanted_pool_bytes or self._backend.pool_bytes(limit_bytes)
         mx.set_memory_limit(self._limit_bytes)
@@ -64,14 +63,12 @@ class MlxMemory:
         mx.synchronize()
 
     def clear(self) -> None:
-        """Waits for this thread's stream. What an encode holds meanwhile is not in the pool."""
+        """Waits for this thread's stream; an encode on another thread keeps its memory."""
         self.synchronize()
         mx.clear_cache()
 
     def is_short(self) -> bool:
-        """See `DeviceMemory`."""
         return self._backend.is_short_of_memory(self._device.memory_bytes)
 
     def device_used_bytes(self) -> int:
-        """See `DeviceMemory`."""
         return self._backend.used_bytes()

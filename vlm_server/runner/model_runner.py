@@ -1,8 +1,8 @@
-"""The `Runner` of the engine: does what a plan says with one loaded model.
+"""The `Runner` of the engine: executes plans with one loaded model.
 
-A chunk that fails ends only its own request, and so does a sequence whose logits are not finite;
-prompts whose batched prefill fails are prefilled again one by one. A decode step that fails ends
-the sequences that shared it, and the prompt whose chunk was piggybacked on it.
+A chunk that fails ends only its own request, and so does a sequence whose logits are not finite.
+Prompts whose batched prefill fails are prefilled again one by one. A decode step that fails ends
+its sequences, and the prompt whose chunk was piggybacked on it.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """The `Step` of a `ModelRunner`.
-
-    failures: the requests that fail in it. error: what the model or the device raised last.
-    logits: (prompts, vocabulary), lazy, of the last tokens of the chunk, or of each prompt of a
-    batched prefill; None if there is none, or it failed. batched: those prompts, by request.
-    prefill_started: when launching the chunk began, by `time.perf_counter`. is_mixed: whether the
-    chunk is part of the decode step.
-    """
+    """The `Step` of a `ModelRunner`."""
 
     runner: ModelRunner
     plan: SchedulerOutput
     failures: dict[str, RequestError] = field(default_factory=dict)
+    """The requests that fail in it."""
     error: str | None = None
+    """The last error of the model or the device."""
     logits: mx.array | None = None
+    """Logits of the last token of the chunk, or of each prompt of a batched prefill, (prompts,
+    vocabulary), lazy; None without a chunk, or if it failed."""
     batched: Mapping[str, Prefilled] = field(default_factory=dict)
+    """The prompts of a batched prefill, by request."""
     prefill_started: float = 0.0
+    """The start of launching the chunk, by `time.perf_counter`."""
     is_mixed: bool = False
+    """Whether the chunk is part of the decode step."""
 
     def result(self) -> StepResult:
         """Never raises for a request's fault: see `StepResult.failures`."""
@@ -61,7 +61,7 @@ class ModelRunner:
     def __init__(
         self, loaded: LoadedModel, prefixes: PrefixStore, num_draft_tokens: int = 0
     ) -> None:
-        """`num_draft_tokens`: the most that a step verifies of a sequence; 0 for none."""
+        """`num_draft_tokens`: the most drafts of a sequence that a step verifies; 0 for none."""
         self._loaded = loaded
         self._prefills: dict[str, Prefill] = {}
         self._joined: dict[str, Prefilled] = {}
@@ -76,7 +76,7 @@ class ModelRunner:
         return len(self._prefills) + len(self._groups.seq_ids)
 
     def kv_bytes(self, num_tokens: int) -> int:
-        return 0 if self._state_size is None else self._state_size.of(num_tokens)
+        return 0 if self._state_size is None else self._state_size.bytes_for(num_tokens)
 
     def max_piggybacked_tokens(self, prompt: PreparedPrompt, num_seqs: int) -> int:
         if prompt.atomic_prefill_tokens or prompt.token_types is not None:
@@ -107,19 +107,19 @@ class ModelRunner:
     def synchronize(self) -> None:
         self._errors.synchronize()
 
-    def prepare_ahead(self) -> bool:
+    def precompile_next(self) -> bool:
         attention = self._loaded.attention.attention
         try:
-            return self._loaded.text.compile_next() or attention.schedule_next()
+            return self._loaded.text.precompile_next() or attention.precompile_next()
         except Exception:
-            logger.exception("planning ahead failed")
-            return True  # what failed is noted, and the next is tried
+            logger.exception("precompiling failed")
+            return True  # the failed shape is not tried again
 
     def finish(self, step: LaunchedStep) -> StepResult:
-        """The tokens and failures of a launched step; see `LaunchedStep.result`."""
+        """The tokens and failures of a launched step."""
         reading_since = time.perf_counter()
         sampled = self._read_decode(step)
-        read_seconds = time.perf_counter() - reading_since  # the device was not at the chunk yet
+        read_seconds = time.perf_counter() - reading_since  # the chunk had not begun on the device
         if step.plan.batched_prefills:
             sampled.add(self._finish_batched(step))
         else:
@@ -135,14 +135,14 @@ class ModelRunner:
         )
 
     def _remove_finished(self, plan: SchedulerOutput) -> None:
-        """Remove sequences, and prompts that were cancelled, once they are stored."""
+        """Store and remove finished sequences and cancelled prompts."""
         self._store(plan)
         for seq in plan.finished_seqs:
             self._prefills.pop(seq.request_id, None)
         self._groups.remove(plan.finished_seqs)
 
     def _store(self, plan: SchedulerOutput) -> None:
-        """Store what `plan` says in the prefix cache, if it has not failed."""
+        """Store prompts and answers in the prefix cache as `plan` says, unless they failed."""
         for request_id in plan.stored_prompts:
             if joined := self._joined.get(request_id):
                 self._prefixes.store_prompt(joined)
@@ -154,7 +154,7 @@ class ModelRunner:
     def _fail(
         self, step: LaunchedStep, error: Exception, request_ids: tuple[str, ...], message: str
     ) -> None:
-        """End these requests with `message`, since `error` was raised."""
+        """End these requests with `error`, described by `message` unless it is a usual one."""
         step.error = f"{type(error).__name__}: {error}"
         failure = self._loaded.faults.request_error(error, message)
         step.failures |= dict.fromkeys(request_ids, failure)
@@ -162,7 +162,7 @@ class ModelRunner:
     # ---- decode --------------------------------------------------------------------
 
     def _launch_decode(self, step: LaunchedStep) -> mx.array | None:
-        """Begin a decode step. Returns the chunk's logits if it was a mixed one."""
+        """Begin a decode step; returns the chunk's logits if it is a mixed one."""
         plan, work = step.plan, self._piggybacked(step.plan)
         assert set(plan.decode) == set(self._groups.seq_ids)
         chunk, logits = None, None
@@ -174,7 +174,7 @@ class ModelRunner:
         except Exception as error:
             logger.exception("a decode step of %d sequences failed", len(plan.decode))
             self._fail_decode(step, error)
-            if chunk is not None and work is not None:  # it may be read in part
+            if chunk is not None and work is not None:  # the chunk may be half done
                 self._end_prefill(work.request_id, error, step)
         step.is_mixed = logits is not None
         return logits
@@ -187,7 +187,7 @@ class ModelRunner:
         prompts = {request.request_id: request.prompt for request in plan.new}
         prompt = prompts.get(work.request_id) or self._prefills[work.request_id].prompt
         if work.num_tokens > self.max_piggybacked_tokens(prompt, len(plan.decode)):
-            return None  # what the device does not need yet is better done while it decodes
+            return None  # the host better builds the chunk while the device decodes
         return work
 
     def _read_decode(self, step: LaunchedStep) -> Sampled:
@@ -212,7 +212,7 @@ class ModelRunner:
                 self._end_prefill(request_id, error, step)
 
     def _without_unsampled(self, sampled: Sampled, step: LaunchedStep) -> Sampled:
-        """Remove, and don't store, the sequences of `sampled` for which no token was found."""
+        """Remove the sequences of `sampled` that got no token, without storing them."""
         for seq in [seq for seq, tokens in sampled.tokens.items() if NO_TOKEN in tokens]:
             del sampled.tokens[seq]
             fault = self._groups.fault(seq)
@@ -226,7 +226,7 @@ class ModelRunner:
     # ---- prefill -------------------------------------------------------------------
 
     def _launch_prefill(self, step: LaunchedStep, chunk_logits: mx.array | None) -> None:
-        """Begin the plan's chunk, unless a mixed step has, which made `chunk_logits`."""
+        """Begin the plan's chunk; `chunk_logits` are those of a mixed step that did so."""
         work = step.plan.prefill
         if work is not None and work.request_id not in step.failures:
             with self._chunk_faults(step, work):
@@ -240,9 +240,9 @@ class ModelRunner:
         return self._prefills[work.request_id]
 
     def _finish_prefill(self, step: LaunchedStep) -> Sampled:
-        """Wait for a chunk; after the last one the request's sequences join: their first tokens.
+        """Wait for a chunk; after the last one, let the request's sequences join.
 
-        A chunk of a mixed step is waited for with that.
+        Returns their first tokens. A mixed step's result has waited for its chunk.
         """
         work, sampled = step.plan.prefill, None
         if work is None or step.logits is None or work.request_id in step.failures:
@@ -264,7 +264,7 @@ class ModelRunner:
 
     @contextmanager
     def _chunk_faults(self, step: LaunchedStep, work: PrefillWork) -> Iterator[None]:
-        """End the request of `work` with the error that is raised."""
+        """End the request of `work` with an error in the block."""
         try:
             yield
         except Exception as error:
@@ -274,13 +274,13 @@ class ModelRunner:
     def _end_prefill(self, request_id: str, error: Exception, step: LaunchedStep) -> None:
         """End a request whose chunk failed; nothing of its prompt is stored."""
         self._prefills.pop(request_id, None)
-        self._fail(step, error, (request_id,), "The model failed while reading the prompt.")
+        self._fail(step, error, (request_id,), "The model failed while prefilling the prompt.")
         self._errors.attribute_to_others()
 
     # ---- batched prefill -----------------------------------------------------------
 
     def _finish_batched(self, step: LaunchedStep) -> Sampled:
-        """Wait for a batched prefill: first tokens. If it fails, prompts are read one by one."""
+        """Wait for a batched prefill; returns first tokens. If it fails, prefills one by one."""
         sampled = None
         if step.logits is not None:
             with self._batched_faults(step):
@@ -292,16 +292,16 @@ class ModelRunner:
 
     @contextmanager
     def _batched_faults(self, step: LaunchedStep) -> Iterator[None]:
-        """Record the error that is raised, which ends no request."""
+        """Record an error in the block, which ends no request."""
         try:
             yield
         except Exception as error:
-            logger.exception("prefilling %d prompts together failed", len(step.plan.new))
+            logger.exception("a batched prefill of %d prompts failed", len(step.plan.new))
             self._fail(step, error, (), "")
             self._errors.attribute_to_others()
 
     def _prefill_one_by_one(self, step: LaunchedStep) -> Sampled:
-        """Prefill all prompts of a plan, from their beginning: their first tokens."""
+        """Prefill all prompts of a plan from the beginning; returns their first tokens."""
         sampled = Sampled()
         for request, work in zip(step.plan.new, step.plan.prefills, strict=True):
             alone = LaunchedStep(

@@ -1,12 +1,9 @@
-"""The processes that compute one model together, of which each has a part of every layer.
+"""Tensor parallelism (Shoeybi et al. 2019): several processes, each with a shard of one model.
 
-A layer's result is a sum over all ranks, so that all of them have the same hidden states and
-scores. Pictures are encoded by rank 0 alone.
-
-A rank has some heads of every attention and some hidden units of every MLP, with the rows and
-columns that belong to them; what it adds to the hidden states is summed over all ranks (tensor
-parallelism, Shoeybi et al. 2019). mlx-vlm does that itself for some models. For those whose layers
-are plain ones, whatever their family, it is done here with MLX's own layers.
+A rank has some heads of every attention and some hidden units of every MLP. What it adds to the
+hidden states is summed over all ranks, so that all have the same hidden states and logits. mlx-vlm
+shards some models itself; families whose layers are plain ones are sharded here with MLX's layers.
+Rank 0 alone encodes pictures.
 """
 
 from __future__ import annotations
@@ -23,28 +20,8 @@ from vlm_server.protocol.commands import Rank
 from vlm_server.runner.fingerprint import Checkpoint, KeptHashes
 
 _JOIN_SECONDS = 60.0
-"""MLX itself waits without end, and holds Python's interpreter lock: nothing here would notice that
-another process died meanwhile."""
-
-PLAIN_FAMILIES = frozenset(
-    {
-        "qwen2_vl",
-        "qwen2_5_vl",
-        "qwen3_vl",
-        "gemma3",
-        "idefics3",
-        "smolvlm",
-        "pixtral",
-        "mistral3",
-        "aya_vision",
-        "llava",
-        "llava_onevision",
-        "internvl_chat",
-        "dots_ocr",
-        "paddleocr_vl",
-    }
-)
-"""Families of which tests show that they answer as one process does."""
+"""MLX itself waits without end, and holds Python's interpreter lock: the end of another process
+would go unnoticed."""
 _TO_PARTS = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
 _TO_ALL = {"self_attn": ("o_proj",), "mlp": ("down_proj",)}
 _COUNTS = ("n_heads", "n_kv_heads")
@@ -60,7 +37,7 @@ class Ranks:
 
     @classmethod
     def join(cls, rank: Rank) -> Ranks:
-        """Connect all of them, which are there; `rank` is this one, whose environment is set.
+        """Connect all ranks, whose processes run; `rank` is this one, whose environment is set.
 
         Raises ModelLoadError if they can't be reached.
         """
@@ -77,14 +54,15 @@ class Ranks:
     def leads(self) -> bool:
         return self.rank == 0
 
-    def shard(self, model: Any, family: str) -> None:
-        """Leave only this rank's part of `model`, whose weights are lazy.
+    def shard(self, model: Any, family: str, *, is_shardable: bool) -> None:
+        """Leave only this rank's shard of `model`, whose weights are lazy.
 
-        Raises ModelLoadError if that is not known to be right, or if its heads can't be shared out.
+        Raises ModelLoadError if that is not known to be right, or its heads can't be divided.
+        `is_shardable`: see `Family`.
         """
         language_model = model.language_model
-        own = next((each for each in (model, language_model) if hasattr(each, "shard")), None)
-        if own is None and family not in PLAIN_FAMILIES:
+        own = next((part for part in (model, language_model) if hasattr(part, "shard")), None)
+        if own is None and not is_shardable:
             raise ModelLoadError(
                 f"a model of the family {family} can't be split over several processes "
                 "(docs/distributed.md): serve it without distributed.hosts"
@@ -96,24 +74,24 @@ class Ranks:
             else:
                 for layer in language_model.layers:
                     _shard_layer(layer, self._group)
-        except ValueError as error:  # of MLX's: a quantized row can't be cut everywhere
+        except ValueError as error:  # from MLX: a quantized row can't be cut everywhere
             raise ModelLoadError(
                 f"the model's weights can't be split over {self.size} processes: {error}"
             ) from error
 
     def share(self, tokens: mx.array) -> mx.array:
-        """Rank 0's `tokens`, (rows,) int32, for all ranks; lazy, in the order of the layers' sums.
+        """Rank 0's `tokens`, (rows,) int32, on all ranks; lazy.
 
-        The others' tokens are not used, but waited for: sums must meet in the same order.
+        Other ranks' tokens are discarded but computed first: all ranks must sum in the same order.
         """
         mine = tokens if self.leads else mx.zeros_like(tokens) * tokens
         return mx.distributed.all_sum(mine, group=self._group)
 
 
 def fingerprint_of(checkpoint: Checkpoint) -> str:
-    """The fingerprint of a loaded model, by which ranks know that they have the same weights.
+    """The fingerprint of a loaded model, which is the same on all ranks if their weights are.
 
-    Raises ModelLoadError if files were changed meanwhile, or can't be read again.
+    Raises ModelLoadError if files were changed since loading, or can't be read again.
     """
     try:
         return checkpoint.fingerprint(KeptHashes(default_folder() / "hashes.json"))

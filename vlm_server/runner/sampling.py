@@ -1,8 +1,8 @@
 """Samples the next token of each row on the device, and computes log probabilities of tokens.
 
 A row's token depends on its own seed, step and logits alone, so that it is the same in every batch.
-Rows that are plainly greedy cost one argmax for all of them. A row from whose scores nothing can be
-sampled gets `NO_TOKEN`, and the others their own tokens.
+All plainly greedy rows cost one argmax. A row without finite scores gets `NO_TOKEN`, and the other
+rows their own tokens.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from vlm_server.runner.device.arrays import read
 logger = logging.getLogger(__name__)
 
 NO_TOKEN = -1
-"""Sampled when a row's best score is NaN or infinite."""
+"""The token of a row whose best score is NaN or infinite."""
 
-_LEAST_TEMPERATURE, _LEAST_TOP_P, _LEAST_REPETITION_PENALTY = 1e-5, 1e-9, 1e-6
-"""Less would overflow."""
+_MIN_TEMPERATURE, _MIN_TOP_P, _MIN_REPETITION_PENALTY = 1e-5, 1e-9, 1e-6
+"""Smaller values would overflow."""
 _MASK_64 = (1 << 64) - 1
 
 
@@ -48,14 +48,14 @@ class SequenceSampler:
         self.matcher = matcher
         """The grammar of its answer; sampling needs `take_mask` first."""
         self._allowed: mx.array | None = None
-        """(vocabulary,) bool: which tokens the grammar allows next; None without a grammar."""
+        """(vocabulary,) bool: the tokens that the grammar allows next; None without a grammar."""
         self._mask: NDArray[np.bool_] | None = None
         """The array that `_allowed` is a copy of."""
         self.take_mask()
         self.temperature = params.temperature or 0.0
         """Zero for greedy."""
         top_p = 1.0 if params.top_p is None else params.top_p
-        self.top_p = math.inf if top_p >= 1 else max(top_p, _LEAST_TOP_P)
+        self.top_p = math.inf if top_p >= 1 else max(top_p, _MIN_TOP_P)
         self._seed = secrets.randbits(63) if params.seed is None else params.seed
         self._step = 0
         with_logits = sorted(i for i in eos_token_ids if 0 <= i < vocabulary_size)  # not all have
@@ -66,7 +66,7 @@ class SequenceSampler:
             bias[list(params.logit_bias)] = list(params.logit_bias.values())
             self._bias = mx.array(bias)
         self._counts: mx.array | None = None
-        """(vocabulary,) float32: how often this answer has each token; None if nobody asks."""
+        """(vocabulary,) float32: how often this answer has each token; None if not needed."""
         if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:
             self._counts = mx.zeros(vocabulary_size)
         self._prompt_has: mx.array | None = None
@@ -77,7 +77,7 @@ class SequenceSampler:
 
     @property
     def is_plainly_greedy(self) -> bool:
-        """Whether its token is the best one by the logits as they are."""
+        """Whether its token is the best one by unchanged logits."""
         return self.temperature == 0 and not (
             self._allowed is not None
             or self._bias is not None
@@ -86,7 +86,7 @@ class SequenceSampler:
         )
 
     def adjust(self, scores: mx.array) -> mx.array:
-        """`scores` (vocabulary,) with grammar, bias, penalties and the least length applied."""
+        """`scores` (vocabulary,) with grammar, bias, penalties and minimum length applied."""
         if self._allowed is not None:
             scores = mx.where(self._allowed, scores, -mx.inf)
         if self._bias is not None:
@@ -110,7 +110,7 @@ class SequenceSampler:
     def after(self, token_id: int, allowed: NDArray[np.bool_] | None = None) -> SequenceSampler:
         """The sampler of the token after `token_id`, if that is sampled next.
 
-        `allowed`, (vocabulary,): what its grammar would let follow, if it has one.
+        `allowed`, (vocabulary,): the grammar's mask for that token, if there is a grammar.
         """
         other = copy.copy(self)
         other.advance(mx.array(token_id))
@@ -119,7 +119,7 @@ class SequenceSampler:
         return other
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Advance the grammar by the tokens that were sampled last, once the host knows them."""
+        """Advance the grammar by the newest tokens, once the host has them."""
         if self.matcher is not None:
             self.matcher.advance([i for i in token_ids if i != NO_TOKEN])
 
@@ -129,17 +129,17 @@ class SequenceSampler:
             self.matcher.close()
 
     def take_mask(self) -> None:
-        """Sample only what the grammar allows now; if that is nothing, this row alone ends."""
+        """Sample with the grammar's present mask; if it allows nothing, this row alone ends."""
         if self.matcher is not None:
             self._use(self.matcher.allowed())
 
     @property
     def state(self) -> list[mx.array]:
-        """Arrays to evaluate in each step, so that no lazy computation grows behind them."""
+        """Arrays to evaluate in each step; left lazy, their graphs would grow."""
         return [] if self._counts is None else [self._counts]
 
     def _use(self, allowed: NDArray[np.bool_]) -> None:
-        if allowed is not self._mask:  # most of those inside a thought are the same one
+        if allowed is not self._mask:  # inside reasoning, masks are mostly the same object
             self._mask, self._allowed = allowed, mx.array(allowed)
 
     def _penalize(self, scores: mx.array, counts: mx.array) -> mx.array:
@@ -147,20 +147,20 @@ class SequenceSampler:
         params, has = self.params, counts > 0
         if self._prompt_has is not None:
             seen = mx.logical_or(has, self._prompt_has)
-            factor = max(params.repetition_penalty, _LEAST_REPETITION_PENALTY)
+            factor = max(params.repetition_penalty, _MIN_REPETITION_PENALTY)
             scores = mx.where(seen, mx.where(scores > 0, scores / factor, scores * factor), scores)
         return scores - params.frequency_penalty * counts - params.presence_penalty * has
 
 
 def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
-    """`params` with a seed of this choice's own, if there is one; choice 0 keeps the request's."""
+    """`params` with a seed for this choice, if the request has one; choice 0 keeps it."""
     if params.seed is None or choice == 0:
         return params
     return msgspec.structs.replace(params, seed=_mix(~params.seed, choice))
 
 
 def sample_and_advance(logits: mx.array, rows: list[SequenceSampler]) -> mx.array:
-    """`sample`, and count the tokens in every row."""
+    """`sample`, and advance every row by its token."""
     tokens = sample(logits, rows)
     for i, row in enumerate(rows):
         row.advance(tokens[i])
@@ -178,7 +178,7 @@ def sample(logits: mx.array, rows: list[SequenceSampler]) -> mx.array:
 
 
 def _adjusted(scores: mx.array, row: SequenceSampler) -> mx.array:
-    """`row.adjust` of its `scores`, (vocabulary,); NaN if it fails, which ends the row alone."""
+    """`row.adjust(scores)`, (vocabulary,); NaN if it fails, which ends this row alone."""
     try:
         return row.adjust(scores)
     except Exception:
@@ -199,7 +199,7 @@ def _sample(scores: mx.array, rows: list[SequenceSampler]) -> mx.array:
     if not any(row.temperature for row in rows):
         return greedy
     temperatures = mx.array([[row.temperature] for row in rows])
-    scaled = (scores - best) / mx.maximum(temperatures, _LEAST_TEMPERATURE)
+    scaled = (scores - best) / mx.maximum(temperatures, _MIN_TEMPERATURE)
     kept = _keep_likely(scaled, rows)
     noise = mx.stack([mx.random.gumbel((scores.shape[-1],), key=row.key()) for row in rows])
     sampled = mx.argmax(kept + noise, axis=-1).astype(mx.int32)
@@ -241,10 +241,10 @@ def _mix(seed: int, step: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LazyLogprobs:
-    """Log probabilities of some rows' tokens of one step.
+    """Log probabilities of one step's tokens, for the rows that ask for them.
 
-    chosen: (rows, 1) log probability of the sampled token. top_ids, top_logprobs: (rows, most),
-    the likeliest first, where `most` is the largest of `num_top`.
+    chosen: (rows, 1), of the sampled token. top_ids, top_logprobs: (rows, largest of `num_top`),
+    the likeliest first.
     """
 
     seq_ids: tuple[SeqId, ...]
@@ -293,8 +293,8 @@ def compute_logprobs(
 def _likeliest(logprobs: mx.array, count: int) -> mx.array:
     """Ids of the `count` likeliest tokens, (rows, count), in order; of all if there are fewer.
 
-    Sorts these alone: sorting a whole vocabulary takes a CPU 30 ms a row. Of equals at the top,
-    as half precision often has them, a greedy row's token is the first.
+    Sorts these alone: sorting a whole vocabulary takes a CPU 30 ms a row. Of equal scores at
+    the top, which half precision often has, a greedy row's token comes first.
     """
     count = min(count, logprobs.shape[-1])
     if count == 0:

@@ -1,58 +1,15 @@
 """All settings, in one typed tree, and how they are read.
 
-A setting is one field with its name, type, bounds, default and description. Settings are read
-from a TOML file (`configs/default.toml` lists all of them) and from `section.key=value`
+A setting is one field with its name, type, bounds and default, and its description below. Settings
+are read from a TOML file (`configs/default.toml` lists all of them) and from `section.key=value`
 overrides. Unknown names are errors.
 """
 
-from __future__ import annotations
-
-from vlm_server.settings.engine import Distributed, Engine, Scheduler
-from vlm_server.settings.front import Deadlines, Limits, Server, Urls
-from vlm_server.settings.media import Image, Video
-from vlm_server.settings.memory import Cache, Memory
-from vlm_server.settings.model import Checkpoint, ListedModel, Model
-from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIB, MIN_KEY_CHARS
-from vlm_server.settings.telemetry import Log, Metrics, Tracing
-from vlm_server.settings.tree import (
-    ORIGIN,
-    Settings,
-    Sources,
-    described,
-    fault_of_key,
-    is_loopback,
-    load,
-    load_with_sources,
-)
-
-__all__ = [
-    "MAX_FLOAT",
-    "MAX_INT",
-    "MIB",
-    "MIN_KEY_CHARS",
-    "ORIGIN",
-    "Cache",
-    "Checkpoint",
-    "Deadlines",
-    "Distributed",
-    "Engine",
-    "Image",
-    "Limits",
-    "ListedModel",
-    "Log",
-    "Memory",
-    "Metrics",
-    "Model",
-    "Scheduler",
-    "Server",
-    "Settings",
-    "Sources",
-    "Tracing",
-    "Urls",
-    "Video",
-    "described",
-    "fault_of_key",
-    "is_loopback",
-    "load",
-    "load_with_sources",
-]
+from vlm_server.settings.descriptions import *  # noqa: F403
+from vlm_server.settings.engine import *  # noqa: F403
+from vlm_server.settings.front import *  # noqa: F403
+from vlm_server.settings.media import *  # noqa: F403
+from vlm_server.settings.memory import *  # noqa: F403
+from vlm_server.settings.model import *  # noqa: F403
+from vlm_server.settings.quantities import *  # noqa: F403
+from vlm_server.settings.tree import *  # noqa: F403

@@ -7,158 +7,72 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlm_server.settings.quantities import MIB
+from vlm_server.settings.quantities import MIB, AbsolutePath
 
 
-class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_num_seqs: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Maximum sequences decoded together. 0 is automatic: as many sequences of "
-            "4,096 tokens as fit into half of the memory that the weights leave, from 16 to 256. "
-            "Admission by memory applies in any case.",
-        ),
-    ] = 0
-    prefill_chunk_tokens: Annotated[
-        int, Meta(ge=1, description="Maximum prompt tokens prefilled in one step.")
-    ] = 2048
-    max_step_seconds: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="Time that prefill may add to a step while other requests decode; chunks "
-            "are sized to fit it, from measured speed. On CUDA, where a decode step can read part "
-            "of a prompt in the same pass, that part has a fixed size instead.",
-        ),
-    ] = 0.1
-    num_speculative_tokens: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=15,
-            description="Maximum draft tokens verified per sequence and step, where measured "
-            "times and hit rates promise a gain; 0 drafts none. Answers stay the same, up to "
-            "rounding.",
-        ),
-    ] = 15
-    max_images_per_encode: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="Maximum images of one size, or frame groups of a video, encoded in one "
-            "call, where that was measured to be faster; 1: none is encoded with another.",
-        ),
-    ] = 8
-    max_prompts_per_prefill: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="Maximum prompts prefilled in one call, where that was measured to take "
-            "about as long as one; 1: none is prefilled with another.",
-        ),
-    ] = 8
-    preparer_threads: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="Threads that prepare requests with images or videos (at least two); as "
-            "many more prepare those with a schema, and as many again other text.",
-        ),
-    ] = 2
+class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_num_seqs: Annotated[int, Meta(ge=0)] = 0
+    """Maximum sequences decoded together. 0 is automatic: as many sequences of 4,096 tokens as fit
+    into half of the memory that the weights leave, from 16 to 256. Admission by memory applies in
+    any case."""
+    prefill_chunk_tokens: Annotated[int, Meta(ge=1)] = 2048
+    """Maximum prompt tokens prefilled in one step."""
+    max_step_seconds: Annotated[float, Meta(gt=0)] = 0.1
+    """Time that prefill may add to a step while other requests decode; chunks are sized to fit it,
+    from measured speed. On CUDA, where a decode step can read part of a prompt in the same pass,
+    that part has a fixed size instead."""
+    num_speculative_tokens: Annotated[int, Meta(ge=0, le=15)] = 15
+    """Maximum draft tokens verified per sequence and step, where measured times and hit rates
+    promise a gain; 0 drafts none. Answers stay the same, up to rounding."""
+    max_images_per_encode: Annotated[int, Meta(ge=1)] = 8
+    """Maximum images of one size, or frame groups of a video, encoded in one call, where that was
+    measured to be faster; 1: none is encoded with another."""
+    max_prompts_per_prefill: Annotated[int, Meta(ge=1)] = 8
+    """Maximum prompts prefilled in one call, where that was measured to take about as long as one;
+    1: none is prefilled with another."""
+    preparer_threads: Annotated[int, Meta(ge=1)] = 2
+    """Threads that prepare requests with images or videos (at least two); as many more prepare
+    those with a schema, and as many again other text."""
 
 
-class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    start_timeout_seconds: Annotated[
-        float, Meta(gt=0, description="Time limit for loading and warm-up.")
-    ] = 900.0
-    silence_timeout_seconds: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="An engine with requests that sends nothing for this long, or whose "
-            "encoder or preparers make no progress, is restarted; must be longer than any step, "
-            "and than the encoding of an image.",
-        ),
-    ] = 120.0
-    max_failed_steps: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="Failed steps without a token in between after which the engine is "
-            "restarted, since its device can't be trusted any more.",
-        ),
-    ] = 3
-    restart_backoff_seconds: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="Pause before a restart; doubles while engines end before they are ready.",
-        ),
-    ] = 0.5
-    restart_backoff_max_seconds: Annotated[
-        float, Meta(gt=0, description="Maximum pause between restarts.")
-    ] = 30.0
-    quarantine_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="Requests of a size that crashed two engines within this time, and then "
-            "one alone, are refused until it has passed; 0 refuses none.",
-        ),
-    ] = 600.0
-    openblas: Annotated[
-        Literal["auto", "off"],
-        Meta(description="Preload OpenBLAS into the engine (Linux CPU: about 50 times faster)."),
-    ] = "auto"
-    mimalloc: Annotated[
-        Literal["auto", "off"],
-        Meta(description="Preload mimalloc into the engine where MLX is for CUDA: shorter steps."),
-    ] = "auto"
-    schema_timeout_seconds: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="Time limit for compiling the JSON schema of a request, and for finding "
-            "out which tokens may come next in its answer; beyond it, the request is refused.",
-        ),
-    ] = 5.0
-    schema_follow_seconds: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="CPU time for finding out which tokens may come next in the answers of one "
-            "request with a JSON schema, besides 5 ms for each token; beyond it, the request "
-            "fails.",
-        ),
-    ] = 20.0
-    schema_memory_bytes: Annotated[
-        int,
-        Meta(
-            ge=64 * MIB,
-            description="Memory that a JSON schema may take, and the answers of each request that "
-            "follow it; each has a process of its own.",
-        ),
-    ] = 256 * MIB
+class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    start_timeout_seconds: Annotated[float, Meta(gt=0)] = 900.0
+    """Time limit for loading and warm-up."""
+    silence_timeout_seconds: Annotated[float, Meta(gt=0)] = 120.0
+    """An engine with requests that sends nothing for this long, or whose encoder or preparers make
+    no progress, is restarted; must be longer than any step, and than the encoding of an image."""
+    max_failed_steps: Annotated[int, Meta(ge=1)] = 3
+    """Failed steps without a token in between after which the engine is restarted, since its device
+    can't be trusted any more."""
+    restart_backoff_seconds: Annotated[float, Meta(gt=0)] = 0.5
+    """Pause before a restart; doubles while engines end before they are ready."""
+    restart_backoff_max_seconds: Annotated[float, Meta(gt=0)] = 30.0
+    """Maximum pause between restarts."""
+    quarantine_seconds: Annotated[float, Meta(ge=0)] = 600.0
+    """Requests of a size that crashed two engines within this time, and then one alone, are refused
+    until it has passed; 0 refuses none."""
+    openblas: Literal["auto", "off"] = "auto"
+    """Preload OpenBLAS into the engine (Linux CPU: about 50 times faster)."""
+    mimalloc: Literal["auto", "off"] = "auto"
+    """Preload mimalloc into the engine where MLX is for CUDA: shorter steps."""
+    schema_timeout_seconds: Annotated[float, Meta(gt=0)] = 5.0
+    """Time limit for compiling the JSON schema of a request, and for finding out which tokens may
+    come next in its answer; beyond it, the request is refused."""
+    schema_follow_seconds: Annotated[float, Meta(gt=0)] = 20.0
+    """CPU time for finding out which tokens may come next in the answers of one request with a JSON
+    schema, besides 5 ms for each token; beyond it, the request fails."""
+    schema_memory_bytes: Annotated[int, Meta(ge=64 * MIB)] = 256 * MIB
+    """Memory that a JSON schema may take, and the answers of each request that follow it; each has
+    a process of its own."""
 
 
 class Distributed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The machines that one model is split over, if it is too large for one."""
 
-    hosts: Annotated[
-        str,
-        Meta(
-            description="Absolute path of a hostfile in the format of `mlx.launch`, whose first "
-            "host is this machine: the model is split over all hosts (docs/distributed.md). Empty "
-            "means that this machine has all of it."
-        ),
-    ] = ""
-    port: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=65000,
-            description="TCP port of this machine at which the other hosts' processes are told "
-            "what to do; MLX's own connections take those that follow.",
-        ),
-    ] = 32322
+    hosts: AbsolutePath = ""
+    """Absolute path of a hostfile in the format of `mlx.launch`, whose first host is this machine:
+    the model is split over all hosts (docs/distributed.md). Empty means that this machine has all
+    of it."""
+    port: Annotated[int, Meta(ge=1, le=65000)] = 32322
+    """TCP port of this machine at which the other hosts' processes are told what to do; MLX's own
+    connections take those that follow."""

@@ -10,77 +10,36 @@ from msgspec import Meta
 from vlm_server.settings.quantities import MIB
 
 
-class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_request_pixels: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="Maximum pixels to decode for a request, over all its images; what is "
-            "cached does not count.",
-        ),
-    ] = 1_000_000_000
-    max_pixels: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Maximum pixels of an image as the model is shown it; larger ones are "
-            "scaled down. 0 is the checkpoint's own maximum, which holds in any case.",
-        ),
-    ] = 0
-    min_tokens: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65536,
-            description="Minimum tokens of an image for models that scale them (the Qwen "
-            "families); smaller images are scaled up. 0 is the checkpoint's own; 1024 lets them "
-            "point at things in small screenshots.",
-        ),
-    ] = 0
-    decode_seconds: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="Time limit for decoding the images of a request; if they have less than "
-            "100 megapixels, their share of it, but at least a twentieth.",
-        ),
-    ] = 120.0
-    decode_memory_bytes: Annotated[
-        int,
-        Meta(
-            ge=512 * MIB,
-            description="Memory of a process that decodes images (on Linux, address space); one "
-            "of `limits.max_image_pixels` needs up to 24 bytes a pixel.",
-        ),
-    ] = 2048 * MIB
+class ImageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_request_pixels: Annotated[int, Meta(ge=1)] = 1_000_000_000
+    """Maximum pixels to decode for a request, over all its images; what is cached does not
+    count."""
+    max_pixels: Annotated[int, Meta(ge=0)] = 0
+    """Maximum pixels of an image as the model is shown it; larger ones are scaled down. 0 is the
+    checkpoint's own maximum, which holds in any case."""
+    min_tokens: Annotated[int, Meta(ge=0, le=65536)] = 0
+    """Minimum tokens of an image for models that scale them (the Qwen families); smaller images are
+    scaled up. 0 is the checkpoint's own; 1024 lets them point at things in small screenshots."""
+    decode_seconds: Annotated[float, Meta(gt=0)] = 120.0
+    """Time limit for decoding the images of a request; if they have less than 100 megapixels, their
+    share of it, but at least a twentieth."""
+    decode_memory_bytes: Annotated[int, Meta(ge=512 * MIB)] = 2048 * MIB
+    """Memory of a process that decodes images (on Linux, address space); one of
+    `limits.max_image_pixels` needs up to 24 bytes a pixel."""
 
 
-class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    fps: Annotated[float, Meta(gt=0, le=60, description="Frames sampled per second of video.")] = (
-        2.0
-    )
-    max_frames: Annotated[
-        int,
-        Meta(
-            ge=2,
-            le=1024,
-            description="Maximum frames per video; longer videos are sampled at a lower rate.",
-        ),
-    ] = 64
-    max_side_pixels: Annotated[
-        int, Meta(ge=64, description="Frames are scaled down to at most this on both sides.")
-    ] = 512
-    max_pixels: Annotated[int, Meta(ge=1, description="Maximum pixels of a frame as stored.")] = (
-        9_000_000
-    )
-    max_seconds: Annotated[float, Meta(gt=0, description="Maximum duration of a video.")] = 600.0
-    decode_timeout_seconds: Annotated[
-        float, Meta(gt=0, description="Time limit for decoding one video.")
-    ] = 30.0
-    decode_memory_bytes: Annotated[
-        int,
-        Meta(
-            ge=512 * MIB,
-            description="Memory of the process that decodes a video (on Linux, address space).",
-        ),
-    ] = 2048 * MIB
+class VideoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    fps: Annotated[float, Meta(gt=0, le=60)] = 2.0
+    """Frames sampled per second of video."""
+    max_frames: Annotated[int, Meta(ge=2, le=1024)] = 64
+    """Maximum frames per video; longer videos are sampled at a lower rate."""
+    max_side_pixels: Annotated[int, Meta(ge=64)] = 512
+    """Frames are scaled down to at most this on both sides."""
+    max_pixels: Annotated[int, Meta(ge=1)] = 9_000_000
+    """Maximum pixels of a frame as stored."""
+    max_seconds: Annotated[float, Meta(gt=0)] = 600.0
+    """Maximum duration of a video."""
+    decode_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
+    """Time limit for decoding one video."""
+    decode_memory_bytes: Annotated[int, Meta(ge=512 * MIB)] = 2048 * MIB
+    """Memory of the process that decodes a video (on Linux, address space)."""

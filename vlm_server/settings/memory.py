@@ -7,117 +7,52 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlm_server.settings.quantities import MIB, Share
+from vlm_server.settings.quantities import MIB, AbsolutePath, Share
 
 
-class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    token_layout_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Maximum host memory for token layouts of images, about 2 kB each; capped "
-            "at `pixel_bytes`.",
-        ),
-    ] = 16 << 20
-    pixel_bytes: Annotated[
-        int,
-        Meta(
-            ge=-1,
-            description="Maximum host memory for decoded images; 0 caches none, -1 is automatic: "
-            "1/32 of the machine's memory.",
-        ),
-    ] = -1
-    encoder_bytes: Annotated[
-        int,
-        Meta(
-            ge=-1,
-            description="Maximum device memory for encoder outputs; 0 caches none, -1 is "
-            "automatic: 1/16 of what is left after the weights.",
-        ),
-    ] = -1
-    prefix_bytes: Annotated[
-        int,
-        Meta(
-            ge=-1,
-            description="Maximum device memory for the KV of prompts and answers; 0 caches none, "
-            "-1 is automatic: 1/4 of what is left after the weights.",
-        ),
-    ] = -1
-    grammar_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Maximum host memory for compiled JSON schemas, 3 MB each or more; 0 keeps "
-            "none.",
-        ),
-    ] = 128 * MIB
-    disk_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Maximum disk space for encoder outputs and KV that survive a restart; 0 "
-            "stores none. The files reveal what was asked: see docs/caches.md.",
-        ),
-    ] = 0
-    disk_path: Annotated[
-        str,
-        Meta(
-            description="Absolute path of the folder for these files, which your daemons may "
-            "share; empty means "
-            "`vlm-server` in your cache folder (~/.cache, ~/Library/Caches)."
-        ),
-    ] = ""
-    separate_api_keys: Annotated[
-        bool,
-        Meta(
-            description="Whether requests with different API keys share no cache entries, so that "
-            "no client can find out by timing what another one asked."
-        ),
-    ] = True
+class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    token_layout_bytes: Annotated[int, Meta(ge=0)] = 16 << 20
+    """Maximum host memory for token layouts of images, about 2 kB each; capped at `pixel_bytes`."""
+    pixel_bytes: Annotated[int, Meta(ge=-1)] = -1
+    """Maximum host memory for decoded images; 0 caches none, -1 is automatic: 1/32 of the machine's
+    memory."""
+    encoder_bytes: Annotated[int, Meta(ge=-1)] = -1
+    """Maximum device memory for encoder outputs; 0 caches none, -1 is automatic: 1/16 of what is
+    left after the weights."""
+    prefix_bytes: Annotated[int, Meta(ge=-1)] = -1
+    """Maximum device memory for the KV of prompts and answers; 0 caches none, -1 is automatic: 1/4
+    of what is left after the weights."""
+    grammar_bytes: Annotated[int, Meta(ge=0)] = 128 * MIB
+    """Maximum host memory for compiled JSON schemas, 3 MB each or more; 0 keeps none."""
+    disk_bytes: Annotated[int, Meta(ge=0)] = 0
+    """Maximum disk space for encoder outputs and KV that survive a restart; 0 stores none. The
+    files reveal what was asked: see docs/caches.md."""
+    disk_path: AbsolutePath = ""
+    """Absolute path of the folder for these files, which your daemons may share; empty means
+    `vlm-server` in your cache folder (~/.cache, ~/Library/Caches)."""
+    separate_api_keys: bool = True
+    """Whether requests with different API keys share no cache entries, so that no client can find
+    out by timing what another one asked."""
 
 
-class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit_bytes: Annotated[
-        Annotated[int, Meta(ge=0)] | Share,
-        Meta(
-            description="Maximum device memory, or a share of what the device has, as `75%` (on a "
-            "CPU, of what the process may use of the machine's); 0 is automatic: on a Mac what "
-            "leaves room for the system, 90% of a CUDA device's memory, half of the machine's on a "
-            "CPU.",
-        ),
-    ] = 0
-    model_room_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Least memory that a model gets besides its weights, where several share "
-            "the limit; 0 is automatic: 1/8 of its weights, at least 256 MiB. Models that do not "
-            "fit side by side take turns.",
-        ),
-    ] = 0
-    pool_limit_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Maximum freed memory that MLX keeps for reuse; 0 is automatic: 256 MiB on "
-            "a CPU, 1/8 of `memory.limit_bytes` on a GPU.",
-        ),
-    ] = 0
-    idle_clear_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="Idle time after which freed memory is returned to the system; the next "
-            "request is slower, since it has to allocate it again.",
-        ),
-    ] = 30.0
-    prefill_keep_alloc: Annotated[
-        Literal["auto", "always", "never"],
-        Meta(
-            description="Whether freed memory is kept between the chunks of a prompt; auto returns "
-            "it when the next chunk might not fit otherwise."
-        ),
-    ] = "auto"
+class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit_bytes: Annotated[int, Meta(ge=0)] | Share = 0
+    """Maximum device memory, or a share of what the device has, as `75%` (on a CPU, of what the
+    process may use of the machine's); 0 is automatic: on a Mac what leaves room for the system, 90%
+    of a CUDA device's memory, half of the machine's on a CPU."""
+    model_room_bytes: Annotated[int, Meta(ge=0)] = 0
+    """Least memory that a model gets besides its weights, where several share the limit; 0 is
+    automatic: 1/8 of its weights, at least 256 MiB. Models that do not fit side by side take
+    turns."""
+    pool_limit_bytes: Annotated[int, Meta(ge=0)] = 0
+    """Maximum freed memory that MLX keeps for reuse; 0 is automatic: 256 MiB on a CPU, 1/8 of
+    `memory.limit_bytes` on a GPU."""
+    idle_clear_seconds: Annotated[float, Meta(ge=0)] = 30.0
+    """Idle time after which freed memory is returned to the system; the next request is slower,
+    since it has to allocate it again."""
+    prefill_keep_alloc: Literal["auto", "always", "never"] = "auto"
+    """Whether freed memory is kept between the chunks of a prompt; auto returns it when the next
+    chunk might not fit otherwise."""
 
     @property
     def known_limit_bytes(self) -> int:

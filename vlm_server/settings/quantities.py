@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 
@@ -12,6 +12,10 @@ MIN_KEY_CHARS = 8
 MAX_FLOAT = 1e9
 MAX_INT = 1 << 53
 """The bounds of any number: far above what makes sense, and below what overflows."""
+
+
+AbsolutePath = Annotated[str, "absolute"]
+"""The absolute path of a file or folder, which may begin with `~`; empty for none."""
 
 
 _NUMBER = r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})"

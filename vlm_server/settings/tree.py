@@ -1,4 +1,4 @@
-"""The tree of all settings: reading, checks, and a description for operators."""
+"""The tree of all settings: reading and checks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,33 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from vlm_server.errors import ConfigError
-from vlm_server.settings.engine import Distributed, Engine, Scheduler
+from vlm_server.settings.engine import Distributed, EngineSettings, SchedulerSettings
 from vlm_server.settings.faults import explained, where
-from vlm_server.settings.front import Deadlines, Limits, Server, Urls
-from vlm_server.settings.media import Image, Video
-from vlm_server.settings.memory import Cache, Memory
-from vlm_server.settings.model import ListedModel, Model
+from vlm_server.settings.front import (
+    DeadlineSettings,
+    Limits,
+    Log,
+    MetricsSettings,
+    Server,
+    Tracing,
+    Urls,
+)
+from vlm_server.settings.media import ImageSettings, VideoSettings
+from vlm_server.settings.memory import CacheSettings, MemorySettings
+from vlm_server.settings.model import ListedModel, ModelSettings
 from vlm_server.settings.paths import expanded, missing, why_unreadable
-from vlm_server.settings.quantities import MAX_FLOAT, MAX_INT, MIN_KEY_CHARS, Share, value_of
-from vlm_server.settings.telemetry import Log, Metrics, Tracing
+from vlm_server.settings.quantities import (
+    MAX_FLOAT,
+    MAX_INT,
+    MIN_KEY_CHARS,
+    AbsolutePath,
+    value_of,
+)
 
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
 ORIGIN = re.compile(
@@ -36,26 +49,31 @@ _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
 MODELS = "models"
 """The section with a table for each model."""
 _MAX_NAME_CHARS = 256
+_RENAMED = {
+    "limits.intake_processes": "parsing_processes",
+    "limits.intake_timeout_seconds": "parsing_timeout_seconds",
+}
+"""Former names of settings, which are still read."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of the daemon; immutable."""
 
     server: Server = Server()
-    model: Model = Model()
+    model: ModelSettings = ModelSettings()
     models: dict[str, ListedModel] = {}
     limits: Limits = Limits()
     urls: Urls = Urls()
-    image: Image = Image()
-    deadlines: Deadlines = Deadlines()
-    video: Video = Video()
-    scheduler: Scheduler = Scheduler()
-    cache: Cache = Cache()
-    engine: Engine = Engine()
-    memory: Memory = Memory()
+    image: ImageSettings = ImageSettings()
+    deadlines: DeadlineSettings = DeadlineSettings()
+    video: VideoSettings = VideoSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    cache: CacheSettings = CacheSettings()
+    engine: EngineSettings = EngineSettings()
+    memory: MemorySettings = MemorySettings()
     distributed: Distributed = Distributed()
     log: Log = Log()
-    metrics: Metrics = Metrics()
+    metrics: MetricsSettings = MetricsSettings()
     tracing: Tracing = Tracing()
 
     def sections(self) -> Iterator[tuple[str, msgspec.Struct]]:
@@ -83,7 +101,8 @@ def load_with_sources(
 ) -> tuple[Settings, dict[str, str]]:
     """The same, and where each setting that is no default was given, by `section.key`."""
     table: dict[str, Any] = _read_toml(path) if path else {}
-    sources = dict.fromkeys(_names(table), str(path))
+    names = (f"{section}.{key}" for section, keys, _ in _tables(table) for key in keys)
+    sources = dict.fromkeys(names, str(path))
     for override in overrides:
         sources[_apply_override(table, override)] = "command line"
     _read_quantities(table, path, sources)
@@ -91,24 +110,19 @@ def load_with_sources(
         settings = msgspec.convert(table, Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(explained(str(error), Settings, path, sources)) from None
-    _check_numbers(settings)
+    _check_values(settings)
     _check_exposure(settings.server)
     _check_origins(settings.server)
     _check_keys(settings.server)
-    _check_urls(settings.urls)
-    _check_absolute("cache.disk_path", settings.cache.disk_path)
-    _check_tracing(settings.tracing)
-    for folder in settings.model.search_paths:
-        _check_absolute("model.search_paths", folder)
+    _check_urls(settings)
     _check_models(settings)
-    _check_distributed(settings)
     return settings, sources
 
 
 def _read_quantities(table: dict[str, Any], path: Path | None, sources: Mapping[str, str]) -> None:
     """Sizes and times of `table` that are given as text, as numbers. Raises ConfigError."""
     for section, keys, kind in _tables(table):
-        hints = get_type_hints(kind)
+        hints = get_type_hints(kind) if kind else {}
         for key, value in keys.items():
             if key in hints and isinstance(value, str):
                 try:
@@ -119,17 +133,15 @@ def _read_quantities(table: dict[str, Any], path: Path | None, sources: Mapping[
 
 
 def _tables(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """Name, content and type of each section that is one, with those in `[models]`."""
+    """Name, content and type of each table, with those in `[models]`; the type may be unknown."""
     kinds = get_type_hints(Settings)
     for section, keys in table.items():
-        if not (section in kinds and isinstance(keys, dict)):
-            continue
         if section != MODELS:
-            yield section, keys, kinds[section]
-            continue
-        for name, model in keys.items():
-            if isinstance(model, dict):
-                yield f"{MODELS}.{name}", model, ListedModel
+            found = [(section, keys, kinds.get(section))]
+        else:
+            inner = keys.items() if isinstance(keys, dict) else ()
+            found = [(f"{MODELS}.{name}", model, ListedModel) for name, model in inner]
+        yield from (each for each in found if isinstance(each[1], dict))
 
 
 def fault_of_key(key: str) -> str | None:
@@ -151,20 +163,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _names(table: dict[str, Any]) -> Iterator[str]:
-    """The names of settings in a table, as `section.key` and `models.NAME.key`."""
-    for section, keys in table.items():
-        inner = keys if isinstance(keys, dict) else {}
-        if section == MODELS:
-            inner = {
-                f"{name}.{key}": value
-                for name, model in inner.items()
-                if isinstance(model, dict)
-                for key, value in model.items()
-            }
-        yield from (f"{section}.{key}" for key in inner)
-
-
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -174,10 +172,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise missing(path, text) if is_missing else ConfigError(text) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    for section, keys in table.items():
+        if isinstance(keys, dict) and section != MODELS:
+            table[section] = {_renamed(section, key): value for key, value in keys.items()}
     folder, listed = path.absolute().parent, table.get(MODELS)
     for model in (table.get("model"), *(listed.values() if isinstance(listed, dict) else ())):
         _resolve_model_path(model, folder)
     return table
+
+
+def _renamed(section: str, key: str) -> str:
+    """Today's name of the setting."""
+    return _RENAMED.get(f"{section}.{key}", key)
 
 
 def _resolve_model_path(model: Any, folder: Path) -> None:
@@ -207,6 +213,7 @@ def _apply_override(table: dict[str, Any], override: str) -> str:
         section = f"{section}.{model}"
     if not isinstance(inner, dict):
         raise ConfigError(f"{section!r} is not a section")
+    key = _renamed(section, key)
     try:
         inner[key] = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -214,18 +221,19 @@ def _apply_override(table: dict[str, Any], override: str) -> str:
     return f"{section}.{key}"
 
 
-def _check_numbers(settings: Settings) -> None:
-    """No number may be NaN or infinite, nor so large that clocks or messages can't hold it."""
+def _check_values(settings: Settings) -> None:
+    """No number may be NaN or infinite, nor so large that clocks or messages can't hold it; and
+    each `AbsolutePath` has to be absolute."""
     for section, values in settings.sections():
-        for name, value in msgspec.structs.asdict(values).items():
+        for name, hint in get_type_hints(type(values), include_extras=True).items():
+            value = getattr(values, name)
             limit = MAX_FLOAT if isinstance(value, float) else MAX_INT
             if isinstance(value, int | float) and not value <= limit:
                 raise ConfigError(f"`{section}.{name}` must be a number of at most {limit:g}")
-
-
-def _check_absolute(name: str, path: str) -> None:
-    if path and not expanded(path).is_absolute():
-        raise ConfigError(f"{name} {path!r} is not absolute")
+            if AbsolutePath in (hint, *get_args(hint)):
+                for path in (value,) if isinstance(value, str) else value:
+                    if path and not expanded(path).is_absolute():
+                        raise ConfigError(f"{section}.{name} {path!r} is not absolute")
 
 
 def _check_models(settings: Settings) -> None:
@@ -234,29 +242,21 @@ def _check_models(settings: Settings) -> None:
             raise ConfigError(f"models: {name!r} can't be the name of a model")
         if not model.path:
             raise ConfigError(f"models.{name}.path is missing")
-
-
-def _check_distributed(settings: Settings) -> None:
-    _check_absolute("distributed.hosts", settings.distributed.hosts)
     if settings.distributed.hosts and settings.models:
         raise ConfigError("distributed.hosts: only one model can be split, so list no `models`")
 
 
-def _check_tracing(tracing: Tracing) -> None:
-    if tracing.endpoint and not tracing.endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"tracing.endpoint {tracing.endpoint!r} is not an http or https URL")
-
-
-def _check_urls(urls: Urls) -> None:
-    for host in urls.https_hosts:
+def _check_urls(settings: Settings) -> None:
+    endpoint = settings.tracing.endpoint
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"tracing.endpoint {endpoint!r} is not an http or https URL")
+    for host in settings.urls.https_hosts:
         if not _HOST_PATTERN.fullmatch(host):
             raise ConfigError(
                 f"urls.https_hosts: {host!r} is not a host, `*` or `*.` and a host's last part"
             )
-    for root in urls.file_roots:
-        if not root:
-            raise ConfigError("urls.file_roots: a path is empty")
-        _check_absolute("urls.file_roots", root)
+    if "" in settings.urls.file_roots:
+        raise ConfigError("urls.file_roots: a path is empty")
 
 
 def _check_origins(server: Server) -> None:
@@ -285,49 +285,3 @@ def _check_keys(server: Server) -> None:
     for i, key in enumerate(server.api_keys):
         if fault := fault_of_key(key):
             raise ConfigError(f"server.api_keys[{i}] {fault}")
-    _check_absolute("server.api_key_file", server.api_key_file)
-
-
-DEFAULT = "default"
-Sources = Mapping[str, str]
-"""The source of each given setting, a file or the command line, by `section.key`."""
-
-_SECRET = frozenset({"server.api_keys"})
-
-
-def described(settings: Settings, sources: Sources) -> list[dict[str, Any]]:
-    """Each section with its settings: `name`, `value`, `default`, `source` and `description`.
-
-    Of keys only their number is told.
-    """
-    return [
-        {"name": name, "settings": _section(name, values, sources)}
-        for name, values in settings.sections()
-    ]
-
-
-def _section(section: str, values: msgspec.Struct, sources: Sources) -> list[dict[str, Any]]:
-    hints = get_type_hints(type(values), include_extras=True)
-    shown = []
-    for field in msgspec.structs.fields(type(values)):
-        name = f"{section}.{field.name}"
-        value = getattr(values, field.name)
-        if name in _SECRET:
-            value = f"({len(value)} not shown)" if value else []
-        elif isinstance(value, Share):
-            value = str(value)
-        shown.append(
-            {
-                "name": field.name,
-                "value": value,
-                "default": field.default,
-                "source": sources.get(name, DEFAULT),
-                "description": _description(hints[field.name]),
-            }
-        )
-    return shown
-
-
-def _description(hint: Any) -> str:
-    metas = (each for each in getattr(hint, "__metadata__", ()) if isinstance(each, msgspec.Meta))
-    return next((meta.description or "" for meta in metas), "")

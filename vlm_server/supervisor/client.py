@@ -45,36 +45,35 @@ class EngineRequest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The state of the engine process. `progress` is (stage, fraction) while the model loads, and
-    `download` tells more of it before that, while its checkpoint is fetched.
-
-    `state` is `stopped`, `downloading`, `starting`, `ready`, `unresponsive` (it has been silent for
-    half of the time after which it is ended), `restarting`, `failed` or `stopping`; `unloaded`,
-    `waiting` (for its turn, or for memory) or `unloading` of a model that is loaded when it is
-    asked for. `error` says why the last load failed, for
-    operators; `expires_at`, in seconds since 1970, when it is unloaded unless somebody asks for it.
-
-    `quarantined_shapes` counts the request sizes that are refused because engines crashed on
-    them, `quarantine_refusals` the requests refused for that. `model_facts` are those of the last
-    engine that was ready. `memory_samples` are of the last hour, `ends` of the last engines that
-    ended by themselves; both the oldest first.
-    """
+    """The state of a model and its engine process."""
 
     state: str
+    """`stopped`, `downloading`, `starting`, `ready`, `unresponsive` (silent for half of the time
+    after which it is ended), `restarting`, `failed` or `stopping`; of a model that is loaded on
+    demand also `unloaded`, `waiting` (for its turn, or for memory) or `unloading`."""
     model_name: str
     pid: int | None = None
     restarts: int = 0
     progress: tuple[str, float] | None = None
+    """Stage and fraction, while the model loads."""
     download: Progress | None = None
+    """Details, while the checkpoint is downloaded."""
     retry_after_seconds: float = 1.0
     stats: Stats | None = None
     quarantined_shapes: int = 0
+    """Number of request sizes that are refused because engines crashed on them."""
     quarantine_refusals: int = 0
+    """Number of requests refused for that."""
     model_facts: ModelFacts = _UNKNOWN
+    """The facts of the last engine that was ready."""
     memory_samples: Sequence[MemorySample] = ()
+    """Samples of the last hour, the oldest first."""
     ends: tuple[EngineEnd, ...] = ()
+    """The last engines that ended by themselves, the oldest first."""
     error: str = ""
+    """The reason why the last load failed, for operators."""
     expires_at: float | None = None
+    """The time at which an unused model is unloaded, in seconds since 1970."""
 
     @property
     def is_ready(self) -> bool:
@@ -126,7 +125,7 @@ class ModelClient(Protocol):
     def status(self, name: str) -> EngineStatus: ...
 
     def check_ready(self) -> None:
-        """Raises EngineUnavailable if no request can be taken, whichever model it is for."""
+        """Raises EngineUnavailable if no model can take requests."""
         ...
 
     def lease(
@@ -134,8 +133,8 @@ class ModelClient(Protocol):
     ) -> AbstractAsyncContextManager[EngineClient]:
         """The engine of a model, which stays loaded for the `with` block.
 
-        Loads it first, if it must; that may take minutes. Afterwards it is unloaded once nobody
-        has asked for it for `keep_alive_seconds` (negative is never; None is what was said last).
+        Loads it first, if needed, which may take minutes. Afterwards it is unloaded after
+        `keep_alive_seconds` without a request (negative is never; None keeps the last value).
         Raises EngineUnavailable if it can't be loaded, or if it is pinned and not there;
         ModelDoesNotFit if there is no memory for it; RequestCancelled.
         """
@@ -144,27 +143,27 @@ class ModelClient(Protocol):
     async def touch(
         self, name: str, request_id: str, keep_alive_seconds: float | None = None
     ) -> None:
-        """`lease` a model for a moment; for 0 seconds: unload it as soon as nobody uses it."""
+        """`lease` a model for a moment; for 0 seconds: unload it as soon as it is unused."""
         ...
 
     def cancel(self, request_id: str) -> bool:
-        """See `EngineClient.cancel`; also of a request that waits for its model."""
+        """`EngineClient.cancel`, also of a request that waits for its model."""
         ...
 
     async def load(self, name: str) -> None:
-        """Load a model, if it is not. Raises what `lease` does, and QueueTimeout."""
+        """Load a model that is not loaded. Raises what `lease` does, and QueueTimeout."""
         ...
 
     async def unload(self, name: str) -> None:
-        """Unload a model once nobody uses it, if it is loaded. Raises Conflict if it is pinned."""
+        """Unload a loaded model once it is unused. Raises Conflict if it is pinned."""
         ...
 
     def clear_caches(self, name: str) -> None:
-        """Drop what is cached and not in use. Raises EngineUnavailable if it is not loaded."""
+        """Drop unused cache entries of a model. Raises EngineUnavailable if it is not loaded."""
         ...
 
     def add(self, name: str) -> str:
-        """Serve one more checkpoint that is on this machine; returns what it is called.
+        """Serve one more checkpoint of this machine; returns its name in the API.
 
         Raises ModelNotFound if there is none of that name.
         """

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from vlm_server.platform import machine
 from vlm_server.platform.child import launch
 from vlm_server.supervisor.history import signal_name
 
@@ -36,18 +35,11 @@ class DeviceReport(msgspec.Struct, frozen=True):
 
 
 def probe(environment: Mapping[str, str], seconds: float) -> DeviceReport:
-    """The report of a child with `environment` beside ours. Never raises for what it meets."""
-    words = launch.command(_MODULE, "device")
-    whole = {
-        **machine.thread_environment(),
-        **launch.environment(with_preload=True),
-        "HF_HUB_OFFLINE": "1",
-        **environment,
-    }
+    """The report of a child with `environment` added to ours. A failure is part of the report."""
     try:
         done = subprocess.run(
-            words,
-            env=whole,
+            launch.command(_MODULE, "device"),
+            env={**launch.model_environment(), **environment},
             cwd=launch.FOLDER,
             stdin=subprocess.DEVNULL,
             capture_output=True,

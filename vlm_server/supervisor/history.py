@@ -1,6 +1,6 @@
 """The history of engines: memory over the last hour, ends, failed starts.
 
-Needs no timer: an engine that does nothing says nothing, and its memory stays as it was last told.
+Needs no timer: an idle engine reports nothing, and its memory stays as last reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_ENDS = 20
 
 
 class MemorySample(msgspec.Struct, frozen=True):
-    """The most of each that was seen in the `SAMPLE_SECONDS` from `at`, in seconds since 1970."""
+    """The maximum of each figure in the `SAMPLE_SECONDS` from `at`, in seconds since 1970."""
 
     at: int
     active_bytes: int
@@ -29,14 +29,14 @@ class MemorySample(msgspec.Struct, frozen=True):
 
 
 class EngineEnd(msgspec.Struct, frozen=True):
-    """An engine process that ended although nobody had asked it to."""
+    """The unexpected end of an engine process."""
 
     at: float
     reason: str
 
 
 class MemoryHistory:
-    """Samples of the last hour, the oldest first; the first one may be older: it held until then.
+    """Samples of the last hour, the oldest first; the first may be older, as the last known value.
 
     `clock` gives seconds since 1970.
     """
@@ -46,11 +46,11 @@ class MemoryHistory:
         self._samples: deque[MemorySample] = deque(maxlen=HISTORY_SECONDS // SAMPLE_SECONDS)
 
     def add(self, memory: MemoryStats) -> None:
-        """Add a reading of now."""
         at = int(self._clock()) // SAMPLE_SECONDS * SAMPLE_SECONDS
         sample = MemorySample(at, memory.active_bytes, memory.pool_bytes, memory.footprint_bytes)
         if self._samples and self._samples[-1].at == at:
-            sample = _larger(self._samples.pop(), sample)
+            last = msgspec.structs.astuple(self._samples.pop())
+            sample = MemorySample(*map(max, last, msgspec.structs.astuple(sample)))
         self._samples.append(sample)
 
     @property
@@ -62,10 +62,10 @@ class MemoryHistory:
 
 
 def reason_of_end(status: int | None, hung: str | None) -> str:
-    """Why an engine ended.
+    """Why an engine ended, as the predicate of a sentence.
 
-    `status` is its exit status, negative for a signal and None if it never began; `hung` says what
-    it was ended for, if it was.
+    status: its exit status, negative for a signal and None if it never began. hung: the kind of
+    threads that made no progress, if it was ended for that.
     """
     if hung is not None:
         return f"did not get on ({hung}) and was ended"
@@ -76,18 +76,9 @@ def reason_of_end(status: int | None, hung: str | None) -> str:
     return f"ended with status {status}"
 
 
-def _larger(one: MemorySample, other: MemorySample) -> MemorySample:
-    return MemorySample(
-        one.at,
-        max(one.active_bytes, other.active_bytes),
-        max(one.pool_bytes, other.pool_bytes),
-        max(one.footprint_bytes, other.footprint_bytes),
-    )
-
-
 _GIB = 1 << 30
 MAX_FAILED_STARTS = 3
-"""In a row. Something passing may end one; what ends three will end the next."""
+"""Failed starts in a row: a passing cause may end one, but not three."""
 
 
 class FailedStarts:
@@ -97,7 +88,7 @@ class FailedStarts:
     """
 
     def __init__(self, memory_bytes: int) -> None:
-        """`memory_bytes`: what a process may use here, for the message."""
+        """memory_bytes: the memory that a process may use here, for the message."""
         self._memory_bytes = memory_bytes
         self._count = 0
         self._has_been_ready = False
@@ -106,10 +97,9 @@ class FailedStarts:
         self._has_been_ready = True
 
     def record_end(self, status: int | None, *, was_late: bool) -> str | None:
-        """An engine has ended with `status`, negative for a signal, None if it never began.
+        """Record the end of an engine; returns the reason to start no other, if there is one.
 
-        Returns why no other should be started, if that is so. `was_late`: it was ended because it
-        did not get ready in time.
+        status: as in `reason_of_end`. was_late: it was ended since it was not ready in time.
         """
         if self._has_been_ready:
             return None
@@ -128,11 +118,7 @@ class FailedStarts:
                 f"process may use {self._memory_bytes / _GIB:.2f} GiB. Serve a smaller or a "
                 "quantized checkpoint, or free memory"
             )
-        if status is None:
-            return "the last could not be started: the log says why"
-        if status < 0:
-            return f"the last was ended by {signal_name(-status)}: the log says more"
-        return f"the last ended with status {status}: the log says more"
+        return f"the last {reason_of_end(status, None)}: the log says why"
 
 
 def signal_name(number: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from vlm_server.errors import ModelDoesNotFit, ModelLoadError
 from vlm_server.hub.survey import Survey, SurveyRequest
-from vlm_server.settings import MIB, Memory
+from vlm_server.settings import MIB, MemorySettings
 from vlm_server.supervisor.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -17,21 +17,22 @@ logger = logging.getLogger(__name__)
 Look = Callable[[SurveyRequest], Awaitable[Survey]]
 
 _ALIVE = ("ready", "unresponsive")
-"""States of engines that hold what they held: others have ended, or begin anew."""
+"""States of engines whose last memory report still holds."""
 _LOOK_SECONDS = 0.05
-"""The interval of checks whether others have given back memory."""
+"""Interval of checks whether the other models have given memory back."""
 _GIVE_BACK_SECONDS = 60.0
-"""The longest that a load waits for engines that are told to shrink, beside running answers."""
+"""Time limit of a load's wait for idle engines that have to give memory back."""
 
 
 class MemoryShares:
     """One memory limit for all of `models`, which may become more. A single one has all of it."""
 
-    def __init__(self, memory: Memory, models: Mapping[str, ServedModel], look: Look) -> None:
-        """`look`: see `hub.survey`."""
+    def __init__(
+        self, memory: MemorySettings, models: Mapping[str, ServedModel], look: Look
+    ) -> None:
         self._room_bytes = memory.model_room_bytes
         self._limit_bytes = memory.known_limit_bytes
-        """0 while unknown."""
+        """0 until it is known."""
         self._models = models
         self._look = look
 
@@ -40,7 +41,7 @@ class MemoryShares:
         return [model for model in self._models.values() if model.is_loaded]
 
     async def check(self, model: ServedModel) -> None:
-        """Find out a model's memory, and whether it can ever be loaded beside the pinned ones.
+        """Find a model's memory, and check that it fits next to the pinned ones.
 
         Raises ModelLoadError and ModelDoesNotFit.
         """
@@ -55,8 +56,8 @@ class MemoryShares:
     async def claim(self, model: ServedModel) -> int:
         """Shrink the loaded models to make room for one more, and return its limit.
 
-        Running answers keep what was reserved for them. An engine that does not tell
-        that it got small enough is waited for only so long: it may be restarting.
+        Running requests keep their reserved memory. The wait for an idle engine to report that it
+        is within its limit ends after `_GIVE_BACK_SECONDS`: it may be restarting.
         """
         others = self.loaded
         shares = self._shares([*others, model])
@@ -108,7 +109,7 @@ class MemoryShares:
 
 
 def _is_within(model: ServedModel, limit_bytes: int) -> bool:
-    """Whether all that it holds and has reserved is under `limit_bytes`, as it reports itself."""
+    """Whether a model reports that its held and reserved memory is under `limit_bytes`."""
     if model.engine is None or model.engine.status.state not in _ALIVE:
         return True
     stats = model.engine.status.stats
@@ -125,10 +126,10 @@ _GIB = 1 << 30
 
 
 def needed_bytes(weight_bytes: int, room_bytes: int, least_kv_bytes: int = 0) -> int:
-    """The least that a model may have: its weights, and room for requests.
+    """The minimum for a model: its weights, and room for requests.
 
-    `room_bytes` is `memory.model_room_bytes`; `least_kv_bytes` takes the shortest request for which
-    its engine must have room, or it ends: twice that, for what computing it takes.
+    room_bytes: `memory.model_room_bytes`. least_kv_bytes: KV of the shortest request that must fit;
+    counted twice, for temporary memory.
     """
     room = room_bytes or max(_LEAST_ROOM_BYTES, int(weight_bytes * _ROOM_FRACTION))
     return weight_bytes + max(room, 2 * least_kv_bytes)
@@ -137,15 +138,15 @@ def needed_bytes(weight_bytes: int, room_bytes: int, least_kv_bytes: int = 0) ->
 def divide(needed: Mapping[str, int], limit_bytes: int) -> dict[str, int]:
     """Each model's limit: as much as it needs, and an equal part of the rest.
 
-    If less is there than they need, as they have come to know, each has that much less room.
+    If they need more than there is, as may turn out after loading, each gets equally less.
     """
     rest = limit_bytes - sum(needed.values())
     return {name: num_bytes + rest // len(needed) for name, num_bytes in needed.items()}
 
 
 def check_fit(name: str, needed: int, staying: Mapping[str, int], limit_bytes: int) -> None:
-    """Raises ModelDoesNotFit if there is no memory for `name` even with all others unloaded that
-    may be: those `staying` may not."""
+    """Raises ModelDoesNotFit if there is no memory for `name` even with all models unloaded but
+    those `staying`."""
     held = sum(staying.values())
     if needed + held <= limit_bytes:
         return

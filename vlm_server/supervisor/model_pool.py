@@ -1,9 +1,9 @@
 """All served models within one limit on device memory: loading them, and making room.
 
-Models are loaded one after the other, in the order in which they were first asked for. One that
-does not fit beside the others makes those go that may: idle ones first, the least recently used
-before others. A model in use takes no new requests then, but finishes those it has; what comes for
-it meanwhile waits until it is loaded again. Docs: docs/models.md.
+Models are loaded one after the other, in the order of their first requests. If a model does not fit
+next to the loaded ones, unpinned models are unloaded: idle ones first, then the least recently
+used. A model in use finishes its requests; new requests for it wait until it is loaded again. See
+docs/models.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -32,10 +31,11 @@ from vlm_server.errors import (
 from vlm_server.hub.find import by_name
 from vlm_server.hub.survey import survey
 from vlm_server.platform.private_folder import PrivateFolder
-from vlm_server.settings import ListedModel, Model, Settings
+from vlm_server.settings import ListedModel, ModelSettings, Settings
 from vlm_server.supervisor.client import EngineStatus
+from vlm_server.supervisor.load_turns import LoadTurns
 from vlm_server.supervisor.memory_shares import Look, MemoryShares
-from vlm_server.supervisor.served_model import MakeEngine, ServedModel, Turns
+from vlm_server.supervisor.served_model import MakeEngine, ModelPhase, ServedModel
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class ModelPool:
         self._on_progress = on_progress
         self._private = PrivateFolder()
         self._models: dict[str, ServedModel] = {}
-        self._turns = Turns()
+        self._turns = LoadTurns()
         self._shares = MemoryShares(settings.memory, self._models, look)
         self._tasks = set[asyncio.Task[None]]()
         self._first_loads: list[asyncio.Task[None]] = []
@@ -82,29 +82,24 @@ class ModelPool:
         return tuple(self._models)
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        """See `ModelClient.aliases`."""
         return self._models[name].aliases
 
     def is_pinned(self, name: str) -> bool:
-        """See `ModelClient.is_pinned`."""
         return self._models[name].is_pinned
 
     def status(self, name: str) -> EngineStatus:
-        """See `ModelClient.status`."""
         return self._models[name].status
 
     @property
     def num_in_flight(self) -> int:
-        """Number of requests that have neither finished nor failed, in engines."""
         return sum(model.num_users for model in self._models.values())
 
     @property
     def is_starting(self) -> bool:
-        """Whether a pinned model is loaded for the first time, as far as it is not downloaded."""
+        """Whether a pinned model is loading for the first time, downloads not counted."""
         return any(model.status.state == "starting" for model in self._pinned())
 
     def add(self, name: str) -> str:
-        """See `ModelClient.add`."""
         if name in self._models:
             return name
         found = by_name(name, self._settings.model.search_paths)
@@ -121,8 +116,7 @@ class ModelPool:
         return ServedModel(settings, self._on_progress, self._make_engine, listed)
 
     def _disk_path(self, name: str) -> str:
-        """Each model's files have `cache.disk_bytes` to themselves: `[model]` has the folder of the
-        settings, each other one its own within it, whatever its name is made of."""
+        """A listed model's own folder within `[model]`'s: each has `cache.disk_bytes` to itself."""
         digest = hashlib.sha256(name.encode()).hexdigest()
         return str(Path(self._settings.cache.disk_path) / f"model-{digest[:16]}")
 
@@ -134,17 +128,14 @@ class ModelPool:
     # ---- the daemon's life -----------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to load what is pinned, in the background."""
-        for model in self._pinned():
-            self._begin_load(model)
-            assert model.loading is not None
-            self._first_loads.append(model.loading)
+        """Begin to load the pinned models, in the background."""
+        self._first_loads = [self._begin_load(model) for model in self._pinned()]
 
     async def wait_ready(self) -> None:
-        """Wait until all that is pinned is loaded.
+        """Wait until the pinned models are loaded.
 
-        Raises ModelLoadError if one can't be loaded, or not be downloaded; NotAvailable if it might
-        be downloaded later.
+        Raises ModelLoadError if one can't be loaded or downloaded, NotAvailable if a later download
+        may succeed.
         """
         for load in self._first_loads:
             await asyncio.shield(load)
@@ -169,7 +160,6 @@ class ModelPool:
     # ---- requests ------------------------------------------------------------------
 
     def check_ready(self) -> None:
-        """See `ModelClient.check_ready`."""
         states = [model.status.state for model in self._models.values() if model.is_pinned]
         if len(states) == len(self._models) and "ready" not in states:
             raise EngineUnavailable(f"The engine is not ready: {states[0]}.")
@@ -178,7 +168,6 @@ class ModelPool:
     async def lease(
         self, name: str, request_id: str, keep_alive_seconds: float | None = None
     ) -> AsyncIterator[Supervisor]:
-        """See `ModelClient.lease`."""
         model = self._models[name]
         engine = await self._engine(model, request_id)
         if keep_alive_seconds is not None:
@@ -192,7 +181,6 @@ class ModelPool:
     async def touch(
         self, name: str, request_id: str, keep_alive_seconds: float | None = None
     ) -> None:
-        """See `ModelClient.touch`."""
         model = self._models[name]
         if keep_alive_seconds != 0:
             async with self.lease(name, request_id, keep_alive_seconds) as engine:
@@ -215,7 +203,8 @@ class ModelPool:
         if model.pause_seconds:
             raise model.unloadable()
         waiter = model.wait(request_id)
-        self._begin_load(model)
+        if model.phase is ModelPhase.UNLOADED:
+            self._begin_load(model)
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -226,7 +215,6 @@ class ModelPool:
             raise
 
     def cancel(self, request_id: str) -> bool:
-        """See `ModelClient.cancel`."""
         models = self._models.values()
         engines = [model.engine for model in models if model.engine is not None]
         return any(engine.cancel(request_id) for engine in engines) or any(
@@ -236,7 +224,6 @@ class ModelPool:
     # ---- for operators -----------------------------------------------------------------
 
     async def load(self, name: str) -> None:
-        """See `ModelClient.load`."""
         model, request_id = self._models[name], f"load-{uuid.uuid4()}"
         model.forget_failure()
         with model.load_deadline(request_id, self._settings.deadlines.queue_seconds):
@@ -244,14 +231,12 @@ class ModelPool:
                 pass
 
     async def unload(self, name: str) -> None:
-        """See `ModelClient.unload`."""
         model = self._models[name]
         if model.is_pinned:
             raise Conflict(f"The model `{name}` is pinned: it stays loaded.", "model")
         await asyncio.shield(self._spawn(self._unload_in_turn(model)))
 
     def clear_caches(self, name: str) -> None:
-        """See `ModelClient.clear_caches`."""
         engine = self._models[name].engine
         if engine is None:
             raise EngineUnavailable(f"The model `{name}` is not loaded.")
@@ -259,16 +244,17 @@ class ModelPool:
 
     # ---- loading -------------------------------------------------------------------
 
-    def _begin_load(self, model: ServedModel) -> None:
-        if model.loading is None and not model.is_closing:
-            model.set_waiting()
-            model.loading = self._spawn(self._load(model))
+    def _begin_load(self, model: ServedModel) -> asyncio.Task[None]:
+        """Load a model that is not loaded, in the background."""
+        model.phase = ModelPhase.LOADING
+        model.set_waiting()
+        return self._spawn(self._load(model))
 
     async def _load(self, model: ServedModel) -> None:
         """Load a model that requests are waiting for, then admit them. Raises what `start` does."""
         try:
             await model.fetch()
-            async with self._turns.to_load(model):
+            async with self._turns.turn(model, to_load=True):
                 limit_bytes = await self._place(model) if model.is_wanted else 0
                 if not model.is_wanted:
                     self._shares.share_out()
@@ -276,29 +262,28 @@ class ModelPool:
                     return
                 await model.start(limit_bytes, self._private)
                 self._shares.share_out()
-        except VlmServerError as error:
-            self._fail(model, error)
-            if model.is_pinned:
-                raise
         except Exception as error:
-            logger.exception("loading `%s` failed unexpectedly", model.name)
-            self._fail(model, ModelLoadError(str(error)))
+            if not isinstance(error, VlmServerError):
+                logger.exception("loading `%s` failed unexpectedly", model.name)
+            self._fail(
+                model, error if isinstance(error, VlmServerError) else ModelLoadError(str(error))
+            )
             if model.is_pinned:
                 raise
         finally:
-            model.loading = None
+            model.end_phase()
         model.admit_waiters()
         self._start_expiry(model)
 
     def _fail(self, model: ServedModel, error: VlmServerError) -> None:
         model.record_failure(error)
-        if model.is_pinned:  # whoever waits until all is ready is told
+        if model.is_pinned:  # `wait_ready` raises the error
             return
         logger.error("the model `%s` can't be loaded: %s", model.name, error)
         model.refuse_waiters(error if isinstance(error, RequestError) else model.unloadable())
 
     async def _place(self, model: ServedModel) -> int:
-        """Make room for a model. Returns its limit; 0 if it is the only one, and has all."""
+        """Make room for a model; returns its limit, or 0 (the settings') if it is the only one."""
         if len(self._models) == 1:
             return 0
         model.set_state(model.status.state, "looking for room")
@@ -311,36 +296,38 @@ class ModelPool:
         return await self._shares.claim(model) if model.is_wanted else 0
 
     def _victim(self) -> ServedModel:
-        """The model to unload next. `MemoryShares.check` has found that there is one."""
+        """The model to unload next; `MemoryShares.check` ensures that there is one."""
         may_go = [one for one in self._shares.loaded if not one.is_pinned]
         return min(may_go, key=lambda one: (not one.is_idle, one.last_used))
 
     async def _unload_or_wait(self, model: ServedModel) -> None:
-        """Unload a model for another one. One in use stays for as long as its load has taken: by
-        then another one may be idle."""
+        """Unload a model for another one. A model in use stays for as long as its load took:
+        another may be idle by then."""
         if model.stay_seconds and not model.is_idle:
             await asyncio.sleep(model.stay_seconds)
         else:
             await self._unload(model)
 
-    async def _unload_in_turn(self, model: ServedModel) -> None:
-        async with self._turns.to_unload(model):
-            await self._unload(model)
+    async def _unload_in_turn(self, model: ServedModel, expires_at: float | None = None) -> None:
+        """Unload a model; for a timer, only if its time `expires_at` was not changed since."""
+        async with self._turns.turn(model, to_load=False):
+            if expires_at is None or (model.is_idle and model.expires_at == expires_at):
+                await self._unload(model)
 
     async def _unload(self, model: ServedModel) -> None:
-        """Unload a model once nobody uses it; whoever asks for it meanwhile waits."""
+        """Unload a model once it is unused; new requests wait for the next load."""
         if not model.is_loaded:
             return
-        model.is_closing = True
+        model.phase = ModelPhase.CLOSING
         self._set_expiry(model, None)
         try:
             await model.until_unused()
             await model.stop()
             logger.info("the model `%s` was unloaded", model.name)
         finally:
-            model.is_closing = False
+            model.end_phase()
         self._shares.share_out()
-        if model.is_wanted:
+        if model.is_wanted and model.phase is ModelPhase.UNLOADED:
             self._begin_load(model)
 
     # ---- unused models -----------------------------------------------------------------
@@ -348,8 +335,8 @@ class ModelPool:
     def _start_expiry(self, model: ServedModel) -> None:
         """Start the timer that unloads an idle model.
 
-        One that is shared does not go sooner than its load took, whoever wants it gone: others
-        would wait for loads alone.
+        A model with several users stays for at least as long as its load took: else most of the
+        time would go into loads.
         """
         if model.is_pinned or self._is_stopping or not (model.is_loaded and model.is_idle):
             return
@@ -363,18 +350,10 @@ class ModelPool:
             model.expiry.cancel()
         model.expiry = model.expires_at = None
         if seconds is not None:
-            loop = asyncio.get_running_loop()
             model.expires_at = time.time() + seconds
-            model.expiry = loop.call_later(seconds, partial(self._expire, model))
-
-    def _expire(self, model: ServedModel) -> None:
-        model.expiry = None
-        self._spawn(self._unload_if_idle(model))
-
-    async def _unload_if_idle(self, model: ServedModel) -> None:
-        async with self._turns.to_unload(model):
-            if model.is_idle and model.expiry is None and model.expires_at is not None:
-                await self._unload(model)
+            model.expiry = asyncio.get_running_loop().call_later(
+                seconds, lambda at: self._spawn(self._unload_in_turn(model, at)), model.expires_at
+            )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -385,10 +364,10 @@ class ModelPool:
     def _discard_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # it was told, and logged
+            task.exception()  # else asyncio logs it again
 
 
-def _not_default(model: Model) -> list[str]:
+def _not_default(model: ModelSettings) -> list[str]:
     """The settings of `[model]` that were given, but for those that hold for all models."""
     fields = (field for field in msgspec.structs.fields(model) if field.name != "search_paths")
     return [f"model.{each.name}" for each in fields if getattr(model, each.name) != each.default]

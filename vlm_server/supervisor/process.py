@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from vlm_server.platform import machine
 from vlm_server.platform.child import launch
 from vlm_server.platform.child.passing import socket_pair
 from vlm_server.protocol import (
@@ -31,7 +30,7 @@ _SOCKET_BYTES = 4 << 20
 """The sockets' buffers: with less, a request with an image is sent in many pieces, each of which
 waits until both processes have had a core."""
 _STACKS_SECONDS = 0.5
-"""Time for an engine to write what its threads do."""
+"""Time for an engine to write its threads' stacks."""
 _DEFAULTS = {"OPENBLAS_THREAD_TIMEOUT": "14"}
 """OpenBLAS's threads spin for 2**14 cycles after a product, then sleep. The default of 2**26, about
 20 ms, takes cores from the front and the preparer threads."""
@@ -50,7 +49,7 @@ class EngineProcess:
         self._reader = reader
         self._writer = writer
         self._outbox: deque[Command | EncodedSubmit] = deque()
-        """Commands not yet written: the engine may take its time to read."""
+        """Commands not yet written, while the engine is slow to read."""
         self._sending: asyncio.Task[None] | None = None
 
     @classmethod
@@ -65,13 +64,7 @@ class EngineProcess:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
                     *launch.command(module, str(theirs.fileno())),
-                    env={
-                        **_DEFAULTS,
-                        **machine.thread_environment(),
-                        **launch.environment(with_preload=True),
-                        "HF_HUB_OFFLINE": "1",
-                        **environment,
-                    },
+                    env={**_DEFAULTS, **launch.model_environment(), **environment},
                     cwd=launch.FOLDER,
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
@@ -107,7 +100,7 @@ class EngineProcess:
         return kept is not None
 
     async def flush(self, seconds: float) -> bool:
-        """Wait until all is sent; whether it was within `seconds`."""
+        """Wait until all commands are sent; returns whether they were within `seconds`."""
         if self._sending is not None:
             await asyncio.wait((self._sending,), timeout=seconds)
         return self._sending is None
@@ -126,7 +119,7 @@ class EngineProcess:
                 return
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for the engine to exit; whether it did within `seconds`."""
+        """Wait for the engine to exit; returns whether it did within `seconds`."""
         try:
             await asyncio.wait_for(self._process.wait(), seconds)
         except TimeoutError:
@@ -134,7 +127,7 @@ class EngineProcess:
         return True
 
     async def is_stopped(self) -> bool:
-        """Whether a signal has stopped it (`kill -STOP`, a debugger): it can't do anything then."""
+        """Whether a signal or a debugger has stopped the process."""
         if platform.system() == "Linux":
             return _state_on_linux(self.pid) in ("T", "t")
         ps = await asyncio.create_subprocess_exec(
@@ -144,12 +137,11 @@ class EngineProcess:
         return output.startswith(b"T")
 
     async def show_stacks(self) -> None:
-        """Let its threads' stacks be written to our standard error, which is its own."""
+        """Have the engine write its threads' stacks to standard error, which it shares with us."""
         self._signal(STACKS_SIGNAL)
         await self.wait(_STACKS_SECONDS)
 
     def kill(self) -> None:
-        """End it at once."""
         self._signal(signal.SIGKILL)
 
     async def end(self) -> int:

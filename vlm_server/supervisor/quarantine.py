@@ -1,11 +1,11 @@
 """Refuses requests of a shape that crashed the engine again and again.
 
 A request can crash the engine by what it allocates: a GPU out of memory ends the process, and no
-code can catch that. If the client retries, it crashes the next engine too. So each crash is noted
-against the loads that the device had. Two notes within `engine.quarantine_seconds` make a load
-suspect, no more: somebody may have killed the process, or another request was to blame. The next
-request with a suspect load is tried alone; if that crashes the engine too, its load is refused.
-A success clears a load of all notes.
+code can catch that. If the client retries, it crashes the next engine too. So each crash is counted
+against the loads on the device. Two crashes within `engine.quarantine_seconds` only make a load
+suspect: the process may have been killed, or another request was to blame. The next request with a
+suspect load is tried alone; if that crashes the engine too, its load is refused. A success clears a
+load of all crashes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from vlm_server.errors import RequestTooCostly
 from vlm_server.protocol import OnDevice
-from vlm_server.supervisor.shape import Encoding, Load, RequestShape
+from vlm_server.supervisor.shape import DeviceLoad, EncoderLoad, RequestShape
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ class Quarantine:
         self._clock = clock
         self._shapes: dict[str, RequestShape] = {}
         """Shapes of running requests without a token, by id."""
-        self._working: dict[str, tuple[RequestShape, Load | None]] = {}
+        self._working: dict[str, tuple[RequestShape, DeviceLoad | None]] = {}
         """The shape, and the load on the device, by request; some may have been aborted since."""
-        self._done: dict[str, set[Load]] = {}
+        self._done: dict[str, set[DeviceLoad]] = {}
         """Loads that the device had, of requests without a token."""
         self._alone: str | None = None
         """The request on trial."""
-        self._records: dict[Load, _Record] = {}
+        self._records: dict[DeviceLoad, _Record] = {}
 
     @property
     def num_shapes(self) -> int:
@@ -95,7 +95,7 @@ class Quarantine:
                 self._done.setdefault(request_id, set()).add(load)
 
     def record_token(self, request_id: str) -> None:
-        """Clear the loads of a request that has a token: they do not crash an engine."""
+        """Clear the loads of a request that got a token: they did not crash the engine."""
         for load in self._done.get(request_id, ()):
             if self._records.pop(load, None) is not None:
                 logger.info("a request with %s was answered: it is not suspect any more", load)
@@ -107,18 +107,18 @@ class Quarantine:
         self._working.pop(request_id, None)
 
     def remove(self, request_id: str) -> None:
-        """Forget a request that ended. If aborted, the device may still work on its images."""
+        """Remove a request that ended. If aborted, the device may still work on its images."""
         self._shapes.pop(request_id, None)
         self._done.pop(request_id, None)
         if request_id == self._alone:
             self._alone = None
 
     def record_engine_end(self, *, is_crash: bool, only_encoder: bool = False) -> None:
-        """Forget all requests; after a crash, record the loads on the device, or in the encoder."""
+        """Remove all requests; after a crash, blame the loads on the device, or in the encoder."""
         blamed = {
             load: request_id == self._alone
             for request_id, (_, load) in self._working.items()
-            if load is not None and (isinstance(load, Encoding) or not only_encoder)
+            if load is not None and (isinstance(load, EncoderLoad) or not only_encoder)
         }
         self._shapes.clear()
         self._working.clear()
@@ -127,12 +127,12 @@ class Quarantine:
         for load, was_alone in blamed.items() if is_crash else ():
             self._note(load, was_alone=was_alone)
 
-    def _note(self, load: Load, *, was_alone: bool) -> None:
+    def _note(self, load: DeviceLoad, *, was_alone: bool) -> None:
         logger.warning(
             "the engine crashed while it was %s %s%s",
-            "encoding" if isinstance(load, Encoding) else "prefilling",
+            "encoding" if isinstance(load, EncoderLoad) else "prefilling",
             load,
-            ", with nothing beside it" if was_alone else "",
+            ", with nothing else on the device" if was_alone else "",
         )
         record = self._records.pop(load, _Record([]))
         record.crashes = [*self._young(record), self._clock()][-_SUSPECT_CRASHES:]
@@ -142,7 +142,7 @@ class Quarantine:
         if len(self._records) > _MAX_LOADS:
             del self._records[next(iter(self._records))]
 
-    def _crashes(self, load: Load) -> list[float]:
+    def _crashes(self, load: DeviceLoad) -> list[float]:
         record = self._records.get(load)
         return [] if record is None else self._young(record)
 
@@ -150,7 +150,7 @@ class Quarantine:
         """Crashes that still count."""
         return [when for when in record.crashes if when + self._seconds > self._clock()]
 
-    def _seconds_left(self, load: Load) -> float:
+    def _seconds_left(self, load: DeviceLoad) -> float:
         """The seconds for which `load` is still refused; 0 or less if it isn't."""
         record = self._records.get(load)
         return -math.inf if record is None else record.refused_until - self._clock()

@@ -1,5 +1,5 @@
-"""The ranks of a model that several machines compute together: a hostfile names them, and those
-after the first have processes here or on other machines.
+"""The ranks of a model that is split over several machines: a hostfile names them, and all but the
+first have processes here or on other machines.
 
 `mlx.launch` would start them, too, but it keeps a core busy for as long as they run
 (docs/decisions/0049-let-every-rank-run-the-same-plans.md).
@@ -23,7 +23,6 @@ import msgspec
 
 from vlm_server import settings
 from vlm_server.errors import ConfigError
-from vlm_server.platform import machine
 from vlm_server.platform.child import launch
 from vlm_server.protocol.commands import Rank
 from vlm_server.settings import Settings
@@ -48,7 +47,7 @@ class RankProcesses:
 
     @classmethod
     async def start(cls, settings: Settings, environment: Mapping[str, str]) -> Self:
-        """Start what `distributed.hosts` names; `environment` is added to ours.
+        """Start the ranks in `distributed.hosts`; `environment` is added to ours.
 
         Raises ConfigError for a file that can't be used, and OSError if a process can't be started.
         """
@@ -66,7 +65,7 @@ class RankProcesses:
         return started
 
     async def first_to_end(self) -> str:
-        """Wait until one of them has ended by itself; what can be said of that."""
+        """Wait until a rank has ended by itself; returns the reason for the log."""
         waits = [asyncio.ensure_future(process.wait()) for process in self._processes]
         if not waits:
             await asyncio.Event().wait()
@@ -100,7 +99,7 @@ async def _started(
     command = launch.command(_MODULE)
     ours = launch.environment(with_preload=True)
     if host.ssh == LOCAL:
-        ours |= {"HF_HUB_OFFLINE": "1", **machine.thread_environment(), **environment}
+        ours = {**launch.model_environment(), **environment}
     else:
         kept = {name: ours[name] for name in _KEPT if name in ours} | {"HF_HUB_OFFLINE": "1"}
         words = ["exec", "env", *(f"{name}={value}" for name, value in kept.items()), *command]
@@ -135,7 +134,7 @@ class Hostfile(msgspec.Struct, frozen=True):
 
 
 def read_hostfile(path: Path) -> Hostfile:
-    """Raises ConfigError, which says what is wrong with the file."""
+    """The hostfile at `path`. Raises ConfigError, which names the fault."""
     try:
         data = json.loads(expanded(path).read_text())
         read = msgspec.convert({"hosts": data} if isinstance(data, list) else data, Hostfile)

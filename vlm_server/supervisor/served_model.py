@@ -1,12 +1,13 @@
-"""One served model: its checkpoint, its engine while loaded, its users, and turns at loading."""
+"""One served model: its checkpoint, its engine while it is loaded, and the requests for it."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
 from pathlib import Path
 
 import msgspec
@@ -31,20 +32,32 @@ from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 _DOWNLOAD_SECONDS = 10.0
-"""After which clients may ask again, as long as a checkpoint is downloaded."""
+"""Time after which clients may ask again during a download."""
 _FIRST_PAUSE_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 300.0
-"""After a load that failed, until the next one is tried."""
+"""Pauses after failed loads: the first one, which doubles, and the longest."""
 
 
 MakeEngine = Callable[[Settings, ProgressCallback, PrivateFolder], Supervisor]
 
 
+class ModelPhase(Enum):
+    """The phase of a served model: each is followed by the next, and the last by the first."""
+
+    UNLOADED = auto()
+    LOADING = auto()
+    """Waits to be loaded, is downloaded, or starts. Ends in `UNLOADED` if that fails."""
+    LOADED = auto()
+    """Takes requests: its engine was ready once, and is restarted if it ends."""
+    CLOSING = auto()
+    """Is unloaded once its requests are done: later ones wait for the next load."""
+
+
 class ServedModel:
     """Changed only by `ModelPool`, from one event loop.
 
-    A pinned model is loaded at the start and stays. Any other is loaded when somebody waits for
-    it, and may be unloaded when nobody uses it.
+    A pinned model is loaded at the start and stays. Other models are loaded on demand, and may be
+    unloaded when unused.
     """
 
     def __init__(
@@ -63,19 +76,17 @@ class ServedModel:
         self.aliases: tuple[str, ...] = () if listed is None else listed.aliases
         self._keep_alive_seconds = -1.0 if listed is None else listed.keep_alive_seconds
         self.wanted_seconds: float | None = None
-        """The keep-alive that a request has set last; until it is unloaded."""
+        """The keep-alive that the last request with one has set; reset when it is unloaded."""
         self.settings = settings
         self._on_progress = on_progress
         self._make_engine = make_engine
         self._status = EngineStatus("unloaded", self.name)
         self.engine: Supervisor | None = None
         """Set while its process may hold memory."""
-        self.loading: asyncio.Task[None] | None = None
-        self.is_closing = False
-        """Whether it is unloaded once those that use it are done: others wait for the next load."""
+        self.phase = ModelPhase.UNLOADED
         self.num_users = 0
         self._num_uses = 0
-        """Since it was loaded."""
+        """Number of requests since it was loaded."""
         self._waiters: dict[str, asyncio.Future[Supervisor]] = {}
         """Futures of requests that wait until it is loaded, in order."""
         self._left = asyncio.Event()
@@ -83,16 +94,16 @@ class ServedModel:
         self.loaded_at = 0.0
         self.load_seconds = 0.0
         self.weight_bytes = 0
-        """On the device; 0 as long as nobody knows."""
+        """Bytes on the device; 0 until known."""
         self.least_kv_bytes = 0
         """See `Survey`."""
         self.expiry: asyncio.TimerHandle | None = None
         self.expires_at: float | None = None
-        """When it is unloaded if nobody asks for it, in seconds since 1970; None is never."""
+        """The time at which it is unloaded if unused, in seconds since 1970; None is never."""
         self._num_failures = 0
         self._failed_until = 0.0
 
-    # ---- what is known of it -----------------------------------------------------------
+    # ---- status ------------------------------------------------------------------------
 
     @property
     def status(self) -> EngineStatus:
@@ -101,12 +112,17 @@ class ServedModel:
         status = dataclasses.replace(self.engine.status, expires_at=self.expires_at)
         if status.model_facts == ModelFacts():  # it is loaded again
             status = dataclasses.replace(status, model_facts=self._status.model_facts)
-        return dataclasses.replace(status, state="unloading") if self.is_closing else status
+        if self.phase is ModelPhase.CLOSING:
+            return dataclasses.replace(status, state="unloading")
+        return status
 
     @property
     def is_loaded(self) -> bool:
-        """Whether its engine was ready once and takes requests, or will again."""
-        return self.engine is not None and self.loading is None and not self.is_closing
+        return self.phase is ModelPhase.LOADED
+
+    def end_phase(self) -> None:
+        """End a load or an unload, however that went."""
+        self.phase = ModelPhase.UNLOADED if self.engine is None else ModelPhase.LOADED
 
     @property
     def is_idle(self) -> bool:
@@ -119,17 +135,17 @@ class ServedModel:
 
     @property
     def stay_seconds(self) -> float:
-        """The seconds that it still stays for others' use: as long as its load took in all."""
+        """Seconds for which a shared model still stays: as long as its load took in all."""
         return max(0.0, self.loaded_at + self.load_seconds - time.monotonic())
 
     @property
     def keep_alive_seconds(self) -> float:
-        """After so long without a request it is unloaded; negative is never."""
+        """Time without a request after which it is unloaded; negative is never."""
         return self._keep_alive_seconds if self.wanted_seconds is None else self.wanted_seconds
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it is pinned, or somebody waits for it."""
+        """Whether it is pinned, or requests wait for it."""
         return self.is_pinned or bool(self._waiters)
 
     def set_state(self, state: str, stage: str = "", fraction: float = 0.0) -> None:
@@ -173,8 +189,10 @@ class ServedModel:
         self._on_progress(str(progress), progress.fraction)
 
     async def start(self, limit_bytes: int, private: PrivateFolder) -> None:
-        """Load it, with so much device memory; 0 is what the settings say. Raises VlmServerError,
-        and leaves nothing then."""
+        """Start its engine with `limit_bytes` of device memory (0: the settings').
+
+        Raises VlmServerError; no engine is left then.
+        """
         started = time.monotonic()
         settings = msgspec.structs.replace(
             self.settings, model=msgspec.structs.replace(self.settings.model, name=self.name)
@@ -196,15 +214,16 @@ class ServedModel:
         self._num_failures = 0
 
     async def stop(self) -> None:
-        """End its engine, and remember what it was."""
+        """End its engine, and keep the facts of its model."""
         if self.engine is None:
             return
         facts = self.status.model_facts
         await self.engine.stop()
         self.engine = self.wanted_seconds = None
+        self.phase = ModelPhase.UNLOADED
         self._status = EngineStatus("unloaded", self.name, model_facts=facts)
 
-    # ---- who uses it -------------------------------------------------------------------
+    # ---- requests ----------------------------------------------------------------------
 
     def wait(self, request_id: str) -> asyncio.Future[Supervisor]:
         """A future engine, used by the request once the model is loaded, until `release`."""
@@ -221,18 +240,16 @@ class ServedModel:
         return self.engine
 
     def release(self) -> None:
-        """Count one user less."""
         self.num_users -= 1
         self.last_used = time.monotonic()
         self._left.set()
 
     def remove_waiter(self, request_id: str) -> None:
-        """Remove a waiting request."""
         self._waiters.pop(request_id, None)
 
     def cancel(self, request_id: str) -> bool:
         """Cancel a waiting request; returns whether there was one."""
-        message = "The request was cancelled by who operates this server."
+        message = "The request was cancelled by the server's operator."
         return self.refuse(request_id, RequestCancelled(message))
 
     def refuse(self, request_id: str, error: RequestError) -> bool:
@@ -245,7 +262,7 @@ class ServedModel:
 
     @contextmanager
     def load_deadline(self, request_id: str, seconds: float) -> Iterator[None]:
-        """Within: end a request that waits if the load has not begun in time; 0 is no limit."""
+        """Within: a waiting request fails if the load does not begin in time (0: no limit)."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(seconds, self._miss_deadline, request_id) if seconds else None
         try:
@@ -255,8 +272,8 @@ class ServedModel:
                 timer.cancel()
 
     def _miss_deadline(self, request_id: str) -> None:
-        """A load that is under way goes on, and so does a download."""
-        if self.is_closing:
+        """Refuse a waiting request, unless the load or a download is under way."""
+        if self.phase is ModelPhase.CLOSING:
             stage = "waiting until it is unloaded"
         elif self.engine is None and self._status.state == "waiting":
             stage, _ = self._status.progress or ("waiting", 0.0)
@@ -283,7 +300,6 @@ class ServedModel:
         return waiters
 
     async def until_unused(self) -> None:
-        """Wait until it has no user."""
         while self.num_users:
             self._left.clear()
             await self._left.wait()
@@ -307,7 +323,7 @@ class ServedModel:
 
     @property
     def pause_seconds(self) -> float:
-        """Until another load may be tried after one that failed."""
+        """Seconds until another load may be tried after a failed one."""
         return max(0.0, self._failed_until - time.monotonic())
 
     def unloadable(self) -> EngineUnavailable:
@@ -319,49 +335,5 @@ class ServedModel:
         )
 
     def forget_failure(self) -> None:
-        """Allow another load at once: an operator asks for it."""
+        """Allow another load without a pause, for an operator."""
         self._failed_until = 0.0
-
-
-class Turns:
-    """Turns at loading and unloading, in the order in which they were asked for."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._at_turn = ""
-        """The turn under way, as the end of a sentence."""
-        self._waiting: list[ServedModel] = []
-        """Models that are to be loaded."""
-
-    @asynccontextmanager
-    async def to_load(self, model: ServedModel) -> AsyncIterator[None]:
-        """A turn to load `model`, whose status says what it waits for."""
-        self._waiting.append(model)
-        self._tell()
-        try:
-            await self._lock.acquire()
-        finally:
-            self._waiting.remove(model)
-        async with self._held(f"`{model.name}` is loaded"):
-            yield
-
-    @asynccontextmanager
-    async def to_unload(self, model: ServedModel) -> AsyncIterator[None]:
-        """A turn to unload `model`."""
-        await self._lock.acquire()
-        async with self._held(f"`{model.name}` is unloaded"):
-            yield
-
-    @asynccontextmanager
-    async def _held(self, at_turn: str) -> AsyncIterator[None]:
-        self._at_turn = at_turn
-        self._tell()
-        try:
-            yield
-        finally:
-            self._at_turn = ""
-            self._lock.release()
-
-    def _tell(self) -> None:
-        for model in self._waiting:
-            model.set_waiting(f"waiting until {self._at_turn}" if self._at_turn else "")

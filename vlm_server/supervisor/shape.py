@@ -12,11 +12,11 @@ _SMALL_TEXT_CHARACTERS = 16_384
 engine, and ordinary chat must not be refused because it was running during a crash."""
 
 
-class Encoding(NamedTuple):
+class EncoderLoad(NamedTuple):
     """The load on the vision encoder: the largest image by its sides, or a video.
 
     Each is rounded to a power of two, so that a screenshot that is one pixel wider has the same
-    shape, and a panorama another than a square of as many pixels; 0 means none.
+    shape, but a panorama and a square of equal area differ; 0 means none.
     """
 
     width: int
@@ -33,7 +33,7 @@ class Encoding(NamedTuple):
         return _and("smaller images" * bool(self.width), "a shorter video" * bool(self.video_bytes))
 
 
-class Prefilling(NamedTuple):
+class PrefillLoad(NamedTuple):
     """The load on the language model, each part rounded to a power of two; 0 means none.
 
     Small text counts as none.
@@ -63,22 +63,22 @@ class Prefilling(NamedTuple):
         )
 
 
-Load = Encoding | Prefilling
+DeviceLoad = EncoderLoad | PrefillLoad
 
 
 class RequestShape(NamedTuple):
     """A request's loads: none for the encoder without media, none at all for small text."""
 
-    encoding: Encoding | None = None
-    prefilling: Prefilling | None = None
+    encoding: EncoderLoad | None = None
+    prefilling: PrefillLoad | None = None
 
     @property
-    def loads(self) -> tuple[Load, ...]:
+    def loads(self) -> tuple[DeviceLoad, ...]:
         return tuple(load for load in self if load is not None)
 
 
 def shape_of(submit: Submit) -> RequestShape:
-    """The shape of a request; one that is counted only is no load."""
+    """The shape of a request; requests that only count tokens have no load."""
     if submit.count_only:
         return RequestShape()
     num_characters = submit.num_characters
@@ -86,7 +86,7 @@ def shape_of(submit: Submit) -> RequestShape:
     sides = [_sides(image) for image in submit.images]
     video_bytes = sum(len(video.data) for video in submit.videos)
     width, height = max(sides, key=math.prod, default=(0, 0))
-    prefilling = Prefilling(
+    prefilling = PrefillLoad(
         image_pixels=_rounded(sum(map(math.prod, sides))),
         video_bytes=_rounded(video_bytes),
         text_characters=0 if is_small else _rounded(num_characters),
@@ -94,12 +94,12 @@ def shape_of(submit: Submit) -> RequestShape:
     )
     if not (sides or video_bytes):
         return RequestShape(None, None if is_small else prefilling)
-    encoding = Encoding(_rounded(width), _rounded(height), prefilling.video_bytes)
+    encoding = EncoderLoad(_rounded(width), _rounded(height), prefilling.video_bytes)
     return RequestShape(encoding, prefilling)
 
 
 def _sides(image: Image) -> tuple[int, int]:
-    """Width and height at the size that the model gets it."""
+    """Width and height after resizing for the model."""
     longest = max(image.width, image.height, 1)
     scale = min(1.0, (image.max_side_pixels or longest) / longest)
     num_pixels = max(image.width * image.height, 1) * scale**2

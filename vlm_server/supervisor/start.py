@@ -11,7 +11,7 @@ from vlm_server.models import EMBEDDED
 from vlm_server.platform import preload
 from vlm_server.platform.private_folder import LIBRARIES, PrivateFolder
 from vlm_server.protocol import Start
-from vlm_server.settings import Engine, Settings
+from vlm_server.settings import EngineSettings, Settings
 from vlm_server.settings.paths import expanded
 
 
@@ -57,15 +57,15 @@ def for_any_server(private: PrivateFolder, *, with_openblas: bool) -> dict[str, 
     return {**private.environment(), **openblas}
 
 
-def for_models(private: PrivateFolder, settings: Engine) -> dict[str, str]:
-    """To be asked for before each start: what it names may have been removed. Takes a while.
+def for_models(private: PrivateFolder, settings: EngineSettings) -> dict[str, str]:
+    """The additional environment of an engine, made anew for each start. Takes a while.
 
     Raises OSError if there is no room for a private folder.
     """
     added = for_any_server(private, with_openblas=settings.openblas == "auto")
     added |= {name: os.environ.get(name, value) for name, value in _FOR_MLX.items()}
     if settings.mimalloc == "auto" and (library := preload.find_mimalloc()):
-        # Last, so that another heap that somebody preloads comes first.
+        # Last, so that a heap in our own LD_PRELOAD comes first.
         others = added.get("LD_PRELOAD") or os.environ.get("LD_PRELOAD")
         added["LD_PRELOAD"] = f"{others}:{library}" if others else library
     return added

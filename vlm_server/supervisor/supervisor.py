@@ -2,8 +2,8 @@
 
 The engine may die at any moment. Requests in flight then end with `Failed("engine_died")`, new
 ones are answered 503 with Retry-After, and another engine is started after a pause that doubles
-each time. One that makes no progress is ended (`watchdog`). Requests of a
-size that crashed two engines are tried alone, and refused if they crash that one: `quarantine`.
+each time. An engine that makes no progress is ended (`watchdog`). Requests of a size that crashed
+two engines are tried alone, and refused if they crash that one: `quarantine`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from vlm_server.protocol import (
 from vlm_server.protocol.commands import Rank
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import EngineRequest, EngineStatus, RequestEvent
+from vlm_server.supervisor.engine_streams import EngineStreams
 from vlm_server.supervisor.history import (
     MAX_ENDS,
     EngineEnd,
@@ -52,7 +53,6 @@ from vlm_server.supervisor.history import (
     MemoryHistory,
     reason_of_end,
 )
-from vlm_server.supervisor.in_flight import EngineStreams
 from vlm_server.supervisor.process import EngineProcess
 from vlm_server.supervisor.quarantine import Quarantine
 from vlm_server.supervisor.ranks import RankProcesses
@@ -83,7 +83,7 @@ class Supervisor:
         on_progress: ProgressCallback,
         private: PrivateFolder | None = None,
     ) -> None:
-        """private: a folder that several share; whoever passes it closes it."""
+        """private: a folder that several engines share; the caller closes it."""
         self._settings = settings
         self._start = start_of(settings)
         self._told_limit_bytes = 0
@@ -167,16 +167,12 @@ class Supervisor:
         self._set(state="stopped", pid=None)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[RequestEvent, None]:
-        """See `EngineClient.stream`."""
-        process, shape = self._running(), request.shape
-        request_id = request.submit.request_id
-        is_alone = await self._in_flight.turn(request_id, shape)
-        queue = self._in_flight.open(request_id)
+        process, request_id = self._running(), request.submit.request_id
+        queue = await self._in_flight.open(request_id, request.shape)
         event: RequestEvent | None = None
         try:
             if process is not self._running():
                 raise EngineUnavailable("The engine has been restarted.")
-            self._in_flight.admit(request_id, shape, alone=is_alone)
             self._watchdog.record_request(request_id)
             process.send(request.submit)
             del request  # its images are not needed here while it is answered
@@ -189,7 +185,6 @@ class Supervisor:
                 self._abort(process, request_id)
 
     def cancel(self, request_id: str) -> bool:
-        """See `EngineClient.cancel`."""
         process = self._process
         if process is None or not self._in_flight.cancel(request_id):
             return False
@@ -197,7 +192,7 @@ class Supervisor:
         return True
 
     def set_memory_limit(self, limit_bytes: int) -> None:
-        """The device memory that the engine, and those started later, may use from now on."""
+        """Limit the device memory of the engine, and of those started later."""
         memory = msgspec.structs.replace(self._start.memory, limit_bytes=limit_bytes)
         self._start = msgspec.structs.replace(self._start, memory=memory)
         self._tell_limit()
@@ -210,7 +205,7 @@ class Supervisor:
             self._process.send(SetMemoryLimit(limit_bytes))
 
     def clear_caches(self) -> None:
-        """See `protocol.ClearCaches`. Raises EngineUnavailable if there is no engine."""
+        """Drop unused cache entries. Raises EngineUnavailable if there is no engine."""
         self._running().send(ClearCaches())
 
     def _running(self) -> EngineProcess:
@@ -288,7 +283,7 @@ class Supervisor:
             await ranks.end()
 
     async def _watch_ranks(self, ranks: RankProcesses, process: EngineProcess) -> None:
-        """End an engine that one of its ranks has left, which may wait for it."""
+        """End an engine that has lost a rank: it may wait for it forever."""
         reason = await ranks.first_to_end()
         if not self._was_ready:
             self._handle_unloadable(reason)
@@ -318,7 +313,7 @@ class Supervisor:
         return await EngineProcess.start("vlm_server.engine", environment)
 
     async def _watch(self, process: EngineProcess) -> None:
-        """End an engine that does not get ready, or not on with what it has to do."""
+        """End an engine that does not get ready in time, or makes no progress."""
         engine = self._settings.engine
         num_ticks = 0
         while True:
@@ -374,7 +369,7 @@ class Supervisor:
         self._settled.set()
 
     def _handle_unloadable(self, reason: str) -> None:
-        """The model can't be loaded: final for one that never was, retried for one that was."""
+        """Give up on a model that was never loaded; one that was ready before is tried again."""
         logger.error("the model can't be loaded: %s", reason)
         if not self._settled.is_set() and self._status.state != "stopping":
             self._unloadable = ModelLoadError(reason)
@@ -382,7 +377,7 @@ class Supervisor:
             self._settled.set()
 
     def _handle_engine_end(self, process: EngineProcess) -> None:
-        """The engine process has ended: fail the requests in flight, refuse new ones."""
+        """Fail the requests in flight, and refuse new ones until another engine is ready."""
         is_death = self._status.state not in ("failed", "stopping")
         is_crash = is_death and self._hung not in (PREPARERS, _STOPPED)
         self._in_flight.fail_all(is_crash=is_crash, only_encoder=self._hung == ENCODER)

@@ -1,7 +1,7 @@
 """A watchdog for an engine, or one kind of its threads, that makes no progress.
 
-Its clock stands while nothing is due from the engine, and while the front itself is stopped
-(`docker pause`, a debugger): it could not have heard anything.
+Its clock stops while nothing is due from the engine, and while the front itself is stopped
+(`docker pause`, a debugger) and can't receive events.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from vlm_server.protocol import Event, Stats
 
 INFERENCE = "inference"
-"""The thread that sends all events. Those beside it are named by `Stats.at_work`."""
+"""The thread that sends all events. `Stats.at_work` names the others."""
 
 
 class Watchdog:
-    """The time since each kind of thread last made progress with what is due.
+    """The time since each kind of thread last made progress on due work.
 
-    `tick` is to be called every `tick_seconds`; all that passes beyond twice that does not count.
+    `tick` is to be called every `tick_seconds`; longer gaps count as one tick.
     """
 
     def __init__(self, tick_seconds: float, clock: Callable[[], float]) -> None:
@@ -32,7 +32,7 @@ class Watchdog:
 
     @property
     def owed(self) -> frozenset[str]:
-        """Requests that the engine has to end, even if their clients have left."""
+        """Requests without a terminal event, even if their clients have left."""
         return frozenset(self._owed)
 
     def record_request(self, request_id: str) -> None:
@@ -63,7 +63,7 @@ class Watchdog:
 
     @property
     def overdue_seconds(self) -> tuple[float, str]:
-        """The longest time that something has been due, and the kind of thread that owes it."""
+        """The longest time without progress on due work, and the kind of thread that owes it."""
         ages = [(age, kind) for (kind, _), age in self._ages.items()]
         return max([(self._silence, INFERENCE), *ages])
 

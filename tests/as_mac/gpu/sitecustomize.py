@@ -89,7 +89,7 @@ def _spoil_decode(module: Any) -> None:
 
 
 def _spoil_prefill(module: Any) -> None:
-    module.Prefill._read = _at("prefill", module.Prefill._read, _failing)
+    module.Prefill._forward_eager = _at("prefill", module.Prefill._forward_eager, _failing)
 
 
 def _spoil_encode(module: Any) -> None:

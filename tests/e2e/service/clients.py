@@ -1,4 +1,4 @@
-"""Clients that never stop asking, and remember everything that went wrong."""
+"""Clients that ask without pause and record every failure."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _WAIT_SECONDS = 120.0
 
 @dataclass
 class Record:
-    """What became of the requests. `failures` says it of each that was not answered in full."""
+    """The results of the requests; `failures` describes each that was not answered in full."""
 
     num_answered: int = 0
     failures: list[str] = field(default_factory=list)
 
     def wait_for_more(self, count: int = 8, seconds: float = 120.0) -> None:
-        """Until so many more were answered."""
+        """Wait until `count` more requests were answered."""
         wait_for_more(lambda: self.num_answered, self.failures, count, seconds)
 
 
 @contextmanager
 def asking(port: int) -> Iterator[Record]:
-    """Four clients that ask one question after another: two stream; two keep their connections."""
+    """Four clients that ask continuously: two stream, two keep their connections."""
     record = Record()
     clients = [
         partial(_ask_on, port, record, stream, keep_alive)
@@ -64,12 +64,12 @@ def _ask_on(
 
 
 def _is_closed(connection: http.client.HTTPConnection) -> bool:
-    """Whether the server has closed it: whoever keeps connections looks before using one again."""
+    """Whether the server has closed the connection; clients check before they reuse one."""
     return connection.sock is not None and bool(select.select([connection.sock], [], [], 0)[0])
 
 
 def _ask(connection: http.client.HTTPConnection, stream: bool) -> str | None:
-    """What is wrong with the answer, if anything."""
+    """The failure of the answer, or None."""
     body: dict[str, Any] = {
         "model": "demo",
         "max_tokens": 24,

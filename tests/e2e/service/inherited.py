@@ -1,7 +1,6 @@
-"""A daemon whose socket is kept open by somebody else, as systemd does it.
+"""A daemon on a socket that another process keeps open, as systemd does.
 
-Its engine is scripted.
-"""
+Its engine is scripted."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ os.execv(sys.executable, [sys.executable, "-m", sys.argv[2], "serve", *sys.argv[
 
 
 class Keeper:
-    """Keeps a listening socket open, and starts daemons that take it over."""
+    """Keeps a listening socket open, and starts daemons that inherit it."""
 
     def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         self.log = folder / "daemon.log"
@@ -34,7 +33,7 @@ class Keeper:
         self.port = int(self.socket.getsockname()[1])
 
     def start(self, *arguments: str, port: int | None = 0) -> Daemon:
-        """Start a daemon; its settings name `port`: the socket's if that is 0."""
+        """Start a daemon; its settings name `port`, or the socket's port for 0."""
         descriptor = self.socket.fileno()
         words = [sys.executable, "-c", _ACTIVATE, str(descriptor), SCRIPTED, *arguments]
         if port is not None:
@@ -43,7 +42,7 @@ class Keeper:
 
     @contextmanager
     def running(self, *arguments: str, port: int | None = 0) -> Iterator[Daemon]:
-        """A daemon, ready, and gone afterwards."""
+        """A ready daemon, ended afterwards."""
         daemon = self.start(*arguments, port=port)
         try:
             wait_for(daemon, "Ready: ")
@@ -53,7 +52,7 @@ class Keeper:
 
     @contextmanager
     def running_at_end(self) -> Iterator[Callable[[], None]]:
-        """Gives what starts a daemon. It is gone afterwards."""
+        """Yields a function that starts a daemon, which is ended afterwards."""
         daemons: list[Daemon] = []
         try:
             yield lambda: daemons.append(self.start())
@@ -63,7 +62,7 @@ class Keeper:
 
     @contextmanager
     def activated(self, tool: str) -> Iterator[Daemon]:
-        """A daemon for which `tool` listens, and that it starts once somebody connects."""
+        """A daemon that `tool` starts at the first connection to its socket."""
         serve = [sys.executable, "-m", SCRIPTED, "serve", "--port", str(self.port)]
         daemon = self._start([tool, "-l", f"127.0.0.1:{self.port}", *_passed_on(), *serve])
         try:
@@ -88,7 +87,7 @@ class Keeper:
 
 
 def _passed_on() -> list[str]:
-    """Options of systemd-socket-activate: it hands on no other variables."""
+    """Options of systemd-socket-activate, which passes on no other variables."""
     names = ("HOME", "PATH", "PYTHONPATH", "TMPDIR")
     return [f"--setenv={name}" for name in names if name in os.environ]
 
@@ -103,7 +102,7 @@ def end(daemon: Daemon) -> None:
 
 
 def wait_for(daemon: Daemon, text: str, times: int = 1, seconds: float = 120.0) -> None:
-    """Until `text` has been logged so many times."""
+    """Wait until `text` has been logged `times` times."""
     deadline = time.monotonic() + seconds
     while (log := daemon.log.read_text()).count(text) < times:
         assert daemon.process.poll() is None, log

@@ -1,8 +1,7 @@
-"""A systemd manager of a user, with a journal, in namespaces of its own.
+"""A systemd user manager with a journal, in namespaces of its own.
 
-It sees a /run and control groups that are its alone; of the machine it shares files and network.
-Needs root, for the namespaces.
-"""
+Its /run and control groups are private; files and network are the machine's.
+Needs root, for the namespaces."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ _TOOLS = ("systemd", "systemctl", "journalctl", "unshare", "nsenter")
 
 
 def missing() -> str | None:
-    """Why there can be none here."""
+    """The reason why no manager can run here, or None."""
     if sys.platform != "linux" or os.getuid() != 0:
         return "needs Linux, and root for namespaces"
     absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
@@ -50,7 +49,7 @@ def missing() -> str | None:
 
 @dataclass(frozen=True)
 class SystemdHome:
-    """The home folder of a user with a manager, and how to run a command there."""
+    """The home folder of a user with a manager; runs commands there."""
 
     home: Path
     pid: int
@@ -85,7 +84,7 @@ class SystemdHome:
 
 @contextmanager
 def systemd_home(folder: Path) -> Iterator[SystemdHome]:
-    """It, and nothing of it afterwards."""
+    """Start a manager; end it and all its processes afterwards."""
     group = _groups() / f"vlm-server-test-{os.getpid()}"  # type: ignore[operator]
     group.mkdir()
     names = ("PATH", "LANG", "PYTHONPATH", "LD_LIBRARY_PATH")
@@ -112,7 +111,7 @@ def systemd_home(folder: Path) -> Iterator[SystemdHome]:
 
 
 def _groups() -> Path | None:
-    """Where control groups of version 2 are mounted."""
+    """The mount point of control groups of version 2."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, folder, kind, *_ = line.split()
         if kind == "cgroup2":

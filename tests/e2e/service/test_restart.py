@@ -1,4 +1,4 @@
-"""A restart behind a socket that somebody keeps open refuses nobody, and loses no request."""
+"""A restart behind a socket that stays open fails no request."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    made = Keeper(tmp_path)
-    yield made
-    made.close()
+    started = Keeper(tmp_path)
+    yield started
+    started.close()
 
 
-def test_a_restart_under_load_fails_nobody(keeper: Keeper) -> None:
-    """As `systemctl restart` does it: SIGTERM, and then another process for the same socket."""
+def test_restart_under_load_fails_no_request(keeper: Keeper) -> None:
+    """Like `systemctl restart`: SIGTERM, then another process for the same socket."""
     first = keeper.start()
     wait_for(first, "Ready: ")
     with keeper.running_at_end() as start, asking(keeper.port) as record:
@@ -37,7 +37,7 @@ def test_a_restart_under_load_fails_nobody(keeper: Keeper) -> None:
     assert record.failures == []
 
 
-def test_sighup_restarts_the_same_process_and_fails_nobody(keeper: Keeper) -> None:
+def test_sighup_restarts_the_same_process_without_failures(keeper: Keeper) -> None:
     with keeper.running("--reload") as daemon, asking(keeper.port) as record:
         record.wait_for_more()
         engine = daemon.engine_pid()
@@ -49,7 +49,9 @@ def test_sighup_restarts_the_same_process_and_fails_nobody(keeper: Keeper) -> No
     assert "starting again" in daemon.log.read_text()
 
 
-def test_new_settings_restart_it_and_wrong_ones_do_not(keeper: Keeper, tmp_path: Path) -> None:
+def test_changed_settings_restart_and_wrong_ones_are_refused(
+    keeper: Keeper, tmp_path: Path
+) -> None:
     config = tmp_path / "my.toml"
     config.write_text(f"[server]\nport = {keeper.port}\n")
     with keeper.running("--reload", "--config", str(config), port=None) as daemon:
@@ -64,8 +66,8 @@ def test_new_settings_restart_it_and_wrong_ones_do_not(keeper: Keeper, tmp_path:
         assert "starting again: the settings have changed" in daemon.log.read_text()
 
 
-def test_a_socket_elsewhere_is_told_and_not_used_without_a_key(tmp_path: Path) -> None:
-    """Inherited, the address needs the same care as one from the settings."""
+def test_inherited_public_socket_needs_a_key(tmp_path: Path) -> None:
+    """An inherited address is checked like one from the settings."""
     keeper = Keeper(tmp_path, host="0.0.0.0")
     daemon = keeper.start("--port", "1")
     assert daemon.process.wait(60) == 2
@@ -79,7 +81,7 @@ def test_a_socket_elsewhere_is_told_and_not_used_without_a_key(tmp_path: Path) -
     keeper.close()
 
 
-def test_what_is_inherited_must_be_a_listening_socket(tmp_path: Path) -> None:
+def test_inherited_socket_must_be_listening(tmp_path: Path) -> None:
     keeper = Keeper(tmp_path)
     keeper.close()
     keeper.socket = socket.socket()
@@ -89,8 +91,8 @@ def test_what_is_inherited_must_be_a_listening_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd-socket-activate is Linux's")
-def test_systemd_hands_its_socket_over(tmp_path: Path) -> None:
-    """Its own tool, which speaks the protocol as the manager does."""
+def test_systemd_socket_serves_requests(tmp_path: Path) -> None:
+    """By systemd-socket-activate, which speaks the manager's protocol."""
     tool = "systemd-socket-activate"
     try:
         subprocess.run([tool, "--version"], capture_output=True, check=True)

@@ -1,4 +1,4 @@
-"""The service under a real systemd manager, from its installation to its end."""
+"""The service under a real systemd manager, from installation to removal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def status(home: SystemdHome, code: int = 0) -> dict[str, Any]:
     return shown
 
 
-def test_it_is_installed_restarted_and_removed(home: SystemdHome) -> None:
+def test_service_is_installed_restarted_and_removed(home: SystemdHome) -> None:
     port = free_port()
     config = home.home / "my.toml"
     config.write_text(f"[server]\nport = {port}\n")
@@ -70,7 +70,7 @@ def test_it_is_installed_restarted_and_removed(home: SystemdHome) -> None:
         socket.create_connection(("127.0.0.1", port))
 
 
-def test_what_does_not_answer_is_not_installed(home: SystemdHome) -> None:
+def test_service_that_does_not_answer_is_not_installed(home: SystemdHome) -> None:
     port, other = free_port(), free_port()
     broken = home.home / "broken"
     broken.mkdir()
@@ -100,7 +100,7 @@ def test_what_does_not_answer_is_not_installed(home: SystemdHome) -> None:
         socket.create_connection(("127.0.0.1", other))
 
 
-def test_one_change_at_a_time_and_crashes_are_mended(home: SystemdHome) -> None:
+def test_concurrent_installs_exclude_each_other_and_crashes_restart(home: SystemdHome) -> None:
     port = free_port()
     words = (*home.program, "service", "install", "--set", f"server.port={port}")
     first, second = (
@@ -109,9 +109,9 @@ def test_one_change_at_a_time_and_crashes_are_mended(home: SystemdHome) -> None:
         )
         for _ in range(2)
     )
-    said = [process.communicate(timeout=180)[1] for process in (first, second)]
+    outputs = [process.communicate(timeout=180)[1] for process in (first, second)]
     assert sorted((first.returncode, second.returncode)) == [0, 1]
-    assert any("is running: try again" in text for text in said)
+    assert any("is running: try again" in text for text in outputs)
     before = status(home)
     home.run("kill", f"-{signal.SIGKILL.value}", str(before["pid"]))
     # The socket is still there: this connection is served by the next process.

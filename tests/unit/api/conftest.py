@@ -1,4 +1,4 @@
-"""The real application, in memory and on a real socket, around a scripted engine."""
+"""The real application, in memory and on a real socket, with a scripted engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Connect = Callable[..., httpx.AsyncClient]
 
 @cache
 def parsing_pool() -> ChildPool:
-    """One for all tests: starting a process takes a moment."""
+    """One pool for all tests, since starting a process takes a moment."""
     pool = start_pool(Limits())
     atexit.register(pool.close)
     return pool
@@ -37,7 +37,7 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture
 async def connect(engine: ScriptedEngine) -> AsyncIterator[Connect]:
-    """Makes a client of an application with the settings given; no socket in between."""
+    """Make a client of an application with the given settings; no socket in between."""
     async with AsyncExitStack() as stack:
 
         def make(settings: Settings | None = None) -> httpx.AsyncClient:
@@ -59,7 +59,7 @@ def client(connect: Connect) -> httpx.AsyncClient:
 
 @asynccontextmanager
 async def listening(engine: ScriptedEngine, settings: Settings | None = None) -> AsyncIterator[int]:
-    """The application behind our HTTP server; gives the port."""
+    """The application behind the real HTTP server; yields the port."""
     settings = settings or Settings()
     app = create_app(settings, OneModel(engine), parsing_pool())
     server = HttpServer(app, settings)

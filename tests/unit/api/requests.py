@@ -1,4 +1,4 @@
-"""Requests that tests send."""
+"""Test requests in OpenAI's dialect."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
-    """A tool as OpenAI's chat completions have it."""
+    """A tool in the shape of OpenAI's chat completions."""
     return {"type": "function", "function": {"name": name, **fields}}
 
 
 def called(id: str, name: str = "f", arguments: Any = "{}") -> dict[str, Any]:
-    """A call in the history."""
+    """A tool call in the history."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

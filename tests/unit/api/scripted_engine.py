@@ -1,4 +1,4 @@
-"""An engine that plays a script. Knows the `EngineClient` contract; runs no model."""
+"""A fake `EngineClient` that plays a script and runs no model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def thinks(piece: str, choice: int = 0) -> Step:
 def calls(
     index: int, arguments: str = "", *, id: str = "", name: str = "", choice: int = 0
 ) -> Step:
-    """More of a tool call; the first one of a call has its `id` and `name`."""
+    """A tool call delta; the first one of a call has its `id` and `name`."""
     call = ToolCallDelta(index, id, name, arguments)
     return lambda request_id: Tokens((Delta(request_id, "", choice=choice, tool_call=call),))
 
@@ -78,14 +78,14 @@ HELLO: tuple[Step, ...] = (text("Hello"), text(""), text(" world"), ended(), fin
 
 
 def decoded(request: EngineRequest) -> Submit:
-    """What the engine gets."""
+    """The `Submit` as the engine decodes it."""
     command = decode_command(encode_message(request.submit)[MESSAGE_HEADER.size :])
     assert isinstance(command, Submit)
     return command
 
 
 class ScriptedEngine:
-    """Plays `script` to each request; remembers what was submitted and what was closed early."""
+    """Plays `script` to each request; records submitted and early closed requests."""
 
     def __init__(self, *script: Step) -> None:
         self.script = script or HELLO
@@ -105,7 +105,7 @@ class ScriptedEngine:
         self.status = replace(self.status, state=state, retry_after_seconds=retry_after_seconds)
 
     def cancel(self, request_id: str) -> bool:
-        """Takes effect where the script waits for something."""
+        """Cancel a request; takes effect where the script waits."""
         if request_id not in self._open:
             return False
         self.cancelled.add(request_id)
@@ -146,7 +146,7 @@ class ScriptedEngine:
 
 
 class OneModel:
-    """The `ModelClient` of one pinned model, whose engine is `engine`."""
+    """A fake `ModelClient` of one pinned model, served by `engine`."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine

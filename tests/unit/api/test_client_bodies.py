@@ -1,7 +1,6 @@
-"""Bodies that real clients send, in tests/data/clients: all are answered, nothing stops them.
+"""Bodies of real clients, in tests/data/clients, are all answered.
 
-`origin` says whether a body was recorded or written after its client; `ignored` what has no effect.
-"""
+`origin`: recorded, or written after the client's code; `ignored`: fields without effect."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ RECORDS = {name: record for name, record in ALL.items() if "ignored" in record}
 
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
-async def test_a_clients_body_is_answered(
+async def test_recorded_client_body_is_answered(
     client: httpx.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
     record = RECORDS[name]

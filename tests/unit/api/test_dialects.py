@@ -1,4 +1,4 @@
-"""What has to be the same in all dialects: what is refused, what is named, and how streams fail."""
+"""Invariants of all dialects: usage, refusals, reported fields, failing streams."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ ANTHROPIC_TOOL = {"name": "f", "input_schema": SCHEMA}
 
 def body(route: str, **fields: Any) -> dict[str, Any]:
     """A short request to `route`."""
-    asked: dict[str, Any] = {"messages": [user("hi")]}
+    request: dict[str, Any] = {"messages": [user("hi")]}
     if route in (COMPLETIONS, GENERATE):
-        asked = {"prompt": "hi"}
+        request = {"prompt": "hi"}
     if route == RESPONSES:
-        asked = {"input": "hi"}
+        request = {"input": "hi"}
     if route in (OLLAMA, GENERATE):
-        asked["stream"] = False
-    return {"model": "demo", **asked, **fields}
+        request["stream"] = False
+    return {"model": "demo", **request, **fields}
 
 
 async def send(client: httpx.AsyncClient, route: str, **fields: Any) -> httpx.Response:
@@ -64,7 +64,7 @@ async def send(client: httpx.AsyncClient, route: str, **fields: Any) -> httpx.Re
 
 
 def error_of(answer: httpx.Response) -> Any:
-    """In Ollama's dialect it is a text."""
+    """The error of an answer; a text in Ollama's dialect."""
     assert answer.status_code == 400, answer.text
     return answer.json()["error"]
 
@@ -72,26 +72,26 @@ def error_of(answer: httpx.Response) -> Any:
 # ---- sizes of pictures -----------------------------------------------------------------
 
 
-def usage_in(route: str, said: str, *, stream: bool) -> Any:
-    """The usage in an answer, or in the event of a stream that has all of it."""
+def usage_in(route: str, answer_text: str, *, stream: bool) -> Any:
+    """The usage of an answer, or of the stream event that has all of it."""
     if not stream:
-        return json.loads(said)["usage"]
-    lines = [line.removeprefix("data: ") for line in said.splitlines()]
+        return json.loads(answer_text)["usage"]
+    lines = [line.removeprefix("data: ") for line in answer_text.splitlines()]
     events = [json.loads(line) for line in lines if line.startswith("{")]
     whole = [event.get("response", {}) if route == RESPONSES else event for event in events]
-    told = [event.get("usage") for event in whole if "usage" in event]
-    return [usage for usage in told if usage][-1]
+    usages = [event.get("usage") for event in whole if "usage" in event]
+    return [usage for usage in usages if usage][-1]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES, OLLAMA, GENERATE])
-async def test_the_sizes_of_pictures_are_told(
+async def test_usage_of_every_dialect_has_image_sizes(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str, stream: bool
 ) -> None:
-    seen = ImageUse(308, 196, 77)
+    image = ImageUse(308, 196, 77)
     engine.script = (
         *(says("A cat."), ended()),
-        lambda request_id: Finished(request_id, Usage(99, 2), images=(seen,)),
+        lambda request_id: Finished(request_id, Usage(99, 2), images=(image,)),
     )
     fields: dict[str, Any] = {"stream_options": {"include_usage": True}} if route == CHAT else {}
     answer = await send(client, route, stream=stream, **(fields if stream else {}))
@@ -102,13 +102,13 @@ async def test_the_sizes_of_pictures_are_told(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", [CHAT, RESPONSES])
-async def test_what_was_seen_of_videos_is_told_by_who_takes_them(
+async def test_usage_of_video_dialects_has_video_frames(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str, stream: bool
 ) -> None:
-    seen = VideoUse(12, 5.5, 900, truncated=True)
+    video = VideoUse(12, 5.5, 900, truncated=True)
     engine.script = (
         *(says("A cat runs."), ended()),
-        lambda request_id: Finished(request_id, Usage(99, 2), videos=(seen,)),
+        lambda request_id: Finished(request_id, Usage(99, 2), videos=(video,)),
     )
     fields: dict[str, Any] = {"stream_options": {"include_usage": True}} if route == CHAT else {}
     answer = await send(client, route, stream=stream, **(fields if stream else {}))
@@ -122,18 +122,18 @@ async def test_what_was_seen_of_videos_is_told_by_who_takes_them(
 
 @pytest.mark.parametrize("name", [None, ""])
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, RESPONSES, OLLAMA, GENERATE])
-async def test_the_only_model_need_not_be_named(
+async def test_single_model_need_not_be_named(
     client: httpx.AsyncClient, route: str, name: str | None
 ) -> None:
     unnamed = {key: value for key, value in body(route).items() if key != "model"}
-    for asked in (unnamed, {**unnamed, "model": name}):
-        answer = await client.post(route, json=asked)
+    for request in (unnamed, {**unnamed, "model": name}):
+        answer = await client.post(route, json=request)
         assert answer.status_code == 200, answer.text
         assert answer.json()["model"] == "demo"
 
 
 @pytest.mark.parametrize("name", [None, ""])
-def test_of_several_models_one_must_be_named(name: str | None) -> None:
+def test_request_must_name_one_of_several_models(name: str | None) -> None:
     known = (KnownModel("one"), KnownModel("two"))
     for wanted in (
         lambda: model_wanted(name, Context(known, "r", "", "", Limits())),
@@ -149,12 +149,12 @@ def test_of_several_models_one_must_be_named(name: str | None) -> None:
 
 @pytest.mark.parametrize("role", ["user", "system", "assistant"])
 @pytest.mark.parametrize("route", [CHAT, MESSAGES, RESPONSES])
-async def test_a_list_of_no_parts_is_content_of_the_assistant_alone(
+async def test_empty_content_list_is_accepted_for_assistants_only(
     client: httpx.AsyncClient, route: str, role: str
 ) -> None:
     field = "input" if route == RESPONSES else "messages"
-    given = [user("a"), {"role": role, "content": []}, user("b")]
-    answer = await client.post(route, json=body(route) | {field: given})
+    turns = [user("a"), {"role": role, "content": []}, user("b")]
+    answer = await client.post(route, json=body(route) | {field: turns})
     if role == "assistant":
         assert answer.status_code == 200, answer.text
     else:
@@ -170,7 +170,7 @@ async def test_a_list_of_no_parts_is_content_of_the_assistant_alone(
     ids=["value", "name", "object", "number"],
 )
 @pytest.mark.parametrize("route", [CHAT, OLLAMA])
-async def test_what_no_template_can_be_given_is_refused_by_name(
+async def test_non_object_arguments_in_history_are_refused_by_name(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str, arguments: Any
 ) -> None:
     history = [user("hi"), assistant(called("1", "f", arguments)), result("1", "x")]
@@ -181,7 +181,7 @@ async def test_what_no_template_can_be_given_is_refused_by_name(
 
 
 @pytest.mark.parametrize("route", [CHAT, OLLAMA])
-async def test_a_call_of_the_history_may_have_no_arguments(
+async def test_history_call_may_have_no_arguments(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str
 ) -> None:
     for arguments in (None, "", {}):
@@ -205,7 +205,7 @@ ROUTES = [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES, "/v1/tokeniz
 
 
 @pytest.mark.parametrize("route", [*ROUTES, "/api/show"])
-async def test_a_models_name_is_text(connect: Connect, route: str) -> None:
+async def test_lone_surrogate_in_a_model_name_is_refused(connect: Connect, route: str) -> None:
     client = connect(Settings(server=Server(model_aliases=("gpt-*",))))
     answer = await send(client, route, model="gpt-\ud800")
     assert answer.status_code == 400, answer.text
@@ -224,12 +224,12 @@ async def test_lone_surrogates_in_arguments_of_items_are_refused(client: httpx.A
 @pytest.mark.parametrize("route", [*ROUTES, "/api/v0/chat/completions", "/v1/detokenize"])
 async def test_null_fields_count_as_absent(client: httpx.AsyncClient, route: str) -> None:
     odd = dict.fromkeys(("seed", "stop", "transforms", "best_of", "functions", "made_up"))
-    asked = {"tokens": [1]} if route == "/v1/detokenize" else body(route)
-    answer = await client.post(route, json={**asked, **odd})
+    request = {"tokens": [1]} if route == "/v1/detokenize" else body(route)
+    answer = await client.post(route, json={**request, **odd})
     assert answer.status_code == 200, answer.text
     assert "x-vlm-ignored" not in answer.headers
     if route not in (MESSAGES, OLLAMA, GENERATE):
-        answer = await client.post(route, json={**asked, "made_up": 1})
+        answer = await client.post(route, json={**request, "made_up": 1})
         assert error_of(answer)["param"] == "made_up"
 
 
@@ -237,7 +237,7 @@ async def test_null_fields_count_as_absent(client: httpx.AsyncClient, route: str
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
-async def test_a_silent_stream_has_keep_alives(
+async def test_silent_stream_of_every_dialect_has_keep_alives(
     connect: Connect, engine: ScriptedEngine, route: str
 ) -> None:
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.02)))
@@ -252,10 +252,10 @@ async def test_a_silent_stream_has_keep_alives(
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
 @pytest.mark.parametrize("is_set", [False, True])
-async def test_strict_readers_get_events_alone(
+async def test_empty_chunk_keepalives_satisfy_strict_readers(
     connect: Connect, engine: ScriptedEngine, route: str, is_set: bool
 ) -> None:
-    """Some fail at a block without data: before the first token, between two, and at the end."""
+    """Strict readers fail at an SSE block without data, wherever it stands in the stream."""
     mode = "empty_chunk" if is_set else "comment"
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.02, keepalive=mode)))
     if not is_set:
@@ -277,18 +277,18 @@ async def test_strict_readers_get_events_alone(
     assert numbers == sorted(set(numbers))
     client.headers["x-vlm-keepalive"] = "off"
     plain = await send(client, route, stream=True)
-    assert said(data(answer)) == said(data(plain)) == "One two."
+    assert text_of_stream(data(answer)) == text_of_stream(data(plain)) == "One two."
     assert len(data(answer)) > len(data(plain)), "there were signs of life"
 
 
-async def test_a_keepalive_that_is_none_is_refused(client: httpx.AsyncClient) -> None:
+async def test_unknown_keepalive_header_is_refused(client: httpx.AsyncClient) -> None:
     client.headers["x-vlm-keepalive"] = "chunk"
     answer = await send(client, CHAT, stream=True)
     assert "comment, empty_chunk, off" in error_of(answer)["message"]
 
 
-def said(events: list[dict[str, Any]]) -> str:
-    """The text that a reader of any dialect adds up."""
+def text_of_stream(events: list[dict[str, Any]]) -> str:
+    """The text that a reader of any dialect accumulates."""
     texts = []
     for event in events:
         choices = event.get("choices") or [{}]
@@ -322,11 +322,11 @@ def data(answer: httpx.Response) -> list[dict[str, Any]]:
     """The events of a stream, in order."""
     lines = answer.text.splitlines()
     found = (line.removeprefix("data: ") for line in lines)
-    return [json.loads(each) for each in found if each.startswith("{")]
+    return [json.loads(entry) for entry in found if entry.startswith("{")]
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS, MESSAGES, OLLAMA, GENERATE, RESPONSES])
-async def test_a_stream_that_fails_after_its_text_keeps_all_of_it(
+async def test_failed_stream_keeps_its_text_before_the_error(
     client: httpx.AsyncClient, engine: ScriptedEngine, route: str
 ) -> None:
     engine.script = (says("One, "), last("two."), failed("engine_died", "It died."))
@@ -335,14 +335,14 @@ async def test_a_stream_that_fails_after_its_text_keeps_all_of_it(
     assert "two." in answer.text
     *events, error = data(answer)
     assert "error" in error
-    assert not any("error" in each for each in events)
+    assert not any("error" in event for event in events)
 
 
-async def test_the_events_before_the_error_are_in_order(
+async def test_events_before_a_stream_error_are_in_order(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (thinks("Hm."), last("two."), failed("engine_died", "It died."))
-    kinds = [each["type"] for each in data(await send(client, MESSAGES, stream=True))]
+    kinds = [event["type"] for event in data(await send(client, MESSAGES, stream=True))]
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     thought = [*block[:2], "content_block_delta", block[2]]  # and its signature
     assert kinds == ["message_start", *thought, *block, "error"]
@@ -355,7 +355,7 @@ HOSTILE = ("a\r\nSet-Cookie: b", "na\u00efve \u2603", "\ud800", "x" * 10_000, *"
 
 async def test_hostile_names_are_escaped_in_headers(caplog: pytest.LogCaptureFixture) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        access_log.of(scope).ignored = HOSTILE
+        access_log.entry_of(scope).ignored = HOSTILE
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
@@ -374,14 +374,14 @@ async def test_hostile_names_are_escaped_in_headers(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     "route", ["/v1/completions", "/v1/tokenize", "/v1/detokenize", CHAT, RESPONSES]
 )
-async def test_unknown_fields_are_as_the_settings_say(connect: Connect, route: str) -> None:
+async def test_unknown_fields_follow_the_setting(connect: Connect, route: str) -> None:
     own = {"tokens": [1], "prompt": ..., "messages": ...} if "detokenize" in route else {}
-    asked = {"prompt": "hi"} if route == "/v1/tokenize" else body(route)
-    asked = {name: value for name, value in {**asked, **own}.items() if value is not ...}
-    refused = await connect().post(route, json={**asked, "colour": 1})
+    request = {"prompt": "hi"} if route == "/v1/tokenize" else body(route)
+    request = {name: value for name, value in {**request, **own}.items() if value is not ...}
+    refused = await connect().post(route, json={**request, "colour": 1})
     assert refused.json()["error"]["param"] == "colour"
     client = connect(Settings(server=Server(unknown_fields="ignore")))
-    answer = await client.post(route, json={**asked, "colour": 1})
+    answer = await client.post(route, json={**request, "colour": 1})
     assert (answer.status_code, answer.headers.get("x-vlm-ignored")) == (200, "colour")
 
 
@@ -399,7 +399,7 @@ async def test_unknown_fields_are_as_the_settings_say(connect: Connect, route: s
         (OLLAMA, {"format": "json"}, "messages"),
     ],
 )
-async def test_a_continued_answer_can_not_have_a_grammar(
+async def test_continued_answer_cannot_have_a_grammar(
     client: httpx.AsyncClient, route: str, fields: dict[str, Any], param: str
 ) -> None:
     begun = {"messages": BEGUN} | ({"continue_final_message": True} if route == CHAT else {})
@@ -427,7 +427,7 @@ async def test_a_continued_answer_can_not_have_a_grammar(
         ),
     ],
 )
-async def test_calls_that_must_be_made_have_no_schema_beside_them(
+async def test_required_calls_drop_the_schema_in_every_dialect(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     route: str,
@@ -445,7 +445,7 @@ async def test_calls_that_must_be_made_have_no_schema_beside_them(
 
 @pytest.mark.parametrize("kind", ["enabled", "disabled", "adaptive"])
 @pytest.mark.parametrize("budget", [None, 0, 50])
-async def test_thinking_means_the_same_in_all_dialects(
+async def test_reasoning_fields_mean_the_same_in_every_dialect(
     client: httpx.AsyncClient, engine: ScriptedEngine, kind: str, budget: int | None
 ) -> None:
     wanted = {"type": kind} if budget is None or kind == "disabled" else {
@@ -453,16 +453,16 @@ async def test_thinking_means_the_same_in_all_dialects(
     }  # fmt: skip
     for route in (CHAT, MESSAGES, RESPONSES):
         assert (await send(client, route, thinking=wanted)).status_code == 200
-    first, *others = engine.submitted
-    assert [each.template for each in others] == [first.template] * 2
+    first, *rest = engine.submitted
+    assert [submit.template for submit in rest] == [first.template] * 2
     assert first.template.enable_thinking == {"enabled": True, "disabled": False}.get(kind)
-    found = {each.sampling.max_reasoning_tokens for each in (first, *others)}
+    found = {submit.sampling.max_reasoning_tokens for submit in (first, *rest)}
     assert found == {wanted.get("budget_tokens")}
 
 
 @dataclass(frozen=True)
 class Thought:
-    """What the engine is told."""
+    """The reasoning options the engine gets."""
 
     enabled: bool | None
     budget: int | None
@@ -476,7 +476,7 @@ class Thought:
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
-async def test_an_effort_means_the_same_in_all_dialects(
+async def test_reasoning_effort_means_the_same_in_every_dialect(
     client: httpx.AsyncClient, engine: ScriptedEngine, effort: str
 ) -> None:
     await send(client, CHAT, reasoning_effort=effort)
@@ -485,10 +485,10 @@ async def test_an_effort_means_the_same_in_all_dialects(
     await send(client, MESSAGES, output_config={"effort": effort}, thinking={"type": "adaptive"})
     if effort in ("low", "medium", "high"):
         await send(client, OLLAMA, think=effort)
-    first, *others = map(Thought.of, engine.submitted)
+    first, *rest = map(Thought.of, engine.submitted)
     assert first.enabled is (effort != "none")
-    assert {first, *others} == {first}
-    assert len(others) >= 3
+    assert {first, *rest} == {first}
+    assert len(rest) >= 3
 
 
 async def test_disabled_reasoning_has_no_effort(
@@ -514,7 +514,7 @@ THINKING: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("route", "fields", "named"), THINKING)
-async def test_a_model_without_reasoning_reports_fields_that_ask_for_it(
+async def test_model_without_reasoning_reports_reasoning_fields(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     route: str,
@@ -534,7 +534,7 @@ async def test_a_model_without_reasoning_reports_fields_that_ask_for_it(
 # ---- histories that were cut off -------------------------------------------------------
 
 
-async def test_all_dialects_accept_a_result_without_its_call(
+async def test_every_dialect_accepts_a_result_without_its_call(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     block = {"type": "tool_result", "tool_use_id": "lost", "content": "x"}
@@ -549,6 +549,6 @@ async def test_all_dialects_accept_a_result_without_its_call(
     ):
         assert answer.status_code == 200, answer.text
     found = [submit.messages[1] for submit in engine.submitted]
-    assert [(each.role, each.tool_call_id, each.name) for each in found] == [
+    assert [(message.role, message.tool_call_id, message.name) for message in found] == [
         ("tool", "lost", "")
     ] * 3

@@ -19,7 +19,7 @@ from vlm_server.api.app import create_app
 from vlm_server.api.dialects.openai.schema import HARMLESS, NEUTRAL, ChatRequest
 from vlm_server.errors import RequestError
 from vlm_server.protocol import CacheStats, MemoryStats, PhaseName, Stats
-from vlm_server.settings import Metrics, Settings
+from vlm_server.settings import MetricsSettings, Settings
 
 FOLDER = Path(__file__).parents[3] / "docs"
 DOCS = (FOLDER / "api.md").read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ OPERATIONS = (FOLDER / "operations.md").read_text(encoding="utf-8")
 OBEYED = {field.name for field in msgspec.structs.fields(ChatRequest)}
 
 
-def test_every_field_is_documented() -> None:
+def test_every_api_field_is_documented() -> None:
     names = OBEYED | HARMLESS | NEUTRAL.keys()
     assert [name for name in names if f"`{name}`" not in DOCS and f"`{name}." not in DOCS] == []
 
@@ -40,7 +40,7 @@ def test_every_error_code_is_documented() -> None:
     assert [code for code in error_codes(RequestError) if f"`{code}`" not in DOCS] == []
 
 
-def test_every_route_is_documented() -> None:
+def test_every_api_route_is_documented() -> None:
     routes = create_app(Settings(), OneModel(ScriptedEngine())).routes
     paths = [route.path for route in routes if isinstance(route, Route)]
     ours = [path for path in paths if "/api/" not in path or "/v0/" in path]  # else: ollama.md
@@ -54,14 +54,14 @@ READINGS = [
 ]
 
 
-def test_every_reading_is_documented() -> None:
+def test_every_status_reading_is_documented() -> None:
     assert [name for name in READINGS if f"`{name}`" not in DOCS] == []
 
 
 ROW = re.compile(r"^\| `(?P<name>\w+)(\{(?P<labels>[\w,]+)\})?` \| (?P<type>\w+) \|", re.MULTILINE)
 
 
-async def test_every_metric_is_documented_with_its_labels_and_none_else(
+async def test_documented_metrics_and_labels_equal_the_scrape(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     families = text_string_to_metric_families(await full_scrape(client, engine))
@@ -69,13 +69,13 @@ async def test_every_metric_is_documented_with_its_labels_and_none_else(
     for family in families:
         labels = sorted(set(family.samples[0].labels) - {"le"})
         suffix = "_total" if family.type == "counter" else ""
-        name = family.name.removeprefix(Metrics().prefix)
+        name = family.name.removeprefix(MetricsSettings().prefix)
         found.add((f"{name}{suffix}", ",".join(labels), family.type))
     rows = [(row["name"], row["labels"] or "", row["type"]) for row in ROW.finditer(OPERATIONS)]
     assert sorted(found) == sorted(rows)
 
 
-async def test_every_name_of_a_log_line_is_documented(
+async def test_every_log_field_is_documented(
     client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "vlm_server.api"):
@@ -88,6 +88,6 @@ async def test_every_name_of_a_log_line_is_documented(
     assert named == [name for name in record.__dict__["fields"] if name not in ("method", "route")]
 
 
-def test_every_phase_is_documented() -> None:
+def test_every_request_phase_is_documented() -> None:
     for phase in get_args(PhaseName):
         assert f"`{phase}`" in OPERATIONS

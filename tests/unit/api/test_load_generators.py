@@ -1,7 +1,6 @@
-"""What guidellm and aiperf sent with pictures, and the figures that they read in the answers.
+"""Recorded requests of guidellm and aiperf with pictures, and the figures they read in answers.
 
-Both are run by hand: docs/performance.md has the command lines.
-"""
+Both are run by hand: docs/performance.md has the command lines."""
 
 from __future__ import annotations
 
@@ -34,10 +33,10 @@ CALLS: tuple[Step, ...] = (
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, as both read them: by their `data` alone."""
+    """The events of a stream, as both read them: by their `data` only."""
     lines = answer.text.splitlines()
     data = [line.removeprefix("data:").strip() for line in lines if line.startswith("data:")]
-    return [json.loads(each) for each in data if each != "[DONE]"]
+    return [json.loads(entry) for entry in data if entry != "[DONE]"]
 
 
 def words_of(event: dict[str, Any]) -> str:
@@ -64,7 +63,7 @@ def usage_of(event: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", STREAMED)
-async def test_it_counts_what_there_is(
+async def test_load_generator_gets_a_chunk_per_token_and_usage(
     client: httpx.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
     record = RECORDS[name]
@@ -74,16 +73,16 @@ async def test_it_counts_what_there_is(
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert "x-vlm-ignored" not in answer.headers
-    told = events(answer)
-    pieces = [words for words in map(words_of, told) if words]
+    stream = events(answer)
+    pieces = [words for words in map(words_of, stream) if words]
     assert pieces == (['{"query": ', '"x"}'] if forced else WORDS), "a chunk for each token"
-    assert usage_of([event for event in told if "usage" in event.get("response", event)][-1]) == (
+    assert usage_of([event for event in stream if "usage" in event.get("response", event)][-1]) == (
         (211, 16)
     )
 
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
-async def test_its_wishes_are_obeyed(
+async def test_load_generator_fields_reach_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
     record = RECORDS[name]
@@ -98,7 +97,7 @@ async def test_its_wishes_are_obeyed(
     assert len(submit.images) == json.dumps(body).count("image/")
 
 
-async def test_they_look_whether_somebody_is_there(client: httpx.AsyncClient) -> None:
+async def test_load_generator_probes_are_answered(client: httpx.AsyncClient) -> None:
     assert (await client.get("/health")).status_code == 200
     assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["demo"]
     assert (await client.head("/metrics")).status_code == 200

@@ -1,4 +1,4 @@
-"""The small routes, and what is answered where there is none."""
+"""Models, health, version, status, and errors of unknown routes and methods."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.unit.api.requests import ROUTE, chat, picture, text, user
 from tests.unit.api.scripted_engine import ScriptedEngine
 from vlm_server import __version__
 from vlm_server.protocol import CacheStats, MemoryStats, ModelFacts, Stats
-from vlm_server.settings import Image, Server, Settings
+from vlm_server.settings import ImageSettings, Server, Settings
 
 
-async def test_the_models(client: httpx.AsyncClient) -> None:
+async def test_model_list_and_model_are_equal(client: httpx.AsyncClient) -> None:
     (model,) = (await client.get("/v1/models")).json()["data"]
     assert (model["id"], model["object"], model["owned_by"]) == ("demo", "model", "vlm_server")
     assert (await client.get("/v1/models/demo")).json() == model
     assert (await client.get("/v1/models/default")).json() == model
 
 
-async def test_a_models_name_may_hold_a_slash(
+async def test_model_name_may_contain_a_slash(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(engine.status, model_name="org/model-3b")
@@ -31,7 +31,7 @@ async def test_a_models_name_may_hold_a_slash(
 
 
 @pytest.mark.parametrize("route", ["/v1/models", "/api/v0/models"])
-async def test_a_model_is_found_by_its_aliases(connect: Connect, route: str) -> None:
+async def test_model_route_accepts_aliases(connect: Connect, route: str) -> None:
     client = connect(Settings(server=Server(model_aliases=("gpt-*",))))
     assert (await client.get(f"{route}/gpt-4o")).json()["id"] == "demo"
     assert (await client.get(f"{route}/claude")).status_code == 404
@@ -53,7 +53,9 @@ FACTS = ModelFacts(
 )
 
 
-async def test_a_models_facts(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_model_route_shows_the_models_facts(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
     limits = Settings().limits
     assert (await client.get("/v1/models/demo")).json() == {
@@ -79,10 +81,10 @@ async def test_a_models_facts(client: httpx.AsyncClient, engine: ScriptedEngine)
     }
 
 
-async def test_the_settings_bound_the_size_that_is_seen(
+async def test_image_limits_follow_the_pixel_setting(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
-    client = connect(Settings(image=Image(max_pixels=500_000)))
+    client = connect(Settings(image=ImageSettings(max_pixels=500_000)))
     engine.status = replace(engine.status, model_facts=FACTS)
     limits = (await client.get("/v1/models/demo")).json()["image_limits"]
     assert limits["seen"]["max_pixels"] == 500_000
@@ -91,12 +93,14 @@ async def test_the_settings_bound_the_size_that_is_seen(
     assert limits["seen"] is None
 
 
-async def test_lm_studios_clients_chat_below_their_own_path(client: httpx.AsyncClient) -> None:
+async def test_lm_studio_path_answers_chat(client: httpx.AsyncClient) -> None:
     answer = await client.post("/api/v0/chat/completions", json=chat())
     assert answer.json()["choices"][0]["message"]["content"] == "Hello world"
 
 
-async def test_lm_studios_models(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_lm_studio_model_list_has_its_shape(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     (unknown,) = (await client.get("/api/v0/models")).json()["data"]
     assert (unknown["id"], unknown["capabilities"]) == ("demo", [])
     engine.status = replace(engine.status, model_facts=FACTS)
@@ -121,7 +125,7 @@ async def test_lm_studios_models(client: httpx.AsyncClient, engine: ScriptedEngi
 
 
 @pytest.mark.parametrize("route", ["/health", "/healthz", "/ping"])
-async def test_health_is_what_routers_probe(
+async def test_health_probes_need_no_key_and_follow_readiness(
     connect: Connect, engine: ScriptedEngine, route: str
 ) -> None:
     client = connect(Settings(server=Server(api_keys=("a secret key",))))
@@ -130,31 +134,33 @@ async def test_health_is_what_routers_probe(
     assert (await client.get(route)).status_code == 503
 
 
-async def test_another_model_is_404(client: httpx.AsyncClient) -> None:
+async def test_model_route_of_an_unknown_model_is_404(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/models/gpt-4o")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "model_not_found"
     assert "gpt-4o" not in answer.text
 
 
-async def test_ready_and_live(client: httpx.AsyncClient) -> None:
+async def test_health_routes_report_live_and_ready(client: httpx.AsyncClient) -> None:
     assert (await client.get("/health/live")).json() == {"status": "live"}
     answer = await client.get("/health/ready")
     assert (answer.status_code, answer.json()) == (200, {"status": "ready", "progress": None})
 
 
-async def test_the_version(client: httpx.AsyncClient) -> None:
+async def test_version_route_reports_the_version(client: httpx.AsyncClient) -> None:
     assert (await client.get("/version")).json() == {"version": __version__}
 
 
 @pytest.mark.parametrize("path", ["", "/conv_1", "/conv_1/items"])
-async def test_conversations_are_refused_by_name(client: httpx.AsyncClient, path: str) -> None:
+async def test_conversations_routes_are_501_with_the_alternative(
+    client: httpx.AsyncClient, path: str
+) -> None:
     answer = await client.post(f"/v1/conversations{path}", json={})
     assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_supported")
     assert "previous_response_id" in answer.json()["error"]["message"]
 
 
-async def test_what_people_should_know_of_the_model_is_told(
+async def test_ready_and_models_show_model_warnings(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     facts = ModelFacts("qwen3_vl", warnings=("it has no chat template",))
@@ -165,7 +171,7 @@ async def test_what_people_should_know_of_the_model_is_told(
 
 
 @pytest.mark.parametrize("state", ["loading", "restarting", "draining", "failed"])
-async def test_not_ready_is_503_but_alive(
+async def test_restarting_engine_is_not_ready_but_live(
     client: httpx.AsyncClient, engine: ScriptedEngine, state: str
 ) -> None:
     engine.be(state, retry_after_seconds=4.2)
@@ -180,7 +186,9 @@ async def test_not_ready_is_503_but_alive(
     assert engine.submitted == []
 
 
-async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_status_reports_every_figure(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     cache = CacheStats("prefix", 1, 10, 5, 50, 2, 3, 4)
     memory = MemoryStats(100, 200, 300, 400, 50, 600, 700, {"clear_idle": 7}, 0.5)
     stats = Stats(
@@ -251,7 +259,7 @@ async def test_the_status(client: httpx.AsyncClient, engine: ScriptedEngine) -> 
     assert (body["engine"]["pid"], body["engine"]["restarts"]) == (77, 2)
 
 
-async def test_the_page_holds_a_request_to_paste(client: httpx.AsyncClient) -> None:
+async def test_text_page_contains_a_curl_request(client: httpx.AsyncClient) -> None:
     answer = await client.get("/")
     assert answer.headers["content-type"].startswith("text/plain")
     assert "curl http://127.0.0.1:8000/v1/chat/completions" in answer.text
@@ -279,7 +287,7 @@ async def test_unknown_routes_are_404_in_openais_shape(
         ("/v1/complete", "`POST /v1/completions`"),
     ],
 )
-async def test_a_404_names_the_path_and_the_nearest_route(
+async def test_unknown_path_error_names_the_nearest_route(
     client: httpx.AsyncClient, path: str, nearest: str
 ) -> None:
     message = (await client.get(path)).json()["error"]["message"]
@@ -287,26 +295,26 @@ async def test_a_404_names_the_path_and_the_nearest_route(
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/moderations", "/v1", "//"])
-async def test_a_404_suggests_nothing_that_is_something_else(
+async def test_unknown_path_error_suggests_no_unrelated_route(
     client: httpx.AsyncClient, path: str
 ) -> None:
     assert "Do you mean" not in (await client.get(path)).text
 
 
-async def test_a_405_names_the_methods(client: httpx.AsyncClient) -> None:
+async def test_wrong_method_error_names_the_methods(client: httpx.AsyncClient) -> None:
     answer = await client.get(ROUTE)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert "GET is not allowed on this route, which takes POST." in answer.text
 
 
-async def test_a_404_is_short_and_printable_whatever_the_path(client: httpx.AsyncClient) -> None:
+async def test_unknown_path_error_is_short_and_printable(client: httpx.AsyncClient) -> None:
     message = (await client.get("/%0a`%00" + "x" * 5000)).json()["error"]["message"]
     assert message.isprintable()
     assert len(message) < 250
     assert "Do you mean" not in message
 
 
-async def test_a_foreign_host_is_told_the_setting(client: httpx.AsyncClient) -> None:
+async def test_foreign_host_error_names_the_setting(client: httpx.AsyncClient) -> None:
     answer = await client.get("/", headers={"Host": "host.docker.internal:8000"})
     assert answer.status_code == 403
     message = answer.json()["error"]["message"]
@@ -326,13 +334,13 @@ async def test_wrong_methods_are_405_in_openais_shape(
     assert answer.headers["allow"]
 
 
-async def test_every_answer_has_an_id_of_its_own(client: httpx.AsyncClient) -> None:
+async def test_every_response_has_its_own_request_id(client: httpx.AsyncClient) -> None:
     paths = ["/health/live", "/v1/models", "/nowhere", "/"]
     ids = {(await client.get(path)).headers["x-request-id"] for path in paths}
     assert len(ids) == len(paths)
 
 
-async def test_one_line_is_logged_and_it_holds_no_payload(
+async def test_request_is_logged_in_one_line_without_payload(
     client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "vlm_server.api"):

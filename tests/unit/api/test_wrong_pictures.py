@@ -1,4 +1,4 @@
-"""What was sent in place of a picture, or of JSON, is said in every dialect."""
+"""Errors in every dialect say what was sent in place of a picture or of JSON."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def refusal(
 
 
 @pytest.mark.parametrize("write", [*OF_URLS, *OF_BASE64], ids=lambda write: write.__name__)
-async def test_it_says_what_was_sent(
+async def test_wrong_picture_error_says_what_was_sent(
     client: httpx.AsyncClient, engine: ScriptedEngine, write: Write
 ) -> None:
     sent = {words: base64_of(data) for words, data in FILES.items()} | NO_BASE64
@@ -104,7 +104,7 @@ async def test_it_says_what_was_sent(
 
 
 @pytest.mark.parametrize("write", OF_URLS, ids=lambda write: write.__name__)
-async def test_a_wrong_start_of_a_data_url(
+async def test_wrong_data_url_prefix_is_explained(
     client: httpx.AsyncClient, engine: ScriptedEngine, write: Write
 ) -> None:
     assert "twice" in await refusal(client, engine, *write(START + START + PNG))
@@ -114,14 +114,16 @@ async def test_a_wrong_start_of_a_data_url(
     assert "urls.file_roots" in await refusal(client, engine, *write("file:///a.png"))
 
 
-async def test_anthropics_base64_has_no_start(
+async def test_anthropic_base64_must_have_no_data_url_prefix(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     assert "alone" in await refusal(client, engine, *messages(START + PNG))
 
 
 @pytest.mark.parametrize("write", [*OF_URLS, *OF_BASE64], ids=lambda write: write.__name__)
-async def test_where_json_breaks(client: httpx.AsyncClient, write: Write) -> None:
+async def test_broken_json_error_has_line_and_column(
+    client: httpx.AsyncClient, write: Write
+) -> None:
     route, fields = write(PNG)
     body = json.dumps({"model": "demo", **fields})
     for content, words in (

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.unit.cache.prompts import Parts, is_boundary, parts_of
 from vlm_server.cache.disk.tier import DiskTier, EncodedImage, StoredPrefixSizes
-from vlm_server.cache.lru import Cache
+from vlm_server.cache.lru import InspectableCache
 from vlm_server.cache.prefix import PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
 
@@ -90,7 +90,7 @@ class FakeDisk(DiskTier):
 
     features: dict[str, EncodedImage] = field(default_factory=dict)
     source: LoadedSource | None = None
-    caches: tuple[Cache, ...] = ()
+    caches: tuple[InspectableCache, ...] = ()
     calls: list[str] = field(default_factory=list)
 
     def store_features(self, key: str, features: EncodedImage) -> None:
@@ -100,7 +100,7 @@ class FakeDisk(DiskTier):
         self.calls.append(f"find {key}")
         return self.features[key].size_bytes if key in self.features else None
 
-    def load_features(self, key: str) -> EncodedImage | None:
+    def read_features(self, key: str) -> EncodedImage | None:
         self.calls.append(f"load {key}")
         return self.features.get(key)
 
@@ -108,13 +108,13 @@ class FakeDisk(DiskTier):
         self.calls.append(f"store {len(prompt)}")
 
     def find_prefix(
-        self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
+        self, prompt: PromptKey, known: int, limit: int, salt: str, min_length: int
     ) -> StoredPrefixSizes | None:
         self.calls.append(f"find {known} to {limit}")
         length = self.source.length if self.source else 0
         return StoredPrefixSizes(length, length, length) if length > known else None
 
-    def load_prefix(
+    def read_prefix(
         self, prompt: PromptKey, known: int, limit: int, salt: str
     ) -> Iterator[LoadedSource]:
         self.calls.append(f"load {known} to {limit}")

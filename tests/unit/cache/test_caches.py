@@ -10,7 +10,7 @@ from tests.unit.cache.conformance import Hold
 from tests.unit.cache.fakes import FakeDisk, FakeSource, LoadedSource
 from tests.unit.cache.prompts import Item, prompt_of
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.cache.disk.tier import DiskLoad
+from vlm_server.cache.disk.tier import DiskRead
 from vlm_server.cache.lru import LruCache
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.cache.references import CacheReferences
@@ -24,7 +24,7 @@ NAMES = ["token_layout", "pixel", "encoder", "tile", "prefix"]
 @dataclass
 class FakeFeatures:
     size_bytes: int = 1
-    tokens_at_once: int | None = None
+    tokens_per_call: int | None = None
 
 
 @dataclass
@@ -52,10 +52,10 @@ def use(caches: Caches) -> None:
     caches.store_prefix(prompt, FakeSource(prompt), "")
 
 
-def wanted(prompt: PromptKey, prefix_tokens: int, **features: int) -> DiskLoad:
+def wanted(prompt: PromptKey, prefix_tokens: int, **features: int) -> DiskRead:
     """A load of so many tokens and of features, by key with their span."""
     by_span = {index: key for key, index in features.items()}
-    return DiskLoad(prompt, "", len(prompt), 0, prefix_tokens, by_span, 1, 1)
+    return DiskRead(prompt, "", len(prompt), 0, prefix_tokens, by_span, 1, 1)
 
 
 def never() -> bool:
@@ -126,7 +126,7 @@ def test_what_the_disk_has_is_stored_in_memory_and_pinned() -> None:
     disk = FakeDisk({"a": FakeFeatures()}, LoadedSource(prompt))
     caches = caches_on(disk)
     caches.begin_serving()
-    loaded = caches.load(wanted(prompt_of([1, 2, 3, 4]), 3, a=0), never)
+    loaded = caches.read_disk(wanted(prompt_of([1, 2, 3, 4]), 3, a=0), never)
     assert loaded.prefix is not None
     assert (loaded.features[0].value, loaded.prefix.length) == (disk.features["a"], 3)
     assert (caches.features.read().entries, caches.prefixes.read().entries) == (1, 1)
@@ -140,7 +140,7 @@ def test_what_nobody_waits_for_any_more_is_not_read() -> None:
     disk = FakeDisk({"a": FakeFeatures()}, LoadedSource(prompt_of([1, 2, 3])))
     caches = caches_on(disk)
     caches.begin_serving()
-    loaded = caches.load(wanted(prompt_of([1, 2, 3, 4]), 3, a=0), lambda: True)
+    loaded = caches.read_disk(wanted(prompt_of([1, 2, 3, 4]), 3, a=0), lambda: True)
     assert disk.calls == []
     loaded.release()
     assert caches.num_references == 0
@@ -151,7 +151,7 @@ def test_a_disk_hit_that_can_not_be_copied_is_a_miss() -> None:
     caches = caches_on(FakeDisk(source=LoadedSource(prompt, failing=0)))
     caches.begin_serving()
     caches.prefixes.insert(prompt_of([1]), FakeSource(prompt_of([1])))
-    loaded = caches.load(wanted(prompt, 3), never)
+    loaded = caches.read_disk(wanted(prompt, 3), never)
     assert loaded.prefix is not None
     assert loaded.prefix.length == 1
     loaded.release()
@@ -161,13 +161,13 @@ def test_a_disk_hit_that_can_not_be_copied_is_a_miss() -> None:
 @pytest.mark.parametrize("error", [OutOfMemory("too much"), MemoryError()])
 def test_memory_that_is_too_short_to_read_into_is_told(error: Exception) -> None:
     class ShortDisk(FakeDisk):
-        def load_features(self, key: str) -> EncodedImage | None:
+        def read_features(self, key: str) -> EncodedImage | None:
             raise error
 
     prompt = prompt_of([1, 2, 3])
     caches = caches_on(ShortDisk(source=LoadedSource(prompt)))
     caches.begin_serving()
-    loaded = caches.load(wanted(prompt, 3, a=0), never)
+    loaded = caches.read_disk(wanted(prompt, 3, a=0), never)
     assert loaded.is_out_of_memory
     assert loaded.prefix is not None
     assert loaded.prefix.length == 3, "what was read before is of use"

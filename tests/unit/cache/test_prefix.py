@@ -52,14 +52,14 @@ def num_known(cache: Cache, prompt: list[Item], limit: int = 1000, salt: str = "
     return match.length
 
 
-@pytest.mark.parametrize(("least", "length"), [(0, 3), (3, 3), (4, 0)])
-def test_a_beginning_that_is_too_short_is_none(least: int, length: int) -> None:
+@pytest.mark.parametrize(("min_length", "length"), [(0, 3), (3, 3), (4, 0)])
+def test_a_beginning_that_is_too_short_is_none(min_length: int, length: int) -> None:
     cache = cache_of([1, 2, 3])
     prompt_key = prompt_of([1, 2, 3, 4, 5])
     nothing = cache.match(prompt_key, 0)
     for match in (
-        cache.match(prompt_key, 4, "", least),
-        cache.improve(nothing, prompt_key, 4, "", least),
+        cache.match(prompt_key, 4, "", min_length),
+        cache.improve(nothing, prompt_key, 4, "", min_length),
     ):
         assert match.length == length
         match.release()
@@ -134,7 +134,7 @@ def test_what_many_begin_with_is_not_gone_through() -> None:
 
 
 def test_long_parts_are_not_stored_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix, "_MOST_JOINED_BYTES", 4)
+    monkeypatch.setattr(prefix, "_MAX_JOINED_BYTES", 4)
     cache = cache_of([1, 2], [1, 2, 3])
     assert insert(cache, [1, 2, 3, 4, 5], joins=True).takes == [(2, 5)]
     assert num_known(cache, [1, 2, 3, 4, 5]) == 5

@@ -121,7 +121,7 @@ class Prefixes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.usually_dropped, prefix._DROPPED_PART = prefix._DROPPED_PART, self.dropped_part
+        self.usually_dropped, prefix._DROPPED_SHARE = prefix._DROPPED_SHARE, self.dropped_part
         self.must = Oracle(self.needs_snapshots)
         """What was inserted without a failure, and that nothing in its way can have stopped."""
         self.may = Oracle(self.needs_snapshots)
@@ -251,7 +251,7 @@ class Prefixes(RuleBasedStateMachine):
             assert self.must.size_bytes <= reading.size_bytes <= self.may.size_bytes
 
     def teardown(self) -> None:
-        prefix._DROPPED_PART = self.usually_dropped
+        prefix._DROPPED_SHARE = self.usually_dropped
         if not hasattr(self, "cache"):
             return
         for lease in self.leased:

@@ -1,4 +1,4 @@
-"""A terminal that only remembers what was written to it."""
+"""A fake terminal that records what is written to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 
 class Terminal(io.StringIO):
-    """Of the size that the environment says (COLUMNS)."""
+    """A terminal of the size in the environment (COLUMNS); its value is all output so far."""
 
     def isatty(self) -> bool:
         return True

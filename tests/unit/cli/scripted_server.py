@@ -1,4 +1,4 @@
-"""A chat server that streams what it is told, when it is told. Counts what it is asked."""
+"""A chat server that streams scripted bytes at scripted times, and records its requests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ScriptedServer:
     status: int = 200
     requests: list[dict[str, Any]] = field(default_factory=list)
     decisions: dict[str, int] = field(default_factory=dict)
-    """Of the memory governor, as the server's status tells them."""
+    """Decisions of the memory governor, as the server's status reports them."""
     keys: list[str | None] = field(default_factory=list)
     """The routing key of each request."""
 
@@ -59,8 +59,8 @@ class ScriptedServer:
             await self._answer(send, [(0.0, b'{"data": [{"id": "scripted"}]}')], 200)
             return
         if scope["path"] == "/v1/status":
-            told = {"engine": {"stats": {"memory": {"decisions": self.decisions}}}}
-            await self._answer(send, [(0.0, json.dumps(told).encode())], self.status)
+            status_document = {"engine": {"stats": {"memory": {"decisions": self.decisions}}}}
+            await self._answer(send, [(0.0, json.dumps(status_document).encode())], self.status)
             return
         body = b""
         more = True

@@ -1,4 +1,4 @@
-"""A daemon that answers up to some stage, and then never."""
+"""A fake daemon that stops answering at a chosen stage."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SECONDS = 30.0
 DELTA = {"choices": [{"index": 0, "delta": {"content": "a red "}}]}
 
 
-class Stalling(BaseHTTPRequestHandler):
-    """A daemon that answers until it comes to the path `stage`, and then never."""
+class StallingHandler(BaseHTTPRequestHandler):
+    """Answers requests until the path or phase `stage` is reached, and then stalls."""
 
     stage = ""
     reached: threading.Event
@@ -51,9 +51,9 @@ class Stalling(BaseHTTPRequestHandler):
 
 @contextmanager
 def daemon(stage: str = "") -> Iterator[tuple[str, threading.Event]]:
-    """Its URL, and what is set once it has come to `stage`."""
+    """The daemon's URL, and an event that is set when `stage` is reached."""
     events = {"reached": threading.Event(), "over": threading.Event()}
-    handler = type("Handler", (Stalling,), {"stage": stage, **events})
+    handler = type("Handler", (StallingHandler,), {"stage": stage, **events})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

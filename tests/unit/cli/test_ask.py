@@ -1,4 +1,4 @@
-"""`ask` against a scripted daemon on a real socket, and the daemon that it starts for itself."""
+"""`ask` sends and prints the right things with a scripted daemon, and manages its own daemon."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ PNG = tiny("PNG")
 
 
 @dataclass
-class Script:
-    """What the daemon answers, and what it was asked."""
+class DaemonScript:
+    """The scripted daemon's answer, and the requests and keys that it got."""
 
     chunks: list[dict[str, Any]] = field(default_factory=list)
     is_cut: bool = False
     status: int = 200
     not_ready_times: int = 0
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
 
 
@@ -52,10 +52,10 @@ def delta(text: str) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": {"content": text}}]}
 
 
-class Handler(BaseHTTPRequestHandler):
+class ScriptedHandler(BaseHTTPRequestHandler):
     """One connection to the scripted daemon."""
 
-    script: Script
+    script: DaemonScript
 
     def do_GET(self) -> None:
         if self.path == "/health/ready" and self.script.not_ready_times:
@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         size = int(self.headers["Content-Length"])
-        self.script.asked.append(json.loads(self.rfile.read(size)))
+        self.script.requests.append(json.loads(self.rfile.read(size)))
         self.script.keys.add(self.headers["Authorization"])
         if self.script.status != 200:
             self.answer(self.script.status, json.dumps({"error": {"message": "Too large."}}))
@@ -85,13 +85,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script(chunks=[delta(""), delta("a red "), delta("circle")])
+def script() -> DaemonScript:
+    return DaemonScript(chunks=[delta(""), delta("a red "), delta("circle")])
 
 
 @pytest.fixture
-def url(script: Script) -> Iterator[str]:
-    handler = type("ScriptedHandler", (Handler,), {"script": script})
+def url(script: DaemonScript) -> Iterator[str]:
+    handler = type("ScriptedHandler", (ScriptedHandler,), {"script": script})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -107,102 +107,112 @@ def picture(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_answer_is_printed(
-    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+def test_ask_prints_streamed_answer(
+    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ask", str(picture), "What is it?", "--url", url]) == 0
     assert capsys.readouterr().out == "a red circle\n"
-    (request,) = script.asked
+    (request,) = script.requests
     assert request["stream"] is True
     assert request["model"] == "demo"
 
 
-def test_several_pictures_come_before_the_question_in_order(
-    url: str, script: Script, picture: Path
+def test_ask_sends_pictures_in_order_before_question(
+    url: str, script: DaemonScript, picture: Path
 ) -> None:
     second = picture.with_name("second")
     second.write_bytes(tiny("JPEG"))
     main(["ask", str(picture), str(second), "Which?", "--url", url])
-    *pictures, question = script.asked[0]["messages"][0]["content"]
+    *pictures, question = script.requests[0]["messages"][0]["content"]
     urls = [part["image_url"]["url"] for part in pictures]
     assert urls == [data_url(picture), data_url(second)]
     assert question == {"type": "text", "text": "Which?"}
 
 
-def test_a_video_is_sent_as_one(url: str, script: Script, picture: Path) -> None:
+def test_ask_sends_video_as_video_url(url: str, script: DaemonScript, picture: Path) -> None:
     video = picture.with_name("clip.mp4")
     video.write_bytes(clips.encode(clips.noise(1, 3)))
     assert main(["ask", str(video), str(picture), "Which way?", "--url", url]) == 0
-    first, second, _ = script.asked[0]["messages"][0]["content"]
+    first, second, _ = script.requests[0]["messages"][0]["content"]
     assert first == {"type": "video_url", "video_url": {"url": data_url(video)}}
     assert second["type"] == "image_url"
     assert data_url(video).startswith("data:video/mp4;base64,")
 
 
-def test_a_video_that_is_cut_short_is_refused_before_it_is_sent(
-    url: str, script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_ask_refuses_truncated_video_before_sending(
+    url: str, script: DaemonScript, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     video = tmp_path / "clip.mp4"
     video.write_bytes(clips.encode(clips.noise(1, 3))[:-1])
     assert main(["ask", str(video), "Which way?", "--url", url]) != 0
     assert "is truncated" in capsys.readouterr().err
-    assert script.asked == []
+    assert script.requests == []
 
 
-def test_a_model_that_still_loads_is_waited_for(url: str, script: Script, picture: Path) -> None:
+def test_ask_waits_until_daemon_is_ready(url: str, script: DaemonScript, picture: Path) -> None:
     script.not_ready_times = 2
     assert main(["ask", str(picture), "What?", "--url", url]) == 0
     assert script.not_ready_times == 0
 
 
 @pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1", "http://{}", "http://{}/v1/"])
-def test_an_address_is_enough(form: str, url: str, script: Script, picture: Path) -> None:
+def test_ask_accepts_daemon_address_without_scheme_or_path(
+    form: str, url: str, script: DaemonScript, picture: Path
+) -> None:
     address = url.removeprefix("http://").removesuffix("/v1")
     assert main(["ask", str(picture), "What?", "--url", form.format(address)]) == 0
-    assert len(script.asked) == 1
+    assert len(script.requests) == 1
 
 
-def test_a_key_is_sent(url: str, script: Script, picture: Path) -> None:
+def test_ask_sends_api_key_as_bearer_token(url: str, script: DaemonScript, picture: Path) -> None:
     main(["ask", str(picture), "What?", "--url", url, "--api-key", "a-secret-key"])
     assert script.keys == {"Bearer a-secret-key"}
 
 
-def test_a_key_is_sent_as_the_daemon_reads_it(url: str, script: Script, picture: Path) -> None:
+def test_ask_encodes_api_key_as_utf8(url: str, script: DaemonScript, picture: Path) -> None:
     assert main(["ask", str(picture), "What?", "--url", url, "--api-key", "second-key-é"]) == 0
     (sent,) = script.keys
     assert sent is not None
     assert sent.encode("latin-1") == "Bearer second-key-é".encode()
 
 
-def test_a_key_need_not_be_on_the_command_line(url: str, script: Script, picture: Path) -> None:
+def test_ask_reads_api_key_from_file(url: str, script: DaemonScript, picture: Path) -> None:
     path = picture.with_name("key")
     path.write_text("a-key-in-a-file\n")
     main(["ask", str(picture), "What?", "--url", url, "--api-key-file", str(path)])
     assert script.keys == {"Bearer a-key-in-a-file"}
 
 
-def test_the_first_key_of_the_settings_is_sent_to_a_daemon_on_this_machine_only(
-    url: str,
-    script: Script,
-    picture: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("NO_PROXY", "*")
+@pytest.fixture
+def key_file(picture: Path) -> Path:
+    """A key file of two keys, which its owner alone can read."""
     path = picture.with_name("keys.toml")
     path.touch(mode=0o600)
     path.write_text('[one]\nkey = "the-first-key"\n[two]\nkey = "the-second-key"\n')
-    words = ["ask", str(picture), "What?", "--set", f"server.api_key_file={path}"]
+    return path
+
+
+def test_ask_sends_first_key_of_settings_only_to_local_daemon(
+    url: str, script: DaemonScript, picture: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    words = ["ask", str(picture), "What?", "--set", f"server.api_key_file={key_file}"]
     assert main([*words, "--url", url]) == 0
     assert script.keys == {"Bearer the-first-key"}
     assert main([*words, "--url", url.replace("127.0.0.1", "0.0.0.0")]) == 0
     assert script.keys == {"Bearer the-first-key", None}
-    path.chmod(0o644)
+
+
+def test_ask_refuses_settings_key_file_readable_by_others(
+    url: str, picture: Path, key_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key_file.chmod(0o644)
+    words = ["ask", str(picture), "What?", "--set", f"server.api_key_file={key_file}"]
     assert main([*words, "--url", url]) == 2
     assert "chmod 600" in capsys.readouterr().err
 
 
-def test_a_key_file_that_is_missing_is_told(
+def test_ask_reports_missing_key_file(
     url: str, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = str(picture.with_name("absent"))
@@ -210,16 +220,16 @@ def test_a_key_file_that_is_missing_is_told(
     assert "can't read an API key" in capsys.readouterr().err
 
 
-def test_an_error_before_the_answer_is_told(
-    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+def test_ask_prints_error_response_of_daemon(
+    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.status = 413
     assert main(["ask", str(picture), "What?", "--url", url]) == 1
     assert capsys.readouterr() == ("", "vlm-server: Too large.\n")
 
 
-def test_an_error_within_the_answer_is_told(
-    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+def test_ask_reports_error_within_stream(
+    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.chunks = [delta("a re"), {"error": {"message": "the engine process ended"}}]
     assert main(["ask", str(picture), "What?", "--url", url]) == 1
@@ -228,8 +238,8 @@ def test_an_error_within_the_answer_is_told(
     assert "the engine process ended" in err
 
 
-def test_an_answer_that_is_cut_off_is_an_error(
-    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+def test_ask_fails_if_stream_ends_without_done(
+    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.is_cut = True
     assert main(["ask", str(picture), "What?", "--url", url]) == 1
@@ -238,7 +248,7 @@ def test_an_answer_that_is_cut_off_is_an_error(
     assert "before it was complete" in err
 
 
-def test_a_missing_picture_is_named_before_anything_starts(
+def test_ask_names_missing_picture(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["ask", "absent.png", "What?"]) == 1
@@ -246,9 +256,9 @@ def test_a_missing_picture_is_named_before_anything_starts(
 
 
 @pytest.mark.parametrize(("folder", "code"), [("demo", 0), ("other", 1)])
-def test_a_model_that_is_named_by_a_dot_is_the_folder_that_it_stands_for(
+def test_ask_resolves_model_dot_to_folder_name(
     url: str,
-    script: Script,
+    script: DaemonScript,
     picture: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -258,19 +268,19 @@ def test_a_model_that_is_named_by_a_dot_is_the_folder_that_it_stands_for(
     (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / folder)
     assert main(["ask", str(picture), "What?", "--url", url, "--model", "."]) == code
-    assert len(script.asked) == 1 - code
+    assert len(script.requests) == 1 - code
 
 
-def test_a_name_that_is_nearly_right_is_corrected(
-    url: str, script: Script, picture: Path, capsys: pytest.CaptureFixture[str]
+def test_ask_suggests_nearest_model_name(
+    url: str, script: DaemonScript, picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ask", str(picture), "What?", "--url", url, "--model", "dmeo"]) == 1
     assert "did you mean demo?" in capsys.readouterr().err
     assert main(["ask", str(picture), "What?", "--url", url, "--model", "demo"]) == 0
-    assert len(script.asked) == 1
+    assert len(script.requests) == 1
 
 
-def test_a_daemon_elsewhere_is_never_replaced_by_one_here(
+def test_ask_starts_no_daemon_for_remote_url(
     picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ask", str(picture), "What?", "--url", "http://host.invalid:1/v1"]) == 1
@@ -292,31 +302,31 @@ def test_a_daemon_elsewhere_is_never_replaced_by_one_here(
         (b"anything", "application/octet-stream"),
     ],
 )
-def test_a_picture_is_named_by_its_bytes(data: bytes, kind: str) -> None:
+def test_media_kind_is_detected_from_bytes(data: bytes, kind: str) -> None:
     assert kind_of("picture", data) == kind
 
 
-def test_where_nothing_answers_there_is_no_daemon() -> None:
+def test_daemon_is_absent_if_port_refuses_connections() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
     with Daemon(url) as daemon:
         assert not daemon.is_there()
 
 
-def test_local_addresses() -> None:
+def test_loopback_urls_are_local() -> None:
     assert is_local("http://127.0.0.1:8000/v1")
     assert is_local("http://[::1]:8000/v1")
     assert is_local("http://localhost/v1")
     assert not is_local("http://192.168.1.2:8000/v1")
 
 
-def test_a_daemon_of_our_own_that_cannot_start_is_a_failure() -> None:
+def test_command_fails_if_own_daemon_cannot_start() -> None:
     started = running_daemon(["--set", "server.nothing=1"], stop_seconds=5)
     with pytest.raises(CommandFailed, match="did not start"), started:
         pass
 
 
-def test_a_daemon_of_our_own_is_gone_after_an_interrupt() -> None:
+def test_own_daemon_ends_after_keyboard_interrupt() -> None:
     urls: list[str] = []
 
     def interrupted() -> None:
@@ -331,7 +341,7 @@ def test_a_daemon_of_our_own_is_gone_after_an_interrupt() -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"# no picture"])
-def test_what_is_no_picture_is_said_before_a_daemon_is_started(
+def test_ask_refuses_unreadable_picture_before_starting_daemon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
 ) -> None:
     path = tmp_path / "README.md"
@@ -343,7 +353,7 @@ def test_what_is_no_picture_is_said_before_a_daemon_is_started(
     assert "starting" not in error
 
 
-def test_a_daemon_that_is_named_is_not_replaced_by_one_of_our_own(
+def test_ask_starts_no_daemon_for_explicit_local_url(
     picture: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ask", str(picture), "What?", "--url", "http://127.0.0.1:9/v1"]) == 1

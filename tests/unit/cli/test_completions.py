@@ -1,4 +1,4 @@
-"""The completions, in the shells themselves."""
+"""Completion scripts offer the right words in bash, fish and zsh themselves."""
 
 from __future__ import annotations
 
@@ -87,46 +87,46 @@ def output(folder: Path, *command: str) -> str:
 
 
 @pytest.mark.parametrize(("line", "expected"), CASES)
-def test_bash(scripts: Path, line: str, expected: set[str]) -> None:
+def test_bash_offers_expected_completions(scripts: Path, line: str, expected: set[str]) -> None:
     file = str(scripts / "_vlm-server.bash")
     offered = output(scripts, needed("bash"), "-c", BASH, "bash", file, line).split()
     assert expected <= set(offered)
     prefix = line.rpartition(" ")[2]
-    assert all(each.startswith(prefix) for each in offered)
+    assert all(completion.startswith(prefix) for completion in offered)
 
 
 @pytest.mark.parametrize(("line", "expected"), CASES)
-def test_fish(scripts: Path, line: str, expected: set[str]) -> None:
+def test_fish_offers_expected_completions(scripts: Path, line: str, expected: set[str]) -> None:
     file = str(scripts / "_vlm-server.fish")
     command = "source $argv[1]; complete -C $argv[2]"
-    said = output(scripts, needed("fish"), "--no-config", "-c", command, file, line)
-    offered = {each.partition("\t")[0] for each in said.splitlines()}
+    output_text = output(scripts, needed("fish"), "--no-config", "-c", command, file, line)
+    offered = {completion.partition("\t")[0] for completion in output_text.splitlines()}
     assert expected <= offered
 
 
 @pytest.mark.parametrize(("line", "expected"), CASES[::2])
-def test_zsh(scripts: Path, line: str, expected: set[str]) -> None:
+def test_zsh_offers_expected_completions(scripts: Path, line: str, expected: set[str]) -> None:
     file = str(scripts / "zsh/_vlm-server")
-    said = output(scripts, needed("zsh"), "-f", "-c", ZSH, "zsh", file, line)
-    for each in expected:
-        assert each in said
+    output_text = output(scripts, needed("zsh"), "-f", "-c", ZSH, "zsh", file, line)
+    for completion in expected:
+        assert completion in output_text
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_shell_finds_no_fault_in_it(scripts: Path, shell: str) -> None:
+def test_completion_script_passes_shell_syntax_check(scripts: Path, shell: str) -> None:
     file = str(scripts / f"_vlm-server.{shell}")
     ended = subprocess.run([needed(shell), "-n", file], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_command_is_known(shell: str) -> None:
+def test_completion_script_names_every_command(shell: str) -> None:
     text = script(shell)
     for name in COMMANDS:
         assert name in text
 
 
-def test_the_names_of_models_are_all_that_is_printed(tmp_path: Path) -> None:
+def test_models_list_names_prints_only_names(tmp_path: Path) -> None:
     snapshot = tmp_path / f"models--org--it/snapshots/{'a' * 40}"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""How commands end as processes: Ctrl-C at every stage, and output that nobody takes."""
+"""Commands end cleanly as processes: on Ctrl-C at every stage, and on unwritable output."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     "stage",
     [
         "/health/live",
-        *(pytest.param(each, marks=pytest.mark.whole) for each in ("/v1/models", "/health/ready")),
+        *(pytest.param(path, marks=pytest.mark.whole) for path in ("/v1/models", "/health/ready")),
         pytest.param("prefill", marks=pytest.mark.whole),
         "decode",
     ],
 )
-def test_ctrl_c_ends_ask_without_a_word(stage: str, picture: str) -> None:
+def test_ctrl_c_ends_ask_silently(stage: str, picture: str) -> None:
     with daemon(stage) as (url, reached):
         process = start(["ask", picture, "What?", "--url", url])
         assert reached.wait(SECONDS)
@@ -70,7 +70,7 @@ def test_ctrl_c_ends_ask_without_a_word(stage: str, picture: str) -> None:
     assert (code, err) == (-signal.SIGINT, "")
 
 
-def test_ctrl_c_ends_bench_with_what_was_measured(tmp_path: Path) -> None:
+def test_ctrl_c_ends_bench_with_results_so_far(tmp_path: Path) -> None:
     with daemon("prefill") as (url, reached):
         process = start(["bench", "--url", f"it={url}", "--size", "40x20", "--rounds", "1"])
         assert reached.wait(SECONDS)
@@ -81,7 +81,7 @@ def test_ctrl_c_ends_bench_with_what_was_measured(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
-def test_ctrl_c_ends_pull_and_says_that_nothing_is_lost(tmp_path: Path) -> None:
+def test_ctrl_c_ends_pull_and_announces_resumption(tmp_path: Path) -> None:
     with daemon("/api/models/org/name") as (url, reached):
         environment = {
             **os.environ,
@@ -98,7 +98,7 @@ def test_ctrl_c_ends_pull_and_says_that_nothing_is_lost(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
-def test_ctrl_c_stops_serve_while_its_model_loads() -> None:
+def test_ctrl_c_stops_serve_while_model_loads() -> None:
     process = start(["serve", "--port", "0"])
     assert process.stdout is not None
     wait_for(process.stdout, lambda line: line.startswith("Listening"))
@@ -112,7 +112,7 @@ def wait_for(lines: IO[str], is_it: Callable[[str], bool]) -> None:
     assert any(is_it(line) for line in lines)
 
 
-def test_a_reader_that_leaves_is_no_error(picture: str) -> None:
+def test_ask_ends_quietly_if_reader_closes_pipe(picture: str) -> None:
     with daemon() as (url, _):
         process = start(["ask", picture, "What?", "--url", url])
         assert process.stdout is not None
@@ -127,7 +127,7 @@ def test_a_reader_that_leaves_is_no_error(picture: str) -> None:
 @pytest.mark.parametrize(
     "words", ["--help", "ask --help", "check-config --print-defaults", "completions bash"]
 )
-def test_output_into_a_pipe_that_is_closed(words: str) -> None:
+def test_commands_end_quietly_on_closed_pipe(words: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     process = start(words.split(), stdout=writing)
@@ -137,7 +137,7 @@ def test_output_into_a_pipe_that_is_closed(words: str) -> None:
 
 
 @pytest.mark.parametrize("words", ["--help", "check-config --print-defaults", "ask"])
-def test_output_onto_a_disk_that_is_full(words: str, picture: str) -> None:
+def test_commands_report_full_disk_of_output(words: str, picture: str) -> None:
     with daemon() as (url, _), Path("/dev/full").open("w") as full:
         more = [picture, "What?", "--url", url] if words == "ask" else []
         code, _, err = ended(start([*words.split(), *more], stdout=full))
@@ -146,8 +146,8 @@ def test_output_onto_a_disk_that_is_full(words: str, picture: str) -> None:
 
 
 @pytest.mark.parametrize("closed", [0, 1, 2])
-def test_a_standard_file_that_is_closed_is_no_error(closed: int, picture: str) -> None:
-    """What is opened next does not get its number, and then what was to be printed."""
+def test_ask_succeeds_with_closed_standard_file(closed: int, picture: str) -> None:
+    """A file opened later must not get the closed number, and with it the printed text."""
     with daemon() as (url, _):
         process = start(
             ["ask", picture, "What?", "--url", url], preexec_fn=lambda: os.close(closed)
@@ -158,8 +158,8 @@ def test_a_standard_file_that_is_closed_is_no_error(closed: int, picture: str) -
     assert err == ""
 
 
-def test_serve_goes_on_when_nobody_reads_what_it_says_until_ctrl_c(tmp_path: Path) -> None:
-    """A program may read where it listens, and no more."""
+def test_serve_survives_closed_stdout_until_ctrl_c(tmp_path: Path) -> None:
+    """A program may read the address of the daemon and then close the pipe."""
     log = tmp_path / "log"
     with log.open("w") as stderr:
         process = start(["serve", "--port", "0"], SCRIPTED, stderr=stderr)
@@ -171,7 +171,7 @@ def test_serve_goes_on_when_nobody_reads_what_it_says_until_ctrl_c(tmp_path: Pat
             served.wait_ready(SECONDS)
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.5)
-            assert served.look().state == "ready"
+            assert served.check_readiness().state == "ready"
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == exit_codes.DONE
         assert "Traceback" not in log.read_text()
@@ -180,7 +180,7 @@ def test_serve_goes_on_when_nobody_reads_what_it_says_until_ctrl_c(tmp_path: Pat
         process.wait()
 
 
-def test_what_the_output_can_not_hold_is_replaced(tmp_path: Path) -> None:
+def test_unencodable_output_is_replaced_by_question_marks(tmp_path: Path) -> None:
     folder = tmp_path / "models" / os.fsdecode(b"caf\xe9")
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"vision_config": {}}')

@@ -1,4 +1,4 @@
-"""The exit codes are the ones that docs/cli.md, help and the manual page say."""
+"""Exit codes match docs/cli.md, docs/service.md, help and the service files."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ NAMED = {name: value for name, value in vars(exit_codes).items() if isinstance(v
 CODES = {value for name, value in NAMED.items() if not name.startswith("SERVICE_")}
 
 
-def test_every_code_has_a_meaning() -> None:
+def test_exit_codes_all_have_meanings() -> None:
     assert set(exit_codes.MEANINGS) == CODES
     assert set(NAMED.values()) - CODES <= set(exit_codes.SERVICE_MEANINGS)
 
 
-def test_the_table_of_the_docs_is_true() -> None:
+def test_exit_code_table_of_cli_docs_matches_code() -> None:
     text = (DOCS / "cli.md").read_text()
     rows = dict(re.findall(r"^\| (\d+) \| (.+?) \|", text, re.MULTILINE))
     assert {int(code): text for code, text in rows.items()} == exit_codes.MEANINGS
 
 
-def test_service_docs_agree() -> None:
+def test_exit_codes_of_service_docs_exist() -> None:
     text = (DOCS / "service.md").read_text()
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} <= CODES
     assert set(exit_codes.FINAL) <= CODES
 
 
-def test_help_of_every_command_tells_them() -> None:
+def test_help_of_every_command_lists_exit_codes() -> None:
     for parser in every(main.build_parser()):
         if not commands_of(parser):
             shown = parser.format_help()
@@ -56,11 +56,11 @@ def test_help_of_every_command_tells_them() -> None:
         (ValueError("x"), exit_codes.DEFECT),
     ],
 )
-def test_an_error_has_one_code_whatever_the_command(error: Exception, code: int) -> None:
+def test_error_class_determines_exit_code(error: Exception, code: int) -> None:
     assert main.code_of(error) == code
 
 
-def test_a_manager_does_not_restart_what_a_restart_does_not_mend(tmp_path: Path) -> None:
+def test_systemd_unit_does_not_restart_after_final_codes(tmp_path: Path) -> None:
     command = manager.ServiceCommand(tmp_path / "vlm-server", ["serve"], "127.0.0.1", 8000, 1.0)
     unit = systemd.systemd_unit(command)
     codes = " ".join(map(str, exit_codes.FINAL))

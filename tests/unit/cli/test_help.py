@@ -1,4 +1,4 @@
-"""Help is complete, and there at once: nothing heavy is imported for it."""
+"""Help is complete, and fast: it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAVY = (
     *("mlx", "mlx_vlm", "numpy", "transformers", "torch", "starlette", "uvicorn", "httpx", "PIL"),
     *("huggingface_hub", "rich", "shtab", "prometheus_client", "vlm_server.api", "av"),
 )
-"""What help must not import, however it is reached."""
+"""Modules that no help may import."""
 _MOST_SECONDS = 0.15
 """On a quiet machine that starts Python in 20 ms."""
 _MOST_STARTS = 6.0
@@ -51,15 +51,15 @@ def test_help_imports_nothing_heavy() -> None:
         timeout=60,
     )
     assert ended.stderr == ""
-    told = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert [words for words, *_ in told] == LEAVES
-    for words, code, heavy, first_line in told:
+    reports = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [words for words, *_ in reports] == LEAVES
+    for words, code, heavy, first_line in reports:
         assert (words, code, heavy) == (words, 0, [])
         assert first_line.startswith(" ".join(["usage: vlm-server", *words]))
 
 
 @pytest.mark.alone
-def test_help_takes_a_few_starts_of_python() -> None:
+def test_help_takes_few_times_python_startup() -> None:
     """The best of several, since other programs run as well."""
     command = [sys.executable, "-m", "vlm_server.cli", "ask", "--help"]
     start = min(_seconds([sys.executable, "-c", "pass"]) for _ in range(5))
@@ -72,30 +72,30 @@ def _seconds(command: list[str]) -> float:
     return time.perf_counter() - started
 
 
-def test_every_command_says_what_it_does() -> None:
+def test_commands_and_options_all_have_help() -> None:
     parser = build_parser()
-    for each in every(parser):
-        assert isinstance(each, Parser)
-        for action in each._actions:
-            assert action.help or commands_of(each), (each.prog, action.dest)
+    for command in every(parser):
+        assert isinstance(command, Parser)
+        for action in command._actions:
+            assert action.help or commands_of(command), (command.prog, action.dest)
     summaries = {command.prog.split()[-1]: text for text, command in commands_of(parser)}
     assert summaries == {name: text for name, (_, text) in COMMANDS.items()}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_the_overview_needs_no_command_to_be_imported(name: str) -> None:
-    """And says the same of it."""
-    alone = {each.prog.split()[-1] for each in every(build_parser([name]))}
+def test_overview_lists_commands_without_importing_them(name: str) -> None:
+    """The overview and a command's own parser have the same summary."""
+    alone = {parser.prog.split()[-1] for parser in every(build_parser([name]))}
     assert name in alone
     assert {text for text, _ in commands_of(build_parser([]))} == {
         text for _, text in COMMANDS.values()
     }
 
 
-def test_examples_can_be_parsed() -> None:
-    """Each line of an example that is ours has options that are there."""
+def test_help_examples_parse() -> None:
+    """Every `vlm-server` line of an example has only existing options."""
     parser = build_parser()
-    examples = [line for each in every(parser) for _, line in each.manual.examples]
+    examples = [line for command in every(parser) for _, line in command.manual.examples]
     assert len(examples) > 10
     for line in examples:
         words = shlex.split(line[line.index("vlm-server") :].removesuffix(')"'))
@@ -104,7 +104,7 @@ def test_examples_can_be_parsed() -> None:
             parser.parse_args(words[1:end])
 
 
-def test_the_commands_of_the_docs_can_be_parsed() -> None:
+def test_commands_in_cli_docs_parse() -> None:
     text = (PAGE.parent / "cli.md").read_text()
     lines = [
         line for line in text.splitlines() if re.match(r"(cat .*\| |eval .*)?vlm-server", line)
@@ -116,7 +116,7 @@ def test_the_commands_of_the_docs_can_be_parsed() -> None:
         build_parser().parse_args(words[1:end])
 
 
-def test_help_has_the_sections_of_a_manual_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_sections_of_manual_page(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     shown = capsys.readouterr().out
@@ -126,19 +126,19 @@ def test_help_has_the_sections_of_a_manual_page(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("columns", [60, 80, 300])
-def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_terminal_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     for parser in every(build_parser()):
         shown = parser.format_help().partition("\nexamples:")[0]
         assert max(map(len, shown.splitlines())) <= columns
 
 
-def test_the_manual_page_is_the_one_that_is_kept() -> None:
+def test_manual_page_is_up_to_date() -> None:
     """`python -m tests.docs.man_page` writes it."""
     assert man_page.render() == PAGE.read_text()
 
 
-def test_the_manual_page_names_every_option() -> None:
+def test_manual_page_names_every_option() -> None:
     text = man_page.render().replace("\\-", "-")
     for parser in every(build_parser()):
         if not commands_of(parser):

@@ -1,4 +1,4 @@
-"""The log file holds what all processes write, and stays small."""
+"""The log file holds the output of all processes, and stays small."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ print("the end")
 """
 
 
-def test_children_go_on_writing_to_a_file_that_was_rotated(tmp_path: Path) -> None:
+def test_child_output_survives_log_rotation(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "vlm-server.log"
     subprocess.run([sys.executable, "-c", WRITER, str(path)], check=True, timeout=20)
     assert path.read_text() == "the end\n", "no hole where the old lines were"
     assert "4 child" in path.with_name("vlm-server.log.1").read_text()
     assert path.with_name("vlm-server.log.2").read_text().startswith("3 x")
     assert len(list(path.parent.iterdir())) == 3
-    assert {each.stat().st_mode & 0o777 for each in path.parent.iterdir()} == {0o600}
+    assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o600}
 
 
 FULL_DISK = """
@@ -55,16 +55,16 @@ for _ in range(5):
 """
 
 
-def test_what_can_not_be_copied_costs_no_older_lines(tmp_path: Path) -> None:
+def test_failed_log_rotation_keeps_older_files(tmp_path: Path) -> None:
     path = tmp_path / "vlm-server.log"
     older = {path.with_name(f"vlm-server.log.{number}"): f"{number}\n" for number in (1, 2, 3)}
-    for each, text in older.items():
-        each.write_text(text)
+    for file, text in older.items():
+        file.write_text(text)
     subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], check=True, timeout=20)
-    assert {each: each.read_text() for each in older} == older
+    assert {file: file.read_text() for file in older} == older
     assert path.read_text().startswith("xxx")
 
 
-def test_a_file_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_log_file_is_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't write"):
         LogFile(tmp_path)

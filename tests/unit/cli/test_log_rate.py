@@ -1,4 +1,4 @@
-"""Lines of one kind are few."""
+"""Repeated log lines of one kind are rate-limited."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from vlm_server.cli.log import LogRate
 
 
-def test_lines_of_a_kind_are_bounded_and_counted() -> None:
+def test_repeated_log_lines_are_bounded_and_counted() -> None:
     now = 0.0
     rate = LogRate(lines=3, seconds=10, clock=lambda: now)
 

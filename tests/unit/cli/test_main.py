@@ -1,4 +1,4 @@
-"""The command line's manners: exit codes, one line for what is wrong, no tracebacks."""
+"""The command line gives exit codes and one-line errors, and passes settings on unchanged."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from vlm_server.errors import ConfigError
 from vlm_server.models import EMBEDDED
 
 
-def test_without_a_command_the_usage_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_without_command_shows_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main([])
     assert exit_info.value.code == 2
     assert "usage: vlm-server" in capsys.readouterr().err
 
 
-def test_check_config_says_that_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_config_accepts_valid_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-config", "--set", "server.port=9000"]) == 0
     assert capsys.readouterr().out == "The settings are valid.\n"
 
 
-def test_check_config_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_config_names_unknown_setting_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-config", "--set", "server.prot=9000"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -40,20 +40,20 @@ def test_check_config_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> 
     assert captured.err.count("\n") == 1
 
 
-def test_the_printed_defaults_are_toml(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_defaults_are_valid_toml(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-config", "--print-defaults"]) == 0
     assert tomllib.loads(capsys.readouterr().out)["server"]["port"] == 8000
 
 
 @pytest.mark.parametrize("command", ["serve", "check-config", "ask picture.png what"])
-def test_every_command_refuses_settings_in_the_same_way(
+def test_commands_refuse_exposed_host_without_keys(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command.split(), "--set", "server.host=0.0.0.0"]) == 2
     assert "server.api_keys" in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_reports_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == 75
@@ -61,13 +61,13 @@ def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> No
     assert f"can't listen on 127.0.0.1:{port}: Address already in use;" in error
 
 
-def test_an_address_of_another_machine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_reports_unavailable_address(capsys: pytest.CaptureFixture[str]) -> None:
     keys = 'server.api_keys=["a-long-enough-key"]'
     assert main(["serve", "--host", "192.0.2.1", "--set", keys]) == 75
     assert "can't listen on 192.0.2.1" in capsys.readouterr().err
 
 
-def test_options_win_over_set_and_set_over_the_file(tmp_path: Path) -> None:
+def test_options_override_set_and_set_overrides_file(tmp_path: Path) -> None:
     config = tmp_path / "settings.toml"
     config.write_text('[server]\nport = 1\n[model]\npath = "x"\nname = "n"\n')
     folder = tmp_path / "a b" / "ü"
@@ -82,7 +82,7 @@ def test_options_win_over_set_and_set_over_the_file(tmp_path: Path) -> None:
     assert settings.model.name == "n"
 
 
-def test_arguments_that_are_passed_on_hold_in_any_folder(tmp_path: Path) -> None:
+def test_settings_arguments_have_absolute_paths(tmp_path: Path) -> None:
     options = build_parser().parse_args(
         ["serve", "--config", "c.toml", "--model", str(tmp_path), "--set", "log.level=debug"]
     )
@@ -94,7 +94,7 @@ def test_arguments_that_are_passed_on_hold_in_any_folder(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("command", ["serve", "check-config", "service install --dry-run"])
-def test_a_model_that_is_none_is_named_at_once(
+def test_commands_refuse_folder_without_config_json(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "letter.txt").touch()
@@ -105,10 +105,10 @@ def test_a_model_that_is_none_is_named_at_once(
 
 
 @pytest.mark.parametrize("command", ["serve", "check-config", "service install --dry-run"])
-def test_a_limit_that_can_not_hold_the_model_is_refused_with_the_figures(
+def test_commands_refuse_memory_limit_below_weights(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The embedded model takes 15 MB. Nothing is started to find that out."""
+    """The embedded model takes 15 MB, which is found without starting an engine."""
     assert main([*command.split(), "--set", "memory.limit_bytes=11MB"]) == 3
     assert "take 15 MB in their files, and 11 MB are allowed" in capsys.readouterr().err
     folder = copytree(EMBEDDED, tmp_path / "model")
@@ -116,20 +116,21 @@ def test_a_limit_that_can_not_hold_the_model_is_refused_with_the_figures(
         *("memory.limit_bytes=11MB", "model.dtype=float16"),
         *(f"models.it.path={folder}", "models.it.pinned=true"),
     )
-    assert main([*command.split(), *(word for each in settings for word in ("--set", each))]) == 3
+    assert (
+        main([*command.split(), *(word for setting in settings for word in ("--set", setting))])
+        == 3
+    )
     assert f"those of {folder} take 15 MB" in capsys.readouterr().err
 
 
-def test_a_folder_of_another_format_says_which(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_config_names_gguf_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model-Q4_K_M.gguf").touch()
     assert main(["check-config", "--model", str(tmp_path)]) == 2
     assert "GGUF" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["serve", "service install --dry-run"])
-def test_a_disk_that_is_not_mounted_may_be_later(
+def test_unmounted_disk_exits_with_not_available(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An empty folder is what a mount point is without its disk."""
@@ -140,7 +141,7 @@ def test_a_disk_that_is_not_mounted_may_be_later(
 
 
 @pytest.mark.parametrize("command", ["serve", "service install --dry-run", "check-config"])
-def test_a_mistyped_path_is_wrong_for_ever(
+def test_mistyped_path_exits_with_wrong_settings(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model").mkdir()
@@ -149,7 +150,7 @@ def test_a_mistyped_path_is_wrong_for_ever(
         assert "disk" not in capsys.readouterr().err
 
 
-def test_a_service_manager_may_want_another_status_for_what_a_restart_does_not_mend() -> None:
+def test_give_up_status_replaces_final_exit_codes_only() -> None:
     wrong = ["serve", "--set", "server.prot=1"]
     assert main(wrong) == 2
     assert main([*wrong, "--give-up-status", "0"]) == 0
@@ -157,10 +158,10 @@ def test_a_service_manager_may_want_another_status_for_what_a_restart_does_not_m
     assert main(unmounted) == 75
 
 
-def test_a_relative_model_is_the_one_that_was_meant(
+def test_relative_model_path_starts_at_file_or_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a file from the file's folder, on the command line from the working folder."""
+    """Relative to the file's folder in a file, to the working folder on the command line."""
     for folder in (tmp_path / "here/model", tmp_path / "etc/model"):
         folder.mkdir(parents=True)
         (folder / "config.json").touch()
@@ -175,10 +176,7 @@ def test_a_relative_model_is_the_one_that_was_meant(
     ]
 
 
-def test_a_name_of_the_hub_is_passed_on_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also from a settings file, if no folder of the file's has that name."""
+def test_hub_name_is_passed_on_unresolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     for given in (["--model", "org/name@v1"], ["--set", "model.path=org/name@v1"]):
@@ -187,6 +185,13 @@ def test_a_name_of_the_hub_is_passed_on_as_it_is(
         assert (loaded.model.path, loaded.model.name) == ("org/name@v1", "org/name")
         assert "org/name@v1" in settings_arguments(options)[1]
         assert str(tmp_path) not in settings_arguments(options)[1]
+
+
+def test_hub_name_in_settings_file_yields_to_folder_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
     config = tmp_path / "settings.toml"
     config.write_text('[model]\npath = "org/name"\n')
     options = build_parser().parse_args(["serve", "--config", str(config)])
@@ -198,7 +203,7 @@ def test_a_name_of_the_hub_is_passed_on_as_it_is(
     assert (loaded.model.path, loaded.model.name) == (str(folder), "name")
 
 
-def test_a_snapshot_is_served_under_its_repositorys_name(tmp_path: Path) -> None:
+def test_snapshot_model_name_is_repository_name(tmp_path: Path) -> None:
     folder = tmp_path / f"models--org--name/snapshots/{'a' * 40}"
     folder.mkdir(parents=True)
     (folder / "config.json").touch()
@@ -209,7 +214,7 @@ def test_a_snapshot_is_served_under_its_repositorys_name(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["server.api_keys", " server.api_keys ", "server . api_keys"])
-def test_api_keys_are_not_written_into_a_services_command_line(name: str) -> None:
+def test_service_command_line_refuses_api_keys(name: str) -> None:
     arguments = ["service", "install", "--set", f'{name}=["a-long-enough-key"]']
     with pytest.raises(ConfigError, match="settings file"):
         settings_arguments(build_parser().parse_args(arguments))
@@ -229,7 +234,7 @@ sys.exit(main())
 """
 
 
-def test_an_interrupt_while_it_is_imported_ends_it_without_a_word() -> None:
+def test_interrupt_during_import_ends_command_silently() -> None:
     heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     ended = subprocess.run(  # whoever runs the tests in the background has it ignored
         [sys.executable, "-c", heeding + INTERRUPTED, "serve"], capture_output=True, timeout=60
@@ -238,7 +243,7 @@ def test_an_interrupt_while_it_is_imported_ends_it_without_a_word() -> None:
     assert ended.stdout == ended.stderr == b""
 
 
-def test_an_interrupt_that_is_ignored_stays_so() -> None:
+def test_ignored_sigint_stays_ignored() -> None:
     ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + INTERRUPTED
     ended = subprocess.run(
         [sys.executable, "-c", ignoring, "check-config"],
@@ -250,7 +255,7 @@ def test_an_interrupt_that_is_ignored_stays_so() -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "pull o/n", "models check o/n", "ask What?"])
-def test_a_family_may_be_allowed_wherever_it_is_refused(command: str) -> None:
+def test_model_commands_accept_allow_unchecked(command: str) -> None:
     options = build_parser().parse_args([*command.split(), "--allow-unchecked"])
     options.model = None
     assert load_settings(options).model.allow_unchecked

@@ -1,4 +1,4 @@
-"""Mistakes that people make: one line says what is wrong and what to do, and the exit code fits."""
+"""User mistakes give one error line with a remedy, and the right exit code."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from vlm_server.cli import exit_codes
 from vlm_server.cli.main import main
 
 WRONG, FAILED, LATER = exit_codes.WRONG_SETTINGS, exit_codes.FAILURE, exit_codes.NOT_AVAILABLE
-NOBODY = "--url http://127.0.0.1:9/v1"
+UNREACHABLE = "--url http://127.0.0.1:9/v1"
 
 BYTES = os.fsdecode(b"caf\xe9")
 """A name that is not UTF-8."""
 
 LONG = "x" * 300
-"""The system refuses to look at a file of this name, as at one in a folder of somebody else's."""
+"""A file name too long for the system: looking it up fails, as in an unreadable folder."""
 
 FILES = {
     "syntax.toml": b"[server]\nport = 1\nprot x\n",
@@ -95,24 +95,28 @@ MISTAKES = [
     ("models rm nothere", WRONG, "ORG/NAME"),
     ("models rm org/nothere", FAILED, "it is not here"),
     ("ask", WRONG, "no question"),
-    (f"ask {NOBODY} picture.png", WRONG, "no question"),
-    (f"ask {NOBODY} absent.png What?", FAILED, "can't read absent.png: No such file"),
-    (f"ask {NOBODY} absent.png", FAILED, "can't read absent.png"),
-    (f"ask {NOBODY} . What?", FAILED, "Is a directory"),
-    (f"ask {NOBODY} text.txt What?", FAILED, "text.txt: The image is not a readable PNG"),
-    (f"ask {NOBODY} empty.png What?", FAILED, "empty.png is empty"),
-    (f"ask {NOBODY} photo.heic What?", FAILED, "HEIC"),
-    (f"ask {NOBODY} - What?", FAILED, "standard input is empty"),
-    (f"ask {NOBODY} - -", WRONG, "not both"),
-    (f"ask {NOBODY} picture.png What?", FAILED, "no daemon answers at http://127.0.0.1:9/v1"),
+    (f"ask {UNREACHABLE} picture.png", WRONG, "no question"),
+    (f"ask {UNREACHABLE} absent.png What?", FAILED, "can't read absent.png: No such file"),
+    (f"ask {UNREACHABLE} absent.png", FAILED, "can't read absent.png"),
+    (f"ask {UNREACHABLE} . What?", FAILED, "Is a directory"),
+    (f"ask {UNREACHABLE} text.txt What?", FAILED, "text.txt: The image is not a readable PNG"),
+    (f"ask {UNREACHABLE} empty.png What?", FAILED, "empty.png is empty"),
+    (f"ask {UNREACHABLE} photo.heic What?", FAILED, "HEIC"),
+    (f"ask {UNREACHABLE} - What?", FAILED, "standard input is empty"),
+    (f"ask {UNREACHABLE} - -", WRONG, "not both"),
+    (f"ask {UNREACHABLE} picture.png What?", FAILED, "no daemon answers at http://127.0.0.1:9/v1"),
     ("ask --url nonsense picture.png What?", FAILED, "no daemon answers at http://nonsense/v1"),
     ("ask --url http://[::1 picture.png What?", FAILED, "is no URL"),
-    (f"ask {NOBODY} --max-tokens 0 picture.png What?", WRONG, "--max-tokens"),
-    (f"ask {NOBODY} --save-boxes absent/x.png picture.png What?", FAILED, "absent"),
-    (f"ask {NOBODY} --save-boxes . picture.png What?", WRONG, ".png"),
-    (f"ask {NOBODY} --save-boxes x.bmp picture.png What?", WRONG, ".png"),
-    (f"ask {NOBODY} --api-key-file absent picture.png What?", FAILED, "absent"),
-    (f"ask {NOBODY} --api-key-file keys.toml picture.png What?", FAILED, "is not an API key alone"),
+    (f"ask {UNREACHABLE} --max-tokens 0 picture.png What?", WRONG, "--max-tokens"),
+    (f"ask {UNREACHABLE} --save-boxes absent/x.png picture.png What?", FAILED, "absent"),
+    (f"ask {UNREACHABLE} --save-boxes . picture.png What?", WRONG, ".png"),
+    (f"ask {UNREACHABLE} --save-boxes x.bmp picture.png What?", WRONG, ".png"),
+    (f"ask {UNREACHABLE} --api-key-file absent picture.png What?", FAILED, "absent"),
+    (
+        f"ask {UNREACHABLE} --api-key-file keys.toml picture.png What?",
+        FAILED,
+        "is not an API key alone",
+    ),
     ("ask --set server.port=9 --model nothere picture.png What?", WRONG, "--model nothere"),
     (
         "ask --set server.port=9 --model ~no-such-user/x picture.png What?",
@@ -136,9 +140,9 @@ MISTAKES = [
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def folder_of_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder with wrong files, one good picture, and one model in the hub's cache."""
-    folder = tmp_path / "here"
+    folder = tmp_path / "folder_of_mistakes"
     folder.mkdir()
     for name, content in FILES.items():
         (folder / name).write_bytes(content)
@@ -164,26 +168,26 @@ def status_of(words: list[str]) -> int:
         return int(end.code or 0)
 
 
-@pytest.mark.parametrize(("line", "code", "said"), MISTAKES)
-def test_a_mistake_is_one_line(
-    line: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("line", "code", "message"), MISTAKES)
+def test_mistakes_give_one_error_line_and_exit_code(
+    line: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status_of(shlex.split(line)) == code
     out, err = capsys.readouterr()
     assert out == ""
-    assert said in err
+    assert message in err
     assert err.startswith("vlm-server")
     assert err.count("\n") == 1, err
 
 
-def test_a_port_that_is_taken_may_be_free_later(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_on_taken_port_exits_with_not_available(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == LATER
     assert "choose with --host and --port" in capsys.readouterr().err
 
 
-def test_what_is_printed_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_messages_contain_no_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", "./\x1b]0;pwned\x07"]) == WRONG
     error = capsys.readouterr().err
     assert "\x1b" not in error
@@ -191,16 +195,18 @@ def test_what_is_printed_cannot_command_the_terminal(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_may_not_be_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_files_are_reported_as_permission_denied(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for name in ("name.toml", "picture.png"):
         Path(name).chmod(0)
     assert main(["serve", "--config", "name.toml"]) == WRONG
     assert "Permission denied" in capsys.readouterr().err
-    assert main(["ask", "picture.png", "What?", *NOBODY.split()]) == FAILED
+    assert main(["ask", "picture.png", "What?", *UNREACHABLE.split()]) == FAILED
     assert "Permission denied" in capsys.readouterr().err
 
 
-def test_debug_shows_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_option_shows_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--debug", "pull", "x"], ["pull", "x", "--debug"]):
         assert main(words) == WRONG
         error = capsys.readouterr().err
@@ -210,7 +216,7 @@ def test_debug_shows_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_defect_is_one_line_that_asks_for_a_report(
+def test_unexpected_exception_gives_one_line_asking_for_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: object) -> int:

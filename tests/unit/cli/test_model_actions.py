@@ -1,4 +1,4 @@
-"""`models check` starts a daemon with its own options, which lack some of those of `serve`."""
+"""`models check` and `pull` pass settings on to a daemon, though they lack options of `serve`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from vlm_server.cli.options import settings_arguments
 
 
 @pytest.mark.parametrize("command", [["models", "check"], ["pull"]])
-def test_its_options_can_be_passed_on(command: list[str], tmp_path: Path) -> None:
+def test_models_check_and_pull_pass_settings_on(command: list[str], tmp_path: Path) -> None:
     options = build_parser().parse_args([*command, str(tmp_path), "--set", "server.port=1"])
     assert settings_arguments(options) == ["--model", str(tmp_path), "--set", "server.port=1"]

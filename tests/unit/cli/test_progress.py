@@ -22,7 +22,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return Terminal()
 
 
-def test_a_terminal_gets_one_line_that_moves_and_goes(screen: Terminal) -> None:
+def test_progress_on_terminal_is_one_line_that_clears(screen: Terminal) -> None:
     progress = ProgressLine(screen)
     progress.show("loading the weights", 0.1)
     progress.show("warming up on a picture", 0.7)
@@ -36,7 +36,7 @@ def test_a_terminal_gets_one_line_that_moves_and_goes(screen: Terminal) -> None:
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h")  # and the cursor is back
 
 
-def test_what_is_over_is_gone_and_may_begin_again(screen: Terminal) -> None:
+def test_progress_line_restarts_after_empty_stage(screen: Terminal) -> None:
     progress = ProgressLine(screen)
     for number in (1, 2):
         progress.show("warming up", 0.5)
@@ -45,7 +45,7 @@ def test_what_is_over_is_gone_and_may_begin_again(screen: Terminal) -> None:
         assert screen.getvalue().count("\x1b[?25h") == number
 
 
-def test_a_line_is_never_wider_than_the_terminal(
+def test_progress_line_is_cut_to_terminal_width(
     screen: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "30")
@@ -67,12 +67,12 @@ def test_a_line_is_never_wider_than_the_terminal(
         ("warming up on a picture", 10, "warming up on a picture"),
     ],
 )
-def test_a_long_name_gives_way_to_figures(stage: str, columns: int, shown: str) -> None:
-    """What is still too long is cut at its end."""
+def test_progress_shortens_file_name_before_figures(stage: str, columns: int, shown: str) -> None:
+    """A stage that is still too long is left to be cut at its end."""
     assert fitted(stage, columns) == shown
 
 
-def test_what_has_no_fraction_has_no_bar(screen: Terminal) -> None:
+def test_progress_without_fraction_shows_no_percentage(screen: Terminal) -> None:
     progress = ProgressLine(screen)
     progress.show("waiting for the answer", None)
     progress.clear()
@@ -80,7 +80,7 @@ def test_what_has_no_fraction_has_no_bar(screen: Terminal) -> None:
     assert "%" not in screen.getvalue()
 
 
-def test_no_colour_where_none_is_wanted(screen: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_honours_no_color(screen: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     for wanted in (False, True):
         monkeypatch.setenv("NO_COLOR", "" if wanted else "1")
         progress = ProgressLine(screen)
@@ -89,7 +89,7 @@ def test_no_colour_where_none_is_wanted(screen: Terminal, monkeypatch: pytest.Mo
         assert ("\x1b[38;5;" in screen.getvalue()) is wanted
 
 
-def test_a_dumb_terminal_gets_a_line_for_each_stage(
+def test_progress_on_dumb_terminal_is_a_line_per_stage(
     screen: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
@@ -100,7 +100,7 @@ def test_a_dumb_terminal_gets_a_line_for_each_stage(
     assert screen.getvalue() == "loading (10%)\nwarming up (13%)\n"
 
 
-def test_elsewhere_it_is_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_without_terminal_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     stream = io.StringIO()
     progress = ProgressLine(stream)
     with caplog.at_level(logging.INFO):
@@ -111,7 +111,7 @@ def test_elsewhere_it_is_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["loading (10%)"]
 
 
-def test_a_download_has_few_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_of_download_logs_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     line = ProgressLine(io.StringIO())
     with caplog.at_level(logging.INFO):
         for number in range(1001):

@@ -21,7 +21,7 @@ from tests.unit.engine.fakes import (
     submit,
 )
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.engine.inbox import EncodeDone, LoadDone, Message, PrepareDone
+from vlm_server.engine.inbox import DiskReadDone, EncodeDone, InboxMessage, PrepareDone
 from vlm_server.engine.loop import EngineLoop
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.memory.governor import Governor
@@ -31,21 +31,21 @@ from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.scheduler import Scheduler
 from vlm_server.errors import InternalError, RequestError
 from vlm_server.interfaces import (
+    DiskReadWork,
     EncodeWork,
-    LoadWork,
     Prepared,
     PreparedPrompt,
     PrepareWork,
     SchedulerOutput,
 )
 from vlm_server.protocol import Abort, Drain, Event, Failed, Finished, Submit, Usage
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 
 
-class ImpatientQueue(SimpleQueue[Message]):
+class ImpatientQueue(SimpleQueue[InboxMessage]):
     """An inbox that is empty instead of waiting: nobody else would put anything into it."""
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Message:
+    def get(self, block: bool = True, timeout: float | None = None) -> InboxMessage:
         return super().get(block=False)
 
 
@@ -53,7 +53,7 @@ class ImpatientQueue(SimpleQueue[Message]):
 class ScriptedPreparers:
     """Preparer threads that are done when a test says so."""
 
-    inbox: SimpleQueue[Message]
+    inbox: SimpleQueue[InboxMessage]
     works: dict[str, PrepareWork] = field(default_factory=dict)
     outcome: Callable[[Submit], Prepared] | None = outcome_of
     """What is made of each at once; None if the test says."""
@@ -86,7 +86,7 @@ class ScriptedPreparers:
 class ScriptedEncoder:
     """An encoder thread that is done when a test says so; at once if `is_fast`."""
 
-    inbox: SimpleQueue[Message]
+    inbox: SimpleQueue[InboxMessage]
     is_fast: bool = True
     works: Sequence[EncodeWork] = ()
     done: list[EncodeWork] = field(default_factory=list)
@@ -129,12 +129,12 @@ class ScriptedDiskReader:
     """A disk reader that is done when a test says so; at once if `is_fast`."""
 
     caches: Caches
-    inbox: SimpleQueue[Message]
+    inbox: SimpleQueue[InboxMessage]
     is_fast: bool = True
-    work: LoadWork | None = None
-    done: list[LoadWork] = field(default_factory=list)
+    work: DiskReadWork | None = None
+    done: list[DiskReadWork] = field(default_factory=list)
 
-    def start(self, work: LoadWork) -> None:
+    def start(self, work: DiskReadWork) -> None:
         assert self.work is None, "one request at a time"
         self.work = work
         if self.is_fast:
@@ -144,8 +144,8 @@ class ScriptedDiskReader:
         work, self.work = self.work, None
         assert work is not None
         self.done.append(work)
-        loaded = self.caches.load(work.load, lambda: work.cancellation.is_cancelled)
-        self.inbox.put(LoadDone(work.request_id, loaded))
+        loaded = self.caches.read_disk(work.disk_read, lambda: work.cancellation.is_cancelled)
+        self.inbox.put(DiskReadDone(work.request_id, loaded))
 
 
 class Engine:
@@ -170,7 +170,7 @@ class Engine:
         self.runner = FakeRunner(
             self.config.max_num_seqs, self.config.prefill_chunk_tokens, caches=self.caches
         )
-        self.governor = Governor(Memory(), self.memory, self.process, self.caches)
+        self.governor = Governor(MemorySettings(), self.memory, self.process, self.caches)
         self.admission = Admission(
             self.governor, self.runner.kv_bytes, self.config.prefill_chunk_tokens
         )
@@ -253,7 +253,7 @@ class Engine:
         before, idle = len(self.events), 0
         while idle < 2 or not self.inbox.empty():
             plan = self.step()
-            planned = (plan.prepare, plan.load, plan.encode, plan.refused)
+            planned = (plan.prepare, plan.disk_read, plan.encode, plan.refused)
             has_work = plan.has_runner_work or any(planned)
             idle = 0 if has_work else idle + 1
             steps -= 1

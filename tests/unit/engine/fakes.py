@@ -20,7 +20,7 @@ from tests.unit.cache.prompts import is_boundary, parts_of
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.prompt_key import MediaSpan, PromptKey
 from vlm_server.cache.references import CacheReferences
-from vlm_server.engine.scheduler.limits import SchedulerConfig
+from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.errors import InternalError, InvalidRequest, RequestError
 from vlm_server.interfaces import (
     EncodeWork,
@@ -220,7 +220,7 @@ class FakeRunner:
     """What each request that it met did not have to prefill."""
     is_launched: bool = False
     plans_left: int = 0
-    """How often it plans ahead, if it is let."""
+    """How many shapes are left to precompile."""
 
     @property
     def num_tracked(self) -> int:
@@ -229,7 +229,7 @@ class FakeRunner:
     def synchronize(self) -> None:
         """All that it launched is done."""
 
-    def prepare_ahead(self) -> bool:
+    def precompile_next(self) -> bool:
         assert not self.num_tracked, "somebody waits"
         self.plans_left -= 1
         return self.plans_left >= 0
@@ -355,7 +355,7 @@ class FakeFeatures(str):
     """What names the picture that it was made of."""
 
     size_bytes = 8
-    tokens_at_once: int | None = None
+    tokens_per_call: int | None = None
 
 
 def features_of(span: MediaSpan) -> FakeFeatures:
@@ -365,7 +365,7 @@ def features_of(span: MediaSpan) -> FakeFeatures:
 
 @dataclass
 class FakeEncoding:
-    """An `Encoding` of so many parts, of which `num_launched` were."""
+    """An `EncodeCall` of so many parts, of which `num_launched` were."""
 
     encoder: FakeEncoder
     works: Sequence[EncodeWork]

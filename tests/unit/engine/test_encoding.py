@@ -12,7 +12,7 @@ import pytest
 from tests.unit.engine.driver import Engine
 from tests.unit.engine.fakes import FakeEncoder, FakeEncoding, prepared, prompt
 from vlm_server.engine.encoding import EncoderInTurns
-from vlm_server.engine.inbox import EncodeDone, Message
+from vlm_server.engine.inbox import EncodeDone, InboxMessage
 from vlm_server.errors import InternalError, OutOfMemory, RequestError
 from vlm_server.interfaces import EncodeWork
 from vlm_server.protocol import Failed, Finished
@@ -23,7 +23,7 @@ class Turns:
 
     def __init__(self, num_parts: int = 3) -> None:
         self.model = FakeEncoder(num_parts=num_parts)
-        self.inbox = SimpleQueue[Message]()
+        self.inbox = SimpleQueue[InboxMessage]()
         self.encoder = EncoderInTurns(self.model, self.inbox)
         request = prepared(prompt(images=3))
         self.works = [

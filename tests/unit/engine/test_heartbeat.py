@@ -15,12 +15,12 @@ def test_the_oldest_of_each_kind_is_told():
     assert heartbeat.read_oldest() == {"a": 1, "b": 2}
     heartbeat.finish("a", "first")
     assert heartbeat.read_oldest() == {"a": 3, "b": 2}
-    assert heartbeat.is_needed
+    assert heartbeat.has_work
     heartbeat.finish("a", "second")
     heartbeat.finish("b", "other")
     heartbeat.finish("b", "nobody")
     assert heartbeat.read_oldest() == {}
-    assert not heartbeat.is_needed
+    assert not heartbeat.has_work
 
 
 def test_long_work_that_gets_on_is_told_from_work_that_hangs():

@@ -58,7 +58,7 @@ from vlm_server.protocol import (
     Stats,
     Submit,
 )
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 
 
 class Engine:
@@ -67,7 +67,7 @@ class Engine:
     def __init__(
         self,
         threads: int = 2,
-        memory: Memory | None = None,
+        memory: MemorySettings | None = None,
         preparer: FakePreparer | None = None,
         encoder: FakeEncoder | None = None,
         runner: FakeRunner | None = None,
@@ -78,7 +78,7 @@ class Engine:
         self.runner = runner or FakeRunner(limits.max_num_seqs, limits.prefill_chunk_tokens)
         caches, self.inbox, self.events = Caches(), Inbox(), list[Event]()
         self.memory = FakeMemory()
-        settings = memory or Memory()
+        settings = memory or MemorySettings()
         governor = self.governor = Governor(settings, self.memory, FakeProcess(), caches)
         admission = Admission(governor, self.runner.kv_bytes, limits.prefill_chunk_tokens)
         self.scheduler = Scheduler(
@@ -647,9 +647,11 @@ def test_there_is_nothing_to_wait_for_in_an_idle_engine(engine: Engine):
 
 def test_idle_comes_after_the_last_sequence_has_left(monkeypatch: pytest.MonkeyPatch):
     """What it still held could not be given back, and nobody would try again."""
-    engine = Engine(memory=Memory(idle_clear_seconds=0))
+    engine = Engine(memory=MemorySettings(idle_clear_seconds=0))
     held = list[int]()
-    monkeypatch.setattr(engine.governor, "idle", lambda: held.append(engine.runner.num_tracked))
+    monkeypatch.setattr(
+        engine.governor, "clear_when_idle", lambda: held.append(engine.runner.num_tracked)
+    )
     engine.inbox.put(submit("a"))
     engine.loop.run_until_idle()
     engine.inbox.put(Drain())
@@ -661,7 +663,7 @@ def test_idle_comes_after_the_last_sequence_has_left(monkeypatch: pytest.MonkeyP
 def test_an_idle_engine_gives_others_what_they_need(monkeypatch: pytest.MonkeyPatch):
     """Though nobody asks it for anything, where memory is the machine's."""
     monkeypatch.setattr("vlm_server.engine.memory.governor._DRIVER_SECONDS", 0.02)
-    engine = Engine(memory=Memory(idle_clear_seconds=3600))
+    engine = Engine(memory=MemorySettings(idle_clear_seconds=3600))
     engine.memory.is_shared, engine.memory.pool_bytes = True, 1 << 30
     engine.thread.start()
     engine.inbox.put(submit("a"))

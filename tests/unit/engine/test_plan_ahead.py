@@ -1,4 +1,4 @@
-"""The runner plans ahead while nobody waits, and while nobody is likely to ask again at once."""
+"""The runner precompiles while the engine is idle, after a pause in which a follow-up may come."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_an_idle_engine_plans_until_nothing_is_left():
     engine.runner.plans_left = 3
     engine.loop.step()
     assert engine.runner.plans_left == -1
-    assert engine.loop._plan_due is None
+    assert engine.loop._precompile_due is None
 
 
 def test_nothing_is_planned_right_after_an_answer(monkeypatch: pytest.MonkeyPatch):
@@ -24,19 +24,19 @@ def test_nothing_is_planned_right_after_an_answer(monkeypatch: pytest.MonkeyPatc
     engine.run()
     engine.runner.plans_left = 2
     engine.loop.step()
-    now += loop._PLAN_AFTER_SECONDS / 2
+    now += loop._PRECOMPILE_AFTER_SECONDS / 2
     engine.loop.step()
     assert engine.runner.plans_left == 2
     seconds = engine.loop._seconds_to_wait()
     assert seconds is not None
-    assert 0 < seconds <= loop._PLAN_AFTER_SECONDS / 2
+    assert 0 < seconds <= loop._PRECOMPILE_AFTER_SECONDS / 2
     now += seconds
     engine.loop.step()
     assert engine.runner.plans_left == -1
 
 
 def test_what_each_request_left_to_plan_is_planned_after_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loop, "_PLAN_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_PRECOMPILE_AFTER_SECONDS", 0.0)
     engine = Engine()
     for name in ("a", "b"):
         engine.runner.plans_left = 1

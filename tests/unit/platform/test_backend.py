@@ -14,7 +14,7 @@ from PIL import Image
 
 from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.platform import backend
-from vlm_server.settings import Memory, Model
+from vlm_server.settings import MemorySettings, ModelSettings
 
 WITHOUT_BACKEND = """
 import importlib.machinery, sys
@@ -125,7 +125,7 @@ def test_a_library_that_is_there_but_can_not_be_loaded(
 
 
 def test_a_checkpoint_can_not_be_examined_without(bare: dict[str, str]) -> None:
-    request = SurveyRequest(Model(path="/nowhere"), Memory())
+    request = SurveyRequest(ModelSettings(path="/nowhere"), MemorySettings())
     said = subprocess.run(
         [sys.executable, "-P", "-m", "vlm_server.engine.examine", "checkpoint"],
         env=bare,

@@ -19,7 +19,7 @@ from vlm_server.platform.private_folder import PrivateFolder
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache folder."""
     made = tmp_path / "home" / "caches"
-    monkeypatch.setattr(private_folder, "_caches", lambda: made)
+    monkeypatch.setattr(private_folder, "caches_folder", lambda _: made)
     monkeypatch.setattr(private_folder.tempfile, "tempdir", str(tmp_path))
     return made
 
@@ -132,10 +132,10 @@ def test_a_folder_that_others_could_replace_is_not_used(
 def test_without_a_home_there_is_a_fresh_one(
     private: PrivateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def homeless() -> Path:
+    def homeless(_: object = None) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(private_folder, "_caches", homeless)
+    monkeypatch.setattr(private_folder, "caches_folder", homeless)
     assert private.path().is_dir()
 
 

@@ -1,4 +1,4 @@
-"""Grammars of tool calls: what they let pass, what they refuse and how it is named."""
+"""Grammars of tool calls accept exactly valid calls, and name the tool of a bad schema."""
 
 from __future__ import annotations
 
@@ -63,21 +63,23 @@ def tools(
 def constraint(
     offered: Tools | None, parser: ToolParser | None = HERMES, schema: Any = None
 ) -> Constraint | None:
-    """What a request is held to, by a model of bytes."""
+    """The constraint of a request to a model with one token per byte."""
     host = byte_host()
     host.tool_parser = parser
     text = None if schema is None else json.dumps(schema)
     submit = Submit("a", (), (), SamplingParams(json_schema=text), tools=offered)
-    return Constraints(host).of(submit)
+    return Constraints(host).constraint_on(submit)
 
 
-def compiled(grammars: Grammars, made: Constraint | None, salt: str = "") -> Grammar:
-    assert made is not None
-    return grammars.compile(made, salt, Cancellation())
+def compiled(
+    grammars: Grammars, constraint_of_request: Constraint | None, salt: str = ""
+) -> Grammar:
+    assert constraint_of_request is not None
+    return grammars.compile(constraint_of_request, salt, Cancellation())
 
 
 def takes(grammar: Grammar, text: str, host: Any = None) -> bool:
-    """Whether `text` is a whole answer."""
+    """Whether the grammar accepts `text` as a complete answer."""
     (matcher,) = grammar.begin(1)
     for token_id in [*(host or byte_host()).backend.encode(text).ids, END]:
         assert matcher.wait(30)
@@ -93,9 +95,9 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
-def refusal(grammars: Grammars, made: Constraint | None) -> str:
+def refusal(grammars: Grammars, constraint_of_request: Constraint | None) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        compiled(grammars, made)
+        compiled(grammars, constraint_of_request)
     assert caught.value.param == "tools"
     assert caught.value.message.isprintable()
     return caught.value.message
@@ -104,7 +106,7 @@ def refusal(grammars: Grammars, made: Constraint | None) -> str:
 # ---- forced calls --------------------------------------------------------------------
 
 
-def test_a_forced_answer_is_calls_of_the_tools_and_nothing_else(grammars: Grammars):
+def test_required_calls_grammar_accepts_only_calls_of_tools(grammars: Grammars):
     grammar = compiled(grammars, constraint(tools(point=POINT, tree=TREE)))
     for answer in (
         [call("point", x=1, y=-2)],
@@ -128,20 +130,20 @@ def test_a_forced_answer_is_calls_of_the_tools_and_nothing_else(grammars: Gramma
         assert not takes(grammar, json.dumps(wrong)), wrong
 
 
-def test_without_parallel_there_is_one_call(grammars: Grammars):
+def test_required_calls_without_parallel_allow_one_call(grammars: Grammars):
     grammar = compiled(grammars, constraint(tools(parallel=False, tree=TREE)))
     assert takes(grammar, json.dumps([call("tree", tree=[])]))
     assert not takes(grammar, json.dumps([call("tree", tree=[])] * 2))
 
 
-def test_only_those_allowed_are_called(grammars: Grammars):
+def test_required_calls_are_limited_to_allowed_tools(grammars: Grammars):
     grammar = compiled(grammars, constraint(tools(allowed=("tree",), point=POINT, tree=TREE)))
     assert takes(grammar, json.dumps([call("tree", tree=[])]))
     assert not takes(grammar, json.dumps([call("point", x=1, y=1)]))
 
 
 @pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
-def test_a_tool_without_parameters_takes_no_arguments(grammars: Grammars, parameters: Any):
+def test_tool_without_parameters_accepts_no_arguments(grammars: Grammars, parameters: Any):
     grammar = compiled(grammars, constraint(tools(now=parameters)))
     assert takes(grammar, '[{"name": "now", "arguments": {}}]')
     assert not takes(grammar, '[{"name": "now", "arguments": {"a": 1}}]')
@@ -167,13 +169,15 @@ def test_a_tool_without_parameters_takes_no_arguments(grammars: Grammars, parame
         ({"description": 'a "b"\\\n/é', "properties": {'"\n\\/é': {}}}, {'"\n\\/é': 1}, True),
     ],
 )
-def test_schemas_of_all_kinds(grammars: Grammars, parameters: Any, arguments: Any, is_taken: bool):
+def test_call_grammar_follows_parameter_schema(
+    grammars: Grammars, parameters: Any, arguments: Any, is_taken: bool
+):
     grammar = compiled(grammars, constraint(tools(f=parameters)))
     text = json.dumps([{"name": "f", "arguments": arguments}], ensure_ascii=False)
     assert takes(grammar, text) == is_taken
 
 
-def test_arguments_come_in_the_schemas_order_and_without_more_blanks(grammars: Grammars):
+def test_call_arguments_follow_schema_order_without_extra_blanks(grammars: Grammars):
     schema = {**POINT, "properties": {"y": {}, "x": {}}, "x-guidance": {"lenient": True}}
     grammar = compiled(grammars, constraint(tools(f=schema)))
     assert takes(grammar, json.dumps([call("f", y=1, x=1)]))
@@ -193,7 +197,9 @@ def test_arguments_come_in_the_schemas_order_and_without_more_blanks(grammars: G
         (False, "not the schema of an object"),
     ],
 )
-def test_a_wrong_schema_is_named_by_its_tool(grammars: Grammars, parameters: Any, reason: str):
+def test_invalid_parameter_schema_is_named_by_tool(
+    grammars: Grammars, parameters: Any, reason: str
+):
     for _ in range(2):
         message = refusal(grammars, constraint(tools(right=POINT, wrong=parameters)))
         assert "`wrong`" in message
@@ -202,30 +208,32 @@ def test_a_wrong_schema_is_named_by_its_tool(grammars: Grammars, parameters: Any
     assert takes(compiled(grammars, constraint(allowed)), json.dumps([call("right", x=1, y=1)]))
 
 
-def test_a_hundred_tools_are_compiled_once(new: New, monkeypatch: pytest.MonkeyPatch):
+def test_call_grammar_of_hundred_tools_is_compiled_once(new: New, monkeypatch: pytest.MonkeyPatch):
     offered = {f"tool_{i}": POINT | {"description": f"{i}" * 300} for i in range(100)}
-    grammars, asked = new(), []
+    grammars, compilations = new(), []
     real = grammars._server.compile
     monkeypatch.setattr(
-        grammars._server, "compile", lambda *given: asked.append(given) or real(*given)
+        grammars._server, "compile", lambda *given: compilations.append(given) or real(*given)
     )
     first = compiled(grammars, constraint(tools(**offered)), "mine")
     assert compiled(grammars, constraint(tools(**offered)), "mine") is first
-    assert len(asked) == 1
+    assert len(compilations) == 1
     assert compiled(grammars, constraint(tools(**offered)), "yours") is not first
     assert takes(first, json.dumps([call("tool_99", x=1, y=1), call("tool_0", x=1, y=1)]))
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_pattern_in_one_of_many_tools_is_refused_as_alone(new: New, strict: bool):
-    """Not by the answer that calls it, when a long prompt was prefilled for nothing."""
+def test_expensive_pattern_among_many_tools_is_refused(new: New, strict: bool):
+    """It is refused on compilation, before a long prompt is prefilled in vain."""
     pattern = {"type": "string", "pattern": "^(a{1000}){1000}$"}
     wrong = {"type": "object", "properties": {"a": pattern}, "required": ["a"]}
     grammars = new(memory_bytes=64 << 20)
     offered = dict.fromkeys((f"tool_{i}" for i in range(20)), POINT) | {"wrong": wrong}
     names = tuple(offered) if strict else ()
-    made = constraint(tools("auto" if strict else "required", strict=names, **offered))
-    assert "too much memory" in refusal(grammars, made)
+    constraint_of_request = constraint(
+        tools("auto" if strict else "required", strict=names, **offered)
+    )
+    assert "too much memory" in refusal(grammars, constraint_of_request)
     held = tuple(name for name in offered if name != "wrong")
     assert compiled(grammars, constraint(tools(allowed=held, **offered)))
 
@@ -238,10 +246,10 @@ LEAVES = st.sampled_from(
 
 @st.composite
 def referring(draw: st.DrawFn) -> Any:
-    """Parameters whose properties refer to definitions, which refer to those before them."""
+    """Parameters whose properties refer to definitions, each of which may refer to earlier ones."""
     definitions: dict[str, Any] = {}
     for name in draw(st.lists(NAMES, min_size=1, max_size=4, unique=True)):
-        refer = [{"$ref": "#/$defs/" + pointer(each)} for each in definitions]
+        refer = [{"$ref": "#/$defs/" + pointer(definition)} for definition in definitions]
         item = draw(st.sampled_from(refer) if refer and draw(st.booleans()) else LEAVES)
         definitions[name] = draw(
             st.sampled_from([item, {"type": "array", "items": item, "maxItems": 2}])
@@ -254,7 +262,7 @@ def referring(draw: st.DrawFn) -> Any:
 
 
 def pointer(name: str) -> str:
-    """`name` as a JSON pointer has it."""
+    """`name` escaped for a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1").replace(" ", "%20").replace("é", "%C3%A9")
 
 
@@ -262,23 +270,25 @@ def pointer(name: str) -> str:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(listed=st.lists(referring(), min_size=1, max_size=3), seed=st.integers(0, 2**32))
-def test_references_point_into_their_own_tool(grammars: Grammars, listed: list[Any], seed: int):
+def test_schema_references_resolve_within_their_tool(
+    grammars: Grammars, listed: list[Any], seed: int
+):
     offered = tools(**{f"t{i}": schema for i, schema in enumerate(listed)})
     text = random_answer(compiled(grammars, constraint(offered)), np.random.default_rng(seed))
-    for each in json.loads(text):
-        parameters = listed[int(each["name"][1:])]
-        jsonschema.validate(each["arguments"], arguments_schema(parameters))
+    for tool_call in json.loads(text):
+        parameters = listed[int(tool_call["name"][1:])]
+        jsonschema.validate(tool_call["arguments"], arguments_schema(parameters))
 
 
 def random_answer(grammar: Grammar, rng: np.random.Generator) -> str:
     (matcher,) = grammar.begin(1)
-    drawn: list[int] = []
-    while not drawn or drawn[-1] != END:
+    sampled: list[int] = []
+    while not sampled or sampled[-1] != END:
         assert matcher.wait(30)
-        drawn.append(int(rng.choice(np.flatnonzero(matcher.allowed()))))
-        matcher.advance([drawn[-1]])
+        sampled.append(int(rng.choice(np.flatnonzero(matcher.allowed()))))
+        matcher.advance([sampled[-1]])
     matcher.close()
-    return str(byte_host().backend.decode(drawn[:-1]))
+    return str(byte_host().backend.decode(sampled[:-1]))
 
 
 # ---- calls that the model makes freely -----------------------------------------------
@@ -302,23 +312,25 @@ def random_answer(grammar: Grammar, rng: np.random.Generator) -> str:
         ("A <tool_call> is what I write.", False),
     ],
 )
-def test_arguments_of_strict_tools_conform(grammars: Grammars, answer: str, is_taken: bool):
+def test_auto_calls_of_strict_tools_follow_schema(grammars: Grammars, answer: str, is_taken: bool):
     offered = tools("auto", strict=("point",), point=POINT, any={"properties": {}})
     assert takes(compiled(grammars, constraint(offered)), answer) == is_taken
 
 
-def test_text_around_calls_has_no_control_tokens(new: New):
+def test_text_around_strict_calls_allows_no_control_tokens(new: New):
     host = byte_host()
     host.backend.add_special_tokens(["<box>"])
     host.vocabulary_size, host.tool_parser = 258, HERMES
     offered = tools("auto", strict=("now",), now={})
-    made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
-    (matcher,) = compiled(new(host=host), made).begin(1)
+    constraint_of_request = Constraints(host).constraint_on(
+        Submit("a", (), (), SamplingParams(), tools=offered)
+    )
+    (matcher,) = compiled(new(host=host), constraint_of_request).begin(1)
     assert matcher.allowed()[END]
     assert not matcher.allowed()[257]
 
 
-def test_strict_calls_without_parallel_are_one(grammars: Grammars):
+def test_strict_calls_without_parallel_allow_one_call(grammars: Grammars):
     offered = tools("auto", strict=("now",), parallel=False, now={})
     grammar = compiled(grammars, constraint(offered))
     one = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -327,18 +339,23 @@ def test_strict_calls_without_parallel_are_one(grammars: Grammars):
 
 
 @pytest.mark.parametrize("is_special", [True, False])
-def test_marks_may_be_control_tokens(new: New, is_special: bool):
-    """Qwen's are, although its tokenizer calls them none."""
+def test_tool_call_marks_may_be_added_tokens(new: New, is_special: bool):
+    """Qwen's marks act as control tokens, although its tokenizer does not flag them as special."""
     host = byte_host()
     marks = [AddedToken(mark, special=is_special) for mark in ("<call>", "</call>")]
     host.backend.add_tokens(marks)
     host.vocabulary_size, host.tool_parser = 259, replace(HERMES, start="<call>", end="</call>")
     offered = tools("auto", strict=("now",), now={})
-    made = Constraints(host).of(Submit("a", (), (), SamplingParams(), tools=offered))
-    assert isinstance(made, AutoCalls)
-    assert (made.syntax.start, made.syntax.end) == ((257,), (258,))
+    constraint_of_request = Constraints(host).constraint_on(
+        Submit("a", (), (), SamplingParams(), tools=offered)
+    )
+    assert isinstance(constraint_of_request, AutoCalls)
+    assert (constraint_of_request.syntax.start, constraint_of_request.syntax.end) == (
+        (257,),
+        (258,),
+    )
     grammars = new(host=host)
-    grammar = compiled(grammars, made)
+    grammar = compiled(grammars, constraint_of_request)
     assert takes(grammar, 'Hm.<call>{"name": "now", "arguments": {}}</call>.', host)
     assert not takes(grammar, "<call>Hm.", host)
     assert takes(grammar, "<call", host)
@@ -356,7 +373,9 @@ def test_marks_may_be_control_tokens(new: New, is_special: bool):
         ("<tool_call>\n", False),
     ],
 )
-def test_an_answer_with_a_schema_is_that_or_calls(grammars: Grammars, answer: str, is_taken: bool):
+def test_answer_with_schema_and_tools_is_json_or_calls(
+    grammars: Grammars, answer: str, is_taken: bool
+):
     schema = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
     schema |= {"type": "object", "additionalProperties": False}
     grammar = compiled(grammars, constraint(tools("auto", now={}), HERMES, schema))
@@ -364,25 +383,27 @@ def test_an_answer_with_a_schema_is_that_or_calls(grammars: Grammars, answer: st
 
 
 @pytest.mark.parametrize(("end", "more"), [("</tool_call>", "x"), ("", None)])
-def test_a_schema_leaves_calls_of_other_syntaxes_free(
+def test_answer_schema_leaves_xml_calls_unconstrained(
     grammars: Grammars, end: str, more: str | None
 ):
-    made = constraint(tools("auto", now={}), replace(XML, end=end), {"type": "integer"})
-    grammar = compiled(grammars, made)
+    constraint_of_request = constraint(
+        tools("auto", now={}), replace(XML, end=end), {"type": "integer"}
+    )
+    grammar = compiled(grammars, constraint_of_request)
     assert takes(grammar, "5")
     assert takes(grammar, "<tool_call>\n<function=now>\n</function>\n" + end)
     assert more is None or not takes(grammar, "<tool_call><function=now>" + end + more)
 
 
-def test_a_schema_at_fault_beside_tools_is_said(grammars: Grammars):
-    made = constraint(tools("auto", now={}), HERMES, {"type": "text"})
-    assert "Invalid type" in refusal(grammars, made)
+def test_invalid_answer_schema_beside_tools_is_refused(grammars: Grammars):
+    constraint_of_request = constraint(tools("auto", now={}), HERMES, {"type": "text"})
+    assert "Invalid type" in refusal(grammars, constraint_of_request)
 
 
 # ---- which requests are held to what -------------------------------------------------
 
 
-def test_what_a_request_is_held_to():
+def test_constraint_depends_on_tools_parser_and_schema():
     free, forced = tools("auto", now={}), tools(now={})
     assert constraint(None) is None
     assert constraint(free) is None
@@ -399,7 +420,7 @@ def test_what_a_request_is_held_to():
         (tools("auto", strict=("now",), now={}), XML, None, "tools"),
     ],
 )
-def test_what_can_not_be_ensured_is_refused(
+def test_unsupported_constraint_is_refused_with_param(
     offered: Tools, parser: ToolParser, schema: Any, param: str
 ):
     with pytest.raises(InvalidRequest) as caught:
@@ -409,11 +430,11 @@ def test_what_can_not_be_ensured_is_refused(
 
 @pytest.mark.parametrize("field", [{"min_tokens": 1}, {"ignore_eos": True}])
 @pytest.mark.parametrize("offered", [tools(now={}), tools("auto", strict=("now",), now={})])
-def test_the_end_is_the_grammars(field: dict[str, Any], offered: Tools):
+def test_constrained_calls_refuse_min_tokens_and_ignore_eos(field: dict[str, Any], offered: Tools):
     host = byte_host()
     host.tool_parser = HERMES
     with pytest.raises(InvalidRequest) as caught:
-        Constraints(host).of(Submit("a", (), (), SamplingParams(**field), tools=offered))
+        Constraints(host).constraint_on(Submit("a", (), (), SamplingParams(**field), tools=offered))
     assert caught.value.param in field
     free = Submit("a", (), (), SamplingParams(**field), tools=tools("auto", now={}))
-    assert Constraints(host).of(free) is None
+    assert Constraints(host).constraint_on(free) is None

@@ -1,4 +1,4 @@
-"""Schemas are compiled and followed in processes of their own, which may fail in every way."""
+"""Schemas are compiled and followed in bounded child processes, whose failures stay there."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.daemons import is_alive
 from vlm_server.errors import InternalError, InvalidRequest
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.constraints import SCHEMA_PARAM, Schema
+from vlm_server.prompt.grammar.grammar_client import CompiledGrammar, GrammarLimits
 from vlm_server.prompt.grammar.grammars import Grammars
-from vlm_server.prompt.grammar.server import CompiledGrammar, GrammarLimits
 
 HUGE = {"allOf": [{"type": "string", "pattern": f"a{{{i}}}b"} for i in range(1, 200)]}
-"""Would take minutes and 20 GB."""
+"""A schema whose compilation would take minutes and 20 GB."""
 SLOW = {"type": "string", "pattern": "^a{99999}$"}
-"""Takes 40 MB, and 25 ms and more for each token."""
+"""A schema that takes 40 MB, and at least 25 ms per token."""
 
 
 def byte_host() -> Any:
-    """What a `Grammars` reads of a `ModelSpec`: a token for each byte, and an end."""
+    """The fields of a `ModelSpec` that `Grammars` reads: one token per byte, and an end token."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: number for number, letter in enumerate(letters)} | {"<end>": 256}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -49,7 +49,7 @@ New = Callable[..., Grammars]
 
 @pytest.fixture
 def new() -> Iterator[New]:
-    """A function to grammars with generous limits."""
+    """A factory of grammars with generous limits."""
     made: list[Grammars] = []
 
     def grammars(
@@ -64,13 +64,13 @@ def new() -> Iterator[New]:
         return made[-1]
 
     yield grammars
-    for each in made:
-        each.close()
+    for grammar in made:
+        grammar.close()
 
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    """Those of a module, for tests that look at nothing but what is allowed."""
+    """Grammars shared by a module, for tests that only check masks and refusals."""
     made = Grammars(byte_host(), GrammarLimits(60.0, 256 << 20, 60.0), 128 << 20)
     yield made
     made.close()
@@ -118,7 +118,7 @@ def comes_true(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
         {"type": "string", "pattern": "^(a+)+b$"},
     ],
 )
-def test_what_can_be_obeyed_is_taken(grammars: Grammars, schema: Any):
+def test_supported_schemas_compile(grammars: Grammars, schema: Any):
     assert compiled(grammars, schema).size_bytes < 20 << 20
 
 
@@ -141,11 +141,13 @@ def test_what_can_be_obeyed_is_taken(grammars: Grammars, schema: Any):
         ({"$ref": "#"}, "complex"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(grammars: Grammars, schema: Any, reason: str):
+def test_invalid_schema_is_refused_with_reason_in_one_line(
+    grammars: Grammars, schema: Any, reason: str
+):
     assert reason in refusal(grammars, schema)
 
 
-def test_one_that_takes_for_ever_is_given_up_and_remembered(new: New):
+def test_slow_schema_compilation_times_out_and_is_remembered(new: New):
     grammars = new(compile_seconds=1.0, memory_bytes=8 << 30)
     started = time.monotonic()
     assert "more than 1 seconds" in refusal(grammars, HUGE)
@@ -154,11 +156,11 @@ def test_one_that_takes_for_ever_is_given_up_and_remembered(new: New):
     assert time.monotonic() - started < 0.5 < first < 30
 
 
-def test_one_that_takes_too_much_memory_is_refused(new: New):
+def test_schema_beyond_compile_memory_is_refused(new: New):
     assert "memory" in refusal(new(memory_bytes=64 << 20), HUGE)
 
 
-def test_one_that_is_too_deep_fails_there_and_not_here(new: New):
+def test_deeply_nested_schema_is_refused_and_server_survives(new: New):
     depth = 100_000
     grammars = new()
     deep = '{"items":' * depth + "{}" + "}" * depth
@@ -168,7 +170,7 @@ def test_one_that_is_too_deep_fails_there_and_not_here(new: New):
 
 
 @pytest.mark.alone
-def test_refusals_cost_this_process_nothing(new: New):
+def test_refused_schemas_leave_engine_memory_unchanged(new: New):
     def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
@@ -182,7 +184,7 @@ def test_refusals_cost_this_process_nothing(new: New):
     assert resident_bytes() - before < 10 << 20
 
 
-def test_cancelling_ends_the_process_and_is_not_remembered(new: New):
+def test_cancelled_schema_compilation_ends_and_is_not_remembered(new: New):
     grammars, cancellation = new(memory_bytes=8 << 30), Cancellation()
     compiled(grammars, {})
     threading.Timer(0.3, cancellation.cancel).start()
@@ -193,7 +195,7 @@ def test_cancelling_ends_the_process_and_is_not_remembered(new: New):
     assert not grammars._refusals.read().entries
 
 
-def test_a_server_that_was_killed_is_started_again(new: New):
+def test_grammar_server_restarts_and_keeps_compiled_grammars(new: New):
     grammars = new()
     kept = compiled(grammars, {"const": 1})
     grammars._server._end()
@@ -204,7 +206,7 @@ def test_a_server_that_was_killed_is_started_again(new: New):
 # ---- the caches ----------------------------------------------------------------------
 
 
-def test_grammars_are_kept_by_schema_and_key(new: New):
+def test_grammars_are_cached_by_schema_and_salt(new: New):
     grammars = new()
     mine = compiled(grammars, {"const": 1}, "mine")
     assert compiled(grammars, {"const": 1}, "mine") is mine
@@ -212,7 +214,7 @@ def test_grammars_are_kept_by_schema_and_key(new: New):
     assert compiled(grammars, {"const": 2}, "mine") is not mine
 
 
-def test_refusals_are_kept_by_key(new: New):
+def test_schema_refusals_are_cached_by_salt(new: New):
     grammars = new()
     refusal(grammars, {"not": {}}, "mine")
     assert grammars._refusals.read().entries == 1
@@ -220,7 +222,7 @@ def test_refusals_are_kept_by_key(new: New):
     assert grammars._refusals.read().entries == 2
 
 
-def test_kept_grammars_are_bounded_in_bytes_and_their_processes_end(new: New):
+def test_grammar_cache_is_bounded_and_evicted_processes_end(new: New):
     grammars = new(cache_bytes=16 << 20)
     pids = [pid_of(compiled(grammars, {"const": number})) for number in range(12)]
     assert grammars._kept.read().size_bytes <= 16 << 20
@@ -231,13 +233,13 @@ def test_kept_grammars_are_bounded_in_bytes_and_their_processes_end(new: New):
     assert comes_true(lambda: not any(map(is_alive, pids)))
 
 
-def test_one_larger_than_the_cache_is_used_and_not_kept(new: New):
+def test_grammar_larger_than_cache_is_not_kept(new: New):
     grammars = new(cache_bytes=16 << 20)
     pid = pid_of(compiled(grammars, SLOW))
     assert comes_true(lambda: not is_alive(pid))
 
 
-def test_a_grammar_whose_process_was_killed_is_compiled_again(new: New):
+def test_grammar_of_killed_process_is_recompiled(new: New):
     grammars = new()
     first = compiled(grammars, {"const": 1})
     first.process.kill()
@@ -256,12 +258,12 @@ def test_a_grammar_whose_process_was_killed_is_compiled_again(new: New):
 # ---- answers -------------------------------------------------------------------------
 
 
-def test_answers_that_end_take_their_process_along(new: New):
+def test_answer_process_ends_when_last_matcher_closes(new: New):
     grammar = compiled(new(), {"type": "string"})
     first, second = grammar.begin(2)
-    for each in (first, second):
-        each.advance([byte_host().backend.token_to_id('"')])
-        assert each.wait(10)
+    for matcher in (first, second):
+        matcher.advance([byte_host().backend.token_to_id('"')])
+        assert matcher.wait(10)
     pid = first._answers.process._pid
     assert is_alive(pid)
     first.close()
@@ -271,7 +273,7 @@ def test_answers_that_end_take_their_process_along(new: New):
     assert comes_true(lambda: not is_alive(pid))
 
 
-def test_answers_that_end_while_they_are_waited_for_are_killed(new: New):
+def test_answer_process_ends_if_closed_while_computing(new: New):
     grammar = compiled(new(), SLOW)
     (matcher,) = grammar.begin(1)
     letter = byte_host().backend.token_to_id
@@ -283,13 +285,13 @@ def test_answers_that_end_while_they_are_waited_for_are_killed(new: New):
     assert comes_true(lambda: not is_alive(pid))
 
 
-def test_what_may_follow_drafts_is_told_and_changes_nothing(new: New):
+def test_look_ahead_masks_equal_stepwise_masks(new: New):
     schema = {"type": "array", "items": {"const": "abc"}, "minItems": 2}
     drafts = [byte_host().backend.token_to_id(text) for text in ("[", '"', "a", "x", "b")]
     ahead, plain = compiled(new(), schema).begin(2)
     ahead.look_ahead(drafts)
     assert ahead.wait(10)
-    masks = list(ahead.ahead())
+    masks = list(ahead.draft_masks())
     assert len(masks) == 3, "x may not come"
     for mask, token_id in zip(masks, drafts, strict=False):
         plain.advance([token_id])
@@ -299,10 +301,10 @@ def test_what_may_follow_drafts_is_told_and_changes_nothing(new: New):
     ahead.advance(drafts[:3])
     assert ahead.wait(10)
     assert np.array_equal(ahead.allowed(), plain.allowed())
-    assert list(ahead.ahead()) == []
+    assert list(ahead.draft_masks()) == []
 
 
-def test_forced_tokens_are_told(new: New):
+def test_matcher_reports_forced_tokens(new: New):
     (matcher,) = compiled(new(), {"const": "abcdef"}).begin(1)
     matcher.advance([byte_host().backend.token_to_id('"')])
     assert matcher.wait(10)
@@ -310,10 +312,10 @@ def test_forced_tokens_are_told(new: New):
     assert byte_host().backend.decode(forced).startswith("abc")
     matcher.look_ahead(forced)
     assert matcher.wait(10)
-    assert len(matcher.ahead()) == len(forced)
+    assert len(matcher.draft_masks()) == len(forced)
 
 
-def test_asking_and_looking_never_wait(new: New):
+def test_matcher_advance_and_wait_zero_do_not_block(new: New):
     (matcher,) = compiled(new(), SLOW).begin(1)
     started = time.monotonic()
     matcher.advance([byte_host().backend.token_to_id('"')])
@@ -323,7 +325,7 @@ def test_asking_and_looking_never_wait(new: New):
     assert matcher.allowed().sum() == 1
 
 
-def test_a_schema_that_is_slow_for_long_is_given_up(new: New):
+def test_schema_too_slow_to_follow_is_given_up(new: New):
     (matcher,) = compiled(new(follow_seconds=0.1), SLOW).begin(1)
     for text in '"' + "a" * 200:
         matcher.advance([byte_host().backend.token_to_id(text)])
@@ -334,7 +336,7 @@ def test_a_schema_that_is_slow_for_long_is_given_up(new: New):
     assert matcher.fault.message == "this schema can't be obeyed: it is too slow to follow"
 
 
-def test_a_server_that_dies_says_nothing_about_the_schema(new: New):
+def test_grammar_server_death_does_not_refuse_schema(new: New):
     grammars = new()
     compiled(grammars, {"type": "integer"})
     control = grammars._server._control

@@ -1,4 +1,4 @@
-"""How many tokens have to be prefilled at once, by policy."""
+"""The chunk policy determines how many tokens have to be prefilled at once."""
 
 from __future__ import annotations
 
@@ -23,5 +23,7 @@ TEXT, MEDIA_LAST, TEXT_AFTER = [0, 0, 0], [0, 1, 1], [0, 1, 0, 1, 0, 0]
         (ChunkPolicy.NOWHERE, TEXT_AFTER, 6),
     ],
 )
-def test_atomic_prefill_tokens(policy: ChunkPolicy, token_types: list[int], expected: int):
+def test_atomic_prefill_tokens_follow_chunk_policy(
+    policy: ChunkPolicy, token_types: list[int], expected: int
+):
     assert atomic_prefill_tokens(policy, np.array(token_types, dtype=np.int32)) == expected

@@ -1,4 +1,4 @@
-"""Thoughts: a grammar waits for their end, and a budget brings it about."""
+"""Reasoning comes before the grammar of an answer, and ends within its budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPELLED = ReasoningFormat("<think>", "</think>")
 
 
 def new_marks(*tokens: str, special: bool = True, template: str = "") -> ReasoningMarks:
-    """Marks of a model of bytes and `tokens`."""
+    """Reasoning marks of a model with one token per byte, and with `tokens`."""
     host = byte_host()
     host.backend.add_special_tokens([*tokens]) if special else host.backend.add_tokens([*tokens])
     host.vocabulary_size, host.chat_template = host.backend.get_vocab_size(), template
@@ -32,46 +32,46 @@ def new_marks(*tokens: str, special: bool = True, template: str = "") -> Reasoni
 
 
 @dataclass
-class Json:
-    """A grammar whose answers are `[`, and then an end; its matchers, and what they were told."""
+class FakeGrammar:
+    """A grammar whose answers are `[` and an end token; records the tokens of each matcher."""
 
     size: int
-    told: list[list[int]] = field(default_factory=list)
-    is_late: bool = False
+    advanced: list[list[int]] = field(default_factory=list)
+    late_error: bool = False
     num_closed: int = 0
 
     def begin(self, count: int) -> list[AnswerMatcher]:
-        self.told += [[] for _ in range(count)]
-        return [JsonMatcher(self, told) for told in self.told[-count:]]
+        self.advanced += [[] for _ in range(count)]
+        return [FakeMatcher(self, advanced) for advanced in self.advanced[-count:]]
 
 
 @dataclass
-class JsonMatcher:
-    grammar: Json
-    told: list[int]
-    asked: Sequence[int] = ()
+class FakeMatcher:
+    grammar: FakeGrammar
+    advanced: list[int]
+    drafts: Sequence[int] = ()
     fault: RequestError | None = None
     can_look_ahead = True
     forced: tuple[int, ...] = ()
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        self.told.extend(token_ids)
+        self.advanced.extend(token_ids)
 
     def look_ahead(self, token_ids: Sequence[int]) -> None:
-        self.asked = token_ids
+        self.drafts = token_ids
 
-    def ahead(self) -> Sequence[NDArray[np.bool_]]:
-        return [self.allowed()] * len(self.asked)
+    def draft_masks(self) -> Sequence[NDArray[np.bool_]]:
+        return [self.allowed()] * len(self.drafts)
 
     def wait(self, seconds: float) -> bool:
-        return not self.grammar.is_late
+        return not self.grammar.late_error
 
     def allowed(self) -> NDArray[np.bool_]:
         mask = np.zeros(self.grammar.size, dtype=np.bool_)
-        mask[END if self.told else id_of("[")] = True
+        mask[END if self.advanced else id_of("[")] = True
         return mask
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         pass
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ def ids(marks: ReasoningMarks, text: str) -> list[int]:
 
 def begin(
     marks: ReasoningMarks,
-    inner: Json | None = None,
+    inner: FakeGrammar | None = None,
     budget: int | None = None,
     starts: bool = True,
     may_begin: bool = True,
@@ -101,7 +101,7 @@ def begin(
 
 
 def write(matcher: AnswerMatcher, token_ids: list[int]) -> None:
-    """Draw these, which must be allowed."""
+    """Sample `token_ids`, which must be allowed."""
     for token_id in token_ids:
         assert matcher.wait(0.0)
         assert matcher.allowed()[token_id]
@@ -109,12 +109,12 @@ def write(matcher: AnswerMatcher, token_ids: list[int]) -> None:
 
 
 def forced(matcher: AnswerMatcher) -> list[int]:
-    """Draw what follows as long as there is no choice."""
-    drawn: list[int] = []
-    while matcher.wait(0.0) and matcher.allowed().sum() == 1 and drawn[-1:] != [END]:
-        drawn.append(int(matcher.allowed().argmax()))
-        matcher.advance([drawn[-1]])
-    return drawn
+    """Sample tokens as long as only one is allowed; returns them."""
+    sampled: list[int] = []
+    while matcher.wait(0.0) and matcher.allowed().sum() == 1 and sampled[-1:] != [END]:
+        sampled.append(int(matcher.allowed().argmax()))
+        matcher.advance([sampled[-1]])
+    return sampled
 
 
 @pytest.fixture(params=["spelled", "control", "added"])
@@ -123,23 +123,23 @@ def marks(request: pytest.FixtureRequest) -> ReasoningMarks:
     return new_marks(*tokens, special=request.param == "control", template=TEMPLATE)
 
 
-# ---- grammars after thoughts ---------------------------------------------------------
+# ---- grammars after reasoning --------------------------------------------------------
 
 
-def test_a_grammar_begins_after_the_thought(marks: ReasoningMarks):
-    inner = Json(marks.everything.size)
+def test_grammar_begins_after_reasoning_ends(marks: ReasoningMarks):
+    inner = FakeGrammar(marks.everything.size)
     matcher = begin(marks, inner)
-    inner.is_late = True  # nobody asks it
+    inner.late_error = True  # it is not consulted before the end mark
     write(matcher, ids(marks, "Hm </thin [5] <think>"))
     assert not matcher.allowed()[END]
     write(matcher, ids(marks, "</think>"))
-    inner.is_late = False
+    inner.late_error = False
     assert forced(matcher) == [*ids(marks, "\n\n"), id_of("["), END]
-    assert inner.told == [[id_of("["), END]]
+    assert inner.advanced == [[id_of("["), END]]
 
 
-def test_a_grammar_waits_only_for_its_own_work(marks: ReasoningMarks):
-    inner = Json(marks.everything.size, is_late=True)
+def test_reasoning_grammar_waits_only_after_reasoning(marks: ReasoningMarks):
+    inner = FakeGrammar(marks.everything.size, late_error=True)
     matcher = begin(marks, inner, budget=0)
     for token_id in ids(marks, "</think>\n\n"):
         assert matcher.wait(0.0)
@@ -147,13 +147,13 @@ def test_a_grammar_waits_only_for_its_own_work(marks: ReasoningMarks):
     assert not matcher.wait(0.0)
 
 
-def test_an_answer_may_begin_a_thought_or_what_its_grammar_wants(marks: ReasoningMarks):
-    inner = Json(marks.everything.size)
+def test_answer_may_start_with_reasoning_or_grammar(marks: ReasoningMarks):
+    inner = FakeGrammar(marks.everything.size)
     matcher = begin(marks, inner, starts=False)
     first = marks.start_ids[0]
     assert set(np.flatnonzero(matcher.allowed())) == {id_of("["), first}
     write(matcher, [id_of("[")])
-    assert inner.told == [[id_of("[")]]
+    assert inner.advanced == [[id_of("[")]]
     assert forced(matcher) == [END]
     matcher = begin(marks, inner, starts=False)
     write(matcher, [first])
@@ -162,15 +162,15 @@ def test_an_answer_may_begin_a_thought_or_what_its_grammar_wants(marks: Reasonin
     assert forced(matcher) == [*ids(marks, "\n\n"), id_of("["), END]
 
 
-def test_a_thought_may_be_ruled_out(marks: ReasoningMarks):
-    matcher = begin(marks, Json(marks.everything.size), starts=False, may_begin=False)
+def test_reasoning_may_be_disallowed_before_grammar(marks: ReasoningMarks):
+    matcher = begin(marks, FakeGrammar(marks.everything.size), starts=False, may_begin=False)
     assert forced(matcher) == [id_of("["), END]
 
 
-def test_a_mark_in_pieces_is_one_and_takes_nothing_of_the_answer_along():
-    """A token that ends a thought and is more than that would be lost to the grammar."""
+def test_end_mark_tokens_never_swallow_answer_text():
+    """A token that ends reasoning and goes on would hide its rest from the grammar."""
     marks = new_marks("></", ">[", ">\n", "nk>{", "k>", "</think>", special=False)
-    inner = Json(marks.everything.size)
+    inner = FakeGrammar(marks.everything.size)
     pieces = {text: marks._backend.token_to_id(text) for text in ("></", ">[", ">\n", "nk>{", "k>")}
     matcher = begin(marks, inner)
     write(matcher, [pieces[">["], *map(id_of, "</thi")])
@@ -188,14 +188,14 @@ def test_a_mark_in_pieces_is_one_and_takes_nothing_of_the_answer_along():
     assert forced(matcher) == [id_of("["), END]
 
 
-def test_n_answers_are_apart_and_closed(marks: ReasoningMarks):
-    inner = Json(marks.everything.size)
+def test_reasoning_matchers_are_independent_and_closed(marks: ReasoningMarks):
+    inner = FakeGrammar(marks.everything.size)
     first, second = ReasoningGrammar(marks, inner, 2, starts=True, may_begin=True).begin(2)
     write(first, ids(marks, "ab"))
     assert forced(first) == [*marks.closing_ids, id_of("["), END]
     write(second, ids(marks, "a"))
     assert second.allowed().sum() > 100
-    assert inner.told == [[id_of("["), END], []]
+    assert inner.advanced == [[id_of("["), END], []]
     first.close()
     second.close()
     assert inner.num_closed == 2
@@ -205,25 +205,25 @@ def test_n_answers_are_apart_and_closed(marks: ReasoningMarks):
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5])
-def test_a_budget_closes_the_thought(marks: ReasoningMarks, budget: int):
+def test_reasoning_budget_forces_end_mark(marks: ReasoningMarks, budget: int):
     matcher = begin(marks, budget=budget)
     write(matcher, ids(marks, "abcdefg")[:budget])
     assert forced(matcher) == ids(marks, "</think>\n\n")
     write(matcher, [*ids(marks, "free again"), END])
 
 
-def test_a_thought_within_its_budget_ends_by_itself(marks: ReasoningMarks):
+def test_reasoning_within_budget_ends_freely(marks: ReasoningMarks):
     matcher = begin(marks, budget=30)
     write(matcher, ids(marks, "Hm</think>Text that is longer than the budget of thoughts."))
     assert matcher.allowed() is marks.everything
 
 
-def test_an_end_may_be_drawn_inside_a_thought_that_nothing_follows(marks: ReasoningMarks):
+def test_end_token_is_allowed_inside_reasoning_without_grammar(marks: ReasoningMarks):
     matcher = begin(marks, budget=30)
     write(matcher, [*ids(marks, "Hm"), END])
 
 
-def test_a_budget_holds_for_thoughts_that_the_answer_begins(marks: ReasoningMarks):
+def test_reasoning_budget_covers_later_reasoning_of_answer(marks: ReasoningMarks):
     matcher = begin(marks, budget=3, starts=False)
     write(matcher, ids(marks, "\n<think>abc"))
     assert forced(matcher) == marks.closing_ids
@@ -232,8 +232,8 @@ def test_a_budget_holds_for_thoughts_that_the_answer_begins(marks: ReasoningMark
     write(matcher, ids(marks, "Now I speak of <think> and of more than three letters."))
 
 
-def test_all_masks_inside_a_thought_are_one_array(marks: ReasoningMarks):
-    free, held = begin(marks, budget=100), begin(marks, Json(marks.everything.size), 100)
+def test_reasoning_masks_are_shared_read_only_arrays(marks: ReasoningMarks):
+    free, held = begin(marks, budget=100), begin(marks, FakeGrammar(marks.everything.size), 100)
     masks = []
     for token_id in ids(marks, "a thought"):
         masks += [free.allowed(), held.allowed()]
@@ -252,7 +252,7 @@ def test_all_masks_inside_a_thought_are_one_array(marks: ReasoningMarks):
         (r"{% if '</think>' in content %}</think>\n{% endif %}", "\n"),
     ],
 )
-def test_blanks_behind_a_thought_are_the_templates(template: str, blanks: str):
+def test_blanks_after_reasoning_follow_chat_template(template: str, blanks: str):
     marks = new_marks("</think>", template=template)
     assert marks.closing_ids == [*ids(marks, "</think>"), *ids(marks, blanks)]
 
@@ -269,37 +269,37 @@ def submit(budget: int | None, enable_thinking: bool | None) -> Submit:
 @pytest.mark.parametrize("enable_thinking", [None, False, True])
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("has_grammar", [False, True])
-def test_what_a_request_gets(
+def test_reasoning_grammar_depends_on_budget_thinking_and_schema(
     budget: int | None, enable_thinking: bool | None, starts: bool, has_grammar: bool
 ):
     marks = new_marks("<think>", "</think>")
-    inner = Json(marks.everything.size) if has_grammar else None
-    asked = submit(budget, enable_thinking)
-    made = with_reasoning(marks, inner, asked, starts=starts)
-    assert with_reasoning(None, inner, asked, starts=starts) is inner
+    inner = FakeGrammar(marks.everything.size) if has_grammar else None
+    submitted = submit(budget, enable_thinking)
+    grammar_of_request = with_reasoning(marks, inner, submitted, starts=starts)
+    assert with_reasoning(None, inner, submitted, starts=starts) is inner
     may_begin = enable_thinking is True and budget != 0
     if budget is None and not (has_grammar and (starts or may_begin)):
-        assert made is inner
+        assert grammar_of_request is inner
         return
-    assert made is not None
-    (matcher,) = made.begin(1)
+    assert grammar_of_request is not None
+    (matcher,) = grammar_of_request.begin(1)
     can_reason = bool(matcher.allowed()[marks.start_ids[0]])
     assert can_reason == ((may_begin or not has_grammar) if not starts else budget != 0)
 
 
-def test_thoughts_of_random_tokens_end_where_their_text_does():
-    """Whatever is drawn: what follows the first mark is blanks and the grammar's."""
+def test_random_reasoning_ends_at_first_end_mark_of_text():
+    """After the first end mark of any sample come blanks, and then the grammar's text."""
     tokens = ["</", "think", ">", "></think>", "</think>", ">[", "k>\n\n", "n", "</thi", "nk>x"]
     marks = new_marks(*tokens, special=False, template=TEMPLATE)
-    inner, rng = Json(marks.everything.size), np.random.default_rng(0)
+    inner, rng = FakeGrammar(marks.everything.size), np.random.default_rng(0)
     likely = [marks._backend.token_to_id(text) for text in tokens]
     for _ in range(300):
-        matcher, drawn = begin(marks, inner, int(rng.integers(0, 60))), list[int]()
-        while drawn[-1:] != [END]:
+        matcher, sampled = begin(marks, inner, int(rng.integers(0, 60))), list[int]()
+        while sampled[-1:] != [END]:
             allowed = np.flatnonzero(matcher.allowed())
             wanted = [i for i in likely if i in allowed]
-            drawn.append(int(rng.choice(wanted or allowed)))
-            matcher.advance([drawn[-1]])
-        thought, mark, answer = marks._text(drawn[:-1]).partition("</think>")
+            sampled.append(int(rng.choice(wanted or allowed)))
+            matcher.advance([sampled[-1]])
+        reasoning_text, mark, answer = marks._text(sampled[:-1]).partition("</think>")
         assert mark
-        assert json.loads(answer.strip() + "]") == [], (thought, answer)
+        assert json.loads(answer.strip() + "]") == [], (reasoning_text, answer)

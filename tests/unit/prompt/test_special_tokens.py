@@ -1,4 +1,4 @@
-"""Control tokens that overlap, nest, or appear once something is taken out, stay text."""
+"""Names of control tokens in a client's text stay text, also if nested or revealed by removal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlm_server.prompt.special_tokens import SpecialTokens
 
 NAMES = ["<|end|>", "<|", "|>", "<a>", ">b<", "<a>b<c>", "<|end|>x<|end|>", "[IMG]", "[[IMG]]"]
 NAMES += ["aXa", "abab", "<\uff5cé\uff5c>", "\n##\n"]
-"""Some begin or end as others do, hold others, or overlap themselves."""
+"""Names that share beginnings or ends, contain each other, or overlap themselves."""
 PLAIN = ["<think>", "</think>"]
 MARK = "\ue0ff"
 
@@ -38,7 +38,7 @@ def special(tokenizer: PreTrainedTokenizerFast) -> SpecialTokens:
 
 
 def texts(seed: int, count: int) -> list[str]:
-    """Random nestings: names cut in two with other names, or pieces of them, between."""
+    """Random nestings: names split by other names, or by pieces of them."""
     rng = random.Random(seed)
 
     def piece(depth: int) -> str:
@@ -59,7 +59,7 @@ def controls(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_nests_stays_text(
+def test_nested_control_token_names_stay_text(
     tokenizer: PreTrainedTokenizerFast, special: SpecialTokens, seed: int
 ):
     for text in texts(seed, 200):
@@ -71,8 +71,8 @@ def test_whatever_nests_stays_text(
             assert tokenizer.decode(cleaned) == text
 
 
-def test_a_thousand_names_take_no_time(tokenizer: PreTrainedTokenizerFast):
-    """As a Mistral has them: Python's `|` tries one after another."""
+def test_special_token_scan_is_fast_with_thousand_names(tokenizer: PreTrainedTokenizerFast):
+    """Mistral has as many; alternatives in a regular expression are tried one by one."""
     names = [f"<SPECIAL_{i}>" for i in range(1000)] + ["<s>", "</s>", "[INST]", "[IMG]", "[/INST]"]
     special = SpecialTokens(tokenizer, names)
     for text in ("<" * 1_000_000, "<SPECIAL_9" * 100_000, "What shape is this? [" * 50_000):
@@ -86,10 +86,10 @@ def test_a_thousand_names_take_no_time(tokenizer: PreTrainedTokenizerFast):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_a_template_takes_out_stays_text(
+def test_removed_text_never_forms_control_tokens(
     tokenizer: PreTrainedTokenizerFast, special: SpecialTokens, seed: int
 ):
-    """Beginnings that are marked can't become whole, whatever is taken out between."""
+    """Marked beginnings can't become whole names, whatever text between is removed."""
     rng = random.Random(seed)
     for text in texts(100 + seed, 100):
         taken = rng.choice([*PLAIN, "x", "end", " ", "<think>x</think>"])
@@ -98,7 +98,7 @@ def test_whatever_a_template_takes_out_stays_text(
         assert controls(tokenizer, ids) == [], text
 
 
-def test_overlapping_ones_are_counted_each(special: SpecialTokens):
+def test_overlapping_special_tokens_are_all_counted(special: SpecialTokens):
     assert special.count("<a>b<c>") == 2, "<a> and >b<"
     assert special.count("no < | >") == 0
     assert special.count(special.without_beginnings("x[[IMG]]<a>")) == 0

@@ -1,4 +1,4 @@
-"""What is said reaches the model, in whatever order of roles, wherever the template has a place."""
+"""Messages in any order of roles reach the prompt, folded into turns that the template has."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from tests.unit.prompt.test_tool_prompts import ALL, ASK, CALL, RESULT, render
 from vlm_server.errors import InvalidRequest
-from vlm_server.prompt.chat import fold_system
+from vlm_server.prompt.template.chat import fold_system
 from vlm_server.protocol import ImagePart, Message, TextPart
 
 
-def said(role: str, text: str) -> Message:
+def text_message(role: str, text: str) -> Message:
     return Message(role, (TextPart(text),))  # type: ignore[arg-type]
 
 
@@ -31,22 +31,34 @@ def said(role: str, text: str) -> Message:
         ("user", "assistant", "assistant", "user"),
     ],
 )
-def test_nothing_is_lost_or_refused(source: str, roles: tuple[str, ...]) -> None:
+def test_messages_of_any_role_order_reach_prompt_in_order(
+    source: str, roles: tuple[str, ...]
+) -> None:
     texts = [f"text-{index}" for index in range(len(roles))]
-    prompt = render(source, *map(said, roles, texts))
+    prompt = render(source, *map(text_message, roles, texts))
     places = [prompt.find(text) for text in texts]
     assert min(places) >= 0
     assert places == sorted(places)
 
 
-def test_where_it_has_a_place_it_stays() -> None:
-    messages = (said("system", "a"), said("user", "b"), said("system", "c"), said("user", "d"))
+def test_system_message_stays_if_template_supports_it() -> None:
+    messages = (
+        text_message("system", "a"),
+        text_message("user", "b"),
+        text_message("system", "c"),
+        text_message("user", "d"),
+    )
     assert fold_system(messages, takes_first=True, takes_later=True) == messages
 
 
-def test_it_joins_the_users_turns_beside_it() -> None:
+def test_system_message_joins_neighbouring_user_turns() -> None:
     picture = Message("user", (ImagePart(0),))
-    messages = (said("system", "a"), picture, said("system", "b"), said("user", "c"))
+    messages = (
+        text_message("system", "a"),
+        picture,
+        text_message("system", "b"),
+        text_message("user", "c"),
+    )
     (folded,) = fold_system(messages, takes_first=False, takes_later=False)
     gap = TextPart("\n\n")
     assert folded.content == (
@@ -62,26 +74,26 @@ def test_it_joins_the_users_turns_beside_it() -> None:
 
 @pytest.mark.parametrize("source", ALL.values(), ids=ALL)
 @pytest.mark.parametrize("roles", [("user",), ("system", "user"), ("user", "user")])
-def test_after_a_result_the_user_may_speak(source: str, roles: tuple[str, ...]) -> None:
+def test_user_message_after_tool_result_is_rendered(source: str, roles: tuple[str, ...]) -> None:
     texts = [f"text-{index}" for index in range(len(roles))]
-    prompt = render(source, ASK, CALL, RESULT, *map(said, roles, texts))
+    prompt = render(source, ASK, CALL, RESULT, *map(text_message, roles, texts))
     places = [prompt.find(text) for text in ("clicked", *texts)]
     assert min(places) >= 0
     assert places == sorted(places)
 
 
-def test_a_second_system_message_is_part_of_the_first() -> None:
-    messages = (said("system", "a"), said("system", "b"), said("user", "c"))
-    told, asked = fold_system(messages, takes_first=True, takes_later=False)
-    assert (told.role, told.content) == (
+def test_second_system_message_joins_first() -> None:
+    messages = (text_message("system", "a"), text_message("system", "b"), text_message("user", "c"))
+    system, user = fold_system(messages, takes_first=True, takes_later=False)
+    assert (system.role, system.content) == (
         "system",
         (TextPart("a"), TextPart("\n\n"), TextPart("b")),
     )
-    assert asked == messages[2]
+    assert user == messages[2]
 
 
-def test_what_is_said_after_a_call_stays_behind_it() -> None:
-    messages = (ASK, CALL, said("assistant", "text"), said("user", "b"))
+def test_assistant_text_after_tool_call_stays_in_place() -> None:
+    messages = (ASK, CALL, text_message("assistant", "text"), text_message("user", "b"))
     assert fold_system(messages, takes_first=True, takes_later=True) == messages
 
 
@@ -97,8 +109,8 @@ def placed(*messages: Message) -> list[Message]:
         (("system", "system", "assistant", "user"), "messages[2]"),
     ],
 )
-def test_what_is_refused_is_named(roles: tuple[str, ...], param: str) -> None:
-    """Also where several messages became one."""
+def test_message_refused_by_template_is_named(roles: tuple[str, ...], param: str) -> None:
+    """Also if several messages were folded into one."""
     reason = "{{ raise_exception('the user begins') }}"
     source = (
         "{% for m in messages %}{% if m.role == 'assistant' and (loop.first or "
@@ -106,13 +118,21 @@ def test_what_is_refused_is_named(roles: tuple[str, ...], param: str) -> None:
         "{% endfor %}"
     )
     with pytest.raises(InvalidRequest, match="the user begins") as caught:
-        render(source, *placed(*(said(role, "a") for role in roles), said("assistant", "b")))
+        render(
+            source,
+            *placed(*(text_message(role, "a") for role in roles), text_message("assistant", "b")),
+        )
     assert caught.value.param == param
     assert f"`{param}`" in caught.value.message
 
 
-def test_what_fails_for_another_reason_names_the_field_alone() -> None:
+def test_template_failure_without_culprit_names_messages_field() -> None:
     source = "{% for m in messages %}{{ m.content + 1 if messages | length > 1 }}{% endfor %}"
     with pytest.raises(InvalidRequest, match="the conversation") as caught:
-        render(source, *placed(said("user", "a"), said("assistant", "b"), said("user", "c")))
+        render(
+            source,
+            *placed(
+                text_message("user", "a"), text_message("assistant", "b"), text_message("user", "c")
+            ),
+        )
     assert caught.value.param == "messages"

@@ -1,4 +1,4 @@
-"""Tools, calls, results and pictures in them are rendered as each kind of template takes them."""
+"""Tools, calls, results and their pictures are rendered in each template's convention."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from msgspec import structs
 
 from tests.unit.prompt import tool_templates as templates
 from vlm_server.errors import InvalidRequest
-from vlm_server.prompt.chat import Chat, read_chat
-from vlm_server.prompt.templates import ChatTemplate, sandboxed
+from vlm_server.prompt.template.chat import Chat, read_chat
+from vlm_server.prompt.template.templates import ChatTemplate, sandboxed
 from vlm_server.protocol import (
     ImagePart,
     Message,
@@ -47,7 +47,7 @@ SCREEN = Message(
 )
 
 
-def made(source: str) -> ChatTemplate:
+def chat_template(source: str) -> ChatTemplate:
     return ChatTemplate(sandboxed(source, {}), ("<image>",), None, ("bos_token",))
 
 
@@ -58,14 +58,14 @@ def render(
     must_call: bool = False,
     **more: Any,
 ) -> str:
-    template = made(source)
+    template = chat_template(source)
     return template.render(
         template.arrange(Chat(messages, tools, **more), must_call=must_call), str
     )
 
 
 @pytest.mark.parametrize("source", WITH_TOOLS.values(), ids=WITH_TOOLS)
-def test_tools_calls_and_results_are_shown(source: str):
+def test_tools_calls_and_results_are_rendered(source: str):
     text = render(source, ASK, tools=(TOOL,))
     assert "click" in text
     assert text.index("click") < text.index("press it")
@@ -78,23 +78,23 @@ def test_tools_calls_and_results_are_shown(source: str):
 
 
 @pytest.mark.parametrize("source", ALL.values(), ids=ALL)
-def test_pictures_in_results_keep_their_order_and_text_its_place(source: str):
+def test_pictures_in_tool_results_keep_order_and_place(source: str):
     first = Message("user", (ImagePart(7), TextPart("what is this?")))
     asked = Message("user", (TextPart("and this?"), ImagePart(9)))
-    template = made(source)
+    template = chat_template(source)
     chat = Chat((first, CALL, SCREEN, Message("assistant", (TextPart("done"),)), asked))
     arranged = template.arrange(chat)
     order = [p.index for m in arranged.messages for p in m.content if isinstance(p, ImagePart)]
     assert order == [7, 0, 9]
     text = template.render(arranged, str)
     assert text.count("<image>") == 3
-    places = [text.index(each) for each in ("what is", "before", "after", "done", "and this?")]
+    places = [text.index(part) for part in ("what is", "before", "after", "done", "and this?")]
     assert places == sorted(places)
     second = text.index("<image>", text.index("<image>") + 1)
     assert text.index("before") < second < text.index("done")
 
 
-def test_where_results_have_no_place_for_pictures_they_follow():
+def test_pictures_follow_results_if_template_has_no_place():
     other = replace_id(SCREEN, "call_b")
     calls = Message(
         "assistant", (), tool_calls=(*CALL.tool_calls, ToolCall("call_b", "click", "{}"))
@@ -105,6 +105,9 @@ def test_where_results_have_no_place_for_pictures_they_follow():
     assert text.endswith("<|user|><image><image><|end|>\n<|assistant|>")
     text = render(templates.HERMES, ASK, CALL, SCREEN, Message("user", (TextPart("go on"),)))
     assert text.endswith("<|user|><image>go on<|end|>\n<|assistant|>")
+
+
+def test_pictures_stay_in_results_unless_they_must_follow():
     text = render(templates.QWEN3_VL, ASK, CALL, SCREEN)
     assert "<tool_response>before<image>after</tool_response>" in text
     text = render(templates.MISTRAL, ASK, CALL, SCREEN)
@@ -115,9 +118,15 @@ def replace_id(message: Message, tool_call_id: str) -> Message:
     return Message(message.role, message.content, tool_call_id=tool_call_id)
 
 
-def test_ids_are_as_the_template_wants_them_and_clients_may_have_none():
-    assert "functions.click:0" in render(templates.KIMI, ASK, CALL, RESULT)
-    assert "## Return of functions.click:0" in render(templates.KIMI, ASK, CALL, RESULT)
+def test_call_ids_follow_template_convention():
+    text = render(templates.KIMI, ASK, CALL, RESULT)
+    assert "## Return of functions.click:0" in text
+    assert text.count("functions.click:0") > 1
+    text = render(templates.GEMMA4, ASK, CALL, RESULT)
+    assert "response:click{value:clicked}" in text, "by the id"
+
+
+def test_calls_without_ids_are_matched_to_results_by_name():
     bare = Message(
         "assistant", (), tool_calls=(ToolCall("", "click", "{}"), ToolCall("", "see", "{}"))
     )
@@ -125,29 +134,30 @@ def test_ids_are_as_the_template_wants_them_and_clients_may_have_none():
     text = render(templates.KIMI, ASK, bare, *results)
     assert "Return of functions.see:1\nsee" in text
     assert "Return of functions.click:0\nclick" in text
-    text = render(templates.GEMMA4, ASK, CALL, RESULT)
-    assert "response:click{value:clicked}" in text, "by the id"
 
 
-def test_a_template_without_tools_refuses_them_unless_a_call_is_forced():
+def test_template_without_tools_refuses_optional_tools():
     for source in (templates.PLAIN, templates.NO_SYSTEM):
         with pytest.raises(InvalidRequest, match="no place for tools") as caught:
             render(source, ASK, tools=(TOOL,))
         assert caught.value.param == "tools"
+
+
+def test_template_without_tools_gets_required_tools_as_instructions():
     system = Message("system", (TextPart("be brief"),))
-    told = render(templates.PLAIN, system, ASK, tools=(TOOL,), must_call=True)
-    assert json.dumps(TOOL) in told
-    assert '[{"name": "<tool>", "arguments": {...}}]' in told
-    assert told.startswith("<|system|>be brief\n\nYou can call")
+    rendered = render(templates.PLAIN, system, ASK, tools=(TOOL,), must_call=True)
+    assert json.dumps(TOOL) in rendered
+    assert '[{"name": "<tool>", "arguments": {...}}]' in rendered
+    assert rendered.startswith("<|system|>be brief\n\nYou can call")
     assert render(templates.PLAIN, ASK, tools=(TOOL,), must_call=True).startswith(
         "<|system|>You can"
     )
-    told = render(templates.NO_SYSTEM, ASK, tools=(TOOL,), must_call=True)
-    assert told.startswith("[user]You can call")
-    assert told.endswith("press it")
+    rendered = render(templates.NO_SYSTEM, ASK, tools=(TOOL,), must_call=True)
+    assert rendered.startswith("[user]You can call")
+    assert rendered.endswith("press it")
 
 
-def test_a_template_without_calls_is_shown_them_as_text():
+def test_template_without_calls_shows_them_as_text():
     text = render(templates.PLAIN, ASK, CALL, RESULT, Message("user", (TextPart("thanks"),)))
     assert text == (
         "<|user|>press it<|end|>\n"
@@ -157,9 +167,9 @@ def test_a_template_without_calls_is_shown_them_as_text():
     render(templates.NO_SYSTEM, ASK, CALL, RESULT, RESULT)
 
 
-def test_thoughts_of_earlier_answers_are_shown_and_may_be_missing():
-    thought = Message("assistant", (TextPart("red"),), reasoning="hm")
-    asked = (ASK, thought, ASK)
+def test_reasoning_of_earlier_answers_is_rendered():
+    answer_with_reasoning = Message("assistant", (TextPart("red"),), reasoning="hm")
+    asked = (ASK, answer_with_reasoning, ASK)
     assert "<|assistant|><think>hm</think>red<|end|>" in render(templates.QWEN3_VL, *asked)
     without = render(templates.QWEN3_VL, ASK, Message("assistant", (TextPart("red"),)), ASK)
     assert without.startswith(
@@ -171,45 +181,58 @@ def chat_of(**options: Any) -> Chat:
     return read_chat(Submit("r", (ASK,), (), SamplingParams(), template=TemplateOptions(**options)))
 
 
-def test_thinking_is_off_unless_it_is_asked_for():
-    template = made(templates.QWEN3_VL)
+def test_thinking_is_off_unless_enabled():
+    template = chat_template(templates.QWEN3_VL)
     assert template.render(chat_of(), str).endswith("<think>\n\n</think>\n\n")
     assert template.render(chat_of(enable_thinking=False), str).endswith("</think>\n\n")
     assert template.render(chat_of(enable_thinking=True), str).endswith("<think>\n")
     own = chat_of(enable_thinking=True, variables='{"enable_thinking": false}')
     assert template.render(own, str).endswith("</think>\n\n")
-    named = made(templates.PLAIN + "{% if thinking %}<think>{% endif %}")
-    assert named.render(chat_of(enable_thinking=True), str).endswith("<think>")
     assert template.generation_suffix({"enable_thinking": True}) == "<|assistant|><think>\n"
 
 
-def test_variables_reach_the_template_and_replace_nothing():
-    template = made(templates.PLAIN + "{{ style }}")
+def test_thinking_is_enabled_under_other_variable_names():
+    named = chat_template(templates.PLAIN + "{% if thinking %}<think>{% endif %}")
+    assert named.render(chat_of(enable_thinking=True), str).endswith("<think>")
+
+
+def test_template_variables_reach_template():
+    template = chat_template(templates.PLAIN + "{{ style }}")
     assert template.render(chat_of(variables='{"style": "terse"}'), str).endswith("terse")
+
+
+def test_template_variables_cannot_replace_reserved_names():
+    template = chat_template(templates.PLAIN)
     for name in ("messages", "tools", "add_generation_prompt", "bos_token"):
         with pytest.raises(InvalidRequest, match=f"can't set `{name}`") as caught:
             template.render(chat_of(variables=json.dumps({name: []})), str)
         assert caught.value.param == "chat_template_kwargs"
+
+
+def test_template_variables_must_be_json_object():
     for wrong in ("[]", "1", "{"):
         with pytest.raises(InvalidRequest, match="must be an object"):
             chat_of(variables=wrong)
 
 
 @pytest.mark.parametrize("source", ALL.values(), ids=ALL)
-def test_the_last_message_is_continued(source: str):
+def test_continue_final_renders_open_assistant_message(source: str):
     begun = Message("assistant", (TextPart("The colour"), TextPart(" is \ue0fc")))
     text = render(source, ASK, begun, continue_final=True)
     assert text.endswith("The colour is \ue0fc")
     assert render(source, ASK, Message("assistant", ()), continue_final=True)
 
 
-def test_what_can_t_be_continued_is_refused():
-    begun = Message("assistant", (TextPart("The colour is"),))
+def test_continue_final_refuses_last_message_without_assistant_text():
     for messages in ((ASK,), (ASK, CALL)):
         last = structs.replace(messages[-1], param="messages[9]")
         with pytest.raises(InvalidRequest, match="can be continued") as caught:
             render(templates.HERMES, *messages[:-1], last, continue_final=True)
         assert caught.value.param == "messages[9]"
+
+
+def test_continue_final_refuses_template_that_drops_or_changes_text():
+    begun = Message("assistant", (TextPart("The colour is"),))
     drops = "{% for m in messages if m.role == 'user' %}{{ m.content + '' }}{% endfor %}"
     changes = "{% for m in messages %}{{ (m.content + '').replace('is', 'was') }}{% endfor %}"
     for source in (drops, changes):
@@ -218,8 +241,8 @@ def test_what_can_t_be_continued_is_refused():
 
 
 @pytest.mark.parametrize("source", WITH_TOOLS.values(), ids=WITH_TOOLS)
-def test_whatever_users_say_is_cleaned(source: str):
-    """No text of theirs reaches the prompt as it is, wherever the template writes it."""
+def test_tool_prompt_disarms_all_client_text(source: str):
+    """Every text of a client is disarmed, wherever the template writes it."""
     evil = "<|end|>"
     tool = {
         "type": "function",
@@ -242,7 +265,7 @@ def test_whatever_users_say_is_cleaned(source: str):
         (tool,),
         {"style": evil},
     )
-    template = made(source)
+    template = chat_template(source)
     arranged = template.arrange(chat)
     plain = template.render(arranged, lambda text: text.replace(evil, ""))
     disarmed = template.render(arranged, lambda text: text.replace(evil, "<!|end|>"))
@@ -251,7 +274,7 @@ def test_whatever_users_say_is_cleaned(source: str):
     assert all(evil in text for text in chat.texts() if "|end|" in text)
 
 
-def test_a_hundred_tools_stay_within_the_budget_and_render_the_same():
+def test_hundred_tools_render_deterministically_within_time():
     properties = {
         f"argument_{i}": {"type": "string", "description": "what it is for, at some length " * 10}
         for i in range(20)
@@ -269,7 +292,7 @@ def test_a_hundred_tools_stay_within_the_budget_and_render_the_same():
     ]
     submit = Submit("r", (ASK,), (), SamplingParams(), tools=Tools(json.dumps(tools)))
     for source in WITH_TOOLS.values():
-        template = made(source)
+        template = chat_template(source)
         started = time.monotonic()
         texts = {template.render(template.arrange(read_chat(submit)), str) for _ in range(2)}
         assert len(texts) == 1

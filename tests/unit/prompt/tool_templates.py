@@ -54,7 +54,7 @@ QWEN3_VL = (
     )
     + _THINK
 )
-"""Results may hold pictures; thinks, unless it is told not to."""
+"""Results may hold pictures; thinking is on unless disabled."""
 CODER = (
     _CONTENT
     + _HEAD
@@ -65,7 +65,7 @@ CODER = (
     )
     + _ASK
 )
-"""Goes through the items of the arguments."""
+"""Iterates over the items of the arguments."""
 DEEPSEEK = (
     _CONTENT
     + _HEAD
@@ -124,11 +124,11 @@ PLAIN = (
     "<|{{ m.role }}|>{{ show(m.content) }}<|end|>\n"
     "{% endfor %}" + _ASK
 )
-"""Knows no tools."""
+"""Supports no tools."""
 NO_SYSTEM = (
     _CONTENT + "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('user and assistant only') }}{% endif %}"
     "[{{ m.role }}]{{ show(m.content) }}"
     "{% endfor %}"
 )
-"""Knows neither tools nor a system."""
+"""Supports neither tools nor a system message."""

@@ -50,7 +50,7 @@ puts JSON.generate(VlmServer.said)
 
 
 def urls_on(name: str) -> list[str]:
-    """Of the wheels of `LOCK` for a release of macOS."""
+    """The URLs of `LOCK`'s wheels for a release of macOS."""
     return [f"{FILES}/{wheel}.whl" for wheel in WHEELS[name]]
 
 
@@ -90,27 +90,27 @@ def written(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("macos", "name"), RELEASES.items())
-def test_the_wheel_is_the_one_that_pip_takes_there(macos: tuple[int, int], name: str) -> None:
-    assert [best(each, macos)["url"] for each in LOCK] == urls_on(name)
+def test_formula_wheel_matches_pip_choice_per_macos(macos: tuple[int, int], name: str) -> None:
+    assert [best(locked, macos)["url"] for locked in LOCK] == urls_on(name)
     with pytest.raises(ValueError, match="alone has no wheel"):
         best(package("alone", "alone-1.0-cp313-cp313-manylinux_2_35_x86_64.whl"), macos)
 
 
-def test_what_differs_between_releases_is_in_a_block_of_each() -> None:
-    said = [re.findall(r"on_(.+) do", resource(each)) for each in LOCK]
-    assert said == [
+def test_formula_resource_has_block_per_differing_release() -> None:
+    declared = [re.findall(r"on_(.+) do", resource(locked)) for locked in LOCK]
+    assert declared == [
         [],
         ["sonoma :or_older", "sequoia", "tahoe :or_newer"],
         ["sequoia :or_older", "tahoe :or_newer"],
     ]
 
 
-def test_a_package_that_the_oldest_macos_cannot_have_is_refused() -> None:
+def test_formula_refuses_package_without_oldest_macos_wheel() -> None:
     with pytest.raises(ValueError, match="late has no wheel for macOS 14"):
         resource(package("late", "late-1.0-py3-none-macosx_15_0_arm64.whl"))
 
 
-def test_nothing_is_left_to_fill_in(written: Path) -> None:
+def test_formula_has_no_placeholders_left(written: Path) -> None:
     text = written.read_text()
     assert not re.search(r"@[A-Z0-9]+@", text)
     assert hashlib.sha256(b"a wheel").hexdigest() in text
@@ -119,18 +119,18 @@ def test_nothing_is_left_to_fill_in(written: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("ruby") is None, reason="there is no Ruby")
 @pytest.mark.parametrize("name", RELEASES.values())
-def test_ruby_reads_it_and_the_service_is_that_of_the_other_ways(
+def test_ruby_loads_formula_with_resources_and_service(
     written: Path, tmp_path: Path, name: str
 ) -> None:
     stand_in = tmp_path / "formula.rb"
     stand_in.write_text(STAND_IN)
     ran = subprocess.run(["ruby", "-w", stand_in, written, name], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout)
-    assert said["resource"] == ["pure", "built", "newer"]
-    assert [words[0] for words in said["url"][1:]] == urls_on(name)
-    assert len(said["sha256"]) == 4
-    (words,) = said["run"][0]
+    declared = json.loads(ran.stdout)
+    assert declared["resource"] == ["pure", "built", "newer"]
+    assert [words[0] for words in declared["url"][1:]] == urls_on(name)
+    assert len(declared["sha256"]) == 4
+    (words,) = declared["run"][0]
     assert words[:2] == ["/opt/bin/vlm-server", "serve"]
     assert words[-2:] == ["--give-up-status", "0"], "launchd can't tell statuses apart"
-    assert said["test"]
+    assert declared["test"]

@@ -1,4 +1,4 @@
-"""What the packages are made of: metadata, data files, version, image."""
+"""Wheel and container image have the right data files, dependencies, version and user."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def container(instruction: str) -> list[str]:
     return re.findall(rf"^{instruction} +(.+)$", joined, re.MULTILINE)
 
 
-def test_every_data_file_is_named() -> None:
-    """Without git, a build takes only what is named."""
+def test_package_data_names_every_data_file() -> None:
+    """Without git, a build includes only the files that are named."""
     package = ROOT / "vlm_server"
     globs = PROJECT["tool"]["setuptools"]["package-data"]["vlm_server"]
-    named = {path for each in globs for path in package.glob(each) if path.is_file()}
-    named |= {path for each in globs for path in package.glob(f"{each}/*") if path.is_file()}
+    named = {path for glob in globs for path in package.glob(glob) if path.is_file()}
+    named |= {path for glob in globs for path in package.glob(f"{glob}/*") if path.is_file()}
     others = {
         path
         for path in package.rglob("*")
@@ -41,37 +41,41 @@ def test_every_data_file_is_named() -> None:
     assert others == named
 
 
-def test_only_the_extras_bring_a_backend() -> None:
-    """Both backends have the same file: who asks for one must not get the other."""
+def test_mlx_backends_come_only_from_extras() -> None:
+    """Both backends install the same file, so one must not bring the other."""
     needed = PROJECT["project"]["dependencies"]
     extras = PROJECT["project"]["optional-dependencies"]
-    assert not any("mlx[" in each or "openblas" in each for each in needed)
-    assert any(each.startswith("mlx[cpu]") for each in extras["cpu"])
-    assert any(each.startswith("mlx[cuda13]") for each in extras["cuda"])
-    (version,) = {each.split("==")[1] for each in needed if each.startswith("mlx==")}
+    assert not any("mlx[" in requirement or "openblas" in requirement for requirement in needed)
+    assert any(requirement.startswith("mlx[cpu]") for requirement in extras["cpu"])
+    assert any(requirement.startswith("mlx[cuda13]") for requirement in extras["cuda"])
+    (version,) = {
+        requirement.split("==")[1] for requirement in needed if requirement.startswith("mlx==")
+    }
     for name in ("cpu", "cuda"):
-        assert all("sys_platform == 'linux'" in each for each in extras[name])
-        assert all(version in each for each in extras[name] if each.startswith("mlx["))
+        assert all("sys_platform == 'linux'" in requirement for requirement in extras[name])
+        assert all(
+            version in requirement for requirement in extras[name] if requirement.startswith("mlx[")
+        )
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
+def test_version_equals_installed_package_version() -> None:
     assert vlm_server.__version__ == importlib.metadata.version("vlm-server")
 
 
-def test_without_an_installed_package_there_is_a_version_too() -> None:
+def test_version_exists_without_installed_package() -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import vlm_server as v"
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"{code}; print(v.__version__, hasattr(v, 'nothing'))"],
         capture_output=True,
         text=True,
         check=True,
         cwd="/",
     )
-    assert said.stdout.split()[1] == "False"
-    assert re.match(r"\d", said.stdout)
+    assert output.stdout.split()[1] == "False"
+    assert re.match(r"\d", output.stdout)
 
 
-def test_the_image_serves_others_with_keys_alone(
+def test_container_serves_all_addresses_only_with_keys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (words,) = container("CMD")
@@ -82,7 +86,7 @@ def test_the_image_serves_others_with_keys_alone(
     assert "vlm-server-keys.toml" in capsys.readouterr().err
 
 
-def test_the_image_runs_as_nobody_in_particular() -> None:
+def test_container_runs_as_unprivileged_user() -> None:
     (user,) = container("USER")
     assert user.split(":")[0].isdecimal()
     assert user.split(":")[0] != "0"
@@ -90,7 +94,7 @@ def test_the_image_runs_as_nobody_in_particular() -> None:
     assert shlex.split(container("WORKDIR")[0]) == ["/state"]
 
 
-def test_the_health_check_of_the_image_is_a_program() -> None:
+def test_container_health_check_is_valid_python() -> None:
     words = json.loads(container("HEALTHCHECK")[0].partition(" CMD ")[2])
     compile(words[2], "HEALTHCHECK", "exec")
     assert "/health/ready" in words[2]

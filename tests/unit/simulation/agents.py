@@ -1,4 +1,4 @@
-"""Costs and workloads for tests: round numbers, of which answers are known."""
+"""Costs and workloads of round numbers, for which results are known exactly."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _FREE: dict[str, Any] = {
 
 
 def costs(**given: Any) -> Costs:
-    """Of a machine on which everything takes something."""
+    """Costs of a machine on which every phase takes time."""
     return Costs(**(_ROUND | given))
 
 
 def free(**given: Any) -> Costs:
-    """Of a machine on which all but what is given takes no time."""
+    """Costs of a machine on which only the given phases take time."""
     return Costs(**(_ROUND | _FREE | given))
 
 

@@ -1,4 +1,4 @@
-"""What a worker still knows of conversations."""
+"""Simulated caches match stored prefixes, and evict the least recently used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scripts.simulation.caches import FeatureStore, PrefixStore
 pytestmark = pytest.mark.unit
 
 
-def test_what_is_stored_matches_but_for_the_last_token():
+def test_prefix_store_matches_all_but_last_token():
     store = PrefixStore(1000, head_tokens=10)
     assert store.match("a", 100) == 0
     store.store("a", 100)
@@ -18,7 +18,7 @@ def test_what_is_stored_matches_but_for_the_last_token():
     assert store.match("b", 150) == 10
 
 
-def test_the_least_recently_used_goes_first_and_its_end_before_its_beginning():
+def test_prefix_store_evicts_ends_of_least_recent_first():
     store = PrefixStore(250, head_tokens=0)
     store.store("a", 60)
     store.store("a", 100)
@@ -31,13 +31,13 @@ def test_the_least_recently_used_goes_first_and_its_end_before_its_beginning():
     assert store.evicted_tokens == 140
 
 
-def test_nothing_is_kept_without_room():
+def test_prefix_store_without_room_keeps_nothing():
     store = PrefixStore(0, head_tokens=10)
     store.store("a", 100)
     assert store.match("a", 200) == 0
 
 
-def test_features_are_bounded():
+def test_feature_store_evicts_least_recently_used():
     store = FeatureStore(100)
     for name in ("a", "b"):
         store.store(name, 50)

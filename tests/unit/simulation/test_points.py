@@ -1,4 +1,4 @@
-"""Where a curve leaves its flat part."""
+"""Points of a load curve are summarized, and its knee is found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.unit
 
 
 def at(users: int, p99: float) -> Point:
-    asked = [
+    samples = [
         Asked(
             key="",
             turn=0,
@@ -24,18 +24,18 @@ def at(users: int, p99: float) -> Point:
             answer_tokens=4,
         )
     ]
-    return point(users, [(summarize(asked, 0, 5), 0.5)])
+    return point(users, [(summarize(samples, 0, 5), 0.5)])
 
 
-def test_the_knee_is_before_the_first_that_is_too_slow():
+def test_knee_precedes_first_slow_point():
     points = [at(1, 0.2), at(2, 0.3), at(4, 0.59), at(8, 0.61), at(16, 0.5)]
-    times = [one.ttft_p99 for one in points]
+    times = [measured.ttft_p99 for measured in points]
     assert knee(points, times, 3) == 4
     assert knee(points, times, 100) == 16
 
 
-def test_a_summary_counts_what_was_sent_in_its_time():
-    asked = [
+def test_summary_counts_only_requests_sent_in_window():
+    samples = [
         Asked(
             key="",
             turn=0,
@@ -49,7 +49,7 @@ def test_a_summary_counts_what_was_sent_in_its_time():
         )
         for n in range(8)
     ]
-    found = summarize(asked, 2, 5)
+    found = summarize(samples, 2, 5)
     assert found.requests == 3
     assert found.ttft_p50 == pytest.approx(0.3)
     assert found.hit_rate == pytest.approx(0.3)
@@ -57,6 +57,6 @@ def test_a_summary_counts_what_was_sent_in_its_time():
     assert found.token_rate == pytest.approx(12 / 3)
 
 
-def test_spread():
+def test_spread_has_median_least_and_most():
     found = spread([3.0, 1.0, 2.0])
     assert (found.median, found.least, found.most) == (2.0, 1.0, 3.0)

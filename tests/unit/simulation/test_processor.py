@@ -1,4 +1,4 @@
-"""Cores that work shares: nothing is lost, nothing is faster than it can be."""
+"""Simulated work shares cores: none is lost, and none is faster than one core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.unit
 
 
 def ends(processor: Processor, env: simpy.Environment, *works: tuple[float, float]) -> list[float]:
-    """When each of the works (begin, seconds) ends."""
+    """The end of each of the works (begin, seconds)."""
     found = [0.0] * len(works)
 
     def run(number: int, begin: float, seconds: float):
@@ -38,12 +38,14 @@ def ends(processor: Processor, env: simpy.Environment, *works: tuple[float, floa
         (1, [(0, 0), (1, 1)], [0, 2]),
     ],
 )
-def test_work_shares_cores(cores: int, works: list[tuple[float, float]], expected: list[float]):
+def test_simulated_work_shares_cores(
+    cores: int, works: list[tuple[float, float]], expected: list[float]
+):
     env = simpy.Environment()
     assert ends(Processor(env, cores), env, *works) == pytest.approx(expected)
 
 
-def test_all_work_is_done_once():
+def test_processor_busy_time_equals_sum_of_work():
     drawn = random.Random(1)
     works = [(drawn.uniform(0, 50), drawn.expovariate(3)) for _ in range(100)]
     env = simpy.Environment()
@@ -52,8 +54,8 @@ def test_all_work_is_done_once():
     assert processor.busy_seconds == pytest.approx(sum(seconds for _, seconds in works))
 
 
-def test_mean_time_of_processor_sharing():
-    """M/M/1 with processor sharing: S / (1 - load), of the load that was drawn."""
+def test_processor_sharing_mean_time_matches_theory():
+    """M/M/1 with processor sharing: S / (1 - load), for the sampled load."""
     drawn, env, now, works = random.Random(2), simpy.Environment(), 0.0, []
     for _ in range(20_000):
         now += drawn.expovariate(0.6)
@@ -78,7 +80,7 @@ def test_shortened_work_ends_early():
     assert env.now == pytest.approx(12)
 
 
-def test_neighbours_slow_each_other_while_both_work():
+def test_shared_machine_slows_processors_while_both_work():
     env = simpy.Environment()
     processors = [Processor(env), Processor(env)]
     share_machine(processors, 1.5)

@@ -1,4 +1,4 @@
-"""What must hold of simulated daemons, whatever work costs."""
+"""Simulated daemons obey queueing theory, cache hits and routing, whatever work costs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def hit_rate(result: Result) -> float:
     return summarize(result.asked, 0, float("inf")).hit_rate
 
 
-def test_a_seed_gives_one_result():
+def test_simulation_is_reproducible_by_seed():
     costs, work, fleet = agents.costs(), agents.workload(users=9), Fleet(workers=2)
     first, second = simulate(costs, work, fleet), simulate(costs, work, fleet)
     assert first == second
     assert simulate(costs, replace(work, seed=1), fleet).asked != first.asked
 
 
-def test_alone_a_turn_takes_the_sum_of_its_work():
-    """Decoding is a step ahead of what it reports, so it takes as many steps as tokens."""
+def test_lone_turn_takes_sum_of_its_costs():
+    """Decoding runs one step ahead of its report, so it takes as many steps as tokens."""
     costs = agents.costs()
     result = simulate(costs, agents.workload(users=1, answer_tokens=5), Fleet())
-    first, second = (one for one in result.asked[:2])
+    first, second = (request for request in result.asked[:2])
     tokens = 50 + 80
     prompt = costs.request_seconds(tokens, 1) + costs.picture_seconds(80)
     expected = prompt + costs.encode_seconds(80) + costs.prefill_seconds(tokens, 0)
@@ -44,8 +44,8 @@ def test_alone_a_turn_takes_the_sum_of_its_work():
     assert second.cached_tokens == 50 + 80 + 5
 
 
-def test_waiting_is_that_of_a_queue_with_equal_work():
-    """M/D/1: load * S / (2 (1 - load)); of many users with rare questions of one turn each."""
+def test_simulated_waiting_matches_md1_queue():
+    """M/D/1: load * S / (2 (1 - load)), for many users with rare one-turn questions."""
     costs = agents.free(prefill=(0.1, 0.0, 0.0, 0.0), head_tokens=0)
     users, load = 300, 0.6
     work = agents.workload(
@@ -57,12 +57,12 @@ def test_waiting_is_that_of_a_queue_with_equal_work():
         seconds=1200.0,
     )
     result = simulate(costs, work, Fleet())
-    wait = sum(one.ttft for one in result.asked) / len(result.asked) - 0.1
+    wait = sum(request.ttft for request in result.asked) / len(result.asked) - 0.1
     assert result.utilisation[0] == pytest.approx(load, rel=0.05)
     assert wait == pytest.approx(load * 0.1 / (2 * (1 - load)), rel=0.15)
 
 
-def test_throughput_is_bounded_by_work_and_by_users():
+def test_simulated_throughput_is_bounded_by_work_and_users():
     costs = agents.free(prefill=(0.1, 0.0, 0.0, 0.0))
     for users in (1, 4, 40):
         work = agents.workload(users=users, pictures=0, answer_tokens=1, seconds=400.0)
@@ -74,31 +74,31 @@ def test_throughput_is_bounded_by_work_and_by_users():
         assert result.utilisation[0] == pytest.approx(rate * 0.1)
 
 
-def test_requests_in_a_daemon_are_their_rate_times_their_time():
-    """Little's law, with the number in the daemon counted from what users do not do: think."""
+def test_simulation_obeys_littles_law():
+    """Little's law; a user is in the daemon while not thinking."""
     costs, users = agents.costs(), 12
     work = agents.workload(users=users, seconds=300.0)
     asked = simulate(costs, work, Fleet()).asked
     rate = len(asked) / 300
-    mean_seconds = sum(one.ended - one.sent for one in asked) / len(asked)
+    mean_seconds = sum(request.ended - request.sent for request in asked) / len(asked)
     assert rate * (mean_seconds + work.think_seconds) == pytest.approx(users, rel=0.05)
 
 
-def test_fresh_conversations_hit_nothing():
+def test_fresh_conversations_have_no_cache_hits():
     costs = agents.costs(head_tokens=0)
     assert hit_rate(simulate(costs, agents.workload(turns=1), Fleet())) == 0
 
 
-def test_each_turn_hits_all_that_was_said():
+def test_simulated_turn_hits_whole_previous_conversation():
     result = simulate(agents.costs(), agents.workload(), Fleet())
     before: dict[str, int] = {}
-    for one in sorted(result.asked, key=lambda one: one.sent):
-        if one.turn:
-            assert one.cached_tokens == before[one.key]
-        before[one.key] = one.prompt_tokens + one.answer_tokens
+    for request in sorted(result.asked, key=lambda request: request.sent):
+        if request.turn:
+            assert request.cached_tokens == before[request.key]
+        before[request.key] = request.prompt_tokens + request.answer_tokens
 
 
-def test_only_keys_keep_conversations_where_they_are_known():
+def test_key_routing_alone_keeps_cache_hits():
     costs, work = agents.costs(), agents.workload(users=16, seconds=60.0)
     rates = {p: hit_rate(simulate(costs, work, Fleet(workers=8, policy=p))) for p in Policy}
     alone = hit_rate(simulate(costs, agents.workload(users=2, seconds=60.0), Fleet()))
@@ -110,7 +110,7 @@ def test_only_keys_keep_conversations_where_they_are_known():
         )
 
 
-def test_a_small_cache_lowers_the_hit_rate():
+def test_smaller_simulated_cache_lowers_hit_rate():
     costs, work = agents.costs(), agents.workload(users=8)
     sizes = [tokens * costs.kv_bytes_per_token for tokens in (0, 1000, 2500, 1e6)]
     rates = [
@@ -121,25 +121,25 @@ def test_a_small_cache_lowers_the_hit_rate():
     assert rates[1] < 0.8 * rates[-1]
 
 
-def test_little_memory_makes_requests_wait():
+def test_little_simulated_memory_delays_requests():
     costs, work = agents.costs(), agents.workload(users=12)
-    one = 900 * costs.kv_bytes_per_token
+    request_bytes = 900 * costs.kv_bytes_per_token
     few, many = (
         summarize(simulate(costs, work, Fleet(limits=Limits(running_bytes=n))).asked, 0, 60)
-        for n in (one, 100 * one)
+        for n in (request_bytes, 100 * request_bytes)
     )
     assert few.ttft_p50 > 1.2 * many.ttft_p50
     assert few.requests < many.requests
 
 
-def test_losing_a_worker_costs_its_conversations_what_was_known():
+def test_lost_worker_moves_only_its_conversations():
     costs, work = agents.costs(), agents.workload(users=12, turns=20, seconds=80.0)
     whole = simulate(costs, work, Fleet(workers=4))
     less = simulate(costs, work, Fleet(workers=4, lost_at=40.0))
     assert hit_rate(less) < hit_rate(whole)
     before, after = ({}, {})
-    for one in less.asked:
-        (before if one.ended < 40 else after).setdefault(one.key, set()).add(one.worker)
+    for request in less.asked:
+        (before if request.ended < 40 else after).setdefault(request.key, set()).add(request.worker)
     stayed = [key for key in before.keys() & after.keys() if before[key] == after[key]]
     moved = [key for key in before.keys() & after.keys() if before[key] != after[key]]
     lost = {worker for key in moved for worker in before[key]}
@@ -149,14 +149,16 @@ def test_losing_a_worker_costs_its_conversations_what_was_known():
     assert not lost & {worker for workers in after.values() for worker in workers}
 
 
-def test_all_that_is_asked_is_answered_once():
+def test_simulated_turns_are_answered_once_and_in_order():
     work = agents.workload(users=12, seconds=60.0)
     asked = simulate(agents.costs(), work, Fleet(workers=3, lost_at=30.0)).asked
-    assert max(Counter((one.key, one.turn) for one in asked).values()) == 1
-    for key, turn in {(one.key, one.turn) for one in asked}:
-        assert turn == 0 or any(one.key == key and one.turn == turn - 1 for one in asked)
+    assert max(Counter((request.key, request.turn) for request in asked).values()) == 1
+    for key, turn in {(request.key, request.turn) for request in asked}:
+        assert turn == 0 or any(
+            request.key == key and request.turn == turn - 1 for request in asked
+        )
 
 
-def test_nobody_is_left_when_all_workers_are_lost():
+def test_simulation_fails_when_all_workers_are_lost():
     with pytest.raises(RuntimeError, match="all workers are lost"):
         simulate(agents.costs(), agents.workload(), Fleet(lost_at=20.0))

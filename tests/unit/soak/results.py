@@ -1,4 +1,4 @@
-"""Results of soaks that never ran."""
+"""Made-up results of soaks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def result(
 
 
 def growing(megabytes_per_thousand: float, most: int = 3000) -> list[Reading]:
-    """Readings of a footprint that first jumps, and then grows steadily."""
+    """Readings of a footprint that jumps at first, and then grows steadily."""
     return [
         reading(
             count,

@@ -1,4 +1,4 @@
-"""One request against a server that answers what the test says."""
+"""The soak client classifies each answer of a scripted server."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ def request(**changes: Any) -> Request:
     return Request(Kind.SHORT_TEXT, BODY, **changes)
 
 
-async def sent(server: ScriptedServer, asked: Request) -> Outcome:
+async def outcome_of(server: ScriptedServer, request_sent: Request) -> Outcome:
     async with listening(server) as url, Client(url.removesuffix("/v1")) as client:
-        return await client.send(asked)
+        return await client.send(request_sent)
 
 
 def whole(body: bytes, status: int = 200) -> ScriptedServer:
     return ScriptedServer(lambda _: [(0.0, body)], status)
 
 
-async def test_stream():
+async def test_soak_client_reads_stream():
     server = ScriptedServer(echo)
-    outcome = await sent(server, request(is_stream=True))
+    outcome = await outcome_of(server, request(is_stream=True))
     assert (outcome.ending, outcome.status, outcome.error) == (Ending.ANSWERED, 200, None)
     assert outcome.text
     assert outcome.ttft is not None
     assert server.requests == [FIELDS]
 
 
-async def test_whole_answer():
-    outcome = await sent(whole(COMPLETION), request())
+async def test_soak_client_reads_unstreamed_answer():
+    outcome = await outcome_of(whole(COMPLETION), request())
     assert (outcome.ending, outcome.text, outcome.ttft) == (Ending.ANSWERED, "hi", None)
 
 
 @pytest.mark.parametrize(
-    ("server", "asked"),
+    ("server", "request_sent"),
     [
         (whole(b"{}", 500), request()),
         (whole(b"{}"), request()),
@@ -65,14 +65,14 @@ async def test_whole_answer():
         (whole(REFUSAL, 400), request(patience=Patience(seconds=10))),
     ],
 )
-async def test_failures(server: ScriptedServer, asked: Request):
-    outcome = await sent(server, asked)
+async def test_soak_client_reports_failed_answers(server: ScriptedServer, request_sent: Request):
+    outcome = await outcome_of(server, request_sent)
     assert outcome.ending is Ending.FAILED
     assert outcome.status == server.status
     assert outcome.error
 
 
-async def test_server_that_is_gone():
+async def test_soak_client_reports_unreachable_server():
     async with listening(ScriptedServer()) as url:
         pass
     async with Client(url.removesuffix("/v1")) as client:
@@ -80,12 +80,12 @@ async def test_server_that_is_gone():
     assert (outcome.ending, outcome.status) == (Ending.FAILED, None)
 
 
-async def test_refusal_that_was_provoked():
-    outcome = await sent(whole(REFUSAL, 400), request(refusal=WANTED))
+async def test_soak_client_accepts_expected_refusal():
+    outcome = await outcome_of(whole(REFUSAL, 400), request(refusal=WANTED))
     assert (outcome.ending, outcome.status, outcome.error) == (Ending.REFUSED, 400, None)
 
 
-async def test_full_queue_is_waited_for():
+async def test_soak_client_retries_after_full_queue():
     statuses = iter((429, 200))
 
     def answer(_: dict[str, Any]) -> list[tuple[float, bytes]]:
@@ -100,21 +100,21 @@ async def test_full_queue_is_waited_for():
 
 
 @pytest.mark.parametrize("patience", [Patience(seconds=0.2), Patience(reads=3)])
-async def test_leaves(patience: Patience):
+async def test_soak_client_leaves_when_patience_ends(patience: Patience):
     server = ScriptedServer(lambda _: [(0.02, text("more"))] * 50)
-    outcome = await sent(server, request(is_stream=True, patience=patience))
+    outcome = await outcome_of(server, request(is_stream=True, patience=patience))
     assert outcome == Outcome(kind=Kind.SHORT_TEXT, ending=Ending.LEFT)
     assert server.requests == [FIELDS]
 
 
-async def test_leaves_while_it_uploads():
+async def test_soak_client_leaves_during_upload():
     bodies: list[bytes] = []
 
-    class Listener(ScriptedServer):
+    class UploadRecorder(ScriptedServer):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             while (message := await receive())["type"] == "http.request":
                 bodies.append(message["body"])
 
-    outcome = await sent(Listener(), request(patience=Patience(upload_share=0.5)))
+    outcome = await outcome_of(UploadRecorder(), request(patience=Patience(upload_share=0.5)))
     assert outcome.ending is Ending.LEFT
     assert b"".join(bodies) == BODY[: len(BODY) // 2]

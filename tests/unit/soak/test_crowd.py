@@ -1,4 +1,4 @@
-"""Users at the same time: how many, until when, and what they remember."""
+"""A crowd varies its number of users, ends with none, and keeps their conversations."""
 
 from __future__ import annotations
 
@@ -6,39 +6,34 @@ import asyncio
 import json
 import time
 
-import pytest
-
-from tests.soak import crowd as crowd_module
 from tests.soak.crowd import Crowd
 from tests.soak.request import Ending, Kind, Outcome, Request
 
 
-class Listener:
-    """Answers everything after a moment, and counts."""
+class FakeClient:
+    """Stands in for the soak client: answers after a moment, and counts requests."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        self.running = self.most = 0
+        self.running = self.max_running = 0
 
     async def send(self, request: Request) -> Outcome:
         self.requests.append(request)
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.max_running = max(self.max_running, self.running)
         await asyncio.sleep(0.002)
         self.running -= 1
         return Outcome(kind=request.kind, ending=Ending.ANSWERED, status=200, text="well")
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowd_module, "_STAGE_SECONDS", (0.02, 0.05))
-    monkeypatch.setattr(crowd_module, "_POLL_SECONDS", 0.002)
+def quick_crowd(client: FakeClient, most: int) -> Crowd:
+    """A crowd whose size changes every few hundredths of a second."""
+    return Crowd(client.send, 5, most, stage_seconds=(0.02, 0.05), poll_seconds=0.002)
 
 
-@pytest.mark.usefixtures("quick")
-async def test_numbers_change_and_all_ends():
-    listener = Listener()
-    crowd = Crowd(listener.send, 5, 6)
+async def test_crowd_size_varies_and_ends_at_zero():
+    client = FakeClient()
+    crowd = quick_crowd(client, 6)
     sizes = set[int]()
     until = time.perf_counter() + 1.0
 
@@ -48,23 +43,22 @@ async def test_numbers_change_and_all_ends():
 
     await crowd.run(is_over)
     assert len(sizes - {0}) > 3
-    assert 1 < listener.most <= 6
-    assert (listener.running, crowd.size) == (0, 0)
-    assert len(crowd.outcomes) == len(listener.requests)
+    assert 1 < client.max_running <= 6
+    assert (client.running, crowd.size) == (0, 0)
+    assert len(crowd.outcomes) == len(client.requests)
 
 
-@pytest.mark.usefixtures("quick")
-async def test_answers_go_into_the_next_turn():
-    listener = Listener()
-    crowd = Crowd(listener.send, 5, 1)
+async def test_crowd_answers_enter_next_conversation_turn():
+    client = FakeClient()
+    crowd = quick_crowd(client, 1)
     await crowd.run(lambda: len(crowd.outcomes) >= 40)
-    turns = [r for r in listener.requests if r.kind is Kind.CONVERSATION]
+    turns = [r for r in client.requests if r.kind is Kind.CONVERSATION]
     assert json.loads(turns[1].body)["messages"][1] == {"role": "assistant", "content": "well"}
 
 
-async def test_in_turn():
-    listener = Listener()
-    crowd = Crowd(listener.send, 5, 6)
+async def test_crowd_ask_in_turn_sends_one_at_a_time():
+    client = FakeClient()
+    crowd = Crowd(client.send, 5, 6)
     await crowd.ask_in_turn([Request(Kind.REFILL, b"1"), Request(Kind.REFILL, b"2")])
-    assert [request.body for request in listener.requests] == [b"1", b"2"]
-    assert (listener.most, len(crowd.outcomes)) == (1, 2)
+    assert [request.body for request in client.requests] == [b"1", b"2"]
+    assert (client.max_running, len(crowd.outcomes)) == (1, 2)

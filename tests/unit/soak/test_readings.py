@@ -1,4 +1,4 @@
-"""Readings out of what the daemon and the system say."""
+"""Readings combine the daemon's status with footprints of the system."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def status(**stats: Any) -> dict[str, Any]:
     return {"requests": {"in_flight": 7, "limit": 64}, "engine": engine}
 
 
-def test_reading():
+def test_reading_is_parsed_from_status():
     reading = read_status(status(), 1.5, 10, 3)
     assert (reading.seconds, reading.requests, reading.users) == (1.5, 10, 3)
     assert (reading.active_bytes, reading.pool_bytes, reading.peak_bytes) == (1, 2, 3)
@@ -28,7 +28,7 @@ def test_reading():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_the_fronts_footprint_is_what_the_system_says():
+def test_front_footprint_is_resident_bytes_of_parent():
     reading = read_status(status(), 0, 0, 0)
     resident = resident_bytes(os.getppid())
     assert reading.front_footprint_bytes == pytest.approx(resident, abs=1 << 20)
@@ -36,18 +36,18 @@ def test_the_fronts_footprint_is_what_the_system_says():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_footprints_of_both():
+def test_total_footprint_sums_engine_and_front():
     reading = read_status(status(), 0, 0, 0)
     assert reading.engine_footprint_bytes == 1000
     assert reading.footprint_bytes == 1000 + (reading.front_footprint_bytes or 0)
 
 
-def test_processes_that_are_not_there():
+def test_footprint_of_missing_process_is_unknown():
     assert resident_bytes(2**22 + 1) is None
     assert parent(2**22 + 1) is None
 
 
-async def test_daemon_that_is_not_there():
+async def test_readings_skip_unreachable_daemon():
     readings = Readings("http://127.0.0.1:9", lambda: (0, 0))
     assert await readings.read() is None
     assert readings.all == []

@@ -1,4 +1,4 @@
-"""Each criterion is missed by what it is for, and by nothing else."""
+"""Each fault misses exactly the criterion that is for it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.unit.soak.results import FAILURE, LEAVER, MB, answered, growing, read
 ENOUGH = [answered()] * 2000
 
 
-def missed(seen: Result) -> list[str]:
-    return [criterion.name for criterion in judge(seen) if criterion.is_met is False]
+def missed_criteria(soak_result: Result) -> list[str]:
+    return [criterion.name for criterion in judge(soak_result) if criterion.is_met is False]
 
 
-def test_a_good_one_passes():
-    seen = result([*ENOUGH, LEAVER], between=growing(0.5))
-    assert missed(seen) == []
-    assert is_passed(judge(seen))
-    assert all(criterion.is_met for criterion in judge(seen))
+def test_steady_soak_meets_every_criterion():
+    soak_result = result([*ENOUGH, LEAVER], between=growing(0.5))
+    assert missed_criteria(soak_result) == []
+    assert is_passed(judge(soak_result))
+    assert all(criterion.is_met for criterion in judge(soak_result))
 
 
 @pytest.mark.parametrize(
-    ("seen", "name"),
+    ("soak_result", "name"),
     [
         (result([answered(), FAILURE]), "failures"),
         (result([]), "failures"),
@@ -39,46 +39,46 @@ def test_a_good_one_passes():
         (result(ENOUGH, growing(0.5)), "footprint after 1,000 requests, MB per 1,000"),
     ],
 )
-def test_missed(seen: Result, name: str):
-    assert missed(seen) == [name]
-    assert not is_passed(judge(seen))
+def test_soak_fault_misses_exactly_one_criterion(soak_result: Result, name: str):
+    assert missed_criteria(soak_result) == [name]
+    assert not is_passed(judge(soak_result))
 
 
-def test_nothing_is_known_of_a_daemon_that_is_gone():
-    assert len(missed(result(end=None))) == 3
+def test_soak_without_final_reading_misses_three_criteria():
+    assert len(missed_criteria(result(end=None))) == 3
 
 
-def test_small_change_of_active_memory_is_none():
-    assert missed(result(end=reading(active_bytes=60 * MB + MB // 2))) == []
+def test_small_active_memory_change_meets_criterion():
+    assert missed_criteria(result(end=reading(active_bytes=60 * MB + MB // 2))) == []
 
 
-def test_slope_of_a_short_run_is_not_judged():
-    seen = result(ENOUGH[:1999], between=growing(50))
-    assert missed(seen) == []
-    assert [criterion.is_met for criterion in judge(seen)].count(None) == 1
+def test_footprint_slope_of_short_run_is_not_judged():
+    soak_result = result(ENOUGH[:1999], between=growing(50))
+    assert missed_criteria(soak_result) == []
+    assert [criterion.is_met for criterion in judge(soak_result)].count(None) == 1
 
 
-def test_slope_is_that_after_the_first_thousand():
+def test_footprint_slope_ignores_first_thousand_requests():
     assert slope(growing(2.5)) == pytest.approx(2.5)
     assert slope(growing(-1.0)) == pytest.approx(-1.0)
 
 
-def test_slope_leaves_out_what_is_not_known():
+def test_footprint_slope_skips_missing_readings():
     assert slope([*growing(2.5), None]) == pytest.approx(2.5)
 
 
 @pytest.mark.parametrize(
     "rests", [[], [reading(1000)], [reading(1000)] * 2, growing(2.5, most=1000)]
 )
-def test_slope_of_too_few(rests: list[Reading]):
+def test_footprint_slope_of_few_readings_is_unknown(rests: list[Reading]):
     assert slope(rests) is None
 
 
-def test_slope_where_the_system_says_nothing():
+def test_footprint_slope_without_engine_footprint_is_unknown():
     silent = [reading(count, engine_footprint_bytes=None) for count in (1000, 2000)]
     assert slope(silent) is None
 
 
-def test_slope_where_only_the_engine_is_known():
+def test_footprint_slope_uses_engine_alone_if_front_is_unknown():
     rests = [msgspec.structs.replace(r, front_footprint_bytes=None) for r in growing(2.5)]
     assert slope(rests) == pytest.approx(2.5)

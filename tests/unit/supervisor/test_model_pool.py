@@ -25,7 +25,14 @@ from vlm_server.errors import (
 from vlm_server.hub.survey import Survey, SurveyRequest
 from vlm_server.models import EMBEDDED
 from vlm_server.protocol import MemoryStats, ModelFacts, Stats
-from vlm_server.settings import Cache, Deadlines, ListedModel, Memory, Model, Settings
+from vlm_server.settings import (
+    CacheSettings,
+    DeadlineSettings,
+    ListedModel,
+    MemorySettings,
+    ModelSettings,
+    Settings,
+)
 from vlm_server.supervisor.client import EngineStatus
 from vlm_server.supervisor.model_pool import ModelPool
 
@@ -142,10 +149,10 @@ def pool_of(
 ) -> ModelPool:
     tables = listed if listed is not None else {name: table() for name in world.weights}
     settings = Settings(
-        model=Model(**model),
+        model=ModelSettings(**model),
         models=tables,
-        memory=Memory(model_room_bytes=GB),
-        deadlines=Deadlines(queue_seconds=queue_seconds),
+        memory=MemorySettings(model_room_bytes=GB),
+        deadlines=DeadlineSettings(queue_seconds=queue_seconds),
     )
     return ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.survey)
 
@@ -310,8 +317,8 @@ async def test_a_model_that_restarts_is_counted_though_it_was_never_surveyed(
     """One that was alone was not: nobody asked what it holds."""
     world = World(20 * GB, {"demo": 8 * GB, "org/b": GB})
     settings = Settings(
-        model=Model(path=str(EMBEDDED), name="demo", search_paths=(str(tmp_path),)),
-        memory=Memory(model_room_bytes=GB),
+        model=ModelSettings(path=str(EMBEDDED), name="demo", search_paths=(str(tmp_path),)),
+        memory=MemorySettings(model_room_bytes=GB),
     )
     folder = tmp_path / "org" / "b"
     folder.mkdir(parents=True)
@@ -634,9 +641,9 @@ async def test_each_model_has_a_folder_on_disk_of_its_own(disk_path: str) -> Non
     world = World(100 * GB, {"demo": GB, "a": GB, "../b": GB})
     settings = Settings(
         models={"a": table(), "../b": table()},
-        model=Model(path=str(EMBEDDED), name="demo"),
-        cache=Cache(disk_bytes=GB, disk_path=disk_path),
-        memory=Memory(model_room_bytes=GB),
+        model=ModelSettings(path=str(EMBEDDED), name="demo"),
+        cache=CacheSettings(disk_bytes=GB, disk_path=disk_path),
+        memory=MemorySettings(model_room_bytes=GB),
     )
     pool = ModelPool(settings, lambda _stage, _fraction: None, world.make_engine, world.survey)
     await pool.start()

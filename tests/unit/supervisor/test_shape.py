@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.supervisor.requests import LONG, SCREENSHOT, ask
 from vlm_server.protocol import Message, SamplingParams, Submit, TemplateOptions, ToolCall, Tools
-from vlm_server.supervisor.shape import Encoding, Prefilling, RequestShape, shape_of
+from vlm_server.supervisor.shape import EncoderLoad, PrefillLoad, RequestShape, shape_of
 
 
 def with_pixels(request: Submit, **limits: int) -> Submit:
@@ -86,17 +86,19 @@ def test_what_costs_something_else_has_another_shape(other: Submit) -> None:
 
 def test_the_encoder_sees_one_image_at_a_time_the_prompt_all() -> None:
     one, many = shape_of(ask("a", "", SCREENSHOT)), shape_of(ask("b", "", *[SCREENSHOT] * 8))
-    assert one.encoding == many.encoding == Encoding(2048, 1024, 0)
-    assert one.prefilling == Prefilling(2 << 20, 0, 0, 1)
-    assert many.prefilling == Prefilling(16 << 20, 0, 0, 1)
+    assert one.encoding == many.encoding == EncoderLoad(2048, 1024, 0)
+    assert one.prefilling == PrefillLoad(2 << 20, 0, 0, 1)
+    assert many.prefilling == PrefillLoad(16 << 20, 0, 0, 1)
 
 
 def test_small_text_has_no_load_and_a_small_picture_has_two() -> None:
     assert shape_of(ask("a", "x" * 16_000)) == RequestShape()
     assert shape_of(ask("a", "x" * 2_000, n=8)) == RequestShape()
     assert shape_of(ask("a", "x" * 3_000, n=8)) != RequestShape()
-    assert shape_of(ask("a", LONG)) == RequestShape(None, Prefilling(0, 0, 65536, 1))
-    assert shape_of(ask("a", "", (1, 1))) == RequestShape(Encoding(1, 1, 0), Prefilling(1, 0, 0, 1))
+    assert shape_of(ask("a", LONG)) == RequestShape(None, PrefillLoad(0, 0, 65536, 1))
+    assert shape_of(ask("a", "", (1, 1))) == RequestShape(
+        EncoderLoad(1, 1, 0), PrefillLoad(1, 0, 0, 1)
+    )
 
 
 @pytest.mark.parametrize(

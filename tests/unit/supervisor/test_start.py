@@ -9,7 +9,7 @@ import pytest
 
 from vlm_server.platform import preload
 from vlm_server.platform.private_folder import PrivateFolder
-from vlm_server.settings import Engine
+from vlm_server.settings import EngineSettings
 from vlm_server.supervisor.start import for_any_server, for_models
 
 
@@ -40,7 +40,7 @@ def test_mlx_is_told_what_suits_a_daemon_unless_someone_says_otherwise(
     monkeypatch.delenv(name, raising=False)
     if told is not None:
         monkeypatch.setenv(name, told)
-    assert for_models(private, Engine(openblas="off"))[name] == (told or value)
+    assert for_models(private, EngineSettings(openblas="off"))[name] == (told or value)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_a_heap_is_preloaded_after_all_else(
     monkeypatch.setattr(preload, "find_mimalloc", lambda: heap)
     found = {} if blas is None else {"LD_PRELOAD": preload._prepended("LD_PRELOAD", blas)}
     monkeypatch.setattr(preload, "find_openblas", lambda _: found)
-    assert for_models(private, Engine()).get("LD_PRELOAD") == expected
-    without = for_models(private, Engine(openblas="off", mimalloc="off"))
+    assert for_models(private, EngineSettings()).get("LD_PRELOAD") == expected
+    without = for_models(private, EngineSettings(openblas="off", mimalloc="off"))
     assert "LD_PRELOAD" not in without
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from vlm_server.protocol import Event, Loading, ModelFacts, Ready, SetMemoryLimit, Start, Unloadable
-from vlm_server.settings import Engine, Memory, Settings
+from vlm_server.settings import EngineSettings, MemorySettings, Settings
 from vlm_server.supervisor.supervisor import ProgressCallback, Supervisor
 
 SETTINGS = Settings(
-    engine=Engine(openblas="off", restart_backoff_seconds=0.01), memory=Memory(limit_bytes=1000)
+    engine=EngineSettings(openblas="off", restart_backoff_seconds=0.01),
+    memory=MemorySettings(limit_bytes=1000),
 )
 READY = Ready("demo", "cpu", 100, ModelFacts())
 

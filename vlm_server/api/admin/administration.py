@@ -1,6 +1,6 @@
 """Operators' routes: load, unload and pull models, clear caches.
 
-All need an admin key, where keys are needed: see `http.access.gate`.
+All need an admin key where keys are required: see `http.access.gate`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _MAX_SHOWN_CHARS = 100
 
 
 class ModelNamed(msgspec.Struct, forbid_unknown_fields=True):
-    """A model that is served or, to be loaded, another one on this machine; by name only."""
+    """The name of a served model or, to load it, of another one on this machine."""
 
     model: str
 
 
 class CachesOf(msgspec.Struct, forbid_unknown_fields=True):
-    """Without `model`, those of all models."""
+    """The caches of `model`, or of all models."""
 
     model: str | None = None
 
 
 class Administration:
-    """The endpoints. What they start goes on if their client leaves."""
+    """The endpoints. Loads and downloads go on if their client disconnects."""
 
     def __init__(self, shared: Generation, settings: Settings) -> None:
         self._models = shared.models
@@ -54,7 +54,7 @@ class Administration:
         self._pulls = Pulls(settings)
 
     async def load(self, request: Request) -> Response:
-        """Load a model; one that is on this machine, but not in the settings, is served too."""
+        """Load a model, also one on this machine that is not in the settings: it is then served."""
         name = await self._to_load((await self._read(request, ModelNamed)).model)
         try:
             await self._models.load(name)

@@ -1,4 +1,4 @@
-"""`/health/live`, `/health/ready`, `/v1/loads`, `/v1/status`, and the end of a request of it."""
+"""`/health/live`, `/health/ready`, `/v1/loads`, `/v1/status`, and cancelling its requests."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Health:
         return JSONResponse({"status": "live"})
 
     async def ready(self, _: Request) -> Response:
-        """Whether all models that are to stay loaded are. The others are loaded when asked for."""
+        """Whether all pinned models are loaded. Other models are loaded on demand."""
         statuses = served_models.statuses(self._models)
-        pinned = [one for one in statuses if self._models.is_pinned(one.model_name)]
-        status = next((one for one in pinned if not one.is_ready), None)
+        pinned = [status for status in statuses if self._models.is_pinned(status.model_name)]
+        status = next((status for status in pinned if not status.is_ready), None)
         body: dict[str, Any] = {"status": "ready", "progress": None}
         if len(statuses) > 1:
-            body["models"] = {one.model_name: one.state for one in statuses}
+            body["models"] = {status.model_name: status.state for status in statuses}
         if status is None:
-            warnings = [text for one in statuses for text in one.model_facts.warnings]
+            warnings = [text for status in statuses for text in status.model_facts.warnings]
             return JSONResponse(body | ({"warnings": warnings} if warnings else {}))
         body |= {"status": status.state, "progress": served_models.progress_of(status)}
         retry_after = max(1, math.ceil(status.retry_after_seconds))
@@ -49,8 +49,8 @@ class Health:
 
     async def loads(self, _: Request) -> Response:
         """SGLang's `/v1/loads`, for the Shepherd Model Gateway (docs/scale.md)."""
-        num_running = sum(each.num_running for each in self._metrics.values())
-        num_waiting = sum(each.num_waiting for each in self._metrics.values())
+        num_running = sum(metrics.num_running for metrics in self._metrics.values())
+        num_waiting = sum(metrics.num_waiting for metrics in self._metrics.values())
         load = {
             "dp_rank": 0,
             "num_running_reqs": num_running,
@@ -60,14 +60,14 @@ class Health:
         return JSONResponse({"dp_rank_count": 1, "loads": [load]})
 
     async def status(self, request: Request) -> Response:
-        """The status of the default model's engine, or of that of the query's `model`."""
+        """The status of the engine of the query's `model`, or of the default model."""
         name = request.query_params.get("model", self._models.names[0])
         if name not in self._models.names:
             raise ModelNotFound("There is no such model.", "model")
         status = self._models.status(name)
         statuses = served_models.statuses(self._models)
         is_pinned = self._models.is_pinned
-        models = [_model(one, is_pinned=is_pinned(one.model_name)) for one in statuses]
+        models = [_model(status, is_pinned=is_pinned(status.model_name)) for status in statuses]
         return JSONResponse(
             {
                 "model": status.model_name,
@@ -86,14 +86,14 @@ class Health:
         )
 
     def _requests(self, statuses: list[EngineStatus]) -> list[dict[str, Any]]:
-        """The requests that hold a queue slot: the state of each, never its content."""
+        """The requests that hold a queue slot: their states, never their content."""
         stats = (status.stats for status in statuses if status.stats is not None)
-        reported = {one.request_id: one for each in stats for one in each.progress}
+        reported = {request.request_id: request for engine in stats for request in engine.progress}
         now, tracked = time.monotonic(), self._in_flight.items()
         return [_request(name, scope, reported.get(name), now) for name, scope in tracked]
 
     async def cancel(self, request: Request) -> Response:
-        """End one of the requests that `status` lists."""
+        """Cancel one of the requests that `status` lists."""
         request_id = request.path_params["request_id"]
         if not self._models.cancel(request_id):
             raise NotFound("There is no such request, or it has ended.")
@@ -103,8 +103,8 @@ class Health:
 def _request(
     request_id: str, scope: Scope, progress: RequestProgress | None, now: float
 ) -> dict[str, Any]:
-    """A request; `progress` is what its engine reported last."""
-    entry = access_log.of(scope)
+    """The JSON of a request; `progress` is the last report of its engine."""
+    entry = access_log.entry_of(scope)
     first_at = None if entry.answer is None else entry.answer.first_at
     return {
         "id": request_id,
@@ -122,7 +122,7 @@ def _request(
 
 
 def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
-    """A model in short; `memory_bytes` is the device memory that its engine holds."""
+    """The short JSON of a model; `memory_bytes` is the device memory of its engine."""
     memory = status.stats.memory if status.stats else None
     return {
         "name": status.model_name,
@@ -139,7 +139,7 @@ def _model(status: EngineStatus, *, is_pinned: bool) -> dict[str, Any]:
 def _engine(status: EngineStatus) -> dict[str, Any]:
     stats = msgspec.to_builtins(status.stats)
     if stats is not None:
-        del stats["type"], stats["progress"]  # the requests are listed apart
+        del stats["type"], stats["progress"]  # requests are listed separately
     return {
         "state": status.state,
         "pid": status.pid,
@@ -163,7 +163,7 @@ def _latencies(metrics: ModelMetrics) -> dict[str, Any]:
 
 
 def _histogram(histogram: Histogram) -> dict[str, Any]:
-    """The JSON of a histogram, with separate instead of cumulated counts."""
+    """The JSON of a histogram, with separate instead of cumulative counts."""
     bounds, totals = zip(*histogram.buckets(), strict=True)
     counts = [total - before for total, before in zip(totals, (0, *totals), strict=False)]
     return {

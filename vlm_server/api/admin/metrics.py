@@ -34,8 +34,8 @@ _ON_DEVICE = ("encoder", "tile", "prefix")
 Kind = TypeVar("Kind", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily)
 
 
-class Stored(Sized, Protocol):
-    """The responses that the front keeps for clients."""
+class ResponseStoreSize(Sized, Protocol):
+    """The size of the store of responses."""
 
     limit_bytes: int
     num_evicted: int
@@ -46,12 +46,12 @@ class Stored(Sized, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The endpoint, and the collector it scrapes. `prefix` is that of all names."""
+    """The endpoint, and the collector that it scrapes. All names begin with `prefix`."""
 
     prefix: str
     shared: Generation
     answered: AnsweredRequests
-    stored: Stored
+    stored: ResponseStoreSize
 
     async def scrape(self, _: Request) -> Response:
         return Response(generate_latest(self), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -86,7 +86,7 @@ class _Families:
         family.add_metric(list(labels.values()), value)
 
     def counter(self, name: str, help_text: str, value: float, **labels: str) -> None:
-        """The library adds `_total` to the name."""
+        """Add a counter; the library appends `_total` to its name."""
         family = self.family(CounterMetricFamily, name, help_text, *labels)
         family.add_metric(list(labels.values()), value)
 
@@ -109,7 +109,7 @@ def _add_front(families: _Families, slots: QueueSlots, answered: AnsweredRequest
         families.counter("requests", help_text, count, route=route, status=str(status))
 
 
-def _add_stored(families: _Families, stored: Stored) -> None:
+def _add_stored(families: _Families, stored: ResponseStoreSize) -> None:
     gauge = families.gauge
     size, limit = "Size of these, with their turns.", "Its limit: `server.responses_store_bytes`."
     evictions = "Responses that were dropped for want of room."
@@ -120,7 +120,7 @@ def _add_stored(families: _Families, stored: Stored) -> None:
 
 
 def _add_answers(families: _Families, model: str, metrics: ModelMetrics) -> None:
-    """Add the histograms of answers, under vLLM's names where it has the same."""
+    """Add the histograms of answers, under vLLM's names where vLLM has them."""
     phases = {
         "queue": "Until the device begins with a request, without its preparation.",
         "prepare": "Template, tokenizer, and the decoding of pictures and videos.",
@@ -221,7 +221,7 @@ def _add_memory(families: _Families, model: str, stats: Stats) -> None:
 
 
 def _memory_usage(stats: Stats) -> float:
-    """The part of the device memory beside the weights that no eviction can free, 0 to 1."""
+    """The share of the device memory besides the weights that no eviction can free, 0 to 1."""
     memory = stats.memory
     room = memory.limit_bytes - memory.baseline_bytes
     if room <= 0:

@@ -42,7 +42,7 @@ def _is_anthropics(request: Request) -> bool:
 
 
 class Models:
-    """The endpoints about models. LM Studio's say which see pictures and call tools."""
+    """The endpoints about models. LM Studio's list vision and tool calls as capabilities."""
 
     def __init__(self, models: ModelClient, settings: Settings) -> None:
         self._models = models
@@ -74,7 +74,7 @@ class Models:
     async def page(self, request: Request) -> Response:
         url = str(request.base_url).rstrip("/")
         statuses = served_models.statuses(self._models)
-        lines = "\n".join(f"model     {one.model_name} ({one.state})" for one in statuses)
+        lines = "\n".join(f"model     {status.model_name} ({status.state})" for status in statuses)
         return PlainTextResponse(_PAGE.format(models=lines, url=url))
 
     def _named(self, request: Request) -> EngineStatus:
@@ -91,7 +91,7 @@ class Models:
         return {**model, "type": "model", "display_name": model["id"], "created_at": created}
 
     def _model(self, status: EngineStatus) -> dict[str, Any]:
-        """OpenAI's four fields and, once the model was loaded, those that agents look for."""
+        """OpenAI's four fields and, once the model has been loaded, fields that agents look for."""
         facts, limits = status.model_facts, self._settings.limits
         model: dict[str, Any] = {
             "id": status.model_name,

@@ -1,6 +1,6 @@
 """The checkpoints on this machine, as operators see them: their size, and whether they fit.
 
-The memory that a checkpoint needs is estimated from the size of its files; loading it is exact.
+The memory that a checkpoint needs is estimated from the size of its files.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from vlm_server.supervisor.memory_shares import needed_bytes
 
 
 def free_for_more(models: ModelClient, settings: Settings) -> int | None:
-    """Device memory in bytes besides models that stay loaded; None while the limit is unknown."""
+    """Device memory in bytes not used by pinned models; None while the limit is unknown."""
     memories = {
         name: stats.memory
         for name in models.names
         if (stats := models.status(name).stats) is not None
     }
-    limit = settings.memory.known_limit_bytes or sum(one.limit_bytes for one in memories.values())
+    limits = (memory.limit_bytes for memory in memories.values())
+    limit = settings.memory.known_limit_bytes or sum(limits)
     pinned = [name for name in models.names if models.is_pinned(name)]
     if not limit or not memories.keys() >= set(pinned):
         return None
     room = settings.memory.model_room_bytes
-    return limit - sum(needed_bytes(memories[one].baseline_bytes, room) for one in pinned)
+    return limit - sum(needed_bytes(memories[name].baseline_bytes, room) for name in pinned)
 
 
 def checkpoints(
@@ -39,21 +40,23 @@ def checkpoints(
     """The checkpoints of vision models; models called `names` are served. Reads the disk."""
     folders = set(_served_folders(settings))
     return [
-        _shown(one, settings, free_bytes, is_served=one.name in names or one.folder in folders)
-        for one in every(settings.model.search_paths)
-        if layout.sees(layout.read_object(one.folder / layout.CONFIG))
+        _shown(
+            found, settings, free_bytes, is_served=found.name in names or found.folder in folders
+        )
+        for found in every(settings.model.search_paths)
+        if layout.sees(layout.read_object(found.folder / layout.CONFIG))
     ]
 
 
 def _shown(
-    one: Found, settings: Settings, free_bytes: int | None, *, is_served: bool
+    found: Found, settings: Settings, free_bytes: int | None, *, is_served: bool
 ) -> dict[str, Any]:
-    size = _size(one.folder)
+    size = _size(found.folder)
     needed = needed_bytes(size, settings.memory.model_room_bytes)
     return {
-        "name": one.name,
-        "place": one.place,
-        "complete": one.is_complete,
+        "name": found.name,
+        "place": found.place,
+        "complete": found.is_complete,
         "bytes": size,
         "needed_bytes": needed,
         "fits": None if free_bytes is None else needed <= free_bytes,
@@ -63,11 +66,11 @@ def _shown(
 
 def _served_folders(settings: Settings) -> Iterator[Path]:
     """Folders of checkpoints that settings name; their models may have other names."""
-    paths = {settings.model.path, *(one.path for one in settings.models.values())} - {""}
-    local = [one for one in every(settings.model.search_paths) if one.is_complete]
+    paths = {settings.model.path, *(model.path for model in settings.models.values())} - {""}
+    local = [found for found in every(settings.model.search_paths) if found.is_complete]
     for path in paths:
         name = HubName.parse(path)
-        same = (one.folder for one in local if name is not None and one.name == name.repo)
+        same = (found.folder for found in local if name is not None and found.name == name.repo)
         yield next(same, expanded(path).absolute())
 
 

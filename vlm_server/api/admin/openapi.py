@@ -1,6 +1,6 @@
-"""`/openapi.json`: every route, and the bodies that those that take one decode.
+"""`/openapi.json`: every route, and the bodies of requests.
 
-The schemas are made of the structs that decode requests, so that they can't differ from them.
+The schemas are generated from the structs that decode requests, so that they can't differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 class RouteBody:
     """The body of a route: one of `structs`.
 
-    The first struct also takes `harmless` fields with any value, and `neutral` ones with these.
+    The first struct also accepts `harmless` fields with any value, and `neutral` ones with theirs.
     """
 
     structs: tuple[type[msgspec.Struct], ...]
@@ -38,7 +38,7 @@ class RouteBody:
 
 
 def made_once(make: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint of a JSON value that never changes, made when it is first asked for."""
+    """The endpoint of a constant JSON value, made at the first request."""
     body = cache(lambda: msgspec.json.encode(make()))
 
     async def show(_: Request) -> Response:
@@ -49,7 +49,7 @@ def made_once(make: Callable[[], Any]) -> Callable[[Request], Awaitable[Response
 
 def document(routes: Sequence[Route], bodies: Mapping[str, RouteBody]) -> Json:
     """The description of an application, as OpenAPI 3.1 has it."""
-    structs = list(dict.fromkeys(each for body in bodies.values() for each in body.structs))
+    structs = list(dict.fromkeys(struct for body in bodies.values() for struct in body.structs))
     schemas, components = msgspec.json.schema_components([ErrorBody, *structs], ref_template=_REF)
     refs = dict(zip(structs, schemas[1:], strict=True))
     paths: dict[str, Json] = {}
@@ -61,7 +61,7 @@ def document(routes: Sequence[Route], bodies: Mapping[str, RouteBody]) -> Json:
         for method in sorted((route.methods or set()) - {"HEAD"}):
             operation = _operation(route, method, schemas[0])
             if body is not None and method == "POST":
-                operation["requestBody"] = _request_body([refs[each] for each in body.structs])
+                operation["requestBody"] = _request_body([refs[struct] for struct in body.structs])
             paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -76,7 +76,7 @@ def document(routes: Sequence[Route], bodies: Mapping[str, RouteBody]) -> Json:
 
 
 def _allow(schema: Json, body: RouteBody) -> None:
-    """Add the fields that are taken although the struct does not have them."""
+    """Add the accepted fields that the struct does not have."""
     more = {name: {"enum": list(values)} for name, values in body.neutral.items()}
     more |= {name: {} for name in sorted(body.harmless)}
     schema["properties"] = {**schema["properties"], **more}

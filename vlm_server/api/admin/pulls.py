@@ -1,4 +1,4 @@
-"""Downloads that operators have started, and their progress."""
+"""Downloads started by operators, and their progress."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pulls:
         self._running: dict[str, Pull] = {}
 
     def start(self, name: HubName) -> Pull:
-        """The download of `name`, which begins now if it is not under way."""
+        """The download of `name`, started here if it is not in progress."""
         running = self._running.get(str(name))
         if running is None:
             running = self._running[str(name)] = Pull(name, self._settings)

@@ -1,4 +1,4 @@
-"""The kinds of requests: each with its name, the beginning of its ids, its parser and renderer."""
+"""The kinds of requests: name, prefix of ids, parser and renderer of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vlm_server.supervisor.client import ModelClient
 
 
 def _count_renderer(encode: Callable[[Finished], bytes]) -> Callable[[str, str, bytes], Renderer]:
-    """The renderer of requests whose tokens are counted."""
+    """The renderer of requests to count tokens."""
     return lambda request_id, model, options: CountRenderer(encode)
 
 
@@ -56,13 +56,13 @@ OLLAMA_GENERATE = Dialect(
 
 
 def responses_of(store: ResponseStore) -> Dialect:
-    """OpenAI's Responses, which go into `store`."""
+    """OpenAI's Responses, kept in `store`."""
     renderer = partial(ResponsesRenderer, store)
     return Dialect(responses.DIALECT, responses.ID_PREFIX, responses.parse_response, renderer)
 
 
 def tokenize_for(models: ModelClient) -> Dialect:
-    """vLLM's `/tokenize`, which tells how many tokens one of `models` takes."""
+    """vLLM's `/tokenize`, which also returns the context length of the model."""
 
     def renderer(request_id: str, model: str, options: bytes) -> Renderer:
         def encode(finished: Finished) -> bytes:

@@ -1,4 +1,4 @@
-"""Fields of requests that several dialects have: their types and bounds, and how they are read."""
+"""Fields of requests that several dialects have: types, bounds, and parsing."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class StrictFunction(Function):
 
 
 class CalledFunction(Struct):
-    """`arguments` is an object, or its JSON."""
+    """A call; `arguments` is an object, or its JSON."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
 class NamedSchema(Struct):
-    """`name` and `description` have no effect; the schema is enforced, `strict` or not."""
+    """A schema, enforced whether `strict` or not; `name` and `description` have no effect."""
 
     schema: dict[str, Any]
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
@@ -67,9 +67,9 @@ class NamedSchema(Struct):
 
 
 def prepare(*schemas: type[Struct]) -> None:
-    """Build msgspec's information about these types.
+    """Build msgspec's type information.
 
-    Two threads that build it at the same time, for the first two requests, crash the process.
+    Two threads that build it concurrently, at the first two requests, crash the process.
     """
     for schema in schemas:
         Decoder(schema)
@@ -84,10 +84,10 @@ def effective_fields(
     harmless: Set[str] = frozenset(),
     neutral: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The fields of a body that `schema` reads; those without effect go to `ignored`.
+    """The fields of a body that `schema` reads; fields without effect go to `ignored`.
 
-    harmless: fields that any value may have. neutral: fields that are not supported, each with its
-    values without effect. Unknown fields stay, to be refused by name, if the server refuses those.
+    harmless: fields accepted with any value. neutral: unsupported fields, each with its values
+    without effect. Unknown fields stay, to be refused by name, if the server refuses them.
     Raises UnsupportedField.
     """
     for name, values in neutral.items():
@@ -137,8 +137,7 @@ def check_counts(
 ) -> None:
     """Raises InvalidRequest for more messages, parts, images or videos than `limits` allow.
 
-    contents: those of the messages, each a text or a list of parts. image, video: the types of such
-    parts.
+    contents: of the messages, each a text or a list of parts. image, video: types of parts.
     """
     given = list(contents)
     parts = [part for content in given if isinstance(content, list) for part in content]
@@ -176,7 +175,7 @@ def submit_of(
 def submit_prompt(
     prompt: str | tuple[int, ...], context: Context, sampling: SamplingParams
 ) -> Submit:
-    """The engine's request for the continuation of a prompt, which no template writes."""
+    """The engine's request for the continuation of a prompt without a template."""
     return Submit(
         request_id=context.request_id,
         messages=(),
@@ -198,6 +197,6 @@ def checked_prompt(text: str, context: Context) -> str:
 
 
 def only_counted(parsed: ParsedRequest) -> ParsedRequest:
-    """`parsed` as a request whose prompt's tokens are counted, and that generates nothing."""
+    """`parsed` as a request to count tokens, without an answer."""
     submit = structs.replace(parsed.submit, count_only=True)
     return structs.replace(parsed, submit=submit, stream=False, options=b"")

@@ -1,4 +1,4 @@
-"""Whether a model reasons before it answers, and how much: one rule for all dialects."""
+"""The reasoning of an answer, whether and how long: one rule for all dialects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vlm_server.errors import InvalidRequest, UnsupportedField
 from vlm_server.protocol import TemplateOptions
 
 EFFORT_TOKENS: Mapping[str, int] = {"minimal": 512, "low": 1024, "medium": 4096}
-"""The longest reasoning of an effort, in tokens; other efforts have no bound."""
+"""The bound on reasoning of an effort, in tokens; other efforts have none."""
 MODES: Mapping[str | None, bool | None] = {
     "enabled": True,
     "disabled": False,
@@ -19,7 +19,7 @@ MODES: Mapping[str | None, bool | None] = {
     "adaptive": None,
     None: None,
 }
-"""Meaning of `thinking.type`: whether to reason; None leaves it to the model's template."""
+"""Whether to reason, by `thinking.type`; None leaves it to the model's template."""
 
 MAX_VARIABLES_BYTES = 16 << 10
 RESERVED = frozenset(
@@ -28,11 +28,11 @@ RESERVED = frozenset(
         *("chat_template", "tokenize"),
     }
 )
-"""Template variables that come from other fields of a request, or not at all."""
+"""Template variables that clients can't set directly."""
 
 
 def asks_effort(effort: str | None) -> bool | None:
-    """Whether an effort asks for reasoning; None without one."""
+    """Whether an effort asks for reasoning; None without an effort."""
     return None if effort is None else effort != "none"
 
 
@@ -40,8 +40,8 @@ def asks_effort(effort: str | None) -> bool | None:
 class ReasoningOptions:
     """A request's fields about reasoning.
 
-    wishes: whether to reason, by each field that may say so; None where it says nothing.
-    budgets: the longest reasoning, in tokens. variables: template variables of the client's.
+    wishes: whether to reason, by field; None if the field says nothing. budgets: the longest
+    reasoning, in tokens. variables: the client's template variables.
     """
 
     wishes: Mapping[str, bool | None]
@@ -51,15 +51,15 @@ class ReasoningOptions:
 
     @property
     def max_tokens(self) -> int | None:
-        """The least of the budgets, else the bound of the effort; None without a bound.
+        """The smallest budget, else the bound of the effort; None without a bound.
 
         With 0 reasoning ends where it begins.
         """
-        given = [each for each in self.budgets if each is not None]
+        given = [budget for budget in self.budgets if budget is not None]
         return min(given) if given else EFFORT_TOKENS.get(self.effort or "")
 
     def template_options(self, *, continue_final: bool) -> TemplateOptions:
-        """Raises InvalidRequest for fields that contradict each other or may not be set."""
+        """The template's options. Raises InvalidRequest for contradictory or reserved fields."""
         if reserved := RESERVED & self.variables.keys():
             param = f"chat_template_kwargs.{min(reserved)}"
             raise UnsupportedField(f"`{param}` can't be set; leave it out.", param)

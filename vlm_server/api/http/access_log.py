@@ -21,7 +21,7 @@ from vlm_server.platform.log_lines import Fields
 logger = logging.getLogger("vlm_server.api")
 
 AnsweredRequests = Counter[tuple[str, int]]
-"""Number of requests that ended, by route as it is declared (never a path) and status."""
+"""The number of requests that ended, by route as declared (never a path) and status."""
 
 CLIENT_GONE = 499
 _SCOPE_KEY = "vlm_server.access_log"
@@ -30,27 +30,26 @@ _PROBED = ("/health", "/ping", "/metrics", "/v1/status", "/page/")
 
 @dataclass(slots=True)
 class Entry:
-    """The log line of one request: filled in while it is answered, written when it ends.
-
-    `received_at` is when all headers were here, on the monotonic clock. `key_name` is the name of
-    the API key, never the key; `ignored` are the names of fields of the body that had no effect.
-    `answer` is set once the engine gets the request. `routing_key` is the key of the conversation,
-    see `parsing.routing_key`, and goes to the client alone. `state` is that of a request for an
-    engine, until the engine reports one.
-    """
+    """The log line of one request: filled in while it is answered, written when it ends."""
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     received_at: float = field(default_factory=time.monotonic)
+    """The monotonic time at which all headers had arrived."""
     state: Literal["reading", "waiting_for_model", "sent"] = "reading"
+    """The state of a request for an engine, until the engine reports one."""
     status: int = 0
     model: str = ""
     images: int = 0
     videos: int = 0
     error_code: str | None = None
     key_name: str | None = None
+    """The name of the API key, never the key."""
     ignored: tuple[str, ...] = ()
+    """The names of fields of the body without effect."""
     routing_key: str = ""
+    """The key of the conversation (`parsing.routing_key`), for the client alone, never logged."""
     answer: AnswerRecorder | None = None
+    """Set once the engine gets the request."""
 
     @property
     def ignored_names(self) -> list[str]:
@@ -83,7 +82,7 @@ class Entry:
         }
 
     def log(self, method: str, route: str) -> None:
-        """Write the line; at debug level for what comes often: probes, scrapes, the page."""
+        """Write the line; at debug level for frequent requests: probes, scrapes, the page."""
         level = logging.DEBUG if route.startswith(_PROBED) else logging.INFO
         if logger.isEnabledFor(level):
             log_lines.log_fields(logger, level, self.fields(method, route))
@@ -97,7 +96,7 @@ def attach(scope: Scope) -> Entry:
     return entry
 
 
-def of(scope: Scope) -> Entry:
+def entry_of(scope: Scope) -> Entry:
     """The entry that `attach` made for the request of `scope`."""
     entry = scope[_SCOPE_KEY]
     assert isinstance(entry, Entry)

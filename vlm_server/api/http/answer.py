@@ -1,4 +1,4 @@
-"""The answer to a request, made of its engine's events: deltas, then the end, or an error."""
+"""The answer to a request, made from its engine's events: deltas, then the end or an error."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -13,21 +14,21 @@ from vlm_server.api.http import access_log
 from vlm_server.api.http.access_log import Entry
 from vlm_server.api.http.recorder import AnswerRecorder
 from vlm_server.errors import EngineUnavailable, InternalError, RequestError
-from vlm_server.protocol import Delta, Failed, Finished, Times, TokenLogprob, Tokens
+from vlm_server.protocol import Delta, Failed, Finished, Times, TokenLogprob, Tokens, TokenText
 from vlm_server.supervisor.client import RequestEvent
 
 Answer = AsyncGenerator[Delta | Finished, None]
 
-IMPOSSIBLE_LOGPROB = -9999.0
+_IMPOSSIBLE_LOGPROB = -9999.0
 """OpenAI's value for minus infinity, which JSON does not have."""
 
 
 async def answer(events: AsyncGenerator[RequestEvent, None], recorder: AnswerRecorder) -> Answer:
-    """The deltas that add to the answer, then `Finished`. Raises RequestError.
+    """The non-empty deltas of the answer, then `Finished`. Raises RequestError.
 
     Logprobs of tokens without text are added to the choice's next delta. The engine's events
-    are closed before `Finished` is passed on, so that a client that disconnects as soon as it
-    has its answer aborts nothing.
+    are closed before `Finished` is yielded, so that a client that disconnects after its answer
+    aborts nothing.
     """
     ending: Finished | Failed | None = None
     held: dict[int, tuple[TokenLogprob, ...]] = {}
@@ -61,7 +62,7 @@ async def whole(
 
 
 def as_request_error(error: Exception, entry: Entry) -> RequestError:
-    """The error that a client is sent in the middle of a stream. Logs an unexpected one."""
+    """`error` as one to send in the middle of a stream; an unexpected error is logged."""
     if not isinstance(error, RequestError):
         access_log.logger.error("id=%s failed unexpectedly", entry.request_id, exc_info=error)
         error = InternalError("The server failed.")
@@ -70,8 +71,22 @@ def as_request_error(error: Exception, entry: Entry) -> RequestError:
 
 
 def finite(logprob: float) -> float:
-    """`logprob`, or `IMPOSSIBLE_LOGPROB` if it is infinite or NaN."""
-    return logprob if math.isfinite(logprob) else IMPOSSIBLE_LOGPROB
+    """`logprob`, or -9999 if it is infinite or NaN."""
+    return logprob if math.isfinite(logprob) else _IMPOSSIBLE_LOGPROB
+
+
+def token_logprob(entry: TokenLogprob, *, empty_top: bool = True) -> dict[str, Any]:
+    """The JSON of a sampled token's logprobs, in OpenAI's form, which all dialects use.
+
+    Without `empty_top` an empty `top_logprobs` is left out.
+    """
+    top = [_token(token) for token in entry.top]
+    return _token(entry.token) | ({"top_logprobs": top} if top or empty_top else {})
+
+
+def _token(token: TokenText) -> dict[str, Any]:
+    """The JSON of a token; `bytes` is its text in UTF-8, perhaps a part of a character."""
+    return {"token": token.text, "logprob": finite(token.logprob), "bytes": list(token.utf8)}
 
 
 def _checked(ending: Finished | Failed | None, recorder: AnswerRecorder) -> Finished:

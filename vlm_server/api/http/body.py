@@ -1,4 +1,4 @@
-"""Request bodies within the limits on type, size and time; and clients that disconnect."""
+"""Request bodies, within limits on type, size and time, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ClientGone(Exception):
 
 
 class Arrival:
-    """A body that is arriving; refusing it moves `deadline` to now."""
+    """An arriving body; refusing it moves `deadline` to now."""
 
     def __init__(self, deadline: asyncio.Timeout) -> None:
         self.num_bytes = 0
@@ -37,15 +37,15 @@ class Arrival:
 
     def refuse(self) -> None:
         """End the wait for the rest of the body."""
-        with contextlib.suppress(RuntimeError):  # its time is up just now
+        with contextlib.suppress(RuntimeError):  # it has just timed out
             self._deadline.reschedule(asyncio.get_running_loop().time())
             self.is_refused = True
 
 
 class ArrivingBodies:
-    """All bodies that are arriving; beyond `limit_bytes` the costliest is refused.
+    """All arriving bodies; beyond `limit_bytes` in all, the costliest is refused.
 
-    The cost of a body is its bytes times seconds, so a large one that is sent at once costs little.
+    The cost of a body is its bytes times seconds: a large one that is sent fast costs little.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -81,7 +81,7 @@ class ArrivingBodies:
 
 
 def check_headers(headers: Headers, limits: Limits, *, any_type: bool = False) -> None:
-    """Raises UnsupportedMediaType (not with `any_type`) or PayloadTooLarge, by the headers."""
+    """Raises PayloadTooLarge, or UnsupportedMediaType without `any_type`, by the headers."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not any_type:
         raise UnsupportedMediaType("The Content-Type must be application/json.")
@@ -93,10 +93,9 @@ def check_headers(headers: Headers, limits: Limits, *, any_type: bool = False) -
 
 
 async def read(receive: Receive, limits: Limits, arriving: ArrivingBodies) -> bytearray:
-    """The whole body, its size checked while it arrives, whatever Content-Length says.
+    """The whole body, its size checked as it arrives, whatever Content-Length says.
 
-    Raises PayloadTooLarge, RequestTimeout, ClientGone, or QueueFull if other bodies needed its
-    room.
+    Raises PayloadTooLarge, RequestTimeout, ClientGone, or QueueFull if `arriving` refuses it.
     """
     try:
         async with asyncio.timeout(limits.body_timeout_seconds) as deadline:
@@ -115,8 +114,8 @@ async def read(receive: Receive, limits: Limits, arriving: ArrivingBodies) -> by
 
 
 def discard(body: bytearray) -> None:
-    """Free the memory of `body`, even if a traceback, say, still refers to it."""
-    with contextlib.suppress(BufferError):  # a cancelled text is still being read: it is small
+    """Free the memory of `body`, even if, say, a traceback still refers to it."""
+    with contextlib.suppress(BufferError):  # still being parsed on a thread: it is small
         body.clear()
 
 
@@ -132,9 +131,9 @@ async def read_small(
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client disconnects: that raises ClientGone.
+    """The result of `work`. If the client disconnects, cancels it and raises ClientGone.
 
-    The request's body must have been read. `work` has ended, clean-up included, on return.
+    The request's body must have been read. On return `work` has ended, clean-up included.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnect(receive))

@@ -1,7 +1,7 @@
-"""The deadlines of a request in the front: which apply, and their enforcement.
+"""The deadlines of a request, and their enforcement in the front.
 
-The engine enforces them itself (`Scheduler.expire`); the front does before the engine has the
-request, and a moment later for an engine that does not react.
+The engine enforces them itself (`Scheduler.expire`). The front does so before the engine has the
+request, and a moment later for an engine that hangs.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ HEADERS = {
     "token_seconds": "X-Token-Timeout-Ms",
     "total_seconds": "X-Request-Timeout-Ms",
 }
-"""By setting, the header with which a client asks for a shorter deadline."""
+"""The header for a shorter deadline, by setting."""
 
 _MAX_DIGITS = 12
 _GRACE_SECONDS = 1.0
 """Time for the engine to end a request that missed a deadline."""
 _STOPPED_SECONDS = 1.0
-"""A timer that fires later than this does so in a process that was stopped."""
+"""The delay of a timer that shows that the process was stopped."""
 
 
 class RequestClock:
-    """The deadlines of one request, counted from now: its headers have arrived."""
+    """The deadlines of one request, counted from the arrival of its headers."""
 
-    def __init__(self, headers: Mapping[str, str], limits: settings.Deadlines) -> None:
+    def __init__(self, headers: Mapping[str, str], limits: settings.DeadlineSettings) -> None:
         """Raises InvalidRequest for a header that is no number of milliseconds."""
         wanted = {name: _read(headers, name, getattr(limits, name)) for name in HEADERS}
         self._deadlines = RequestDeadlines(msgspec.convert(wanted, Deadlines), time.monotonic())
 
     def left(self) -> Deadlines:
-        """The time that is left for the engine."""
+        """The time left for the engine."""
         return self._deadlines.left(time.monotonic())
 
     @asynccontextmanager
@@ -65,7 +65,7 @@ class RequestClock:
     ) -> AsyncGenerator[RequestEvent, None]:
         """The engine's `events`; `on_begin` is called once the device begins with the request.
 
-        Raises the error of a deadline that the engine let pass.
+        Raises the error of a deadline that the engine missed.
         """
         async with aclosing(events):
             with _Backstop(self._deadlines) as backstop:
@@ -80,9 +80,9 @@ class RequestClock:
 
 
 class _Backstop:
-    """A timeout on the wait for events, for an engine that lets a deadline pass.
+    """A timeout on the wait for events, for an engine that misses a deadline.
 
-    After the process was stopped, events that have arrived are taken before the timeout counts.
+    After the process was stopped, events that have arrived are handled before the timeout counts.
     """
 
     def __init__(self, deadlines: RequestDeadlines) -> None:
@@ -119,7 +119,7 @@ class _Backstop:
     def _check(self) -> None:
         now = self._loop.time()
         was_stopped = now - self._due > _STOPPED_SECONDS
-        if was_stopped or self._timeout is None:  # or nobody waits: the client does not read
+        if was_stopped or self._timeout is None:  # None: the client reads slowly
             self._set(now + _GRACE_SECONDS)
         else:
             self._timeout.reschedule(now)

@@ -23,29 +23,29 @@ class Renderer(Protocol):
         ...
 
     def delta(self, delta: Delta) -> bytes:
-        """The events of a delta, and of the parts of the answer that begin or end with it."""
+        """The events of a delta, and of parts of the answer that begin or end with it."""
         ...
 
     def end(self, finished: Finished) -> bytes:
-        """The end of a stream that was answered."""
+        """The end of a successful stream."""
         ...
 
     def error(self, error: RequestError) -> bytes:
-        """The end of a stream that failed."""
+        """The end of a failed stream."""
         ...
 
     def keep_alive(self) -> bytes:
-        """The bytes of a silent stream's keep-alive, which readers skip."""
+        """A keep-alive for a silent stream, which readers skip."""
         ...
 
     def empty_chunk(self) -> bytes:
-        """A keep-alive as an event of the dialect's own, which adds nothing to the answer."""
+        """A keep-alive as one of the dialect's events, without any content."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CountRenderer:
-    """The `Renderer` of requests whose tokens are only counted; never streamed."""
+    """The `Renderer` of requests to count tokens, which are never streamed."""
 
     encode: Callable[[Finished], bytes]
 
@@ -70,9 +70,9 @@ class CountRenderer:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A kind of request, and how it is answered.
+    """A kind of request, its parser and its renderer.
 
-    name: key of its parser in the parsing process. renderer: makes the renderer of an answer from
+    name: key of the parser in the parsing process. renderer: makes the renderer of an answer from
     (request id, model, `ParsedRequest.options`). content_type: of its streams.
     """
 

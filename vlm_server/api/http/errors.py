@@ -17,10 +17,10 @@ from vlm_server.errors import MethodNotAllowed, NotFound, RequestError
 EncodeError = Callable[[RequestError], bytes]
 """A dialect's JSON for an error."""
 EncodeFor = Callable[[Scope], EncodeError]
-"""The `EncodeError` of the dialect whose route was asked for."""
+"""Returns the `EncodeError` of the dialect of a request's route."""
 
 _MAX_SHOWN_CHARS = 100
-_LEAST_SIMILARITY = 0.75
+_MIN_SIMILARITY = 0.75
 _RETRY_STATUSES = frozenset({429, 502, 503, 504})
 
 
@@ -40,7 +40,7 @@ def response(
     if error.status == 401:
         all_headers["WWW-Authenticate"] = "Bearer"
     if error.status == 408:
-        all_headers["Connection"] = "close"  # the rest of the body may never come
+        all_headers["Connection"] = "close"  # the rest of the body may never arrive
     return Response(encode(error), error.status, headers=all_headers, media_type="application/json")
 
 
@@ -64,7 +64,7 @@ def encode_openai(error: RequestError) -> bytes:
 
 
 def not_found(request: Request, routes: Sequence[BaseRoute]) -> NotFound:
-    """The error for a path that is none of `routes`; it names the nearest one."""
+    """The error for a path without a route; it names the nearest of `routes`."""
     path = request.url.path[:_MAX_SHOWN_CHARS]
     shown = "".join(c if c.isprintable() and c != "`" else "?" for c in path)
     known = {
@@ -78,20 +78,20 @@ def not_found(request: Request, routes: Sequence[BaseRoute]) -> NotFound:
 
 
 def method_not_allowed(request: Request, allowed: str) -> MethodNotAllowed:
-    """The error for a method that the route does not take; it takes those in `allowed`."""
+    """The error for a method that is not among the `allowed` ones of the route."""
     return MethodNotAllowed(
         f"The method {request.method} is not allowed on this route, which takes {allowed}."
     )
 
 
 def _nearest(path: str, known: list[str]) -> str | None:
-    """The route of `known` that ends with `path` or that `path` ends with; else a similar one."""
+    """The `known` route that ends with `path`, or is its end; else a similar one, if any."""
     if len(path) > 1:
-        longer = [each for each in known if each.endswith(path)]
-        shorter = [each for each in known if len(each) > 1 and path.endswith(each)]
+        longer = [route for route in known if route.endswith(path)]
+        shorter = [route for route in known if len(route) > 1 and path.endswith(route)]
         if nested := sorted(longer, key=len) or sorted(shorter, key=len, reverse=True):
             return nested[0]
-    similar = difflib.get_close_matches(path, known, 1, _LEAST_SIMILARITY)
+    similar = difflib.get_close_matches(path, known, 1, _MIN_SIMILARITY)
     return similar[0] if similar else None
 
 

@@ -1,4 +1,4 @@
-"""The generating endpoint: the order of its steps, from the queue slot to the last byte."""
+"""The generating endpoint: its steps, from the queue slot to the last byte."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from vlm_server.supervisor.client import EngineRequest, ModelClient, RequestEven
 
 
 class Generation:
-    """State that the generating endpoints of all dialects share."""
+    """State shared by the generating endpoints of all dialects."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Generation:
         self.metrics = no_metrics()
         self.media_urls = MediaUrls(settings.urls, settings.limits)
         self.in_flight: dict[str, Scope] = {}
-        """The requests that hold a queue slot, by the ids that the engine knows."""
+        """The requests that hold a queue slot, by their id in the engine."""
 
 
 class Endpoint:
     """A generating endpoint of one dialect, as an ASGI application.
 
     A client that disconnects cancels the work, whose clean-up closes the engine's events and
-    releases the queue slot. `history` has the earlier turns that requests may name.
+    releases the queue slot. `history` has the earlier turns to which requests may refer.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         shared, headers = self._shared, Headers(scope=scope)
-        access_log.of(scope).routing_key = routing_key.of_headers(headers)
+        access_log.entry_of(scope).routing_key = routing_key.of_headers(headers)
         body.check_headers(headers, shared.limits, any_type=self._any_type)
         clock = RequestClock(headers, shared.settings.deadlines)
         sse.keepalive_of(headers, shared.server)
         shared.models.check_ready()
-        client = keys.of(scope).name
+        client = keys.key_of(scope).name
         shared.queue_slots.check(client, headers)
         async with clock.before_submit():
             data = await body.read(receive, shared.limits, shared.arriving)
@@ -113,7 +113,7 @@ class Endpoint:
         receive: Receive,
         send: Send,
     ) -> None:
-        shared, dialect, entry = self._shared, self._dialect, access_log.of(scope)
+        shared, dialect, entry = self._shared, self._dialect, access_log.entry_of(scope)
         context = self._context(scope)
         async with clock.before_submit():
             request, summary = await self._parse(data, slot, context)
@@ -124,13 +124,13 @@ class Endpoint:
         entry.state = "waiting_for_model"
         render = dialect.renderer(context.request_id, model, summary.options)
         is_answer = summary.generates and not request.submit.count_only
-        metrics = shared.metrics[model] if is_answer else ModelMetrics()  # else: nobody's
+        metrics = shared.metrics[model] if is_answer else ModelMetrics()  # else discarded
         recorder = entry.answer = AnswerRecorder(
             metrics, model, context.request_id, entry.received_at, is_stream=stream_wanted
         )
         events = self._events(request, summary, clock, entry)
         events = clock.watch(events, partial(_begin, slot, recorder))
-        del request, summary  # frees the images while the engine answers
+        del request, summary  # frees the images during the answer
         with recorder:
             async with aclosing(answer(events, recorder)) as deltas:
                 if stream_wanted:
@@ -142,11 +142,11 @@ class Endpoint:
                     await response(scope, receive, send)
 
     def _request_id(self, scope: Scope) -> str:
-        return f"{self._dialect.id_prefix}{access_log.of(scope).request_id}"
+        return f"{self._dialect.id_prefix}{access_log.entry_of(scope).request_id}"
 
     def _context(self, scope: Scope) -> Context:
         """The input of request parsing besides the body."""
-        shared, key = self._shared, keys.of(scope)
+        shared, key = self._shared, keys.key_of(scope)
         return Context(
             models=served_models.known_models(shared.models, shared.server),
             request_id=self._request_id(scope),
@@ -171,7 +171,7 @@ class Endpoint:
         async with shared.models.lease(model, request_id, keep_alive) as engine:
             entry.state = "sent"
             events = engine.stream(request.with_deadlines(clock.left()))
-            del request  # its images are not needed here while the engine answers
+            del request  # frees the images during the answer
             async with aclosing(events):
                 async for event in events:
                     yield event
@@ -179,7 +179,7 @@ class Endpoint:
     async def _stream(
         self, deltas: Answer, render: Renderer, scope: Scope, send: Send, recorder: AnswerRecorder
     ) -> None:
-        entry, shared = access_log.of(scope), self._shared
+        entry, shared = access_log.entry_of(scope), self._shared
         signs: dict[str, Callable[[], bytes] | None] = {
             "comment": partial(self._comment, render, entry.model),
             "empty_chunk": render.empty_chunk,
@@ -195,7 +195,7 @@ class Endpoint:
             await _send_events(deltas, render, stream, entry, recorder)
 
     def _comment(self, render: Renderer, model: str) -> bytes:
-        """A keep-alive; in an SSE stream with a comment on the progress of the model's load."""
+        """A keep-alive; in an SSE stream with a comment on the progress of loading the model."""
         status = self._shared.models.status(model)
         if status.progress is None or self._dialect.content_type != sse.CONTENT_TYPE:
             return render.keep_alive()
@@ -216,7 +216,7 @@ class Endpoint:
                     context = self._recall(context, needed, len(data))
                 slot.reserve(len(data) + context.num_bytes)
         finally:
-            body.discard(data)  # the caller still holds it, and the answer may take minutes
+            body.discard(data)  # the caller still refers to it, perhaps for minutes
 
     def _recall(self, context: Context, needed: HistoryNeeded, body_bytes: int) -> Context:
         """`context` with the earlier turns. Raises PayloadTooLarge."""
@@ -248,7 +248,7 @@ async def _send_events(
 ) -> None:
     """Send the answer as events; an error is raised before the first event, and sent after it.
 
-    A delta with a finish reason is sent with the next event, so that a client that disconnects at
+    A delta with a finish reason is sent with the next event, so that a client that disconnects on
     the finish reason interrupts nothing.
     """
     held, unsent = b"", list[Delta]()

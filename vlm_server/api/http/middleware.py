@@ -1,6 +1,6 @@
 """The layers around every route: access log, errors as JSON, access checks (and `access.cors`).
 
-Each layer is plain ASGI, so that streams and disconnects pass through untouched; every scope is of
+Each layer is plain ASGI, so that streams and disconnects pass through unchanged; every scope has
 the type `http`, since the server has neither lifespan nor WebSockets.
 """
 
@@ -72,7 +72,7 @@ class Errors:
     encode_for: EncodeFor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        entry = access_log.of(scope)
+        entry = access_log.entry_of(scope)
         try:
             await self.app(scope, receive, send)
         except ClientGone:
@@ -81,14 +81,14 @@ class Errors:
             await self._answer(error, scope, receive, send)
         except Exception:
             access_log.logger.exception("id=%s failed unexpectedly", entry.request_id)
-            if entry.status:  # the response has begun: all we can do is close the connection
+            if entry.status:  # too late for a response: close the connection
                 raise
             await self._answer(InternalError("The server failed."), scope, receive, send)
 
     async def _answer(
         self, error: RequestError, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        entry = access_log.of(scope)
+        entry = access_log.entry_of(scope)
         entry.error_code = error.code
         model = entry.model or self.models.names[0]
         retry_after_seconds = max(
@@ -100,7 +100,7 @@ class Errors:
 
 @dataclass
 class Gate:
-    """Refuses a Host that is not ours, a foreign Origin, and a missing, wrong or busy API key."""
+    """Refuses a wrong Host, a foreign Origin, and a missing, wrong or busy API key."""
 
     app: ASGIApp
     server: Server
@@ -115,11 +115,11 @@ class Gate:
         is_open = _is_open(scope["path"], headers)
         key = NO_KEY if is_open else gate.check_key(headers, self.ring)
         keys.attach(scope, key)
-        access_log.of(scope).key_name = key.name or None
+        access_log.entry_of(scope).key_name = key.name or None
         with self.slots.hold(key):
             await self.app(scope, receive, send)
 
 
 def _is_open(path: str, headers: Headers) -> bool:
-    """Whether no key is needed."""
+    """Whether a request needs no key."""
     return path in gate.READY or path.startswith("/health/") or is_page(path, headers)

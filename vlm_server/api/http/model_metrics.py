@@ -11,9 +11,9 @@ SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0),
 )
-"""Bounds from a decode step of a small model to the longest deadline."""
+"""Buckets from a decode step of a small model to the longest deadline."""
 TOKENS = (*(step * 10.0**power for power in range(6) for step in (1, 2, 5)), 1e6)
-"""Bounds up to the longest context."""
+"""Buckets up to the longest context."""
 
 
 class Histogram:
@@ -22,7 +22,7 @@ class Histogram:
     __slots__ = ("_bounds", "_counts", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` ascend; one without an end is added."""
+        """bounds: ascending; infinity is added."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
@@ -40,13 +40,13 @@ class Histogram:
         return sum(self._counts)
 
     def buckets(self) -> list[tuple[str, int]]:
-        """(bound, how many values are not above it) for each, as Prometheus writes them."""
+        """(bound, number of values up to it) of each bucket, in Prometheus' form."""
         names = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
         return list(zip(names, accumulate(self._counts), strict=True))
 
 
 REASONS = ("stop", "length", "tool_calls", "abort", "error")
-"""The ends of requests: a finish reason, the client's leaving, or an error."""
+"""The ends of requests: a finish reason, a client that left, or an error."""
 
 
 class ModelMetrics:
@@ -70,7 +70,7 @@ class ModelMetrics:
 
 
 MetricsByModel = defaultdict[str, ModelMetrics]
-"""By model name: only names of served models, so that clients can't add any."""
+"""Metrics by model name; only served models, so that clients can't add names."""
 
 
 def no_metrics() -> MetricsByModel:

@@ -14,15 +14,15 @@ from vlm_server.platform.awake import Awake
 from vlm_server.settings import Limits
 
 _FREE_BYTES = 64 << 10
-"""Bytes of each body that are not counted: a short text is never refused for others' pictures."""
+"""Uncounted bytes of each body: no short text is refused because of other clients' pictures."""
 _RETRY_SECONDS = 5.0
-"""Time after its `Retry-After` for which a client's share is kept free."""
+"""Time after `Retry-After` for which a refused client's share is kept free."""
 _MIN_BODIES = 4
 _MEMORY_FRACTION = 1 / 16
 _WINDOW_SECONDS = 60.0
 _MAX_ENDS = 256
 _MIN_ENDS = 4
-"""Fewer say nothing about a rate."""
+"""The fewest ended requests that give a rate."""
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 60.0
 
 
@@ -70,19 +70,19 @@ class QueueSlots:
     def retry_after_seconds(self) -> float:
         """`Retry-After` of a refused request: half to all of the queue's time.
 
-        Random so that refused clients do not return together; at most all, so that the queue does
-        not run dry before they do.
+        Random, so that refused clients do not return at the same time; at most all, so that the
+        queue does not run dry before.
         """
         seconds = self._rate.seconds_for(self.requests.taken, self._clock())
         return max(_MIN_RETRY_SECONDS, seconds * random.uniform(0.5, 1.0))  # noqa: S311  not a secret
 
     def check_room(self, share: FairShare, client: str, amount: int) -> None:
-        """Raises QueueFull unless `client` may take `amount` of `share`, which is kept for it."""
+        """Raises QueueFull unless `client` may take `amount` of `share`, which is then reserved."""
         now = self._clock()
         if share.has_room(client, amount, now):
             return
         seconds = self.retry_after_seconds()
-        share.want(client, amount, now + seconds + _RETRY_SECONDS)
+        share.reserve_refused(client, amount, now + seconds + _RETRY_SECONDS)
         if share is self.waiting_bytes:
             what, setting = "bytes for requests that wait are in use", "max_waiting_bytes"
         else:
@@ -92,7 +92,7 @@ class QueueSlots:
 
 
 class QueueSlot:
-    """A request's place in the queue, and the bytes of its body while they wait."""
+    """A request's place in the queue, and the bytes of its waiting body."""
 
     def __init__(self, slots: QueueSlots, client: str) -> None:
         self._slots = slots
@@ -108,17 +108,17 @@ class QueueSlot:
             self._num_reserved += more
 
     def release_body(self) -> None:
-        """Give back the body's bytes; later calls do nothing."""
+        """Release the body's bytes; later calls do nothing."""
         self._slots.waiting_bytes.release(self._client, self._num_reserved)
         self._num_reserved = 0
 
 
 class FairShare:
-    """An amount of at most `limit`, of which clients take and give back parts.
+    """An amount of at most `limit` that clients share.
 
-    Each client that holds some, or was refused lately, has the same share. It may exceed it as long
-    as the amounts that others were refused stay free, up to their shares; so a single client may
-    have everything. Times are monotonic seconds.
+    Each client that holds a part, or was refused lately, has the same share. It may exceed that as
+    long as the amounts reserved for refused clients stay free; so a single client may have
+    everything. Times are monotonic seconds.
     """
 
     def __init__(self, limit: int) -> None:
@@ -126,11 +126,11 @@ class FairShare:
         self.taken = 0
         self._held: Counter[str] = Counter()
         self._wants: dict[str, tuple[float, int]] = {}
-        """By client: (until when, how much) of the amount it was refused is kept free for it."""
+        """(time, amount) by refused client: the amount reserved for it, and until when."""
 
     def has_room(self, client: str, amount: int, now: float) -> bool:
         """Whether `client` may take `amount` now."""
-        self._wants = {one: want for one, want in self._wants.items() if want[0] > now}
+        self._wants = {key: want for key, want in self._wants.items() if want[0] > now}
         free = self.limit - self.taken
         if amount > free:
             return False
@@ -141,8 +141,8 @@ class FairShare:
             return True
         return amount <= free - sum(self._kept_for(other, share) for other in others)
 
-    def want(self, client: str, amount: int, until: float) -> None:
-        """Keep free `amount`, which `client` was refused, within its share until `until`."""
+    def reserve_refused(self, client: str, amount: int, until: float) -> None:
+        """Reserve `amount`, which `client` was refused, within its share until `until`."""
         self._wants[client] = until, amount
 
     def _kept_for(self, client: str, share: int) -> int:
@@ -150,7 +150,7 @@ class FairShare:
         return min(amount, max(0, share - self._held[client]))
 
     def take(self, client: str, amount: int) -> None:
-        """`client` holds `amount` more."""
+        """Give `amount` more to `client`."""
         self.taken += amount
         self._held[client] += amount
 
@@ -162,24 +162,24 @@ class FairShare:
 
 
 class ServiceRate:
-    """The rate at which requests ended lately; times are monotonic seconds."""
+    """The recent rate of ended requests; times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque(maxlen=_MAX_ENDS)
         self._busy_since = 0.0
 
     def begin(self, now: float) -> None:
-        """The first request came, after none was there."""
+        """Note the first request after an idle time."""
         self._busy_since = now
 
     def end(self, now: float) -> None:
-        """A request ended."""
+        """Note the end of a request."""
         self._ends.append(now)
 
     def seconds_for(self, num_requests: int, now: float) -> float:
         """Seconds that `num_requests` take at this rate, from 1 to 60.
 
-        If too few have ended for a rate: as long again as the requests have taken until now.
+        If too few have ended for a rate: as long as the requests have taken until now.
         """
         if not num_requests:
             return _MIN_RETRY_SECONDS
@@ -199,7 +199,7 @@ def _declared_bytes(headers: Mapping[str, str]) -> int:
 
 
 def _limit_bytes(limits: Limits) -> int:
-    """`max_waiting_bytes`, or its default: a part of the machine's memory."""
+    """`max_waiting_bytes`, by default a part of the machine's memory."""
     if limits.max_waiting_bytes:
         return max(limits.max_waiting_bytes, limits.max_body_bytes)
     memory = machine.memory_bytes()

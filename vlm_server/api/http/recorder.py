@@ -1,4 +1,4 @@
-"""Measurements of one answer while it is given."""
+"""Measurements of one answer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ON_DEVICE = ("load", "encode", "prefill", "decode")
 
 
 class AnswerRecorder:
-    """Measures one answer, as a context from the engine's getting the request to the answer's end.
+    """Measures one answer, as a context from the submission to the engine to the answer's end.
 
-    Times are monotonic seconds. A delta is given once its bytes were passed to the operating
-    system; one of a whole answer once the front has it.
+    Times are monotonic seconds. A delta counts as delivered once its bytes were passed to the
+    operating system; in a whole answer, once the front has it.
     """
 
     def __init__(
@@ -32,21 +32,21 @@ class AnswerRecorder:
         is_stream: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`received_at`: when all headers were here."""
+        """received_at: the time at which all headers had arrived."""
         self.model = model
         self.response_id = response_id
         self.is_stream = is_stream
         self.received_at = received_at
         self.submitted_at = clock()
         self.first_at: float | None = None
-        """Time of the first delta given to the client."""
+        """The time of the first delta delivered."""
         self.ended_at = 0.0
         self.usage = Usage(0, 0)
         self.timeline = _NOTHING
         self.finish_reasons: dict[int, FinishReason] = {}
-        """By choice."""
+        """Finish reasons by choice."""
         self.reason = ""
-        """Why the request ended: see `metrics.REASONS`."""
+        """The end of the request: one of `model_metrics.REASONS`."""
         self.longest_silence_seconds: float | None = None
         self._image_tokens: int | None = None
         self._metrics = metrics
@@ -79,17 +79,17 @@ class AnswerRecorder:
         if self.longest_silence_seconds is not None and self.is_stream:
             self._metrics.longest_silence.observe(self.longest_silence_seconds)
 
-    # ---- what happens to it ----------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The device begins with the request; later calls do nothing."""
+        """Note that the device begins with the request; later calls do nothing."""
         if not self._has_begun:
             self._has_begun = True
             self._metrics.num_waiting -= 1
             self._metrics.num_running += 1
 
     def record_deltas(self, deltas: Collection[Delta]) -> None:
-        """`deltas` were given to the client. Those without text or a tool call are not counted."""
+        """Record delivered `deltas`; those without text or a tool call are not counted."""
         now = self._clock()
         for delta in deltas:
             if not (delta.text or delta.tool_call):
@@ -105,14 +105,14 @@ class AnswerRecorder:
             self._given_at[delta.choice] = self._last_given_at = now
 
     def finish(self, finished: Finished) -> None:
-        """The engine's answer is complete, and its end about to be sent."""
+        """Record the engine's complete answer, before its end is sent."""
         self.usage, self.timeline = finished.usage, finished.timeline
         if finished.images:
             self._image_tokens = sum(image.tokens for image in finished.images)
         reasons = self.finish_reasons.values()
-        self.reason = next((one for one in ("length", "tool_calls") if one in reasons), "stop")
+        self.reason = next((end for end in ("length", "tool_calls") if end in reasons), "stop")
 
-    # ---- what is known of it ---------------------------------------------------------
+    # ---- results --------------------------------------------------------------------
 
     @property
     def spans(self) -> list[tuple[str, float, float]]:
@@ -126,7 +126,7 @@ class AnswerRecorder:
         return spans
 
     def phase_seconds(self) -> dict[str, float]:
-        """Seconds by phase; a phase that comes several times is summed."""
+        """Seconds by phase; a repeated phase is summed."""
         seconds = dict.fromkeys(("receive", "queue", "prepare", "encode", "prefill", "decode"), 0.0)
         for name, start, end in self.spans:
             seconds[name] = seconds.get(name, 0.0) + end - start

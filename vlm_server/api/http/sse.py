@@ -1,4 +1,4 @@
-"""Server-sent events: their framing, the stream of an answer, and what it sends while silent."""
+"""Server-sent events: framing, the stream of an answer, and its keep-alives."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class EventStream:
             task.cancel()
 
     async def write(self, *events: bytes) -> None:
-        """Send `events` together; empty ones do not break the silence."""
+        """Send `events` in one piece; empty ones do not end the silence."""
         if any(events):
             await self._body(events, more_body=True)
 
@@ -102,7 +102,7 @@ class EventStream:
 
     async def _body(self, events: tuple[bytes, ...], *, more_body: bool) -> None:
         async with self._sending:
-            if self._has_ended:  # a keep-alive that waited meanwhile
+            if self._has_ended:  # this was a keep-alive that waited for the lock
                 return
             self._has_ended = not more_body
             self._sent_at = asyncio.get_running_loop().time()

@@ -1,8 +1,8 @@
 """Traces for OpenTelemetry (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/).
 
 A span is made when its request has ended; it holds names, counts and times, never contents. The
-extra `otel` brings the library, imported only if traces are wanted, which sends spans from a thread
-of its own and drops those it can't send.
+library, of the extra `otel`, is imported only if traces are enabled. It sends spans from its own
+thread and drops spans that it can't send.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _EXPORT_SECONDS = 5.0
-"""The longest that one batch may take to be sent, and thereby the end of the daemon."""
+"""Time limit on sending a batch, and so on the end of the daemon."""
 _MISSING = "the extra `otel` is not installed: pip install 'vlm-server[otel]'"
 
 
@@ -66,7 +66,7 @@ class Tracer:
     """Makes a span of each request to a generating route, and one of each of its phases.
 
     A request with a `traceparent` (https://www.w3.org/TR/trace-context/) becomes part of that
-    trace, and is left out if its sender left the trace out.
+    trace, and is left out if the sender did not sample the trace.
     """
 
     def __init__(self, provider: TracerProvider, operations: Mapping[str, str]) -> None:
@@ -79,7 +79,7 @@ class Tracer:
         self._operations = operations
 
     def record(self, entry: Entry, method: str, route: str, headers: Mapping[str, str]) -> None:
-        """Never raises, whatever a client sent."""
+        """Make the spans of a request. Never raises, whatever a client sent."""
         operation = self._operations.get(route)
         if operation is None or method != "POST":
             return
@@ -89,7 +89,7 @@ class Tracer:
             logger.exception("id=%s can't be traced", entry.request_id)
 
     def close(self) -> None:
-        """Send the spans that are left; may take seconds."""
+        """Send the remaining spans; may take seconds."""
         self._provider.shutdown()
 
     def _record(self, entry: Entry, operation: str, route: str, headers: Mapping[str, str]) -> None:
@@ -120,7 +120,7 @@ class Tracer:
 
 
 def _with_path(url: str) -> str:
-    """`url`, with the usual path of traces if it has none."""
+    """`url`, with the default path of traces if it has none."""
     return f"{url.rstrip('/')}/v1/traces" if urlsplit(url).path in ("", "/") else url
 
 

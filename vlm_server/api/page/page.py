@@ -1,7 +1,7 @@
-"""`GET /`: the page for browsers, plain text for everybody else; and the files of the page.
+"""`GET /`: the page for browsers, plain text for other clients; and the files of the page.
 
-The files are read once and are the same for all users: their scripts ask the API, with the user's
-key. Scripts, styles and requests involve this server alone: see `CONTENT_SECURITY_POLICY`.
+The files are read once and are public: their scripts call the API with the user's key. Scripts,
+styles and requests involve this server alone: see `CONTENT_SECURITY_POLICY`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-    "Cache-Control": "no-cache",  # kept, but asked for again: an ETag answers that
+    "Cache-Control": "no-cache",  # cached, but revalidated by the ETag
     "Vary": "Accept",
 }
 _TYPES = {
@@ -54,7 +54,7 @@ _STATIC = Path(__file__).with_name("static")
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file as it is sent; `etag` changes with its content."""
+    """A file of the page; `etag` changes with its content."""
 
     content: bytes
     media_type: str
@@ -81,7 +81,7 @@ class StartPage:
         return response
 
     async def file(self, request: Request) -> Response:
-        """Raises NotFound."""
+        """A file of the page. Raises NotFound."""
         file = self._files.get(request.path_params["name"])
         if file is None:
             raise NotFound("The page has no such file.")

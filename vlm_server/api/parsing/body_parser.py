@@ -2,7 +2,7 @@
 
 Parsing large bodies (JSON, base64, hashes, image headers) is work on hostile bytes that holds the
 GIL, so none of it is done in the front. A process is killed when its client leaves, and when it
-takes too long. Text never waits behind media, nor media for more than one of the large bodies.
+takes too long. Text never waits for media; media wait for at most one large body.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from vlm_server.settings import MIB, Limits
 
 logger = logging.getLogger(__name__)
 
-MODULE = "vlm_server.api.parsing_process"
+MODULE = "vlm_server.api.parsing.process"
 LARGE_BYTES = 16 * MIB
 _TEXT_THREADS = 4
 _TRIES = 2
-"""A process may also be killed because the machine is short of memory."""
+"""Attempts at a body: a process may also be killed because the machine is short of memory."""
 
 
 def start_pool(limits: Limits) -> ChildPool:
-    """The processes for `BodyParser`; the first one starts when it is needed, or warmed up."""
-    # A body and its text with four bytes for each character, twice; an image's canvas, twice.
+    """The processes for `BodyParser`, started on demand or warmed up."""
+    # Twice a body and its text of four bytes per character; twice an image's canvas.
     memory_bytes = 512 * MIB + 10 * limits.max_body_bytes + 12 * limits.max_image_pixels
-    seconds = limits.intake_timeout_seconds
-    size = limits.intake_processes
+    seconds = limits.parsing_timeout_seconds
+    size = limits.parsing_processes
     return ChildPool(MODULE, size, str(memory_bytes), str(seconds), memory_bytes=memory_bytes)
 
 
@@ -54,19 +54,18 @@ class BodyParser:
 
     def __init__(self, pool: ChildPool, limits: Limits) -> None:
         self._pool = pool
-        self._seconds = limits.intake_timeout_seconds
-        self._turns = asyncio.Semaphore(limits.intake_processes)
-        self._large_turns = asyncio.Semaphore(max(1, limits.intake_processes - 1))
+        self._seconds = limits.parsing_timeout_seconds
+        self._turns = asyncio.Semaphore(limits.parsing_processes)
+        self._large_turns = asyncio.Semaphore(max(1, limits.parsing_processes - 1))
         self._text_threads = anyio.CapacityLimiter(_TEXT_THREADS)
-        self._waiting_threads = anyio.CapacityLimiter(limits.intake_processes)
+        self._waiting_threads = anyio.CapacityLimiter(limits.parsing_processes)
 
     async def parse(
         self, dialect: str, parse_on_thread: ParseOnThread, body: bytearray, context: Context
     ) -> EncodedRequest:
-        """The request in `body`, as `dialect` says. Cancelling ends the work at once.
+        """The request in `body`, in `dialect`. Cancelling ends the work immediately.
 
-        Raises RequestError, or BytesNeeded or HistoryNeeded for a body to be parsed again with
-        these.
+        Raises RequestError; BytesNeeded or HistoryNeeded if `context` lacks bytes or turns.
         """
         if json_body.is_small(body):
             read = partial(parse_on_thread, body, context)
@@ -89,7 +88,7 @@ class BodyParser:
                 await asyncio.gather(work, return_exceptions=True)
 
     def _run(self, job: ParsingJob, body: bytearray, cancellation: Cancellation) -> EncodedRequest:
-        """Runs on a thread that waits for the process."""
+        """Parse `body` in a process, for which this thread waits."""
         try:
             return decode_outcome(self._answer(with_body(job, body), cancellation))
         except ChildNotStarted as error:
@@ -99,7 +98,7 @@ class BodyParser:
             logger.warning("reading a body took more than %g s", self._seconds)
             raise RequestTooCostly(
                 f"Reading the request took more than {self._seconds:g} seconds "
-                "(limits.intake_timeout_seconds)."
+                "(limits.parsing_timeout_seconds)."
             ) from None
         except ChildFailed as error:
             logger.warning("reading a body failed %d times: the process %s", _TRIES, error)

@@ -51,7 +51,7 @@ def stop_strings(wanted: str | Sequence[str] | None, param: str, limits: Limits)
 
 
 class ConstraintFields(NamedTuple):
-    """A dialect's names of fields; `continued` continues the assistant's last message."""
+    """A dialect's names of fields; `continued` is that of continuing the last message."""
 
     schema: str
     continued: str
@@ -73,8 +73,8 @@ def check_constraints(
 ) -> str | None:
     """The JSON schema that the answer has to match; one rule for all dialects.
 
-    Required calls have no text: the schema is ignored, as OpenAI does. Raises InvalidRequest for a
-    constrained answer that `continues` a message, since a grammar begins anew.
+    Required calls have no text: the schema is ignored, as by OpenAI. Raises InvalidRequest for a
+    constrained answer that `continues` a message, since grammars start at the beginning.
     """
     is_required = must_call(tools)
     if is_required and json_schema is not None:

@@ -16,12 +16,12 @@ from vlm_server.protocol import ContentPart, Image, ImagePart, Message, TextPart
 from vlm_server.settings import Limits
 
 _LOW_DETAIL_SIDE_PIXELS = 512
-"""As OpenAI documents for `detail` low."""
+"""The largest side of an image with `detail` low, as OpenAI documents."""
 _DETAILS_FOR_GROUNDING = ("high", "original")
 
 
 class NeedsProcess(Exception):
-    """A request that is not read on a thread: it has media, or large turns before it."""
+    """A request can't be parsed on a thread: it has media, or large earlier turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Counts:
 class Conversation:
     """A request's messages, images and videos. Its methods raise RequestError.
 
-    Parameters `param` name the field of the request. Media raise NeedsProcess if `on_thread`.
+    `param` names the field of the request. Media raise NeedsProcess if `on_thread`.
     """
 
     limits: Limits
@@ -63,12 +63,12 @@ class Conversation:
     videos: list[Video] = field(default_factory=list)
     min_pixels: int | None = None
     max_pixels: int | None = None
-    """Bounds on every image's pixels, as the model sees it."""
+    """Bound on every image's pixels as the model sees it; `min_pixels` likewise."""
     _needed: dict[str, MediaUrl] = field(default_factory=dict)
     _num_text_bytes: int = 0
 
     def add(self, message: Message, param: str) -> None:
-        """Append `message`, which the field `param` has."""
+        """Append `message`, from the field `param`."""
         self.messages.append(msgspec.structs.replace(message, param=param))
 
     def check_complete(self) -> None:
@@ -77,14 +77,14 @@ class Conversation:
             raise BytesNeeded(list(self._needed.values()))
 
     def check_content(self, role: str, parts: Sequence[Any], param: str) -> None:
-        """Raises InvalidRequest for no `parts` in a message of the users' or the system's."""
+        """Raises InvalidRequest for a user's or system message without `parts`."""
         if not parts and role in ("user", "system"):
             raise InvalidRequest(f"`{param}` is empty.", param)
 
     # ---- parts of a message ------------------------------------------------------------
 
     def text(self, text: str, param: str) -> TextPart:
-        """A part with `text`, which counts towards `limits.max_text_bytes`."""
+        """A part with `text`, counted towards `limits.max_text_bytes`."""
         self.count_text(text, param)
         return TextPart(text)
 
@@ -136,7 +136,7 @@ class Conversation:
         return VideoPart(len(self.videos) - 1)
 
     def _has_bytes(self, url: MediaUrl) -> bool:
-        """Whether the bytes of `url` are there; if not, records that they are needed."""
+        """Whether the bytes of `url` are given; if not, adds them to the needed ones."""
         if self.on_thread:
             raise NeedsProcess
         if not is_external(url.url):

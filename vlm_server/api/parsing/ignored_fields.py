@@ -1,8 +1,8 @@
 """Ignored fields: fields of a body without effect, reported to clients.
 
-Clients send back their own objects, with fields that this server never heard of, so what is unknown
-inside messages and parts is ignored. What is unknown at the top is refused by name, unless it is
-null or `server.unknown_fields` says otherwise: a client may rely on it.
+Clients send back their own objects with any fields, so unknown fields inside messages and parts are
+ignored. Unknown fields at the top are refused by name, unless null or `server.unknown_fields` says
+otherwise: a client may rely on them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MAX_NAMES = 32
 _MAX_NAME_CHARS = 64
 _MAX_PATH_CHARS = 256
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
-"""Characters that a header or a log line must not have."""
+"""Characters not allowed in a header or a log line."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
-"""Values that ask for nothing."""
+"""Values without effect in any field."""
 
 
 class IgnoredFields:
@@ -37,18 +37,18 @@ class IgnoredFields:
         return names if len(names) <= MAX_NAMES else (*names[: MAX_NAMES - 1], "...")
 
     def add(self, path: str, value: Any = True) -> None:
-        """Add the field at `path`, unless its value asks for nothing."""
+        """Add the field at `path`, unless its value is empty."""
         if len(self._paths) < MAX_NAMES + 1 and value not in _NOTHING:
             self._paths[safe_name(path)] = None
 
     def add_given(self, fields: Any, *paths: str) -> None:
-        """Add those of `paths` at which `fields`, the JSON of a body, have a value."""
+        """Add those of `paths` that have a value in `fields`, the JSON of a body."""
         for path in paths:
             for value in _values_at(fields, path.split(".")):
                 self.add(path, value)
 
     def add_unread(self, given: Any, taken: Any, path: str = "") -> None:
-        """Add the fields of the JSON value `given` at `path` that `taken`, made of it, lacks."""
+        """Add the fields of the JSON value `given` at `path` that the struct `taken` lacks."""
         if isinstance(taken, msgspec.Struct):
             self._add_unread_of(given, taken, path)
         elif isinstance(taken, list | tuple):
@@ -83,8 +83,8 @@ def safe_name(path: str) -> str:
 
 
 def check_neutral(name: str, value: Any, neutral: Sequence[Any]) -> None:
-    """Raises UnsupportedField unless `value` is one of `neutral`, which ask for nothing."""
-    if not any(is_same(value, each) for each in neutral):
+    """Raises UnsupportedField unless `value` is one of the `neutral` ones, without effect."""
+    if not any(is_same(value, allowed) for allowed in neutral):
         raise UnsupportedField(f"`{name}` is not supported with this value; leave it out.", name)
 
 

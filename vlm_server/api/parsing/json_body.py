@@ -3,9 +3,9 @@
 Stricter than most parsers: duplicate names, NaN and Infinity are errors, and so is more nesting,
 more values or longer names than any request needs; values are counted before decoding.
 msgspec decodes nearly every body, an image of 2 MiB in a third of the standard library's time. It
-keeps the last of two values with the same name, so bodies that may have duplicate names, and those
-that msgspec refuses, are parsed by the standard library, which also says what is wrong. Messages
-repeat nothing that the client sent but the beginning of an unknown field's name.
+keeps the last of two values with the same name, so bodies that may have duplicate names, or that
+msgspec refuses, are parsed by the standard library, which also says what is wrong. Messages quote
+nothing of the client's but the beginning of an unknown field's name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 MAX_DEPTH = 512
 MAX_VALUES = 100_000
-"""In all objects and lists of a body together."""
+"""The most values in all objects and lists of a body."""
 MAX_NAME_CHARS = 1024
 SMALL_BYTES = 256 << 10
 SMALL_VALUES = 5_000
@@ -33,12 +33,12 @@ SMALL_VALUES = 5_000
 Body = bytes | bytearray
 
 _FEW = 500
-"""Characters found one by one, which in base64 is ten times as fast as counting them."""
+"""Occurrences found one by one: in base64 ten times as fast as counting."""
 _MAX_SHOWN_CHARS = 64
 _MAX_EXPLAINED_CHARS = 512
-"""More than any message and path of msgspec's without what it quotes."""
+"""More than the longest message and path of msgspec without a quoted value."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""One that is never closed goes up to the end: looking again from each quote in it takes hours."""
+"""A string; an unclosed one matches up to the end: retrying from each quote would take hours."""
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _INDEX = re.compile(r"\[[0-9]+\]")
 _MISSING = re.compile(r"^Object missing required field `(.*)`$")
@@ -65,12 +65,12 @@ def _parse(body: Body) -> Any:
     """The JSON value in `body`. Raises InvalidRequest."""
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         value = msgspec.json.decode(body)
-        # Names that were lost to duplicates leave fewer quotation marks.
+        # Duplicate names that were dropped leave fewer quotation marks.
         if _num_quotes(value) == _num_of(b'"', body) and not _escapes_quotes(body):
             return value
         del value
     value = _parse_strictly(body)
-    _num_quotes(value)  # for what else it checks
+    _num_quotes(value)  # for its checks
     return value
 
 
@@ -82,11 +82,11 @@ def _num_quotes(value: Any) -> int:
     num = 0
     level: list[dict[str, Any] | list[Any]] = [[value]]
     for _ in range(MAX_DEPTH + 1):
-        inner = [each for container in level for each in _content(container)]
-        strings = [each for each in inner if isinstance(each, str)]
-        # Looking for one first takes a tenth of the time of counting.
-        num += 2 * len(strings) + sum(each.count('"') for each in strings if '"' in each)
-        level = [each for each in inner if isinstance(each, dict | list)]
+        inner = [item for container in level for item in _content(container)]
+        strings = [item for item in inner if isinstance(item, str)]
+        # Searching first takes a tenth of the time of counting.
+        num += 2 * len(strings) + sum(text.count('"') for text in strings if '"' in text)
+        level = [item for item in inner if isinstance(item, dict | list)]
         if not level:
             return num
     raise _too_deep()
@@ -157,10 +157,10 @@ def utf8_length(text: str, param: str) -> int:
 
 def _check_num_values(body: Body) -> None:
     """Raises InvalidRequest for too many values, before they are decoded."""
-    # Characters in strings are counted too, so nothing is missed.
+    # Characters in strings are counted, too: an upper bound.
     if _num_of(b"[{,", body) <= MAX_VALUES:
         return
-    # Each string is a value or its name. One more than allowed is never looked for.
+    # Each string is a value or its name. The search stops one above the limit.
     bare, num_strings = _STRING.subn(b"", body, count=2 * MAX_VALUES + 1)
     if num_strings > 2 * MAX_VALUES or _num_of(b"[{,", bare) > MAX_VALUES:
         raise InvalidRequest(f"The request's JSON has more than {MAX_VALUES} values.")
@@ -194,7 +194,7 @@ def _explain(message: str, rules: Mapping[str, str]) -> InvalidRequest:
         return InvalidRequest(f"`{param}` is missing.", param)
     if _ONLY_EMPTY.match(text):
         return UnsupportedField(f"`{path}` is not supported; leave it out.", path)
-    if text.startswith("Invalid"):  # it quotes the value
+    if text.startswith("Invalid"):  # the message quotes the value
         name = path.rpartition(".")[2]
         kind = _INDEX.sub("[]", path)
         rule = rules.get(kind) or rules.get(name, "has a value that is not allowed")

@@ -42,7 +42,7 @@ def json_text(
 def _is_deeper(value: Any, depth: int) -> bool:
     level = [value]
     for _ in range(depth):
-        level = [child for each in level for child in _children(each)]
+        level = [child for parent in level for child in _children(parent)]
         if not level:
             return False
     return True
@@ -51,4 +51,4 @@ def _is_deeper(value: Any, depth: int) -> bool:
 def _children(value: Any) -> list[Any]:
     """The objects and lists directly inside `value`."""
     inner = value.values() if isinstance(value, dict) else value
-    return [each for each in inner if isinstance(each, dict | list)]
+    return [child for child in inner if isinstance(child, dict | list)]

@@ -21,7 +21,7 @@ from vlm_server.supervisor.shape import RequestShape, shape_of
 class HistoryNeeded(Exception):
     """Earlier turns are needed to parse a request. Not an error of the client.
 
-    The request goes on from `response_id`, if there is one, and refers to items of `others`.
+    The request continues `response_id`, if not None, and refers to items of `others`.
     """
 
     def __init__(self, response_id: str | None, others: tuple[str, ...] = ()) -> None:
@@ -31,7 +31,7 @@ class HistoryNeeded(Exception):
 
 
 class History(Protocol):
-    """The store of earlier turns, for dialects whose clients name them."""
+    """The store of earlier turns, for dialects whose requests refer to them."""
 
     def recall(self, owner: str, response_id: str) -> tuple[bytes, ...]:
         """The turns up to that response, oldest first. Raises RequestError if there is none."""
@@ -45,8 +45,8 @@ class History(Protocol):
 class KnownModel(msgspec.Struct, frozen=True):
     """A served model, and its properties on which parsing a request depends.
 
-    aliases: further names, or patterns of names. can_reason: whether it writes reasoning, as far as
-    is known. stays_loaded: whether `keep_alive` has no effect.
+    aliases: further names, or patterns of names. can_reason: whether it writes reasoning, assumed
+    until known. stays_loaded: whether `keep_alive` has no effect.
     """
 
     name: str
@@ -56,27 +56,27 @@ class KnownModel(msgspec.Struct, frozen=True):
 
 
 class Context(msgspec.Struct, frozen=True):
-    """Input of request parsing besides the body.
-
-    models: the served ones, the default one first. client, is_admin: of its API key. owner: of the
-    stored turns that it may go on from. given: the bytes of its `https:` and `file:` URLs, as far
-    as they were read. unknown_fields: the server's setting. previous: the earlier turns that it
-    goes on from, see `History`; None until they are asked for. others: turns that it refers to
-    items of. on_thread: see `conversation.NeedsProcess`.
-    """
+    """Input of request parsing besides the body."""
 
     models: tuple[KnownModel, ...]
+    """The served models, the default one first."""
     request_id: str
     cache_salt: str
     client: str
+    """The name of the API key."""
     limits: Limits
     given: dict[str, bytes] = {}
+    """The bytes of `https:` and `file:` URLs read so far."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     previous: tuple[bytes, ...] | None = None
+    """The earlier turns that the request continues (`History`); None until they are needed."""
     others: tuple[bytes, ...] = ()
+    """Further turns with items to which the request refers."""
     owner: str = ""
+    """The owner of the stored turns that the request may continue."""
     is_admin: bool = True
     on_thread: bool = False
+    """Whether parsing runs on a thread of the front: see `conversation.NeedsProcess`."""
 
     @property
     def num_bytes(self) -> int:
@@ -85,26 +85,26 @@ class Context(msgspec.Struct, frozen=True):
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """A parsed request: the engine's `Submit`, and how the client wants the answer.
-
-    `model` is the name of a served model, which stays loaded for `keep_alive_seconds` afterwards;
-    None is the model's setting. `options` is for the dialect's renderer, which alone reads it.
-    `ignored` are paths of the body's fields that have no effect. Without `generates` the answer is
-    empty, and the engine gets nothing. `conversation` is the client's name of it, if any.
-    """
+    """A parsed request: the engine's `Submit`, and the form of the answer."""
 
     model: str
+    """The name of a served model."""
     submit: Submit
     stream: bool
     options: bytes = b""
+    """Options of the dialect's renderer, in its own encoding."""
     ignored: tuple[str, ...] = ()
+    """Paths of the body's fields without effect."""
     generates: bool = True
+    """Whether the engine gets the request; otherwise the answer is empty."""
     keep_alive_seconds: float | None = None
+    """Time for which the model stays loaded afterwards; None is the model's setting."""
     conversation: str = ""
+    """The client's name of the conversation, if any."""
 
 
 Parse = Callable[[Body, Context], ParsedRequest]
-"""Raises RequestError; BytesNeeded and HistoryNeeded, to be called again with what is needed."""
+"""Parses a body. Raises RequestError, or BytesNeeded or HistoryNeeded to be called again."""
 ParseOnThread = Callable[[Body, Context], ParsedRequest | None]
 """As `Parse`, for a request without media; None for a request with media.
 
@@ -119,14 +119,14 @@ class ParsingJob(msgspec.Struct, frozen=True):
 
 
 def with_body(job: ParsingJob, body: bytearray) -> Parts:
-    """The message to a parsing process: `body`, which is not copied, and `job` behind it."""
+    """The message to a parsing process: `body`, which is not copied, followed by `job`."""
     encoded = msgspec.msgpack.encode(job)
     last = encoded + len(encoded).to_bytes(_LENGTH_BYTES)
     return Parts(len(body) + len(last), [body, last])
 
 
 def take_job(body: bytearray) -> ParsingJob:
-    """The job behind `body`, which is cut off from it."""
+    """Remove and return the job at the end of `body`."""
     end = len(body) - _LENGTH_BYTES
     start = end - int.from_bytes(body[end:])
     job = msgspec.msgpack.decode(body[start:end], type=ParsingJob)
@@ -135,7 +135,7 @@ def take_job(body: bytearray) -> ParsingJob:
 
 
 class RequestSummary(msgspec.Struct, frozen=True, tag=True):
-    """The properties of a request that the front needs to answer it."""
+    """The properties of a request that the front needs for its answer."""
 
     model: str
     stream: bool
@@ -159,7 +159,7 @@ class Needed(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncodedRequest(NamedTuple):
-    """A request for the engine, encoded, and what the front keeps of it."""
+    """A request encoded for the engine, and its summary for the front."""
 
     request: EngineRequest
     summary: RequestSummary
@@ -170,13 +170,13 @@ _Head = RequestSummary | SentError | Needed
 
 
 def encode_request(parsed: ParsedRequest) -> EncodedRequest:
-    """`parsed` as the front needs it."""
+    """`parsed`, encoded for the engine and summarized for the front."""
     summary = _summary(parsed)
     return EncodedRequest(EngineRequest(encode_submit(parsed.submit), summary.shape), summary)
 
 
 def encode_outcome(outcome: Outcome) -> bytearray:
-    """The answer of a parsing process: a length, so many bytes for the front, and the `Submit`."""
+    """The answer of a parsing process: the front's bytes after their length, and the `Submit`."""
     encoded = bytearray(_LENGTH_BYTES)
     _encoder.encode_into(_head(outcome), encoded, _LENGTH_BYTES)
     end = len(encoded)

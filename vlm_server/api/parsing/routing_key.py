@@ -1,8 +1,8 @@
 """The routing key of a conversation, by which a gateway sends all its turns to one worker.
 
 Clients may send it as `X-SMG-Routing-Key`, the header of the Shepherd Model Gateway, which hashes
-it. Otherwise it is a hash of what stays the same from turn to turn: the messages before the first
-answer. Answers have it in `X-VLM-Routing-Key`. Docs: docs/scale.md.
+it. Otherwise it is a hash of the messages before the first answer, the same in all turns. Answers
+have it in `X-VLM-Routing-Key`. Docs: docs/scale.md.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from vlm_server.protocol import ImagePart, Submit, VideoPart
 REQUEST_HEADER = "X-SMG-Routing-Key"
 RESPONSE_HEADER = "X-VLM-Routing-Key"
 MAX_CHARS = 128
-"""The gateway ignores longer keys."""
+"""The longest key that the gateway uses."""
 _PROMPT_LENGTH = 256
-"""The part of a prompt without messages that counts, in characters or tokens."""
+"""The length of the hashed part of a prompt without messages, in characters or tokens."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -33,7 +33,7 @@ def of_headers(headers: Mapping[str, str]) -> str:
 
 
 def of_name(name: str) -> str:
-    """The key of a conversation that its client has named."""
+    """The key of a conversation named by its client."""
     return hashlib.sha256(name.encode(errors="replace")).hexdigest()
 
 

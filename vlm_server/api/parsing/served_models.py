@@ -1,4 +1,4 @@
-"""The served models, and the model that a name means."""
+"""The served models, and finding one by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def known_models(models: ModelClient, server: Server) -> tuple[KnownModel, ...]:
 
 
 def model_of(names: str | Sequence[str], known: Iterable[KnownModel]) -> KnownModel | None:
-    """The model that the first possible of `names` means: its own name, `default`, or an alias."""
+    """The first model found by `names`: by its own name, `default`, or an alias."""
     wanted = (names,) if isinstance(names, str) else names
     models = tuple(known)
     by_name = {model.name: model for model in models}
@@ -45,7 +45,7 @@ def existing(name: str, known: Sequence[KnownModel]) -> KnownModel:
 
 
 def assumed(known: Sequence[KnownModel]) -> KnownModel:
-    """The model of a request that names none: the only one. Raises InvalidRequest for several."""
+    """The model of a request without a name: the only one. Raises InvalidRequest for several."""
     if len(known) > 1:
         raise InvalidRequest(f"`model` is missing. {listed(known)}", "model")
     return known[0]
@@ -90,5 +90,5 @@ def _known(models: ModelClient, name: str, server: Server) -> KnownModel:
 
 
 def _can_reason(facts: ModelFacts) -> bool:
-    """Whether the model writes reasoning; assumed until it was ready once."""
+    """Whether the model writes reasoning; assumed until it was first ready."""
     return facts == ModelFacts() or "thinking" in facts.capabilities

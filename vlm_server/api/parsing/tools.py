@@ -32,7 +32,7 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Which tools the model may or must call; see `protocol.Tools`. `param` names its field."""
+    """The tools that the model may or must call, see `protocol.Tools`; `param` names the field."""
 
     mode: Literal["none", "auto", "required"] = "auto"
     allowed: tuple[str, ...] = ()
@@ -48,10 +48,10 @@ def read_tools(
     if not definitions or choice.mode == "none":
         return None
     allowed = choice.allowed
-    if choice.mode == "auto" and allowed:  # the model can't call what it does not know
-        definitions = [each for each in definitions if each.name in allowed]
+    if choice.mode == "auto" and allowed:  # the model can't call unknown tools
+        definitions = [tool for tool in definitions if tool.name in allowed]
         allowed = ()
-    listed = [_as_openai(each, conversation) for each in definitions]
+    listed = [_as_openai(tool, conversation) for tool in definitions]
     text = json.dumps(listed, ensure_ascii=False)
     conversation.count_text(text, "tools")
     return Tools(
@@ -59,16 +59,16 @@ def read_tools(
         choice=choice.mode,
         allowed=allowed,
         parallel=choice.parallel,
-        strict=tuple(each.name for each in definitions if each.strict),
+        strict=tuple(tool.name for tool in definitions if tool.strict),
     )
 
 
 def object_text(arguments: str | dict[str, Any], param: str) -> str:
     """The arguments of a call as the JSON of an object, which chat templates need.
 
-    A call that was cut off has text that is none; the model sees that text as the argument
-    `arguments`, rather than the conversation being refused for ever. Raises InvalidRequest for
-    what can't be written as JSON, or as UTF-8 once its escapes are read.
+    The text of a truncated call is no object; the model sees it as the argument `arguments`, since
+    the conversation would be refused for ever otherwise. Raises InvalidRequest for arguments that
+    can't be encoded as JSON, or as UTF-8 once their escapes are read.
     """
     if isinstance(arguments, dict):
         return _dumped(arguments, param)
@@ -87,15 +87,15 @@ def _check_names(definitions: Sequence[ToolDefinition], choice: ToolChoice) -> N
     if len(definitions) > MAX_TOOLS:
         raise InvalidRequest(f"At most {MAX_TOOLS} tools are allowed.", "tools")
     names = set[str]()
-    for each in definitions:
-        if not _NAME.fullmatch(each.name):
+    for tool in definitions:
+        if not _NAME.fullmatch(tool.name):
             raise InvalidRequest(
-                f"`{each.param}.name` must have 1 to 128 letters, digits, `_`, `-` or `.`.",
-                f"{each.param}.name",
+                f"`{tool.param}.name` must have 1 to 128 letters, digits, `_`, `-` or `.`.",
+                f"{tool.param}.name",
             )
-        if each.name in names:
-            raise InvalidRequest(f"There are two tools called `{each.name}`.", each.param)
-        names.add(each.name)
+        if tool.name in names:
+            raise InvalidRequest(f"There are two tools called `{tool.name}`.", tool.param)
+        names.add(tool.name)
     if choice.mode == "required" and not definitions:
         raise InvalidRequest("A tool must be called, but there are no `tools`.", choice.param)
     for name in choice.allowed:
@@ -105,7 +105,7 @@ def _check_names(definitions: Sequence[ToolDefinition], choice: ToolChoice) -> N
 
 
 def _as_openai(tool: ToolDefinition, conversation: Conversation) -> dict[str, Any]:
-    """As chat templates expect it."""
+    """`tool` in OpenAI's form, which chat templates expect."""
     parameters = tool.parameters if tool.parameters is not None else _NO_PARAMETERS
     schema_text(parameters, conversation.limits, f"{tool.param}.parameters")
     function: dict[str, Any] = {"name": tool.name}

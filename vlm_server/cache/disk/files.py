@@ -1,4 +1,4 @@
-"""The files of a `DiskStore`: their names, an index of them, and how they are written.
+"""The files of a `DiskStore`: names, index and writing.
 
     FOLDER/lock                              see `folder`
     FOLDER/<owner>/<key>-<SHA-256>.safetensors
@@ -29,9 +29,10 @@ _TEMPORARY = re.compile(r"tmp-.*\.safetensors")
 
 
 class StoredFile(NamedTuple):
-    """A complete file. Sorts by its last use, in ns since the epoch."""
+    """A complete file. Sorts by its last use."""
 
     used_ns: int
+    """The time of the last use, in ns since the epoch."""
     owner: str
     name: str
     size_bytes: int
@@ -47,9 +48,9 @@ class FileIndex:
     def __init__(self) -> None:
         self._owners: dict[str, dict[str, StoredFile]] = {}
         self._names: dict[tuple[str, str], str] = {}
-        """By owner and key."""
+        """Names by owner and key."""
         self._order: list[StoredFile] = []
-        """Least recently used first."""
+        """All files, the least recently used first."""
         self._size_bytes = 0
 
     def __len__(self) -> int:
@@ -60,15 +61,15 @@ class FileIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """The size of all files."""
         return self._size_bytes
 
-    def of(self, owner: str) -> list[StoredFile]:
+    def files_of(self, owner: str) -> list[StoredFile]:
         """All files of an owner."""
         return list(self._owners.get(owner, {}).values())
 
     def find(self, owner: str, key: str) -> StoredFile | None:
-        """The file of a key; the one added last, should there be several."""
+        """The file of a key; if there are several, the one added last."""
         name = self._names.get((owner, key))
         return None if name is None else self._owners[owner][name]
 
@@ -92,13 +93,13 @@ class FileIndex:
         return True
 
     def oldest(self, keep: Collection[str]) -> StoredFile | None:
-        """The least recently used file whose name is none of `keep`."""
+        """The least recently used file whose name is not in `keep`."""
         return next((file for file in self._order if file.name not in keep), None)
 
     def compare(
         self, there: Mapping[str, set[str]]
     ) -> tuple[list[tuple[str, str]], list[StoredFile]]:
-        """Owner and name of files that are `there` but not known, and known files that are gone."""
+        """(owner and name) of unknown files that are `there`, and known files that are not."""
         new = [
             (owner, name)
             for owner, names in there.items()
@@ -131,7 +132,7 @@ def list_names(folder: Path) -> dict[str, set[str]]:
     return there
 
 
-def look_at(folder: Path, owner: str, name: str) -> StoredFile | None:
+def read_entry(folder: Path, owner: str, name: str) -> StoredFile | None:
     """The file of this name; None if it is no complete file of a store. Raises OSError."""
     if not _NAME.fullmatch(name):
         return None
@@ -152,14 +153,14 @@ def key_and_digest(name: str) -> tuple[str, str]:
 
 
 def temporary_name(key: str, pid: int) -> str:
-    """The name of a file being written by process `pid` of this machine: no two processes write one
-    file, even where locks do not work."""
+    """The name of a file that process `pid` of this machine is writing: different for every
+    process, in case locks do not work."""
     writer = hashlib.sha256(f"{socket.gethostname()} {pid}".encode()).hexdigest()[:16]
     return f"tmp-{writer}-{key}.safetensors"
 
 
 def claim(temporary: Path) -> int | None:
-    """An empty file, locked until the descriptor that this returns is closed.
+    """Create an empty file; returns a descriptor that locks it until closed.
 
     None if another writer has it. Raises OSError.
     """
@@ -177,9 +178,9 @@ def claim(temporary: Path) -> int | None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Delete unfinished files of processes that are gone, and owners' empty folders.
+    """Delete unfinished files of ended processes, and owners' empty folders.
 
-    Nobody may `claim` meanwhile. Raises OSError.
+    No process may `claim` at the same time. Raises OSError.
     """
     for owner, names in list_names(folder).items():
         for name in filter(_TEMPORARY.fullmatch, names):

@@ -1,9 +1,9 @@
 """A folder of files that several processes change: its lock, its index, and eviction.
 
-The file `lock` in the folder is locked (`flock`) for a turn: milliseconds, in which files appear or
-are evicted. It holds a token that changes with each turn, so a process sees whether others changed
-the folder. A token of zeros, or none, says that a turn is under way, or that a process died in one:
-what it changed is unknown.
+The file `lock` in the folder is locked (`flock`) for a turn: milliseconds in which files appear or
+are evicted. It holds a token that changes with each turn and shows whether another process has
+changed the folder. A token of zeros, or none, shows that a turn is under way, or that a process
+died in one: its changes are unknown.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_server.cache.disk.files import FileIndex, StoredFile, list_names, look_at
+from vlm_server.cache.disk.files import FileIndex, StoredFile, list_names, read_entry
 
 logger = logging.getLogger(__name__)
 
 _GONE = frozenset({errno.ENOENT, errno.ESTALE})
-"""ESTALE: another machine deleted it, on a network file system."""
+"""ESTALE: another machine deleted the file, on a network file system."""
 _REFRESH_WAIT_SECONDS = 0.05
-"""How long a look-up waits for whoever changes the folder, before it uses the old index."""
+"""The maximum wait of a look-up for a change of the folder, before it uses the old index."""
 _LATE_SECONDS = 60.0
-"""How long a network file system may keep an old listing (Linux: `acdirmax`)."""
+"""The maximum age of a network file system's listing (Linux: `acdirmax`)."""
 _TOKEN_BYTES = 16
 _NO_TOKEN = "00" * _TOKEN_BYTES
 _TURN_WAIT_SECONDS = 10.0
-"""Who has a turn for longer hangs, or does not share the folder."""
+"""A process whose turn takes longer hangs, or its lock does not work."""
 _TURN_PAUSE_SECONDS = 0.005
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether the error says that the file was deleted, by another process or a person."""
+    """Whether the error means that the file was deleted, by another process or a person."""
     return isinstance(error, OSError) and error.errno in _GONE
 
 
@@ -51,7 +51,7 @@ class Turn:
 
 
 class FolderLock:
-    """The lock that all threads and processes with the same folder share."""
+    """The lock shared by all threads and processes that use the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lock"
@@ -101,7 +101,7 @@ class FolderLock:
             time.sleep(_TURN_PAUSE_SECONDS)
 
     def _is_there(self, held: int) -> bool:
-        """Whether the file was not removed since it was opened."""
+        """Whether the file has not been removed since it was opened."""
         with suppress(FileNotFoundError):
             return os.path.samestat(os.stat(self._path), os.fstat(held))
         return False
@@ -113,8 +113,8 @@ def _token(held: int) -> str:
 
 
 def _write_token(held: int, token: str) -> None:
-    """In place, so that a full disk has room for it. If that fails, as on a full copy-on-write file
-    system, every process lists the folder again."""
+    """Write the token in place, so that a full disk has room for it. If that fails, as on a full
+    copy-on-write file system, every process lists the folder again."""
     with suppress(OSError):
         os.pwrite(held, token.encode(), 0)
 
@@ -131,31 +131,32 @@ class SharedFolder:
         self.root = root
         self._folder_lock = FolderLock(root)
         self._changing = threading.Lock()
-        """Held while the index is compared with the folder, or both are changed; before `_lock`."""
+        """Held while index and folder are compared or changed; acquired before `_lock`."""
         self._lock = threading.Lock()
         self._deleted = threading.Condition(self._lock)
         self._index = FileIndex()
-        self._leaving: set[str] = set()
+        self._deleting: set[str] = set()
         """Names of files that are being deleted and are no longer in the index."""
         self._found: list[StoredFile] = []
+        """Files stored by other processes, until `take_found`."""
         self._gone: list[StoredFile] = []
-        """Changes by others, until `take_found` and `take_gone`."""
-        self._seen, self._list_again_at = "", float("inf")
-        """The token of the last listing, and when to list again in case that one was old."""
+        """Files evicted or deleted, until `take_gone`."""
+        self._last_token, self._list_again_at = "", float("inf")
+        """The token of the last listing, and the time to list again in case that one was old."""
         self._last_use = self._evictions = 0
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._catch_up(self._folder_lock.token)
 
-    # ---- what is known -------------------------------------------------------------------
+    # ---- readings ------------------------------------------------------------------------
 
     def find(self, owner: str, key: str) -> StoredFile | None:
         with self._lock:
             return self._index.find(owner, key)
 
-    def of(self, owner: str) -> list[StoredFile]:
+    def files_of(self, owner: str) -> list[StoredFile]:
         """All files of an owner."""
         with self._lock:
-            return self._index.of(owner)
+            return self._index.files_of(owner)
 
     @property
     def files(self) -> list[StoredFile]:
@@ -165,7 +166,7 @@ class SharedFolder:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Files, their bytes, and how many were evicted by this process."""
+        """(files, their bytes, files evicted by this process)."""
         with self._lock:
             return len(self._index), self._index.size_bytes, self._evictions
 
@@ -173,13 +174,13 @@ class SharedFolder:
         return self.root / file.owner / file.name
 
     def take_found(self, owner: str) -> list[str]:
-        """Keys of what other processes have stored since the last call."""
+        """Keys of files that other processes have stored since the last call."""
         with self._lock:
             found, self._found = self._found, []
         return [file.key for file in found if file.owner == owner]
 
     def take_gone(self, owner: str) -> list[str]:
-        """Keys of what was evicted, or deleted by others, since the last call."""
+        """Keys of files that were evicted, or deleted by other processes, since the last call."""
         with self._lock:
             gone, self._gone = self._gone, []
         return [file.key for file in gone if file.owner == owner]
@@ -187,7 +188,7 @@ class SharedFolder:
     # ---- with other processes ------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Index what others changed; if nothing, that costs reading one small file.
+        """Index the changes of other processes; without any, this only reads one small file.
 
         Does nothing while the folder is being changed, or if it can't be listed.
         """
@@ -214,35 +215,35 @@ class SharedFolder:
                 )
             with self._folder_lock.turn() as turn:
                 self._catch_up(turn.before)
-                self._seen = turn.after
+                self._last_token = turn.after
                 yield
 
     def _catch_up(self, token: str) -> None:
-        """Compare the index with the folder, unless nobody changed it. Needs `_changing`."""
+        """Compare the index with the folder, unless that is unchanged. Needs `_changing`."""
         now = time.monotonic()
-        if token and token == self._seen and now < self._list_again_at:
+        if token and token == self._last_token and now < self._list_again_at:
             return
         there = list_names(self.root)
         with self._lock:
             new, gone = self._index.compare(there)
-            new = [(owner, name) for owner, name in new if name not in self._leaving]
-        seen = (look_at(self.root, owner, name) for owner, name in new)
-        found = [file for file in seen if file is not None]
+            new = [(owner, name) for owner, name in new if name not in self._deleting]
+        entries = (read_entry(self.root, owner, name) for owner, name in new)
+        found = [file for file in entries if file is not None]
         with self._lock:
             self._gone += [file for file in gone if self._index.remove(file)]
             for file in found:
                 self._index.add(file)
                 self._last_use = max(self._last_use, file.used_ns)
             self._found += found
-        self._list_again_at = now + _LATE_SECONDS if token != self._seen else float("inf")
-        self._seen = token
+        self._list_again_at = now + _LATE_SECONDS if token != self._last_token else float("inf")
+        self._last_token = token
 
     # ---- changes ---------------------------------------------------------------------
 
     def rename(self, temporary: Path, owner: str, name: str, size_bytes: int) -> None:
         """Give a written file its name. Needs a turn; raises OSError."""
         with self._lock:
-            self._deleted.wait_for(lambda: name not in self._leaving)
+            self._deleted.wait_for(lambda: name not in self._deleting)
             file = StoredFile(self._next_use(), owner, name, size_bytes)
         os.utime(temporary, ns=(file.used_ns, file.used_ns))
         temporary.rename(self.path(file))
@@ -260,17 +261,17 @@ class SharedFolder:
         with suppress(OSError):
             os.utime(self.path(file), ns=(file.used_ns, file.used_ns))
 
-    def evict_to(self, most_bytes: int, keep: Collection[str] = ()) -> None:
-        """Delete the least recently used files, by any process, down to `most_bytes`.
+    def evict_to(self, max_bytes: int, keep: Collection[str] = ()) -> None:
+        """Delete the least recently used files of all owners, down to `max_bytes`.
 
         Names in `keep` stay. Needs a turn; raises OSError for a file that can't be deleted.
         """
         while True:
             with self._lock:
                 file = self._index.oldest(keep)
-                if file is None or self._index.size_bytes <= most_bytes:
+                if file is None or self._index.size_bytes <= max_bytes:
                     return
-            there = look_at(self.root, file.owner, file.name)
+            there = read_entry(self.root, file.owner, file.name)
             if there is not None and there.used_ns > file.used_ns:  # another process used it
                 with self._lock:
                     if self._index.remove(file):
@@ -282,11 +283,11 @@ class SharedFolder:
                     self._evictions += there is not None
 
     def delete(self, file: StoredFile) -> bool:
-        """Delete a file; returns whether it was known. Raises OSError, and knows it again then."""
+        """Delete a file; returns whether it was known. Raises OSError; it then stays known."""
         with self._lock:
             if not self._index.remove(file):
                 return False
-            self._leaving.add(file.name)
+            self._deleting.add(file.name)
         try:
             self.path(file).unlink(missing_ok=True)
         except OSError:
@@ -295,17 +296,17 @@ class SharedFolder:
             raise
         finally:
             with self._lock:
-                self._leaving.discard(file.name)
+                self._deleting.discard(file.name)
                 self._deleted.notify_all()
         return True
 
     def forget(self, file: StoredFile) -> None:
-        """Drop `file` from the index: it is gone."""
+        """Drop `file`, which is gone, from the index."""
         with self._lock:
             self._index.remove(file)
 
     def _next_use(self) -> int:
-        """The time in ns, but later than all earlier uses, even by a clock that was ahead: else new
-        files would be evicted before those. Needs the lock."""
+        """The time in ns, but later than all earlier uses, even if the clock was set back: else new
+        files would be evicted first. Needs the lock."""
         self._last_use = max(self._last_use + 1, time.time_ns())
         return self._last_use

@@ -1,7 +1,7 @@
 """Files by key that outlive the process, bounded in bytes, in a folder that processes share.
 
-A file is written under another name, synced and renamed, so it is complete or absent. Its name has
-its SHA-256, so that a damaged file is never used.
+A file is written under another name, synced and renamed, so it is complete or absent. Its name
+contains its SHA-256, so that a damaged file is never used.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from vlm_server.protocol import CacheStats
 
 logger = logging.getLogger(__name__)
 
-_PASSING = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINTR, errno.EAGAIN})
+_TRANSIENT = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINTR, errno.EAGAIN})
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the error is a lack of memory, descriptors or the like: the file may be sound."""
     is_memory = isinstance(error, MemoryError)
-    return is_memory or (isinstance(error, OSError) and error.errno in _PASSING)
+    return is_memory or (isinstance(error, OSError) and error.errno in _TRANSIENT)
 
 
 class DiskStore:
-    """The files of one owner, in a folder that other processes may use for theirs.
+    """The files of one owner, in a folder that other processes and owners share.
 
-    Their files are found after `refresh`; their uses count; their deletions are misses. Evicts the
-    least recently used file of any owner. The limit is for all files together, except one that
-    each process may be writing. Thread-safe, but only one thread may call `make_room`, `evict` and
-    `put`. Files are read, written and deleted without a lock. See `files` for keys and owners.
+    Files of other processes are found after `refresh`; their uses count; their deletions are
+    misses. Evicts the least recently used file of any owner. The limit is the sum of all files,
+    except one that each process may be writing. Thread-safe, but only one thread may call
+    `make_room`, `evict` and `put`. Files are read, written and deleted without a lock. See `files`
+    for keys and owners.
     """
 
     def __init__(self, name: str, folder: Path, owner: str, limit_bytes: int) -> None:
@@ -59,12 +60,12 @@ class DiskStore:
             remove_abandoned(folder)
             self._folder.evict_to(limit_bytes)
             self._own_folder.mkdir(mode=0o700, exist_ok=True)
-            self._own_folder.chmod(0o700)  # fails if it is somebody else's
+            self._own_folder.chmod(0o700)  # fails if it is another user's
 
     @property
     def paths(self) -> dict[str, Path]:
         """This owner's files, by key."""
-        return {file.key: self._folder.path(file) for file in self._folder.of(self._owner)}
+        return {file.key: self._folder.path(file) for file in self._folder.files_of(self._owner)}
 
     def path(self, key: str) -> Path | None:
         """The path of a file; None if it is not stored."""
@@ -80,7 +81,7 @@ class DiskStore:
         return None if file is None else file.size_bytes
 
     def refresh(self) -> tuple[list[str], list[str]]:
-        """This owner's keys that others stored, and those that are gone, since the last call.
+        """This owner's keys that other processes stored, and those gone, since the last call.
 
         See `SharedFolder.refresh`.
         """
@@ -90,7 +91,7 @@ class DiskStore:
     def make_room(self, size_bytes: int, keep: Collection[str] = ()) -> list[str] | None:
         """Evict files, but none of `keep`, until one of `size_bytes` fits.
 
-        Returns the keys of this owner's files that are gone; None, and all stay, if it can't fit.
+        Returns the keys of this owner's files that are gone; None if it can't fit, and all stay.
         Raises OSError if a file can't be deleted, or if the folder was removed and can't be made
         again.
         """
@@ -102,8 +103,8 @@ class DiskStore:
     def evict(self, size_bytes: int, keep: Collection[str] = ()) -> list[str] | None:
         """Delete files of `size_bytes`, but none of `keep`, when the disk itself is full.
 
-        Returns the keys of this owner's files that are gone; None, and all stay, if a file of
-        `size_bytes` can't fit even so. Raises OSError as `make_room` does.
+        Returns the keys of this owner's files that are gone; None if a file of `size_bytes` can't
+        fit even so, and all stay. Raises OSError as `make_room` does.
         """
         free = shutil.disk_usage(self._folder.root).free
         with self._folder.turn():
@@ -115,17 +116,17 @@ class DiskStore:
         return self._folder.take_gone(self._owner)
 
     def put(self, key: str, write: Callable[[Path], None], keep: Collection[str] = ()) -> list[str]:
-        """Store the file that `write` makes; a file that `key` has already stays.
+        """Store the file that `write` makes, unless `key` has one.
 
         Does nothing while another store of this process writes it. Evicts again, but none of
-        `keep`, if others took the room. Returns the keys of this owner's files that are gone.
-        Raises OSError if it can't be written or there is no room, and what `write` raises.
+        `keep`, if other processes took the room. Returns the keys of this owner's files that are
+        gone. Raises OSError if it can't be written or there is no room, and the errors of `write`.
         """
         if key in self:
             return []
         temporary = self._own_folder / temporary_name(key, os.getpid())
         with self._folder.turn():
-            self._own_folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have emptied the cache
+            self._own_folder.mkdir(mode=0o700, exist_ok=True)  # a user may have emptied the cache
             held = claim(temporary)
         if held is not None:
             try:
@@ -142,7 +143,7 @@ class DiskStore:
     def get(self, key: str) -> bytes | None:
         """The content of a file; None if it is not stored or damaged.
 
-        Raises OSError or MemoryError for errors that say nothing of the file (`is_passing`).
+        Raises OSError or MemoryError for errors without relation to the file (`is_transient`).
         """
         data = None
         try:
@@ -154,12 +155,12 @@ class DiskStore:
         return data
 
     def count_miss(self) -> None:
-        """Count a miss of a look-up by other means than `get`."""
+        """Count a miss found without `get`."""
         with self._lock:
             self._misses += 1
 
     def touch(self, keys: Iterable[str]) -> None:
-        """Record a use of each, in this order."""
+        """Record a use of each key's file, in this order."""
         for key in keys:
             self._folder.touch(self._owner, key)
 
@@ -204,7 +205,7 @@ class DiskStore:
         return [file for key in keys if (file := self._file(key))]
 
     def _make_room(self, size_bytes: int, keep: Collection[str]) -> bool:
-        """Evict for `size_bytes`; returns whether they can fit beside `keep`. Needs a turn."""
+        """Evict for `size_bytes`, but none of `keep`; returns whether they fit. Needs a turn."""
         kept = self._files(keep)
         if _bytes_of(kept) + size_bytes > self._limit_bytes:
             return False
@@ -233,8 +234,8 @@ class DiskStore:
                 return data
         except OSError as error:
             logger.debug("a cache file can't be read", exc_info=True)
-            if is_passing(error):
-                raise  # the file is sound, as far as anyone knows
+            if is_transient(error):
+                raise  # the file may be sound
             if is_gone(error):
                 self._folder.forget(file)
                 return None

@@ -1,7 +1,6 @@
-"""The tier on disk beneath the caches in memory: its interface, and what a request reads from it.
+"""The tier on disk beneath the caches in memory: its interface, and a request's reads from it.
 
-While a request is prepared only the sizes of files are looked up; bytes are read once memory is
-reserved for them.
+Preparation looks up only the sizes of files; their content is read once memory is reserved for it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from vlm_server.cache.lru import Cache, Lease
+from vlm_server.cache.lru import InspectableCache, Lease
 from vlm_server.cache.prefix import PrefixMatch, Source
 from vlm_server.cache.prompt_key import PromptKey
 
@@ -22,12 +21,12 @@ class EncodedImage(Protocol):
     def size_bytes(self) -> int: ...
 
     @property
-    def tokens_at_once(self) -> int | None:
+    def tokens_per_call(self) -> int | None:
         """Tokens per encoder call, if the image took several calls; None if it took one."""
         ...
 
 
-class StoredPrefixSource(Source[Any, Any], Protocol):
+class StoredBlock(Source[Any, Any], Protocol):
     """A stored block of a prompt: positions up to `length`, from some position on."""
 
     @property
@@ -36,27 +35,26 @@ class StoredPrefixSource(Source[Any, Any], Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredPrefixSizes:
-    """The stored files of a prompt's first `length` positions.
-
-    size_bytes: of all files, about as much as in memory. largest_bytes: of the largest.
-    """
+    """The sizes of the stored files of a prompt's first `length` positions."""
 
     length: int
     size_bytes: int
+    """The size of all files; the size in memory is about the same."""
     largest_bytes: int
+    """The size of the largest file."""
 
 
 class DiskTier:
     """Features and KV that outlive the process. This base class stores nothing.
 
-    A failed write or read is a miss. `store_*` return at once and are called by the inference
-    thread; their arguments are written later. `find_*` read no content, and may be outdated by the
-    time of `load_*`, which read on the calling thread, and raise OutOfMemory if memory is short:
-    the files stay.
+    A failed write or read is a miss. `store_*` are called by the inference thread and return
+    immediately; their arguments are written later. `find_*` read no content, and their results may
+    be outdated when `read_*` are called, which read on the calling thread and raise OutOfMemory if
+    memory is short; the files stay.
     """
 
     @property
-    def caches(self) -> tuple[Cache, ...]:
+    def caches(self) -> tuple[InspectableCache, ...]:
         """The caches whose statistics and integrity can be read."""
         return ()
 
@@ -67,7 +65,7 @@ class DiskTier:
         """Bytes of the stored features; None if there are none."""
         return None
 
-    def load_features(self, key: str) -> EncodedImage | None:
+    def read_features(self, key: str) -> EncodedImage | None:
         """The stored features; None if there are none."""
         return None
 
@@ -75,44 +73,46 @@ class DiskTier:
         """Write the KV of `prompt`, except blocks that are stored already."""
 
     def find_prefix(
-        self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
+        self, prompt: PromptKey, known: int, limit: int, salt: str, min_length: int
     ) -> StoredPrefixSizes | None:
-        """A stored prefix longer than `known` positions, of `least` to `limit` positions.
+        """A stored prefix longer than `known` positions, of `min_length` to `limit` positions.
 
-        Also indexes what other engines have stored, features too: call it before `find_features`.
+        Also indexes files that other engines stored, features included: call it before
+        `find_features`.
         """
         return None
 
-    def load_prefix(
+    def read_prefix(
         self, prompt: PromptKey, known: int, limit: int, salt: str
-    ) -> Iterator[StoredPrefixSource]:
+    ) -> Iterator[StoredBlock]:
         """The stored blocks after the first `known` positions, in order.
 
-        Each file is read when its block is asked for; the block before should be stored by then.
+        Each file is read when its block is requested; by then the block before should be stored.
         """
         return iter(())
 
     def close(self, seconds: float) -> None:
-        """Write the queue, for `seconds` at most. After that nothing can be stored or loaded."""
+        """Write the queue, for at most `seconds`. Afterwards nothing can be stored or read."""
 
 
 @dataclass(frozen=True, slots=True)
-class DiskLoad:
-    """The stored parts of a prompt that are not in memory.
-
-    prefix_tokens: length of the stored prefix, of which `least` to `limit` tokens are usable; 0 for
-    none. features: keys of the media after it, by span. size_bytes: of all that in memory.
-    transient_bytes: needed in addition while it is read.
-    """
+class DiskRead:
+    """The parts of a prompt to read from disk: stored there, and not in memory."""
 
     key: PromptKey
     salt: str
     limit: int
-    least: int
+    """The maximum number of usable prefix tokens."""
+    min_length: int
+    """The minimum number of usable prefix tokens."""
     prefix_tokens: int
+    """The length of the stored prefix; 0 for none."""
     features: Mapping[int, str]
+    """Keys of the media after the prefix, by span."""
     size_bytes: int
+    """The size of all parts in memory."""
     transient_bytes: int
+    """Additional memory needed during the read."""
 
     def covers(self, index: int) -> bool:
         """Whether the media of span `index` need neither features nor pixels if all can be read."""
@@ -120,16 +120,16 @@ class DiskLoad:
 
 
 @dataclass(slots=True)
-class Loaded:
-    """The result of a `DiskLoad`: in memory, pinned until it is taken over or released."""
+class DiskReadResult:
+    """The result of a `DiskRead`: entries in memory, pinned until taken over or released."""
 
     prefix: PrefixMatch[Any, Any] | None = None
     features: dict[int, Lease[EncodedImage]] = field(default_factory=dict)
     is_out_of_memory: bool = False
-    """Whether memory was short for the rest."""
+    """Whether the rest was not read for lack of memory."""
 
     def release(self) -> None:
-        """Unpin all of it."""
+        """Unpin all entries."""
         for lease in self.features.values():
             lease.release()
         if self.prefix is not None:

@@ -1,4 +1,4 @@
-"""A conversation at a terminal. It is kept in memory until it ends, and nowhere else."""
+"""A conversation at a terminal, kept in memory only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(conversation: ChatSession, first: Sequence[Medium], limits: Limits) -> i
 
 
 def _ask(conversation: ChatSession, given: list[Medium], line: str, limits: Limits) -> list[Medium]:
-    """Answer one line; returns the pictures whose question is still to come."""
+    """Answer one line; returns the pictures that still wait for a question."""
     screen, num_said = shown.Screen(), len(conversation)
     try:
         files, question = files_and_question(line)
@@ -62,7 +62,7 @@ def _ask(conversation: ChatSession, given: list[Medium], line: str, limits: Limi
         screen.wait()
         reply = asyncio.run(conversation.ask(given, question, screen.write))
         screen.end()
-        shown.after(reply, None)
+        shown.print_end(reply, None)
     except KeyboardInterrupt:
         screen.end()
         return [] if len(conversation) > num_said else given
@@ -95,6 +95,6 @@ def _first_word(text: str) -> tuple[str, str]:
     lexer.whitespace_split, lexer.commenters = True, ""
     try:
         word = lexer.get_token() or ""
-    except ValueError:  # a quote that is not closed
+    except ValueError:  # an unclosed quote
         return text, ""
     return word, text[stream.tell() :].lstrip()

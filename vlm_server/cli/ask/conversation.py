@@ -11,7 +11,7 @@ from typing import Any
 
 from vlm_server.cli.ask.media import Medium
 from vlm_server.cli.ask.regions import Region, find_regions
-from vlm_server.cli.client.answer import Usage
+from vlm_server.cli.client.answer import AnswerUsage
 from vlm_server.cli.client.chat import routing_key, stream_chunks
 from vlm_server.cli.client.daemon import Daemon
 
@@ -20,13 +20,13 @@ OnText = Callable[[str], None]
 
 @dataclass(slots=True)
 class ChatReply:
-    """One answer; `picture` is the conversation's last one, `regions` are places in it."""
+    """One answer; `picture` is the conversation's last picture, `regions` are places in it."""
 
     model: str
     text: str = ""
     reasoning: str = ""
     finish_reason: str | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: AnswerUsage = field(default_factory=AnswerUsage)
     num_pieces: int = 0
     first_text_seconds: float | None = None
     total_seconds: float = 0.0
@@ -35,7 +35,7 @@ class ChatReply:
 
 
 class ChatSession:
-    """Messages of a conversation; each question is sent with all before it."""
+    """Messages of a conversation; each question is sent with all earlier messages."""
 
     def __init__(
         self, daemon: Daemon, model: dict[str, Any], max_tokens: int | None, system: str | None

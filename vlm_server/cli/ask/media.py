@@ -1,4 +1,4 @@
-"""Pictures and videos of `ask`, checked before anything is started, and its question."""
+"""Pictures, videos and the question of `ask`, checked before a daemon is started."""
 
 from __future__ import annotations
 

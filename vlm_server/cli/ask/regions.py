@@ -1,7 +1,7 @@
 """Boxes and points in an answer: found in its text, drawn on its picture, shown in a terminal.
 
-The forms are those that the page knows (`regions.js`). A terminal's protocol is told by its
-environment: a query's answer could end up in what the next program reads. Protocols:
+The forms are those of the page (`regions.js`). The terminal's protocol follows from its
+environment: the reply to a query could end up in the next program's input. Protocols:
 https://sw.kovidgoyal.net/kitty/graphics-protocol/, https://iterm2.com/documentation-images.html.
 """
 
@@ -37,7 +37,7 @@ _THOUSAND = 1000.0
 _COLOURS = ("#e6194b", "#0a84ff", "#34a853", "#f58231", "#911eb4", "#00a3a3")
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 _LINE_SHARE, _FONT_SHARE = 250, 35
-"""Line width and letter height are these parts of the picture's mean side."""
+"""Divisors of the picture's mean side for the line width and the letter height."""
 Protocol = Literal["kitty", "iterm2"]
 _MAX_SIDE_PIXELS = 1024
 _MAX_COLUMNS = 60
@@ -168,7 +168,7 @@ def save(image: Image.Image, path: Path) -> None:
 
 
 def protocol_of(environment: Mapping[str, str]) -> Protocol | None:
-    """Image protocol of the terminal; None inside tmux and screen, which pass neither on."""
+    """Image protocol of the terminal; None inside tmux and screen, which pass on neither."""
     term = environment.get("TERM", "")
     if environment.get("TMUX") or term.startswith(_MULTIPLEXERS) or term in ("", "dumb"):
         return None

@@ -15,12 +15,12 @@ from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.text import printable
 
-_LEAST_PIECES = 8
+_MIN_PIECES = 8
 _WAITING = "waiting for the answer"
 
 
 class Screen:
-    """Answer on stdout; until its text comes, a spinner on a terminal's stderr."""
+    """Answer on stdout; a spinner on a terminal's stderr until the first text."""
 
     def __init__(self) -> None:
         self._waiting = ProgressLine(sys.stderr)
@@ -46,10 +46,10 @@ class Screen:
         self._ends_line = True
 
 
-def after(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) -> None:
-    """Print what follows an answer: that it was cut off, and its picture with regions.
+def print_end(reply: ChatReply, save_boxes: Path | None, *, is_quiet: bool = False) -> None:
+    """Print notes after an answer: that it was cut off, and its picture with regions.
 
-    `is_quiet`: only write `save_boxes`. Raises CommandFailed if there is nothing to write.
+    `is_quiet`: only write `save_boxes`. Raises CommandFailed if no regions were found to write.
     """
     if reply.finish_reason == "length" and not is_quiet:
         print("(cut off at the longest answer allowed: --max-tokens)", file=sys.stderr)
@@ -87,7 +87,7 @@ def as_json(reply: ChatReply) -> str:
 
 def _rate(reply: ChatReply) -> float | None:
     """Tokens per second after the first; None for an answer in too few pieces to measure."""
-    if reply.first_text_seconds is None or reply.num_pieces < _LEAST_PIECES:
+    if reply.first_text_seconds is None or reply.num_pieces < _MIN_PIECES:
         return None
     tokens, seconds = reply.usage.completion_tokens, reply.total_seconds - reply.first_text_seconds
     return (tokens - 1) / seconds if tokens and seconds > 0 else None

@@ -79,7 +79,7 @@ def answer(
         screen.end()
     if arguments.json:
         print(shown.as_json(reply), flush=True)
-    shown.after(reply, arguments.save_boxes, is_quiet=arguments.json)
+    shown.print_end(reply, arguments.save_boxes, is_quiet=arguments.json)
     return 0
 
 
@@ -102,7 +102,7 @@ def ready_daemon(
     own = running_daemon(options.settings_arguments(arguments), settings.server.drain_seconds + 10)
     with own as own_url, Daemon(own_url, api_key) as daemon:
         try:
-            daemon.wait_ready(settings.engine.start_timeout_seconds)  # it shows its progress
+            daemon.wait_ready(settings.engine.start_timeout_seconds)  # shows its progress
             model = daemon.listed()[0]
         except CommandFailed as error:
             raise CommandFailed(f"the daemon started for this question: {error}") from None
@@ -110,7 +110,7 @@ def ready_daemon(
 
 
 def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings) -> ServedModel:
-    """Model of a running daemon, once it is loaded: `/v1/models` then says more of it."""
+    """Model of a running daemon, once loaded: `/v1/models` then has all its fields."""
     progress = ProgressLine(sys.stderr)
     try:
         daemon.wait_ready(settings.engine.start_timeout_seconds, progress.show)
@@ -138,7 +138,7 @@ def _check_may_start(
     url: str,
     listed: Sequence[ServedModel] | None,
 ) -> None:
-    """Raises CommandFailed or ConfigError where a daemon of its own would not help."""
+    """Raises CommandFailed or ConfigError if starting a daemon would not help."""
     served = [str(model["id"]) for model in listed or ()]
     wanted = arguments.model
     if arguments.url or not is_local(url):
@@ -150,7 +150,7 @@ def _check_may_start(
     if not wanted or HubName.parse(wanted) or expanded(wanted).is_dir():
         return
     if find.find(wanted, settings.model.search_paths) is None:
-        local = [one.name for one in find.every(settings.model.search_paths)]
+        local = [checkpoint.name for checkpoint in find.every(settings.model.search_paths)]
         close = did_you_mean(wanted, [*served, *local])
         raise ConfigError(
             f"--model {wanted} is neither a folder nor a model on this machine{close}"

@@ -37,7 +37,7 @@ from vlm_server.cli.bench.servers import Client
 
 NAME = "day"
 FIXED_WORK = "fixed work"
-"""Work of this process alone: the machine's own speed."""
+"""Name of the work of this process alone, which measures the machine's own speed."""
 _FIXED_WORKS = 3
 _AGENT_TURNS = 6
 _BURST_USERS = 4
@@ -47,14 +47,14 @@ _THINK_SECONDS = (0.02, 0.2)
 """Pause between an answer and the same user's next request."""
 _IDLE_SECONDS = (1.5, 4.0)
 """Pause after a round, for hours without requests."""
-MOST_DRIFT = 0.03
+MAX_DRIFT = 0.03
 _PARTS = 10
 
 
 class DaySample(msgspec.Struct, frozen=True):
     """One request of a day, sent `seconds` after its begin; `ttft` is None if it failed.
 
-    Requests of one `kind` have the same size. Of `FIXED_WORK`, `ttft` is how long it took.
+    Requests of one `kind` have the same size. For `FIXED_WORK`, `ttft` is its duration.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class DaySample(msgspec.Struct, frozen=True):
 
 
 async def spend_day(client: Client, material: Material, seconds: float) -> list[DaySample]:
-    """Samples of whole rounds that take `seconds` or a little longer, as the answers ended."""
+    """Samples of whole rounds of `seconds` or a little longer, as the answers ended."""
     day = Day(client, material)
     while day.elapsed_seconds < seconds:
         await day.spend_round()
@@ -87,7 +87,7 @@ class Day:
         return time.perf_counter() - self._start
 
     async def spend_round(self) -> None:
-        """All requests once, then the pause."""
+        """Send all requests once, then pause."""
         await self._ask("text after idle", self._material.story(), 24)
         works: list[Callable[[], Awaitable[None]]]
         works = [self._agent, self._burst, self._questions, self._stories]
@@ -96,7 +96,7 @@ class Day:
         for _ in range(_FIXED_WORKS):
             self._work()
         self._round += 1
-        gc.collect()  # it is off while requests are timed
+        gc.collect()  # automatic collection is off
         await asyncio.sleep(self._material.seconds(*_IDLE_SECONDS))
 
     async def _agent(self) -> None:
@@ -130,7 +130,7 @@ class Day:
         return answer.text
 
     def _work(self) -> None:
-        """Fixed work: make the same picture smaller, while no request is under way."""
+        """Do the fixed work: scale a picture down, while no request is in flight."""
         sent, start = self.elapsed_seconds, time.perf_counter()
         self._picture.resize((500, 375), Image.Resampling.LANCZOS)
         seconds = time.perf_counter() - start
@@ -141,34 +141,34 @@ class Day:
 
 
 def figures(samples: Sequence[DaySample]) -> list[Figure]:
-    """Drift and whether it is within `MOST_DRIFT`, then each kind's median and drift."""
+    """Drift and whether it is within `MAX_DRIFT`, then each kind's median and drift."""
     by_part = parts(samples)
     of_server = levels(samples, kinds(samples))
 
     def drift(kind: str) -> float | None:
         if len(by_part) < 2:
             return None
-        return quotient(usual(kind, by_part[-1]), usual(kind, by_part[0]))
+        return quotient(median_ttft(kind, by_part[-1]), median_ttft(kind, by_part[0]))
 
     change = quotient(of_server[-1], of_server[0]) if len(of_server) > 1 else None
-    is_within = None if change is None else float(abs(change - 1) <= MOST_DRIFT)
+    is_within = None if change is None else float(abs(change - 1) <= MAX_DRIFT)
     spread_of_machine = _spread(levels(samples, [FIXED_WORK]))
     found = [
         percent("TTFT, last tenth against the first", change),
-        Figure(f"within {MOST_DRIFT:.0%}", is_within, Unit.MET),
+        Figure(f"within {MAX_DRIFT:.0%}", is_within, Unit.MET),
         percent("slowest tenth against the fastest", _spread(of_server)),
-        milliseconds(FIXED_WORK, usual(FIXED_WORK, samples)),
+        milliseconds(FIXED_WORK, median_ttft(FIXED_WORK, samples)),
         percent(f"{FIXED_WORK}: last tenth", drift(FIXED_WORK)),
         percent(f"{FIXED_WORK}: slowest tenth against the fastest", spread_of_machine),
     ]
     for kind in kinds(samples):
-        found.append(milliseconds(f"{kind}: TTFT", usual(kind, samples)))
+        found.append(milliseconds(f"{kind}: TTFT", median_ttft(kind, samples)))
         found.append(percent(f"{kind}: last tenth", drift(kind)))
     return found
 
 
 def parts(samples: Sequence[DaySample]) -> list[list[DaySample]]:
-    """Up to ten parts of the day, of as many whole rounds each as possible."""
+    """Up to ten parts of the day, as equal as possible in whole rounds."""
     num_rounds = max((sample.round for sample in samples), default=-1) + 1
     num_parts = min(_PARTS, num_rounds)
     found: list[list[DaySample]] = [[] for _ in range(num_parts)]
@@ -182,18 +182,18 @@ def kinds(samples: Sequence[DaySample]) -> list[str]:
     return sorted({sample.kind for sample in samples} - {FIXED_WORK})
 
 
-def usual(kind: str, samples: Sequence[DaySample]) -> float | None:
+def median_ttft(kind: str, samples: Sequence[DaySample]) -> float | None:
     """Median TTFT of one kind."""
     return median(sample.ttft for sample in samples if sample.kind == kind)
 
 
 def levels(samples: Sequence[DaySample], kinds: Sequence[str]) -> list[float | None]:
-    """Slowness of each part of the day, 1.0 being usual: median over `kinds` of the median TTFT in
-    the part, divided by that of the whole day. That of `FIXED_WORK` is the machine's.
+    """Slowness of each part of the day, 1.0 being normal: median over `kinds` of the median TTFT in
+    the part, divided by that of the whole day. For `FIXED_WORK`, the machine's slowness.
     """
-    whole = {kind: usual(kind, samples) for kind in kinds}
+    whole = {kind: median_ttft(kind, samples) for kind in kinds}
     return [
-        median(quotient(usual(kind, part), whole[kind]) for kind in kinds)
+        median(quotient(median_ttft(kind, part), whole[kind]) for kind in kinds)
         for part in parts(samples)
     ]
 

@@ -22,7 +22,7 @@ class Unit(Enum):
     EQUAL = "equal"
     """1.0 where the texts were equal, 0.0 where they were not."""
     MET = "met"
-    """1.0 where a bar was met, 0.0 where it was missed."""
+    """1.0 where a target was met, 0.0 where it was missed."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -66,8 +66,8 @@ def quotient(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
-def grown(before: int | None, after: int | None) -> float | None:
-    """By how much a counter has grown; None if one reading is unknown."""
+def increase(before: int | None, after: int | None) -> float | None:
+    """Increase of a counter; None if one reading is unknown."""
     return None if before is None or after is None else float(after - before)
 
 
@@ -76,7 +76,7 @@ def milliseconds(name: str, seconds: float | None) -> Figure:
 
 
 def percent(name: str, ratio: float | None) -> Figure:
-    """By how much `ratio` is above 1, in percent."""
+    """Excess of `ratio` over 1, in percent."""
     return Figure(name, None if ratio is None else 100 * (ratio - 1), Unit.PERCENT)
 
 

@@ -1,4 +1,4 @@
-"""Images and messages of the requests, drawn from a seed; no server has the images cached."""
+"""Images and messages of the requests, random by a seed; no server has the images cached."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Material:
         return data_url(random_png(self._size, self._rng))
 
     def story(self) -> list[ChatMessage]:
-        """A text request that invites a long answer, new in its first words."""
+        """A text request for a long answer, different in its first words."""
         words = f"{self._rng.choice(_NOUNS)} and {self._rng.randrange(10**6)} {self._end()}"
         return [user(f"{words}: write a long story about that.")]
 
@@ -91,9 +91,9 @@ class Material:
     def shuffled(self, items: Sequence[T]) -> list[T]:
         return self._rng.sample(items, len(items))
 
-    def seconds(self, least: float, most: float) -> float:
+    def seconds(self, low: float, high: float) -> float:
         """Pause of a user."""
-        return self._rng.uniform(least, most)
+        return self._rng.uniform(low, high)
 
     def _end(self) -> str:
         return self._rng.choice(_ENDS)

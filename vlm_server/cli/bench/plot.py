@@ -22,7 +22,7 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MACHINE_COLOR = "#cc3311"
 _SHOWN_RANGE = (0.8, 1.2)
 """Range of the lower panel; requests beyond are drawn at its border."""
-_MOST_STEPS = 10
+_MAX_STEPS = 10
 _DOT = 1.8
 
 
@@ -72,55 +72,53 @@ def _times(samples: Sequence[DaySample], minutes: Axis) -> Iterator[str]:
 
 
 def _levels(run: BenchRun, minutes: Axis) -> Iterator[str]:
-    """Lower panel: each request against the median of its kind, and each tenth's level."""
+    """Lower panel: each request relative to the median of its kind, and each tenth's level."""
     top = _TITLE + _UPPER + _GAP
-    least, most = _SHOWN_RANGE
-    panel = Panel(minutes, Axis(least, most, top + _LOWER, top))
-    yield panel.band(1 - day.MOST_DRIFT, 1 + day.MOST_DRIFT, "#009e73")
+    low, high = _SHOWN_RANGE
+    panel = Panel(minutes, Axis(low, high, top + _LOWER, top))
+    yield panel.band(1 - day.MAX_DRIFT, 1 + day.MAX_DRIFT, "#009e73")
     yield from panel.frame("TTFT ÷ its kind's median", "minutes")
     yield '<g fill="#999999" fill-opacity="0.5">'
     kinds = day.kinds(run.samples)
-    usual = {kind: day.usual(kind, run.samples) for kind in kinds}
+    medians = {kind: day.median_ttft(kind, run.samples) for kind in kinds}
     for sample in run.samples:
-        if value := quotient(sample.ttft, usual.get(sample.kind)):
-            yield panel.dot(sample.seconds / 60, min(max(value, least), most))
+        if value := quotient(sample.ttft, medians.get(sample.kind)):
+            yield panel.dot(sample.seconds / 60, min(max(value, low), high))
     yield "</g>"
     parts = day.parts(run.samples)
     begins = [min(sample.seconds for sample in part) / 60 for part in parts]
     ends = [*begins[1:], run.seconds / 60]
-    for each, color in (([FIXED_WORK], _MACHINE_COLOR), (kinds, "#000000")):
-        for begin, end, level in zip(begins, ends, day.levels(run.samples, each), strict=True):
+    for group, color in (([FIXED_WORK], _MACHINE_COLOR), (kinds, "#000000")):
+        for begin, end, level in zip(begins, ends, day.levels(run.samples, group), strict=True):
             if level is not None:
-                yield panel.line(begin, end, min(max(level, least), most), color)
+                yield panel.line(begin, end, min(max(level, low), high), color)
     notes = ("black: a tenth, median", f"red: {FIXED_WORK}, likewise")
-    for number, note in enumerate((*notes, f"green: ± {day.MOST_DRIFT:.0%}")):
+    for number, note in enumerate((*notes, f"green: ± {day.MAX_DRIFT:.0%}")):
         y = top + 14 + 16 * number
         yield f'<text x="{_WIDTH - _RIGHT + 14}" y="{y}">{escape(note)}</text>'
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """Scale from values, `least` to `most`, to pixels, `start` to `end`."""
+    """Scale from values, `low` to `high`, to pixels, `start` to `end`."""
 
-    least: float
-    most: float
+    low: float
+    high: float
     start: float
     end: float
     is_logarithmic: bool = False
 
     def pixel(self, value: float) -> float:
-        least, most = self.least, self.most
+        low, high = self.low, self.high
         if self.is_logarithmic:
-            value, least, most = math.log(value), math.log(least), math.log(most)
-        return round(self.start + (value - least) / (most - least) * (self.end - self.start), 1)
+            value, low, high = math.log(value), math.log(low), math.log(high)
+        return round(self.start + (value - low) / (high - low) * (self.end - self.start), 1)
 
     def ticks(self) -> list[float]:
-        """Round values from `least` to `most`."""
+        """Round values from `low` to `high`."""
         if self.is_logarithmic:
-            return [value for value in _round_values() if self.least <= value <= self.most]
-        step = next(
-            step for step in _round_values() if self.most - self.least <= _MOST_STEPS * step
-        )
-        first, last = math.ceil(self.least / step - 1e-9), math.floor(self.most / step + 1e-9)
+            return [value for value in _round_values() if self.low <= value <= self.high]
+        step = next(step for step in _round_values() if self.high - self.low <= _MAX_STEPS * step)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [step * number for number in range(first, last + 1)]
 
 
@@ -131,7 +129,7 @@ class Panel(msgspec.Struct, frozen=True):
     y: Axis
 
     def frame(self, y_label: str, x_label: str) -> Iterator[str]:
-        """Lines, numbers and names of the axes; numbers below only with a name."""
+        """Lines, numbers and names of the axes; an x axis without a name has no numbers."""
         left, right, bottom = self.x.start, self.x.end, self.y.start
         for value in self.y.ticks():
             y = self.y.pixel(value)
@@ -154,8 +152,8 @@ class Panel(msgspec.Struct, frozen=True):
         path = f"M{self.x.pixel(begin)} {self.y.pixel(y)}H{self.x.pixel(end)}"
         return f'<path d="{path}" stroke="{color}" stroke-width="2.5"/>'
 
-    def band(self, least: float, most: float, color: str) -> str:
-        top, height = self.y.pixel(most), self.y.pixel(least) - self.y.pixel(most)
+    def band(self, low: float, high: float, color: str) -> str:
+        top, height = self.y.pixel(high), self.y.pixel(low) - self.y.pixel(high)
         return (
             f'<rect x="{self.x.start}" y="{top}" width="{self.x.end - self.x.start}" '
             f'height="{height:.1f}" fill="{color}" fill-opacity="0.2"/>'

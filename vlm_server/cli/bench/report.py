@@ -1,4 +1,4 @@
-"""What a bench runs and has measured; a table that compares servers, and JSON."""
+"""Plan and runs of a bench, as a table that compares servers and as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORDS = {Unit.EQUAL: ("equal", "different"), Unit.MET: ("met", "missed")}
 """Words for a figure that is 1.0 or 0.0 in every round."""
 
 _COMPARED = set(Unit) - {*_WORDS, Unit.PERCENT}
-"""Units of figures whose ratio means something."""
+"""Units of figures that are compared by their ratio."""
 
 Key = tuple[str, str, Unit]
 """A figure's scenario, name and unit."""
@@ -54,11 +54,11 @@ class BenchRun(msgspec.Struct, frozen=True):
     figures: list[Figure]
     answers: list[TimedAnswer]
     samples: list[DaySample] = []
-    """Of a day."""
+    """Samples of a day; empty for other scenarios."""
 
 
 def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]) -> str:
-    """Table of each figure's median [least - most] by server, and its ratio to the first one's."""
+    """Table of each figure's median [min - max] by server, and its ratio to the first one's."""
     names = [target.name for target in targets]
     rows = [["scenario", "figure", "", names[0]]]
     for name in names[1:]:
@@ -71,7 +71,7 @@ def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[B
         scenario = of
     width, height = plan.image_size
     head = (
-        f"median [least - most] of {max((run.round for run in runs), default=0)} rounds; "
+        f"median [min - max] of {max((run.round for run in runs), default=0)} rounds; "
         f"pictures of {width}x{height}; seed {plan.seed}"
     )
     return "\n".join([head, "", table(rows), "", *_troubles(names, runs)])
@@ -87,7 +87,9 @@ def document(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[Ben
         },
         "versions": {name: version for name in _VERSIONS if (version := _version(name))},
         "plan": plan,
-        "servers": {each.name: {"url": each.base_url, "model": each.model} for each in targets},
+        "servers": {
+            target.name: {"url": target.base_url, "model": target.model} for target in targets
+        },
         "figures": [
             {"scenario": scenario, "name": name, "unit": unit, "rounds": values}
             for (scenario, name, unit), values in _by_figure(runs).items()
@@ -132,8 +134,8 @@ def _cell(unit: Unit, values: Sequence[float | None]) -> str:
         yes, no = _WORDS[unit]
         true, count = int(sum(present)), len(present)
         return {count: yes, 0: no}.get(true, f"{yes} in {true} of {count}")
-    middle, least, most = map(_number, (statistics.median(present), min(present), max(present)))
-    return middle if len(present) == 1 else f"{middle} [{least} - {most}]"
+    middle, low, high = map(_number, (statistics.median(present), min(present), max(present)))
+    return middle if len(present) == 1 else f"{middle} [{low} - {high}]"
 
 
 def _number(value: float) -> str:

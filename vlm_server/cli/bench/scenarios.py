@@ -15,7 +15,7 @@ from vlm_server.cli.bench.figures import (
     Figure,
     Unit,
     equality,
-    grown,
+    increase,
     largest,
     mean,
     median,
@@ -49,11 +49,11 @@ _STORY_TOKENS = 300
 _FORGETFUL_TURNS = 12
 _KEPT = 3
 _SETTLED = 5
-"""From this turn on, `_FORGETFUL_TURNS` are whole periods of either forgetful agent."""
+"""Turn from which `_FORGETFUL_TURNS` has whole periods of both forgetful agents."""
 
 
 async def warm_up(client: Client, material: Material) -> None:
-    """Once per server: a text and an image that are not used again."""
+    """Send a text and an image that are not used again, once per server."""
     await client.ask(material.story(), 16)
     await client.ask([user(DESCRIBE, material.image())], 16)
 
@@ -92,7 +92,7 @@ async def agent(client: Client, material: Material) -> list[Figure]:
 
 
 async def long_agent(client: Client, material: Material) -> list[Figure]:
-    """Twice a conversation of 25 turns: the second finds what the first has warmed up."""
+    """Two conversations of 25 turns: the second runs on a warm server."""
     figures = []
     for name in ("first", "second"):
         ttfts = [answer.ttft for answer in await _conversation(client, material, _MANY_TURNS)]
@@ -105,7 +105,7 @@ async def long_agent(client: Client, material: Material) -> list[Figure]:
 
 
 async def four_agents(client: Client, material: Material) -> list[Figure]:
-    """Four agents side by side."""
+    """Four concurrent agents."""
     agents = [_conversation(client, material, _TURNS, max_tokens=24) for _ in range(4)]
     ttfts = [answer.ttft for answer in chain.from_iterable(await asyncio.gather(*agents))]
     return [
@@ -114,9 +114,9 @@ async def four_agents(client: Client, material: Material) -> list[Figure]:
     ]
 
 
-async def forgetful_agent(client: Client, material: Material, most: int) -> list[Figure]:
-    """A conversation that keeps up to `most` pictures, and then the latest three alone."""
-    answers = await _conversation(client, material, _FORGETFUL_TURNS, most=most)
+async def forgetful_agent(client: Client, material: Material, max_pictures: int) -> list[Figure]:
+    """A conversation that keeps up to `max_pictures` pictures, and then only the latest three."""
+    answers = await _conversation(client, material, _FORGETFUL_TURNS, max_pictures=max_pictures)
     settled = answers[_SETTLED - 1 :]
     again = [
         answer.prompt_tokens - answer.cached_tokens
@@ -132,12 +132,17 @@ async def forgetful_agent(client: Client, material: Material, most: int) -> list
 
 
 async def _conversation(
-    client: Client, material: Material, turns: int, *, max_tokens: int = 12, most: int | None = None
+    client: Client,
+    material: Material,
+    turns: int,
+    *,
+    max_tokens: int = 12,
+    max_pictures: int | None = None,
 ) -> list[TimedAnswer]:
     """Answers in a conversation with a new picture in each turn.
 
-    Beyond `most` pictures, all but the latest `_KEPT` are taken out; their words stay. What follows
-    such a picture is then another prompt, which is prefilled again.
+    Beyond `max_pictures`, all but the latest `_KEPT` pictures are taken out; their words stay. The
+    prompt then differs from the first of them on, and is prefilled again from there.
     """
     messages: list[ChatMessage] = [material.system()]
     answers: list[TimedAnswer] = []
@@ -147,7 +152,7 @@ async def _conversation(
     for turn in range(1, turns + 1):
         words = shown[len(messages)] = f"Step {turn}: what changed?"
         messages.append(user(words, material.image()))
-        if most is not None and len(shown) > most:
+        if max_pictures is not None and len(shown) > max_pictures:
             for place in sorted(shown)[:-_KEPT]:
                 messages[place] = user(shown.pop(place))
         key = key or routing_key(messages)
@@ -157,7 +162,7 @@ async def _conversation(
 
 
 async def stall(client: Client, material: Material) -> list[Figure]:
-    """A text stream; while it runs, six requests with new images at once."""
+    """A text stream, and during it six concurrent requests with new images."""
     requests = [[user(DESCRIBE, material.image())] for _ in range(_STALL_IMAGES)]
     story = asyncio.create_task(client.ask(material.story(), _STORY_TOKENS))
     await asyncio.sleep(_STALL_SECONDS)
@@ -172,7 +177,7 @@ async def stall(client: Client, material: Material) -> list[Figure]:
 
 
 async def conc(client: Client, material: Material) -> list[Figure]:
-    """Eight users at once, each with two requests one after another, every image new."""
+    """Eight concurrent users, each with two requests in sequence, every image new."""
     users = [[[user(DESCRIBE, material.image())] for _ in range(2)] for _ in range(_USERS)]
 
     async def one(requests: list[list[ChatMessage]]) -> list[TimedAnswer]:
@@ -183,19 +188,19 @@ async def conc(client: Client, material: Material) -> list[Figure]:
     answers = list(chain.from_iterable(await asyncio.gather(*map(one, users))))
     seconds = time.perf_counter() - start
     gaps = [gap for answer in answers for gap in answer.gaps]
-    most = percentile(gaps, 99)
+    p99 = percentile(gaps, 99)
     return [
         throughput("all users", [answer.completion_tokens for answer in answers], seconds),
         milliseconds("TTFT, median", median(answer.ttft for answer in answers)),
         milliseconds("between tokens, median", median(gaps)),
-        milliseconds("between tokens, p99", most),
-        ratio("between tokens, p99 / median", most, median(gaps)),
-        Figure("clears of freed memory", grown(clears, await client.num_clears()), Unit.COUNT),
+        milliseconds("between tokens, p99", p99),
+        ratio("between tokens, p99 / median", p99, median(gaps)),
+        Figure("clears of freed memory", increase(clears, await client.num_clears()), Unit.COUNT),
     ]
 
 
 async def streams(client: Client, material: Material, counts: tuple[int, ...]) -> list[Figure]:
-    """So many text streams at once, for each of `counts`."""
+    """Concurrent text streams, as many as each of `counts` in turn."""
     figures = []
     for count in counts:
         stories = [material.story() for _ in range(count)]
@@ -203,12 +208,12 @@ async def streams(client: Client, material: Material, counts: tuple[int, ...]) -
         answers = await asyncio.gather(*(client.ask(story, _STORY_TOKENS) for story in stories))
         seconds = time.perf_counter() - start
         name = f"{count} streams" if count > 1 else "one stream"
-        figures.append(throughput(name, [each.completion_tokens for each in answers], seconds))
+        figures.append(throughput(name, [answer.completion_tokens for answer in answers], seconds))
     return figures
 
 
 async def right(client: Client, material: Material) -> list[Figure]:
-    """Two images, one request at a time and at once, and both in one message in either order."""
+    """Two images: in sequence, concurrently, and both in one message in either order."""
     a, b = material.image(), material.image()
     requests = [[user(DESCRIBE, *images)] for images in ((a,), (b,), (a, b), (b, a))]
     alone = [_words(await client.ask(messages, 16)) for messages in requests]
@@ -234,8 +239,8 @@ SCENARIOS: dict[str, Scenario] = {
     "repeat": repeat,
     "question": question,
     "agent": agent,
-    "agent-window": partial(forgetful_agent, most=_KEPT),
-    "agent-drops": partial(forgetful_agent, most=2 * _KEPT),
+    "agent-window": partial(forgetful_agent, max_pictures=_KEPT),
+    "agent-drops": partial(forgetful_agent, max_pictures=2 * _KEPT),
     "stall": stall,
     "conc": conc,
     "text": partial(streams, counts=(1, _USERS)),

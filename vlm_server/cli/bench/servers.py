@@ -1,6 +1,6 @@
-"""The servers of a bench: found or started, and asked.
+"""The servers of a bench, found or started, and their client.
 
-An answer is parsed when it is complete, so that parsing does not delay the times of another.
+An answer is parsed when complete, so that parsing does not distort the times of other answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.2
 _LOG_TAIL_LINES = 20
 _STATUS_SECONDS = 10.0
 _STATUS_DELAY_SECONDS = 0.2
-"""Longest delay of the engine's figures; an engine without work reports at once."""
+"""Longest delay of the engine's figures; an idle engine reports immediately."""
 
 
 class ServerUnusable(VlmServerError):
@@ -172,7 +172,7 @@ class Client(ChatClient):
     async def ask(self, messages: list[ChatMessage], max_tokens: int, key: str = "") -> TimedAnswer:
         """Stream one greedy answer of at most `max_tokens`; failures are answers too.
 
-        `key` is the routing key, if the messages no longer hold what it was made of.
+        `key` is the routing key, if its messages were since removed.
         """
         body = msgspec.json.encode(
             {
@@ -189,7 +189,7 @@ class Client(ChatClient):
         return answer
 
     async def num_clears(self) -> int | None:
-        """Times that an idle target has given freed device memory back; None if it does not say."""
+        """Number of times that an idle target returned freed device memory; None if unknown."""
         await asyncio.sleep(_STATUS_DELAY_SECONDS)
         try:
             async with httpx.AsyncClient(trust_env=False, timeout=_STATUS_SECONDS) as http:
@@ -213,7 +213,7 @@ class Client(ChatClient):
                 asyncio.timeout(self._timeout_seconds),
                 self.post(body, len(body), key) as response,
             ):
-                received = [each async for each in response.received()]
+                received = [piece async for piece in response.received()]
         except TimeoutError:
             return failed(f"no end within {self._timeout_seconds:g} seconds", clock() - sent)
         except httpx.HTTPError as error:

@@ -34,13 +34,13 @@ from vlm_server.supervisor.start import for_any_server
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if every server answered a request, else 1. Raises VlmServerError."""
     try:
-        return asyncio.run(_until_told_to_stop(args))
+        return asyncio.run(_bench_until_signal(args))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
 
-async def _until_told_to_stop(args: argparse.Namespace) -> int:
-    """Treat SIGTERM like Ctrl-C, so that no started server is left running."""
+async def _bench_until_signal(args: argparse.Namespace) -> int:
+    """Run the bench; SIGTERM acts like Ctrl-C, so that no started server is left running."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -71,12 +71,12 @@ async def bench(args: argparse.Namespace) -> int:
                 args.json.write_bytes(report.document(targets, plan, runs))
             if args.plot is not None:
                 args.plot.write_text(plot.svg(runs))
-    answered = {run.server for run in runs if any(each.error is None for each in run.answers)}
+    answered = {run.server for run in runs if any(answer.error is None for answer in run.answers)}
     return 0 if all(target.name in answered for target in targets) else 1
 
 
 async def measure(clients: Sequence[Client], plan: BenchPlan) -> AsyncIterator[BenchRun]:
-    """Runs of `plan`. Servers alternate within each scenario, and in which one is first."""
+    """Runs of `plan`. Servers alternate within each scenario, in a rotating order."""
     for client in clients:
         yield await _run("warm-up", 0, client, plan)
     for round_ in range(1, plan.rounds + 1):
@@ -92,7 +92,7 @@ async def _run(scenario: str, round_: int, client: Client, plan: BenchPlan) -> B
     samples: list[DaySample] = []
     start = time.perf_counter()
     gc.collect()
-    gc.disable()  # its pauses would be in the times
+    gc.disable()  # its pauses would distort the times
     try:
         if scenario in scenarios.SCENARIOS:
             figures = await scenarios.SCENARIOS[scenario](client, material)
@@ -164,7 +164,7 @@ def checkpoint(text: str) -> Path:
         return found.folder.absolute()
     if to_download(text) is not None:
         raise ConfigError(f"--model {text} is not on this machine: vlm-server pull {text}")
-    close = did_you_mean(text, [one.name for one in find.every()])
+    close = did_you_mean(text, [checkpoint.name for checkpoint in find.every()])
     raise ConfigError(f"--model {text} is neither a folder nor a model on this machine{close}")
 
 

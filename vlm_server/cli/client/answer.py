@@ -12,7 +12,7 @@ _MAX_ERROR_CHARS = 300
 
 
 class EventReader:
-    """Reader of server-sent events: bytes split anywhere give the `data` of complete events."""
+    """Reader of server-sent events: turns bytes into the `data` of complete events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -33,8 +33,8 @@ class EventReader:
         return events
 
 
-class Delta(msgspec.Struct):
-    """Part of a message; two servers call the same `reasoning_content` and `reasoning`."""
+class MessageDelta(msgspec.Struct):
+    """Part of a message; `reasoning` is other servers' name of `reasoning_content`."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -42,7 +42,7 @@ class Delta(msgspec.Struct):
 
 
 class ChunkChoice(msgspec.Struct):
-    delta: Delta | None = None
+    delta: MessageDelta | None = None
     finish_reason: str | None = None
 
 
@@ -50,12 +50,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class AnswerUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: PromptTokensDetails | None = None
     images: Any = None
-    """Ours; what another server may send by this name has any shape."""
+    """Our extension; of any shape, since another server may use the name."""
 
     @property
     def cached_tokens(self) -> int | None:
@@ -76,7 +76,7 @@ class Chunk(msgspec.Struct):
     """One event of a stream. `error` is JSON of any shape; most servers send an object."""
 
     choices: tuple[ChunkChoice, ...] = ()
-    usage: Usage | None = None
+    usage: AnswerUsage | None = None
     error: Any = None
 
     @property
@@ -92,7 +92,7 @@ class Chunk(msgspec.Struct):
 
     @property
     def finish_reason(self) -> str | None:
-        """Reason why the first choice ended, in the chunk in which it does."""
+        """Reason why the first choice ended, in its last chunk."""
         return self.choices[0].finish_reason if self.choices else None
 
 
@@ -107,7 +107,7 @@ class ChunkReader:
         self.has_ended = False
 
     def feed(self, received: bytes) -> list[Chunk]:
-        """Chunks that `received` completes; an event that is no chunk is one with an error."""
+        """Chunks that `received` completes; other events become chunks with an error."""
         chunks = []
         for data in self._events.feed(received):
             if data == b"[DONE]":
@@ -146,7 +146,7 @@ class TimedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def failed(reason: str, total_seconds: float) -> TimedAnswer:
-    """Answer to a request that got none."""
+    """Result of a request without an answer."""
     return TimedAnswer(error=reason[:_MAX_ERROR_CHARS], total_seconds=total_seconds)
 
 
@@ -156,7 +156,7 @@ def read_answer(received: Iterable[tuple[float, bytes]], total_seconds: float) -
     texts: list[str] = []
     arrivals: list[float] = []
     errors: list[str] = []
-    usage = Usage()
+    usage = AnswerUsage()
     for seconds, data in received:
         for chunk in reader.feed(data):
             if text := chunk.content or chunk.reasoning:

@@ -21,8 +21,8 @@ HEADER = "X-SMG-Routing-Key"
 _CONNECT_SECONDS = 10.0
 _BUSY = (429, 503)
 _KEEPALIVE_SECONDS = 2.0
-"""Shorter than the 5 seconds of common servers: no request is sent on a connection that the server
-is closing."""
+"""Time for which idle connections are reused: less than the 5 seconds after which common servers
+close them."""
 
 
 class DaemonBusy(CommandFailed):
@@ -114,8 +114,8 @@ def routing_key(messages: Sequence[dict[str, Any]]) -> str:
     """Key by which a gateway sends all turns of a conversation to one worker, in hex.
 
     The SHA-256 of the first picture or video if one comes before the first answer, else of the
-    messages until then. Of a picture in a data URL it is the daemon's own (`api.http.routing_key`),
-    so that other clients who ask about that picture find it cached.
+    messages until then. For a picture in a data URL it equals the daemon's own
+    (`api.parsing.routing_key`), so that other clients with that picture find it cached.
     """
     opening = list(takewhile(lambda message: message["role"] != "assistant", messages))
     contents = [message["content"] for message in opening]

@@ -1,4 +1,4 @@
-"""A daemon as its clients see it: address, API key, readiness, models; running, or started here."""
+"""Client of a daemon, running or started here: address, API key, readiness, models."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Readiness(NamedTuple):
 class Daemon:
     """Client of the daemon at `url`, which ends in `/v1`, or of a Shepherd Model Gateway.
 
-    `seconds` limit each look; `has_proxy` is False for what runs here, whatever its address.
+    `seconds` limits each request for the state; `has_proxy` is False for a daemon started here.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Daemon:
             return False
 
     def readiness(self) -> Readiness:
-        """State of the daemon's models. Raises CommandFailed if nobody answers."""
+        """State of the daemon's models. Raises CommandFailed if no daemon answers."""
         response = self._get(f"{self._root}/health/ready")
         if response.status_code == 404:
             response = self._get(f"{self._root}/readiness")  # the gateway's
@@ -92,14 +92,14 @@ class Daemon:
     def wait_ready(self, seconds: float, on_progress: OnStage | None = None) -> None:
         """Wait for the model. Raises CommandFailed after `seconds`; downloads do not count."""
         deadline = time.monotonic() + seconds
-        while (found := self.look(on_progress)).state != "ready":
+        while (found := self.check_readiness(on_progress)).state != "ready":
             if found.state == "downloading":
                 deadline = time.monotonic() + seconds
             if time.monotonic() > deadline:
                 raise CommandFailed(f"the model was not ready within {seconds:.0f} seconds")
             time.sleep(_POLL_SECONDS)
 
-    def look(self, on_progress: OnStage | None = None) -> Readiness:
+    def check_readiness(self, on_progress: OnStage | None = None) -> Readiness:
         """`readiness`. Raises CommandFailed also if the model can't be loaded."""
         found = self.readiness()
         if found.state == "failed":
@@ -142,7 +142,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def api_url(text: str) -> str:
-    """URL of the API at `text`, as people copy or type it: without `http://`, or `/v1`."""
+    """URL of the API at `text`, in which `http://` and `/v1` may be missing."""
     url = text if "://" in text else f"http://{text}"
     has_path = "/" in url.partition("://")[2].rstrip("/")
     return url.rstrip("/") if has_path else f"{url.rstrip('/')}/v1"
@@ -203,7 +203,7 @@ def authorization(key: str | None) -> dict[bytes, bytes]:
 
 def own_key(server: Server) -> str | None:
     """First API key of the settings. Raises ConfigError if their key file can't be used."""
-    from vlm_server.api.http.access import key_file  # a moment, that few need
+    from vlm_server.api.http.access import key_file  # slow to import, rarely needed
 
     if server.api_keys:
         return server.api_keys[0]
@@ -229,7 +229,7 @@ def running_daemon(
     backend.check()
     command = launch.command("vlm_server.cli", "serve", "--set", "log.level=warning")
     command += [*arguments, "--host", "127.0.0.1", "--port", "0", "--stop-at-eof"]
-    process = subprocess.Popen(  # in our working folder: `arguments` may name paths in it
+    process = subprocess.Popen(  # in this working folder: `arguments` may have relative paths
         command,
         env=launch.environment(with_preload=True),
         stdin=subprocess.PIPE,
@@ -248,5 +248,5 @@ def running_daemon(
             process.terminate()
             try:
                 process.wait(stop_seconds)
-            finally:  # after so long, or at a second Ctrl-C
+            finally:  # after the timeout, or at a second Ctrl-C
                 process.kill()

@@ -20,30 +20,30 @@ _RED, _BLUE, _DARK = (214, 39, 40), (31, 80, 200), (20, 20, 20)
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A question about a drawn picture: what it `shows`, and the data URL of its PNG."""
+class PictureQuestion:
+    """A question about a drawn picture: its subject `shows`, and its PNG as a data URL."""
 
     shows: str
     question: str
     url: str
 
 
-def drawn() -> Iterator[Drawn]:
+def picture_questions() -> Iterator[PictureQuestion]:
     """Test questions: a shape, several shapes, a word."""
     image, draw = _canvas()
     draw.ellipse((100, 100, 348, 348), _RED)
-    yield Drawn("A red circle", "What shape is this?", _url(image))
+    yield PictureQuestion("A red circle", "What shape is this?", _url(image))
     image, draw = _canvas()
     for left in (40, 170, 300):
         draw.rectangle((left, 170, left + 108, 278), _BLUE)
-    yield Drawn("Three blue squares", "How many squares are there?", _url(image))
+    yield PictureQuestion("Three blue squares", "How many squares are there?", _url(image))
     image, draw = _canvas()
     font = ImageFont.load_default(96)
     draw.text((_SIDE / 2, _SIDE / 2), "HELLO", _DARK, font, anchor="mm")
-    yield Drawn("The word HELLO", "Which word is written here?", _url(image))
+    yield PictureQuestion("The word HELLO", "Which word is written here?", _url(image))
 
 
-def answer_about(picture: Drawn, daemon: Daemon, seconds: float | None = None) -> str:
+def answer_about(picture: PictureQuestion, daemon: Daemon, seconds: float | None = None) -> str:
     """Answer of the default model. Raises CommandFailed, and TimeoutError after `seconds`."""
     image = {"type": "image_url", "image_url": {"url": picture.url}}
     content = [image, {"type": "text", "text": picture.question}]

@@ -31,7 +31,7 @@ _AGAIN = "install it again: vlm-server service install"
 
 
 def port(server: Server) -> Finding:
-    """Whether the daemon can listen where `server` says, or does so already."""
+    """Whether the daemon can listen at its address, or does so already."""
     if server.port == 0:
         return ok("port", "any that is free")
     where = f"{server.host}:{server.port}"
@@ -49,7 +49,7 @@ def port(server: Server) -> Finding:
 
 
 def listener(server: Server) -> str:
-    """State of the address: `ours`, `foreign` or `silent` by who listens there, else `free`."""
+    """State of the address: `ours`, `foreign` or `silent` if in use, else `free`."""
     root = url_of(server.host, server.port).removesuffix("/v1")
     headers = host_header(server)
     try:
@@ -74,13 +74,13 @@ def host_header(server: Server) -> dict[str, str]:
 
 
 def owner(port: int) -> str:
-    """Program that listens on `port`, as far as the system tells."""
+    """Program that listens on `port`, if the system tells."""
     if sys.platform == "darwin":
         said = output_of(("lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc")) or ""
         return owner_in_lsof(said)
     sockets = dict(listening(port))
     for link in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed since
             inode = os.readlink(link).removeprefix("socket:[").removesuffix("]")
             if inode in sockets:
                 pid = link.split("/")[2]
@@ -89,9 +89,9 @@ def owner(port: int) -> str:
     return f"a program of user {_user(next(iter(sockets.values())))}" if sockets else "a program"
 
 
-def owner_in_lsof(said: str) -> str:
+def owner_in_lsof(output: str) -> str:
     """Program in the output of `lsof -Fpc`: `p` is the process's id, `c` its command."""
-    fields = {line[0]: line[1:] for line in reversed(said.splitlines()) if line}
+    fields = {line[0]: line[1:] for line in reversed(output.splitlines()) if line}
     if "p" not in fields:
         return "a program of another user"
     return f"{fields.get('c', 'a program')} (process {fields['p']})"

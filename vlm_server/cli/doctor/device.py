@@ -12,7 +12,7 @@ from vlm_server.cli.doctor.findings import Finding, ok, output_of, problem, warn
 from vlm_server.cli.doctor.situation import Situation
 from vlm_server.cli.text import binary_size
 from vlm_server.platform.private_folder import PrivateFolder
-from vlm_server.settings import Engine, Memory
+from vlm_server.settings import EngineSettings, MemorySettings
 from vlm_server.supervisor.device_probe import DeviceReport, probe
 from vlm_server.supervisor.start import for_models
 
@@ -21,7 +21,7 @@ _DISTRIBUTION = "vlm-server"
 _SHOWN = ("mlx", "mlx-cpu", "mlx-cuda-13", "mlx-metal", "mlx-vlm")
 
 
-def look(situation: Situation) -> list[Finding]:
+def look_at_device(situation: Situation) -> list[Finding]:
     """Checks of versions, device, BLAS, and on macOS of the wired limit."""
     wants_openblas = situation.settings.engine.openblas == "auto"
     found = tried(situation.settings.engine)
@@ -35,8 +35,8 @@ def look(situation: Situation) -> list[Finding]:
     return findings
 
 
-def tried(settings: Engine) -> DeviceReport:
-    """Device as an engine would find it, in an engine's environment."""
+def tried(settings: EngineSettings) -> DeviceReport:
+    """Report of a probe of the device in an engine's environment."""
     private = PrivateFolder()
     try:
         added = for_models(private, settings)
@@ -48,7 +48,7 @@ def tried(settings: Engine) -> DeviceReport:
 
 
 def versions() -> Finding:
-    """Whether the installed packages are those that this version was made for."""
+    """Whether the installed packages are those required by this version."""
     shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := _version(name)))
     text = f"vlm-server {__version__}, {shown or 'no mlx'}"
     if wrong := wrong_versions():
@@ -80,7 +80,7 @@ def wrong_versions(distribution: str = _DISTRIBUTION) -> list[str]:
 
 
 def device(found: DeviceReport, *, has_nvidia_gpu: bool) -> Finding:
-    """Whether there is a device, and the best of this machine."""
+    """Whether MLX finds the best device of this machine."""
     if found.fault:
         return problem("device", f"could not {found.step}: {found.fault}", _advice(found.step))
     size = f"{binary_size(found.memory_bytes)}, of which {binary_size(found.suitable_bytes)} suit"
@@ -94,7 +94,7 @@ def device(found: DeviceReport, *, has_nvidia_gpu: bool) -> Finding:
 
 
 def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
-    """Whether OpenBLAS does the work of a Linux CPU."""
+    """Whether MLX uses OpenBLAS on a Linux CPU."""
     if not found.gflops:
         return warning("blas", "not tried, as the device does not work", "see `device`")
     preloaded = [file for file in found.blas if "openblas" in file.lower()]
@@ -107,7 +107,7 @@ def blas(found: DeviceReport, *, wants_openblas: bool) -> Finding:
     return warning("blas", slow, "pip install cmeel-openblas, or apt install libopenblas0-pthread")
 
 
-def wired_limit(said: str | None, memory: Memory, found: DeviceReport) -> Finding:
+def wired_limit(said: str | None, memory: MemorySettings, found: DeviceReport) -> Finding:
     """Memory that a Mac's GPU may use: `said` is `iogpu.wired_limit_mb`, None without a limit."""
     limit_mb = int(said) if said and said.strip().isdecimal() else 0
     allowed = limit_mb << 20 if limit_mb else found.suitable_bytes

@@ -16,12 +16,12 @@ from vlm_server.cli.doctor.findings import Check, Finding, within
 from vlm_server.cli.exit_codes import CommandFailed
 
 _READ_SECONDS = 10.0
-"""Time limit for the settings, and for what they name."""
+"""Time limit for reading the settings, and files named in them."""
 _REPORT_SECONDS = 60.0
 _MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 CHECKS = (
     Check("machine", machine.look_at_machine),
-    Check("device", device.look, device.PROBE_SECONDS + 60),
+    Check("device", device.look_at_device, device.PROBE_SECONDS + 60),
     Check("settings", settings.settings, _READ_SECONDS),
     Check("model", settings.model, 150.0),
     Check("permissions", settings.look_at_permissions, _READ_SECONDS),
@@ -35,7 +35,7 @@ CHECKS = (
 
 def examine(arguments: argparse.Namespace) -> int:
     """Print the findings as they come; returns the exit code. Raises CommandFailed."""
-    logging.disable(logging.CRITICAL)  # what modules would warn of is a finding here
+    logging.disable(logging.CRITICAL)  # warnings of modules are findings here
     seen = within(_READ_SECONDS, lambda: situation.examine(arguments))
     if seen is None:
         seen = situation.unread(arguments, f"they can't be read within {_READ_SECONDS:.0f} s")
@@ -55,7 +55,7 @@ def examine(arguments: argparse.Namespace) -> int:
             raise CommandFailed("no report: the log, the daemon or a disk does not answer")
         report.write(arguments.report, found)
         print(f"Wrote {arguments.report}. Read it before you send it.", file=sys.stderr)
-    return exit_codes.FAILURE if any(each.level == "problem" for each in findings) else 0
+    return exit_codes.FAILURE if any(finding.level == "problem" for finding in findings) else 0
 
 
 def checks(arguments: argparse.Namespace, seen: situation.Situation) -> list[Check]:
@@ -63,12 +63,12 @@ def checks(arguments: argparse.Namespace, seen: situation.Situation) -> list[Che
     if arguments.no_self_test:
         return list(CHECKS)
     seconds = seen.settings.engine.start_timeout_seconds + self_test.ANSWER_SECONDS
-    ask = self_test.look_embedded if arguments.embedded else self_test.look
+    ask = self_test.ask_embedded if arguments.embedded else self_test.ask_running
     return [*CHECKS, Check(self_test.CHECK, ask, seconds)]
 
 
 def print_finding(finding: Finding) -> None:
-    """One line, and one for what to do."""
+    """Print a line, and one with advice."""
     print(f"{_MARKS[finding.level]}  {finding.check}: {finding.text}", flush=True)
     if finding.advice:
         print(f"         → {finding.advice}", flush=True)
@@ -76,6 +76,6 @@ def print_finding(finding: Finding) -> None:
 
 def summary(findings: Sequence[Finding]) -> str:
     """Number of problems and warnings, in one line."""
-    counts = Counter(each.level for each in findings if each.level != "ok")
+    counts = Counter(finding.level for finding in findings if finding.level != "ok")
     words = [f"{n} {level}{'s' * (n != 1)}" for level, n in sorted(counts.items())]
     return " and ".join(words) + "." if words else "Everything is well."

@@ -44,14 +44,14 @@ def problem(check: str, text: str, advice: str) -> Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A check: a function that looks at one thing, and the seconds that it may take."""
+    """A check: a function that examines one thing, and its time limit in seconds."""
 
     name: str
     look: Callable[[Situation], Finding | Sequence[Finding]]
     seconds: float = 20.0
 
     def run(self, situation: Situation) -> Sequence[Finding]:
-        """Findings; one that is a problem if the check fails or takes too long."""
+        """Findings of the check; a problem if it fails or takes too long."""
 
         def look() -> Finding | Sequence[Finding]:
             try:
@@ -68,7 +68,7 @@ class Check:
 
 
 def within(seconds: float, function: Callable[[], T]) -> T | None:
-    """Result of `function`; None if it takes longer, and is left behind in its thread."""
+    """Result of `function`; None if it takes longer: its thread then goes on alone."""
     returned: list[T] = []
     thread = threading.Thread(target=lambda: returned.append(function()), daemon=True)
     thread.start()

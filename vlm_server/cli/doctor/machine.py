@@ -19,7 +19,7 @@ from vlm_server.platform.private_folder import caches_folder
 from vlm_server.settings import MIB
 from vlm_server.settings.paths import expanded
 
-_LEAST_BYTES = 1 << 30
+_MIN_BYTES = 1 << 30
 _LITTLE_BYTES = 2 << 30
 _OLDEST_MACOS = 14
 _SUPPORTED = {("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64")}
@@ -66,7 +66,7 @@ def memory(physical: int, allowed: int, available: int | None) -> Finding:
         text += f", of which a control group allows {binary_size(allowed)}"
     if available is not None:
         text += f"; {binary_size(available)} free now"
-    if allowed < _LEAST_BYTES:
+    if allowed < _MIN_BYTES:
         return problem("memory", text, "give it 1 GiB or more: the program itself needs half of it")
     if available is not None and available < _LITTLE_BYTES:
         return warning("memory", text, "end other programs before a model is loaded")
@@ -82,7 +82,7 @@ def system(name: str, macos: str) -> Finding:
 
 
 def available_bytes(root: Path) -> int | None:
-    """Memory that can be had without swapping, in bytes, where the system says so (Linux)."""
+    """Memory available without swapping, in bytes, where the system reports it (Linux)."""
     told = _in_file(root / "proc/meminfo", r"^MemAvailable:\s+(\d+) kB")
     return int(told) * 1024 if told else None
 
@@ -94,7 +94,7 @@ def _chip_name(name: str) -> str:
 
 
 def _in_file(path: Path, pattern: str) -> str:
-    """What `pattern` finds in a file of the system; empty if that is nothing."""
+    """Match of `pattern` in a file of the system; empty if there is none."""
     try:
         found = re.search(pattern, path.read_text(), re.MULTILINE)
     except OSError:
@@ -103,7 +103,7 @@ def _in_file(path: Path, pattern: str) -> str:
 
 
 def macos_version() -> str:
-    """Version of macOS, empty elsewhere; to an old Python, macOS 26 calls itself 16."""
+    """Version of macOS, empty elsewhere; an old Python gets 16 for macOS 26."""
     if platform.system() != "Darwin":
         return ""
     told = (output_of(("sw_vers", "-productVersion")) or "").strip()
@@ -140,7 +140,7 @@ def look_at_disks(situation: Situation) -> list[Finding]:
 
 def room(check: str, folder: Path, wanted: int, advice: str) -> Finding:
     """Whether `folder`, which need not exist yet, can be written to and has `wanted` bytes free."""
-    around = (each for each in (folder, *folder.parents) if os.path.isdir(each))
+    around = (path for path in (folder, *folder.parents) if os.path.isdir(path))
     there = next(around, Path("/"))
     free, inodes = free_in(there)
     text = f"{folder}, {binary_size(free)} free"

@@ -1,7 +1,7 @@
 """Report for an issue: one file of JSON that can be read before it is sent, without secrets.
 
-Of the daemon's log, only lines of known forms are shown, and of exceptions only their types and
-where they were raised: the daemon logs neither contents nor keys, but libraries might.
+Only lines of known forms in the daemon's log are included, and only types and places of exceptions:
+the daemon logs neither contents nor keys, but libraries might.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VARIABLES = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
 )
-"""Environment variables that matter here. Of others not even the name is shown."""
+"""Environment variables that are included; other variables are not even named."""
 _NOTE = (
     "Made by `vlm-server doctor --report`. It holds no prompts, pictures, answers or keys; "
     "paths and model names are in it. Read it before you send it."
@@ -59,7 +59,7 @@ _FIELDS = {
     *("ttft_ms", "queue_ms", "prompt_tokens", "cached_tokens", "tokens", "images", "videos"),
     *("error", "key", "ignored"),
 }
-"""Fields of a JSON log line that are shown beside its message: names, counts and times."""
+"""Fields of a JSON log line that are included with its message: names, counts and times."""
 
 
 def write(path: Path, report: Mapping[str, Any]) -> None:
@@ -99,7 +99,7 @@ def contents(
 
 def packages() -> dict[str, str]:
     """Versions of all installed distributions, by name."""
-    found = {str(each.metadata["Name"]): each.version for each in metadata.distributions()}
+    found = {str(package.metadata["Name"]): package.version for package in metadata.distributions()}
     return dict(sorted(found.items()))
 
 
@@ -113,7 +113,7 @@ def running(server: Server) -> dict[str, Any]:
 
 
 def _changed(situation: Situation) -> dict[str, Any]:
-    """Settings that were given, by name. Of API keys only their number is told."""
+    """Settings that were given, by name; API keys as their number only."""
     return {
         name: setting["value"]
         for section in described(situation.settings, situation.sources)
@@ -123,7 +123,7 @@ def _changed(situation: Situation) -> dict[str, Any]:
 
 
 def _answer(http: httpx.Client, path: str) -> Any:
-    """JSON as it is, text as lines, or what went wrong."""
+    """Answer at `path`: JSON unchanged, text as lines, or an error message."""
     try:
         response = http.get(path)
     except httpx.HTTPError as error:
@@ -148,7 +148,7 @@ def tail(path: Path | None, service: ServiceManager) -> list[str]:
 
 
 def presentable(lines: Iterable[str]) -> list[str]:
-    """Lines of known forms without what might be contents; the last `NUM_LINES` of them."""
+    """The last `NUM_LINES` lines of known forms, without possible contents."""
     shown, left_out = [], 0
     for line in lines:
         taken = _taken(line)

@@ -1,4 +1,4 @@
-"""Secrets in a report, masked: known ones wherever they are, and text that has the form of one."""
+"""Secrets in a report, masked: known secrets, and text in the form of a secret."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _RUN = re.compile(r"[A-Za-z0-9+/_=-]{40,}")
 
 
 class Redactor:
-    """Mask for `secrets`, for what has the form of one, and for the user's home folder."""
+    """Mask for `secrets`, for text in the form of a secret, and for the user's home folder."""
 
     def __init__(self, secrets: Iterable[str], home: Path) -> None:
         known = {secret for secret in secrets if len(secret) >= _MIN_CHARS}
@@ -62,7 +62,7 @@ class Redactor:
         return text.replace(self._home, "~") if self._home else text
 
     def value(self, value: Any) -> Any:
-        """`value`, which JSON can hold, with the secrets in all its texts masked."""
+        """`value`, a JSON value, with the secrets in all its texts masked."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -74,7 +74,7 @@ class Redactor:
 
 def known_secrets(situation: Situation, environment: Mapping[str, str] = os.environ) -> set[str]:
     """API keys of the settings, of the key file and of the environment; the hub's token; paths of
-    collectors' URLs, where some take a token. Files may be broken.
+    collectors' URLs, which may have a token. Files may be broken.
     """
     found = set(situation.settings.server.api_keys)
     found.add(_path(situation.settings.tracing.endpoint))
@@ -98,7 +98,7 @@ def _in_settings(text: str) -> Iterator[str]:
             yield from map(_path, quoted or [value.strip()])
         if equals:
             is_secret = _SECRET_NAME.search(name) is not None and "file" not in name
-        if is_secret:  # a list may go on over several lines
+        if is_secret:  # a list may span several lines
             yield from quoted
             if equals and not quoted:
                 yield value.strip(" []")
@@ -111,7 +111,7 @@ def _path(url: str) -> str:
 
 
 def _in_key_file(path: Path) -> Iterator[str]:
-    """Keys in the file; of a file that is refused, all quoted words."""
+    """Keys in the file; in an invalid file, all quoted words."""
     try:
         yield from (entry.key for entry in key_file.read(path).values())
     except ConfigError:

@@ -1,4 +1,4 @@
-"""The self-test: one question about a drawn picture, to the running daemon or one of its own."""
+"""The self-test: one question about a picture, to the running daemon or one started for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO
 
 from vlm_server.cli import options
 from vlm_server.cli.client.daemon import Daemon, running_daemon, url_of
-from vlm_server.cli.client.pictures import answer_about, drawn
+from vlm_server.cli.client.pictures import answer_about, picture_questions
 from vlm_server.cli.doctor.daemon import admin_key, host_header, listener
 from vlm_server.cli.doctor.findings import Finding, ok, problem, warning
 from vlm_server.cli.doctor.situation import Situation
@@ -24,7 +24,7 @@ _MAX_SHOWN_CHARS = 80
 _EXPECTED = "circle"
 
 
-def look(situation: Situation) -> Finding:
+def ask_running(situation: Situation) -> Finding:
     """Answer of the running daemon, else of the settings' model if it is on this machine."""
     server = situation.settings.server
     if server.port and listener(server) == "ours":
@@ -33,19 +33,19 @@ def look(situation: Situation) -> Finding:
             return warning(CHECK, "not done: the daemon refuses 127.0.0.1 as its name", advice)
         return _of_running(url_of(server.host, server.port), admin_key(server))
     if situation.fault:
-        return look_embedded(situation)
+        return ask_embedded(situation)
     path = situation.model.path
     if situation.model_fault or (path and not Path(path).is_dir()):
         return warning(CHECK, "not done: the model is not here", "see `model`, or try --embedded")
-    return of_own(situation.arguments, situation.settings.engine.start_timeout_seconds)
+    return ask_own_daemon(situation.arguments, situation.settings.engine.start_timeout_seconds)
 
 
-def look_embedded(_: Situation) -> Finding:
+def ask_embedded(_: Situation) -> Finding:
     """Answer of the embedded model with the default settings, whatever runs here."""
-    return of_own(options.parse_settings([]), ANSWER_SECONDS)
+    return ask_own_daemon(options.parse_settings([]), ANSWER_SECONDS)
 
 
-def of_own(arguments: argparse.Namespace, start_seconds: float) -> Finding:
+def ask_own_daemon(arguments: argparse.Namespace, start_seconds: float) -> Finding:
     """Answer of a daemon with the settings of `arguments`, started here and ended afterwards."""
     began = time.monotonic()
     with tempfile.TemporaryFile() as log:
@@ -64,7 +64,7 @@ def of_own(arguments: argparse.Namespace, start_seconds: float) -> Finding:
 def _of_running(url: str, key: str | None) -> Finding:
     try:
         with Daemon(url, key) as daemon:
-            if daemon.look().state != "ready":
+            if daemon.check_readiness().state != "ready":
                 return warning(CHECK, "not done: the daemon is not ready", "see `daemon`")
             return _asked(daemon, "the running daemon ")
     except VlmServerError as error:
@@ -75,7 +75,7 @@ def _asked(daemon: Daemon, before: str) -> Finding:
     """Whether the answer is right. Raises CommandFailed if there is none."""
     began = time.monotonic()
     try:
-        answer = answer_about(next(drawn()), daemon, ANSWER_SECONDS)
+        answer = answer_about(next(picture_questions()), daemon, ANSWER_SECONDS)
     except TimeoutError:
         raise CommandFailed(f"no answer within {ANSWER_SECONDS:.0f} s") from None
     seconds = time.monotonic() - began

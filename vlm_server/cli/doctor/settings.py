@@ -1,4 +1,4 @@
-"""Checks of the settings, of the model that they name, and of who may read their files."""
+"""Checks of the settings, of their model, and of the permissions of their files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def settings(situation: Situation) -> Finding:
-    """Whether the settings are valid; all unknown names in a file are told."""
+    """Whether the settings are valid; all unknown names in a file are reported."""
     changed = len(situation.sources)
     if not situation.fault:
         where = f"{changed} set, from {situation.origin}" if changed else "all are defaults"
@@ -44,7 +44,7 @@ def settings(situation: Situation) -> Finding:
 
 
 def unknown_names(path: Path | None) -> Iterator[str]:
-    """Names in a settings file without such a setting, each with the nearest that there is."""
+    """Unknown names in a settings file, each with the nearest setting."""
     sections = {field.name: field for field in msgspec.structs.fields(Settings)}
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
@@ -115,7 +115,7 @@ def look_at_permissions(situation: Situation) -> list[Finding]:
 
 
 def guarded(situation: Situation) -> list[Finding]:
-    """Warnings for what the service reads where macOS asks its user first, for each program."""
+    """Warnings for files of the service in folders for which macOS asks the user's permission."""
     if not situation.service.path.exists():
         return []
     read = situation.settings

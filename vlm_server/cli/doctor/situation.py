@@ -1,4 +1,4 @@
-"""Subject of the checks: the settings, as far as they can be used, and where they come from."""
+"""Subject of the checks: the settings, if usable, and their origin."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from vlm_server import settings
 from vlm_server.cli import options
 from vlm_server.cli.service.manager import ServiceManager, manager_for
 from vlm_server.errors import ConfigError
-from vlm_server.settings import Model, Settings, Sources
+from vlm_server.settings import ModelSettings, Settings, Sources
 
 
 @dataclass(frozen=True)
 class Situation:
     """Subject of one run of the doctor.
 
-    `settings` are the defaults where `fault` says why the given ones can't be used. `model` is
-    `settings.model` with the folder that was found; `model_fault` says why there is none.
+    `fault` is the reason why the given settings can't be used; `settings` are then the defaults.
+    `model` is `settings.model` with the folder found; `model_fault` says why there is none.
     `arguments` are the options of the command line, or those in the installed service's file.
     """
 
@@ -33,12 +33,12 @@ class Situation:
     settings: Settings = field(default_factory=Settings)
     sources: Sources = field(default_factory=dict)
     fault: str = ""
-    model: Model = field(default_factory=Model)
+    model: ModelSettings = field(default_factory=ModelSettings)
     model_fault: str = ""
 
 
 def examine(arguments: argparse.Namespace) -> Situation:
-    """Situation by the command line, else by the installed service; no wrong setting raises."""
+    """Situation by the command line, else by the installed service. Never raises for settings."""
     bare = unread(arguments, "")
     given, origin = bare.arguments, "no file"
     if given.config is not None:

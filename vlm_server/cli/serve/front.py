@@ -1,4 +1,4 @@
-"""The front process of `vlm-server serve`: the order of its starting and stopping."""
+"""The front process of `vlm-server serve`: its start and its stop, in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vlm_server.cli.client.daemon import url_of
 from vlm_server.cli.entry import discard_output
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.serve import greeting
-from vlm_server.cli.serve.listener import Listener, check_exposure, listen, where_it_listens
+from vlm_server.cli.serve.listener import Listener, check_exposure, listen, with_inherited_address
 from vlm_server.cli.serve.reload import (
     Reloader,
     Shutdown,
@@ -39,12 +39,11 @@ from vlm_server.supervisor.model_pool import ModelPool
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 10.0
-"""Time between two looks at the heap, the limit on open files, the log file and the settings
-file."""
-_MOST_FREE_BYTES = 4 << 20
+"""Time between two checks of the heap, the limit on open files, the log and the settings."""
+_MAX_FREE_BYTES = 4 << 20
 """Free heap beyond which it is returned to the system."""
 _HOLD_SECONDS = 30.0
-"""Longest time that clients of an inherited socket wait for the model, rather than be told so."""
+"""Time for which clients of an inherited socket wait for the model before they get an error."""
 _HOLD_LOOK_SECONDS = 0.1
 
 
@@ -63,14 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
     reloader = Reloader(arguments.config) if arguments.reload else None
     settings, sources = options.load_settings_with_sources(arguments)
     options.check_memory_limit(settings)
-    settings = log.for_a_person(settings, sources)
+    settings = log.with_terminal_log(settings, sources)
     backend.check()
     log.set_up_logging(settings.log)
     heap.keep_bodies()
     listener = listen(settings.server, os.environ, arguments.launchd_socket)
     if reloader is not None:
         reloader.check_with(settings, lambda: _load_for(listener, arguments))
-    server = where_it_listens(settings.server, listener)
+    server = with_inherited_address(settings.server, listener)
     settings = msgspec.structs.replace(settings, server=server)
     process = _Process(settings, sources, listener, reloader, log_file)
     if asyncio.run(serve(process, stop_at_eof=arguments.stop_at_eof)):
@@ -87,7 +86,7 @@ def _load_for(listener: Listener, arguments: argparse.Namespace) -> Settings:
 
 
 async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
-    """Serve HTTP until told to stop, then drain; returns whether to start again.
+    """Serve HTTP until the stop, then drain; returns whether to start again.
 
     Raises ModelLoadError.
     """
@@ -102,7 +101,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
         process.reloader.listen(end.start_again)
     models = ModelPool(settings, on_progress=ProgressLine(sys.stderr).show)
     parsing_pool = body_parser.start_pool(settings.limits)
-    with contextlib.suppress(ChildFailed):  # it is started when it is needed
+    with contextlib.suppress(ChildFailed):  # started on demand instead
         await asyncio.to_thread(parsing_pool.warm_up)
     app = create_app(settings, models, parsing_pool, tracer, process.sources)
     server = HttpServer(app, settings)
@@ -122,7 +121,7 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
     await stop.wait()
     looking.cancel()
     announcement.cancel()
-    if listener.is_inherited:  # who comes now is the next process's
+    if listener.is_inherited:  # new connections are for the next process
         await server.last_call(lambda: models.num_in_flight)
         server.should_exit = True
     else:
@@ -142,9 +141,9 @@ async def serve(process: _Process, *, stop_at_eof: bool) -> bool:
 async def serve_http(
     server: HttpServer, listener: Listener, models: ModelPool, stop: asyncio.Event
 ) -> None:
-    """Answer clients; on an inherited socket, where they wait anyway, once the model is loaded.
+    """Answer clients; on an inherited socket only once the model is loaded, since they wait there.
 
-    For at most `_HOLD_SECONDS`, and not for a download: a restart fails no client.
+    The wait is at most `_HOLD_SECONDS`, and not for a download: a restart fails no client.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_HOLD_SECONDS if listener.is_inherited else 0):
@@ -155,16 +154,16 @@ async def serve_http(
 
 
 async def look_after(process: _Process, server: HttpServer) -> None:
-    """Now and then return free heap, rotate the log, apply new limits and settings."""
+    """Periodically return free heap, rotate the log, apply new limits and settings."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
-        server.look()
-        if heap.free_bytes() > _MOST_FREE_BYTES:
+        server.apply_file_limit()
+        if heap.free_bytes() > _MAX_FREE_BYTES:
             await asyncio.to_thread(heap.trim)
         if process.log_file is not None:
             await asyncio.to_thread(process.log_file.rotate_if_large)
         if process.reloader is not None:
-            await process.reloader.look()
+            await process.reloader.check_file()
 
 
 async def announce(models: ModelPool, url: str, settings: Settings) -> None:
@@ -180,7 +179,7 @@ async def announce(models: ModelPool, url: str, settings: Settings) -> None:
 
 
 def _say(text: str) -> None:
-    """Print `text`; an output that is closed or full keeps no client from being served."""
+    """Print `text`; a closed or full output does not stop the server."""
     try:
         print(text, flush=True)
     except OSError as error:

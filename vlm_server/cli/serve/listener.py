@@ -1,7 +1,7 @@
 """The sockets that `serve` listens on: bound here, or inherited from a service manager.
 
 systemd, and `serve` itself when it starts again, hand sockets over by sd_listen_fds(3); launchd by
-launch_activate_socket(3), which was not run on a Mac yet.
+launch_activate_socket(3), not yet run on a Mac.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _FIRST = 3
 """First descriptor that is handed over."""
 _MOST = 16
 _ABOVE = 64
-"""First of the descriptors that are in nobody's way."""
+"""Lowest descriptor for sockets kept out of the way during the handover."""
 
 _PASSING = (
     *(errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH),
     socket.EAI_AGAIN,
 )
-"""Errors of an address that another program has, or that is not up yet."""
+"""Errors of an address in use, or not up yet."""
 _NONE = (errno.ENOENT, errno.ESRCH)
 """Errors of a job without such sockets, or of a process that launchd did not start."""
 
@@ -58,11 +58,11 @@ class Listener:
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Host and port of each socket."""
-        return [_address(each) for each in self.sockets]
+        return [_address(sock) for sock in self.sockets]
 
     def hand_over(self, environment: MutableMapping[str, str]) -> None:
         """Give `kept` to the program that this process becomes by `exec`."""
-        high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for each in self.kept]
+        high = [fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for sock in self.kept]
         for number, descriptor in enumerate(high, start=_FIRST):
             os.dup2(descriptor, number, inheritable=True)
         if high:
@@ -73,15 +73,15 @@ class Listener:
 def listen(server: Server, environment: MutableMapping[str, str], launchd: str | None) -> Listener:
     """Sockets that were handed over, else one bound to `server.host` and `server.port`.
 
-    `launchd` is the name of the sockets in a LaunchAgent's file. Raises ConfigError for what can't
-    be used, and for inherited sockets that other machines can reach without a key; NotAvailable if
-    the address may be usable later.
+    `launchd` is the name of the sockets in a LaunchAgent's file. Raises ConfigError for unusable
+    settings or sockets, and for inherited sockets that other machines can reach without a key;
+    NotAvailable if the address may be usable later.
     """
     descriptors = _descriptors(environment) or (activate(launchd) if launchd else [])
     if not descriptors:
         return Listener((bind(server),))
-    kept = tuple(_adopt(each) for each in descriptors)
-    listener = Listener(tuple(each.dup() for each in kept), kept)
+    kept = tuple(_adopt(descriptor) for descriptor in descriptors)
+    listener = Listener(tuple(sock.dup() for sock in kept), kept)
     check_exposure(server, listener)
     return listener
 
@@ -96,7 +96,7 @@ def check_exposure(server: Server, listener: Listener) -> None:
             )
 
 
-def where_it_listens(server: Server, listener: Listener) -> Server:
+def with_inherited_address(server: Server, listener: Listener) -> Server:
     """`server` with the address of `listener`, and a warning, if it inherited another address."""
     if not listener.is_inherited or is_at(server, listener.addresses):
         return server
@@ -123,7 +123,7 @@ def numeric(host: str) -> str:
         return str(ipaddress.ip_address(host))
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except UnicodeError:  # it has a part that is empty, or too long
+    except UnicodeError:  # an empty part, or one too long
         raise socket.gaierror(socket.EAI_NONAME, "it is no host's name") from None
     return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
@@ -155,12 +155,12 @@ def bind(server: Server) -> socket.socket:
 def _check_nobody_answers(family: socket.AddressFamily, server: Server) -> None:
     """Raises OSError, EADDRINUSE, if another program answers at the address.
 
-    With SO_REUSEADDR, macOS binds 127.0.0.1:8000 beside another program's *:8000 without a word.
+    With SO_REUSEADDR, macOS binds 127.0.0.1:8000 despite another program's *:8000 without an error.
     """
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_SECONDS)
         is_open = server.port and probe.connect_ex((server.host, server.port)) == 0
-        if is_open and probe.getsockname() != probe.getpeername():  # else it has met itself
+        if is_open and probe.getsockname() != probe.getpeername():  # else connected to itself
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
@@ -192,10 +192,10 @@ def _adopt(descriptor: int) -> socket.socket:
 
 
 def _is_listening(probe: socket.socket) -> bool:
-    """Whether a TCP socket accepts connections. Raises OSError for what is no socket.
+    """Whether a TCP socket accepts connections. Raises OSError if it is no socket.
 
-    macOS does not answer that question (XNU knows no SO_ACCEPTCONN), and an accept would take a
-    client's connection: there, a socket with an address and without a peer is taken for one.
+    macOS can't tell (XNU has no SO_ACCEPTCONN), and an accept would take a client's connection:
+    there, a socket with an address and without a peer counts as listening.
     """
     try:
         return bool(probe.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
@@ -215,7 +215,7 @@ def _address(listener: socket.socket) -> tuple[str, int]:
 
 
 def activate(name: str, library: Any = None) -> list[int]:
-    """Descriptors of the sockets `name` in this job's file of launchd; to be had once.
+    """Descriptors of the sockets `name` in this job's file of launchd; available once.
 
     `library` has launch_activate_socket, libSystem by default. Raises ConfigError.
     """

@@ -1,8 +1,8 @@
 """The end of `serve`: by a signal, by the end of its standard input, or to start again.
 
 It starts again at SIGHUP, or when its settings have changed and are valid. Running answers are
-finished, and the process becomes a new one by `exec`: its id and its inherited sockets stay, so
-that no client is refused meanwhile.
+finished, and the process replaces itself by `exec`: its id and its inherited sockets stay, so that
+no client is refused.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from vlm_server.settings import Settings
 
 logger = logging.getLogger(__name__)
 _QUIET_SECONDS = 2.0
-"""A file that was written a moment ago may not be complete."""
+"""Age of a settings file from which its writing counts as complete."""
 Version = tuple[int, int, int]
 
 
 class Shutdown:
-    """Reason for the daemon's end; `wake` is called when there is one. A stop outweighs a
-    restart."""
+    """Request to end the daemon, which calls `wake`. A stop outweighs a restart."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -55,7 +54,7 @@ class Shutdown:
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
-    """Call `stop` at the first SIGTERM or SIGINT; a second one ends the process at once."""
+    """Call `stop` at the first SIGTERM or SIGINT; a second one ends the process immediately."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
 
@@ -85,7 +84,8 @@ def stop_when_input_ends(stop: Callable[[], None]) -> None:
 class Reloader:
     """Decision whether the daemon starts again; `path` is the file of its settings.
 
-    Made before the settings are read: no change is missed. SIGHUP does nothing until `listen`.
+    Created before the settings are read, so that no change is missed. SIGHUP is ignored until
+    `listen`.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -98,12 +98,12 @@ class Reloader:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def check_with(self, settings: Settings, load: Callable[[], Settings]) -> None:
-        """Settings in force, and a function that reads and checks new ones."""
+        """Set the current settings, and the function that reads and checks new ones."""
         self._settings = settings
         self._load = load
 
     def listen(self, restart: Callable[[], None]) -> None:
-        """Call `restart` from now on at SIGHUP, and if `look` finds new settings."""
+        """Call `restart` from now on at SIGHUP, and if `check_file` finds new settings."""
         self._restart = restart
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_signal)
 
@@ -113,7 +113,7 @@ class Reloader:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def look(self) -> None:
+    async def check_file(self) -> None:
         """Check the settings if their file has changed, and not in the last two seconds."""
         version = _version(self._path)
         if version in (None, self._seen) or time.time_ns() - version[0] < _QUIET_SECONDS * 1e9:
@@ -121,7 +121,7 @@ class Reloader:
         await self._check()
 
     async def _check(self) -> None:
-        """Check the settings, and once more if SIGHUP comes meanwhile."""
+        """Check the settings, and again if SIGHUP arrives during the check."""
         if self._is_checking:
             return
         self._is_checking = True

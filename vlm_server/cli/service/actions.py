@@ -1,4 +1,4 @@
-"""Actions of `vlm-server service`: one at a time, and undone if they fail."""
+"""Actions of `vlm-server service`, one at a time, undone if they fail."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from vlm_server.cli.service.manager import (
     ServiceCommand,
     ServiceManager,
     manager_for,
-    parted,
     run_command,
+    split_address,
 )
 from vlm_server.cli.service.program import installed_program
 from vlm_server.cli.service.status import show, wait_for_answer
@@ -121,7 +121,7 @@ _ACTIONS = {
 
 
 def run(arguments: argparse.Namespace, manager: ServiceManager | None = None) -> int:
-    """Do what the command line says to the service of this system. Raises VlmServerError."""
+    """Run the action of the command line on this system's service. Raises VlmServerError."""
     manager = manager or manager_for(sys.platform, Path.home(), os.environ)
     return _ACTIONS[arguments.action](arguments, manager)
 
@@ -153,9 +153,9 @@ def _host(server: Server) -> str:
 
 
 def _check_address(manager: ServiceManager, server: Server) -> None:
-    """Raises NotAvailable if another program listens there: it would answer in its place."""
+    """Raises NotAvailable if another program listens at the address of the service."""
     address = manager.read_address() if manager.path.exists() else ""
-    is_same = not address or is_at(server, [parted(address)])
+    is_same = not address or is_at(server, [split_address(address)])
     if not (is_same and manager.is_listening()):
         listener.bind(server).close()
 
@@ -194,7 +194,7 @@ def locked(manager: ServiceManager) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undone_if_it_fails(manager: ServiceManager) -> Iterator[None]:
-    """Restore the service's files and state if the block fails; an error of ours says so."""
+    """Restore the service's files and state if the block fails; a VlmServerError then says so."""
     before = manager.files()
     was_running = manager.is_running()
     try:
@@ -207,7 +207,7 @@ def undone_if_it_fails(manager: ServiceManager) -> Iterator[None]:
 
 
 def write(new: Files) -> None:
-    """Replace the files, each at once, readable by their owner only. Raises CommandFailed."""
+    """Replace the files, each atomically, readable by their owner only. Raises CommandFailed."""
     for path, content in new.items():
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:

@@ -21,7 +21,7 @@ from vlm_server.cli.service.manager import (
     ServiceState,
     check,
     exit_text,
-    joined,
+    join_address,
     run_command,
 )
 
@@ -30,10 +30,10 @@ _SOCKET = "http"
 _TRIES = 20
 _PAUSE_SECONDS = 0.5
 _DRAIN_SECONDS = 60.0
-"""How long a service is thought to take to end if launchd does not say."""
+"""Assumed time of a service to end, if launchd reports none."""
 _EXIT_TIMEOUT = re.compile(r"exit timeout = (\d+)")
 _DOMAINS = ("gui", "user")
-"""Of a user who has logged in at the screen, and of one who has by SSH alone."""
+"""Domains of a user logged in at the screen, and of one logged in by SSH only."""
 _NO_DOMAIN = 125
 _NOT_INSTALLED = 127
 _PID = re.compile(r"^\s*pid = (\d+)$", re.MULTILINE)
@@ -66,10 +66,10 @@ class Launchd(ServiceManager):
 
     def read_address(self) -> str:
         listener = plistlib.loads(self.path.read_bytes())["Sockets"][_SOCKET]
-        return joined(listener["SockNodeName"], listener["SockServiceName"])
+        return join_address(listener["SockNodeName"], listener["SockServiceName"])
 
     def load(self, *, is_moved: bool) -> None:
-        """launchd has to forget the service first: what connects in between is refused."""
+        """See `ServiceManager`. launchd forgets the service first, and then refuses connections."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self.unload()
         self._wait_until_gone()
@@ -93,7 +93,7 @@ class Launchd(ServiceManager):
         self._wait_until_gone()
 
     def restart(self) -> None:
-        """launchd listens meanwhile."""
+        """See `ServiceManager`. launchd listens during the restart."""
         job = self._look()
         if job and job.is_running:
             self.check("launchctl", "kill", "SIGTERM", job.target)
@@ -125,7 +125,7 @@ class Launchd(ServiceManager):
 
     @property
     def _domain(self) -> str:
-        """Where services are loaded now: without a login at the screen, there is no `gui`."""
+        """Domain of services: `gui` exists only with a login at the screen."""
         first, other = (f"{name}/{os.getuid()}" for name in _DOMAINS)
         return first if self.run(("launchctl", "print", first)).returncode == 0 else other
 
@@ -138,12 +138,12 @@ class Launchd(ServiceManager):
 
     def _bootstrap(self) -> None:
         domain = self._domain
-        # Who has switched it off among the login items gets no more than "5: Input/output error".
+        # If it is switched off among the login items, the error is only "5: Input/output error".
         self.run(("launchctl", "enable", f"{domain}/{LABEL}"))
         self._try("launchctl", "bootstrap", domain, str(self.path))
 
     def _try(self, *command: str) -> None:
-        """Run a command that may have to wait for launchd's own clean-up."""
+        """Run a command, again if it fails during launchd's own clean-up."""
         for _ in range(_TRIES):
             result = self.run(command)
             if result.returncode in (0, _NO_DOMAIN, _NOT_INSTALLED):
@@ -154,20 +154,20 @@ class Launchd(ServiceManager):
     def _wait_until_gone(self, pid: int | None = None) -> None:
         """Wait for the end of process `pid`, or until launchd has forgotten the service.
 
-        `bootout` and `kill` return while answers are still finished; until then nothing can start.
+        `bootout` and `kill` return before the last answers are finished; nothing can start before.
         """
-        waited, most = 0.0, _DRAIN_SECONDS
-        while waited < most:
+        waited, limit = 0.0, _DRAIN_SECONDS
+        while waited < limit:
             job = self._look()
             if job is None or (pid is not None and job.pid != pid):
                 return
             if told := _EXIT_TIMEOUT.search(job.text):
-                most = float(told[1]) + _DRAIN_SECONDS
+                limit = float(told[1]) + _DRAIN_SECONDS
             self.sleep(_PAUSE_SECONDS)
             waited += _PAUSE_SECONDS
 
     def _memory_bytes(self, pid: int) -> int:
-        """Resident bytes of the process and all that it started."""
+        """Resident bytes of the process and its descendants."""
         rows = self.run(("ps", "-axo", "pid=,ppid=,rss=")).stdout.splitlines()
         table = [[int(word) for word in row.split()] for row in rows if len(row.split()) == 3]
         own, found = set[int](), {pid}
@@ -190,7 +190,7 @@ class _LoadedService:
 
     @property
     def last_exit(self) -> str | None:
-        """How its last process ended; None before that."""
+        """End of its last process; None before."""
         if found := _LAST_SIGNAL.search(self.text):
             return found[1]
         code = self._number(_LAST_EXIT)
@@ -202,7 +202,7 @@ class _LoadedService:
 
     @property
     def state(self) -> ServicePhase:
-        """That of a service without a process."""
+        """Phase of a service without a process."""
         if self.last_exit is None:
             return "starting"
         if self._number(_LAST_EXIT) != 0:
@@ -217,8 +217,8 @@ class _LoadedService:
 def launchd_plist(command: ServiceCommand, log: Path, *, has_screen: bool = True) -> bytes:
     """LaunchAgent file: started at login, restarted after a crash but not after `exit 0`.
 
-    Unless the installing user `has_screen`, a login by SSH starts it, too. launchd tells no other
-    statuses apart, so the daemon gives up with 0, and it listens also while the daemon restarts.
+    Unless the installing user `has_screen`, a login by SSH starts it, too. launchd does not
+    distinguish other statuses, so the daemon gives up with 0. launchd listens during restarts.
     """
     own = ["--give-up-status", "0", "--log-file", str(log), "--launchd-socket", _SOCKET]
     return plistlib.dumps(

@@ -21,7 +21,7 @@ Files = dict[Path, bytes]
 
 RESTART_PAUSE_SECONDS = 10
 MAX_FILES = 16_384
-"""Open files and connections: many systems allow 1,024, macOS 256."""
+"""Limit on open files and connections: the default is 1,024 on many systems, 256 on macOS."""
 _STOP_MARGIN_SECONDS = 25
 _MEANINGS = {
     0: "stopped",
@@ -34,7 +34,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class ServiceCommand:
-    """What a service runs, and the IP address and port at which its manager listens for it.
+    """Command line of a service, and the IP address and port at which its manager listens for it.
 
     Raises CommandFailed for words with control characters, or bytes that are not UTF-8.
     """
@@ -62,7 +62,7 @@ class ServiceCommand:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """State of the service as its manager tells it; None for what it does not tell.
+    """State of the service as reported by its manager; None where not reported.
 
     `starting` is before the first process, `restarting` between a crash and the next try, `failed`
     after the last one. `memory_bytes` are those of all processes.
@@ -118,7 +118,7 @@ class ServiceManager(Protocol):
         return {path: path.read_bytes() for path in self.paths if path.exists()}
 
     def read_words(self) -> list[str]:
-        """Command line in the installed file, if it starts something. Raises OSError."""
+        """Command line in the installed file, empty without one. Raises OSError."""
 
     def read_address(self) -> str:
         """Address in the installed files; empty if they name none. Raises OSError."""
@@ -130,7 +130,7 @@ class ServiceManager(Protocol):
         """
 
     def unload(self) -> None:
-        """Stop the service, if it runs, and do not start it again. Its files may go then."""
+        """Stop the service, if it runs, and do not start it again. Its files may be removed."""
 
     def forget(self) -> None:
         """Let the service manager forget the service: its files are gone."""
@@ -159,13 +159,13 @@ class ServiceManager(Protocol):
         check(self.run(command), command)
 
 
-def joined(host: str, port: int | str) -> str:
+def join_address(host: str, port: int | str) -> str:
     """`HOST:PORT`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def parted(address: str) -> tuple[str, int]:
-    """Host and port of what `joined` returned; 0 for no port."""
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of what `join_address` returned; 0 for no port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port or 0)
 

@@ -1,7 +1,7 @@
-"""Program that a service runs: this installation's `vlm-server`, if it is there to stay.
+"""Program that a service runs: this installation's `vlm-server`, if it is permanent.
 
-`uvx` and `pipx run` make an environment in a cache, and pip builds in a temporary folder, which
-are cleaned up at any time.
+`uvx` and `pipx run` make an environment in a cache, and pip builds in a temporary folder; both may
+be cleaned up at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TEMPORARY = (
 
 
 def installed_program() -> Path:
-    """Path for a service's file. Raises CommandFailed if there is none, or none that stays."""
+    """Path for a service's file. Raises CommandFailed without a permanent one."""
     folders = [
         str(Path(sys.executable).absolute().parent),
         sysconfig.get_path("scripts"),
@@ -44,7 +44,7 @@ def installed_program() -> Path:
 
 
 def lasting(program: Path, folders: Iterable[str]) -> Path:
-    """`program` by a path that stays. Raises CommandFailed in one of `folders`, or in a cache."""
+    """Permanent path of `program`. Raises CommandFailed in one of `folders`, or in a cache."""
     throw_away = throw_away_folder(program, folders)
     if throw_away is not None:
         raise CommandFailed(
@@ -68,9 +68,9 @@ def found_in(folders: Iterable[str]) -> Path:
 
 
 def throw_away_folder(program: Path, folders: Iterable[str]) -> Path | None:
-    """Folder around the environment of `program` that is not to last: one of `folders`, or a cache.
+    """Temporary folder around the environment of `program`: one of `folders`, or a cache.
 
-    The environment itself may have a cache's tag, for backups. A clone's stays.
+    The environment itself may have a cache's tag, for backups. A clone's environment is permanent.
     """
     environment = program.parent.parent
     if (environment.parent / "pyproject.toml").is_file():
@@ -83,7 +83,7 @@ def throw_away_folder(program: Path, folders: Iterable[str]) -> Path | None:
 
 
 def stable(program: Path) -> Path:
-    """`program` by a path that stays: the link in Homebrew's `opt`, not a version in `Cellar`."""
+    """Permanent path of `program`: the link in Homebrew's `opt`, not a version in `Cellar`."""
     parts = program.parts
     if "Cellar" not in parts or len(parts) < (at := parts.index("Cellar")) + 4:
         return program

@@ -11,10 +11,10 @@ from typing import Any
 from vlm_server.cli import exit_codes
 from vlm_server.cli.client.chat import DaemonBusy
 from vlm_server.cli.client.daemon import Daemon, Readiness, own_key, url_of
-from vlm_server.cli.client.pictures import answer_about, drawn
+from vlm_server.cli.client.pictures import answer_about, picture_questions
 from vlm_server.cli.exit_codes import CommandFailed
 from vlm_server.cli.serve.listener import is_at
-from vlm_server.cli.service.manager import ServiceManager, joined, parted
+from vlm_server.cli.service.manager import ServiceManager, join_address, split_address
 from vlm_server.settings import MIB, Settings
 
 _LOOK_SECONDS = 5.0
@@ -44,8 +44,8 @@ def _facts(manager: ServiceManager, settings: Settings | None, fault: str) -> di
     state = manager.state()
     address = manager.read_address()
     if not address and settings is not None:
-        address = joined(settings.server.host, settings.server.port)
-    url = url_of(*parted(address)) if address else None
+        address = join_address(settings.server.host, settings.server.port)
+    url = url_of(*split_address(address)) if address else None
     return {
         "state": state.state,
         "health": _health(url) if state.state == "running" else None,
@@ -64,8 +64,8 @@ def _facts(manager: ServiceManager, settings: Settings | None, fault: str) -> di
 def _warning(address: str, settings: Settings | None, fault: str) -> str | None:
     if fault:
         return f"the settings can't be used: {fault}"
-    if settings is not None and address and not is_at(settings.server, [parted(address)]):
-        named = joined(settings.server.host, settings.server.port)
+    if settings is not None and address and not is_at(settings.server, [split_address(address)]):
+        named = join_address(settings.server.host, settings.server.port)
         return f"the settings say {named}: 'vlm-server service install' moves the service"
     return None
 
@@ -117,7 +117,7 @@ def wait_for_answer(manager: ServiceManager, settings: Settings, say: Callable[[
 
 
 def _check_that_it_runs(manager: ServiceManager, latest: float) -> None:
-    """Raises CommandFailed if the service does not run, or has not begun to by `latest`."""
+    """Raises CommandFailed if the service has ended, or has not started by `latest`."""
     found = manager.state()
     if found.state == "starting" and time.monotonic() < latest:
         return
@@ -129,7 +129,7 @@ def _check_that_it_runs(manager: ServiceManager, latest: float) -> None:
 def _answer(daemon: Daemon) -> str | None:
     """Answer to a test question; None if the daemon is too busy for it. Raises CommandFailed."""
     try:
-        return answer_about(next(drawn()), daemon, _ANSWER_SECONDS)
+        return answer_about(next(picture_questions()), daemon, _ANSWER_SECONDS)
     except DaemonBusy:
         return None
     except TimeoutError:

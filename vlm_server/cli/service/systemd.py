@@ -20,7 +20,7 @@ from vlm_server.cli.service.manager import (
     ServicePhase,
     ServiceState,
     exit_text,
-    joined,
+    join_address,
     run_command,
 )
 
@@ -41,7 +41,7 @@ _PROPERTIES = (
     *("ExecMainCode", "ExecMainStatus", "NRestarts"),
 )
 _EXITED, _RUNNING = "1", "0"
-"""Of `ExecMainCode`: CLD_EXITED, and a process that has not ended."""
+"""Values of `ExecMainCode`: CLD_EXITED, and a running process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class SystemdUser(ServiceManager):
     def load(self, *, is_moved: bool) -> None:
         self._check("daemon-reload")
         self._check("enable", *self._units)
-        if is_moved:  # a socket can't be had anew while its service runs
+        if is_moved:  # a socket can't be replaced while its service runs
             self.stop()
             self.start()
         else:
@@ -94,7 +94,7 @@ class SystemdUser(ServiceManager):
         self._run("daemon-reload")
 
     def start(self) -> None:
-        # One that has failed too often does not start otherwise; one that has not is no error.
+        # Needed after too many failures, harmless otherwise.
         self._run("reset-failed", *self._units)
         for unit in self._units:
             self._check("start", unit)
@@ -106,7 +106,7 @@ class SystemdUser(ServiceManager):
         if not self.is_running():
             self.start()
             return
-        if SOCKET_UNIT in self._units:  # it says no if the service listens by itself
+        if SOCKET_UNIT in self._units:  # inactive if the service listens by itself
             self._run("start", SOCKET_UNIT)
         self._check("restart", UNIT)
 
@@ -138,7 +138,7 @@ class SystemdUser(ServiceManager):
 
     @property
     def _units(self) -> list[str]:
-        """The socket first; earlier versions had none."""
+        """Installed units, the socket first; earlier versions had none."""
         return [path.name for path in reversed(self.paths) if path.exists()] or [UNIT]
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -166,7 +166,7 @@ def systemd_socket(command: ServiceCommand) -> bytes:
 Description=Address of the vision-language model server
 
 [Socket]
-ListenStream={joined(command.host, command.port)}
+ListenStream={join_address(command.host, command.port)}
 Backlog={BACKLOG}
 
 [Install]
@@ -175,11 +175,12 @@ WantedBy=sockets.target
 
 
 def systemd_unit(command: ServiceCommand) -> bytes:
-    """User unit: restarted after a crash, and until what it waits for is there.
+    """User unit: restarted after a crash, and until its resources are available.
 
-    Not where a restart would not help: then the socket is closed, too, since the next client would
-    have it started. The kernel may kill the engine for want of memory: the front starts another, so
-    systemd goes on. The sandboxing options are those that an unprivileged manager can apply.
+    It is not restarted where that would not help: then the socket is closed, too, since the next
+    client would start it. If the kernel kills the engine for lack of memory, the front starts
+    another, so systemd does not stop the unit. The sandboxing options are those that an
+    unprivileged manager can apply.
     """
     program, *arguments = command.words
     # systemd expands variables in arguments, but not in the path of the program.

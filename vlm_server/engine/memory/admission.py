@@ -1,4 +1,4 @@
-"""Whether there is device memory for one more request, given what others hold and will need."""
+"""Admission: whether device memory suffices for a further request, given the needs of others."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vlm_server.engine.request.states import State
 from vlm_server.errors import MemoryExceeded
 
 _UNBOUNDED_ANSWER_TOKENS = 2048
-"""Reserved for an answer that may fill the context, as hardly any does."""
+"""The length reserved for an answer that may fill the context: hardly any does."""
 
 
 class Admission:
-    """Puts the needs of requests into bytes, and asks the governor for room. Changes no request.
+    """Computes the memory needs of requests, and asks the governor for room. Changes no request.
 
-    A request's resident bytes are those of its KV at its end; its transient bytes are what it needs
-    besides at its peak, as learned from others.
+    A request's resident bytes are those of its KV at its end; its transient bytes are its
+    additional needs at its peak, learned from earlier requests.
     """
 
     def __init__(
@@ -29,26 +29,26 @@ class Admission:
         self._kv_bytes = kv_bytes
         self._max_chunk_tokens = max_chunk_tokens
         self._last_waiting: str | None = None
-        """The request that was last told to wait: each is counted once."""
+        """The request that had to wait last: each wait is counted once."""
 
     def decide(
         self, request: Request, admitted: Sequence[Request], *, some_are_ending: bool
     ) -> int | None:
-        """Make room for `request` beside those `admitted` (`Governor.make_room`).
+        """Make room for `request` in addition to those `admitted` (`Governor.make_room`).
 
-        Returns the bytes to reserve for its peak; None if others hold the memory that it needs.
-        While `some_are_ending`, requests that have ended still do. Raises MemoryExceeded if it
-        could not even run alone.
+        Returns the bytes to reserve for its peak; None if it has to wait for memory that others
+        hold. some_are_ending: whether ended requests still hold some. Raises MemoryExceeded if the
+        request does not fit even alone.
         """
         alone = self._resident([request])
         if not self._governor.fits_alone(alone):
-            self._governor.count("refuse")
+            self._governor.count_decision("refuse")
             raise self._too_large(request, alone)
         transient = self._transient(request, admitted)
-        theirs = [one.transient_bytes for one in admitted if one.state is not State.DECODE]
+        theirs = [r.transient_bytes for r in admitted if r.state is not State.DECODE]
         added = self._resident([request, *admitted]) - self._resident(admitted)
         has_room = self._governor.make_room(
-            added + request.load_bytes + max([transient, *theirs]),
+            added + request.disk_read_bytes + max([transient, *theirs]),
             self.reserved_bytes(admitted),
             others_run=bool(admitted) or some_are_ending,
             some_are_ending=some_are_ending,
@@ -57,7 +57,7 @@ class Admission:
             return transient
         if not some_are_ending and self._last_waiting != request.request_id:
             self._last_waiting = request.request_id
-            self._governor.count("wait")
+            self._governor.count_decision("wait")
         return None
 
     def _too_large(self, request: Request, needed_bytes: int) -> MemoryExceeded:
@@ -66,116 +66,116 @@ class Admission:
         advice = f" `max_tokens` may be at most {largest}." if largest else ""
         return MemoryExceeded(
             f"This request needs up to {needed_bytes / MIB:.0f} MiB of device memory; "
-            f"{free_bytes / MIB:.0f} MiB are available beside the model.{advice}",
+            f"{free_bytes / MIB:.0f} MiB are available besides the model.{advice}",
             "max_tokens" if largest else None,
         )
 
-    def may_load(self, request: Request) -> bool:
-        """Whether what the disk has of `request` fits beside it, if it runs alone.
+    def fits_disk_read(self, request: Request) -> bool:
+        """Whether the entries to read from disk fit in addition to `request`, if it runs alone.
 
-        If not, its prompt is computed: nothing is read that no memory can be reserved for.
+        If not, its prompt is computed instead.
         """
-        load = request.load
-        if load is None:
+        disk_read = request.disk_read
+        if disk_read is None:
             return True
-        taken = load.size_bytes + load.transient_bytes
+        taken = disk_read.size_bytes + disk_read.transient_bytes
         return self._resident([request]) + taken <= self._governor.free_bytes
 
     def reserved_bytes(self, admitted: Sequence[Request]) -> int:
-        """Bytes that those `admitted`, and what is read for them, may still take until they end."""
-        decoding = [one for one in admitted if one.state is State.DECODE]
-        held = self._side_by_side(decoding, lambda one: one.num_kv_tokens)
+        """Bytes that `admitted` requests, and their disk reads, may still allocate."""
+        decoding = [r for r in admitted if r.state is State.DECODE]
+        held = self._batch_bytes(decoding, lambda r: r.num_kv_tokens)
         held += sum(
-            self._kv_bytes(one.num_kv_tokens)
-            for one in admitted
-            if one.state is State.PREFILL and one.is_known_to_runner
+            self._kv_bytes(r.num_kv_tokens)
+            for r in admitted
+            if r.state is State.PREFILL and r.is_known_to_runner
         )
-        to_load = sum(one.load_bytes for one in admitted)
-        return max(0, self._resident(admitted) - held) + to_load
+        to_read = sum(r.disk_read_bytes for r in admitted)
+        return max(0, self._resident(admitted) - held) + to_read
 
     def make_room_for_reserved(self, admitted: Sequence[Request]) -> None:
-        """Evict what was cached since, if it takes room that is reserved for `admitted`."""
+        """Evict cache entries that occupy memory reserved for `admitted`."""
         if reserved := self.reserved_bytes(admitted):
             self._governor.make_room_for_reserved(reserved)
 
-    def fit_together(self, requests: Iterable[Request], admitted: Sequence[Request]) -> bool:
-        """Whether these requests may have their peaks at once; each was admitted for its own."""
+    def fit_concurrently(self, requests: Iterable[Request], admitted: Sequence[Request]) -> bool:
+        """Whether these requests may peak at the same time; each was admitted for its own peak."""
         reserved = self.reserved_bytes(admitted)
-        return self._governor.has_room(reserved + sum(one.transient_bytes for one in requests))
+        return self._governor.has_room(reserved + sum(r.transient_bytes for r in requests))
 
     def fits_encode(
         self, num_tokens: int, requests: Iterable[Request], admitted: Sequence[Request]
     ) -> bool:
-        """Whether media of `num_tokens`, of these requests, may be encoded in one call.
+        """Whether `num_tokens` of media of these requests may be encoded in one call.
 
         Each request was admitted for one encode at a time, and for the features of all its media.
         """
-        needed = self._governor.estimator.of("encode", num_tokens)
-        needed += sum(one.transient_bytes for one in requests)
+        needed = self._governor.estimator.bytes_for("encode", num_tokens)
+        needed += sum(r.transient_bytes for r in requests)
         return self._governor.has_room(self.reserved_bytes(admitted) + needed)
 
     def fits_prefill(
         self, num_tokens: int, requests: Sequence[Request], admitted: Sequence[Request]
     ) -> bool:
-        """Whether the prompts of these, of at most `num_tokens` each, may be prefilled in one call.
+        """Whether the prompts of `requests` may be prefilled in one call.
 
-        Each request was admitted for its own prefill, and for joining those that run. The KV of
-        the batch comes on top.
+        num_tokens: the maximum number of tokens to prefill of each. Each request was admitted for
+        its own prefill and for joining the running ones; the KV of the batch comes on top.
         """
-        needed = self._governor.estimator.of("prefill", len(requests) * num_tokens)
-        longest = max(one.prompt.num_tokens for one in requests)
+        needed = self._governor.estimator.bytes_for("prefill", len(requests) * num_tokens)
+        longest = max(r.prompt.num_tokens for r in requests)
         needed += len(requests) * self._kv_bytes(longest)
-        needed += max(one.transient_bytes for one in requests)
+        needed += max(r.transient_bytes for r in requests)
         return self._governor.has_room(self.reserved_bytes(admitted) + needed)
 
     def _transient(self, request: Request, admitted: Sequence[Request]) -> int:
-        """Bytes at its peak: of a read from disk, an encode, a chunk, or joining the others.
+        """Bytes at its peak: during a disk read, an encode, a chunk, or joining the others.
 
-        Joining copies all sequences once. Its media's features come on top, and a second time
+        Joining copies all sequences once. The features of its media come on top, and a second time
         as part of the prompt's embeddings.
         """
         prompt, cached = request.prompt, request.num_cached_tokens
-        together = [request, *admitted]
+        batch = [request, *admitted]
         to_encode = request.spans_to_encode
         chunk = max(
             min(self._max_chunk_tokens, prompt.num_tokens - cached),
             prompt.atomic_prefill_tokens - cached,
         )
         estimator = self._governor.estimator
-        joining = self._side_by_side(together, _width_when_joined) if _num_seqs(together) > 1 else 0
+        joining = self._batch_bytes(batch, _width_when_joined) if _num_seqs(batch) > 1 else 0
         worst = max(
-            estimator.of("encode", max(to_encode, default=0)),
-            estimator.of("prefill", chunk),
+            estimator.bytes_for("encode", max(to_encode, default=0)),
+            estimator.bytes_for("prefill", chunk),
             joining,
-            0 if request.load is None else request.load.transient_bytes,
+            0 if request.disk_read is None else request.disk_read.transient_bytes,
         )
         features = request.num_media_tokens + sum(to_encode)
         return worst + features * estimator.feature_bytes
 
     def _resident(self, requests: Sequence[Request]) -> int:
-        """Bytes of their KV as it will be when the longest of them ends."""
-        return self._side_by_side(requests, _final_width)
+        """Bytes of the batch's KV at the end of its longest request."""
+        return self._batch_bytes(requests, _final_width)
 
     def _largest_answer(self, request: Request, free_bytes: int) -> int:
-        """Tokens of the longest answer for which there is memory; 0 if there is none for any."""
+        """The maximum length of an answer that fits into memory; 0 if none does."""
 
         def is_too_long(num_tokens: int) -> bool:
             width = request.prompt.num_tokens + num_tokens
-            return self._side_by_side([request], lambda _: width) > free_bytes
+            return self._batch_bytes([request], lambda _: width) > free_bytes
 
         return bisect_left(range(1, request.max_tokens + 1), True, key=is_too_long)
 
-    def _side_by_side(self, requests: Sequence[Request], width: Callable[[Request], int]) -> int:
+    def _batch_bytes(self, requests: Sequence[Request], width: Callable[[Request], int]) -> int:
         """Bytes of one batch: all its sequences are padded to the longest."""
         return _num_seqs(requests) * self._kv_bytes(max(map(width, requests), default=0))
 
 
 def _num_seqs(requests: Sequence[Request]) -> int:
-    return sum(len(one.seqs) for one in requests)
+    return sum(len(r.seqs) for r in requests)
 
 
 def _final_width(request: Request) -> int:
-    """Tokens of its prompt and its answer, at most."""
+    """The maximum number of tokens of its prompt and an answer."""
     answer = request.max_tokens
     wanted = request.sampling.max_tokens
     if wanted is None or wanted > answer:
@@ -184,5 +184,5 @@ def _final_width(request: Request) -> int:
 
 
 def _width_when_joined(request: Request) -> int:
-    """Tokens of its sequences when the next one joins, if that were now."""
+    """Tokens of its sequences if a further one joined now."""
     return max(request.prompt.num_tokens, request.num_kv_tokens)

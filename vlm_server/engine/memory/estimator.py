@@ -1,4 +1,4 @@
-"""How much device memory work needs while it runs, learned from measured peaks."""
+"""Estimates of the device memory that work needs while it runs, learned from measured peaks."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from vlm_server.interfaces import DeviceMemory
 Work = Literal["encode", "prefill"]
 
 _COLD_BYTES = {"encode": 4 << 20, "prefill": 1 << 20}
-"""Per token, before anything was measured: more than any model needs that fits one machine."""
-_LAST = 32
-_LEAST_TOKENS = 32
-"""With fewer, the fixed part would be taken for the part that each token needs."""
+"""Bytes per token before any measurement: more than any model needs that fits one machine."""
+_NUM_RATES = 32
+_MIN_TOKENS = 32
+"""The minimum number of tokens to learn from: with fewer, the fixed part would dominate."""
 
 
 class MemoryEstimator:
-    """Transient bytes per token of encodes and prefills: the most that the last ones needed.
+    """Transient bytes per token of encodes and prefills: the maximum of the last ones.
 
-    Peaks belong to the process, so nothing is learned from work that ran beside other work. What
-    stays when the work is done (KV, features) is not transient.
+    Peaks are those of the process, so nothing is learned from work that overlapped with other work.
+    Memory that stays allocated afterwards (KV, features) is not transient.
     """
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
         self._rates: dict[Work, deque[float]] = {
-            "encode": deque(maxlen=_LAST),
-            "prefill": deque(maxlen=_LAST),
+            "encode": deque(maxlen=_NUM_RATES),
+            "prefill": deque(maxlen=_NUM_RATES),
         }
         """Bytes per token."""
         self._begun: dict[Work, tuple[int, int]] = {}
-        """By kind of work under way: active bytes when it began, and the most since."""
+        """Active bytes at the start of work under way, and their peak since, by its kind."""
         self._overlapping: set[Work] = set()
-        """Kinds under way that did not run alone."""
+        """Kinds of work under way that did not run alone."""
         self._peak_bytes = 0
         self.feature_bytes = 0
-        """Bytes of features per media token: the most that was seen."""
+        """The maximum of measured feature bytes per media token."""
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that arrays ever held."""
+        """The peak of active bytes since the start."""
         self._fold()
         return self._peak_bytes
 
-    def of(self, work: Work, num_tokens: int) -> int:
-        """Transient bytes of work on `num_tokens`, at most.
+    def bytes_for(self, work: Work, num_tokens: int) -> int:
+        """The maximum of transient bytes of work on `num_tokens`.
 
         Proportional to the tokens: the fixed part makes it an overestimate for more tokens than
-        were seen, and attention, which grows with the square, is computed in bounded blocks.
+        measured, and attention, which grows with the square, is computed in bounded blocks.
         """
         rates = self._rates[work]
         return int(max(rates, default=_COLD_BYTES[work]) * num_tokens)
 
     def begin(self, work: Work) -> None:
-        """Work of this kind begins; `end` follows, once."""
+        """Start to measure work of this kind, until `end`."""
         self._fold()
         active = self._memory.read().active_bytes
         self._begun[work] = (active, active)
@@ -62,12 +62,12 @@ class MemoryEstimator:
             self._overlapping.update(self._begun)
 
     def end(self, work: Work, num_tokens: int, *, is_typical: bool = True) -> None:
-        """Learn from the peak of the work of this kind that was begun, if it `is_typical`."""
+        """Learn from the peak of the work under way of this kind, if it `is_typical`."""
         self._fold()
         before, peak = self._begun.pop(work)
         is_alone = work not in self._overlapping
         self._overlapping.discard(work)
-        if is_alone and is_typical and num_tokens >= _LEAST_TOKENS:
+        if is_alone and is_typical and num_tokens >= _MIN_TOKENS:
             stays = max(before, self._memory.read().active_bytes)
             self._rates[work].append(max(0, peak - stays) / num_tokens)
 
@@ -76,5 +76,5 @@ class MemoryEstimator:
         peak = self._memory.read_peak()
         self._peak_bytes = max(self._peak_bytes, peak)
         self._begun = {
-            work: (active, max(most, peak)) for work, (active, most) in self._begun.items()
+            work: (active, max(before, peak)) for work, (active, before) in self._begun.items()
         }

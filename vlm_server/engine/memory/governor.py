@@ -1,8 +1,8 @@
 """Decides what device memory may be used for, and when freed memory goes back to the system.
 
-The only one that frees memory on purpose, by measured bytes. `interfaces.DeviceMemory`,
-`interfaces.ProcessMemory` and the caches do it; each decision is counted by its reason. All calls
-come from the inference thread.
+All decisions to free device memory are made here, from measured bytes, and counted by reason.
+`interfaces.DeviceMemory`, `interfaces.ProcessMemory` and the caches carry them out. All calls come
+from the inference thread.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.estimator import MemoryEstimator
 from vlm_server.interfaces import DeviceMemory, ProcessMemory
 from vlm_server.protocol import MemoryStats
-from vlm_server.settings import Memory as MemorySettings
+from vlm_server.settings import MemorySettings
 
 logger = logging.getLogger(__name__)
 
 MIB = 1 << 20
 _SMALL_POOL_BYTES = 32 * MIB
-"""Not worth giving back."""
+"""A pool of this size is not worth giving back."""
 _DECODED_TOKENS = 2048
-"""Between two looks at the pool while answers run: the more sequences, the fewer steps."""
+"""Tokens decoded between two checks of the pool: the more sequences, the fewer steps."""
 _NEAR_SHARE = 16
-"""Memory is near its limit if less than this part (one in so many) of it is left."""
+"""Memory is near its limit if less than 1 / `_NEAR_SHARE` of it is left."""
 _DRIVER_SECONDS = 5.0
-"""The greatest age of what the driver or the system says: asking takes time between two steps."""
+"""The maximum age of the driver's or system's figures: a query takes time between two steps."""
 _SYNCHRONIZE_CALLS = 8
-"""Calls of `make_room_for_reserved` after which a wait that freed too little is tried again."""
+"""Calls of `make_room_for_reserved` after which a synchronization that did not help is retried."""
 
 _ClearReason = Literal[
     "idle",
@@ -49,7 +49,7 @@ _ClearReason = Literal[
 
 
 class Governor:
-    """The rules for device memory, and how often each was applied."""
+    """The rules for device memory, and counts of their applications."""
 
     def __init__(
         self,
@@ -71,32 +71,32 @@ class Governor:
         self._clear_seconds = 0.0
         self._decoded_tokens = 0
         self._has_worked = False
-        """Since the last `idle`."""
+        """Whether there was work since the last `clear_when_idle`."""
         self._idle_since: float | None = None
         self._in_flight_bytes = 0
-        """Memory of launched work, which the last wait in `make_room_for_reserved` freed."""
+        """Memory of launched work, freed by the last wait in `make_room_for_reserved`."""
         self._calls_until_synchronize = 0
         self._device_used_bytes = 0
-        """As the driver said last."""
+        """Device memory in use by all programs, by the driver's last report."""
         self._driver_due = -math.inf
         self._is_short = False
-        """Whether other programs needed memory then, and nothing was done about it since."""
+        """Whether the last report says that other programs need memory, with no reaction yet."""
 
     def reset_stats(self) -> None:
-        """Take what is held now as held without any request; count decisions from zero."""
+        """Set the baseline to the memory held now; count decisions from zero."""
         self._clear("idle")
         self._baseline_bytes = self._memory.read().active_bytes
         self._counts.clear()
         self._clear_seconds = 0.0
 
-    def count(self, decision: str) -> None:
+    def count_decision(self, decision: str) -> None:
         """Count a decision that the caller has made: `wait`, `refuse` or `failure_...`."""
         self._counts[decision] += 1
 
     # ---- commands of the front -------------------------------------------------------
 
     def set_limit(self, limit_bytes: int, reserved_bytes: int) -> None:
-        """Device memory has another limit from now on; running requests keep `reserved_bytes`."""
+        """Change the limit of device memory; running requests keep `reserved_bytes`."""
         self._memory.set_limit(limit_bytes)
         self._caches.resize(max(0, limit_bytes - self._baseline_bytes))
         self._memory.synchronize()
@@ -106,7 +106,7 @@ class Governor:
             self._clear("limit")
 
     def clear_caches(self) -> None:
-        """Drop what is cached and not in use, and give the pool back."""
+        """Drop unused cache entries, and give the pool back."""
         self._caches.drop()
         self._clear("operator")
 
@@ -114,15 +114,15 @@ class Governor:
 
     @property
     def free_bytes(self) -> int:
-        """Memory for requests: the limit without what the model holds; may be negative."""
+        """Memory for requests: the limit less the baseline; may be negative."""
         return self._memory.read().limit_bytes - self._baseline_bytes
 
     def fits_alone(self, num_bytes: int) -> bool:
-        """Whether a request of this size fits if no other runs; always true until `reset_stats`."""
+        """Whether a request of this size fits if it runs alone; true until `reset_stats`."""
         return not self._baseline_bytes or num_bytes <= self.free_bytes
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether so much more fits beside what arrays hold."""
+        """Whether `num_bytes` fit in addition to the arrays that exist."""
         return self._missing(num_bytes) <= 0
 
     def make_room(
@@ -135,19 +135,19 @@ class Governor:
     ) -> bool:
         """Make room for a request by the cheapest means; returns whether it may begin now.
 
-        needed_bytes: of the request. reserved_bytes: what those admitted before it will still
-        allocate. While `some_are_ending`, requests that have ended hold memory that will come back.
-        The first of these that applies decides:
+        needed_bytes: memory of the request. reserved_bytes: memory that admitted requests will
+        still allocate. some_are_ending: whether ended requests hold memory that will be freed. The
+        first row that applies decides:
 
-            there is room                                    begin
-            room will come back by itself                    wait
-            others run, and the caches hold too little       wait
-            not tried yet                                    synchronize, and look again
-            not tried yet                                    evict, and look again
-            others run (they use what was to be evicted)     wait
-            nobody else runs (an estimate may be too high)   begin
+            there is room                                        begin
+            ended requests will free memory                      wait
+            others run, and the caches hold too little           wait
+            not synchronized yet                                 synchronize, and look again
+            not evicted yet                                      evict, and look again
+            others run (and use the entries to be evicted)       wait
+            no other request runs (the estimate may be too high) begin
 
-        Until `reset_stats` every request begins: the estimator learns from what it takes.
+        Until `reset_stats` every request begins: the estimator learns from it.
         """
         if not self._baseline_bytes:
             return True
@@ -167,10 +167,10 @@ class Governor:
         return True
 
     def make_room_for_reserved(self, reserved_bytes: int) -> None:
-        """Evict what was cached since, where sequences need what was reserved for them.
+        """Evict cache entries that occupy memory reserved for sequences.
 
-        To be called before every step. Waits for launched work only if there seems to be no room
-        for a reason that waiting did not explain lately: that work holds memory, too.
+        To be called before every step. Launched work holds memory, too; it is waited for only if
+        more is missing than the last wait freed.
         """
         self._calls_until_synchronize = max(0, self._calls_until_synchronize - 1)
         missing = self._missing(reserved_bytes)
@@ -186,64 +186,65 @@ class Governor:
             self._evict(left)
 
     def _missing(self, num_bytes: int) -> int:
-        """Bytes of `num_bytes` that do not fit beside what arrays hold; negative if all do."""
+        """Bytes of `num_bytes` that do not fit besides the arrays; negative if there is room."""
         reading = self._memory.read()
         return reading.active_bytes + num_bytes - reading.limit_bytes
 
-    # ---- around reads, encodes, chunks and decode steps ------------------------------
+    # ---- around disk reads, encodes, chunks and decode steps -------------------------
 
-    def before_load(self, num_bytes: int) -> None:
-        """A read from disk, of at most `num_bytes`, comes next."""
+    def before_disk_read(self, num_bytes: int) -> None:
+        """Prepare for a disk read of at most `num_bytes`."""
         if self._is_over(num_bytes):
             self._clear("guard")
 
     def before_encode(self, num_tokens: int) -> None:
-        """An encode of media of `num_tokens`, and of nothing else, comes next."""
-        if self._is_over(self.estimator.of("encode", num_tokens)):
+        """Prepare for an encode of `num_tokens`."""
+        if self._is_over(self.estimator.bytes_for("encode", num_tokens)):
             self._clear("guard")
         self.estimator.begin("encode")
 
-    def after_encode(self, num_tokens: int, size_bytes: int, tokens_at_once: int) -> None:
-        """The features of `num_tokens` take `size_bytes`; 0 if the encode failed.
+    def after_encode(self, num_tokens: int, size_bytes: int, tokens_per_call: int) -> None:
+        """Learn from an encode: features of `num_tokens` take `size_bytes`; 0 if it failed.
 
-        What it took is learned for `tokens_at_once`, the tokens that were encoded in one call.
+        The peak is learned as that of `tokens_per_call`, the tokens encoded in one call.
         """
-        self.estimator.end("encode", tokens_at_once)
-        made = size_bytes // max(1, num_tokens)
-        self.estimator.feature_bytes = max(self.estimator.feature_bytes, made)
+        self.estimator.end("encode", tokens_per_call)
+        feature_bytes = size_bytes // max(1, num_tokens)
+        self.estimator.feature_bytes = max(self.estimator.feature_bytes, feature_bytes)
 
     def before_chunk(self) -> None:
-        """A prefill chunk comes next."""
+        """Prepare for a prefill chunk."""
         self.estimator.begin("prefill")
 
-    def after_chunk(self, num_tokens: int, *, is_last: bool, has_merged: bool) -> None:
-        """A chunk of `num_tokens` of a prompt was prefilled.
+    def after_chunk(self, num_tokens: int, *, is_last: bool, joined_running: bool) -> None:
+        """Learn from a prefilled chunk of `num_tokens`; clear the pool by `prefill_keep_alloc`.
 
-        If it `has_merged` with running sequences, those were copied: no measure for other chunks.
+        joined_running: whether the prompt joined running sequences, which were copied: its peak is
+        no measure for other chunks.
         """
-        self.estimator.end("prefill", num_tokens, is_typical=not has_merged)
+        self.estimator.end("prefill", num_tokens, is_typical=not joined_running)
         policy = self._settings.prefill_keep_alloc
-        needed = self.estimator.of("prefill", num_tokens)
+        needed = self.estimator.bytes_for("prefill", num_tokens)
         if policy == "never" or (policy == "auto" and self._must_clear(needed)):
             self._clear("prefill" if is_last else "chunk")
 
-    def after_decode(self, num_seqs: int, *, somebody_waits: bool) -> None:
-        """A step gave `num_seqs` sequences a token each; to be called after every step, even of 0.
+    def after_decode(self, num_seqs: int, *, awaits_first_token: bool) -> None:
+        """Clear the pool now and then; to be called after every step, with its decoded sequences.
 
-        somebody_waits: whether a request waits for the first token of its answer.
+        awaits_first_token: whether a request waits for the first token of its answer.
         """
-        self.yield_to_others()
+        self.give_back_to_other_programs()
         self._decoded_tokens += num_seqs
-        if self._decoded_tokens < _DECODED_TOKENS or somebody_waits:
+        if self._decoded_tokens < _DECODED_TOKENS or awaits_first_token:
             return
         self._decoded_tokens = 0
         if self._must_clear(self._memory.read().limit_bytes // _NEAR_SHARE):
             self._clear("decode")
 
-    def yield_to_others(self) -> None:
-        """If other programs needed memory when the driver was asked last, give some back.
+    def give_back_to_other_programs(self) -> None:
+        """Free memory if other programs need some: the pool, or half of the caches if it is empty.
 
-        The pool first; half of the caches if it is empty.
+        Decides by the driver's last report.
         """
         if not self._is_short:
             return
@@ -253,48 +254,48 @@ class Governor:
         else:
             self._evict(-(-self._caches.evictable_bytes // 2))
 
-    def seconds_to_look(self) -> float | None:
-        """Seconds until `read` and `yield_to_others` want to be called without any other reason.
+    def seconds_until_poll(self) -> float | None:
+        """Seconds until `read` and `give_back_to_other_programs` are due on an idle engine.
 
-        None if there is nothing that others could need, or if they can't need it.
+        None if there is nothing to free, or if device memory is not shared with other programs.
         """
         pool_bytes = self._memory.read().pool_bytes
-        has_some = pool_bytes > _SMALL_POOL_BYTES or self._caches.evictable_bytes > 0
-        if not (self._memory.is_shared and has_some):
+        can_free = pool_bytes > _SMALL_POOL_BYTES or self._caches.evictable_bytes > 0
+        if not (self._memory.is_shared and can_free):
             return None
         return 0.0 if self._is_short else max(0.0, self._driver_due - self._clock())
 
-    def relieve(self) -> None:
-        """Free whatever nobody uses, since an allocation failed."""
+    def free_unused_memory(self) -> None:
+        """Free all unused memory after a failed allocation."""
         self._evict(self._caches.evictable_bytes)
         self._clear("failure")
 
     def _must_clear(self, needed_bytes: int) -> bool:
-        """Whether the pool would be in the way, and the allocator does not trim it by itself."""
+        """Whether `needed_bytes` exceed the limit with a pool that the allocator won't trim."""
         return not self._memory.trims_own_pool and self._is_over(needed_bytes)
 
     def _is_over(self, needed_bytes: int) -> bool:
-        """Whether the pool would be in the way of so much more."""
+        """Whether `needed_bytes` exceed the limit because of the pool."""
         reading = self._memory.read()
-        held = reading.active_bytes + reading.pool_bytes
-        return reading.pool_bytes > 0 and held + needed_bytes > reading.limit_bytes
+        total_bytes = reading.active_bytes + reading.pool_bytes + needed_bytes
+        return reading.pool_bytes > 0 and total_bytes > reading.limit_bytes
 
     # ---- idle ------------------------------------------------------------------------
 
     def mark_busy(self) -> None:
-        """There is a request: an idle clear that was due is not any more."""
+        """Record that there is a request: the engine is not idle."""
         self._idle_since = None
         self._has_worked = True
 
-    def idle_seconds_left(self) -> float | None:
-        """Seconds until `idle` wants to be called; None if never, as long as nothing comes."""
+    def seconds_until_clear(self) -> float | None:
+        """Seconds until `clear_when_idle` is due; None if there was no work since the last one."""
         if not self._has_worked:
             return None
         if self._idle_since is None:
             self._idle_since = self._clock()
         return max(0.0, self._idle_since + self._settings.idle_clear_seconds - self._clock())
 
-    def idle(self) -> None:
+    def clear_when_idle(self) -> None:
         """Give memory back after `memory.idle_clear_seconds` without requests."""
         self._has_worked, self._idle_since = False, None
         if self._memory.read().pool_bytes > _SMALL_POOL_BYTES:
@@ -310,16 +311,17 @@ class Governor:
         seconds = time.perf_counter() - started
         self._clear_seconds += seconds
         self._counts[f"clear_{reason}"] += 1
-        logger.info("gave %d MiB back (%s) in %.1f ms", before // MIB, reason, 1000 * seconds)
+        milliseconds = 1000 * seconds
+        logger.info("cleared %d MiB of pool (%s) in %.1f ms", before // MIB, reason, milliseconds)
 
     def _evict(self, num_bytes: int) -> None:
-        """Evict `num_bytes` from the caches, or all they can, the least recently used first."""
+        """Evict up to `num_bytes` from the caches, the least recently used entries first."""
         if freed := self._caches.evict(num_bytes):
             self._counts["evict"] += 1
             logger.info("evicted %d MiB of the caches", freed // MIB)
 
     def _ask_driver(self) -> None:
-        """Ask what all programs use of the device; now and then, and outside of steps."""
+        """Query the device memory in use by all programs, at most every `_DRIVER_SECONDS`."""
         now = self._clock()
         if now < self._driver_due:
             return
@@ -328,7 +330,7 @@ class Governor:
         self._is_short = self._memory.is_short()
 
     def read(self, reserved_bytes: int = 0) -> MemoryStats:
-        """For `/v1/status` and `/metrics`. To be called between two steps."""
+        """The figures for `/v1/status` and `/metrics`. To be called between two steps."""
         self._ask_driver()
         reading = self._memory.read()
         return MemoryStats(

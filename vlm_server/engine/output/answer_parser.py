@@ -1,4 +1,4 @@
-"""The text of one choice, split into content, reasoning and tool calls as it comes."""
+"""The parser of one choice's text stream into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class _State(Enum):
 
 
 class AnswerParser:
-    """Text in, pieces out: nothing is lost or doubled, however the text was split.
+    """Turns text into pieces, independent of how the text was split; loses and doubles nothing.
 
-    Marks and control tokens, and their beginnings, are never sent, but for those of a broken call,
-    which is content as it was generated. Reasoning begins before any content, or right after
-    reasoning, a call or a header, but for blanks; elsewhere its mark is content. Reasoning may end
-    with the answer. Blanks around a mark are dropped at the beginning and end of the answer and
-    between marks; after a mark of reasoning, always.
+    Marks and control tokens, and their beginnings, are never sent, except those of a broken call,
+    which becomes content as it was generated. Reasoning begins before any content, or after
+    reasoning, a call or a header, with only blanks between; elsewhere its mark is content.
+    Reasoning may end with the answer. Blanks around a mark are dropped at the beginning and end of
+    the answer and between marks; after a mark of reasoning, always.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class AnswerParser:
     ) -> None:
         """Without `content_has_marks` the search for marks ends where content begins."""
         self.num_reasoning_tokens = 0
-        """Tokens with text of reasoning, or with a part of its marks."""
+        """The number of tokens with text of reasoning, or with a part of its marks."""
         self.calls = calls
         self._auto = auto_calls
         self._required = required_calls
@@ -84,32 +84,32 @@ class AnswerParser:
         self._content_has_marks = content_has_marks
         self._control_spans = _ControlSpans()
         self._num_announced = 0
-        """Characters of announced raw text."""
+        """The number of characters of announced raw text."""
         self._position = 0
-        """Characters of raw text before `_held`."""
+        """The number of characters of raw text before `_held`."""
         self._held = ""
         """Text that may become a mark."""
         self._num_undecided_tokens = 0
-        """Tokens that `_held` came with."""
+        """The number of tokens of `_held`."""
         self._has_reasoning = False
         """Whether the newest token belongs to reasoning."""
         self._has_marks = False
         """Whether there was reasoning or a valid call."""
         self._blanks: list[str] = []
-        """Blanks behind a mark, with nothing behind them yet."""
+        """Blanks after a mark, with no other text after them yet."""
         self._is_after_mark = True
         self._drops_blanks = False
-        """Whether blanks right after the last mark are dropped, whatever follows."""
+        """Whether blanks after the last mark are dropped even if text follows."""
         self._pieces: list[Piece] = []
         self._enter(_State.CONTENT)
         if reasoning is not None and starts_in_reasoning:
             self._drops_blanks = True
             self._enter(_State.REASONING)
 
-    # ---- what comes in ---------------------------------------------------------------
+    # ---- input -----------------------------------------------------------------------
 
     def announce(self, text: str, num_control: int) -> None:
-        """Tell of `text`, which will be pushed unless a stop string ends the answer before.
+        """Announce `text`, which will be pushed unless a stop string ends the answer before.
 
         Its last `num_control` characters are a control token.
         """
@@ -130,7 +130,8 @@ class AnswerParser:
     def flush(self, end_mark: str = "") -> Sequence[Piece]:
         """The pieces that were held back until the end of the answer.
 
-        `end_mark`: text of the token that ended the answer; it may end a call or reasoning, too.
+        `end_mark`: the text of the token that ended the answer, which may also end a call or
+        reasoning.
         """
         self._pieces = []
         if self._waits_for(end_mark):
@@ -145,7 +146,7 @@ class AnswerParser:
             self._add_all(self._required.flush())
         return self._pieces
 
-    # ---- what it knows ---------------------------------------------------------------
+    # ---- readings --------------------------------------------------------------------
 
     @property
     def is_in_reasoning(self) -> bool:
@@ -153,7 +154,7 @@ class AnswerParser:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the answer ends here: no more calls may follow."""
+        """Whether the answer ends here, since no more calls may follow."""
         return self.calls.is_full
 
     def _waits_for(self, mark: str) -> bool:
@@ -179,12 +180,12 @@ class AnswerParser:
         return marks(start, self._auto.start if self._auto else "", *headers)
 
     def _read(self, *, is_last: bool) -> None:
-        """Read the held text up to what may become a mark; all of it, if it `is_last`."""
+        """Read the held text up to a possible mark; all of it, if it `is_last`."""
         while not self.is_ended:
             looked_for = self._marks
             length, mark = looked_for.find(self._held, is_last=is_last)
             self._take_text(length)
-            if self._marks is not looked_for:  # what was found is none, by what stands before it
+            if self._marks is not looked_for:  # the text before the mark makes it content
                 continue
             if not mark:
                 return
@@ -262,7 +263,7 @@ class AnswerParser:
             self._add_content(text)
 
     def _without_blanks(self, text: str) -> str:
-        """`text` without leading blanks, unless they are shown."""
+        """`text` without leading blanks, unless they are content."""
         bare = text.lstrip(BLANKS)
         if len(bare) < len(text) and not self._drops_blanks:
             self._blanks.append(text[: len(text) - len(bare)])
@@ -298,17 +299,17 @@ class AnswerParser:
 
 
 class _ControlSpans:
-    """Places of control tokens, in characters of the answer's raw text: they are never shown."""
+    """Positions of control tokens, in characters of the answer's raw text; these are never sent."""
 
     def __init__(self) -> None:
         self._spans: deque[tuple[int, int]] = deque()
 
     def add(self, start: int, end: int) -> None:
-        """Append a span, which comes after all others."""
+        """Append a span that comes after all others."""
         self._spans.append((start, end))
 
     def strip(self, text: str, start: int) -> str:
-        """`text`, from the place `start` on, without control tokens. `start` never decreases."""
+        """`text` without control tokens. `start`: its position, which never decreases."""
         while self._spans and self._spans[0][1] <= start:
             self._spans.popleft()
         end, kept, at = start + len(text), [], start

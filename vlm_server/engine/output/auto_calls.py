@@ -20,9 +20,10 @@ _OUTSIDE = re.compile(r'["{}\[\]]')
 class AutoCallParser:
     """Collects the text between the marks, and parses it once it is complete.
 
-    Calls of a format without an end mark end with their JSON, or before the next line or start mark
-    if they have none yet. A mark in an argument is text. An end mark taken for such text, followed
-    by a start mark before the call is complete, makes the call broken, and another one begins.
+    In a format without an end mark, a call ends with its JSON, or before the next line or start
+    mark if its JSON has not begun. A mark in an argument is text. If an end mark was taken for such
+    text, and a start mark follows before the call is complete, the call is broken, and another one
+    begins.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class AutoCallParser:
         return isinstance(self._body, JsonBody) and self._body.is_closed
 
     def push(self, text: str) -> int:
-        """Append text behind the start mark; returns how many of its characters are the call's."""
+        """Append text after the start mark; returns the number of its characters in the call."""
         length = len(text)
         match self._body:
             case JsonBody() as body:
@@ -63,7 +64,7 @@ class AutoCallParser:
         return length
 
     def is_text(self, mark: str) -> bool:
-        """Whether `mark`, one of `ends` that follows the pushed text, is text of an argument."""
+        """Whether `mark`, one of `ends` after the pushed text, is text of an argument."""
         match self._body:
             case JsonBody() as body if body.is_inside_string:
                 is_text = mark != "\n"
@@ -78,7 +79,7 @@ class AutoCallParser:
         return is_text
 
     def end(self, end_mark: str, *, is_cut_off: bool = False) -> Sequence[ToolCallDelta] | str:
-        """The collected calls; if they are invalid, all that was generated, as text."""
+        """The collected calls; the generated text if they are invalid."""
         body = "".join(self._parts)
         self._begin()
         read = [] if is_cut_off else self._read(body)
@@ -93,7 +94,7 @@ class AutoCallParser:
         return deltas
 
     def _read(self, body: str) -> Sequence[tuple[str, str]]:
-        """Names and arguments; empty if one of the calls is invalid."""
+        """Names and arguments of the calls; empty if any is invalid."""
         try:
             read = list(self._format.parse(body, self._tools))
             are_valid = all(map(self._is_valid, read))
@@ -102,16 +103,16 @@ class AutoCallParser:
         return read if are_valid else []
 
     def _is_valid(self, call: tuple[str, str]) -> bool:
-        """Raises if the arguments are no JSON, or the like."""
+        """Whether a call is valid; may also raise an error if its arguments are no JSON."""
         name, arguments = call
         return self._calls.may_call(name) and isinstance(msgspec.json.decode(arguments), dict)
 
 
 class JsonBody:
-    """State of a JSON value, with any text before it, that comes in pieces.
+    """The state of a JSON value, with any text before it, that arrives in pieces.
 
-    A line break within a string shows that the text is no JSON (`is_broken`); from there on no
-    string is told apart. With `ends_with_value` the body ends where the value does.
+    A line break within a string shows that the text is no JSON (`is_broken`); from there on strings
+    are not recognized. With `ends_with_value` the body ends with the value.
     """
 
     def __init__(self, *, ends_with_value: bool) -> None:
@@ -159,7 +160,7 @@ class JsonBody:
 
 
 class BracketBody:
-    """State of a text that, once it has an opening bracket, is complete behind a closing one."""
+    """The state of a text that, once it has an opening bracket, must end after a closing one."""
 
     def __init__(self, opening: str, *closing: str) -> None:
         self._opening, self._closing = opening, closing
@@ -168,7 +169,7 @@ class BracketBody:
         self._is_open = False
         """Whether the searched text has an opening bracket."""
         self._tail = ""
-        """The end of the text, with one blank for many."""
+        """The end of the text, with trailing blanks reduced to one."""
 
     def push(self, text: str) -> None:
         if not self._is_open:
@@ -178,7 +179,7 @@ class BracketBody:
         self._tail = bare[-self._longest :] + tail[len(bare) :][:1]
 
     def is_incomplete(self) -> bool:
-        """Whether the text cannot end here: called at each mark that may end it."""
+        """Whether the text can't end here; called at each mark that may end it."""
         if not self._is_open:
             self._is_open = self._opening in "".join(self._unsearched)
             self._unsearched.clear()

@@ -1,7 +1,7 @@
-"""Parsers of tool calls, for formats that mlx-vlm reads wrongly or where there is no call.
+"""Parsers of tool calls in formats that mlx-vlm parses wrongly.
 
 Each maps (text between the format's marks, tools) to (name, arguments) of each call, or raises any
-error. Text that is left over makes it no call.
+error, also for text after the last call.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def longcat(text: str, tools: Tools) -> ParsedCalls:
 
 
 def from_json(value: Any) -> ParsedCalls:
-    """ParsedCalls as most formats with JSON have them: an object, or a list of them."""
-    return [_from_object(each) for each in (value if isinstance(value, list) else [value])]
+    """The calls of most JSON formats: an object, or a list of objects."""
+    return [_from_object(call) for call in (value if isinstance(value, list) else [value])]
 
 
 def _from_object(call: Any) -> tuple[str, Any]:
@@ -50,13 +50,13 @@ def _from_object(call: Any) -> tuple[str, Any]:
 
 
 def json_tools(text: str, tools: Tools) -> ParsedCalls:
-    """`{"name": ..., "arguments": {...}}`, or several on lines of their own."""
+    """`{"name": ..., "arguments": {...}}`, or several on separate lines."""
     del tools
     return _json_values(text)
 
 
 def cohere2_moe(text: str, tools: Tools) -> ParsedCalls:
-    """A JSON list, in which regular expressions may have escapes that JSON does not know."""
+    """A JSON list, in which regular expressions may have escapes that JSON does not allow."""
     del tools
     try:
         return from_json(json.loads(text))
@@ -77,7 +77,7 @@ _MISTRAL = re.compile(rf"(?P<name>{NAME})(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\]\s*)?(
 
 
 def mistral(text: str, tools: Tools) -> ParsedCalls:
-    """`name[ARGS]{...}`, with an id between perhaps, or a JSON list; each call has its mark."""
+    """`name[ARGS]{...}`, perhaps with an id, or a JSON list; each call has its mark."""
     del tools
     decoder, calls, at = json.JSONDecoder(), ParsedCalls(), skip_blanks(text, 0)
     if text[at : at + 1] in ("[", "{"):
@@ -101,7 +101,7 @@ _HARMONY = re.compile(r"\s*(?P<name>[^\s<|]+)")
 
 
 def kimi_k2(text: str, tools: Tools) -> ParsedCalls:
-    """`functions.name:0`, a mark and JSON, each call between marks of its own."""
+    """`functions.name:0`, a mark and JSON; each call stands between further marks."""
     calls, at = ParsedCalls(), skip_blanks(text, 0)
     while at < len(text):
         if not text.startswith(_KIMI_BEGIN, at):
@@ -122,7 +122,7 @@ def kimi_k2(text: str, tools: Tools) -> ParsedCalls:
 
 
 def harmony(text: str, tools: Tools) -> ParsedCalls:
-    """`functions.name`, perhaps what kind of text comes, a mark and JSON."""
+    """`functions.name`, perhaps a content type, a mark and JSON."""
     header, _, arguments = text.partition("<|message|>")
     found = _HARMONY.match(header)
     if found is None:
@@ -131,7 +131,7 @@ def harmony(text: str, tools: Tools) -> ParsedCalls:
 
 
 def _tool_called(name: str, tools: Tools) -> str:
-    """The tool that is meant by `name`, with `functions.` before it, or, carelessly, without."""
+    """The tool that `name` refers to, with or without the prefix `functions.`."""
     bare = name.removeprefix("functions.")
     names = {(tool.get("function") or {}).get("name") for tool in tools}
     return name if name in names and bare not in names else bare
@@ -147,7 +147,7 @@ class _JsonNames(ast.NodeTransformer):
 
 
 def pythonic(text: str, tools: Tools) -> ParsedCalls:
-    """`[name(key=value, ...), ...]`. Names of tools need not be Python's."""
+    """`[name(key=value, ...), ...]`. Names of tools need not be Python identifiers."""
     if len(text) > MAX_SYNTAX_CHARACTERS:
         raise ValueError("it is too long")
     aliases: dict[str, str] = {}
@@ -158,7 +158,7 @@ def pythonic(text: str, tools: Tools) -> ParsedCalls:
             text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?=\()", f"tool_{index}_", text)
     expression = ast.parse(text.strip(), mode="eval").body
     elements = expression.elts if isinstance(expression, ast.List) else [expression]
-    return [_python_call(each, aliases) for each in elements]
+    return [_python_call(element, aliases) for element in elements]
 
 
 def _python_call(call: ast.expr, aliases: Mapping[str, str]) -> tuple[str, Any]:
@@ -185,7 +185,7 @@ _MAX_DEPTH = 64
 def gemma4(text: str, tools: Tools) -> ParsedCalls:
     """`call:name{key:<|"|>text<|"|>,other:[1,2]}`, repeated.
 
-    Texts stand between marks of their own, and may hold whatever JSON's syntax is made of.
+    Strings stand between special marks, and may contain any characters of JSON's syntax.
     """
     del tools
     reader, calls = _GemmaReader(text), ParsedCalls()
@@ -197,7 +197,7 @@ def gemma4(text: str, tools: Tools) -> ParsedCalls:
 
 
 class _GemmaReader:
-    """A position in a text of Gemma's calls, and what can be read there."""
+    """A reader of Gemma's calls at a position in their text."""
 
     def __init__(self, text: str) -> None:
         self._text = text.rstrip()

@@ -18,9 +18,9 @@ class Calls:
     def __init__(self, answer: AnswerFormat, tools: ToolFormat | None) -> None:
         self.num_begun = 0
         self.num_valid = 0
-        """Complete calls."""
+        """The number of complete calls."""
         self.num_broken = 0
-        """Calls that became text, or were cut off."""
+        """The number of calls that became text, or were cut off."""
         self._names = frozenset(_name_of(dict(tool)) for tool in answer.tools)
         self._parallel = answer.parallel
         # The chat templates of Mistral refuse other ids.
@@ -39,7 +39,7 @@ class Calls:
         return name in self._names
 
     def begin(self, name: str) -> ToolCallDelta:
-        """The first delta of one more call."""
+        """Begin another call; returns its first delta."""
         call_id = self._prefix + "".join(
             secrets.choice(_ALPHANUMERICS) for _ in range(self._length)
         )
@@ -47,7 +47,7 @@ class Calls:
         return ToolCallDelta(self.num_begun - 1, call_id, name)
 
     def go_on(self, arguments: str) -> ToolCallDelta:
-        """More arguments of the call that was begun last."""
+        """A further delta of the call begun last, with a part of its arguments."""
         return ToolCallDelta(self.num_begun - 1, arguments=arguments)
 
 

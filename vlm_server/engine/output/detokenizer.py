@@ -26,13 +26,13 @@ class Detokenizer:
 
     Decodes a short window, and emits what the newest tokens add to what the window already
     gave (the method of vLLM's and text-generation-inference's incremental detokenizers).
-    All that it emits, joined, is the text of all ids decoded at once. Control tokens, which are
-    the tokenizer's special ones, have text only for who asks for it `with_control`.
+    The emitted texts, joined, equal the text of all ids decoded in one call. Control tokens, which
+    are the tokenizer's special ones, have text only `with_control`.
     """
 
     def __init__(self, decoder: Decoder, *, with_control: bool = False) -> None:
         self.num_control = 0
-        """Characters of a control token that the text emitted last ends with."""
+        """The length of the control token at the end of the text emitted last; 0 without one."""
         self._decoder = decoder
         self._with_control = with_control
         self._ids: list[int] = []
@@ -41,7 +41,7 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is incomplete.
 
-        Ids that the tokenizer does not know have no text: logits are often wider than it.
+        Ids unknown to the tokenizer have no text: logits are often wider than its vocabulary.
         """
         self.num_control = 0
         if self._decoder.id_to_token(token_id) is None:
@@ -64,14 +64,14 @@ class Detokenizer:
         return self._emit(len(self._ids), self._decode(self._ids))
 
     def _emit(self, end: int, after: str) -> str:
-        """The text that the ids up to `end`, which are `after`, add.
+        """The text that the ids up to `end`, whose text is `after`, add to the emitted text.
 
-        The window then begins where they did.
+        The window then begins with these ids.
         """
         before = self._decode(self._ids[: self._num_emitted])
         if len(after) <= len(before):
             if self._ids and self._is_control(self._ids[-1]):
-                self._ids.pop()  # it has no text, and must not count as one that waits for more
+                self._ids.pop()  # it has no text, and does not wait for more ids
             return ""
         del self._ids[: self._num_emitted]
         self._num_emitted = end - self._num_emitted
@@ -102,7 +102,10 @@ class Detokenizer:
 def logprobs(
     decoder: Decoder, token_id: int, found: TokenLogprobs | None
 ) -> tuple[TokenLogprob, ...]:
-    """Those of `token_id` and of the likeliest tokens in its place; empty if not requested."""
+    """Log probabilities of `token_id` and the likeliest tokens in its place, with their texts.
+
+    Empty if not requested.
+    """
     if found is None:
         return ()
     token = _text(decoder, token_id, found.logprob)
@@ -116,7 +119,7 @@ def _text(decoder: Decoder, token_id: int, logprob: float) -> TokenText:
 
 
 def _bytes(token: str | None) -> bytes:
-    """The bytes of a token that a vocabulary writes byte by byte; empty for other tokens.
+    """The bytes of a token in a byte-level vocabulary; empty for other tokens.
 
     Vocabularies have a character for each byte (GPT-2's), or tokens of one byte (SentencePiece's).
     """
@@ -124,7 +127,7 @@ def _bytes(token: str | None) -> bytes:
         return b""
     if found := _ONE_BYTE.fullmatch(token):
         return bytes.fromhex(found[1])
-    return bytes(_BYTE_OF[each] for each in token) if _BYTE_OF.keys() >= set(token) else b""
+    return bytes(_BYTE_OF[char] for char in token) if _BYTE_OF.keys() >= set(token) else b""
 
 
 _ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")

@@ -1,7 +1,7 @@
 """Formats in which models write tool calls and reasoning.
 
 mlx-vlm has the marks and a parser of each format; `call_parsers.py` and `tagged_calls.py` replace
-the parsers that are wrong. All fail by ValueError alone.
+the parsers that are wrong. All raise only ValueError.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from vlm_server.engine.output import call_parsers, tagged_calls
 from vlm_server.interfaces.model_spec import ModelSpec, ReasoningFormat, ToolParser
 
 ParseCalls = Callable[[str, Sequence[Mapping[str, Any]]], Sequence[tuple[str, str]]]
-"""(text between the marks, tools as chat templates have them) to each call's name and arguments.
+"""(text between the marks, tools in the chat templates' form) to each call's name and arguments.
 
-The arguments are the JSON of an object. Raises ValueError for what is no call."""
+The arguments are the JSON of an object. Raises ValueError if the text is no call."""
 _Parse = Callable[[str, Sequence[Mapping[str, Any]]], Any]
 
 
 class _Known(NamedTuple):
-    """Our parser, or None where mlx-vlm's is right; the others: see `ToolFormat`."""
+    """A known format; for the other fields, see `ToolFormat`."""
 
     parse: _Parse | None
+    """Our parser; None where mlx-vlm's is right."""
     is_json: bool = False
     brackets: tuple[str, ...] | None = None
 
@@ -51,19 +52,18 @@ _INVOKE = re.compile(r"\]<\]minimax\[>\[<(?P<closes>/?)invoke\b")
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Marks before and after a call, or a list of calls, and the parser of the text between them.
-
-    `end` is empty if a call ends with its JSON. is_json: whether arguments are JSON, in whose
-    strings no mark counts. brackets: for other arguments, the opening bracket and all closing ones:
-    an end mark counts behind a closing one, or before the opening one.
-    """
+    """Marks before and after a call or a list of calls, and the parser of the text between."""
 
     name: str
     start: str
     end: str
+    """Empty if a call ends with its JSON."""
     parse: ParseCalls
     is_json: bool = False
+    """Whether arguments are JSON, in whose strings no mark counts."""
     brackets: tuple[str, ...] | None = None
+    """For other arguments, the opening bracket and all closing ones: an end mark counts after a
+    closing one, or before the opening one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Formats:
     reasoning: ReasoningFormat | None = None
 
     @classmethod
-    def of(cls, model: ModelSpec) -> Self:
+    def of_model(cls, model: ModelSpec) -> Self:
         return cls(tool_format(model.tool_parser), model.reasoning_format)
 
 
@@ -119,7 +119,7 @@ def _normalised(parse: _Parse) -> ParseCalls:
     def parsed(text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         try:
             calls = [(_name(name), _object(arguments)) for name, arguments in parse(text, tools)]
-        except Exception as error:  # noqa: BLE001 - parsers raise whatever the text makes them
+        except Exception as error:  # noqa: BLE001 - parsers may raise any exception
             raise ValueError(f"no tool call: {error}") from None
         if not calls:
             raise ValueError("no tool call")

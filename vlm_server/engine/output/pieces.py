@@ -16,7 +16,7 @@ class ReasoningPiece(NamedTuple):
 
 
 Piece = str | ReasoningPiece | ToolCallDelta
-"""More of an answer: of its content, its reasoning or a tool call."""
+"""A piece of an answer's content, its reasoning or a tool call."""
 
 
 def add_piece(pieces: list[Piece], piece: Piece) -> None:
@@ -31,7 +31,7 @@ def add_piece(pieces: list[Piece], piece: Piece) -> None:
 
 
 class Marks:
-    """Marks that are searched for together: the leftmost wins; of two at one place, the longer.
+    """A search for several marks: finds the leftmost, and the longest at one position.
 
     The result does not depend on how the text was split.
     """
@@ -46,8 +46,8 @@ class Marks:
     def find(self, text: str, *, is_last: bool = False) -> tuple[int, str]:
         """(length of the text before the mark, the mark).
 
-        Without a mark: (length of the text that can belong to none, whatever follows, ""). If
-        `is_last`, no text follows.
+        Without a mark: (length of the text that can't become part of one, ""). If `is_last`, no
+        text follows.
         """
         found = (self._whole if is_last else self._whole_or_begun).search(text)
         if found is None:
@@ -56,7 +56,7 @@ class Marks:
 
 
 def _begun(mark: str) -> str:
-    """A pattern for the end of a text that `mark` begins with, but not for all of `mark`."""
+    """A pattern for the beginning of `mark`, but not all of it, at the end of a text."""
     pattern = ""
     for character in reversed(mark[:-1]):
         pattern = re.escape(character) + (rf"(?:\Z|{pattern})" if pattern else r"\Z")

@@ -1,4 +1,4 @@
-"""Tool calls under `tool_choice: required`: JSON that a grammar ensures, streamed as it comes."""
+"""Tool calls under `tool_choice: required`: JSON that a grammar ensures, parsed as a stream."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class _Unexpected(Exception):
 class RequiredCallParser:
     """Reads `[{"name": ..., "arguments": {...}}, ...]`, with any blanks between JSON's tokens.
 
-    A name goes on as soon as it is complete, arguments as they come. Should the text be anything
-    else, what was not sent yet becomes content, and so does all that follows.
+    Sends a name once it is complete, and arguments as they arrive. If the text is no list of calls,
+    its unsent part and the rest become content.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -55,7 +55,7 @@ class RequiredCallParser:
         return self._pieces
 
     def flush(self) -> list[Piece]:
-        """The pieces left at the end of the text: half a call is text, unless one was begun."""
+        """The pieces left at the end of the text: half a call is text, unless a call was sent."""
         self._pieces = []
         if self._calls.num_begun:
             self._unsent, self._held = [], ""
@@ -159,5 +159,5 @@ class RequiredCallParser:
 
     @property
     def _longest_name(self) -> int:
-        """The most characters that a tool's name takes in JSON."""
+        """The maximum length of a tool's name in JSON."""
         return 2 + _LONGEST_ESCAPE * self._calls.longest_name

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class StopChecker:
-    """Passes text on until a stop string appears, and never emits a part of one.
+    """Emits text up to a stop string, and never a part of one.
 
-    Text that could be the beginning of a stop string is held back until it is decided. `reached`
-    is the one that appeared.
+    Text that may be the beginning of a stop string is held back. `reached` is the stop string
+    found.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -29,7 +29,7 @@ class StopChecker:
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            # The stop that was complete first, however the text came.
+            # The stop string that was complete first, independent of how the text was split.
             _, start, self.reached = min(found)
             return text[:start], True
         keep = self._possible_stop_length(text)

@@ -1,8 +1,8 @@
 """Parsers of tool calls whose arguments stand between tags, as plain text.
 
-They read from left to right and never go back: their time is proportional to the text. Whether `5`
-is a number or a text is up to the tool's schema; a value that does not fit it stays a text, for the
-client to validate.
+They read from left to right without backtracking: their time is proportional to the text. The
+tool's schema decides whether `5` is a number or a string; a value that does not fit it stays a
+string, for the client to validate.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ def skip_blanks(text: str, at: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Elements:
-    """Elements of one kind, with nothing but blanks between them.
+    """Elements of one kind, with only blanks between them.
 
-    opening: the tag before one, which begins with `begin`. A closing tag counts where another
-    element or the end of the text follows: elsewhere it is a part of what it would close.
+    A closing tag counts where another element or the end of the text follows: elsewhere it is part
+    of the element's text.
     """
 
     begin: str
+    """The beginning of `opening`."""
     opening: re.Pattern[str]
     close: str
     may_stay_open: bool = False
     """Whether the last closing tag may be left out."""
 
     def read(self, text: str) -> Iterator[tuple[re.Match[str], str]]:
-        """(opening tag, what stands behind it) of each. Raises ValueError for anything else."""
+        """(opening tag, text) of each element. Raises ValueError for other text."""
         at = skip_blanks(text, 0)
         while at < len(text):
             found = self.opening.match(text, at)
@@ -52,7 +53,7 @@ class _Elements:
             yield found, text[found.end() : end]
 
     def _end(self, text: str, at: int) -> tuple[int, int]:
-        """(where the element's text ends, where the next one begins)."""
+        """(end of the element's text, beginning of the next element)."""
         while (end := text.find(self.close, at)) >= 0:
             at = skip_blanks(text, end + len(self.close))
             if at == len(text) or text.startswith(self.begin, at):
@@ -63,7 +64,7 @@ class _Elements:
 
 
 def _without_line_breaks(value: str) -> str:
-    """`value` without those that templates write beside tags."""
+    """`value` without the line breaks that templates write after and before tags."""
     return value.removeprefix("\n").removesuffix("\n")
 
 
@@ -80,9 +81,9 @@ def _arguments(name: str, items: Iterator[tuple[str, str]], tools: Tools) -> dic
 
 @dataclass(frozen=True, slots=True)
 class _TaggedParser:
-    """ParsedCalls that are elements, with arguments that are elements in them.
+    """A parser of calls that are elements and contain their arguments as elements.
 
-    The opening tags have the groups `name` and `key`.
+    The patterns of the opening tags have the groups `name` and `key`.
     """
 
     call: _Elements
@@ -133,7 +134,7 @@ _atem = _TaggedParser(
 
 
 def atem(text: str, tools: Tools) -> ParsedCalls:
-    """Optional reasoning, and calls behind a tag of their own."""
+    """Optional reasoning, and calls after a further tag."""
     _, tag, calls = text.partition("<atem:function_calls>")
     return _atem(calls if tag else text[max(text.find("<atem:invoke "), 0) :], tools)
 
@@ -169,9 +170,9 @@ def _schema_of(name: str, tools: Tools) -> Mapping[str, Any]:
 
 
 def typed(text: str, schema: Any, root: Any) -> Json:
-    """`text` as `schema` has it, whose references start at `root`.
+    """The value of `text` in a type that `schema` allows, whose references start at `root`.
 
-    A schema that does not say, or None, leaves JSON as it reads; other text stays a text.
+    Without a type, or for None as the schema, JSON is decoded; other text stays a string.
     """
     kinds = _kinds(schema, root, 0)
     try:
@@ -208,7 +209,7 @@ def kind_of(value: Json) -> str:
 
 
 def _read(text: str, *, allow_python: bool) -> Json:
-    """The value that `text` spells in JSON, or Python. Raises ValueError if it does not."""
+    """The value of `text` as JSON, or Python if allowed. Raises ValueError if it is neither."""
     if allow_python and text in _PYTHON:
         return _PYTHON[text]
     try:
@@ -218,12 +219,12 @@ def _read(text: str, *, allow_python: bool) -> Json:
             raise ValueError("no value") from None
     try:
         return ast.literal_eval(text)
-    except Exception:  # noqa: BLE001 - it raises five kinds for what is no literal
+    except Exception:  # noqa: BLE001 - it raises five kinds of errors for other text
         raise ValueError("no value") from None
 
 
 def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
-    """The JSON types of the values that `schema` allows; empty if it does not say."""
+    """The JSON types of the values that `schema` allows; empty if it does not name any."""
     schema = _resolved(schema, root)
     if depth > _MAX_DEPTH:
         return set()
@@ -231,11 +232,11 @@ def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
     if isinstance(named, str):
         return {named.lower()}
     if isinstance(named, list):
-        return {each.lower() for each in named if isinstance(each, str)}
+        return {kind.lower() for kind in named if isinstance(kind, str)}
     if "const" in schema:
         return {kind_of(schema["const"])}
     if isinstance(schema.get("enum"), list):
-        return {kind_of(each) for each in schema["enum"]}
+        return {kind_of(value) for value in schema["enum"]}
     found: set[str] = set()
     for key in ("anyOf", "oneOf", "allOf"):
         options = schema.get(key)

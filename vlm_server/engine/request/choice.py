@@ -14,14 +14,13 @@ from vlm_server.protocol import FinishReason, SamplingParams, ToolCallDelta
 class Choice:
     """One of a request's answers, token by token until it has a `finish_reason`.
 
-    Stop strings are looked for in content and in reasoning as they are emitted: not in marks, nor
-    in tool calls.
+    Stop strings are searched for in emitted content and reasoning, not in marks or tool calls.
     """
 
     def __init__(self, sampling: SamplingParams, decoder: Decoder) -> None:
         self.num_generated = 0
         self.num_accepted = 0
-        """Draft tokens that are part of the answer."""
+        """The number of draft tokens in the answer."""
         self.num_rejected = 0
         self.finish_reason: FinishReason | None = None
         self._ignore_eos = sampling.ignore_eos
@@ -39,20 +38,20 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Of `num_generated`, the tokens of reasoning, with its marks."""
+        """The number of reasoning tokens, including marks, among `num_generated`."""
         return 0 if self._parser is None else self._parser.num_reasoning_tokens
 
     @property
     def num_tool_calls(self) -> int:
-        """Complete calls."""
+        """The number of complete calls."""
         return 0 if self._parser is None else self._parser.calls.num_valid
 
     @property
     def num_broken_tool_calls(self) -> int:
         return 0 if self._parser is None else self._parser.calls.num_broken
 
-    def read_with(self, parser: AnswerParser | None) -> None:
-        """Split the answer, of which there is nothing yet, with `parser`; None: all is content."""
+    def set_parser(self, parser: AnswerParser | None) -> None:
+        """Set the parser before the first token; None if all text is content."""
         assert not self.num_generated
         self._parser = parser
         self._detokenizer = Detokenizer(self._decoder, with_control=parser is not None)
@@ -60,7 +59,7 @@ class Choice:
     def append_token(
         self, token_id: int, eos_token_ids: frozenset[int], max_tokens: int
     ) -> Sequence[Piece]:
-        """The pieces that a sampled token completes, at least an empty text; may end the answer."""
+        """Append a token, which may end the answer; returns the pieces completed, at least one."""
         self.num_generated += 1
         end_mark = ""
         if token_id in eos_token_ids and not self._ignore_eos:
@@ -78,7 +77,7 @@ class Choice:
 
     def _parse(self, parser: AnswerParser, text: str, end_mark: str) -> Sequence[Piece]:
         """The pieces of `text`. `end_mark`: the text of the token that ended the answer."""
-        was_in_thought = parser.is_in_reasoning
+        was_in_reasoning = parser.is_in_reasoning
         pieces = list(parser.push(text))
         if self.finish_reason is not None:
             for piece in parser.flush(end_mark):
@@ -87,15 +86,15 @@ class Choice:
         has_ended_in_call = parser.is_ended and self.stop is None
         if has_ended_in_call or (self.finish_reason == "stop" and parser.calls.num_valid):
             self.finish_reason = "tool_calls"
-        return emitted or (ReasoningPiece("") if was_in_thought else "",)
+        return emitted or (ReasoningPiece("") if was_in_reasoning else "",)
 
     def _stop_in(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
-        """The part of `pieces` before a stop string, which ends the answer."""
+        """The pieces before a stop string, which ends the answer."""
         if not self._stops.are_any:
             return pieces
         emitted: list[Piece] = []
         for piece in pieces:
-            if type(piece) is not self._kind:  # no stop string goes on from one to the other
+            if type(piece) is not self._kind:  # no stop string spans two kinds of text
                 self._emit_held(emitted)
                 self._kind = type(piece)
             if isinstance(piece, ToolCallDelta):

@@ -1,4 +1,4 @@
-"""One request's life inside the engine: its state, its progress and what it refers to in caches.
+"""One request's life inside the engine: its state, its progress and its cache references.
 
 Only `Scheduler` and its `Planner` change it.
 """
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from vlm_server.cache.caches import EncodedImage
-from vlm_server.cache.disk.tier import DiskLoad, Loaded
+from vlm_server.cache.disk.tier import DiskRead, DiskReadResult
 from vlm_server.cache.lru import Lease
 from vlm_server.cache.references import CacheReferences
 from vlm_server.engine.output.answer_parser import build_parser
@@ -19,8 +19,8 @@ from vlm_server.engine.output.pieces import Piece
 from vlm_server.engine.request.choice import Choice
 from vlm_server.engine.request.states import State, Stopwatch, check_transition
 from vlm_server.interfaces import (
+    DiskReadWork,
     EncodeWork,
-    LoadWork,
     MediaInputs,
     NewRequest,
     Prepared,
@@ -43,7 +43,7 @@ class Request:
         decoder: Decoder,
         clock: Callable[[], float],
     ) -> None:
-        """`sampling`: that of `submit`, with defaults. Its deadlines begin now, by `clock`."""
+        """`sampling`: that of `submit`, with defaults. The deadlines begin now, by `clock`."""
         self._stopwatch = Stopwatch(clock)
         self.request_id = submit.request_id
         self.client = submit.client
@@ -52,50 +52,50 @@ class Request:
         self.count_only = submit.count_only
         self.state = State.WAITING
         self.submit: Submit | None = submit
-        """Dropped once its prompt is read: until then it may have to be prepared again."""
+        """The client's request, which may have to be prepared again until its prefill ends."""
         self.may_use_disk = True
-        self.load: DiskLoad | None = None
-        """The part of its prompt that is to be read from disk, until it is."""
+        self.disk_read: DiskRead | None = None
+        """The part of the prompt to read from disk; None once it is read."""
         self.cancellation: Cancellation | None = None
-        """Of its preparation or its read from disk, while that is under way."""
+        """Cancels the preparation or disk read under way."""
         self.has_media = submit.has_media
         self.has_video = bool(submit.videos)
         self.num_pixels = 0
-        """Of its images, to decode; those of a video are not counted."""
+        """The number of pixels to decode of its images, without those of videos."""
         self.has_schema = submit.has_schema
         self.num_schema_chars = len(submit.sampling.json_schema or "")
-        """Of all schemas that its answer may have to follow."""
+        """The length of all schemas that its answer may have to follow."""
         if submit.tools is not None:
             self.num_schema_chars += len(submit.tools.definitions)
         self.max_tokens = sampling.max_tokens or 0
-        """Of each choice; 0 while nobody knows how long the prompt is."""
+        """The maximum length of each choice; 0 while the length of the prompt is unknown."""
         self.num_prefilled = 0
         self.num_cached_tokens = 0
         self.num_encoded = 0
-        """Media that the device has encoded for it."""
+        """The number of media that the device has encoded for it."""
         self.transient_bytes = 0
-        """Device memory reserved for its worst moment, beside what it holds until it ends."""
+        """Device memory reserved for its peak, in addition to its KV."""
         self.virtual_start = 0
-        """Its place among the requests that wait; see `scheduler.requests`."""
+        """Its position in the queue; see `scheduler.requests`."""
         self.has_left_queue = False
-        """Whether the device has begun with it, if only with its first encode."""
+        """Whether the device has begun with its disk read, an encode or its prefill."""
         self.is_known_to_runner = False
         self.num_retries = Counter[str]()
-        """How often its encodes and its prefill began again, by the error's code."""
+        """Retries of its encodes and its prefill, by the error's code."""
         self.choices = tuple(Choice(sampling, decoder) for _ in range(sampling.n))
         self.seqs = [SeqId(submit.request_id, number) for number in range(sampling.n)]
-        """One for each choice that has not ended."""
+        """The sequences of the choices that have not ended."""
         self._prompt: PreparedPrompt | None = None
         self._references: CacheReferences | None = None
-        """Its references to entries of caches, until the runner has copied them."""
+        """References to its cache entries, until the runner has copied these."""
         self._inputs: dict[int, MediaInputs] = {}
-        """Of the spans that were in no cache, until they are encoded."""
+        """The encoder's inputs of uncached spans, until they are encoded."""
 
-    # ---- what it is ------------------------------------------------------------------
+    # ---- readings --------------------------------------------------------------------
 
     @property
     def prompt(self) -> PreparedPrompt:
-        """The prompt; there is none before the end of `PREPARING`."""
+        """The prompt; available from the end of `PREPARING` on."""
         assert self._prompt is not None
         return self._prompt
 
@@ -111,12 +111,12 @@ class Request:
 
     @property
     def num_media_tokens(self) -> int:
-        """Tokens of the media after the cached prefix, whether they are encoded or not."""
+        """Tokens of the media after the cached prefix, encoded or not."""
         return 0 if self._references is None else self._references.num_media_tokens
 
     @property
     def spans_to_encode(self) -> list[int]:
-        """Lengths, in tokens, of the media that are to be encoded."""
+        """Lengths, in tokens, of the media to encode."""
         if self._references is None:
             return []
         spans = self.prompt.spans
@@ -124,13 +124,13 @@ class Request:
 
     @property
     def is_begun(self) -> bool:
-        """Whether its first media are encoded, or its first chunk is prefilled."""
+        """Whether its first media are encoded, or its prefill has begun."""
         has_features = self._references is not None and self._references.has_first_features
         return has_features or self.is_known_to_runner
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens of its longest sequence's buffers in the runner; 0 before its first chunk."""
+        """Tokens in the runner's buffers of its longest sequence; 0 before its first chunk."""
         if not self.is_known_to_runner:
             return 0
         if self.state is State.PREFILL:
@@ -167,32 +167,32 @@ class Request:
         return self._stopwatch.read()
 
     @property
-    def load_bytes(self) -> int:
-        """Bytes that what is read from disk will take."""
-        return 0 if self.load is None else self.load.size_bytes
+    def disk_read_bytes(self) -> int:
+        """Device memory for the entries to read from disk."""
+        return 0 if self.disk_read is None else self.disk_read.size_bytes
 
-    # ---- what happens to it ----------------------------------------------------------
+    # ---- changes ---------------------------------------------------------------------
 
     def move_to(self, state: State) -> None:
-        """Raises IllegalTransition for a move that no request may make."""
+        """Change the state. Raises IllegalTransition for a move that no request may make."""
         check_transition(self.state, state)
         self.state = state
         self._stopwatch.enter(state, has_left_queue=self.has_left_queue)
 
     def start_prepare(self) -> PrepareWork:
-        """Work for a preparer thread."""
+        """Start its preparation; returns the work for a preparer thread."""
         assert self.submit is not None
         self.move_to(State.PREPARING)
         self.cancellation = Cancellation()
         return PrepareWork(self.submit, self.cancellation, self.may_use_disk)
 
-    def set_prepared(
+    def on_prepared(
         self, prepared: Prepared, max_tokens: int, formats: Formats = NO_FORMATS
     ) -> None:
-        """Take over the prompt. `formats`: how the model writes what is not content."""
+        """Take over the prompt. `formats`: those of the model's tool calls and reasoning."""
         self._prompt, self._references = prepared.prompt, prepared.references
         for choice in self.choices:
-            choice.read_with(
+            choice.set_parser(
                 build_parser(
                     formats,
                     prepared.prompt.answer_format,
@@ -200,75 +200,75 @@ class Request:
                 )
             )
         self._inputs = dict(prepared.inputs)
-        self.load, self.max_tokens = prepared.load, max_tokens
+        self.disk_read, self.max_tokens = prepared.disk_read, max_tokens
         self._start_after_prefix(prepared.references)
         self.move_to(State.WAITING_FOR_MEMORY)
 
     def set_counted(self, prepared: Prepared) -> None:
-        """End it with its prompt, which was all that was wanted."""
+        """Take over the prompt of a request that only wants its tokens, and end it."""
         self._prompt, self._references = prepared.prompt, prepared.references
         self.num_cached_tokens = prepared.references.num_cached_tokens
         self.move_to(State.FINISHED_ANSWERED)
 
     def admit(self, transient_bytes: int) -> None:
-        """Let it take device memory from now on; `transient_bytes` are reserved for its peak."""
+        """Allow it device memory; `transient_bytes` are reserved for its peak."""
         self.transient_bytes = transient_bytes
-        if self.load is not None:
-            self.move_to(State.LOADING)
+        if self.disk_read is not None:
+            self.move_to(State.READING_DISK)
         else:
             self._enter_encoding_or_prefill()
 
-    def start_load(self) -> LoadWork:
-        """Work for the disk reader."""
-        assert self.load is not None
+    def start_disk_read(self) -> DiskReadWork:
+        """Start its disk read; returns the work for the disk reader."""
+        assert self.disk_read is not None
         self.leave_queue()
         self.cancellation = Cancellation()
-        return LoadWork(self.request_id, self.load, self.cancellation)
+        return DiskReadWork(self.request_id, self.disk_read, self.cancellation)
 
-    def add_loaded(self, loaded: Loaded) -> None:
-        """Take over what was read from disk; prepare it again if media lack features and pixels."""
+    def on_disk_read(self, result: DiskReadResult) -> None:
+        """Take over the entries read; prepare it again if media lack features and pixels."""
         assert self._references is not None
-        self._references.take(loaded)
+        self._references.take_disk_read(result)
         if any(index not in self._inputs for index in self._references.missing()):
             self.restart(use_disk=False)
             return
-        self.load = None
+        self.disk_read = None
         self._start_after_prefix(self._references)
         self._enter_encoding_or_prefill()
 
     def restart(self, *, use_disk: bool = True) -> None:
-        """Go back to WAITING; the runner has dropped what it had. May give up the disk for good."""
+        """Go back to WAITING, after the runner has dropped it. Without `use_disk`, never use it."""
         self.release_references()
         self.may_use_disk &= use_disk
-        self.load, self.transient_bytes, self.is_known_to_runner = None, 0, False
+        self.disk_read, self.transient_bytes, self.is_known_to_runner = None, 0, False
         self.num_prefilled = self.num_cached_tokens = 0
         self.move_to(State.WAITING)
 
     def start_decode(self) -> None:
-        """Its prompt is prefilled."""
+        """Record that its prompt is prefilled."""
         self.submit = None
         self.move_to(State.DECODE)
 
     def leave_queue(self) -> None:
-        """The device begins with it: it waits no more."""
+        """Record that the device begins with it."""
         self.has_left_queue = True
         self._stopwatch.enter(self.state, has_left_queue=True)
         self.deadlines.begin()
 
     def rematch_prefix(self) -> None:
-        """Look again how much of the prompt is cached by now, before its prefill begins."""
+        """Look up the longest cached prefix again, before its prefill begins."""
         if self._references is not None and self._references.rematch_prefix():
             self._start_after_prefix(self._references)
             self._end_encoding()
 
     def cut_prefix(self, length: int) -> None:
-        """Begin its prefill after no more than so many tokens; see `CacheReferences.cut_prefix`."""
+        """Use at most `length` tokens of the cached prefix; see `CacheReferences.cut_prefix`."""
         assert self._references is not None
         self._references.cut_prefix(length)
         self._start_after_prefix(self._references)
 
     def next_encode(self) -> EncodeWork | None:
-        """The next of its media to encode; None if all are encoded, or found in a cache by now."""
+        """The next encode of its media; None if all are encoded, or in a cache by now."""
         assert self._references is not None
         for index in self._references.missing():
             if not self._references.lease_features(index):
@@ -277,14 +277,14 @@ class Request:
         return None
 
     def media_to_encode(self) -> Iterator[EncodeWork]:
-        """Encodes of its media, in order, up to one that a cache has by now."""
+        """Encodes of its media, in order, up to one that is in a cache by now."""
         assert self._references is not None
         for index in self._references.missing():
             if self._references.is_in_memory(index):
                 return
             yield EncodeWork(self.request_id, index, self.prompt, self._inputs[index])
 
-    def add_features(self, index: int, lease: Lease[EncodedImage]) -> None:
+    def on_encoded(self, index: int, lease: Lease[EncodedImage]) -> None:
         """Take over the features of span `index`, which was encoded."""
         assert self._references is not None
         self.num_encoded += 1
@@ -293,7 +293,7 @@ class Request:
         self._end_encoding()
 
     def start_in_runner(self) -> NewRequest:
-        """The request as the runner needs it; `release_references` once that is copied."""
+        """Start its prefill; returns the work for the runner. Then `release_references`."""
         assert self._references is not None
         self.leave_queue()
         self.is_known_to_runner = True
@@ -308,9 +308,9 @@ class Request:
     def append_token(
         self, seq: SeqId, token_id: int, eos_token_ids: frozenset[int]
     ) -> Sequence[Piece]:
-        """The pieces of an answer that a token of `seq` completes.
+        """Append a token to a choice; returns the pieces of the answer that it completes.
 
-        The last choice to end finishes the request.
+        The request ends with its last choice.
         """
         choice = self.choices[seq.choice]
         pieces = choice.append_token(token_id, eos_token_ids, self.max_tokens)
@@ -321,7 +321,7 @@ class Request:
         return pieces
 
     def end(self, state: State) -> None:
-        """Move it to `state`, an end; cancel what is under way, and release what it refers to."""
+        """Move it to the final `state`, cancel its work under way, and release its references."""
         if self.state is not state:
             self.move_to(state)
         if self.cancellation is not None:
@@ -329,7 +329,7 @@ class Request:
         self.release_references()
 
     def release_references(self) -> None:
-        """Release what only a prefill needs: pixels, features, the cached prefix."""
+        """Release the inputs of a prefill: pixels, features, the cached prefix."""
         references, self._references = self._references, None
         self._inputs = {}
         if references is not None:

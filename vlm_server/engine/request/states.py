@@ -1,4 +1,4 @@
-"""The states of a request, the legal moves between them, and how long each phase lasts."""
+"""The states of a request, the legal moves between them, and the times of its phases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vlm_server.protocol import Phase, PhaseName, Timeline
 
 
 class State(Enum):
-    """Where a request is. The values are the names in `/v1/status` and `/metrics`."""
+    """The state of a request. The values are the names in `/v1/status` and `/metrics`."""
 
     WAITING = "waiting"
     """Waits for a preparer."""
@@ -17,12 +17,12 @@ class State(Enum):
     """A preparer thread tokenizes it, and decodes its media."""
     WAITING_FOR_MEMORY = "waiting_for_memory"
     """Prepared, and not admitted yet."""
-    LOADING = "loading"
-    """Admitted; what the disk has of it is read, or waits to be."""
+    READING_DISK = "loading"
+    """Admitted; its disk read waits or is under way."""
     ENCODING = "encoding"
     """Admitted; some of its media are not encoded yet."""
     PREFILL = "prefill"
-    """All its media are encoded; it waits for its chunks, or one is computed."""
+    """All its media are encoded; its prefill waits or is under way."""
     DECODE = "decode"
     FINISHED_ANSWERED = "finished_answered"
     FINISHED_ABORTED = "finished_aborted"
@@ -39,13 +39,13 @@ class State(Enum):
 
     @property
     def waits_for_first_token(self) -> bool:
-        """Whether work on it brings its first token; waiting for memory is not work."""
+        """Whether its first token is still to come, and it does not wait for memory."""
         return self in _BEFORE_FIRST_TOKEN
 
 
-_ADMITTED = frozenset({State.LOADING, State.ENCODING, State.PREFILL, State.DECODE})
+_ADMITTED = frozenset({State.READING_DISK, State.ENCODING, State.PREFILL, State.DECODE})
 _BEFORE_FIRST_TOKEN = frozenset(
-    {State.WAITING, State.PREPARING, State.LOADING, State.ENCODING, State.PREFILL}
+    {State.WAITING, State.PREPARING, State.READING_DISK, State.ENCODING, State.PREFILL}
 )
 _ENDS_EARLY = frozenset({State.FINISHED_ABORTED, State.FINISHED_FAILED})
 
@@ -53,8 +53,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.WAITING: _ENDS_EARLY | {State.PREPARING},
     State.PREPARING: _ENDS_EARLY | {State.WAITING_FOR_MEMORY, State.FINISHED_ANSWERED},
     State.WAITING_FOR_MEMORY: _ENDS_EARLY
-    | {State.WAITING, State.LOADING, State.ENCODING, State.PREFILL},
-    State.LOADING: _ENDS_EARLY | {State.WAITING, State.ENCODING, State.PREFILL},
+    | {State.WAITING, State.READING_DISK, State.ENCODING, State.PREFILL},
+    State.READING_DISK: _ENDS_EARLY | {State.WAITING, State.ENCODING, State.PREFILL},
     State.ENCODING: _ENDS_EARLY | {State.PREFILL},
     State.PREFILL: _ENDS_EARLY | {State.WAITING, State.DECODE},
     State.DECODE: _ENDS_EARLY | {State.FINISHED_ANSWERED},
@@ -78,12 +78,12 @@ def check_transition(old: State, new: State) -> None:
 
 _PHASES: dict[State, PhaseName] = {
     State.PREPARING: "prepare",
-    State.LOADING: "load",
+    State.READING_DISK: "load",
     State.ENCODING: "encode",
     State.PREFILL: "prefill",
     State.DECODE: "decode",
 }
-_OF_THE_DEVICE = frozenset({State.LOADING, State.ENCODING, State.PREFILL})
+_DEVICE_STATES = frozenset({State.READING_DISK, State.ENCODING, State.PREFILL})
 
 
 class Stopwatch:
@@ -97,13 +97,13 @@ class Stopwatch:
         self._phases: list[Phase] = []
 
     def enter(self, state: State, *, has_left_queue: bool) -> None:
-        """The request is in `state` from now on. One that has ended stays in its last phase.
+        """Enter the phase of `state`; a final state extends the last phase.
 
-        Until the device begins with it, it is in the queue, whatever its state.
+        The phase is `queue` until the device begins with the request.
         """
         if state.is_finished:
             return
-        waits = state in _OF_THE_DEVICE and not has_left_queue
+        waits = state in _DEVICE_STATES and not has_left_queue
         phase = "queue" if waits else _PHASES.get(state, "queue")
         if phase != self._phase:
             now = self._clock()

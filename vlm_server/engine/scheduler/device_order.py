@@ -1,7 +1,7 @@
 """The turns of requests at the encoder and at the prefill, which share one device.
 
-Only one prompt with media is worked on at a time: a device that does two at once finishes both
-late. Only during the last chunk of one may the next one's media be encoded.
+The device works on one prompt with media at a time: two at a time would both finish late. Only
+during a prompt's last chunk may the media of the next one be encoded.
 """
 
 from __future__ import annotations
@@ -17,52 +17,51 @@ from vlm_server.interfaces import EncodeWork
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request that waits for its next turn.
-
-    left: its remaining work, in tokens. num_seqs: how many sequences it adds to the decode batch
-    when none is left.
-    """
+    """A request that waits for its next turn."""
 
     request_id: str
     left: int
+    """Its remaining work, in tokens."""
     is_begun: bool
     num_seqs: int = 0
+    """The number of sequences that it adds to the decode batch at the end."""
 
 
 def fair_turn(waiting: Sequence[Waiting], last: str | None, room: int = 0) -> str | None:
     """The id of the request that has the next turn; None if no request can have one.
 
-    The oldest request comes first; the shortest of the others gets every other turn beside it. At
-    most two are begun at a time, and more only if one of them can't go on for a while. So a short
-    request never waits for the end of a long one; a long one takes twice as long at most; and every
-    request becomes the oldest eventually. A request begins only if the decode batch has room for
-    all its sequences, and none takes the room that the oldest waits for.
+    The oldest request alternates with the shortest of the others. At most two are begun at a time,
+    and more only if one of them can't go on for a while. So a short request never waits for the end
+    of a long one; a long one takes at most twice as long; and every request becomes the oldest
+    eventually. A request begins only if the decode batch has room for all its sequences, and none
+    takes the room that the oldest waits for.
 
-    waiting: the oldest first. last: the request that had the last turn. room: how many sequences
-    the decode batch can still take, with those of begun requests.
+    waiting: the oldest first. last: the request that had the last turn. room: the number of
+    sequences that the decode batch can still take, including those of begun requests.
     """
-    begun = [one for one in waiting if one.is_begun]
-    room -= sum(one.num_seqs for one in begun)
+    begun = [request for request in waiting if request.is_begun]
+    room -= sum(request.num_seqs for request in begun)
     oldest = waiting[0] if waiting else None
     if oldest is None or (not oldest.is_begun and oldest.num_seqs > room):
         return begun[0].request_id if begun else None
     if oldest.request_id != last:
         return oldest.request_id
     room -= 0 if oldest.is_begun else oldest.num_seqs
-    others = [one for one in begun if one is not oldest] or [
-        one for one in waiting if one.left < oldest.left and one.num_seqs <= room
+    others = [request for request in begun if request is not oldest] or [
+        request for request in waiting if request.left < oldest.left and request.num_seqs <= room
     ]
-    return min(others, key=lambda one: one.left, default=oldest).request_id
+    return min(others, key=lambda request: request.left, default=oldest).request_id
 
 
 class DeviceOrder:
     """The turns of the encoder, and those of the prefill; each by `fair_turn`.
 
-    A turn is taken by `start_encode` or `start_chunk`; until then the answers stay the same.
+    `start_encode` and `start_chunk` take a turn; without them, repeated questions get the same
+    answers.
     """
 
     def __init__(self, requests: Mapping[str, Request], max_num_seqs: int) -> None:
-        """`requests` are those that are tracked, in their order. Only reads them."""
+        """`requests`: all live ones, in their order; only read here."""
         self._requests = requests
         self._max_num_seqs = max_num_seqs
         self._last_prefill: str | None = None
@@ -76,8 +75,8 @@ class DeviceOrder:
         return self._encoding
 
     @property
-    def texts_wait(self) -> bool:
-        """Whether a prompt without media waits for its prefill, which an encode would slow down."""
+    def is_text_waiting(self) -> bool:
+        """Whether a prompt without media waits for its prefill, which an encode would slow."""
         return any(
             r.state is State.PREFILL and not r.has_uncached_media for r in self._requests.values()
         )
@@ -85,25 +84,26 @@ class DeviceOrder:
     def next_to_encode(self, during: Request | None) -> Request | None:
         """The request whose media are next; None if it is a prompt's turn, or no request waits.
 
-        The last chunk of `during`, if there is one, is prefilled meanwhile.
+        during: the request whose last chunk is prefilled at the same time, if any.
         """
         encoding = [r for r in self._requests.values() if r.state is State.ENCODING]
         if self._encoding or not encoding:
             return None
-        has_room = self.next_to_prefill() is not None
+        can_prefill = self.next_to_prefill() is not None
         waiting = [
             _device_work_left(r)
             for r in self._requests.values()
-            if r is not during and (r.state is State.ENCODING or (has_room and _has_media_chunk(r)))
+            if r is not during
+            and (r.state is State.ENCODING or (can_prefill and _has_media_chunk(r)))
         ]
         request_id = fair_turn(waiting, self._last_media)
         return next((r for r in encoding if r.request_id == request_id), None)
 
     def encodes_after(self, request: Request) -> Iterator[Request]:
-        """The turns of the encoder after one of `request`, if no request comes.
+        """The encoder's turns after one of `request`, assuming that no new request arrives.
 
-        They end with a prompt's turn, even if that waits for room in the decode batch: there may be
-        room at any time.
+        They end before a prompt's turn, even if the prompt waits for room in the decode batch:
+        there may be room at any time.
         """
         turn, num_encoded = request, Counter[str]()
         waiting = [
@@ -126,21 +126,21 @@ class DeviceOrder:
         return self._prefill_turn(self._last_prefill, ())
 
     def prefills_after(self, request: Request) -> Iterator[Request]:
-        """The turns of the prefill after one of `request`, if no request comes.
+        """The prefill's turns after one of `request`, assuming that no new request arrives.
 
-        Each chunk is taken for its prompt's last.
+        Also assumes that each turn prefills the rest of its prompt.
         """
         turn, done = request, list[Request]()
         while True:
             done.append(turn)
-            after = self._prefill_turn(turn.request_id, done)
-            if after is None:
+            following = self._prefill_turn(turn.request_id, done)
+            if following is None:
                 return
-            turn = after
+            turn = following
             yield turn
 
     def _prefill_turn(self, last: str | None, done: Collection[Request]) -> Request | None:
-        """The next request to prefill after `last`, as if the prompts of `done` were prefilled."""
+        """The request to prefill after `last`, assuming that those in `done` are prefilled."""
         waiting = [
             _prefill_left(r)
             for r in self._requests.values()
@@ -152,22 +152,22 @@ class DeviceOrder:
             len(r.seqs) for r in self._requests.values() if r.is_known_to_runner or r in done
         )
         free = self._max_num_seqs - taken
-        room = free + sum(one.num_seqs for one in waiting if one.is_begun)
+        room = free + sum(request.num_seqs for request in waiting if request.is_begun)
         request_id = fair_turn(waiting, last, room)
         return None if request_id is None else self._requests[request_id]
 
     def start_encode(self, works: Sequence[EncodeWork]) -> None:
-        """The encoder has `works` from now on."""
+        """Record that the encoder begins with `works`."""
         self._last_media = works[-1].request_id
         self._encoding = tuple(works)
 
     def finish_encode(self) -> None:
-        """The encoder is done with what it had."""
+        """Record that the encoder is done."""
         assert self._encoding
         self._encoding = ()
 
     def start_chunk(self, request: Request) -> None:
-        """The next step has a chunk of `request`."""
+        """Record that the next step has a chunk of `request`."""
         self._last_prefill = request.request_id
         if request.has_uncached_media:
             self._last_media = request.request_id
@@ -178,16 +178,16 @@ def _has_media_chunk(request: Request) -> bool:
 
 
 def _device_work_left(request: Request, num_encoded: int = 0) -> Waiting:
-    """The request as it waits for the device: with all tokens to encode and to prefill.
+    """The request as it waits for the device, with all tokens to encode and to prefill.
 
-    As if `num_encoded` more of its media were encoded.
+    num_encoded: the number of its media to assume encoded in addition.
     """
     left = request.num_prefill_tokens_left + sum(request.spans_to_encode[num_encoded:])
     return Waiting(request.request_id, left, request.is_begun or num_encoded > 0)
 
 
 def _prefill_left(request: Request) -> Waiting:
-    """The request as it waits for the prefill, from which all its sequences come."""
+    """The request as it waits for the prefill, which adds all its sequences to the batch."""
     return Waiting(
         request.request_id,
         request.num_prefill_tokens_left,

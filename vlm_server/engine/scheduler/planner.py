@@ -1,7 +1,8 @@
 """Plans each step: what is prepared, read from disk, encoded, prefilled and decoded in it.
 
 Asks the orders, the batchers and admission, which only read requests, and starts the work: moves
-requests on as the plan says. What becomes of the work is for the scheduler, which reports it here.
+requests to the states that the plan implies. The scheduler handles the results, and reports them
+here.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 from vlm_server.engine.scheduler.batching import EncodeBatcher, PrefillBatcher
+from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.device_order import DeviceOrder
-from vlm_server.engine.scheduler.limits import SchedulerConfig
 from vlm_server.engine.scheduler.preparer_order import PreparerOrder
 from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.sizing import ChunkSizer
 from vlm_server.errors import DeviceLimit, MemoryExceeded, RequestError
 from vlm_server.interfaces import (
+    DiskReadWork,
     EncodeWork,
-    LoadWork,
     NewRequest,
     PrefillWork,
     PreparedPrompt,
@@ -34,15 +35,12 @@ from vlm_server.interfaces import (
 
 
 class Planner:
-    """Plans steps that decode every running sequence and prefill one chunk of one prompt.
+    """Plans steps: each decodes all running sequences and prefills one chunk.
 
-    Or of several short prompts, where that was measured to be sooner (`PrefillBatcher`). Whose
-    chunk it is, `DeviceOrder` decides: the first request's, and every other time the shortest's of
-    the others. The order of requests is that of their arrival; those of several clients take turns
-    (`Requests`).
-
-    The sequences of a request join the batch together, so it waits until there is room for all of
-    them, and those after it wait for it.
+    `Requests` orders requests by arrival, fairly between clients. `DeviceOrder` picks whose chunk
+    is prefilled: alternately the oldest request and the shortest other one. `PrefillBatcher` may
+    add short prompts. All sequences of a request join the decode batch in the same step, so a
+    request waits until there is room for all of them, and later requests wait for it.
     """
 
     def __init__(
@@ -54,9 +52,9 @@ class Planner:
         piggyback_tokens: Callable[[PreparedPrompt, int], int],
         clock: Callable[[], float],
     ) -> None:
-        """`requests` are those that are tracked: it adds and removes none.
+        """requests: the live ones, which the planner neither adds nor removes.
 
-        `piggyback_tokens`: see `interfaces.Runner.max_piggybacked_tokens`.
+        piggyback_tokens: see `interfaces.Runner.max_piggybacked_tokens`.
         """
         self._requests = requests
         self._caches = caches
@@ -68,25 +66,26 @@ class Planner:
         self._prefill_batcher = PrefillBatcher(config, requests, admission)
         self._preparer_order = PreparerOrder(config.max_preparing, config.max_num_seqs, clock)
         self._device_order = DeviceOrder(requests, config.max_num_seqs)
-        self._loading: str | None = None
-        """The request that the disk reader reads for; it may have ended."""
-        self._encode_overlaps = False
+        self._disk_reading: str | None = None
+        """The request of the disk read under way; it may have ended."""
+        self._encode_overlaps_prefill = False
         """Whether the encode under way began during a prompt's chunk: it is no measure."""
         self._finished_seqs: list[SeqId] = []
         """Sequences that have ended since the last plan, and that the runner still holds."""
         self._stored_prompts: list[str] = []
+        """`SchedulerOutput.stored_prompts` of the next plan."""
         self._stored_answers: list[SeqId] = []
-        """What the next plan stores; see `SchedulerOutput`."""
+        """`SchedulerOutput.stored_answers` of the next plan."""
 
     def plan(self, *, is_draining: bool) -> SchedulerOutput:
         """The next step."""
         finished_seqs, self._finished_seqs = tuple(self._finished_seqs), []
         stored_prompts, self._stored_prompts = tuple(self._stored_prompts), []
         stored_answers, self._stored_answers = tuple(self._stored_answers), []
-        # Before preparing: it may send a request back to be prepared again.
+        # First, since it may send a request back to WAITING, to be prepared without the disk.
         refused = self._admit_waiting(some_are_ending=bool(finished_seqs))
         prepare = self._start_preparing()
-        load = self._start_load()
+        disk_read = self._start_disk_read()
         encode = self._start_encode(during=None)
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.
         decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
@@ -95,7 +94,7 @@ class Planner:
         requests = self._requests.values()
         return SchedulerOutput(
             prepare=prepare,
-            load=load,
+            disk_read=disk_read,
             encode=encode,
             encode_next=encode_next,
             finished_seqs=finished_seqs,
@@ -113,10 +112,10 @@ class Planner:
             is_idle=not (self.num_tracked or finished_seqs),
         )
 
-    # ---- reports of what became of plans ---------------------------------------------
+    # ---- results of plans ------------------------------------------------------------
 
     def record(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Learn from a step's prefills, by which the next are sized; have whole prompts stored."""
+        """Learn sizes from a step's prefills, and have finished prompts stored."""
         for work in plan.prefills:
             failure = result.failures.get(work.request_id)
             if isinstance(failure, DeviceLimit):
@@ -124,14 +123,23 @@ class Planner:
             elif work.is_last and failure is None:
                 request = self._requests[work.request_id]
                 self._stored_prompts += [request.request_id] if self._can_reuse(request) else []
-        seconds = result.prefill_seconds
-        if seconds is None:
-            return
         works = [work for work in plan.prefills if work.request_id in self._requests]
+        if works and result.prefill_seconds is not None:
+            self._record_prefill_time(plan, result, works, result.prefill_seconds)
+
+    def _record_prefill_time(
+        self,
+        plan: SchedulerOutput,
+        result: StepResult,
+        works: Sequence[PrefillWork],
+        seconds: float,
+    ) -> None:
+        """Learn from the time of `works`, the prefills of requests that are still live."""
         if len(works) == 1 and works[0].request_id not in result.failures:
             self._chunk_sizer.record(works[0].num_tokens, seconds, works[0].start)
-        is_whole = plan.new and works and works[0].is_last
-        if is_whole and not self._device_order.encoding:  # during an encode a chunk takes longer
+        are_whole_prompts = bool(plan.new) and works[0].is_last
+        overlaps_encode = bool(self._device_order.encoding)
+        if are_whole_prompts and not overlaps_encode:
             self._prefill_batcher.record(
                 [self._requests[work.request_id] for work in works],
                 None if result.error else seconds,
@@ -139,9 +147,10 @@ class Planner:
             )
 
     def finish_seqs(self, request: Request, seqs: Sequence[SeqId], *, is_sound: bool) -> None:
-        """Have the runner drop sequences of `request` with the next plan; store what `is_sound`.
+        """Have the runner drop sequences of `request` in the next plan.
 
-        A prompt whose prefill is cancelled is stored up to its last chunk.
+        If their KV `is_sound`, it is stored first; that of a cancelled prefill up to its last
+        chunk.
         """
         self._finished_seqs += seqs
         if not (is_sound and self._can_reuse(request)):
@@ -155,45 +164,47 @@ class Planner:
         """Whether other prompts can begin with the KV of `request`."""
         return self._caches.stores_prefixes and not request.prompt.is_atomic
 
-    def finish_prepare(self, request_id: str) -> None:
-        """A preparer is done with a request."""
+    def on_prepared(self, request_id: str) -> None:
+        """Record the end of a preparation."""
         self._preparer_order.finish(request_id)
 
-    def finish_load(self) -> None:
-        """The disk reader is done with what it had."""
-        self._loading = None
+    def on_disk_read(self) -> None:
+        """Record the end of the disk read under way."""
+        self._disk_reading = None
 
-    def finish_encode(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
-        """The encoder is done with `works`; see `EncodeDone`."""
+    def on_encoded(self, works: Sequence[EncodeWork], seconds: float | None) -> None:
+        """Record the end of an encode; see `EncodeDone`."""
         self._device_order.finish_encode()
-        if not self._encode_overlaps:
+        if not self._encode_overlaps_prefill:
             self._encode_batcher.record(works, seconds)
 
     @property
     def num_tracked(self) -> int:
-        """Requests that are live, being prepared, read from disk or encoded; finished sequences."""
+        """Number of requests that are live or in work by a thread, and of finished sequences."""
         known = self._requests.keys() | self._preparer_order.request_ids
         return len(known | self._under_way) + len(self._finished_seqs)
 
     @property
     def _under_way(self) -> set[str]:
-        """Requests that are read from disk or encoded; some may have ended."""
+        """Requests of the disk read and the encode under way; some may have ended."""
         under_way = {work.request_id for work in self._device_order.encoding}
-        return under_way if self._loading is None else under_way | {self._loading}
+        return under_way if self._disk_reading is None else under_way | {self._disk_reading}
 
-    # ---- parts of a plan; each changes requests as the plan says ---------------------
+    # ---- parts of a plan; each moves its requests ------------------------------------
 
     def _admit_waiting(self, *, some_are_ending: bool) -> dict[str, RequestError]:
-        """Admit requests, in order, until one has to wait for memory; those after it wait, too.
+        """Admit requests in order, until one has to wait for memory; later ones wait, too.
 
-        Returns those that could not even run alone: the scheduler fails them. While
-        `some_are_ending`, or are still read or encoded for, they hold device memory.
+        Returns the errors of requests that do not fit even alone. A request whose disk read does
+        not fit is prepared again without the disk (`Admission.fits_disk_read`). some_are_ending:
+        whether ended requests still hold device memory; they do as well during their disk reads
+        and encodes.
         """
         self._admission.make_room_for_reserved(self._requests.admitted)
         some_are_ending |= not self._under_way <= self._requests.keys()
         refused = dict[str, RequestError]()
         for request in list(self._requests.in_state(State.WAITING_FOR_MEMORY)):
-            if not self._admission.may_load(request):
+            if not self._admission.fits_disk_read(request):
                 request.restart(use_disk=False)
                 continue
             try:
@@ -215,30 +226,30 @@ class Planner:
             works.append(request.start_prepare())
         return tuple(works)
 
-    def _start_load(self) -> LoadWork | None:
-        request = next(self._requests.in_state(State.LOADING), None)
-        if self._loading is not None or request is None:
+    def _start_disk_read(self) -> DiskReadWork | None:
+        request = next(self._requests.in_state(State.READING_DISK), None)
+        if self._disk_reading is not None or request is None:
             return None
-        self._loading = request.request_id
-        return request.start_load()
+        self._disk_reading = request.request_id
+        return request.start_disk_read()
 
     def _start_encode(self, during: Request | None) -> tuple[EncodeWork, ...]:
         """Encodes to start now, or during the last chunk of `during`."""
         while request := self._device_order.next_to_encode(during):
-            request.rematch_prefix()  # this or the next may find all that was to be encoded
+            request.rematch_prefix()  # may find all its media cached, as may `next_encode`
             first = request.next_encode() if request.state is State.ENCODING else None
             if first is None:
                 continue
             works = [first]
             if during is not None:
-                together = (request, during)
-                if not self._admission.fit_together(together, self._requests.admitted):
+                pair = (request, during)
+                if not self._admission.fit_concurrently(pair, self._requests.admitted):
                     return ()
-            elif not self._device_order.texts_wait:
+            elif not self._device_order.is_text_waiting:
                 turns = self._device_order.encodes_after(request)
                 works = self._encode_batcher.batch(first, turns)
             self._device_order.start_encode(works)
-            self._encode_overlaps = during is not None
+            self._encode_overlaps_prefill = during is not None
             for request_id in {work.request_id for work in works}:
                 self._requests[request_id].leave_queue()
             return tuple(works)
@@ -254,7 +265,7 @@ class Planner:
     def _start_prefills(
         self, num_decoding: int
     ) -> tuple[tuple[NewRequest, ...], tuple[PrefillWork, ...]]:
-        """Requests that are new to the runner, and the chunks that it prefills."""
+        """The requests that are new to the runner, and the chunks to prefill."""
         request = self._device_order.next_to_prefill()
         if request is None:
             return (), ()
@@ -262,34 +273,33 @@ class Planner:
             return (), (self._next_chunk(request, num_decoding),)
         batch = self._prefill_batch(request, others_decode=num_decoding > 0)
         num_seqs = num_decoding if len(batch) == 1 else 0  # a batched prefill is no mixed step
-        new = tuple(one.start_in_runner() for one in batch)
-        return new, tuple(self._next_chunk(one, num_seqs) for one in batch)
+        new = tuple(request.start_in_runner() for request in batch)
+        return new, tuple(self._next_chunk(request, num_seqs) for request in batch)
 
     def _prefill_batch(self, request: Request, *, others_decode: bool) -> list[Request]:
-        """`request` and those that are prefilled with it; all begin after as many tokens."""
+        """`request` and those to prefill with it, all after the same number of cached tokens."""
         request.rematch_prefix()
         if self._device_order.encoding:
             return [request]
         batch = self._prefill_batcher.batch(
             request, self._prefills_after(request), others_decode=others_decode
         )
-        start = min(one.num_cached_tokens for one in batch)
-        for one in batch:
-            one.cut_prefix(start)
+        start = min(member.num_cached_tokens for member in batch)
+        for member in batch:
+            member.cut_prefix(start)
         return batch
 
     def _prefills_after(self, request: Request) -> Iterator[Request]:
-        """The turns after `request`, each with as much of its prompt as is cached by now."""
+        """The requests to prefill after `request`, each with its longest cached prefix by now."""
         for turn in self._device_order.prefills_after(request):
             turn.rematch_prefix()
             yield turn
 
     def _next_chunk(self, request: Request, num_decoding: int) -> PrefillWork:
-        """The next chunk of `request`, beside so many sequences that decode.
+        """The next chunk of `request`, in a step that decodes `num_decoding` sequences.
 
-        It is as long as fits into their pass; where it is read by itself, as `ChunkSizer` allows.
-        It ends at a snapshot point if one comes earlier. The first one covers
-        `atomic_prefill_tokens`.
+        A piggybacked chunk has the size that the runner allows, any other that of `ChunkSizer`. A
+        chunk ends at the next snapshot point; the first one covers `atomic_prefill_tokens`.
         """
         self._device_order.start_chunk(request)
         prompt, start = request.prompt, request.num_prefilled

@@ -1,4 +1,4 @@
-"""The order in which preparer threads take requests, and how many at once."""
+"""The order in which preparer threads take requests, and the limits on their number."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import State
 
-_MOST_READY = 16
-"""Requests that are prepared and do not decode yet: their pixels take the machine's memory."""
+_MAX_READY = 16
+"""Requests that are prepared and not decoding yet: their pixels take the machine's memory."""
 COSTLY_PIXELS = 16_000_000
-"""A request with more to decode may take seconds; two 4K screenshots are just below."""
+"""A request with more pixels may take seconds to decode; two 4K screenshots are just below."""
 
 
 class _Kind(enum.Enum):
     """A kind of request with a limit of its own.
 
-    A request with media is of several kinds; its schema adds none.
+    A request with media is of several kinds, whether it has a schema or not.
     """
 
     TEXT = "neither media nor a schema"
-    MEDIA = "media, whatever they cost"
+    MEDIA = "media"
     CHEAP = "images with few pixels"
     COSTLY = "images with many pixels, or a video"
     VIDEO = "a video"
@@ -31,7 +31,7 @@ class _Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A preparation that a thread has, since when, and what it counts as."""
+    """A preparation under way: its request's client and kinds, and the time of its start."""
 
     client: str
     kinds: frozenset[_Kind]
@@ -40,62 +40,60 @@ class _Started:
 
 @dataclass(slots=True)
 class _Share:
-    """A client's share of the threads: the seconds of its preparations that are done."""
+    """A client's use of the threads: the seconds of its finished preparations."""
 
     seconds: float
     is_turn_of_cheapest: bool = False
 
 
 class PreparerOrder:
-    """Limits how many requests are prepared at once, and chooses them. Changes no request.
+    """Limits how many requests are prepared concurrently, and chooses them. Changes no request.
 
-    Requests with media or a schema are prepared only as far ahead as they can be used soon, since
-    pixels and grammars take memory; texts take little, and may overtake them. Costly requests never
-    take all threads, and only one video is prepared at a time. An aborted request keeps its thread
-    until that is done.
+    Requests with media or a schema are prepared only shortly before they are needed, since pixels
+    and grammars take memory; texts take little, and may overtake them. Costly requests never take
+    all threads, and only one video is prepared at a time. An aborted request counts until its
+    thread is done with it.
 
-    The next client is the one that has had the threads for the shortest time, since nobody knows
-    how long a preparation will take. So a client whose schemas take seconds waits for one whose
-    schemas do not, which waits for the preparations under way at most. A client that had nothing
-    comes in with whoever was last. Among a client's requests with media or a schema, the oldest and
-    the cheapest are chosen alternately, so that none waits for ever.
+    The next client is the one whose preparations have used the least thread time. A client that was
+    idle starts at the time of the last client served. Of a client's requests with media or schemas,
+    the oldest and the cheapest are chosen alternately.
     """
 
     def __init__(self, max_preparing: int, max_ready: int, clock: Callable[[], float]) -> None:
-        """max_preparing: how many of each kind are prepared at once; with 1, a cheap one may still
-        be prepared beside a costly one. max_ready: how many more with media or a schema may be
-        waiting or decoding; of those that do not decode yet, at most `_MOST_READY`. clock: in
+        """max_preparing: the limit of each kind; with 1, a cheap request may still be prepared
+        concurrently with a costly one. max_ready: how many more with media or a schema may be
+        waiting or decoding; of those that do not decode yet, at most `_MAX_READY`. clock: in
         seconds, never backwards.
         """
         max_costly = max(max_preparing - 1, 1)
-        self._most = dict.fromkeys(_Kind, max_preparing) | {
+        self._limits = dict.fromkeys(_Kind, max_preparing) | {
             _Kind.MEDIA: max(max_preparing, max_costly + 1),
             _Kind.COSTLY: max_costly,
             _Kind.VIDEO: 1,
         }
-        self._most_begun = max_preparing + max_ready
-        self._most_undecoded = max_preparing + min(max_ready, _MOST_READY)
+        self._max_begun = max_preparing + max_ready
+        self._max_undecoded = max_preparing + min(max_ready, _MAX_READY)
         self._clock = clock
         self._started: dict[str, _Started] = {}
-        """By request id."""
+        """The preparations under way, by request id."""
         self._shares: dict[str, _Share] = {}
-        """By client: of those that wait or have a thread."""
+        """The shares of clients with a waiting request or a preparation under way."""
         self._virtual_time = 0.0
-        """The seconds that the last client had had when its turn came; never falls."""
+        """The seconds that the client served last had used by then; never decreases."""
 
     @property
     def request_ids(self) -> frozenset[str]:
-        """Of the requests that a thread has."""
+        """The ids of requests whose preparation is under way."""
         return frozenset(self._started)
 
     def next(self, requests: Iterable[Request]) -> list[Request]:
-        """Requests that a thread should take now: `start` each. `requests`: all, in their order."""
+        """The requests to `start` now. `requests`: all live ones, in their order."""
         tracked = list(requests)
         waiting = [request for request in tracked if request.state is State.WAITING]
         if not waiting:
             return []
         clients = {request.client for request in waiting}
-        clients |= {one.client for one in self._started.values()}
+        clients |= {started.client for started in self._started.values()}
         self._shares = {
             client: self._shares.get(client) or _Share(self._virtual_time) for client in clients
         }
@@ -110,32 +108,31 @@ class PreparerOrder:
         return taken
 
     def start(self, request: Request) -> None:
-        """A thread takes `request`."""
+        """Record that a thread begins to prepare `request`."""
         client = request.client
         self._virtual_time = max(self._virtual_time, self._seconds(client))
         self._started[request.request_id] = _Started(client, _kinds(request), self._clock())
 
     def finish(self, request_id: str) -> None:
-        """The thread is done with a request."""
-        done = self._started.pop(request_id)
-        self._shares[done.client].seconds += self._clock() - done.since
+        """Record that a thread is done with a request."""
+        started = self._started.pop(request_id)
+        self._shares[started.client].seconds += self._clock() - started.since
 
     def _seconds(self, client: str) -> float:
-        """Seconds for which a client has had threads, until now."""
-        now = self._clock()
-        under_way = [now - one.since for one in self._started.values() if one.client == client]
-        return self._shares[client].seconds + sum(under_way)
+        """The thread time that a client has used until now, in seconds."""
+        own = [started for started in self._started.values() if started.client == client]
+        return self._shares[client].seconds + sum(self._clock() - s.since for s in own)
 
     def _rooms(self, begun: list[Request]) -> dict[_Kind, int]:
-        """How many more of each kind may be prepared; `begun` are those that were, or are."""
-        preparing = [one.kinds for one in self._started.values()]
-        rooms = {kind: most - _count(kind, preparing) for kind, most in self._most.items()}
+        """How many more of each kind may be prepared; `begun`: all but waiting requests."""
+        preparing = [started.kinds for started in self._started.values()]
+        rooms = {kind: limit - _count(kind, preparing) for kind, limit in self._limits.items()}
         undecoded = [request for request in begun if request.state is not State.DECODE]
-        bounds = ((begun, self._most_begun), (undecoded, self._most_undecoded))
-        for requests, most in bounds:
+        bounds = ((begun, self._max_begun), (undecoded, self._max_undecoded))
+        for requests, bound in bounds:
             kinds = [_kinds(request) for request in requests]
             for kind in (_Kind.MEDIA, _Kind.SCHEMA):
-                rooms[kind] = min(rooms[kind], most - _count(kind, kinds))
+                rooms[kind] = min(rooms[kind], bound - _count(kind, kinds))
         return rooms
 
     def _choose(self, able: list[Request]) -> Request:
@@ -152,16 +149,16 @@ class PreparerOrder:
 
 
 def _able(waiting: list[Request], rooms: dict[_Kind, int]) -> list[Request]:
-    """Waiting requests that there is room for, in order."""
-    return [one for one in waiting if all(rooms[kind] > 0 for kind in _kinds(one))]
+    """The waiting requests that fit within the limits, in order."""
+    return [r for r in waiting if all(rooms[kind] > 0 for kind in _kinds(r))]
 
 
 def _cost(request: Request) -> tuple[bool, int, int]:
     return request.has_video, request.num_pixels, request.num_schema_chars
 
 
-def _count(kind: _Kind, each: list[frozenset[_Kind]]) -> int:
-    return sum(kind in kinds for kinds in each)
+def _count(kind: _Kind, kinds_of_requests: list[frozenset[_Kind]]) -> int:
+    return sum(kind in kinds for kinds in kinds_of_requests)
 
 
 def _kinds(request: Request) -> frozenset[_Kind]:

@@ -14,9 +14,9 @@ from vlm_server.engine.request.states import State
 class Requests(dict[str, Request]):
     """Requests by id, in the order of their virtual starts; a client's in the order of arrival.
 
-    Each virtual start is that of the client's request before plus its number of sequences. A client
-    that had nothing waiting comes in with whoever is next. So one that sends many waits for one
-    that sends few, and with one client the order is that of arrival.
+    A request's virtual start is that of its client's previous request plus that one's number of
+    sequences. A client with nothing queued starts at the current virtual time, so a heavy client
+    cannot delay a light one. With a single client the order is that of arrival.
     """
 
     def __init__(self) -> None:
@@ -24,18 +24,18 @@ class Requests(dict[str, Request]):
         self._virtual_time = 0
         """The virtual start of the next request to be served."""
         self._next_starts: dict[str, int] = {}
-        """The virtual start of each client's next request, where that lies ahead."""
+        """Virtual starts of clients' next requests, if later than the virtual time."""
 
     def enqueue(self, request: Request) -> None:
-        """Take `request` in, before those with a later virtual start."""
+        """Insert `request` before those with a later virtual start."""
         request.virtual_start = self._virtual_start(request)
-        later = [one for one in self.values() if one.virtual_start > request.virtual_start]
+        later = [r for r in self.values() if r.virtual_start > request.virtual_start]
         self[request.request_id] = request
-        for one in later:  # to the end, in their order
-            self[one.request_id] = self.pop(one.request_id)
+        for follower in later:  # to the end, in their order
+            self[follower.request_id] = self.pop(follower.request_id)
 
     def _virtual_start(self, request: Request) -> int:
-        waiting = [one.virtual_start for one in self.values() if not one.has_left_queue]
+        waiting = [r.virtual_start for r in self.values() if not r.has_left_queue]
         latest = max([self._virtual_time, *self._next_starts.values()])
         self._virtual_time = min(waiting, default=latest)
         self._next_starts = {

@@ -1,7 +1,7 @@
-"""Takes requests in, has each step planned (`schedule`), and reports its events (`update`).
+"""Accepts requests, has each step planned (`schedule`), and returns its events (`update`).
 
-`engine.loop` drives the steps, and calls the scheduler for what comes in meanwhile. `Planner`
-decides and starts the work, and the scheduler reports its ends; nothing else changes a request.
+`engine.loop` drives the steps and passes messages on. `Planner` decides and starts the work, the
+scheduler handles its results; nothing else changes a request.
 """
 
 from __future__ import annotations
@@ -12,20 +12,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from vlm_server.cache.caches import Caches, EncodedImage
-from vlm_server.cache.disk.tier import Loaded
+from vlm_server.cache.disk.tier import DiskReadResult
 from vlm_server.engine.memory.admission import Admission
 from vlm_server.engine.output.detokenizer import Decoder
 from vlm_server.engine.request.request import Request
 from vlm_server.engine.request.states import LIVE, State
-from vlm_server.engine.scheduler.limits import SchedulerConfig
+from vlm_server.engine.scheduler.config import SchedulerConfig
 from vlm_server.engine.scheduler.output_processor import OutputProcessor
 from vlm_server.engine.scheduler.planner import Planner
 from vlm_server.engine.scheduler.requests import Requests
 from vlm_server.engine.scheduler.stats import SchedulerStats
+from vlm_server.engine.scheduler.validation import (
+    check_sampling,
+    max_answer_tokens,
+    with_defaults,
+)
 from vlm_server.errors import (
     ContextLengthExceeded,
     DeviceLimit,
     EngineUnavailable,
+    InvalidRequest,
     OutOfMemory,
     RequestError,
     StepTooLong,
@@ -48,8 +54,8 @@ from vlm_server.protocol import (
     Tokens,
 )
 
-_MOST_RETRIES = {OutOfMemory.code: 1, StepTooLong.code: 3}
-"""Of an encode or a prefill, by the error's code."""
+_MAX_RETRIES = {OutOfMemory.code: 1, StepTooLong.code: 3}
+"""Retries of a request's encodes and prefill, by the error's code."""
 
 
 class Scheduler:
@@ -68,9 +74,9 @@ class Scheduler:
         piggyback_tokens: Callable[[PreparedPrompt, int], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pixels_to_decode`: of a request's images; decides which request is prepared first.
+        """pixels_to_decode: the number of pixels of a request's images, for `PreparerOrder`.
 
-        `piggyback_tokens`: see `interfaces.Runner.max_piggybacked_tokens`.
+        piggyback_tokens: see `interfaces.Runner.max_piggybacked_tokens`.
         """
         self._clock = clock
         self._config = config
@@ -84,23 +90,25 @@ class Scheduler:
         self._is_draining = False
         self.reset_stats()
 
-    # ---- requests, and the ends of other threads' work ------------------------------
+    # ---- messages: requests, and results of other threads ----------------------------
 
     def add(self, submit: Submit) -> list[Event]:
-        """`Accepted`; or `Failed`, while draining or if its sampling parameters can't be served."""
-        refusal = self._config.refusal(submit.sampling)
+        """`Accepted`; or `Failed`, while draining or for sampling parameters out of range."""
         if self._is_draining:
-            refusal = EngineUnavailable("The server is shutting down.")
-        if refusal:
-            return [_failed(submit.request_id, refusal)]
-        sampling = self._config.with_defaults(submit.sampling)
+            error = EngineUnavailable("The server is shutting down.")
+            return [_failed(submit.request_id, error)]
+        try:
+            check_sampling(self._config, submit.sampling)
+        except InvalidRequest as error:
+            return [_failed(submit.request_id, error)]
+        sampling = with_defaults(self._config, submit.sampling)
         request = Request(submit, sampling, self._decoder, self._clock)
         request.num_pixels = self._pixels_to_decode(submit)
         self._requests.enqueue(request)
         return [Accepted(submit.request_id)]
 
     def abort(self, request_id: str) -> list[Event]:
-        """End a request in whatever state it is. An unknown or finished one is no error.
+        """End a request in any state. An unknown or finished one is no error.
 
         Its sequences leave the batch with the next plan (`SchedulerOutput.finished_seqs`).
         """
@@ -110,9 +118,9 @@ class Scheduler:
         self._end(request, State.FINISHED_ABORTED)
         return [Finished(request_id, request.usage, is_aborted=True)]
 
-    def prepared(self, request_id: str, outcome: Prepared | RequestError) -> list[Event]:
-        """A preparer is done with a request, which may have been aborted meanwhile."""
-        self._planner.finish_prepare(request_id)
+    def on_prepared(self, request_id: str, outcome: Prepared | RequestError) -> list[Event]:
+        """Handle a prepared request, which may have been aborted since."""
+        self._planner.on_prepared(request_id)
         request = self._finished_work(request_id)
         if isinstance(outcome, RequestError):
             return [] if request is None else self._fail(request, outcome)
@@ -123,43 +131,43 @@ class Scheduler:
             return self._count(request, outcome)
         try:
             wanted = request.sampling.max_tokens
-            max_tokens = self._config.room_for_answer(outcome.prompt, wanted)
+            max_tokens = max_answer_tokens(self._config, outcome.prompt, wanted)
         except ContextLengthExceeded as error:
             outcome.references.release()
             return self._fail(request, error)
-        request.set_prepared(outcome, max_tokens, self._config.formats)
+        request.on_prepared(outcome, max_tokens, self._config.formats)
         return []
 
-    def loaded(self, request_id: str, loaded: Loaded) -> None:
-        """The disk reader is done with a request, which may have been aborted meanwhile."""
-        self._planner.finish_load()
+    def on_disk_read(self, request_id: str, result: DiskReadResult) -> None:
+        """Handle the disk read of a request, which may have been aborted since."""
+        self._planner.on_disk_read()
         request = self._finished_work(request_id)
         if request is None:
-            loaded.release()
+            result.release()
         else:
-            request.add_loaded(loaded)
+            request.on_disk_read(result)
 
-    def encoded(
+    def on_encoded(
         self,
         works: Sequence[EncodeWork],
         outcomes: Sequence[EncodedImage | RequestError],
         seconds: float | None,
     ) -> list[Event]:
-        """The encoder is done with `works`; see `EncodeDone`."""
-        self._planner.finish_encode(works, seconds)
+        """Handle the features of `works`; see `EncodeDone`."""
+        self._planner.on_encoded(works, seconds)
         events, retried = list[Event](), set[str]()
         for work, outcome in zip(works, outcomes, strict=True):
-            name = work.request_id
+            request_id = work.request_id
             if isinstance(outcome, DeviceLimit) and (
-                name in retried or self._may_retry(name, outcome)
+                request_id in retried or self._may_retry(request_id, outcome)
             ):
-                retried.add(name)  # once for all its media
+                retried.add(request_id)  # counts once for all media of the request
             else:
                 events += self._add_features(work, outcome)
         return events
 
     def _add_features(self, work: EncodeWork, outcome: EncodedImage | RequestError) -> list[Event]:
-        """Store features, for a request that may have been aborted meanwhile."""
+        """Store features of a request that may have been aborted since."""
         request = self._requests.get(work.request_id)
         if isinstance(outcome, RequestError):
             return [] if request is None else self._fail(request, outcome)
@@ -167,17 +175,17 @@ class Scheduler:
         if request is None:
             lease.release()
         else:
-            request.add_features(work.span_index, lease)
+            request.on_encoded(work.span_index, lease)
         return []
 
     def expire(self) -> list[Event]:
-        """End the requests that have missed a deadline, in whatever state they are."""
+        """End the requests that have missed a deadline, in any state."""
         now = self._clock()
         missed = [(r, r.deadlines.passed(now)) for r in self._requests.values()]
         return [event for r, error in missed if error for event in self._fail(r, error)]
 
     def drain(self) -> None:
-        """Take no more requests."""
+        """Refuse further requests."""
         self._is_draining = True
 
     # ---- a step --------------------------------------------------------------------
@@ -213,7 +221,7 @@ class Scheduler:
     # ---- readings ------------------------------------------------------------------
 
     def seconds_to_deadline(self) -> float:
-        """Seconds until `expire` has something to do, if nothing else happens; may be infinite."""
+        """Seconds until the next deadline of a request; may be infinite."""
         deadlines = (request.deadlines.next_at for request in self._requests.values())
         return max(0.0, min(deadlines, default=math.inf) - self._clock())
 
@@ -229,7 +237,7 @@ class Scheduler:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of device memory that running requests may still allocate."""
+        """Bytes of device memory that admitted requests may still allocate."""
         return self._admission.reserved_bytes(self._requests.admitted)
 
     def reset_stats(self) -> None:
@@ -239,15 +247,14 @@ class Scheduler:
     # ---- parts of an update --------------------------------------------------------
 
     def _advance(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Move the prompts on whose chunks were prefilled."""
+        """Record the progress of the prompts whose chunks were prefilled."""
         self._planner.record(plan, result)
+        for new in plan.new:  # the runner has copied their prefixes and features
+            if request := self._requests.get(new.request_id):
+                request.release_references()
         for chunk in plan.prefills:
             request = self._requests.get(chunk.request_id)
-            if request is None:
-                continue
-            if plan.new:  # the runner has copied what it needs of this request
-                request.release_references()
-            if request.request_id in result.failures:
+            if request is None or request.request_id in result.failures:
                 continue
             request.num_prefilled = chunk.end
             if chunk.is_last:
@@ -261,7 +268,7 @@ class Scheduler:
         return deltas
 
     def _fail_or_retry(self, request: Request, error: RequestError) -> list[Event]:
-        """Restart a prompt that was too much for the device: the next chunks are smaller."""
+        """Restart a prefill that was too much for the device, with smaller chunks; else fail."""
         is_too_much = request.state is State.PREFILL and isinstance(error, DeviceLimit)
         if not (is_too_much and self._may_retry(request.request_id, error)):
             return self._fail(request, error, is_sound=False)
@@ -270,9 +277,9 @@ class Scheduler:
         return []
 
     def _may_retry(self, request_id: str, error: RequestError) -> bool:
-        """Whether to try again, and count it: memory may have been freed since."""
+        """Whether a request may be retried after `error`; counts the retry."""
         request = self._requests.get(request_id)
-        if request is None or request.num_retries[error.code] >= _MOST_RETRIES[error.code]:
+        if request is None or request.num_retries[error.code] >= _MAX_RETRIES[error.code]:
             return False
         request.num_retries[error.code] += 1
         return True
@@ -280,7 +287,7 @@ class Scheduler:
     # ---- requests ------------------------------------------------------------------
 
     def _count(self, request: Request, prepared: Prepared) -> list[Event]:
-        """End a request whose prompt is all that was wanted."""
+        """End a request that wants only its prompt's tokens."""
         request.set_counted(prepared)
         self._end(request, request.state)
         prompt = prepared.prompt
@@ -291,15 +298,15 @@ class Scheduler:
         return [_failed(request.request_id, error)]
 
     def _finished_work(self, request_id: str) -> Request | None:
-        """The request, if it is live, that a thread has finished its work for."""
+        """The request of a thread's finished work, if it is live."""
         request = self._requests.get(request_id)
         if request is not None:
             request.cancellation = None
         return request
 
     def _end(self, request: Request, state: State, *, is_sound: bool = True) -> None:
-        """Stop tracking a request, which ends in `state`; `is_sound` unless a step of it failed."""
-        if request.is_known_to_runner:  # even if only its prompt was begun
+        """End a request in `state`; `is_sound`: whether no step of it failed."""
+        if request.is_known_to_runner:
             self._planner.finish_seqs(request, request.seqs, is_sound=is_sound)
         request.end(state)
         del self._requests[request.request_id]
@@ -307,7 +314,7 @@ class Scheduler:
 
 
 def _finished(request: Request, token_ids: tuple[int, ...] = (), text: str = "") -> Finished:
-    """The end of a request that was not aborted; with its prompt, if that is all it wanted."""
+    """The terminal event of an answered request; with its prompt if only that was wanted."""
     return Finished(
         request.request_id,
         request.usage,

@@ -1,8 +1,8 @@
-"""How much goes into one call of the device (tokens, images, prompts), learned from measured times.
+"""Sizes of device calls (tokens, images, prompts), learned from measured times.
 
-All sizes are powers of two, since some backends plan again for each new shape. The width of drafts
-is chosen by the runner, as a step is launched (`runner/text/speculation`): its gains of a few
-percent are told by running means, and not by the best of a few times.
+All sizes are powers of two, since some backends compile for each new shape. The width of drafts is
+chosen by the runner as it launches a step (`runner/text/speculation`): gains of a few percent show
+in running means, not in the best of a few times.
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-_LAST_OF_A_KIND = 3
-_TRIALS = 2
-"""The first call of a kind is no measure: kernels are compiled, attention is planned."""
+_NUM_TIMES = 3
+_MIN_TIMES = 2
+"""The number of calls to go by: the first of a kind may compile kernels and schedule attention."""
 
 Kind = TypeVar("Kind", bound=Hashable)
-"""Calls that are taken to last equally long."""
+"""A class of calls that are assumed to take equally long."""
 
 
 class CallTimes(Generic[Kind]):
     """The times of the last three calls of each kind.
 
-    A call is slow now and then for another reason, so the best of the three counts. Times of calls
-    of long ago are forgotten, so that what was slow then is tried again.
+    The best of the three counts, since a call may be slow for another reason. Old times are
+    dropped, so that a kind that was slow is tried again.
     """
 
     def __init__(self, max_age: int) -> None:
-        """max_age: how many calls, of any kind, a time is kept for."""
+        """max_age: the number of later calls, of any kind, after which a time is dropped."""
         self._max_age = max_age
         self._num_calls = 0
         self._last: dict[Kind, deque[tuple[int, float]]] = {}
-        """(number of the call, seconds), by kind."""
+        """The call's number and seconds, by kind."""
 
     def record(self, kind: Kind, seconds: float) -> None:
-        """A call of this kind took `seconds`, or as many for each token, or an infinite time."""
+        """Record the time of a call, or its time per token; infinite for a failed call."""
         self._num_calls += 1
-        last = self._last.setdefault(kind, deque(maxlen=_LAST_OF_A_KIND))
+        last = self._last.setdefault(kind, deque(maxlen=_NUM_TIMES))
         last.append((self._num_calls, seconds))
 
     def kinds(self) -> list[Kind]:
-        """The kinds of which any time is known."""
+        """The kinds with a known time."""
         return [kind for kind in self._last if self._times(kind)]
 
     def is_measured(self, kind: Kind) -> bool:
-        """Whether there are enough times of this kind to go by."""
-        return len(self._times(kind)) >= _TRIALS
+        """Whether enough times of this kind are known."""
+        return len(self._times(kind)) >= _MIN_TIMES
 
     def best(self, kind: Kind) -> float:
-        """The shortest of the last times; infinite if there are none."""
+        """The shortest known time; infinite if there is none."""
         return min(self._times(kind), default=math.inf)
 
     def _times(self, kind: Kind) -> list[float]:
@@ -60,80 +60,80 @@ class CallTimes(Generic[Kind]):
 # ---- tokens of a chunk -----------------------------------------------------------------------
 
 _FIRST_TOKENS = 128
-"""While nothing is measured."""
-_LEAST_TOKENS = 16
+"""The size of a chunk before any measurement."""
+_MIN_TOKENS = 16
 _LAST_CHUNKS = 16
 _WORTH_HALVING = 0.75
-"""A chunk is halved only if half of it takes less than this share of its time."""
+"""A chunk is halved only if its half takes less than this share of its time."""
 _WITH_ITS_REST = 1.25
-"""A chunk may be this much larger if that leaves nothing for another one."""
+"""A prompt's last chunk may be larger by this factor."""
 _ALONE_SECONDS = 1.0
-"""Of a chunk while no sequence decodes: a request that comes meanwhile waits for it, and Metal ends
-what keeps the screen waiting."""
+"""The maximum time of a chunk while no sequence decodes: a new request waits for it, and Metal ends
+kernels that delay the screen."""
 _DOUBLING_TOKENS = 32768
-"""A chunk after so many tokens takes about twice as long as a prompt's first, with models of two to
-eight billion parameters."""
+"""The number of earlier tokens that doubles a chunk's time, for models of two to eight billion
+parameters."""
 
 
 class ChunkSizer:
     """Sizes prefill chunks so that decoding sequences wait no longer than a step may take.
 
-    A chunk takes a fixed time plus a time per token, so a size is also judged by what smaller ones
-    take. Times are kept as those of a prompt's first tokens.
+    A chunk takes a fixed time plus a time per token, so a size is also judged by the times of
+    smaller ones. Times are normalized to those of a prompt's first chunk.
     """
 
     def __init__(self, max_step_seconds: float, max_chunk_tokens: int) -> None:
         self._max_step_seconds = max_step_seconds
         self._max_chunk_tokens = max_chunk_tokens
-        self._most_tokens = max_chunk_tokens
-        """Fewer while larger chunks are too much for the device."""
+        self._allowed_tokens = max_chunk_tokens
+        """The maximum size at present: lowered when a chunk is too much for the device."""
         self._num_since_failure = 0
-        """Chunks."""
+        """The number of chunks since the last failure."""
         self._times = CallTimes[int](_LAST_CHUNKS)
-        """Of the last chunks, by the size that `chunk_tokens` chose."""
+        """The times of the last chunks, by the size that `chunk_tokens` chose."""
 
     def record(self, num_tokens: int, seconds: float, num_before: int = 0) -> None:
-        """A chunk of `num_tokens` after `num_before` others of its prompt took `seconds`.
+        """Record the time of a chunk of `num_tokens` after `num_before` others of its prompt.
 
-        Larger chunks than allowed, atomic, are ignored.
+        Atomic chunks, which may exceed the maximum, are ignored.
         """
         if num_tokens > self._max_chunk_tokens:
             return
         self._num_since_failure += 1
         if self._num_since_failure % _LAST_CHUNKS == 0:
-            self._most_tokens = min(2 * self._most_tokens, self._max_chunk_tokens)
+            self._allowed_tokens = min(2 * self._allowed_tokens, self._max_chunk_tokens)
         self._times.record(_size_of(num_tokens), seconds / _growth(num_before))
 
     def record_failure(self, num_tokens: int) -> None:
-        """A chunk was too much for the device: halve it, and try larger ones again much later."""
-        self._most_tokens = max(1, min(self._most_tokens, _power_of_two(num_tokens) // 2))
+        """Halve the maximum size after a chunk that was too much; it is raised much later."""
+        self._allowed_tokens = max(1, min(self._allowed_tokens, _power_of_two(num_tokens) // 2))
         self._num_since_failure = 0
 
     def chunk_tokens(self, num_left: int, num_before: int = 0, *, others_decode: bool) -> int:
-        """Tokens of the next chunk of a prompt that has `num_left`; at least one."""
-        most_seconds = self._max_step_seconds if others_decode else _ALONE_SECONDS
+        """The size of the next chunk of a prompt with `num_left` tokens; at least one."""
+        max_seconds = self._max_step_seconds if others_decode else _ALONE_SECONDS
         size = _FIRST_TOKENS
         if measured := self._times.kinds():
-            size = self._fitting(measured, most_seconds / _growth(num_before))
+            size = self._fitting(measured, max_seconds / _growth(num_before))
         if not others_decode and 2 * size > self._max_chunk_tokens:
             size = self._max_chunk_tokens
-        size = min(size, self._most_tokens)
-        if num_left <= min(_WITH_ITS_REST * size, self._most_tokens):
+        size = min(size, self._allowed_tokens)
+        if num_left <= min(_WITH_ITS_REST * size, self._allowed_tokens):
             return num_left
         return size
 
-    def _fitting(self, measured: Sequence[int], most_seconds: float) -> int:
-        """The largest size that fits, or one below which chunks would not take much less."""
+    def _fitting(self, measured: Sequence[int], max_seconds: float) -> int:
+        """The largest size that takes at most `max_seconds`, or one whose half saves little."""
         size = _power_of_two(self._max_chunk_tokens + 1) // 2
-        least = max(_LEAST_TOKENS, min(measured) // 2)
-        while size > least and self._expected(size) > most_seconds:
+        min_size = max(_MIN_TOKENS, min(measured) // 2)
+        while size > min_size and self._expected(size) > max_seconds:
             if size // 2 in measured and self._saves_little(size):
                 break
             size //= 2
         return max(1, min(size, self._max_chunk_tokens))
 
     def _saves_little(self, size: int) -> bool:
-        """Whether half a chunk, which was measured, takes about as long."""
+        """Whether a chunk of half the size, which was measured, takes about as long."""
         return self._expected(size // 2) > _WORTH_HALVING * self._expected(size)
 
     def _expected(self, size: int) -> float:
@@ -141,12 +141,12 @@ class ChunkSizer:
         return best if self._times.is_measured(size) else min(best, self._extrapolated(size))
 
     def _extrapolated(self, size: int) -> float:
-        """Seconds on the line through the two next smaller sizes; a smaller one takes no longer.
+        """Seconds on the line through the two next smaller sizes; the minimum if there is none.
 
-        Of one size alone, half its time is taken for fixed, so that a larger one is tried.
+        With one smaller size, half its time is assumed to be fixed, so that a larger one is tried.
         """
-        measured = {each: self._times.best(each) for each in sorted(self._times.kinds())}
-        smaller = [(each, seconds) for each, seconds in measured.items() if each < size][-2:]
+        measured = {known: self._times.best(known) for known in sorted(self._times.kinds())}
+        smaller = [(known, seconds) for known, seconds in measured.items() if known < size][-2:]
         if not smaller:
             return min(measured.values())
         large, slow = smaller[-1]
@@ -155,7 +155,7 @@ class ChunkSizer:
 
 
 def _growth(num_before: int) -> float:
-    """How much longer a chunk takes after so many tokens: it attends to all of them."""
+    """The factor by which a chunk after `num_before` tokens takes longer: it attends to them."""
     return 1 + num_before / _DOUBLING_TOKENS
 
 
@@ -173,12 +173,12 @@ def _power_of_two(num_tokens: int) -> int:
 
 _LAST_ENCODES = 64
 _WORTH_DOUBLING = 0.95
-"""Twice as many are encoded at once only if each takes less than this share of its time."""
+"""The number of images per call is doubled only if that lowers the time of each to this share."""
 _AS_LONG_AS_ONE = 1.1
-"""Several images, or prompts, that take at most so many times as long as one of them."""
-_MOST_TOKENS_OF_TWO = 256
-"""Larger images fill a device by themselves: four of 1,150 tokens take an H200 2.6 times as long
-as one. Trying two costs it 0.3 s, since attention is planned for two."""
+"""A batch takes as long as one image or prompt if its time is at most this multiple."""
+_MAX_PAIRED_TOKENS = 256
+"""The maximum size of images of two requests in one call: larger ones fill a device by themselves.
+Four of 1,150 tokens take an H200 2.6 times as long as one, and a trial with two costs it 0.3 s."""
 
 
 class _Encode(NamedTuple):
@@ -191,44 +191,50 @@ class _Encode(NamedTuple):
 class EncodeSizer:
     """Sizes encodes so that an image takes the least time.
 
-    A device that one image does not fill takes two in less than twice the time; another one, such
-    as a CPU, gains nothing. Times are kept per token.
+    A device that one image does not fill encodes two in less than twice the time; on others, such
+    as a CPU, batches gain nothing. Times are kept per token.
     """
 
-    def __init__(self, most: int) -> None:
-        """`most`: images in one call; 1 if none is to be encoded with another."""
-        self._most = most
+    def __init__(self, max_images: int) -> None:
+        """`max_images`: the maximum number of images in one call."""
+        self._max_images = max_images
         self._times = CallTimes[_Encode](_LAST_ENCODES)
 
-    def record(self, num_tokens: int, count: int, seconds: float) -> None:
-        """`count` images of `num_tokens` each took `seconds` together."""
-        kind = _Encode(_power_of_two(num_tokens), count)
-        self._times.record(kind, seconds / (num_tokens * count))
+    def record(self, num_tokens: int, num_images: int, seconds: float) -> None:
+        """Record the time of one call with `num_images` of `num_tokens` each."""
+        kind = _Encode(_power_of_two(num_tokens), num_images)
+        self._times.record(kind, seconds / (num_tokens * num_images))
 
-    def at_once(self, num_tokens: int, waiting: int, max_seconds: float) -> int:
-        """How many of `waiting` images of `num_tokens` each to encode now.
+    def choose_num_images(self, num_tokens: int, num_waiting: int, max_seconds: float) -> int:
+        """The number of `num_waiting` images of `num_tokens` each to encode in the next call.
 
-        Twice as many as was found to pay are tried, if even without any gain they would take no
-        longer than `max_seconds`.
+        It is doubled while that was measured to pay. An unmeasured number is tried if it would
+        take at most `max_seconds` even without any gain.
         """
-        one = _Encode(_power_of_two(num_tokens), 1)
-        while 2 * one.num_images <= min(waiting, self._most) and self._times.is_measured(one):
-            two = one._replace(num_images=2 * one.num_images)
-            each, with_others = self._times.best(one), self._times.best(two)
-            does_not_pay = self._times.is_measured(two) and with_others > _WORTH_DOUBLING * each
-            expected = min(each, with_others) * two.num_images * num_tokens
-            if does_not_pay or expected > max_seconds:
+        kind = _Encode(_power_of_two(num_tokens), 1)
+        while 2 * kind.num_images <= min(num_waiting, self._max_images):
+            doubled = kind._replace(num_images=2 * kind.num_images)
+            seconds, doubled_seconds = self._times.best(kind), self._times.best(doubled)
+            pays = doubled_seconds <= _WORTH_DOUBLING * seconds
+            may_pay = pays or not self._times.is_measured(doubled)
+            expected = min(seconds, doubled_seconds) * doubled.num_images * num_tokens
+            if not (self._times.is_measured(kind) and may_pay and expected <= max_seconds):
                 break
-            one = two
-        return one.num_images
+            kind = doubled
+        return kind.num_images
 
-    def two_are_as_one(self, num_tokens: int, max_seconds: float) -> bool:
-        """Whether two take about as long as one; also true when that is tried."""
-        if num_tokens > _MOST_TOKENS_OF_TWO or self.at_once(num_tokens, 2, max_seconds) < 2:
+    def may_pair(self, num_tokens: int, max_seconds: float) -> bool:
+        """Whether to encode two images in one call, which then takes about as long as one.
+
+        True for a trial, too.
+        """
+        can_try = self.choose_num_images(num_tokens, 2, max_seconds) == 2
+        if num_tokens > _MAX_PAIRED_TOKENS or not can_try:
             return False
         one, two = (_Encode(_power_of_two(num_tokens), number) for number in (1, 2))
-        is_long = 2 * self._times.best(two) > _AS_LONG_AS_ONE * self._times.best(one)
-        return not (self._times.is_measured(two) and is_long)
+        if not self._times.is_measured(two):
+            return True  # try it
+        return 2 * self._times.best(two) <= _AS_LONG_AS_ONE * self._times.best(one)
 
 
 # ---- prompts of a batched prefill ------------------------------------------------------------
@@ -239,7 +245,7 @@ _LAST_PREFILLS = 500
 class _Prefill(NamedTuple):
     """Prefills of `num_prompts` whole prompts; the longest fits into the power of two `size`.
 
-    others_decode: whether the prompts joined others, which takes time, too.
+    others_decode: whether the prompts joined running sequences, which takes time, too.
     """
 
     size: int
@@ -250,49 +256,54 @@ class _Prefill(NamedTuple):
 class PrefillSizer:
     """Sizes batched prefills so that the first prompt's token comes no later than if it were alone.
 
-    Where launching kernels takes most of a short chunk, as on a large GPU, several prompts take
-    about as long as one; elsewhere, as on a CPU, each takes its own time.
+    Where launching kernels takes most of a short chunk's time, as on a large GPU, several prompts
+    take about as long as one; elsewhere, as on a CPU, each takes its own time.
     """
 
     def __init__(self) -> None:
         self._times = CallTimes[_Prefill](_LAST_PREFILLS)
 
-    def record(self, num_tokens: int, count: int, seconds: float, *, others_decode: bool) -> None:
-        """`count` whole prompts, the longest of `num_tokens`, took `seconds` to their answers."""
-        self._times.record(_Prefill(_power_of_two(num_tokens), count, others_decode), seconds)
+    def record(
+        self, num_tokens: int, num_prompts: int, seconds: float, *, others_decode: bool
+    ) -> None:
+        """Record the time of one call with `num_prompts`, the longest of `num_tokens`."""
+        kind = _Prefill(_power_of_two(num_tokens), num_prompts, others_decode)
+        self._times.record(kind, seconds)
 
-    def at_once(self, longest: Sequence[int], max_seconds: float, *, others_decode: bool) -> int:
-        """How many of the prompts that wait to prefill now.
+    def choose_num_prompts(
+        self, longest: Sequence[int], max_seconds: float, *, others_decode: bool
+    ) -> int:
+        """The number of waiting prompts to prefill in the next call.
 
-        longest: for each number of them, from 1 on, the tokens of the longest. Twice as many as
-        were found to pay are tried, with prompts of one size, if even without any gain they would
-        take no longer than `max_seconds`.
+        longest: for each number of prompts, from 1 on, the tokens of the longest. The number is
+        doubled while that was measured to take as long as one prompt. An unmeasured number is
+        tried with prompts of one size, if it would take at most `max_seconds` without any gain.
         """
         times = self._times
-        one = first = _Prefill(_power_of_two(longest[0]), 1, others_decode)
+        kind = first = _Prefill(_power_of_two(longest[0]), 1, others_decode)
         in_time = min(_AS_LONG_AS_ONE * times.best(first), max_seconds)
-        while 2 * one.num_prompts <= len(longest) and times.is_measured(one):
-            two = _Prefill(
-                _power_of_two(longest[2 * one.num_prompts - 1]), 2 * one.num_prompts, others_decode
-            )
-            if times.is_measured(two):
-                is_in_time = times.best(two) <= in_time
+        while 2 * kind.num_prompts <= len(longest) and times.is_measured(kind):
+            num_prompts = 2 * kind.num_prompts
+            size = _power_of_two(longest[num_prompts - 1])
+            doubled = _Prefill(size, num_prompts, others_decode)
+            if times.is_measured(doubled):
+                is_in_time = times.best(doubled) <= in_time
             else:
-                may_try = two.size == first.size and not self._is_hopeless(two)
-                is_in_time = may_try and 2 * times.best(one) <= max_seconds
+                may_try = size == first.size and not self._is_hopeless(doubled)
+                is_in_time = may_try and 2 * times.best(kind) <= max_seconds
             if not is_in_time:
                 break
-            one = two
-        return one.num_prompts
+            kind = doubled
+        return kind.num_prompts
 
     def _is_hopeless(self, kind: _Prefill) -> bool:
-        """Whether as many shorter prompts take much longer than one: longer ones do, too."""
+        """Whether the same number of shorter prompts takes much longer than one prompt."""
         return any(
             other.size < kind.size and other[1:] == kind[1:] and self._is_long(other)
             for other in self._times.kinds()
         )
 
     def _is_long(self, kind: _Prefill) -> bool:
-        """Whether several prompts were found to take much longer than one."""
+        """Whether these prompts were measured to take much longer than one."""
         alone = self._times.best(kind._replace(num_prompts=1))
         return self._times.is_measured(kind) and self._times.best(kind) > _AS_LONG_AS_ONE * alone

@@ -32,7 +32,7 @@ class Cancellation:
 
     @contextmanager
     def bounded(self) -> Iterator[None]:
-        """Within: work that has a deadline of its own."""
+        """A context for work that has a deadline of its own, and makes no checks."""
         self._is_bounded = True
         try:
             yield
@@ -55,7 +55,7 @@ class Cancellation:
             callback()
 
     def on_cancel(self, callback: Callable[[], None] | None) -> None:
-        """Run `callback` when cancelled, or at once if that was before; it replaces the last."""
+        """Run `callback` when cancelled, or now if already cancelled; replaces the last one."""
         with self._lock:
             self._callback = None if self._is_cancelled else callback
             is_due = self._is_cancelled and callback is not None

@@ -1,16 +1,22 @@
-"""Command and environment of a Python process of ours, which imports nothing from its folder."""
+"""Start of our own Python processes, which import nothing from their working folder."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import site
+import subprocess
 import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import vlm_server
+from vlm_server.platform import machine
 
 FOLDER = "/"
-"""The working folder of processes that need none: nobody plants files there."""
+"""The working folder of processes that need none; only root can place files in it."""
+_MAX_LINE_BYTES = 16 << 20
 _ROOT = str(Path(vlm_server.__file__).parents[1])
 """The folder that `vlm_server` was imported from."""
 
@@ -40,3 +46,53 @@ def environment(*, with_preload: bool = False) -> dict[str, str]:
     if absolute:
         inherited["PYTHONPATH"] = os.pathsep.join(absolute)
     return {**inherited, "PYTHONSAFEPATH": "1"}
+
+
+def model_environment() -> dict[str, str]:
+    """Our environment for a process that runs a model: nothing is downloaded there."""
+    return {
+        **machine.thread_environment(),
+        **environment(with_preload=True),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+@contextlib.asynccontextmanager
+async def running(
+    words: Sequence[str], environment: Mapping[str, str]
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process with pipes to its input and output, which is killed at the end."""
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        env=environment,
+        cwd=FOLDER,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_MAX_LINE_BYTES,
+        start_new_session=True,  # a terminal's Ctrl-C is for us alone
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def exit_status(
+    arguments: Sequence[str], environment: Mapping[str, str], seconds: float
+) -> int | None:
+    """The exit status of Python with these arguments; None if it can't start or end in time."""
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env=environment,
+            cwd=FOLDER,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.returncode

@@ -10,10 +10,23 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import BinaryIO
+from typing import Protocol
 
 _HEADER = struct.Struct(">Q?")
 _LENGTH = struct.Struct(">I")
+
+
+class PipeWriter(Protocol):
+    """The writing end of a pipe."""
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> object: ...
+    def flush(self) -> object: ...
+
+
+class PipeReader(Protocol):
+    """The reading end of a pipe."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +40,8 @@ class Parts:
 Body = bytes | bytearray | memoryview | Parts
 
 
-def write(pipe: BinaryIO, body: Body, *, flag: bool = False) -> None:
-    """Write one message. Raises OSError if nobody reads it."""
+def write(pipe: PipeWriter, body: Body, *, flag: bool = False) -> None:
+    """Write one message. Raises OSError if the reader is gone."""
     size, parts = (body.size, body.parts) if isinstance(body, Parts) else (len(body), [body])
     pipe.write(_HEADER.pack(size, flag))
     for part in parts:
@@ -50,14 +63,14 @@ def parsed(received: bytes | bytearray) -> tuple[bytes, bool, int] | None:
     return None if len(received) < size else (bytes(received[_HEADER.size : size]), flag, size)
 
 
-def read(pipe: BinaryIO) -> tuple[bytearray, bool]:
+def read(pipe: PipeReader) -> tuple[bytearray, bool]:
     """The next message and its flag. Raises EOFError if the pipe ends before the message does."""
     length, flag = _HEADER.unpack(_exactly(pipe, _HEADER.size))
     return _exactly(pipe, length), flag
 
 
 def described(size: int, data: Iterable[bytes | bytearray], description: bytes) -> Parts:
-    """`data`, of `size` bytes together, with its description."""
+    """`data`, of `size` bytes in all, followed by its description."""
     last = description + _LENGTH.pack(len(description))
     return Parts(size + len(last), chain(data, [last]))
 
@@ -70,12 +83,12 @@ def split(answer: bytearray) -> tuple[memoryview, memoryview]:
     return view[: end - length], view[end - length : end]
 
 
-def _exactly(pipe: BinaryIO, size: int) -> bytearray:
+def _exactly(pipe: PipeReader, size: int) -> bytearray:
     data = bytearray(size)
     filled = 0
     with memoryview(data) as view:
         while filled < size:
-            count = pipe.readinto(view[filled:])  # type: ignore[attr-defined]
+            count = pipe.readinto(view[filled:])
             if not count:
                 raise EOFError
             filled += count

@@ -1,7 +1,7 @@
 """Sockets that are passed to another process over a Unix socket. The receiver acknowledges each.
 
 Until then the sender keeps its own descriptor: macOS takes a socket to which only messages refer
-for garbage (`unp_gc` in XNU), and whoever receives it reads an end.
+for garbage (`unp_gc` in XNU), and the receiver reads an end of file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PassedSocket:
     def wait(self, events: int, seconds: float) -> bool:
         """Whether `connection` may be ready for `events` within this time.
 
-        Also true when the receiver ends without having taken the other end: nobody has it then.
+        Also true if the receiving process ends before it took the other end.
         """
         poll = select.poll()
         poll.register(self.connection, events)
@@ -81,6 +81,6 @@ def received(channel: socket.socket, size: int) -> Iterator[tuple[bytes, socket.
             return
         for descriptor in descriptors:
             with socket.socket(fileno=descriptor) as connection:
-                with contextlib.suppress(OSError):  # nobody waits for it any more
+                with contextlib.suppress(OSError):  # the sender is gone
                     connection.sendall(ACKNOWLEDGEMENT)
                 yield message, connection

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
+import os
+import select
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from typing import Any
 
 from vlm_server.platform.child import launch, messages
 from vlm_server.platform.child.cancellation import Cancellation, Cancelled
@@ -21,6 +23,8 @@ from vlm_server.platform.footprint import POLL_SECONDS, MemoryBound
 
 _IDLE_SECONDS = 30.0
 _PIPE_BYTES = 1 << 20
+"""With less, such as Linux's 64 KiB, both ends wait for each other all the time: on a busy machine,
+each time takes as long as others work."""
 
 
 class ChildFailed(Exception):
@@ -98,22 +102,17 @@ class ChildPool:
 
     def _run(self, job: messages.Body, seconds: float, cancellation: Cancellation) -> bytearray:
         self._wait_for_turn(cancellation)
-        kept: _Child | None = None
+        child: _Child | None = None
+        is_retiring = True
         try:
             child = self._take()
-            kept = child
             answer, is_retiring = child.ask(job, seconds, cancellation)
-            if is_retiring:
-                kept = None
-                child.end()
-        except BaseException:
-            if kept is not None:
-                kept.end()
-                kept = None
-            raise
+            return answer
         finally:
-            self._give_back(kept)
-        return answer
+            if child is not None and is_retiring:
+                child.end()
+                child = None
+            self._give_back(child)
 
     def _wait_for_turn(self, cancellation: Cancellation) -> None:
         """Returns when this thread may have a process. Raises Cancelled."""
@@ -194,8 +193,16 @@ class _Child:
             )
         except OSError as error:
             raise ChildNotStarted(f"can't be started: {error.strerror}") from None
-        _widen(self._process.stdin, self._process.stdout)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for pipe in (self._stdin, self._stdout):
+            os.set_blocking(pipe, False)
+            if sys.platform == "linux":
+                with contextlib.suppress(OSError):  # a user's pipes may hold so much together
+                    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._bound = MemoryBound(self._process.pid, memory_bytes) if memory_bytes else None
+        self._deadline = math.inf
 
     @property
     def is_alive(self) -> bool:
@@ -204,79 +211,52 @@ class _Child:
     def ask(
         self, job: messages.Body, seconds: float, cancellation: Cancellation
     ) -> tuple[bytearray, bool]:
-        """Its answer, and whether the process ends after it."""
-        watch = _Watch(self._process, seconds, self._bound)
+        """Its answer, and whether the process ends after it.
+
+        Raises ChildFailed, ChildTimeout or Cancelled: the process has to be ended then.
+        """
+        self._deadline = time.monotonic() + seconds
         cancellation.on_cancel(self._process.kill)
-        stdin: Any = self._process.stdin
-        stdout: Any = self._process.stdout
         try:
-            messages.write(stdin, job)
-            answer, is_retiring = messages.read(stdout)
+            messages.write(self, job)
+            answer, is_retiring = messages.read(self)
         except (OSError, EOFError):
             if cancellation.is_cancelled:
                 raise Cancelled from None
-            if watch.is_late:
-                raise ChildTimeout from None
-            if watch.is_too_large:
-                raise ChildFailed("took more memory than it may") from None
             raise ChildFailed(f"ended with status {self._process.wait()}") from None
         finally:
-            watch.end()
             cancellation.on_cancel(None)
-        # It may have been killed right after its answer.
-        return answer, is_retiring or watch.has_killed or cancellation.is_cancelled
+        return answer, is_retiring or cancellation.is_cancelled  # killed right after its answer
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write to its input. Raises ChildTimeout, ChildFailed, OSError."""
+        rest = memoryview(data)
+        while rest:
+            self._wait(self._stdin, select.POLLOUT)
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[os.write(self._stdin, rest) :]
+
+    def flush(self) -> None:
+        """Do nothing: nothing is held back."""
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Read some of its output; 0 at the end. Raises ChildTimeout, ChildFailed, OSError."""
+        self._wait(self._stdout, select.POLLIN)
+        return os.readv(self._stdout, [buffer])
 
     def end(self) -> None:
         """Kill it, and leave nothing behind."""
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # the rest of a job can't be written any more
-                pipe.close()  # type: ignore[union-attr]
-        self._process.wait()
+        with self._process:
+            self._process.kill()
 
-
-class _Watch:
-    """Kills a process that works for more than `seconds`, or outgrows its bound, until `end`."""
-
-    def __init__(
-        self, process: subprocess.Popen[bytes], seconds: float, bound: MemoryBound | None
-    ) -> None:
-        self.is_late = False
-        self.is_too_large = False
-        self._process = process
-        self._bound = bound if bound and bound.is_needed else None
-        self._deadline = time.monotonic() + seconds
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    @property
-    def has_killed(self) -> bool:
-        return self.is_late or self.is_too_large
-
-    def end(self) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        longest = POLL_SECONDS if self._bound else threading.TIMEOUT_MAX
+    def _wait(self, pipe: int, event: int) -> None:
+        """Wait until a pipe is ready, or has ended, within the job's time and memory."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        longest = POLL_SECONDS if self._bound and self._bound.is_needed else threading.TIMEOUT_MAX
         while (left := self._deadline - time.monotonic()) > 0:
-            if self._is_over.wait(min(left, longest)):
-                return
             if self._bound and self._bound.is_exceeded():
-                self.is_too_large = True
-                self._process.kill()
+                raise ChildFailed("took more memory than it may")
+            if poll.poll(1000 * min(left, longest)):
                 return
-        self.is_late = True
-        self._process.kill()
-
-
-def _widen(*pipes: Any) -> None:
-    """Let each pipe hold more than 64 KiB: with less, both ends wait for each other all the time.
-
-    On a busy machine, each time takes as long as others work.
-    """
-    if sys.platform == "linux":
-        for pipe in pipes:
-            with contextlib.suppress(OSError):  # a user's pipes may hold so much together
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        raise ChildTimeout

@@ -1,11 +1,10 @@
 """The child's side of a pool: answers one job after the other until its standard input ends.
 
-It ends at once when that is closed: nobody waits for the answer then.
+The process exits as soon as that is closed, even in the middle of a job.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import resource
@@ -13,11 +12,12 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from queue import SimpleQueue
-from typing import BinaryIO
 
 from vlm_server.platform.child import messages
+from vlm_server.platform.footprint import be_killed_first
 
 _NICENESS = 5
 """Answers that are being written come first."""
@@ -50,14 +50,14 @@ def serve(answer: Callable[[bytearray], messages.Body], limits: ChildLimits) -> 
         made = answer(job)
         del job
         try:
-            messages.write(answers, made, flag=_must_retire(limits))
+            messages.write(answers, made, flag=_peak_bytes() > limits.retire_bytes)
         except BrokenPipeError:
             return
         del made
 
 
-def _receive(jobs: BinaryIO, received: SimpleQueue[bytearray]) -> None:
-    """Read jobs also while one is answered, to end the process when the input ends."""
+def _receive(jobs: FileIO, received: SimpleQueue[bytearray]) -> None:
+    """Read jobs on a thread of its own, to notice the end of the input during a job."""
     try:
         while True:
             received.put(messages.read(jobs)[0])
@@ -69,23 +69,17 @@ def _limit_memory(limits: ChildLimits) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
-        # If memory is short, this process shall end, and not the one that it works for.
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-            score.write(str(_OOM_SCORE))
+    be_killed_first(score=_OOM_SCORE)  # before the process that it works for
 
 
 def _limit_job(limits: ChildLimits) -> None:
-    """A limit that holds even if nobody is left to kill this process."""
+    """Limit the CPU time of a job, in case the pool's process has died."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = math.ceil(used.ru_utime + used.ru_stime + limits.job_seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
 
 
-def _must_retire(limits: ChildLimits) -> bool:
-    return _most_held_bytes() > limits.retire_bytes
-
-
-def _most_held_bytes() -> int:
+def _peak_bytes() -> int:
     """The most memory that this process ever held.
 
     On Linux, `ru_maxrss` begins with what the starting process held, and is in KiB.

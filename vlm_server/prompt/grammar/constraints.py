@@ -1,6 +1,6 @@
 """Constraints on an answer: a JSON schema, required tool calls, or `auto` calls with strict tools.
 
-A constraint is also the key of its grammar. The process that compiles it checks the schemas.
+A constraint is also the cache key of its grammar. Schemas are checked where they are compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import Submit, Tools
 
-if TYPE_CHECKING:  # the process that compiles needs no numpy
+if TYPE_CHECKING:  # the grammar process needs no numpy
     from vlm_server.interfaces.model_spec import ModelSpec, ToolParser
 
 SCHEMA_PARAM, TOOLS_PARAM = "response_format.json_schema.schema", "tools"
@@ -22,30 +22,28 @@ Mark = tuple[int | str, ...]
 
 
 class CallSyntax(msgspec.Struct, frozen=True):
-    """The marks around a call that a model writes by itself; see `ToolParser`.
-
-    start_text: `start` as it reads. is_json: `{"name": ..., "arguments": {...}}` is between the
-    marks.
-    """
+    """The marks around a call in the model's own syntax; see `ToolParser`."""
 
     start: Mark
     end: Mark
     start_text: str
+    """The text of `start`."""
     is_json: bool
+    """Whether the call is `{"name": ..., "arguments": {...}}`."""
 
 
 class _Constraint(msgspec.Struct, frozen=True):
     param: ClassVar[str] = TOOLS_PARAM
-    """The field of the request that it comes from."""
+    """The field of the request that has the constraint."""
     subject: ClassVar[str] = "the schema of these tools"
 
     def refusal(self, reason: str) -> InvalidRequest:
-        """Why it can't be obeyed, as the client is told."""
+        """The error for a client: the constraint can't be obeyed because of `reason`."""
         return InvalidRequest(f"{self.subject} can't be obeyed: {reason}", self.param)
 
 
 class Schema(_Constraint, frozen=True, tag="schema"):
-    """JSON that conforms to `schema`, the text of one."""
+    """JSON that conforms to `schema`, itself JSON."""
 
     param: ClassVar[str] = SCHEMA_PARAM
     subject: ClassVar[str] = "this schema"
@@ -72,10 +70,10 @@ class AutoCalls(_Constraint, frozen=True, tag="auto"):
 Constraint = Schema | RequiredCalls | AutoCalls
 
 encode = msgspec.json.Encoder().encode
-"""The bytes of a constraint; the same for equal ones."""
+"""Encodes a constraint; equal constraints give equal bytes."""
 _decoder: msgspec.json.Decoder[Constraint] = msgspec.json.Decoder(Constraint)
 decode = _decoder.decode
-"""The constraint that `encode` was given."""
+"""The reverse of `encode`."""
 
 
 class Constraints:
@@ -85,8 +83,8 @@ class Constraints:
         parser = spec.tool_parser
         self._syntax = None if parser is None else _syntax(spec, parser)
 
-    def of(self, submit: Submit) -> Constraint | None:
-        """The constraint on an answer. Raises InvalidRequest for one that can't be ensured."""
+    def constraint_on(self, submit: Submit) -> Constraint | None:
+        """The constraint on an answer, if any. Raises InvalidRequest if it can't be enforced."""
         found = self._find(submit)
         for name in ("min_tokens", "ignore_eos"):
             if found is not None and getattr(submit.sampling, name):
@@ -98,15 +96,15 @@ class Constraints:
         schema, tools = submit.sampling.json_schema, submit.tools
         if tools is not None and tools.choice == "required":
             if schema is not None:
-                message = "an answer that must call a tool can't follow a schema of its own"
+                message = "an answer that must call a tool can't follow a schema"
                 raise InvalidRequest(message, "response_format")
             return RequiredCalls(tools)
         if tools is None or self._syntax is None:  # no call is possible
             return None if schema is None else Schema(schema)
         if tools.strict and not self._syntax.is_json:
             raise InvalidRequest(
-                "this model does not write the arguments of tool calls as JSON: strict tools can "
-                "only be held to their schemas where `tool_choice` forces a call",
+                "this model does not write the arguments of tool calls as JSON; strict schemas are "
+                "enforced only with a `tool_choice` that forces a call",
                 TOOLS_PARAM,
             )
         if schema is None and not tools.strict:
@@ -122,8 +120,8 @@ def _syntax(spec: ModelSpec, parser: ToolParser) -> CallSyntax:
 def _mark(spec: ModelSpec, text: str) -> Mark:
     """`text` with the ids of its control tokens.
 
-    llguidance takes any added token in angle brackets for one, such as Qwen's `<tool_call>`, which
-    its tokenizer does not.
+    llguidance treats any added token in angle brackets as a control token, such as Qwen's
+    `<tool_call>`, although the tokenizer does not.
     """
     added = spec.backend.get_added_tokens_decoder()
     special = {

@@ -1,6 +1,6 @@
 """A cache of compiled grammars and of refusals, by API key and constraint.
 
-API keys share neither, or timing would tell one client what another asked.
+They are not shared between API keys: timing would reveal other clients' schemas.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.constraints import Constraint, encode
-from vlm_server.prompt.grammar.peer import SchemaError
-from vlm_server.prompt.grammar.server import (
+from vlm_server.prompt.grammar.forked_process import SchemaError
+from vlm_server.prompt.grammar.grammar_client import (
     CompiledGrammar,
+    GrammarClient,
     GrammarLimits,
-    GrammarServer,
     GrammarsUnavailable,
 )
 
 _CONTROL = "\ufdd0"
-"""Begins the names of control tokens; no character, so that no schema has it by chance."""
+"""Prefix of renamed control tokens: a noncharacter, so that no schema has it by chance."""
 _REFUSAL_BYTES, _REFUSAL_CACHE_BYTES = 500, 2 << 20
 _REFUSAL_SECONDS = 600.0
-"""Then it is tried again: the machine may have been too busy."""
+"""Time for which a refusal is kept: the machine may have been too busy."""
 
 
 class Grammars:
@@ -39,20 +39,20 @@ class Grammars:
 
     def __init__(self, spec: ModelSpec, limits: GrammarLimits, cache_bytes: int) -> None:
         """cache_bytes: memory of the processes of kept grammars, beyond what they share."""
-        self._server = GrammarServer(partial(_describe, spec), spec.vocabulary_size, limits)
+        self._server = GrammarClient(partial(_describe, spec), spec.vocabulary_size, limits)
         self._kept = LruCache[CompiledGrammar]("grammar", cache_bytes)
         self._refusals = LruCache[tuple[float, str]]("refused schemas", _REFUSAL_CACHE_BYTES)
-        """Time and reason of each."""
+        """The time and reason of each refusal."""
 
     def warm_up(self) -> None:
-        """Start the server process in the background."""
+        """Start the grammar process in the background."""
         self._server.warm_up()
 
     def compile(
         self, constraint: Constraint, salt: str, cancellation: Cancellation
     ) -> CompiledGrammar:
         """The grammar of `constraint`. Raises InvalidRequest if it can't be obeyed, and
-        InternalError for what is no fault of its own, such as being cancelled."""
+        InternalError for other failures and when cancelled."""
         key = hashlib.sha256(salt.encode() + b"\0" + encode(constraint)).hexdigest()
         grammar = self._kept.get(key)
         if grammar is not None:
@@ -75,12 +75,12 @@ class Grammars:
         return grammar
 
     def close(self) -> None:
-        """End the process that compiles."""
+        """End the grammar process."""
         self._server.close()
 
 
 def _describe(spec: ModelSpec) -> dict[str, Any]:
-    """The start message of `process`: tokenizer, width of vocabulary or logits, end tokens."""
+    """The start message of `grammar_process`: tokenizer, width of its masks, end tokens."""
     num_tokens = max(spec.backend.get_vocab().values()) + 1
     sampleable = range(min(num_tokens, spec.vocabulary_size))
     return {
@@ -91,18 +91,18 @@ def _describe(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _literal(tokenizer: tokenizers.Tokenizer) -> str:
-    """`tokenizer` as JSON, changed so that it takes every text as it stands.
+    """`tokenizer` as JSON, changed so that it encodes every text literally.
 
-    Control tokens are renamed, as a schema's text might hold their names, and normal forms are
-    dropped, as they would write other bytes.
+    Control tokens are renamed, since a schema's text might hold their names; normalizers that
+    change bytes are dropped.
     """
     described = json.loads(tokenizer.to_str())
     described |= {"padding": None, "truncation": None, "post_processor": None}
     described["normalizer"] = _spelling(described["normalizer"])
     added, model = described["added_tokens"], described["model"]
-    names = {each["content"]: f"{_CONTROL}{each['id']}" for each in added if each["special"]}
-    for each in added:
-        each["content"] = names.get(each["content"], each["content"])
+    names = {token["content"]: f"{_CONTROL}{token['id']}" for token in added if token["special"]}
+    for token in added:
+        token["content"] = names.get(token["content"], token["content"])
     if isinstance(model["vocab"], dict):
         model["vocab"] = {names.get(text, text): i for text, i in model["vocab"].items()}
     else:
@@ -113,7 +113,7 @@ def _literal(tokenizer: tokenizers.Tokenizer) -> str:
 
 
 def _spelling(normalizer: dict[str, Any] | None) -> dict[str, Any]:
-    """The steps of `normalizer` that spell blanks as the vocabulary does."""
+    """The steps of `normalizer` that write blanks as the vocabulary does."""
     steps = [normalizer] if normalizer else []
     if normalizer and normalizer["type"] == "Sequence":
         steps = normalizer["normalizers"]

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from vlm_server.prompt.grammar.constraints import AutoCalls, CallSyntax, Mark, RequiredCalls
-from vlm_server.prompt.grammar.peer import SchemaError
+from vlm_server.prompt.grammar.forked_process import SchemaError
 from vlm_server.protocol import Tools
 
 MAX_CALLS = 16
-"""In one answer, where nothing else ends it."""
+"""The most calls in one answer."""
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 _OPEN_ENDED = frozenset({
@@ -27,7 +27,7 @@ _BLANK = r"/[ \n]{0,2}/"
 
 
 def arguments_schema(parameters: Any) -> dict[str, Any]:
-    """The schema of a tool's arguments: an object with the named ones alone. Raises SchemaError.
+    """The schema of a tool's arguments: an object without unnamed properties. Raises SchemaError.
 
     A schema with a keyword about additional arguments stays as it is.
     """
@@ -48,14 +48,14 @@ def arguments_schema(parameters: Any) -> dict[str, Any]:
 
 def callable_tools(tools: Tools) -> Iterator[tuple[str, Any]]:
     """The name and the parameters of each tool that may be called."""
-    for each in json.loads(tools.definitions):
-        function = each["function"]
+    for tool in json.loads(tools.definitions):
+        function = tool["function"]
         if not tools.allowed or function["name"] in tools.allowed:
             yield function["name"], function.get("parameters")
 
 
 def required_calls(constraint: RequiredCalls, options: dict[str, Any]) -> str:
-    """The grammar of an answer that is calls alone. options: of JSON grammars."""
+    """The grammar of an answer of calls only. options: those of its JSON grammars."""
     more = f' (", " object){{0,{MAX_CALLS - 1}}}' if constraint.tools.parallel else ""
     return "\n".join([f'start: "[" object{more} "]"', *_objects(constraint.tools, None, options)])
 
@@ -96,7 +96,7 @@ def _any_body(end: Mark) -> list[str]:
 
 
 def _objects(tools: Tools, strict: frozenset[str] | None, options: dict[str, Any]) -> list[str]:
-    """The rules of `object`: a call of one of `tools`. strict: whose schemas hold; None for all."""
+    """The rules of `object`: a call of one of `tools`. strict: those with enforced schemas."""
     listed = list(callable_tools(tools))
     rules = ["object: " + " | ".join(f"tool_{i}" for i in range(len(listed)))]
     for i, (name, parameters) in enumerate(listed):

@@ -1,7 +1,7 @@
 """The compilation of constraints with llguidance.
 
 Some schemas of 10 kB take minutes and 20 GB, or overflow the stack, and a compilation can't be
-stopped. So this runs in a process that may die or be killed: `process`.
+stopped. So it runs in a process that may die or be killed: `grammar_process`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from vlm_server.prompt.grammar import lark
 from vlm_server.prompt.grammar.constraints import AutoCalls, Constraint, RequiredCalls, Schema
-from vlm_server.prompt.grammar.peer import SchemaError
+from vlm_server.prompt.grammar.forked_process import SchemaError
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -32,9 +32,9 @@ _OPTIONS: JsonCompileOptions = {
     "json_allowed_escapes": None,
     "json_allow_general_unicode_escapes": False,
 }
-"""All options: a schema could set those left out. Separators are those of `json.dumps`."""
+"""All options, since a schema could set omitted ones. Separators are those of `json.dumps`."""
 _LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
-"""A lexer's state takes 1 to 2 kB, and each answer has its own."""
+"""Each lexer state takes 1 to 2 kB, per answer."""
 
 
 def compile_constraint(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:
@@ -62,7 +62,7 @@ def _compile_schema(tokenizer: LLTokenizer, schema: str) -> LLMatcher:
 
 def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
-    matcher.compute_bitmask()  # some fail only here
+    matcher.compute_bitmask()  # some schemas fail only here
     if matcher.is_error():
         raise SchemaError(_one_line(matcher.get_error()))
     return matcher
@@ -71,8 +71,8 @@ def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 def _check_each(tokenizer: LLTokenizer, constraint: RequiredCalls | AutoCalls) -> None:
     """Compile each schema alone. Raises SchemaError, naming the tool at fault.
 
-    In a grammar of several tools, one that is too complex fails only when an answer begins its
-    call.
+    In a grammar of several tools, a schema that is too complex would fail only when an answer
+    begins a call of its tool.
     """
     for name, parameters in lark.callable_tools(constraint.tools):
         if isinstance(constraint, RequiredCalls) or name in constraint.tools.strict:
@@ -85,7 +85,7 @@ def _check_each(tokenizer: LLTokenizer, constraint: RequiredCalls | AutoCalls) -
 
 
 def _check_integers(schema: str) -> None:
-    """llguidance reads numbers as doubles: a larger integer would become another one."""
+    """Raises SchemaError for integers that llguidance, which reads doubles, would change."""
 
     def parse(digits: str) -> int:
         if len(digits) > _EXACT_DIGITS or abs(int(digits)) > _MAX_EXACT:

@@ -16,25 +16,24 @@ from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.prompt.media.messages import Frames, Undecodable, unpack
 from vlm_server.protocol import Image, Video
-from vlm_server.settings import Image as ImageLimits
-from vlm_server.settings import Video as VideoLimits
+from vlm_server.settings import ImageSettings, VideoSettings
 
 logger = logging.getLogger(__name__)
 
 _MODULE = "vlm_server.prompt.media.process"
 _WHOLE_PIXELS = 100_000_000
-"""Images of so many pixels may take all of `image.decode_seconds`, smaller ones their share."""
-_LEAST_SHARE = 0.05
+"""The size of an image that may take all of `image.decode_seconds`; smaller ones get a share."""
+_MIN_SHARE = 0.05
 _TRIES = 2
-"""A process may also die because others took all memory."""
+"""Attempts at an image: a process may also die because the machine is short of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
     """The sampled frames of a video.
 
-    frames: (count, height, width, 3) uint8 RGB, upright. seconds: the time of each of them, from
-    the first on. is_cut: whether the video has more, which is not whole.
+    frames: (count, height, width, 3) uint8 RGB, upright. seconds: the time of each, from the first
+    on. is_cut: whether the file is truncated.
     """
 
     frames: NDArray[np.uint8]
@@ -42,29 +41,29 @@ class Clip:
     is_cut: bool = False
 
     @property
-    def sampled(self) -> Sampled:
-        return Sampled(self.seconds, self.is_cut)
+    def sampled(self) -> SampledFrames:
+        return SampledFrames(self.seconds, self.is_cut)
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """The times of a clip's frames, and whether the video has more: a `Clip` without pixels."""
+class SampledFrames:
+    """A `Clip` without pixels: the times of its frames, and whether the file is truncated."""
 
     seconds: tuple[float, ...]
     is_cut: bool
 
 
 class DecodeBudget:
-    """The pixels and seconds left for decoding one request's images. Of one thread."""
+    """The pixels and seconds left for decoding one request's images. Not thread-safe."""
 
-    def __init__(self, limits: ImageLimits, cancellation: Cancellation) -> None:
+    def __init__(self, limits: ImageSettings, cancellation: Cancellation) -> None:
         self.cancellation = cancellation
         self._limits = limits
         self._num_pixels = 0
         self._seconds = 0.0
 
     def take_pixels(self, num_pixels: int, param: str) -> None:
-        """Raises DecodeBudgetExceeded, naming `param`, if they are too many."""
+        """Use up pixels. Raises DecodeBudgetExceeded, naming `param`, if there are too many."""
         self._num_pixels += num_pixels
         if self._num_pixels > self._limits.max_request_pixels:
             raise DecodeBudgetExceeded(
@@ -80,8 +79,8 @@ class DecodeBudget:
     def seconds_left(self) -> float:
         return max(self._allowed_seconds - self._seconds, 0.0)
 
-    def is_late(self, param: str) -> DecodeBudgetExceeded:
-        """The error when no seconds are left."""
+    def late_error(self, param: str) -> DecodeBudgetExceeded:
+        """The error for an image when no time is left."""
         return DecodeBudgetExceeded(
             f"Decoding the images up to this one takes over {self._allowed_seconds:g} seconds "
             "(image.decode_seconds).",
@@ -90,7 +89,7 @@ class DecodeBudget:
 
     @property
     def _allowed_seconds(self) -> float:
-        share = min(max(self._num_pixels / _WHOLE_PIXELS, _LEAST_SHARE), 1.0)
+        share = min(max(self._num_pixels / _WHOLE_PIXELS, _MIN_SHARE), 1.0)
         return share * self._limits.decode_seconds
 
 
@@ -98,9 +97,9 @@ class Decoders:
     """Two pools of processes, for images and for videos. Thread-safe."""
 
     def __init__(
-        self, image_limits: ImageLimits, video_limits: VideoLimits, num_processes: int
+        self, image_limits: ImageSettings, video_limits: VideoSettings, num_processes: int
     ) -> None:
-        """`num_processes` of each at most."""
+        """num_processes: bound on each pool."""
         self.image_limits = image_limits
         self.video_limits = video_limits
         memory_bytes, seconds = image_limits.decode_memory_bytes, image_limits.decode_seconds
@@ -124,26 +123,26 @@ class Decoders:
         for _ in range(_TRIES):
             started = time.monotonic()
             if not budget.seconds_left:
-                raise budget.is_late(image.param)
+                raise budget.late_error(image.param)
             try:
                 answer = self._images.run(job, budget.seconds_left, budget.cancellation)
                 frames, pixels = unpack(answer)
             except ChildTimeout:
-                raise budget.is_late(image.param) from None
+                raise budget.late_error(image.param) from None
             except (ChildFailed, ValueError) as error:
                 logger.warning("the process that decodes a %s image died: %s", image.format, error)
                 continue
             finally:
                 budget.take_seconds(time.monotonic() - started)
-                with suppress(ChildFailed):  # the next image must not wait for a process
+                with suppress(ChildFailed):  # start one for the next image
                     self._images.warm_up()
             if isinstance(frames, Undecodable):
                 raise InvalidImage(frames.reason, image.param)
             return np.frombuffer(pixels, dtype=np.uint8).reshape(frames.height, frames.width, 3)
         raise InvalidImage(f"the {image.format} picture can't be decoded", image.param)
 
-    def video(self, video: Video, limits: VideoLimits, cancellation: Cancellation) -> Clip:
-        """The frames of `video` at the rate and size of `limits`, of those that are whole.
+    def video(self, video: Video, limits: VideoSettings, cancellation: Cancellation) -> Clip:
+        """The complete frames of `video` at the rate and size of `limits`.
 
         Raises InvalidVideo if it can't be decoded or is over a limit, and Cancelled.
         """

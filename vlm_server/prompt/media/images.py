@@ -23,7 +23,7 @@ from vlm_server.protocol import Image
 
 _HEIC = "HEIC"
 _TRANSFORMED = (_HEIC, "AVIF")
-"""Formats that may be clipped and turned after the size in their header."""
+"""Formats whose header has the size before cropping and rotation."""
 _WHITE_IS_ZERO = 0
 _DECODER_THREADS = 2
 AvifImagePlugin.DEFAULT_MAX_THREADS = _DECODER_THREADS
@@ -32,7 +32,7 @@ _UNREADABLE = (
 )  # fmt: skip
 """Exceptions of Pillow, its decoders and zlib for bytes that are no image."""
 
-PillowImage.MAX_IMAGE_PIXELS = None  # the header was held against limits.max_image_pixels
+PillowImage.MAX_IMAGE_PIXELS = None  # the header was checked against limits.max_image_pixels
 
 _BAND_PIXELS = 1 << 18
 _UPRIGHT = {
@@ -57,7 +57,7 @@ def decode_job(job: bytearray) -> Parts:
 
 
 def _bands(image: PillowImage.Image) -> Iterator[bytes]:
-    """The pixels of `image`, some rows at a time: they are never copied as a whole."""
+    """The pixels of `image`, some rows at a time, so that they are never copied as a whole."""
     rows = max(1, _BAND_PIXELS // image.width)
     for top in range(0, image.height, rows):
         bottom = min(top + rows, image.height)
@@ -67,7 +67,7 @@ def _bands(image: PillowImage.Image) -> Iterator[bytes]:
 def decode_rgb(image: Image) -> PillowImage.Image:
     """The first frame, upright as its EXIF says, on white, as RGB, no larger than asked.
 
-    Raises InvalidImage if any of it can't be read.
+    Raises InvalidImage if a part can't be read.
     """
     try:
         with _open(image) as opened:
@@ -77,7 +77,7 @@ def decode_rgb(image: Image) -> PillowImage.Image:
             if isinstance(opened, TiffImageFile) and not _has_known_range(opened):
                 raise InvalidImage("the TIFF picture's pixels are of a rare kind", image.param)
             opened.load()
-            _check_size(opened, image)  # readers of HEIC believe what they decoded
+            _check_size(opened, image)  # HEIC readers replace the header's size
             if isinstance(opened, PngImageFile):
                 if not has_all_rows(image.data, opened):
                     raise InvalidImage("the PNG picture ends before its last row", image.param)
@@ -90,17 +90,17 @@ def decode_rgb(image: Image) -> PillowImage.Image:
     except _UNREADABLE:
         raise InvalidImage(f"the {image.format} picture can't be decoded", image.param) from None
     if image.max_side_pixels is not None:
-        decoded = decoded.copy()  # no longer a file, which might be decoded at another size
+        decoded = decoded.copy()  # detached from the file, which might be decoded at another size
         decoded.thumbnail((image.max_side_pixels, image.max_side_pixels))
     return decoded
 
 
 def _open(image: Image) -> PillowImage.Image:
-    """The image, opened by the one reader that its header asks for."""
+    """The image, opened by the reader of its format only."""
     data = io.BytesIO(image.data)
     if image.format != _HEIC:
         return PillowImage.open(data, formats=(image.format,))
-    import pillow_heif  # of an extra
+    import pillow_heif  # from an extra
 
     pillow_heif.options.DECODE_THREADS = _DECODER_THREADS
     opened: PillowImage.Image = pillow_heif.HeifImageFile(data)
@@ -108,7 +108,7 @@ def _open(image: Image) -> PillowImage.Image:
 
 
 def _check_size(opened: PillowImage.Image, image: Image) -> None:
-    """Raises InvalidImage unless it is as large as its header said: its decoding was planned so."""
+    """Raises InvalidImage unless the picture has the size in its header, which the budget used."""
     if image.format in _TRANSFORMED:
         is_planned = opened.width * opened.height <= image.width * image.height
     else:
@@ -118,7 +118,7 @@ def _check_size(opened: PillowImage.Image, image: Image) -> None:
 
 
 def _upright(image: PillowImage.Image) -> PillowImage.Image:
-    """Not `ImageOps.exif_transpose`: it writes the EXIF block anew, and a damaged one fails."""
+    """`image` turned as its EXIF says. `ImageOps.exif_transpose` would fail on damaged EXIF."""
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # noqa: BLE001 - a corrupt EXIF block says nothing about the pixels
@@ -135,7 +135,7 @@ def _has_known_range(opened: TiffImageFile) -> bool:
 
 
 def _flatten(image: PillowImage.Image) -> PillowImage.Image:
-    """RGB, with transparency shown on white and 16-bit grey scaled down to 8."""
+    """`image` as RGB, on white where it is transparent; 16-bit grey is scaled down to 8."""
     if image.mode.startswith("I") or image.mode == "F":
         transparent, deep = image.info.get("transparency"), image.convert("I")
         image = deep.point(lambda value: value / 257 + 0.5).convert("L")

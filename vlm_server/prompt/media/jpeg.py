@@ -1,9 +1,8 @@
-"""Whether a JPEG has all its pixels.
+"""The check that a JPEG has all its pixels.
 
-Where a scan ends early but properly, or is missing, libjpeg fills in grey or what coarser scans
-said, and Pillow does not tell. So the markers are walked up to the end of the image: they say which
-coefficients and restart intervals came. Bytes that are appended to a scan change an image that
-lacks some.
+libjpeg fills missing blocks silently when a scan ends early or is missing. We walk the markers up
+to the end of the image: they say which coefficients and restart intervals are there. Whether
+scans are complete is tested with bytes appended to them: these change an incomplete image.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ _BLOCK = 8
 _COEFFICIENTS = 64
 _MORE = b"\xa5" * 64
 _GREY_LUMA = 126.0, 129.5
-"""Around 128; 127 is how CMYK, which is inverted, has it."""
+"""The brightness of a missing block: about 128, or 127 in CMYK, which is inverted."""
 _ROWS = 256
-"""The height of a band that is compared at once, without a copy of all pixels."""
+"""The height of the bands in which images are compared, without a copy of all pixels."""
 
 
 def has_all_blocks(data: bytes, loaded: JpegImageFile) -> bool:
-    """Whether a JPEG has all scans, up to their last block. loaded: what Pillow has read of it.
+    """Whether a JPEG has all scans, up to their last block. loaded: the image decoded by Pillow.
 
-    The last pixel of most images of one scan shows it; others are decoded a second time.
+    Most images of one scan show it by their last pixel; others are decoded a second time.
     """
     walk = _Walk(loaded)
     walk.run(data)
@@ -44,7 +43,7 @@ def has_all_blocks(data: bytes, loaded: JpegImageFile) -> bool:
 
 @dataclass(slots=True)
 class _Component:
-    """missing_bits: of each coefficient, the number of lower bits that no scan had; None: all."""
+    """missing_bits: by coefficient, the number of low bits in no scan yet; None: all."""
 
     horizontal: int
     vertical: int
@@ -56,7 +55,7 @@ class _Walk:
 
     def __init__(self, loaded: JpegImageFile) -> None:
         self.scan_ends: list[int] = []
-        """Where the compressed data of each scan end."""
+        """The end of the compressed data of each scan."""
         self._components = {name: _Component(h, v) for name, h, v, _ in loaded.layer}
         self._size = loaded.size
         self._is_progressive = "progressive" in loaded.info
@@ -65,8 +64,8 @@ class _Walk:
 
     @property
     def has_all_coefficients(self) -> bool:
-        """Whether scans were there for every bit of them; not whether all their data were."""
-        bits = [bit for each in self._components.values() for bit in each.missing_bits]
+        """Whether the scans cover every bit of all coefficients; their data may be incomplete."""
+        bits = [bit for component in self._components.values() for bit in component.missing_bits]
         return not self._lacks_restarts and all(bit == 0 for bit in bits)
 
     def run(self, data: bytes) -> None:
@@ -89,17 +88,17 @@ class _Walk:
         """Read a scan's header; returns the end of its data, which begin at `start`."""
         count = content[0] if content else 0
         ids = content[1 : 1 + 2 * count : 2]
-        scanned = [self._components[each] for each in ids if each in self._components]
+        scanned = [self._components[key] for key in ids if key in self._components]
         first, last, bits = 0, _COEFFICIENTS - 1, 0
         if self._is_progressive and len(content) >= 4:
             first, last, bits = content[-3], content[-2], content[-1] & 15
         for component in scanned:
             for number in range(first, min(last + 1, _COEFFICIENTS)):
                 component.missing_bits[number] = bits
-        # Without an interval, libjpeg takes a restart for the end.
+        # Without an interval, libjpeg treats a restart as the end.
         ending = (_SCAN_END if self._restart_interval else _MARKER).search(data, start)
         end = ending.start() if ending else len(data)
-        self.scan_ends.append(start + len(data[start:end].rstrip(b"\xff")))  # those fill
+        self.scan_ends.append(start + len(data[start:end].rstrip(b"\xff")))  # fill bytes
         if self._restart_interval and scanned:
             expected = -(-self._num_units(scanned) // self._restart_interval) - 1
             came = len(_RESTART.findall(data, start, end))
@@ -108,8 +107,8 @@ class _Walk:
 
     def _num_units(self, scanned: list[_Component]) -> int:
         """The number of units (MCUs) of a scan: blocks of its only component, or of all."""
-        across = max(each.horizontal for each in self._components.values())
-        down = max(each.vertical for each in self._components.values())
+        across = max(component.horizontal for component in self._components.values())
+        down = max(component.vertical for component in self._components.values())
         width, height = self._size
         if len(scanned) == 1:
             width = -(-width * scanned[0].horizontal // across)
@@ -119,27 +118,27 @@ class _Walk:
 
 
 def _ends_grey(loaded: JpegImageFile) -> bool:
-    """Whether the last pixel may be of a missing block, by its brightness alone."""
+    """Whether the last pixel has the brightness of a missing block."""
     width, height = loaded.size
     last = loaded.crop((width - 1, height - 1, width, height)).tobytes()
     red, green, blue = (3 * last)[:3]  # grey has one byte
-    least, most = _GREY_LUMA
-    return least <= 0.299 * red + 0.587 * green + 0.114 * blue <= most
+    low, high = _GREY_LUMA
+    return low <= 0.299 * red + 0.587 * green + 0.114 * blue <= high
 
 
 def _lengthened(data: bytes, scan_ends: list[int]) -> bytes:
-    """`data` up to the last scan's end, with more at the end of each."""
+    """`data` up to the end of the last scan, with bytes appended to each scan."""
     starts = [0, *scan_ends]
     parts = [data[start:end] + _MORE for start, end in zip(starts, scan_ends, strict=False)]
     return b"".join(parts) + bytes((0xFF, _EOI))
 
 
 def _uses_no_more(longer: bytes, loaded: JpegImageFile) -> bool:
-    """Whether an image with more data is `loaded`."""
+    """Whether the `longer` data decode to `loaded`: it was complete."""
     width, height = loaded.size
     bands = [(0, top, width, min(top + _ROWS, height)) for top in range(0, height, _ROWS)]
     try:
         with JpegImageFile(io.BytesIO(longer)) as image:
             return all(image.crop(band).tobytes() == loaded.crop(band).tobytes() for band in bands)
     except OSError:
-        return True  # which says nothing about the image without them
+        return True  # inconclusive

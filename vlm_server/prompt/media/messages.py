@@ -1,7 +1,7 @@
 """The messages between a preparer thread and a process that decodes an image or a video.
 
-A job is a `protocol.Image` or a `VideoJob` as msgpack. The answer is the pixels of all frames,
-described by `Frames`; or none, described by `Undecodable`.
+A job is a `protocol.Image` or a `VideoJob` as msgpack. The answer is `Frames` with all pixels, or
+`Undecodable`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from vlm_server import settings
 from vlm_server.platform.child import messages
 from vlm_server.protocol import Video
 
-VideoJob = tuple[Video, settings.Video]
+VideoJob = tuple[Video, settings.VideoSettings]
 """A video to decode, within limits."""
 
 
 class Frames(msgspec.Struct, frozen=True, tag="frames"):
     """The shape of the pixels: (frames, height, width, 3) bytes of RGB. An image is one frame.
 
-    seconds: when each is shown, from the first on. quarter_turns: the counterclockwise rotation of
-    each by 90 degrees. is_cut: whether the video has more, which is not whole.
+    seconds: the time of each, from the first on. quarter_turns: the counterclockwise rotation of
+    each by 90 degrees. is_cut: whether the file is truncated.
     """
 
     width: int

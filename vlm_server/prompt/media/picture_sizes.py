@@ -1,7 +1,7 @@
 """The size at which a picture is shown to the model, if a request or the settings ask for one.
 
-In families of dynamic resolution, processors resize pictures by a rule (`PixelRule`). Here it is
-applied first, with narrower bounds, to a size that the processor keeps.
+In families of dynamic resolution, processors resize pictures by a rule (`PixelRule`). This module
+applies the rule first, with narrower bounds, so that the processor keeps the size.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from PIL import Image as PillowImage
 from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces.model_spec import PixelRule
 from vlm_server.protocol import Image
-from vlm_server.settings import Image as ImageSettings
+from vlm_server.settings import ImageSettings
 
-_MOST_ASPECT = 200
-"""Beyond it processors refuse a picture."""
+_MAX_ASPECT = 200
+"""The largest aspect ratio that processors accept."""
 MIN_PIXELS_PARAM = "mm_processor_kwargs.min_pixels"
 
 
@@ -43,7 +43,7 @@ class PictureSizes:
         self._min_tokens = settings.min_tokens
 
     def check(self, image: Image) -> None:
-        """Raises InvalidRequest for a wish that this model can't obey."""
+        """Raises InvalidRequest for a size that this model can't show."""
         if image.min_pixels is not None and self._rule is None:
             raise InvalidRequest(
                 "This model's processor has sizes of its own: a picture can't be made larger.",
@@ -56,7 +56,7 @@ class PictureSizes:
         if bounds == self._own:
             return None
         if image.max_side_pixels is not None and max(size) > image.max_side_pixels:
-            return bounds  # its size after that is the decoder's to know
+            return bounds  # the decoder will know its size
         return None if self._size(size, bounds) == self._left_alone(size) else bounds
 
     def scale(self, pixels: NDArray[np.uint8], bounds: PixelBounds | None) -> NDArray[np.uint8]:
@@ -71,22 +71,22 @@ class PictureSizes:
 
     def _left_alone(self, size: tuple[int, int]) -> tuple[int, int]:
         """The size to which the processor itself scales a picture."""
-        if self._rule is None or max(size) > _MOST_ASPECT * min(size):
+        if self._rule is None or max(size) > _MAX_ASPECT * min(size):
             return size
         return _smart_resize(size, self._rule)
 
     def _asked(self, image: Image) -> PixelBounds:
         own = self._own
         ceilings = (own.max_pixels, self._ceiling, image.max_pixels)
-        most = min((each for each in ceilings if each is not None), default=None)
-        if most is None or self._rule is None:
-            return PixelBounds(0, most)
-        most = max(most, own.min_pixels)
-        least = max(own.min_pixels, self._least(image, self._rule))
-        return PixelBounds(min(least, most), most)
+        max_pixels = min((ceiling for ceiling in ceilings if ceiling is not None), default=None)
+        if max_pixels is None or self._rule is None:
+            return PixelBounds(0, max_pixels)
+        max_pixels = max(max_pixels, own.min_pixels)
+        min_pixels = max(own.min_pixels, self._min_pixels(image, self._rule))
+        return PixelBounds(min(min_pixels, max_pixels), max_pixels)
 
-    def _least(self, image: Image, rule: PixelRule) -> int:
-        """The pixels that are wanted at least; what asks for few (`detail` low) wants none."""
+    def _min_pixels(self, image: Image, rule: PixelRule) -> int:
+        """The least pixels wanted; 0 for a request for a small picture (`detail` low)."""
         if image.min_pixels is not None:
             return image.min_pixels
         if image.max_side_pixels is not None:
@@ -97,13 +97,13 @@ class PictureSizes:
         return max(grounding, self._min_tokens) * rule.factor**2
 
     def _size(self, size: tuple[int, int], bounds: PixelBounds) -> tuple[int, int]:
-        if max(size) > _MOST_ASPECT * min(size):
+        if max(size) > _MAX_ASPECT * min(size):
             return size
         if bounds.max_pixels is None:
             return size
         if (rule := self._rule) is not None:
             wanted = bounds.min_pixels, bounds.max_pixels
-            return fit(size, rule.factor, *wanted, fewest_pixels=rule.min_pixels)
+            return fit(size, rule.factor, *wanted, floor_pixels=rule.min_pixels)
         if math.prod(size) <= bounds.max_pixels:
             return size
         scale = math.sqrt(bounds.max_pixels / math.prod(size))
@@ -116,29 +116,30 @@ def fit(
     min_pixels: int,
     max_pixels: int,
     *,
-    fewest_pixels: int = 0,
+    floor_pixels: int = 0,
 ) -> tuple[int, int]:
-    """Width and height in multiples of `factor`, with so many pixels and about the same aspect.
+    """Width and height in multiples of `factor`, within the bounds, and about the same aspect.
 
-    The rule of Qwen2-VL's processor (`smart_resize`), but that `max_pixels` always holds. There are
-    `fewest_pixels` at least: a processor would enlarge what has fewer, beyond `max_pixels` perhaps.
+    The rule of Qwen2-VL's processor (`smart_resize`), but that `max_pixels` always holds. The
+    result has at least `floor_pixels`: a processor would enlarge a smaller one, perhaps beyond
+    `max_pixels`.
     """
     width, height = (round(side / factor) for side in size)
-    fewest, most = math.ceil(fewest_pixels / factor**2), max_pixels // factor**2
+    low, high = math.ceil(floor_pixels / factor**2), max_pixels // factor**2
     if width * height < math.ceil(min_pixels / factor**2):
         scale = math.sqrt(min_pixels / math.prod(size)) / factor
         width, height = (math.ceil(side * scale) for side in size)
-    if width * height > most:
+    if width * height > high:
         scale = math.sqrt(max_pixels / math.prod(size)) / factor
         width, height = (max(1, math.floor(side * scale)) for side in size)
-    width, height = min(width, height * _MOST_ASPECT), min(height, width * _MOST_ASPECT)
-    if not fewest <= width * height <= most:
-        width, height = _nearest(size, fewest, most) or (width, height)
+    width, height = min(width, height * _MAX_ASPECT), min(height, width * _MAX_ASPECT)
+    if not low <= width * height <= high:
+        width, height = _nearest(size, low, high) or (width, height)
     return width * factor, height * factor
 
 
 def _smart_resize(size: tuple[int, int], rule: PixelRule) -> tuple[int, int]:
-    """The size by Qwen2-VL's processor, which has more pixels than its bound now and then."""
+    """The size by Qwen2-VL's processor, which now and then exceeds its own bound."""
     factor = rule.factor
     width, height = (round(side / factor) * factor for side in size)
     if width * height > rule.max_pixels:
@@ -150,13 +151,13 @@ def _smart_resize(size: tuple[int, int], rule: PixelRule) -> tuple[int, int]:
     return width, height
 
 
-def _nearest(size: tuple[int, int], least: int, most: int) -> tuple[int, int] | None:
-    """Two sides with a product of `least` to `most`, and the aspect nearest to `size`'s, if any."""
+def _nearest(size: tuple[int, int], min_pixels: int, max_pixels: int) -> tuple[int, int] | None:
+    """The sides of the aspect nearest to `size` with a product within the bounds, if any."""
     aspect = max(size) / min(size)
     found: list[tuple[float, int, int]] = []
-    for short in range(1, math.isqrt(max(most, 0)) + 1):
-        first = max(short, math.ceil(least / short))
-        last = min(most // short, short * _MOST_ASPECT)
+    for short in range(1, math.isqrt(max(max_pixels, 0)) + 1):
+        first = max(short, math.ceil(min_pixels / short))
+        last = min(max_pixels // short, short * _MAX_ASPECT)
         if first <= last:
             long = min(max(round(short * aspect), first), last)
             found.append((abs(math.log(long / short / aspect)), long, short))

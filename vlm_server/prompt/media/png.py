@@ -1,7 +1,7 @@
-"""Checks of a PNG that Pillow leaves out: that it has all pixels, and its transparent colour.
+"""Checks of a PNG that Pillow leaves out: completeness, and the transparent colour.
 
-Pillow fills rows that are missing with black. The last row of most images shows that they are
-whole; of others, all data are inflated a second time and counted.
+Pillow fills missing rows with black. Most images are complete if their last row is not black; the
+data of others are inflated a second time and counted.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _ADAM7 = [
 """First column, column step, first row, row step of each pass of an interlaced image."""
 _STEP_BYTES = 1 << 20
 _DEPTH = 24
-"""Where the header has the bits of a channel."""
+"""The offset of the bits per channel in the header."""
 _DEEP = 16
 _LOWER_BYTES = "RGB;16L"
 
 
 def is_covered(opened: PngImageFile) -> bool:
-    """Whether Pillow will fill in all of the image: an animation's frame may be a part of it."""
+    """Whether the first frame covers all of the image; in an animation it may be smaller."""
     return all(tile.extents == (0, 0, *opened.size) for tile in opened.tile)
 
 
 def match_depth(data: bytes, loaded: PngImageFile) -> None:
-    """Give a transparent colour the depth that the pixels have now.
+    """Convert the transparent colour to the depth of the decoded pixels.
 
-    Pillow leaves it as the file has it. Of 16-bit RGB it keeps the upper bytes, so that the image
-    gets an alpha channel instead; 16-bit grey stays.
+    Pillow leaves it as in the file. 16-bit RGB is reduced to its upper bytes, so the image gets an
+    alpha channel instead; 16-bit grey stays.
     """
     depth, color = data[_DEPTH], loaded.info.get("transparency")
     if isinstance(color, tuple) and depth == _DEEP:
@@ -50,10 +50,10 @@ def match_depth(data: bytes, loaded: PngImageFile) -> None:
 
 
 def _opacity(data: bytes, upper: PngImageFile, transparent: tuple[int, ...]) -> PillowImage.Image:
-    """0 for each pixel of a 16-bit RGB image that has the colour `transparent`, and 255 for others.
+    """An alpha channel: 0 where a 16-bit RGB image has the colour `transparent`, else 255.
 
-    upper: the image as Pillow reads it, by upper bytes; in the other byte order it reads lower
-    ones.
+    upper: the image as Pillow reads it, by upper bytes. Read in the other byte order, it has the
+    lower ones.
     """
     others = _differing(upper, [value >> 8 for value in transparent])
     if others.getextrema() != (255, 255):
@@ -67,16 +67,16 @@ def _opacity(data: bytes, upper: PngImageFile, transparent: tuple[int, ...]) -> 
 
 
 def _differing(image: PillowImage.Image, color: Sequence[int]) -> PillowImage.Image:
-    """255 where an RGB image has another colour, and 0 elsewhere."""
+    """255 where an RGB image has another colour than `color`, else 0."""
     table = [0 if level == value else 255 for value in color for level in range(256)]
     red, green, blue = image.point(table).split()
     return ImageChops.lighter(ImageChops.lighter(red, green), blue)
 
 
 def has_all_rows(data: bytes, loaded: PngImageFile) -> bool:
-    """Whether the compressed data of a PNG give every byte that its header asks for.
+    """Whether the compressed data of a PNG have every byte that its header asks for.
 
-    loaded: what Pillow has read of it. Raises zlib.error or struct.error for unreadable data.
+    loaded: the image decoded by Pillow. Raises zlib.error or struct.error for unreadable data.
     """
     return _shows_its_last_row(loaded) or _counts_all_rows(data)
 
@@ -84,7 +84,7 @@ def has_all_rows(data: bytes, loaded: PngImageFile) -> bool:
 def _shows_its_last_row(loaded: PngImageFile) -> bool:
     """Whether the last row is not black, as missing ones are.
 
-    Rows of interlaced images come in another order, and animated ones have other data besides.
+    False for interlaced images, with rows in another order, and animated ones, with more data.
     """
     if loaded.info.get("interlace") or loaded.is_animated:
         return False

@@ -1,7 +1,7 @@
 """The process that decodes media: `python -m vlm_server.prompt.media.process KIND BYTES SECONDS`.
 
 KIND is `image` or `video`; the others are limits: bytes of address space, and CPU seconds of a job.
-A process decodes one image after the other until it has held much memory, or one video.
+A process decodes images until it has held much memory, or one video.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
         from vlm_server.prompt.media.images import decode_job
 
         heap.keep_images()
-        warnings.simplefilter("ignore")  # Pillow's, about what clients sent, would fill the log
+        warnings.simplefilter("ignore")  # Pillow's, about clients' images, would fill the log
     else:
         from vlm_server.prompt.media.videos import decode_job
     limits = ChildLimits(memory_bytes, job_seconds, _RETIRE_BYTES[kind])

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from vlm_server.errors import InvalidImage, InvalidVideo
 from vlm_server.interfaces import MediaInputs
 from vlm_server.interfaces.model_spec import ModelSpec, ProcessedMedia
-from vlm_server.prompt.media.decoders import Clip, Sampled
+from vlm_server.prompt.media.decoders import Clip, SampledFrames
 from vlm_server.prompt.positions import GRIDS, media_positions
 
 _UNIT_TOKENS = 1024
-"""Most tokens of a video that are encoded at once, unless two frames have more."""
+"""The most tokens of a video in one unit, unless two frames have more."""
 
 _MAX_REASON_CHARS = 200
 
@@ -30,8 +30,8 @@ class TokenLayout:
 
     token_ids: (tokens,), from the first `token_id` to the last. prefix, suffix: the text around
     them. positions: (3, tokens) of M-RoPE, from the first token on. units: start and end of the
-    tokens that are encoded at once. size: of an image as the model sees it. sampled: of the video
-    that it is of.
+    tokens of each unit, which is encoded in one call. size: of an image as the model sees it.
+    sampled: the frames of a video.
     """
 
     token_id: int
@@ -41,7 +41,7 @@ class TokenLayout:
     positions: NDArray[np.int32] | None
     units: tuple[tuple[int, int], ...]
     size: tuple[int, int] | None = None
-    sampled: Sampled | None = None
+    sampled: SampledFrames | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -65,7 +65,7 @@ class Processed:
 def process_image(
     spec: ModelSpec, placeholder: str, pixels: NDArray[np.uint8], param: str
 ) -> Processed:
-    """An image of (height, width, 3) RGB. Raises InvalidImage, naming `param`."""
+    """Process an image of (height, width, 3) RGB. Raises InvalidImage, naming `param`."""
     height, width = pixels.shape[:2]
     what = f"picture of {width}x{height} pixels"
     with _named_failures(what, InvalidImage, param):
@@ -75,7 +75,7 @@ def process_image(
 def process_video(
     spec: ModelSpec, token_id: int, placeholder: str, clip: Clip, param: str
 ) -> Processed:
-    """The frames of a video. Raises InvalidVideo, naming `param`."""
+    """Process the frames of a video. Raises InvalidVideo, naming `param`."""
     height, width = clip.frames.shape[1:3]
     what = f"video of {width}x{height} pixels"
     with _named_failures(what, InvalidVideo, param):
@@ -89,9 +89,9 @@ def process_video(
 def _named_failures(
     what: str, refusal: type[InvalidImage | InvalidVideo], param: str
 ) -> Iterator[None]:
-    """Raises `refusal` for any exception within.
+    """Raises `refusal` for any exception in the block.
 
-    It is logged in one line: the picture may be at fault, and clients can send many.
+    The exception is logged in one line only, since clients can send any number of bad pictures.
     """
     try:
         yield
@@ -103,7 +103,7 @@ def _named_failures(
 
 
 def _why(error: Exception) -> str:
-    """The end of a sentence for the client: processors raise ValueError for what was sent."""
+    """The reason for the client: processors raise ValueError for bad input."""
     reason = _in_one_line(error) if isinstance(error, ValueError) else ""
     return f": {reason}" if reason else ""
 
@@ -142,7 +142,7 @@ def _text_of(spec: ModelSpec, token_ids: NDArray[np.int32]) -> str:
 def _in_units(video: Processed) -> Processed:
     """`video` in units of bounded size, each of whole frame groups.
 
-    In Qwen's towers a frame group attends to itself alone, so that units give the same rows.
+    In Qwen's towers a frame group attends to itself alone, so units give the same features.
     """
     layout, (whole,) = video.layout, video.inputs
     pixels, grid = whole["pixel_values_videos"], whole["video_grid_thw"]

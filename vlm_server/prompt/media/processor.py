@@ -1,7 +1,7 @@
 """Images and videos, decoded and processed one by one unless a cache has the result.
 
-Thread-safe: the processor is locked, and of several threads that need the same item one works.
-Between two steps of a cancelled request, `Cancelled` is raised.
+Thread-safe: the processor is locked, and only one thread works on the same item. Between two steps
+of a cancelled request, `Cancelled` is raised.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from vlm_server.cache.caches import Caches
 from vlm_server.interfaces import MediaInputs
 from vlm_server.interfaces.model_spec import ModelSpec
 from vlm_server.platform.child.cancellation import Cancellation
-from vlm_server.prompt.media.decoders import Clip, DecodeBudget, Decoders, Sampled
+from vlm_server.prompt.media.decoders import Clip, DecodeBudget, Decoders, SampledFrames
 from vlm_server.prompt.media.picture_sizes import PictureSizes
 from vlm_server.prompt.media.processing import Processed, TokenLayout, process_image, process_video
-from vlm_server.prompt.templates import ChatTemplate
+from vlm_server.prompt.template.templates import ChatTemplate
 from vlm_server.protocol import Image, Submit, Video
-from vlm_server.settings import Video as VideoLimits
+from vlm_server.settings import VideoSettings
 
 _MAX_FRAMES_AS_IMAGES = 16
-"""The most frames of a video shown as images, which have many more tokens than frames."""
+"""The most frames of a video shown as images, which take many more tokens than frames do."""
 
 
 @dataclass(frozen=True, eq=False)
 class MediaItem:
-    """An image or a video of one request, or a frame of a video, which is no image.
+    """An image or a video of one request, or a frame of a video.
 
-    key: names all that its features follow from. param: names what was sent.
+    key: cache key, by all that its features depend on. param: the field of the request.
     """
 
     key: str
@@ -47,11 +47,11 @@ class MediaItem:
 
     @property
     def mm_hashes(self) -> list[str]:
-        """The name of each of its units."""
+        """The cache key of each unit."""
         return [f"{self.key}/{number}" for number in range(len(self.layout.units))]
 
     def inputs(self, unit: int) -> MediaInputs:
-        """The vision tower's inputs of a unit, processed now if no cache has them.
+        """The vision tower's inputs of a unit, processed here if not cached.
 
         Raises InvalidImage or InvalidVideo.
         """
@@ -59,7 +59,7 @@ class MediaItem:
 
 
 class MediaProcessor:
-    """Makes the media items of one model. salt: separates requests that share no cache entries."""
+    """Processes the media of one model. `salt` separates requests that share no cache entries."""
 
     def __init__(
         self, spec: ModelSpec, template: ChatTemplate, decoders: Decoders, caches: Caches
@@ -69,7 +69,7 @@ class MediaProcessor:
         self._decoders = decoders
         self._caches = caches
         self._processor = threading.Lock()
-        self._flights = _Flights()
+        self._locks = _KeyLocks()
         self._sizes = PictureSizes(spec.pixel_rule, decoders.image_limits)
 
     def begin(self, cancellation: Cancellation) -> DecodeBudget:
@@ -107,7 +107,7 @@ class MediaProcessor:
         limits = msgspec.structs.replace(self._decoders.video_limits, max_frames=max_frames)
         key = self._video_key(video, salt, limits)
         decoded = cache(lambda: self._decoders.video(video, limits, cancellation))
-        sampled: Sampled | None = self._caches.token_layouts.get(key)
+        sampled: SampledFrames | None = self._caches.token_layouts.get(key)
         if sampled is None:
             sampled = decoded().sampled
             self._caches.token_layouts.put(key, sampled, 100 * len(sampled.seconds)).release()
@@ -132,8 +132,8 @@ class MediaProcessor:
 
     @property
     def num_in_flight(self) -> int:
-        """Media items in work by a thread, or waited for."""
-        return len(self._flights) + self._decoders.num_tracked
+        """Media items being processed, or waiting for a thread."""
+        return len(self._locks) + self._decoders.num_tracked
 
     def _image(
         self, pixels: NDArray[np.uint8], param: str, cancellation: Cancellation
@@ -166,7 +166,7 @@ class MediaProcessor:
     def _processed(
         self, key: str, load: Callable[[], Processed], cancellation: Cancellation
     ) -> Processed:
-        with self._flights.one(key, cancellation):
+        with self._locks.hold(key, cancellation):
             made: Processed | None = self._caches.pixels.get(key)
             if made is None:
                 made = load()
@@ -180,8 +180,8 @@ class MediaProcessor:
         side = bound if is_larger else None
         return self._key("image", salt, image.content_hash, side, str(self._sizes.bounds(image)))
 
-    def _video_key(self, video: Video, salt: str, limits: VideoLimits) -> str:
-        """Names the sampled frames. A GIF may be an image or a video, with different keys."""
+    def _video_key(self, video: Video, salt: str, limits: VideoSettings) -> str:
+        """The cache key of the sampled frames. A GIF as an image has another key."""
         chosen = (limits.fps, limits.max_frames, limits.max_side_pixels)
         return self._key("video", salt, video.content_hash, *chosen)
 
@@ -190,8 +190,8 @@ class MediaProcessor:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-class _Flights:
-    """Lets one thread at a time work on the same key."""
+class _KeyLocks:
+    """A lock per key."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -199,18 +199,18 @@ class _Flights:
         self._num_threads = 0
 
     def __len__(self) -> int:
-        """Threads that work, or wait for another one."""
+        """Threads that hold a lock, or wait for one."""
         with self._changed:
             return self._num_threads
 
     @contextmanager
-    def one(self, key: str, cancellation: Cancellation) -> Iterator[None]:
-        """Waits for the thread that works on `key`. Raises Cancelled."""
+    def hold(self, key: str, cancellation: Cancellation) -> Iterator[None]:
+        """Hold the lock of `key` for the `with` block. Raises Cancelled."""
         cancellation.on_cancel(self._wake)
         with self._changed:
             self._num_threads += 1
             try:
-                with cancellation.bounded():  # by what the other thread does
+                with cancellation.bounded():  # the holder's work is bounded
                     self._changed.wait_for(
                         lambda: cancellation.is_cancelled or key not in self._busy
                     )

@@ -1,8 +1,8 @@
-"""Decodes sampled frames with PyAV, in a process that may hang, crash or be killed.
+"""The decoding of sampled frames with PyAV, in a process that may hang, crash or be killed.
 
-All packets are read first, whose timestamps say when each frame is shown, whatever the header
-claims. Then only those between a key frame and a sampled frame are decoded. If the last packet is
-cut or broken, the packets before it are the video.
+All packets are read first: their timestamps say when each frame is shown, whatever the header
+claims. Then only packets between a key frame and a sampled frame are decoded. A truncated or broken
+last packet is left out.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from av.video.stream import VideoStream
 from vlm_server.errors import InvalidVideo
 from vlm_server.platform.child.messages import Parts
 from vlm_server.prompt.media.messages import Frames, VideoJob, pack
-from vlm_server.settings import Video as Limits
+from vlm_server.settings import VideoSettings
 
 _DEMUXERS = {"MP4": "mov", "WEBM": "matroska", "GIF": "gif"}
 CODECS = frozenset({"h264", "hevc", "av1", "mpeg4", "vp8", "vp9", "gif"})
 _OPTIONS = {"protocol_whitelist": "none", "enable_drefs": "0"}
-"""A file must not make the demuxer open another one."""
+"""Options against demuxers that open other files named in a file."""
 _UNSIZED = "GIF"
-"""Its frames don't say how long they are: the last one of a file that is cut may be cut, too."""
+"""A format without frame lengths: the last frame of a truncated file may be truncated, too."""
 _THREADS = 2
 MIN_FRAMES = 4
-"""Fewer would not show motion. Applies to videos that have as many."""
+"""The fewest frames sampled, to show motion; a video may have fewer."""
 _SAME_TIME_SECONDS = 1e-6
 
 
 def decode_job(job: bytearray) -> Parts:
-    """The answer to a job of the process that decodes videos: the sampled frames that are whole.
+    """The answer to a job of the process that decodes videos: the sampled, complete frames.
 
-    Raises InvalidVideo, and what PyAV raises for broken data.
+    Raises InvalidVideo, and PyAV's errors for broken data.
     """
     video, limits = msgspec.msgpack.decode(job, type=VideoJob)
     with av.open(
@@ -72,9 +72,9 @@ def decode_job(job: bytearray) -> Parts:
 def _read_packets(
     container: InputContainer, stream: VideoStream
 ) -> tuple[list[Packet[VideoStream]], bool]:
-    """All packets in decoding order, and whether the last was cut, and left out.
+    """All packets in decoding order, and whether a truncated last one was left out.
 
-    Raises InvalidVideo if others follow one that is.
+    Raises InvalidVideo if packets follow a truncated one.
     """
     packets: list[Packet[VideoStream]] = []
     is_cut = False
@@ -90,13 +90,15 @@ def _read_packets(
     return packets, is_cut
 
 
-def _sampled(stream: VideoStream, timeline: _Timeline, limits: Limits, *, is_cut: bool) -> Parts:
-    """The sampled frames, all of the width and height of the first."""
+def _sampled(
+    stream: VideoStream, timeline: _Timeline, limits: VideoSettings, *, is_cut: bool
+) -> Parts:
+    """The sampled frames, all with the width and height of the first."""
     samples = sample(timeline.times, timeline.duration, limits.fps, limits.max_frames)
     decoder = _Decoder(stream, timeline)
     size: tuple[int, int] | None = None
     turns, pixels = list[int](), list[bytes]()
-    for index, same in groupby(each.index for each in samples):
+    for index, same in groupby(frame.index for frame in samples):
         frame = decoder.frame_at(timeline.shown[index])
         _check_size(frame.width, frame.height, limits)
         size = size or _fitted(frame, limits)
@@ -104,7 +106,7 @@ def _sampled(stream: VideoStream, timeline: _Timeline, limits: Limits, *, is_cut
         turns += [round(frame.rotation / 90) % 4] * count
         pixels += [_rgb(frame, *size)] * count
     assert size is not None
-    seconds = tuple(each.seconds for each in samples)
+    seconds = tuple(frame.seconds for frame in samples)
     return pack(Frames(*size, seconds, tuple(turns), is_cut), pixels)
 
 
@@ -112,8 +114,8 @@ def _sampled(stream: VideoStream, timeline: _Timeline, limits: Limits, *, is_cut
 class _Timeline:
     """All packets in decoding order, and the times of their frames in presentation order.
 
-    keys: (time, packet index) of the key frames. shown: times of frames, ascending, in the stream's
-    time base. times: the same in seconds, from 0 on. duration: in seconds, with the last frame's.
+    keys: (time, packet index) of key frames. shown: times of all frames, ascending, in the stream's
+    time base. times: the same in seconds, from 0 on. duration: seconds to the last frame's end.
     """
 
     packets: list[Packet[VideoStream]]
@@ -125,7 +127,7 @@ class _Timeline:
     def start_for(self, time: int) -> int:
         """The index of the packet from which the frame shown at `time` is decoded.
 
-        A frame that is decoded after a key frame but shown before it needs the key frame before.
+        A frame decoded after a key frame but shown before it needs the previous key frame.
         """
         return next((number for shown, number in reversed(self.keys) if shown <= time), 0)
 
@@ -140,7 +142,7 @@ def _video_stream(container: InputContainer) -> VideoStream:
     return stream
 
 
-def _check_size(width: int, height: int, limits: Limits) -> None:
+def _check_size(width: int, height: int, limits: VideoSettings) -> None:
     if width * height > limits.max_pixels:
         raise InvalidVideo(
             f"The video's frames have more than {limits.max_pixels} pixels (video.max_pixels)."
@@ -175,7 +177,7 @@ def _pts(packet: Packet[VideoStream]) -> int:
 
 
 class _Decoder:
-    """Decodes the frames shown at given times, which must not descend."""
+    """Decodes the frames shown at given times, in ascending order."""
 
     def __init__(self, stream: VideoStream, timeline: _Timeline) -> None:
         self._context = stream.codec_context
@@ -215,7 +217,7 @@ def _is_shown_by(frame: VideoFrame | None, time: int) -> bool:
     return frame is not None and frame.pts is not None and frame.pts >= time
 
 
-def _fitted(frame: VideoFrame, limits: Limits) -> tuple[int, int]:
+def _fitted(frame: VideoFrame, limits: VideoSettings) -> tuple[int, int]:
     """The (width, height) to scale a frame to."""
     scale = min(1.0, limits.max_side_pixels / max(frame.width, frame.height))
     return max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
@@ -228,7 +230,7 @@ def _rgb(frame: VideoFrame, width: int, height: int) -> bytes:
     return b"".join(rows[start : start + width * 3] for start in starts)
 
 
-# ---- which frames are seen ------------------------------------------------------------
+# ---- sampling -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +246,9 @@ def sample(
 ) -> tuple[FrameSample, ...]:
     """Samples at equal intervals from the first frame on, `fps` per second.
 
-    times: of all frames, in seconds, ascending from 0. duration: with the last frame's. A frame may
-    be sampled more than once. There are at most `max_frames`: an even number, or one for a still.
+    times: of all frames, in seconds, ascending from 0. duration: to the last frame's end. A frame
+    may be sampled more than once. The number of samples is even, or 1 for a still; at most
+    `max_frames`.
     """
     wanted = max(round(duration * fps), min(MIN_FRAMES, len(times)))
     count = min(wanted, max_frames)

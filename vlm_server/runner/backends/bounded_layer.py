@@ -1,8 +1,8 @@
-"""A layer's KV buffers as a compiled step sees them: where its tokens are is known to the device.
+"""A layer's KV buffers in a compiled step, with bounds that only the device knows.
 
-On CUDA, our attention writes new tokens into the buffers in place. MLX has no such operation, and
-takes the buffers for unchanged: so are the columns that it knew of, since each column is written
-once, before it is read. Elsewhere, MLX makes new arrays, which take the place of the old ones.
+On CUDA, our attention writes new tokens into the buffers in place. MLX is not told of the write and
+treats the buffers as unchanged. This is safe: each column is written once, and read only after
+that. Elsewhere, MLX makes new arrays, which replace the old ones.
 """
 
 from __future__ import annotations
@@ -32,25 +32,24 @@ def forget_columns(cache: list[Any]) -> None:
 
 
 class _StepLayer(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
-    """new: keys and values, of the new tokens, that attention has to write, if it does.
-
-    is_read: whether attention to all keys was computed. _idx: what mlx-vlm takes for the offset of
-    the whole batch, where it only asks whether this is the beginning of a prompt.
-    """
+    """A layer of a compiled step, whose buffers have bounds that only the device knows."""
 
     new: tuple[mx.array, mx.array] | None = None
-    is_read = False
-    _idx = 1
+    """Keys and values of the new tokens, if attention has to write them."""
+    was_attended = False
+    """Whether attention to all keys was computed."""
+    _idx = 1  # the offset that mlx-vlm asks for, only to see whether a prompt begins
 
     def make_mask(self, *_: Any, **__: Any) -> None:
-        """None: `bounds` say all."""
+        """None: attention masks by `bounds`."""
 
 
 class BoundedLayer(_StepLayer):
-    """keys, values: (rows, heads, capacity, head size).
+    """A layer of a decode step or a prefill chunk.
 
-    bounds: (rows, 3) int32: each row's first column, the one after its last, and how many of them
-    `update_and_fetch` fills. Tokens beyond those are padding.
+    keys, values: (rows, heads, capacity, head size). bounds: (rows, 3) int32: each row's first
+    column, the column after its last, and the number of them that `update_and_fetch` fills;
+    further tokens are padding.
     """
 
     def __init__(
@@ -84,18 +83,18 @@ class MixedLayer(_StepLayer):
     """
 
     def __init__(self, rows: BoundedLayer, prompt: BoundedLayer, num_tokens: int) -> None:
-        """`num_tokens`: how many tokens of the prompt."""
+        """`num_tokens`: number of the prompt's tokens."""
         self.rows, self.prompt = rows, prompt
         self._num_rows = rows.bounds.shape[0]
         self._num_tokens = num_tokens
 
     @property
     def offset(self) -> mx.array:
-        """(tokens,) int32: how many come before each in its sequence."""
+        """(tokens,) int32: the number of tokens before each in its sequence."""
         return mx.concatenate([self.rows.offset, self.prompt.offset + mx.arange(self._num_tokens)])
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Take `keys` and `values`, (tokens, heads, 1, head size), which it returns."""
+        """Record `keys` and `values`, (tokens, heads, 1, head size), and return them."""
         self.new = keys, values
         return keys, values
 

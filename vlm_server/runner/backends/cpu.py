@@ -1,9 +1,9 @@
-"""The CPU's backend: attention some queries at a time, with numpy's exponentials.
+"""The CPU's backend: attention in blocks of queries, with numpy's exponentials.
 
 On x86 MLX takes 12 ns for one exponential and numpy less than one, and MLX's own attention makes
 the scores of all queries and keys, hidden ones too, several times over. Here a block of queries
-meets the keys up to its last query, so that causality is a mask of the block's own columns. Queries
-that share keys are one matrix: nothing is repeated.
+attends to the keys up to its last query, so that only the block's own columns need a mask. Queries
+that share keys are one matrix: no key is repeated.
 
 Every block waits for its scores, so calling this is computing most of it. That also splits the work
 of a vision tower into small parts. MLX starts no operation of another stream while too many of one
@@ -25,11 +25,11 @@ from vlm_server.runner.backends.rope import Rope
 from vlm_server.runner.device.arrays import share
 
 _MAX_SCORES = 1 << 21
-"""Scores computed at once, 8 MiB. With fewer, threads wait too often for the interpreter."""
+"""Scores of a block, 8 MiB. With fewer, threads wait too often for the interpreter."""
 
 
 class CpuBackend(Backend):
-    """The `Backend` of a CPU, which compiles nothing, and is fast in float32 alone."""
+    """The `Backend` of a CPU, which compiles nothing, and is fast only in float32."""
 
     draft_widths = (2, 3, 4, 6, 8, 12, 16)
     default_dtype = "float32"
@@ -39,7 +39,7 @@ class CpuBackend(Backend):
     trims_own_pool = False
 
     def pool_bytes(self, limit_bytes: int) -> int:
-        """Little: a CPU's memory is shared, and the system allocates it fast."""
+        """A small pool: a CPU's memory is shared, and the system allocates it fast."""
         return 256 << 20
 
     def attention(self, context_tokens: int) -> Attention:
@@ -56,7 +56,7 @@ class CpuBackend(Backend):
         return rope.in_parts(x)
 
     def prepare_mlp(self, mlp: Any) -> None:
-        """Nothing: a CPU multiplies matrices of any width."""
+        """No padding: a CPU multiplies matrices of any width fast."""
 
     def gated_mlp(self, mlp: Any, x: mx.array) -> mx.array:
         gate = mlp.gate_proj(x)
@@ -74,7 +74,7 @@ class CpuBackend(Backend):
 class CpuAttention(Attention):
     """Plain causal attention in float32."""
 
-    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+    def supports(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         is_float = queries.dtype == keys.dtype == mx.float32
         return is_float and isinstance(mask, str) and mask == "causal"
 
@@ -111,8 +111,8 @@ def attention_on_cpu(
 def _softmax_in_place(scores: mx.array, num_causal: int) -> NDArray[np.float32]:
     """Write softmax's numerators over evaluated `scores`, (rows, groups, queries, keys).
 
-    Returns their sums, (rows, groups, queries, 1). Of every `num_causal` queries in a row the
-    first is at the column as many before the end, and does not see those after it; 0: all do.
+    Returns their sums, (rows, groups, queries, 1). Of each run of `num_causal` queries, query i
+    attends to all but the last `num_causal - 1 - i` columns; 0 for no causal mask.
     """
     numbers = share(scores)
     if num_causal > 1:
@@ -127,7 +127,7 @@ def _softmax_in_place(scores: mx.array, num_causal: int) -> NDArray[np.float32]:
 
 
 def _exp_in_place(x: mx.array) -> mx.array:
-    """e to the power of each number, in float32. Waits for `x`, and writes over it: no copies."""
+    """The exponential of each number, in float32. Waits for `x`, and overwrites it."""
     x = x.astype(mx.float32)
     numbers = share(x)
     with np.errstate(over="ignore"):

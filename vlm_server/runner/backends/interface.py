@@ -1,6 +1,6 @@
-"""The interface of a backend: what each kind of device computes in a way of its own.
+"""The interface of a backend: the code that depends on the kind of device.
 
-`backends.backend_of` chooses one; nobody else asks which device it is.
+`backends.backend_of` chooses one; no other code asks which device it is.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from vlm_server.runner.backends.rope import Rope
 FUSED_HEAD_SIZES = (64, 72, 80, 96, 128)
 """Head sizes at which MLX fuses attention of many queries on Metal."""
 MAX_DRAFTING_ROWS = 8
-"""More rows keep a device busy without drafts."""
+"""Maximum rows of a step that verifies drafts: more keep a device busy without."""
 _ALIGNED = 64
-"""Columns of a matrix, of which GPUs multiply multiples fast."""
+"""Matrices with a multiple of so many columns are fast on GPUs."""
 
 Mask = mx.array | str | None
-"""`causal`, or what may be attended to: (rows or 1, 1, queries, keys) bool; None for all."""
+"""`causal`, or the allowed keys, (rows or 1, 1, queries, keys) bool; None for all."""
 
 
 Rotate = Callable[[mx.array, mx.array, mx.array, mx.array], tuple[mx.array, mx.array]]
@@ -33,15 +33,15 @@ class Attention(ABC):
     """Computes `softmax(queries @ keys.T * scale) @ values`, (rows, heads, tokens, head size).
 
     There may be fewer heads of keys and values than of queries, which then share them in turn.
-    Layers of which a compiled step knows the bounds alone go by MLX's own attention, with a mask.
+    By default, layers of compiled steps use MLX's own attention with a mask.
     """
 
     appends_in_place = False
-    """Whether `attend_bounded` writes new keys and values into the buffers that there are."""
+    """Whether `attend_bounded` writes new keys and values into the existing buffers."""
 
     @abstractmethod
-    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
-        """Whether it computes this, and is faster than mlx-vlm's attention."""
+    def supports(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+        """Whether it computes these shapes, and faster than mlx-vlm's attention."""
 
     @abstractmethod
     def __call__(
@@ -51,7 +51,7 @@ class Attention(ABC):
     def attend_bounded(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
         """Attention to each row's keys in `layer`.
 
-        The last query attends to the last of them, each other one to one less than the next.
+        The last query attends to all of them, and each other one to one less than the next.
         """
         count, columns = queries.shape[2], mx.arange(layer.keys.shape[2])
         starts, first_new = layer.bounds[:, :1], layer.bounds[:, 1:2] - layer.bounds[:, 2:]
@@ -65,27 +65,30 @@ class Attention(ABC):
         """Attention of all tokens of a mixed step, (tokens, heads, 1, head size), to their keys."""
         assert layer.new is not None
         (mine, theirs), (keys, prompt_keys), (values, prompt_values) = (
-            layer.split(each) for each in (queries, *layer.new)
+            layer.split(array) for array in (queries, *layer.new)
         )
         layer.rows.update_and_fetch(keys, values)
         layer.prompt.update_and_fetch(prompt_keys, prompt_values)
         of_prompt = self.attend_bounded(theirs, layer.prompt, scale).transpose(2, 1, 0, 3)
         return mx.concatenate([self.attend_bounded(mine, layer.rows, scale), of_prompt])
 
-    def is_scheduled(self, num_queries: int, num_keys: int) -> bool:
-        """Whether a prompt's last queries can attend to so many keys without planning first.
+    def is_precompiled(self, num_queries: int, num_keys: int) -> bool:
+        """Whether a prompt's last queries can attend to `num_keys` without planning first.
 
-        If not, `schedule_next` will plan it.
+        If not, `precompile_next` will plan it.
         """
         return True
 
-    def schedule_next(self) -> bool:
-        """Plan attention of a further shape, while idle; False if none is left."""
+    def precompile_next(self) -> bool:
+        """Plan attention for one more shape; False if none is left."""
         return False
 
 
 class Backend(ABC):
-    """What one kind of device does, and what suits it: here as on GPUs. No call waits for a GPU."""
+    """The operations and properties of one kind of device; defaults are those of GPUs.
+
+    No call waits for a GPU.
+    """
 
     draft_widths: tuple[int, ...]
     """The numbers of tokens of a sequence that a step may take to verify drafts."""
@@ -98,15 +101,15 @@ class Backend(ABC):
     encodes_in_turns = True
     """Whether media are encoded by the thread that decodes, in parts between its steps.
 
-    Else another thread encodes them meanwhile: a CPU does both at once. On a GPU, a decode step
+    Otherwise another thread encodes them concurrently, as suits a CPU. On a GPU, a decode step
     would take as long as the encode.
     """
     is_filled_by_a_tile = True
-    """Whether encoding a picture's tiles one after the other takes no longer than at once."""
+    """Whether encoding a picture's tiles one by one takes no longer than in one call."""
     prefill_padding_tokens = 1
-    """The number of which long prefill chunks are padded to a multiple; 1 for no padding."""
+    """Long prefill chunks are padded to multiples of this; 1 for no padding."""
     mixed_step_tokens = 0
-    """The number of tokens of a mixed step; 0 where chunks are read after the decode step."""
+    """The number of tokens of a mixed step; 0 where chunks run after the decode step."""
     errors_come_late = False
     """Whether a computation can fail after it was launched; see `device.arrays`."""
     uses_blas = False
@@ -114,14 +117,14 @@ class Backend(ABC):
     shares_memory = False
     """Whether the device is a GPU whose memory is the machine's."""
     trims_own_pool = True
-    """Whether MLX's allocator frees what it keeps for reuse before it exceeds its limit."""
+    """Whether MLX's allocator frees its pool before it exceeds its limit."""
 
     def pool_bytes(self, limit_bytes: int) -> int:
-        """What the allocator may keep for reuse, of `limit_bytes`: a GPU's memory is MLX's own."""
+        """The allocator's maximum pool, of `limit_bytes`: a GPU's memory is MLX's own."""
         return limit_bytes // 8
 
     def used_bytes(self) -> int:
-        """The memory that all programs use, as a GPU's driver says; 0 if it is the machine's."""
+        """The GPU memory of all programs, by the driver; 0 if it is the machine's."""
         return 0
 
     def is_short_of_memory(self, memory_bytes: int) -> bool:
@@ -130,12 +133,12 @@ class Backend(ABC):
 
     @abstractmethod
     def attention(self, context_tokens: int) -> Attention:
-        """New attention of a language model; `context_tokens`: the most of prompt and answer."""
+        """New attention for a language model of `context_tokens` at most."""
 
     def use_kernels(self, model: Any, free_bytes: int) -> Rotate | None:
-        """Replace layers of a loaded model by those that suit the device, with kernels of ours.
+        """Replace layers of a loaded model by ones that suit the device.
 
-        They may take a part of `free_bytes`. Returns the kernels' RoPE; None for MLX's operations.
+        They may use part of `free_bytes`. Returns the kernel of RoPE; None for operations of MLX.
         """
         return None
 

@@ -7,12 +7,12 @@ import mlx.core as mx
 from vlm_server.platform import machine
 from vlm_server.runner.backends.interface import FUSED_HEAD_SIZES, Attention, Backend, Mask
 
-_MOST_SCORE_BYTES = 128 << 20
-"""Size of the scores of a block of queries: more would save no time."""
+_MAX_SCORE_BYTES = 128 << 20
+"""Size of the scores of a block of queries; larger ones would save no time."""
 
 
 class MetalBackend(Backend):
-    """The `Backend` of Apple silicon, whose attention of few queries takes up to 8."""
+    """The `Backend` of Apple silicon, whose kernel for few queries takes up to 8."""
 
     draft_widths = (2, 4, 8)
     errors_come_late = True
@@ -26,13 +26,13 @@ class MetalBackend(Backend):
 
 
 class MetalAttention(Attention):
-    """MLX's attention by blocks of queries, where it would hold all scores at once.
+    """MLX's attention in blocks of queries, where it would hold all scores in memory.
 
-    On Metal that is for more than 8 queries of other head sizes than `FUSED_HEAD_SIZES`; MLX has
-    fused kernels for 192 and 256, too, but prefers the other way for speed.
+    On Metal those are more than 8 queries of other head sizes than `FUSED_HEAD_SIZES`; MLX also
+    has fused kernels for 192 and 256, but prefers unfused ones for speed.
     """
 
-    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+    def supports(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         size = queries.shape[-1]
         return size not in FUSED_HEAD_SIZES and _queries_at_once(queries, keys) < queries.shape[2]
 
@@ -61,6 +61,6 @@ class MetalAttention(Attention):
 
 
 def _queries_at_once(queries: mx.array, keys: mx.array) -> int:
-    """The number of queries whose float32 scores take `_MOST_SCORE_BYTES`; at least 16."""
+    """The number of queries whose float32 scores take `_MAX_SCORE_BYTES`; at least 16."""
     rows, heads = queries.shape[:2]
-    return max(16, _MOST_SCORE_BYTES // (4 * rows * heads * keys.shape[2]))
+    return max(16, _MAX_SCORE_BYTES // (4 * rows * heads * keys.shape[2]))

@@ -20,7 +20,7 @@ class Rope:
         self._by_half = cosines[..., None, :], mx.stack([-sines, sines], axis=-2)
 
     def in_parts(self, x: mx.array) -> mx.array:
-        """RoPE of `x`, (..., head size), on a CPU: contiguous halves beat few operations."""
+        """RoPE of `x`, (..., head size), on a CPU, where contiguous halves beat few operations."""
         first, second = mx.split(x, 2, axis=-1)
         rotated = [
             first * self.cosines - second * self.sines,
@@ -29,7 +29,7 @@ class Rope:
         return mx.concatenate(rotated, axis=-1).astype(x.dtype)
 
     def in_one_kernel(self, x: mx.array) -> mx.array:
-        """RoPE of `x` on a GPU, where each operation reads and writes all of `x` in float32."""
+        """RoPE of `x` on a GPU, whose single operations would each read and write all of `x`."""
         halves = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
         rotated: mx.array = _compiled(halves, halves[..., ::-1, :], *self._by_half)
         return rotated.reshape(x.shape)

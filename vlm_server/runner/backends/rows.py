@@ -1,7 +1,7 @@
 """Rearranges rows of a layer's KV, as sequences join, leave and move within a batch.
 
-On CUDA, by one kernel of ours for keys and values: launching MLX's eight for each layer took most
-of the 7 ms by which a step was longer in which a sequence joined.
+On CUDA, one kernel of ours moves keys and values: launching MLX's eight kernels for each layer took
+most of the 7 ms that a joining sequence added to a step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KeysAndValues = tuple[mx.array, mx.array]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`num_rows` rows of a source from `row` on: `count` columns from `start` go to `to`."""
+    """A copy of `count` columns from `start` to `to`, of `num_rows` rows from `row` on."""
 
     row: int
     num_rows: int
@@ -33,7 +33,7 @@ class Run:
 def arranged(sources: Sequence[KeysAndValues], runs: Sequence[Run], capacity: int) -> KeysAndValues:
     """New arrays with the rows of `runs` of one or two sources, and `capacity` columns.
 
-    Columns that are not of a run are zeros, or unused ones of another.
+    Columns outside runs are zeros or unused columns of a source.
     """
     if kernels.takes_rows(sources):
         return kernels.arrange_rows(sources, _places(tuple(runs), capacity), capacity)

@@ -1,12 +1,12 @@
-"""Reads arrays, and sorts MLX's errors, which have no types.
+"""Reads arrays, and classifies MLX's errors, which have no types.
 
-All arrays are read by `read`, which evaluates first: numpy alone would lose MLX's exception, ask
-again, and get the bytes of an array that was never computed.
+All arrays are read by `read`, which evaluates them first: numpy alone would lose MLX's exception,
+ask again, and get the bytes of an array that was never computed.
 
-Metal runs commands after the call that launched them has returned, and MLX raises an error once, in
-the next wait for its stream; later waits succeed, with arrays that were never computed. So where
-errors come late, the work of one owner (sequences that decode, a prompt, an encode) is waited for
-before another's, and an owner that saw no error asks whether another saw one meanwhile.
+On Metal, a command may fail after the call that launched it has returned. MLX raises such a late
+error once, in the next wait for that stream; later waits succeed, with arrays that were never
+computed. So where errors come late, the work of one owner (sequences that decode, a prompt, an
+encode) is waited for before the next owner's, and after each wait `Faults.num_late` is checked.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ALLOCATIONS = (
     "insufficient memory",  # Metal's, of commands that had begun
     "callbackerroroutofmemory",
 )
-"""Parts of what MLX says if an allocation fails, in small letters."""
+"""Parts of MLX's messages for failed allocations, in lower case."""
 _TIME_OUTS = ("errortimeout", "errorhang", "errorimpactinginteractivity", "errorinnocentvictim")
-"""Parts of errors of commands that held the GPU too long, or another program's did, on Metal."""
+"""Parts of Metal's errors when a command of this or another program ran too long."""
 _LATE = "command buffer execution failed"
 
 
@@ -45,13 +45,13 @@ def read(array: mx.array) -> NDArray[Any]:
 
 
 def share(array: mx.array) -> NDArray[Any]:
-    """An array's own memory, to be written to; it must be nobody else's. Raises as `read`."""
+    """An array's own memory, for writing; no other array may share it. Raises as `read`."""
     mx.eval(array)
     return np.array(array, copy=False)  # noqa: TID251  evaluated
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether MLX says that an allocation failed."""
+    """Whether MLX's error is a failed allocation."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in _ALLOCATIONS)
 
@@ -63,13 +63,12 @@ class Faults:
         """`come_late`: whether work can fail after it was launched."""
         self.come_late = come_late
         self.num_late = 0
-        """Number of late errors so far. What was launched before one, and not waited for, may never
-        have been computed."""
+        """Number of late errors. Work launched before one, and not waited for, is invalid."""
         self.last_late: RequestError = InternalError("")
         """The last late error."""
 
     def request_error(self, error: Exception, message: str) -> RequestError:
-        """The error of a request that ends with `error`; with `message` if that is no usual one."""
+        """The error of a request that ends with `error`; `message` describes an unusual one."""
         if isinstance(error, RequestError):
             return error
         text = str(error).lower()

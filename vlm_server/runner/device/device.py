@@ -10,9 +10,9 @@ import mlx.core as mx
 from vlm_server.platform import machine
 
 _SYSTEM_BYTES = 6 << 30
-"""Need of a Mac's system and other programs, of the memory that a GPU shares with them."""
-_LEAST_CAPABILITY = 8
-"""CUDA's compute capability that our kernels need: Ampere's."""
+"""Memory left to a Mac's system and other programs, which its GPU shares with them."""
+_MIN_CAPABILITY = 8
+"""Minimum CUDA compute capability for our kernels: Ampere's."""
 
 
 class DeviceKind(enum.Enum):
@@ -23,12 +23,12 @@ class DeviceKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device and its size. What depends on its kind is in its `Backend`.
+    """A device and its size. Code that depends on its kind is in its `Backend`.
 
-    name: for people and for cache keys: `cpu`, or the GPU's name.
-    memory_bytes: all that it has; a CPU's is what the process may use of the machine's.
-    suitable_bytes: what a program may use of it without harm to the rest of the machine.
-    runs_our_kernels: whether it runs those of `runner/backends/cuda`.
+    name: for logs and cache keys: `cpu`, or the GPU's name.
+    memory_bytes: all of its memory; on a CPU, the machine's memory that the process may use.
+    suitable_bytes: the part that a program may use without harm to the rest of the machine.
+    runs_our_kernels: whether it can run `runner/backends/cuda`.
     """
 
     kind: DeviceKind
@@ -48,7 +48,7 @@ def current_device() -> Device:
     name = str(info.get("device_name", "gpu"))
     if mx.cuda.is_available():
         total = int(info.get("total_memory", machine_bytes))
-        runs_our_kernels = int(info.get("compute_capability_major", 0)) >= _LEAST_CAPABILITY
+        runs_our_kernels = int(info.get("compute_capability_major", 0)) >= _MIN_CAPABILITY
         return Device(DeviceKind.CUDA, name, total, 9 * total // 10, runs_our_kernels)
     total = int(info.get("memory_size", machine_bytes))
     recommended = int(info.get("max_recommended_working_set_size", total))

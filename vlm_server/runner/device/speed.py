@@ -1,4 +1,4 @@
-"""The speed of a CPU's matrix products, and a warning if MLX has no BLAS for them."""
+"""Measures a CPU's matrix products, and warns if MLX has no BLAS for them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def product_gflops() -> float:
 
 
 def has_openblas() -> bool:
-    """Whether this process was started with an OpenBLAS, which MLX then calls on Linux."""
+    """Whether this process was started with an OpenBLAS, which MLX calls on Linux."""
     return hasattr(ctypes.CDLL(None), "openblas_get_config")
 
 
 def blas_libraries() -> list[str]:
-    """Files of the BLAS libraries that this process has loaded, as Linux says; empty elsewhere."""
+    """Files of the BLAS libraries that this process has loaded, on Linux; empty elsewhere."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -43,9 +43,9 @@ def blas_libraries() -> list[str]:
 
 
 def warn_of_slow_products() -> None:
-    """Log how fast the CPU multiplies, and warn if it does so without OpenBLAS.
+    """Log the speed of matrix products, and warn without OpenBLAS.
 
-    The speed alone would not tell: on a busy machine OpenBLAS is slow, too.
+    The speed alone is no criterion: on a busy machine OpenBLAS is slow, too.
     """
     logger.info("this CPU multiplies matrices at %.0f GFLOP/s", product_gflops())
     if sys.platform == "linux" and not has_openblas():

@@ -1,1 +1,1 @@
-"""What outlives the process: prefixes and encoder outputs on disk, from and to device arrays."""
+"""Prefixes and encoder outputs on disk, from and to device arrays."""

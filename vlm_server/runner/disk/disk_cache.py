@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from vlm_server.cache.block_hash import KVBlock, KVBlockIndex, block_after
 from vlm_server.cache.disk.folder import is_gone
-from vlm_server.cache.disk.store import DiskStore, is_passing
+from vlm_server.cache.disk.store import DiskStore, is_transient
 from vlm_server.cache.disk.tier import DiskTier, EncodedImage, StoredPrefixSizes
-from vlm_server.cache.lru import Cache
+from vlm_server.cache.lru import InspectableCache
 from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.errors import OutOfMemory
@@ -41,20 +41,20 @@ class DiskCache(DiskTier):
         *,
         needs_snapshots: bool,
     ) -> None:
-        """prefix_bytes: limit of what is loaded of a prompt. See `PrefixCache` for snapshots."""
+        """prefix_bytes: limit of a prompt's loaded KV. needs_snapshots: see `PrefixCache`."""
         self._store = store
         self._fingerprint = fingerprint
         self._prefix_bytes = prefix_bytes
         self._needs_snapshots = needs_snapshots
         self._lock = threading.Lock()
         self._catching_up = threading.Lock()
-        """Held while headers are read; before `_lock`."""
+        """Held while headers are read; acquired before `_lock`."""
         self._blocks = KVBlockIndex(whole=needs_snapshots)
         self.writer = DiskWriter(store, self._drop)
         self._catch_up()
 
     @property
-    def caches(self) -> tuple[Cache, ...]:
+    def caches(self) -> tuple[InspectableCache, ...]:
         return (self._store,)
 
     def close(self, seconds: float) -> None:
@@ -75,9 +75,9 @@ class DiskCache(DiskTier):
             self._store.count_miss()
         return size_bytes
 
-    def load_features(self, key: str) -> ImageFeatures | None:
+    def read_features(self, key: str) -> ImageFeatures | None:
         stored = self._features_key(key)
-        if (record := self._load(stored, key)) is None:
+        if (record := self._read(stored, key)) is None:
             return None
         self._store.touch([stored])
         return record.features
@@ -102,7 +102,7 @@ class DiskCache(DiskTier):
             start, after = end, (*after, block.key)
 
     def find_prefix(
-        self, prompt: PromptKey, known: int, limit: int, salt: str, least: int
+        self, prompt: PromptKey, known: int, limit: int, salt: str, min_length: int
     ) -> StoredPrefixSizes | None:
         if known < min(limit, len(prompt)):
             self._catch_up()
@@ -113,21 +113,21 @@ class DiskCache(DiskTier):
                 break
             sizes.append(size_bytes)
             length = start + count
-        if length <= known or length < least:
+        if length <= known or length < min_length:
             self._store.count_miss()
             return None
         return StoredPrefixSizes(length, sum(sizes), max(sizes))
 
-    def load_prefix(
+    def read_prefix(
         self, prompt: PromptKey, known: int, limit: int, salt: str
     ) -> Iterator[StoredPrefix]:
         read = list[str]()
         for block, start, count in self._blocks_after(prompt, known, limit, salt):
-            if (record := self._load(block.key, block)) is None:
+            if (record := self._read(block.key, block)) is None:
                 break
             read.append(block.key)
             yield StoredPrefix(start, record.segment, count, record.snapshot)
-            del record  # or it would be held while the next one is read
+            del record  # frees it while the next record is read
         self._store.touch(reversed(read))
 
     # ---- reading -------------------------------------------------------------------
@@ -135,9 +135,9 @@ class DiskCache(DiskTier):
     def _blocks_after(
         self, prompt: PromptKey, known: int, limit: int, salt: str
     ) -> list[tuple[KVBlock, int, int]]:
-        """Blocks of `prompt` that go beyond its first `known` positions, in order.
+        """The blocks of `prompt` that end beyond its first `known` positions, in order.
 
-        Each with its first position, and the number of its positions that match.
+        Each with its first position and its number of matching positions.
         """
         with self._lock:
             walk = self._blocks.walk(prompt, limit, salt, self._store.__contains__)
@@ -148,10 +148,10 @@ class DiskCache(DiskTier):
             at += count
         return blocks
 
-    def _load(self, key: str, subject: str | KVBlock) -> Record | None:
-        """The record of `subject`; None if there is none, or an unusable one, which is deleted.
+    def _read(self, key: str, subject: str | KVBlock) -> Record | None:
+        """The record of `subject`; None if it is missing or unusable, which deletes it.
 
-        Raises OutOfMemory; the file stays then.
+        Raises OutOfMemory, and keeps the file.
         """
         try:
             data = self._store.get(key)
@@ -172,7 +172,7 @@ class DiskCache(DiskTier):
         return None
 
     def _catch_up(self) -> None:
-        """Index new blocks of prompts by any engine, and drop those that are gone."""
+        """Index new blocks of all engines, and drop deleted ones."""
         with self._catching_up:
             found, gone = self._store.refresh()
             self._drop(gone)
@@ -181,13 +181,13 @@ class DiskCache(DiskTier):
                     self._read_header(key)
 
     def _read_header(self, key: str) -> None:
-        """Index a block, or delete its file if it is none."""
+        """Index a block, or delete its file if that is invalid."""
         if (path := self._store.path(key)) is None:
             return
         try:
             header = records.read_header(path)
         except (MemoryError, *records.UNREADABLE) as error:
-            if is_passing(error) or is_gone(error):
+            if is_transient(error) or is_gone(error):
                 return
             header = None
         if isinstance(header, records.PrefixHeader) and header.is_sound(self._fingerprint, key):
@@ -215,6 +215,6 @@ class DiskCache(DiskTier):
         return f"features-{hashlib.sha256(f'{self._fingerprint} {key}'.encode()).hexdigest()}"
 
     def _drop(self, keys: Iterable[str]) -> None:
-        """Drop blocks from the index, except those that are stored again, or will be."""
+        """Drop blocks from the index, except those stored or queued again."""
         with self._lock:
             self._blocks.drop([key for key in keys if not self._is_known(key)])

@@ -1,4 +1,4 @@
-"""The thread that writes records to the disk store, and survives every fault of the disk."""
+"""The thread that writes records to the disk store; no fault of the disk ends it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from queue import SimpleQueue
 
 import mlx.core as mx
 
-from vlm_server.cache.disk.store import DiskStore, is_passing
+from vlm_server.cache.disk.store import DiskStore, is_transient
 from vlm_server.runner.disk.records import UNREADABLE, Record, read_header
 
 logger = logging.getLogger(__name__)
 
 _MAX_QUEUED_BYTES = 256 << 20
-"""Limit of the queue; records beyond it are not stored this time."""
+"""Limit of the queue; records beyond it are dropped."""
 _WARN_SECONDS = 3600.0
-"""Between two warnings of failed writes."""
+"""Minimum time between two warnings of failed writes."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """A record to write; `after`: keys of the blocks before it, without which it is useless."""
+    """A record to write. `after`: keys of the blocks before it, which it needs."""
 
     key: str
     record: Record
@@ -34,7 +34,7 @@ class WriteJob:
 
 
 class DiskWriter:
-    """The only writer of `store`; other processes may write to its folder. Thread-safe."""
+    """This process's only writer of `store`. Thread-safe."""
 
     def __init__(self, store: DiskStore, on_gone: Callable[[Iterable[str]], None]) -> None:
         """on_gone: called with keys that were evicted, lost, or could not be written."""
@@ -45,7 +45,7 @@ class DiskWriter:
         self._sizes: dict[str, int] = {}
         """Bytes of records in the queue, by key."""
         self._warn_at = 0.0
-        """When the next failure is logged as a warning; seconds of `time.monotonic`."""
+        """Earliest time of the next warning, by `time.monotonic`."""
         self._thread = threading.Thread(target=self._write_all, name="disk cache", daemon=True)
         self._thread.start()
 
@@ -78,8 +78,8 @@ class DiskWriter:
         while (job := self._queue.get()) is not None:
             try:
                 is_written = self._write(job)
-            except Exception as error:  # noqa: BLE001 - requests go on without
-                self._note_failure(error)
+            except Exception as error:  # noqa: BLE001 - no request may fail
+                self._log_failure(error)
                 is_written = False
             with self._lock:
                 del self._sizes[job.key]
@@ -90,8 +90,8 @@ class DiskWriter:
     def _write(self, job: WriteJob) -> bool:
         """Write a record; returns whether there was room.
 
-        Touches blocks after those that follow them, so that the ends of prompts are evicted first.
-        A file that another engine has written meanwhile stays.
+        Touches earlier blocks last, so that the ends of prompts are evicted first. A file that
+        another engine has written in the meantime stays.
         """
         if not all(key in self._store for key in job.after):
             return False
@@ -110,7 +110,7 @@ class DiskWriter:
         try:
             is_same = read_header(path) == job.record.header
         except UNREADABLE as error:
-            is_same = is_passing(error)
+            is_same = is_transient(error)
         if not is_same:
             self._store.discard(job.key)
         return is_same
@@ -122,14 +122,14 @@ class DiskWriter:
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            self._note_failure(error)
+            self._log_failure(error)
             if (gone := self._store.evict(job.record.size_bytes, keep=job.after)) is None:
                 return False
             self._on_gone(gone)
             self._on_gone(self._store.put(job.key, job.record.write, job.after))
         return True
 
-    def _note_failure(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         """Log a failure, as a warning at most once in `_WARN_SECONDS`."""
         now, level = time.monotonic(), logging.DEBUG
         if now >= self._warn_at:

@@ -33,13 +33,13 @@ _TYPES = (
 _NAMES = {dtype: name for dtype, name, _ in _TYPES}
 _BY_NAME = {name: (dtype, code) for dtype, name, code in _TYPES}
 _ALIGNMENT = 8
-"""Of the first array in a file; bytes."""
+"""Alignment of the first array in a file, in bytes."""
 UNREADABLE = (OSError, RuntimeError, TypeError, ValueError, KeyError, msgspec.MsgspecError)
-"""Errors of reading something that is no record."""
+"""Errors from reading an invalid record."""
 
 
 class _Layer(msgspec.Struct, frozen=True):
-    """A layer of a snapshot: its counters, and which of its arrays exist."""
+    """A layer of a snapshot: its counters, and flags of its existing arrays."""
 
     counters: tuple[str, ...]
     arrays: tuple[bool, ...]
@@ -87,7 +87,7 @@ class PrefixHeader(msgspec.Struct, frozen=True, tag="prefix"):
         return own == (fingerprint, subject.parent, subject.key, _ids(part), part.spans)
 
     def is_sound(self, fingerprint: str, key: str) -> bool:
-        """Whether this can be the header of `key`: consistent, and of a part that is not empty."""
+        """Whether this is a valid header of `key`, of a block that is not empty."""
         length, odd = divmod(len(self.token_ids), 4)
         ends = [0, *(span.end for span in self.spans)]
         are_ordered = all(end <= s.start < s.end for end, s in zip(ends, self.spans, strict=False))
@@ -113,9 +113,9 @@ class Record:
         return of_each + 2 * len(self._encoded) + 256
 
     def write(self, path: Path) -> None:
-        """Write the file. Evaluates the arrays, whichever thread launched them. Raises OSError.
+        """Write the file. Evaluates the arrays, from any thread. Raises OSError.
 
-        Not by `mx.save_safetensors`, whose errors do not tell a full disk from others.
+        `mx.save_safetensors` is not used: its errors do not identify a full disk.
         """
         arrays = {name: mx.contiguous(array) for name, array in self._arrays.items()}
         mx.eval(arrays)
@@ -136,7 +136,7 @@ class Record:
     def read(cls, data: bytes) -> Record:
         """The record in a file's content. Raises one of `UNREADABLE` if `write` did not write it.
 
-        Not by `mx.load` from a file object: MLX would read that lazily, on a thread that needs the
+        `mx.load` of a file object is not used: MLX would read it lazily, on a thread that needs the
         GIL, while `mx.clear_cache` on another thread holds the GIL and waits for MLX's threads.
         """
         start = 8 + int.from_bytes(data[:8], "little")
@@ -183,7 +183,7 @@ def _array(tensor: _Tensor, content: memoryview) -> mx.array:
 
 
 def _write_all(file: BinaryIO, part: memoryview) -> None:
-    """Write all of `part`: an unbuffered file may take less, as on a disk that is nearly full."""
+    """Write all of `part`: one write may be partial, as on a nearly full disk."""
     data = part.cast("B") if part.nbytes else memoryview(b"")
     while data:
         data = data[file.write(data) :]
@@ -193,8 +193,8 @@ def read_header(path: Path) -> Header:
     """The header of a record; reads no array. Raises one of `UNREADABLE` as `Record.read` does, and
     for a file of the wrong length.
 
-    Not by `safetensors.safe_open`, which maps the file: where another machine deletes it, a network
-    file system ends the process that reads the map.
+    `safetensors.safe_open` is not used: it maps the file, and if another machine deletes a file on
+    a network file system, reading the map ends the process.
     """
     with path.open("rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -245,7 +245,7 @@ class StoredPrefix:
     def __init__(
         self, start: int, segment: KVSegment, count: int, snapshot: LayerStates | None
     ) -> None:
-        """count: first positions of `segment` that match; `snapshot` is the one after those."""
+        """count: number of matching positions of `segment`. snapshot: the state after these."""
         self._start = start
         self._segment = segment
         self.length = start + count

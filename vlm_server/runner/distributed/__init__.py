@@ -1,1 +1,1 @@
-"""One model over several processes: rank 0 schedules, and the others do what its plans say."""
+"""One model on several processes: rank 0 schedules, and followers execute its plans."""

@@ -1,6 +1,6 @@
 """Connections between rank 0 and the others, authenticated by a shared secret.
 
-Messages are not encrypted, and neither are MLX's sums: the network must be a trusted one.
+Neither messages nor MLX's sums are encrypted: the network must be a trusted one.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ M = TypeVar("M", bound=Message)
 End = Callable[[int], object]
 _MAX_ANSWER_BYTES = 1 << 20
 _RETRY_SECONDS = 0.05
-_MEET_SECONDS = 10.0
-"""For a new connection to show the secret and send its `Hello`; a rank does so at once."""
+_HELLO_SECONDS = 10.0
+"""Limit for a new connection to show the secret and send its `Hello`."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds of silence (by Linux's and macOS's names), seconds between probes, and their number."""
 
@@ -49,7 +49,7 @@ class Followers:
 
     @classmethod
     def accept(cls, rank: Rank) -> Followers:
-        """Wait for all other ranks; silent strangers delay that for some seconds.
+        """Wait for all other ranks; silent connections delay that for `_HELLO_SECONDS`.
 
         Raises ModelLoadError if this machine can't listen.
         """
@@ -69,7 +69,7 @@ class Followers:
         return cls(connections, hellos)
 
     def send(self, message: Message) -> None:
-        """Send to all. Raises EngineBroken if one is gone."""
+        """Send to all ranks. Raises EngineBroken if one is gone."""
         data = messages.encode(message)
         try:
             for connection in self._connections:
@@ -85,7 +85,7 @@ class Followers:
             raise EngineBroken("a rank of the model has left while it loaded") from error
 
     def watch(self, end: End = os._exit) -> None:
-        """End this process when a rank ends. To be called after the last `answers`."""
+        """End this process when a rank ends; call it after the last `answers`."""
         for number, connection in enumerate(self._connections, start=1):
             waiting = threading.Thread(
                 target=_wait_for_end, args=(number, connection, end), daemon=True
@@ -94,7 +94,7 @@ class Followers:
 
 
 class Leader:
-    """The connection of another rank to rank 0; ends the process when rank 0 is gone."""
+    """A follower's connection to rank 0, whose end ends the process."""
 
     def __init__(self, connection: Connection, end: End) -> None:
         """`end` is called with an exit status, on another thread."""
@@ -120,7 +120,7 @@ class Leader:
         self._connection.send_bytes(messages.encode(answer))
 
     def receive(self) -> Message:
-        """Wait for the next message. Raises msgspec.MsgspecError for what is none.
+        """Wait for the next message. Raises msgspec.MsgspecError for an invalid one.
 
         Decodes on the calling thread, whose stream the arrays of a message are on.
         """
@@ -162,7 +162,7 @@ def _answer(connection: Connection) -> Answer:
 
 
 def _set_up(connection: Connection) -> None:
-    """No delay for plans, and keepalive to notice a machine that is gone."""
+    """Disable Nagle's delay, and enable keepalive to notice a machine that is gone."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -173,9 +173,9 @@ def _set_up(connection: Connection) -> None:
 
 @contextlib.contextmanager
 def _time_limit(connection: Connection) -> Iterator[None]:
-    """A limit of `_MEET_SECONDS`, after which readers see the end of the connection."""
+    """A time limit of `_HELLO_SECONDS`, after which readers see the connection's end."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        timer = threading.Timer(_MEET_SECONDS, _cut, (end,))
+        timer = threading.Timer(_HELLO_SECONDS, _cut, (end,))
         timer.daemon = True
         timer.start()
         try:

@@ -1,4 +1,4 @@
-"""Any rank but 0: runs rank 0's plans on its part of the model."""
+"""Every rank but 0: runs rank 0's plans on its shard of the model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from vlm_server.runner.distributed.messages import (
     Load,
     Loaded,
     NotLoaded,
-    PlanAhead,
+    PrecompileNext,
     RankPlan,
     Serve,
     SetLimit,
     Stored,
 )
-from vlm_server.runner.distributed.prefixes import FollowingPrefixes
+from vlm_server.runner.distributed.prefixes import FollowerPrefixes
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.memory import MlxMemory
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 def follow(rank: Rank, device: Device) -> NoReturn:
     """Load and serve until rank 0 ends, which ends this process.
 
-    Raises EngineBroken if a step fails here, and ModelLoadError, which is sent to rank 0 too.
+    Raises EngineBroken if a step fails here, and ModelLoadError, which is also sent to rank 0.
     """
     hello = Hello(rank.number, device.suitable_bytes, device.kind.value, program_digest())
     leader = Leader.find(rank)
@@ -52,7 +52,7 @@ def follow(rank: Rank, device: Device) -> NoReturn:
         leader.send(NotLoaded(str(error)))
         raise
     leader.expect(Serve)
-    prefixes = FollowingPrefixes(lambda: leader.expect(Stored))
+    prefixes = FollowerPrefixes(lambda: leader.expect(Stored))
     runner = ModelRunner(loaded, prefixes)
     while True:
         match leader.receive():
@@ -61,8 +61,8 @@ def follow(rank: Rank, device: Device) -> NoReturn:
                 result = runner.launch(prefixes.plan_of(plan)).result()
                 if result.error is not None:
                     raise EngineBroken(f"a step failed on rank {ranks.rank}: {result.error}")
-            case PlanAhead():
-                runner.prepare_ahead()
+            case PrecompileNext():
+                runner.precompile_next()
             case SetLimit(limit_bytes):
                 memory.set_limit(limit_bytes)
             case Clear(dropped):

@@ -1,4 +1,4 @@
-"""The processes that compute a model: this one alone, or rank 0, which directs the others."""
+"""How an engine is built: in a single process, or on rank 0, which directs the other ranks."""
 
 from __future__ import annotations
 
@@ -22,36 +22,39 @@ from vlm_server.runner.distributed.messages import (
     Load,
     Loaded,
     NotLoaded,
-    PlanAhead,
+    PrecompileNext,
     RankPlan,
     Serve,
     SetLimit,
 )
-from vlm_server.runner.distributed.prefixes import Book, LeadingPrefixes
+from vlm_server.runner.distributed.prefixes import RankZeroPrefixes, SegmentLog
 from vlm_server.runner.fingerprint import program_digest
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.loading.load import load
 from vlm_server.runner.memory import MlxMemory
 from vlm_server.runner.model_runner import LaunchedStep, ModelRunner
 from vlm_server.runner.ranks import Ranks, fingerprint_of
-from vlm_server.settings import Memory, Model
+from vlm_server.settings import MemorySettings, ModelSettings
 
 logger = logging.getLogger(__name__)
 
 
-class Group:
-    """The processes of an engine: this one alone. Its methods are called in their order."""
+class SingleProcess:
+    """How an engine is built in one process; its methods are called in the order of definition.
 
-    def common(self, start: Start, device: Device) -> Start:
-        """`start` as it suits all processes."""
+    `RankZero` overrides them for several ranks.
+    """
+
+    def harmonize_settings(self, start: Start, device: Device) -> Start:
+        """`start` with settings that suit all ranks."""
         return start
 
-    def memory(self, settings: Memory, device: Device) -> MlxMemory:
+    def memory(self, settings: MemorySettings, device: Device) -> MlxMemory:
         """This process's device memory."""
         return MlxMemory(settings, device)
 
-    def load(self, settings: Model, device: Device, limit_bytes: int) -> LoadedModel:
-        """This process's part of the model. Raises ModelLoadError."""
+    def load(self, settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedModel:
+        """The model, or this rank's shard of it. Raises ModelLoadError."""
         return load(settings, device, limit_bytes)
 
     def runner(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> Runner:
@@ -59,32 +62,32 @@ class Group:
         return ModelRunner(loaded, caches, num_draft_tokens)
 
 
-class Leading(Group):
-    """The group of rank 0 and the ranks that follow it."""
+class RankZero(SingleProcess):
+    """How an engine is built on rank 0, with the ranks that follow it."""
 
     def __init__(self, ranks: Ranks, followers: Followers) -> None:
         self._ranks = ranks
         self._followers = followers
-        self._book = Book()
+        self._log = SegmentLog()
 
     @classmethod
-    def meet(cls, rank: Rank, device: Device) -> Leading:
-        """Wait for all ranks. Raises ModelLoadError if they can't be reached, or are not alike.
+    def connect(cls, rank: Rank, device: Device) -> RankZero:
+        """Wait for all ranks. Raises ModelLoadError if they can't be reached, or differ.
 
-        MLX connects them only once all are here: a process that waits in MLX notices nothing else.
+        MLX connects them only once all have arrived: a wait in MLX can't be interrupted.
         """
         followers = Followers.accept(rank)
         _check_alike(followers.hellos, device)
         followers.send(Join())
-        met = cls(Ranks.join(rank), followers)
+        connected = cls(Ranks.join(rank), followers)
         logger.info("the model is split over %d processes (%s)", rank.size, rank.backend)
-        return met
+        return connected
 
-    def common(self, start: Start, device: Device) -> Start:
-        """`start` with the memory of the smallest rank, and without what ranks can't do alike.
+    def harmonize_settings(self, start: Start, device: Device) -> Start:
+        """`start` with the smallest rank's memory, without drafts, batched prefills and the disk.
 
-        Drafts depend on measured times; prompts that fail in one call are repeated one by one; and
-        the disk would hold the KV of this rank's heads alone.
+        Drafts depend on measured times, batched prefills that fail are repeated one by one, and the
+        disk would hold the KV of this rank's heads alone.
         """
         others = [hello.suitable_bytes for hello in self._followers.hellos]
         limit = start.memory.limit_on(device.memory_bytes) or min(device.suitable_bytes, *others)
@@ -97,13 +100,13 @@ class Leading(Group):
             ),
         )
 
-    def memory(self, settings: Memory, device: Device) -> MlxMemory:
-        """This rank's memory, with which the others set limits and clear theirs."""
+    def memory(self, settings: MemorySettings, device: Device) -> MlxMemory:
+        """This rank's memory; the others follow its limit and clear with it."""
         self._followers.send(Limit(settings))
-        return LeadingMemory(settings, device, self._followers, self._book)
+        return RankZeroMemory(settings, device, self._followers, self._log)
 
-    def load(self, settings: Model, device: Device, limit_bytes: int) -> LoadedModel:
-        """This rank's part of the model. Raises ModelLoadError if any rank fails."""
+    def load(self, settings: ModelSettings, device: Device, limit_bytes: int) -> LoadedModel:
+        """This rank's shard of the model. Raises ModelLoadError if any rank fails."""
         self._followers.send(Load(settings))
         loaded = load(settings, device, limit_bytes, self._ranks)
         fingerprint = fingerprint_of(loaded.checkpoint)
@@ -115,15 +118,15 @@ class Leading(Group):
         return loaded
 
     def runner(self, loaded: LoadedModel, caches: Caches, num_draft_tokens: int) -> Runner:
-        """The runner here, which sends its plans to the others."""
-        prefixes = LeadingPrefixes(caches, self._followers.send, self._book)
+        """This rank's runner, which sends its plans to the others."""
+        prefixes = RankZeroPrefixes(caches, self._followers.send, self._log)
         self._followers.send(Serve())
         self._followers.watch()
-        return LeadingRunner(loaded, prefixes, num_draft_tokens, self._book, self._followers)
+        return RankZeroRunner(loaded, prefixes, num_draft_tokens, self._log, self._followers)
 
 
 def _check_alike(hellos: Sequence[Hello], device: Device) -> None:
-    """Raises ModelLoadError if a rank would compute other tensors from the same plan."""
+    """Raises ModelLoadError if ranks differ in program or kind of device."""
     program = program_digest()
     for hello in hellos:
         if hello.kind != device.kind.value:
@@ -138,12 +141,14 @@ def _check_alike(hellos: Sequence[Hello], device: Device) -> None:
             )
 
 
-class LeadingMemory(MlxMemory):
-    """The `DeviceMemory` of rank 0; the others follow its limit and clear when it does."""
+class RankZeroMemory(MlxMemory):
+    """The `DeviceMemory` of rank 0, which the others follow."""
 
-    def __init__(self, settings: Memory, device: Device, followers: Followers, book: Book) -> None:
+    def __init__(
+        self, settings: MemorySettings, device: Device, followers: Followers, log: SegmentLog
+    ) -> None:
         super().__init__(settings, device)
-        self._book = book
+        self._log = log
         self._followers = followers
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -151,46 +156,46 @@ class LeadingMemory(MlxMemory):
         self._followers.send(SetLimit(limit_bytes))
 
     def clear(self) -> None:
-        self._followers.send(Clear(self._book.take_dropped()))
+        self._followers.send(Clear(self._log.take_dropped()))
         super().clear()
 
 
-class LeadingRunner(ModelRunner):
-    """The `Runner` of rank 0: sends each plan to the others before it launches it itself.
+class RankZeroRunner(ModelRunner):
+    """The `Runner` of rank 0, which sends each plan to the others before launching it.
 
-    Its `kv_bytes` are those of each rank.
+    `kv_bytes` are those of each rank.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
-        prefixes: LeadingPrefixes,
+        prefixes: RankZeroPrefixes,
         num_draft_tokens: int,
-        book: Book,
+        log: SegmentLog,
         followers: Followers,
     ) -> None:
         super().__init__(loaded, prefixes, num_draft_tokens)
-        self._book = book
+        self._log = log
         self._followers = followers
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
-        """See `Runner`. Raises EngineBroken if a rank is gone."""
-        self._followers.send(RankPlan.of(plan, self._book.take_dropped()))
+        """Raises EngineBroken if a rank is gone."""
+        self._followers.send(RankPlan.of(plan, self._log.take_dropped()))
         return super().launch(plan)
 
     def finish(self, step: LaunchedStep) -> StepResult:
         """Raises EngineBroken if the device failed here.
 
-        The other ranks do not know of that, and would go on with what this one dropped.
+        The other ranks do not notice, and would keep the requests that this one dropped.
         """
         result = super().finish(step)
         if result.error is not None:
             raise EngineBroken(f"a step of several ranks failed: {result.error}")
         return result
 
-    def prepare_ahead(self) -> bool:
+    def precompile_next(self) -> bool:
         """See `Runner`."""
-        has_planned = super().prepare_ahead()
-        if has_planned:
-            self._followers.send(PlanAhead())
-        return has_planned
+        has_compiled = super().precompile_next()
+        if has_compiled:
+            self._followers.send(PrecompileNext())
+        return has_compiled

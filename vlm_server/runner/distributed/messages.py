@@ -22,16 +22,16 @@ from vlm_server.runner.vision.encoder import ImageFeatures
 
 _PREFIX = "mlx.core."
 _DTYPES = {
-    str(each).removeprefix(_PREFIX): each
-    for each in vars(mx).values()
-    if isinstance(each, mx.Dtype)
+    str(dtype).removeprefix(_PREFIX): dtype
+    for dtype in vars(mx).values()
+    if isinstance(dtype, mx.Dtype)
 }
 
 # ---- before the first plan ---------------------------------------------------------------
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """A rank's arrival. suitable_bytes and kind: of its device. program: see `program_digest`."""
+    """A rank's arrival, with its device and program (`program_digest`)."""
 
     rank: int
     suitable_bytes: int
@@ -40,23 +40,23 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
-    """The go-ahead for MLX to connect the ranks: all are here, and alike."""
+    """The order to let MLX connect the ranks: all have arrived and agree."""
 
 
 class Limit(msgspec.Struct, frozen=True, tag="limit"):
     """The settings of each rank's device memory."""
 
-    memory: settings.Memory
+    memory: settings.MemorySettings
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """The order to load one's part of `model`."""
+    """The order to load this rank's shard of `model`."""
 
-    model: settings.Model
+    model: settings.ModelSettings
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """A rank's success in loading, with the fingerprint of its checkpoint."""
+    """A rank's report that it has loaded, with its checkpoint's fingerprint."""
 
     fingerprint: str
 
@@ -68,13 +68,13 @@ class NotLoaded(msgspec.Struct, frozen=True, tag="not_loaded"):
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
-    """The start of plans."""
+    """The announcement that plans follow."""
 
 
 # ---- a step ------------------------------------------------------------------------------
 
 
-class Segment(msgspec.Struct, frozen=True, array_like=True):
+class SegmentRef(msgspec.Struct, frozen=True, array_like=True):
     """The first `num_tokens` tokens of a stored segment."""
 
     number: int
@@ -82,17 +82,17 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class New(msgspec.Struct, frozen=True):
-    """A `NewRequest`, of whose sampling parameters only the number of answers matters."""
+    """A `NewRequest`; of its sampling parameters, followers need the number of answers alone."""
 
     request_id: str
     prompt: PreparedPrompt
     n: int
-    prefix: tuple[Segment, ...]
+    prefix: tuple[SegmentRef, ...]
     features: tuple[ImageFeatures, ...]
 
     @classmethod
     def of(cls, request: NewRequest) -> New:
-        """Without what only rank 0 needs of its prompt."""
+        """The message of `request`, without parts of the prompt that rank 0 alone needs."""
         features: tuple[Any, ...] = request.features
         prompt = dataclasses.replace(
             request.prompt,
@@ -103,7 +103,9 @@ class New(msgspec.Struct, frozen=True):
             images=(),
             videos=(),
         )
-        prefix = tuple(Segment(s.number, num_tokens) for s, num_tokens in request.prefix.segments)
+        prefix = tuple(
+            SegmentRef(s.number, num_tokens) for s, num_tokens in request.prefix.segments
+        )
         return cls(request.request_id, prompt, request.sampling.n, prefix, features)
 
 
@@ -135,7 +137,7 @@ class RankPlan(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """Segment `number`, made of tokens `start` to `end` of the prompt being stored."""
+    """The new segment `number`: tokens `start` to `end` of the prompt being stored."""
 
     number: int
     start: int
@@ -152,13 +154,13 @@ class Split(msgspec.Struct, frozen=True, array_like=True, tag="split"):
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored"):
-    """The changes of the prefix cache by storing a prompt or answer."""
+    """The changes in the prefix cache from storing one prompt or answer."""
 
     changes: tuple[Taken | Split, ...]
 
 
-class PlanAhead(msgspec.Struct, frozen=True, tag="prepare_ahead"):
-    """See `Runner.prepare_ahead`."""
+class PrecompileNext(msgspec.Struct, frozen=True, tag="precompile_next"):
+    """See `Runner.precompile_next`."""
 
 
 class SetLimit(msgspec.Struct, frozen=True, tag="set_limit"):
@@ -168,13 +170,13 @@ class SetLimit(msgspec.Struct, frozen=True, tag="set_limit"):
 
 
 class Clear(msgspec.Struct, frozen=True, tag="clear"):
-    """See `DeviceMemory.clear`. dropped: as in `RankPlan`, so that their memory is free, too."""
+    """See `DeviceMemory.clear`. dropped: segments to free first, as in `RankPlan`."""
 
     dropped: tuple[int, ...]
 
 
 Answer = Hello | Loaded | NotLoaded
-Message = Join | Limit | Load | Serve | RankPlan | Stored | PlanAhead | SetLimit | Clear
+Message = Join | Limit | Load | Serve | RankPlan | Stored | PrecompileNext | SetLimit | Clear
 
 # ---- as bytes ----------------------------------------------------------------------------
 

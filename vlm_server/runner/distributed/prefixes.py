@@ -1,7 +1,7 @@
 """The prefix cache of several ranks: rank 0 decides, and each rank keeps its own heads' KV.
 
-Rank 0 numbers the segments that it stores. The others keep theirs under these numbers, as long as
-anything on rank 0 refers to them, and repeat rank 0's changes in the same order.
+Rank 0 numbers the segments that it stores. Followers keep theirs under the same numbers, until rank
+0 frees its own, and repeat rank 0's changes in the same order.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from vlm_server.cache.prefix import Source
 from vlm_server.cache.prompt_key import PromptKey
 from vlm_server.interfaces import NewRequest, SchedulerOutput
 from vlm_server.protocol import SamplingParams
-from vlm_server.runner.distributed.messages import RankPlan, Segment, Split, Stored, Taken
+from vlm_server.runner.distributed.messages import RankPlan, SegmentRef, Split, Stored, Taken
 from vlm_server.runner.kv.segments import KVSegment, LayerStates, SequenceState
 
 # ---- rank 0 ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Book:
-    """Changes of segments that the other ranks do not know yet. dropped: filled by any thread."""
+class SegmentLog:
+    """Changes of segments that followers do not know yet. dropped: filled by any thread."""
 
     numbers: count[int] = field(default_factory=count)
     changes: list[Taken | Split] = field(default_factory=list)
@@ -39,15 +39,15 @@ class Book:
 
 
 class NumberedSegment:
-    """A `KVSegment` on rank 0; when it is freed, the others may free theirs."""
+    """A `KVSegment` on rank 0, whose end is logged so that followers free theirs."""
 
-    def __init__(self, book: Book, held: KVSegment) -> None:
-        self._book = book
+    def __init__(self, log: SegmentLog, held: KVSegment) -> None:
+        self._log = log
         self._held = held
-        self.number = next(book.numbers)
+        self.number = next(log.numbers)
 
     def __del__(self) -> None:
-        self._book.dropped.append(self.number)
+        self._log.dropped.append(self.number)
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
@@ -59,16 +59,16 @@ class NumberedSegment:
 
     def split(self, at: int) -> tuple[NumberedSegment, NumberedSegment]:
         """Copies of the first `at` tokens and of the rest."""
-        first, rest = (NumberedSegment(self._book, half) for half in self._held.split(at))
-        self._book.changes.append(Split(self.number, at, first.number, rest.number))
+        first, rest = (NumberedSegment(self._log, half) for half in self._held.split(at))
+        self._log.changes.append(Split(self.number, at, first.number, rest.number))
         return first, rest
 
 
 class _NumberedState:
-    """The `Source` of one sequence on rank 0, which records in the book what is taken."""
+    """The `Source` of one sequence on rank 0, which logs the segments taken from it."""
 
-    def __init__(self, book: Book, state: SequenceState) -> None:
-        self._book = book
+    def __init__(self, log: SegmentLog, state: SequenceState) -> None:
+        self._log = log
         self._state = state
 
     @property
@@ -79,30 +79,30 @@ class _NumberedState:
         return self._state.size_bytes(start, end)
 
     def take(self, start: int, end: int) -> NumberedSegment:
-        segment = NumberedSegment(self._book, self._state.take(start, end))
-        self._book.changes.append(Taken(segment.number, start, end))
+        segment = NumberedSegment(self._log, self._state.take(start, end))
+        self._log.changes.append(Taken(segment.number, start, end))
         return segment
 
 
-class LeadingPrefixes:
-    """The `PrefixStore` of rank 0: its caches, whose changes it sends to the others."""
+class RankZeroPrefixes:
+    """The `PrefixStore` of rank 0: its caches, whose changes it sends to followers."""
 
-    def __init__(self, caches: Caches, send: Callable[[Stored], None], book: Book) -> None:
+    def __init__(self, caches: Caches, send: Callable[[Stored], None], log: SegmentLog) -> None:
         self._caches = caches
         self._send = send
-        self._book = book
+        self._log = log
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
-        """See `Caches.store_prefix`. Sends the changes even of a failure half-way."""
+        """Sends the changes even if storing fails half-way."""
         assert isinstance(source, SequenceState)
         try:
-            self._caches.store_prefix(prompt, _NumberedState(self._book, source), salt)
+            self._caches.store_prefix(prompt, _NumberedState(self._log, source), salt)
         finally:
-            changes, self._book.changes = self._book.changes, []
+            changes, self._log.changes = self._log.changes, []
             self._send(Stored(tuple(changes)))
 
 
-# ---- the others --------------------------------------------------------------------------
+# ---- followers -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ class HeldPrefix:
         return sum(num_tokens for _, num_tokens in self.segments)
 
 
-class FollowingPrefixes:
-    """The `PrefixStore` of any other rank: repeats rank 0's changes for the same prompt."""
+class FollowerPrefixes:
+    """The `PrefixStore` of a follower, which repeats rank 0's changes for the same prompt."""
 
     def __init__(self, receive: Callable[[], Stored]) -> None:
         self._receive = receive
@@ -137,19 +137,19 @@ class FollowingPrefixes:
 
     def drop(self, numbers: tuple[int, ...]) -> None:
         for number in numbers:
-            self._segments.pop(number, None)  # rank 0 may number one that it fails to take
+            self._segments.pop(number, None)  # missing if rank 0 failed to take it
 
     def plan_of(self, message: RankPlan) -> SchedulerOutput:
-        """The plan for this rank's runner. Raises KeyError for a segment that is not here."""
+        """The plan for this rank's runner. Raises KeyError for an unknown segment."""
         new = [
             NewRequest(
-                request_id=each.request_id,
-                prompt=each.prompt,
-                sampling=SamplingParams(n=each.n),
-                prefix=self.prefix(each.prefix),
-                features=each.features,
+                request_id=request.request_id,
+                prompt=request.prompt,
+                sampling=SamplingParams(n=request.n),
+                prefix=self.prefix(request.prefix),
+                features=request.features,
             )
-            for each in message.new
+            for request in message.new
         ]
         return SchedulerOutput(
             finished_seqs=message.finished_seqs,
@@ -161,6 +161,6 @@ class FollowingPrefixes:
             batched_prefills=message.batched_prefills,
         )
 
-    def prefix(self, segments: tuple[Segment, ...]) -> HeldPrefix:
+    def prefix(self, segments: tuple[SegmentRef, ...]) -> HeldPrefix:
         """The stored prefix of a prompt that begins with these segments."""
         return HeldPrefix(tuple((self._segments[s.number], s.num_tokens) for s in segments))

@@ -1,4 +1,4 @@
-"""The KV caches of sequences that decode together.
+"""The KV caches of a batch of sequences.
 
 A sequence that decodes alone stays on the plain cache of its prompt: no copy, no mask, and each
 family's fastest path. Unlike in mlx-vlm's batched KV cache, the host knows all paddings.
@@ -20,7 +20,7 @@ from vlm_server.runner.device.arrays import read
 def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) -> list[Any]:
     """The layers of `num_running` rows followed by `count` rows of one prompt's layers.
 
-    The arguments are not changed. A prompt that joins no other is returned itself.
+    The arguments are not changed. `prompt` itself is returned if it is to be the only row.
     """
     if num_running == 0 and count == 1:
         return prompt
@@ -31,9 +31,9 @@ def joined(running: list[Any], num_running: int, prompt: list[Any], count: int) 
 def joined_rows(
     running: list[Any], num_running: int, prompts: list[RowsKVCache], rows: list[int]
 ) -> list[Any]:
-    """The layers of `num_running` rows followed by these `rows` of `prompts`; all end alike.
+    """The layers of `num_running` rows followed by these `rows` of `prompts`; all end evenly.
 
-    A row may come several times. The arguments are not changed.
+    A row may occur several times. The arguments are not changed.
     """
     new = [copy.copy(layer) for layer in prompts]
     if rows != list(range(len(prompts[0].ends))):
@@ -52,7 +52,7 @@ def _extended(running: list[Any], num_running: int, new: list[Any]) -> list[Any]
 
 
 def filtered(running: list[Any], rows: list[int]) -> list[Any]:
-    """The layers of those `rows`, at least one, of the two or more in `running`."""
+    """The layers of `rows`, at least one, of the two or more in `running`, which may change."""
     if len(rows) == 1:
         return [layer.extract(rows[0]) for layer in running]
     indices = mx.array(rows)
@@ -64,16 +64,16 @@ def filtered(running: list[Any], rows: list[int]) -> list[Any]:
     return running
 
 
-def separated(running: list[Any], rows: list[int]) -> list[Any]:
-    """The layers of those `rows` of the two or more in `running`, which is left as it is."""
+def detached(running: list[Any], rows: list[int]) -> list[Any]:
+    """The layers of `rows` of the two or more in `running`, which is not changed."""
     made: list[Any] = []
     for count, row in enumerate(rows):
         made = joined(made, count, [layer.extract(row) for layer in running], 1)
     return made
 
 
-def merged(running: list[Any], num_running: int, others: list[Any], count: int) -> list[Any]:
-    """The layers of `num_running` rows, and of `count` others that were detached."""
+def reattached(running: list[Any], num_running: int, others: list[Any], count: int) -> list[Any]:
+    """The layers of `num_running` rows followed by `count` rows that were detached."""
     if num_running == 0:
         return others
     if count == 1:
@@ -85,14 +85,14 @@ def merged(running: list[Any], num_running: int, others: list[Any], count: int) 
 
 
 def even_out(running: list[Any]) -> None:
-    """Make all rows of the layers end alike."""
+    """Make all rows of the layers end at the same column."""
     for layer in running:
         if isinstance(layer, RowsKVCache):
             layer.even_out()
 
 
 def bounds_of(layer: KVCache | RowsKVCache) -> list[tuple[int, int]]:
-    """Each row's first column, and the one after its last."""
+    """Each row's first column and the column after its last."""
     if isinstance(layer, RowsKVCache):
         return list(zip(layer.paddings, layer.ends, strict=True))
     return [(0, layer.offset)]
@@ -108,7 +108,7 @@ def make_room(layer: KVCache | RowsKVCache, count: int) -> None:
 
 
 def advance(layer: KVCache | RowsKVCache, count: int) -> None:
-    """Count `count` more tokens of each row, which were written into the buffers of `layer`."""
+    """Count `count` new tokens of each row, already written into the buffers of `layer`."""
     if isinstance(layer, RowsKVCache):
         layer.advance(count)
     else:
@@ -128,7 +128,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
     """One layer of a batch, a row for each sequence; `merge`, `prepare` and `trim` don't fit it.
 
     keys, values: (rows, heads, capacity, head size). Row i's tokens are columns `paddings[i]` to
-    `ends[i]`: rows are padded on the left so that all end alike, until `cut` takes tokens off some.
+    `ends[i]`: rows are padded on the left to end evenly, until `cut` removes tokens of some.
     Capacity grows by `step` columns at a time.
     """
 
@@ -150,12 +150,12 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
 
     @classmethod
     def taking(cls, cache: KVCache) -> RowsKVCache:
-        """The arrays of `cache` as one row; it has none until `give_back`: MLX would copy them."""
+        """The arrays of `cache` as one row. Until `give_back`, `cache` has none: MLX would copy."""
         keys, values, cache.keys, cache.values = cache.keys, cache.values, None, None
         return cls(keys, values, [0], [cache.offset])
 
     def give_back(self, cache: KVCache) -> None:
-        """Return the arrays of the only row to `cache`, as they are now."""
+        """Return the present arrays of the only row to `cache`."""
         cache.keys, cache.values, cache.offset = self.keys, self.values, self._idx
 
     @property
@@ -171,7 +171,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return (self._idx if self._are_even else mx.array(self.ends)) - self.left_padding
 
     def make_mask(self, N: int, window_size: int | None = None, **_: Any) -> mx.array | None:
-        """(rows, 1, N, columns) bool: what each of `N` new tokens attends to.
+        """(rows, 1, N, columns) bool: the columns that each of `N` new tokens attends to.
 
         None, which is cheaper, if one new token of each row attends to all columns.
         """
@@ -187,7 +187,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append `keys` and `values`, (rows, heads, tokens, head size). Returns all there are."""
+        """Append `keys` and `values`, (rows, heads, tokens, head size). Returns all columns."""
         count = keys.shape[2]
         make_room(self, count)
         start, end = self._idx, self._idx + count
@@ -203,15 +203,15 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return self.keys[..., :end, :], self.values[..., :end, :]
 
     def advance(self, count: int) -> None:
-        """Every row has `count` more tokens."""
+        """Count `count` new tokens of every row."""
         self._set_ends([end + count for end in self.ends])
 
     def cut(self, counts: list[int]) -> None:
-        """Take the last `counts` tokens off each row."""
+        """Remove the last `counts` tokens of each row."""
         self._set_ends([end - count for end, count in zip(self.ends, counts, strict=True)])
 
     def even_out(self) -> None:
-        """Make all rows end alike again, at the cost of a copy."""
+        """Make all rows end at the same column again, by a copy."""
         if self._are_even:
             return
         lengths = [end - padding for padding, end in zip(self.paddings, self.ends, strict=True)]
@@ -227,19 +227,21 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return self.keys[..., : self._idx, :], self.values[..., : self._idx, :]
 
     def filter(self, batch_indices: mx.array) -> None:
-        """`keep`, as mlx-vlm names it."""
+        """The same as `keep`, by mlx-vlm's name."""
         self.keep(read(batch_indices).tolist())
 
     def keep(self, rows: list[int]) -> None:
         """Keep `rows`, in that order, and drop padding that all of them have.
 
-        Neighbours are copied at once: gathering rows one by one is slower on a GPU.
+        Runs of neighbours are one copy: gathering single rows is slower on a GPU.
         """
         surplus = min(self.paddings[row] for row in rows)
         capacity = self.keys.shape[2] - surplus
         runs = [Run(start, end - start, surplus, capacity) for start, end in _runs(rows)]
         self._arrange(runs, capacity)
-        paddings, ends = ([of[row] - surplus for row in rows] for of in (self.paddings, self.ends))
+        paddings, ends = (
+            [columns[row] - surplus for row in rows] for columns in (self.paddings, self.ends)
+        )
         self._set_rows(paddings, ends)
 
     def extract(self, idx: int) -> KVCache:
@@ -251,7 +253,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         return cache
 
     def extend(self, other: RowsKVCache) -> None:
-        """Add the rows of `other` after these; all end alike then."""
+        """Append the rows of `other`, and make all end at the same column."""
         length = max(self._idx, other._idx)
         sources = [(rows.keys, rows.values) for rows in (self, other)]
         runs = [
@@ -268,7 +270,7 @@ class RowsKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         self._set_rows(paddings, [length] * len(paddings))
 
     def _even_rows(self) -> list[tuple[int, int, int]]:
-        """Neighbours that end alike: the first, how many, and that end."""
+        """Runs of rows with one end: (first row, number of rows, end)."""
         if self._are_even:
             return [(0, len(self.ends), self._idx)]
         return [(row, 1, end) for row, end in enumerate(self.ends)]

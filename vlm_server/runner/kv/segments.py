@@ -2,9 +2,9 @@
 
 A layer that only appends (`KVCache`) can be cut after any token: its keys and values are stored as
 segments. Other layers, with a window or a recurrent state, are stored as a snapshot after one
-token. Both are copied when they are used, and when they are stored unless no sequence runs on the
-buffers any more: nothing stored is shared with a running sequence, and it takes no more memory
-than its `size_bytes`, but for what `_copy` says.
+token. Both are copied when used, and when stored unless no sequence runs on the buffers any more:
+stored state is never shared with a running sequence, and takes no more memory than its
+`size_bytes`, except as described at `_copy`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mlx_vlm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_pro
 from vlm_server.interfaces import PrefixState
 from vlm_server.runner.kv.batch_cache import RowsKVCache
 
-_MOST = 0.75
-"""The part of a buffer that must be worth storing for all of it to be stored without a copy."""
+_MIN_STORED_SHARE = 0.75
+"""Minimum share of a buffer to be stored for which all of it is stored without a copy."""
 _KNOWN = (KVCache, RotatingKVCache, ArraysCache)
 
 
@@ -31,7 +31,7 @@ _KNOWN = (KVCache, RotatingKVCache, ArraysCache)
 class KVSegment:
     """Keys and values of some tokens, each (1, heads, tokens, head size), of each `KVCache`.
 
-    `buffer_bytes`: the size of the larger buffers that the arrays are views of; 0 if they are none.
+    `buffer_bytes`: the size of the larger buffers that the arrays are views of; else 0.
     """
 
     arrays: tuple[mx.array, ...]
@@ -42,7 +42,7 @@ class KVSegment:
         return self.buffer_bytes or sum(array.nbytes for array in self.arrays)
 
     def split(self, at: int) -> tuple[Self, Self]:
-        """The first `at` tokens, and the rest; both are copies."""
+        """Copies of the first `at` tokens, and of the rest."""
         first = _copied([array[:, :, :at] for array in self.arrays])
         rest = _copied([array[:, :, at:] for array in self.arrays])
         mx.eval(first, rest)
@@ -51,7 +51,7 @@ class KVSegment:
 
 @dataclass(frozen=True, slots=True)
 class LayerStates:
-    """The state after some token of each layer that is no `KVCache`, and the layer's counters."""
+    """The state and counters, after one token, of each layer that is no `KVCache`."""
 
     arrays: tuple[tuple[mx.array | None, ...], ...]
     counters: tuple[tuple[str, ...], ...]
@@ -64,9 +64,9 @@ class LayerStates:
 class SequenceState:
     """The `Source` of one sequence: its own layers, or row `row` of a batch's.
 
-    snapshots: by the number of tokens before them. are_free: no sequence runs on the layers any
-    more, so that buffers are stored without a copy where most of one is worth it. waits: whether
-    `take` waits for what it takes.
+    snapshots: by the number of tokens before them. are_free: whether no sequence runs on the layers
+    any more, so that mostly used buffers are stored without a copy. waits: whether `take` waits for
+    its result.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SequenceState:
 
     @property
     def snapshots(self) -> Mapping[int, LayerStates]:
-        """Computed: the disk's thread has them too, and only one thread may wait for an array."""
+        """Evaluated: the disk's thread uses them too, and only one thread may wait for an array."""
         mx.eval([snapshot.arrays for snapshot in self._snapshots.values()])
         return self._snapshots
 
@@ -113,23 +113,23 @@ class SequenceState:
         return int(per_token * num_tokens)
 
     def _buffer_bytes(self, start: int, end: int) -> int:
-        """Size of the whole buffers, if those are stored without a copy; else 0."""
+        """Size of the whole buffers if they are to be stored without a copy; else 0."""
         if not self._are_free or not self._layers:
             return 0
         capacity = self._layers[0].keys.shape[2]
-        return self._num_bytes(capacity) if end - start >= _MOST * capacity else 0
+        return self._num_bytes(capacity) if end - start >= _MIN_STORED_SHARE * capacity else 0
 
 
 class StateSize:
-    """Bytes of the layers of one sequence, by its number of tokens; learned from one prompt."""
+    """The size of a sequence's layers by its number of tokens, learned from one prompt."""
 
     def __init__(self, layers: Sequence[Any], num_tokens: int) -> None:
         self._fixed_bytes = 0
         self._token_bytes: Counter[int | None] = Counter()
-        """Bytes of a token, by the most tokens that those layers hold; None: of any number."""
+        """Bytes of a token, by the maximum number of tokens of the layers; None for no maximum."""
         for layer in layers:
             if isinstance(layer, KVCache | RotatingKVCache):
-                if layer.keys is not None:  # else it takes another layer's
+                if layer.keys is not None:  # else it shares another layer's
                     _, heads, _, size = layer.keys.shape
                     num_bytes = heads * (size + layer.values.shape[3]) * layer.keys.dtype.size
                     self._token_bytes[getattr(layer, "max_size", None)] += num_bytes
@@ -138,9 +138,9 @@ class StateSize:
             else:
                 self._token_bytes[None] += _num_bytes(layer.state) // num_tokens
 
-    def of(self, num_tokens: int) -> int:
-        """Bytes of a sequence, with the room that buffers have beyond its tokens."""
-        capacity = room_for(num_tokens)
+    def bytes_for(self, num_tokens: int) -> int:
+        """Bytes of a sequence of `num_tokens`, including unused columns of its buffers."""
+        capacity = buffer_capacity(num_tokens)
         return self._fixed_bytes + sum(
             num_bytes * min(capacity, most or capacity)
             for most, num_bytes in self._token_bytes.items()
@@ -152,13 +152,13 @@ def _num_bytes(tree: Any) -> int:
     return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
 
 
-def room_for(num_tokens: int) -> int:
+def buffer_capacity(num_tokens: int) -> int:
     """Capacity of a sequence's buffers: for its tokens and at least one more."""
     return int((num_tokens // KVCache.step + 1) * KVCache.step)
 
 
 def only_append(layers: Sequence[Any]) -> bool:
-    """Whether all layers are those of one sequence that can be cut after any token."""
+    """Whether all layers are plain ones, which can be cut after any token."""
     return all(type(layer) is KVCache for layer in layers)
 
 
@@ -168,7 +168,7 @@ def can_store(language_model: Any) -> bool:
 
 
 def needs_snapshots(language_model: Any) -> bool:
-    """Whether some layer can't be cut."""
+    """Whether some layer can't be cut after any token."""
     return not all(_can_be_cut(layer) for layer in make_prompt_cache(language_model))
 
 
@@ -186,8 +186,8 @@ def snapshot(layers: Sequence[Any], row: int | None = None) -> LayerStates:
 
 
 def restore(layers: Sequence[Any], prefix: PrefixState, num_tokens: int) -> None:
-    """Copy what is stored of a prompt of `num_tokens` into its new `layers`, with room for all."""
-    room = room_for(num_tokens) - prefix.length
+    """Copy a stored prefix into the new `layers` of a prompt of `num_tokens`, with room for all."""
+    room = buffer_capacity(num_tokens) - prefix.length
 
     @cache
     def zeros(heads: int, size: int, dtype: mx.Dtype) -> mx.array:
@@ -234,6 +234,6 @@ def _copied(arrays: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _copy(array: mx.array) -> mx.array:
-    """A copy in a buffer of its own; one that is all of its buffer, but for some 16 KiB that MLX
-    puts up with, may stay there. It is copied then before anybody writes into that buffer."""
+    """A copy in a buffer of its own, unless the array is all of its buffer but for some 16 KiB that
+    MLX tolerates; then it is copied before anything writes into that buffer."""
     return mx.contiguous(array)

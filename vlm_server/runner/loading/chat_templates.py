@@ -1,4 +1,4 @@
-"""A model's chat template, and what it says of the model's tool calls and reasoning.
+"""A model's chat template, and the formats of tool calls and reasoning found in it.
 
 The template is that of the settings, the checkpoint's, or one of ours: base models and old
 conversions have none. Those are served with the turn tokens that their tokenizer knows, or else
@@ -22,7 +22,7 @@ from vlm_server.interfaces.model_spec import ReasoningFormat, ToolParser
 _MAX_BYTES = 1 << 20
 AUTO, NONE = "auto", "none"
 _JSON_CALL = re.compile(r"<tool_call>.*\"name\\?\"", re.DOTALL)
-"""A tool call in templates like Qwen's, whatever they call their variables."""
+"""A tool call in templates like Qwen's, with any names of variables."""
 _REASONING = {
     ("<|channel>", "<channel|>"): ReasoningFormat("<|channel>thought", "<channel|>"),
     ("<|channel|>analysis",): ReasoningFormat(
@@ -41,12 +41,12 @@ _REASONING = {
     ("\u25c1/think\u25b7",): ReasoningFormat("\u25c1think\u25b7", "\u25c1/think\u25b7"),
     ("<think>", "</think>"): ReasoningFormat("<think>", "</think>"),
 }
-"""Formats by substrings of chat templates, any of which identifies one."""
+"""Reasoning formats by substrings of chat templates, each of which identifies one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenTemplate:
-    """A template, if any; `end_token`, if any, ends an answer.
+    """A template, if any. `end_token`, if any, ends an answer.
 
     warnings: for the log and clients.
     """
@@ -83,7 +83,7 @@ _KNOWN = {
         "<|eot_id|>",
     ),
 }
-"""Marks by a token that only a tokenizer for such turns has."""
+"""Marks of turns by a token that only tokenizers for such turns have."""
 _ROLES = _Marks("role.upper() + ': '", "\\n", "ASSISTANT:")
 _TEMPLATE = """\
 {%%- if bos_token %%}{{- bos_token }}{%% endif %%}
@@ -106,7 +106,7 @@ _TEMPLATE = """\
 
 
 def template_in(file: str) -> ChosenTemplate:
-    """The template of `settings.Model.chat_template`. Raises ModelLoadError if it can't be read."""
+    """The template of `ModelSettings.chat_template`. Raises ModelLoadError if it can't be read."""
     path = Path(file)
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -123,7 +123,7 @@ def own_template(image: str, video: str | None, tokens: Collection[str]) -> Chos
 
     `image` and `video` are the tokens that stand for an image and for a video.
     """
-    name = next((each for each in _KNOWN if each in tokens), None)
+    name = next((token for token in _KNOWN if token in tokens), None)
     marks = _ROLES if name is None else _KNOWN[name]
     as_what = f"turns are marked with {name}" if name else 'turns are marked with "USER:"'
     text = _TEMPLATE % {
@@ -147,13 +147,13 @@ def _between_marks(token: str, tokens: Collection[str]) -> str:
 
 
 def template_of_checkpoint(processor: Any) -> str | None:
-    """The template that mlx-vlm would render; None if there is none.
+    """The template that mlx-vlm would render; None without one.
 
-    Raises ModelLoadError for one that is no text.
+    Raises ModelLoadError for a template that is no text.
     """
     owners: Sequence[Any] = (processor, getattr(processor, "tokenizer", None))
     found = (getattr(owner, "chat_template", None) for owner in owners)
-    template = next((each for each in found if each is not None), None)
+    template = next((template for template in found if template is not None), None)
     if isinstance(template, Mapping):
         template = template.get("default", "")
     if template is not None and not isinstance(template, str):
@@ -164,7 +164,7 @@ def template_of_checkpoint(processor: Any) -> str | None:
 def tool_parser(template: str | None, parser: str) -> ToolParser | None:
     """The parser for a model with this chat template; None if it calls no tools.
 
-    `parser` is `settings.Model.tool_parser`. Raises ModelLoadError if it is unknown.
+    `parser` is `ModelSettings.tool_parser`. Raises ModelLoadError if it is unknown.
     """
     if parser == NONE:
         return None

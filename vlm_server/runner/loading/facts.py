@@ -1,4 +1,4 @@
-"""What is known of a checkpoint: before it is loaded (`Survey`), and after (`ModelFacts`).
+"""Facts of a checkpoint: before it is loaded (`Survey`), and after (`ModelFacts`).
 
 The survey follows the rules of loading, and reads no weights.
 """
@@ -30,7 +30,7 @@ from vlm_server.runner.loading.load import open_lazily
 from vlm_server.runner.loading.model_spec import context_tokens_of, image_token_of
 from vlm_server.runner.loading.probe import planned_state_size
 from vlm_server.runner.memory import limit_bytes
-from vlm_server.settings import Model
+from vlm_server.settings import ModelSettings
 
 _MIB = 1 << 20
 _STORED = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
@@ -41,7 +41,7 @@ _FILES = ("*.safetensors", "config.json")
 
 
 def survey(request: SurveyRequest, least_tokens: int = 1) -> Survey:
-    """What the checkpoint is, and whether it fits with a request of `least_tokens`.
+    """The checkpoint's properties, and whether it fits with a request of `least_tokens`.
 
     Never raises for a fault of the checkpoint: see `Survey.refusal`.
     """
@@ -70,7 +70,7 @@ def survey(request: SurveyRequest, least_tokens: int = 1) -> Survey:
         return msgspec.structs.replace(found, refusal=str(error))
 
 
-def _planned_bytes(found: Survey, plan: DownloadPlan, model: Model, budget: Budget) -> int:
+def _planned_bytes(found: Survey, plan: DownloadPlan, model: ModelSettings, budget: Budget) -> int:
     """Bytes of the weights; raises ModelLoadError if `plan` shows that they can't be served."""
     config = dict(plan.config)
     if not found.family:
@@ -78,7 +78,7 @@ def _planned_bytes(found: Survey, plan: DownloadPlan, model: Model, budget: Budg
     refuse_unservable(config, allow_unchecked=True)
     try:
         get_model_and_args(config=config)
-    except Exception as error:  # noqa: BLE001  families fail in their own ways
+    except Exception as error:  # noqa: BLE001  families fail with any exception
         raise ModelLoadError(f"mlx-vlm has no family {found.family!r} ({error})") from None
     if not layout.sees(config):
         raise ModelLoadError(f"{found.family} names no image token: not a vision model")
@@ -90,7 +90,7 @@ def _planned_bytes(found: Survey, plan: DownloadPlan, model: Model, budget: Budg
     return bytes_as(dtype, tensors)
 
 
-def _with_weights(found: Survey, model: Model, least_tokens: int) -> Survey:
+def _with_weights(found: Survey, model: ModelSettings, least_tokens: int) -> Survey:
     """`found`, refused if no room is left for a short request, as after loading.
 
     Raises ModelLoadError as loading would, as far as unread weights can tell.
@@ -99,7 +99,7 @@ def _with_weights(found: Survey, model: Model, least_tokens: int) -> Survey:
         image_token_of(opened.family, opened.model, opened.config)
         state = planned_state_size(opened.model.language_model, opened.family)
     free = found.limit_bytes - opened.size_bytes
-    fitting = bisect_right(range(1, found.context_tokens + 1), free, key=state.of)
+    fitting = bisect_right(range(1, found.context_tokens + 1), free, key=state.bytes_for)
     least, refusal = min(least_tokens, found.context_tokens), ""
     if fitting < least:
         refusal = (
@@ -111,8 +111,8 @@ def _with_weights(found: Survey, model: Model, least_tokens: int) -> Survey:
         found,
         weight_bytes=opened.size_bytes,
         fitting_tokens=fitting,
-        kv_bytes=state.of(fitting),
-        least_kv_bytes=state.of(least),
+        kv_bytes=state.bytes_for(fitting),
+        least_kv_bytes=state.bytes_for(least),
         refusal=refusal,
     )
 
@@ -148,7 +148,7 @@ def _modified_at(folder: Path) -> float:
 
 
 def _capabilities(loaded: LoadedModel) -> tuple[str, ...]:
-    """Every family gets videos, if only as frames."""
+    """The kinds of input and output; all families get videos, if only as frames."""
     found = ["completion", "vision", "video", "structured_output"]
     found += ["tools"] if loaded.spec.tool_parser is not None else []
     found += ["thinking"] if loaded.spec.reasoning_format is not None else []

@@ -39,7 +39,7 @@ def arrays_of(root: Any) -> list[mx.array]:
 
 def _members(holder: Any) -> list[Any]:
     members = list(getattr(holder, "__dict__", {}).values())
-    if isinstance(holder, dict):  # a module of MLX is one
+    if isinstance(holder, dict):  # MLX's modules are dicts
         members += holder.values()
     elif isinstance(holder, list | tuple | set | frozenset):
         members += holder

@@ -49,7 +49,7 @@ from vlm_server.runner.model.mrope import DecodePositions, use_shared_mrope
 from vlm_server.runner.model.patches import use_fast_patches
 from vlm_server.runner.model.text_model import TextModel
 from vlm_server.runner.ranks import Ranks
-from vlm_server.settings import Model as ModelSettings
+from vlm_server.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def load(
 ) -> LoadedModel:
     """The checkpoint in folder `settings.path`, or this rank's part of it.
 
-    Runs no code from it and fetches nothing. Raises ModelLoadError if the folder is no checkpoint
+    Runs no code from it and downloads nothing. Raises ModelLoadError if the folder is no checkpoint
     that can be served, or if its weights take more than `limit_bytes`.
     """
     folder, backend = Path(settings.path), backend_of(device)
@@ -88,7 +88,7 @@ def load(
             family.forget_positions(language_model)
         widths = backend.draft_widths
         text = CompiledModel(language_model, attention, positions, widths, embed, count)
-    writes = family.tower is None and bool(family.position_state)  # when it encodes
+    writes = family.tower is None and bool(family.position_state)  # while it encodes
     return LoadedModel(
         model=model,
         processor=processor,
@@ -126,7 +126,7 @@ def open_lazily(
 ) -> Iterator[OpenedModel]:
     """The checkpoint in folder `settings.path` with lazy weights. See `load`.
 
-    They can be read during the `with` block only.
+    They can be read in the `with` block only.
     """
     folder = Path(settings.path)
     check_files(folder)
@@ -151,7 +151,7 @@ def open_lazily(
         if dtype != "auto":
             model.set_dtype(_DTYPES[dtype])
         if ranks is not None:
-            ranks.shard(model, family.name)
+            ranks.shard(model, family.name, is_shardable=family.is_shardable)
         size_bytes = sum(array.nbytes for array in arrays_of(model))
         check_fits(tensors, dtype, budget, size_bytes)
         yield OpenedModel(config, family, model, processor, size_bytes)

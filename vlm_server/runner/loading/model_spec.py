@@ -1,4 +1,4 @@
-"""The `ModelSpec` of a loaded model: what prompts need to know of its checkpoint."""
+"""Builds the `ModelSpec` of a loaded model: the facts that prompts need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vlm_server.runner.loading.chat_templates import (
 from vlm_server.runner.loading.checkpoint.files import read_json
 from vlm_server.runner.loading.probe import ask_positions, chunk_policy
 from vlm_server.runner.loading.processors import ModelProcessor, pixel_rule
-from vlm_server.settings import Model as ModelSettings
+from vlm_server.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def _template(
     if (found := template_of_checkpoint(processor)) is not None:
         return ChosenTemplate(found)
     tokenizer = getattr(processor, "tokenizer", processor)
-    image = next(filter(model_processor.takes, placeholders), placeholders[0])
+    image = next(filter(model_processor.expands, placeholders), placeholders[0])
     chosen = own_template(image, video, tokenizer.get_vocab().keys())
     logger.warning("%s", *chosen.warnings)
     return chosen
@@ -126,7 +126,7 @@ def _stand_in(family: Family, model: Any, processor: Any) -> StandIn:
     model_id = int(model.config.image_token_index)
     probe = ModelProcessor(processor, model_id)
     made = probe.image(np.zeros((64, 64, 3), dtype=np.uint8), family.image_text)
-    ids = mx.array([[model_id, 0]])  # some texts' embeddings can't be of no text
+    ids = mx.array([[model_id, 0]])  # some families can't embed a prompt without text
     arrays = {name: mx.array(array) for name, array in made.inputs.items()}
     features = model.get_input_embeddings(ids, mask=mx.ones_like(ids), **arrays).inputs_embeds
     added = AddedToken(family.image_text.strip(), special=True, normalized=False)
@@ -151,7 +151,7 @@ def _image_placeholders(
 
 
 def _token_id(model: Any, config: Json, *names: str) -> int | None:
-    """The first of `names` that is a number, in config.json or else in mlx-vlm's defaults."""
+    """The first of `names` with a number, in config.json or else in mlx-vlm's defaults."""
     sources = (config, vars(model.config))
     found = (source.get(name) for source in sources for name in names)
     return next((value for value in found if isinstance(value, int)), None)
@@ -162,8 +162,8 @@ def _eos_token_ids(
 ) -> frozenset[int]:
     """End-of-sequence tokens, and `end_token` of our own template.
 
-    The language model's own configuration comes last: transformers 5 writes a family's default
-    there, which may be any word of another vocabulary.
+    The language model's own configuration is used last: transformers 5 writes a family's default
+    there, which may be an ordinary token of another vocabulary.
     """
     generation = read_json(folder / "generation_config.json")
     named = _ids(generation) | _ids(config) or _ids(config.get("text_config") or {})
@@ -177,7 +177,7 @@ def _ids(source: Json) -> set[int]:
 
 
 def context_tokens_of(config: Json, limit: int) -> int:
-    """Most tokens of prompt and answer: the configuration's, or `limit` if smaller and not 0."""
+    """Maximum tokens of prompt and answer: the configuration's, or `limit` if smaller and not 0."""
     text = config.get("text_config") or config.get("llm_config") or {}
     own = text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768
     return min(int(own), limit) if limit else int(own)
@@ -186,7 +186,7 @@ def context_tokens_of(config: Json, limit: int) -> int:
 def _vocabulary_size(family: Family, language_model: Any) -> int:
     """The width of the logits, from a lazy step that is never computed.
 
-    Configurations name it in as many ways as there are families, and some are wrong.
+    Each family's configuration names it differently, and some are wrong.
     """
     token_ids = mx.zeros((1, 1), dtype=mx.int32)
     output = language_model(token_ids, cache=make_prompt_cache(language_model))

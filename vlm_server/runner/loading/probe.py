@@ -1,6 +1,6 @@
-"""Properties of a loaded model of mlx-vlm that no table can know.
+"""Properties of a loaded model of mlx-vlm that depend on the checkpoint.
 
-The only place that asks a model what it can do: once, at load. For a checked family the answers
+The only code that probes a model: once, at load. For a checked family the answers
 must be those of its row (tests/integration/test_family_table.py).
 """
 
@@ -48,7 +48,7 @@ def probe(name: str, model: Any, processor: Any) -> Family:
         mrope=MRopeRule.ASK_MODEL if hasattr(language_model, "get_rope_index") else None,
         tower=fast_tower_of(getattr(model, "vision_tower", None)),
         fix=drop_tokenizer_options if isinstance(processor, LlavaProcessor) else None,
-        position_state=tuple(each for each in POSITION_STATE if hasattr(language_model, each)),
+        position_state=tuple(name for name in POSITION_STATE if hasattr(language_model, name)),
         writes_prompts=name in WRITE_PROMPTS,
     )
 
@@ -65,19 +65,19 @@ def planned_state_size(language_model: Any, family: Family) -> StateSize:
 
 
 def chunk_policy(model: Any) -> ChunkPolicy:
-    """Where mlx-vlm allows to cut a prompt into chunks; the checkpoint's configuration decides."""
+    """The places at which mlx-vlm allows to cut a prompt, by the checkpoint's configuration."""
     if not _allows_chunks(model, [0, 0]):
         return ChunkPolicy.NOWHERE
     return ChunkPolicy.ANYWHERE if _allows_chunks(model, [0, 1]) else ChunkPolicy.AFTER_MEDIA
 
 
 def ask_positions(language_model: Any) -> AskPositions:
-    """M-RoPE positions by mlx-vlm's own rule for this family. Writes nothing on the module."""
+    """M-RoPE positions by mlx-vlm's own rule for this family. Does not write on the module."""
 
     def positions(
         token_ids: NDArray[np.int32], grids: Mapping[str, NDArray[Any]]
     ) -> NDArray[np.int32]:
-        begin = [media_start(language_model.config)]  # by which families find media
+        begin = [media_start(language_model.config)]  # families find media by it
         arrays = {name: mx.array(rows) for name, rows in grids.items()}
         ids = mx.array(np.concatenate([begin, token_ids]).astype(np.int32))[None]
         found, _ = language_model.get_rope_index(ids, **arrays)
@@ -88,7 +88,7 @@ def ask_positions(language_model: Any) -> AskPositions:
 
 
 def media_start(config: Any) -> int:
-    """The id of the token that stands before an image."""
+    """The id of the token before an image."""
     names = ("vision_start_token_id", "image_start_token_id")
     return int(next(getattr(config, name) for name in names if hasattr(config, name)))
 

@@ -18,7 +18,7 @@ from vlm_server.runner.device.arrays import read
 from vlm_server.runner.model.patches import PatchProcessor
 
 PillowImage.core.set_blocks_max(1)  # type: ignore[attr-defined]  # Pillow's, but not typed
-"""Pillow keeps one block, of 16 MB at most, for the next image: mapping one anew takes 3 ms."""
+"""Pillow keeps one block, of at most 16 MB, for the next image: mapping a new one takes 3 ms."""
 
 _NOT_FOR_THE_TOWER = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 _MILLISECONDS = 1000
@@ -56,39 +56,39 @@ class ModelProcessor:
             made = self._by_grid(pixels, around)
         return replace(made, size=self._size(made, pixels))
 
-    def takes(self, placeholder: str) -> bool:
-        """Whether the processor expands this text to an image's tokens."""
+    def expands(self, placeholder: str) -> bool:
+        """Whether the processor expands `placeholder` to an image's tokens."""
         try:
             made = self._process(placeholder, images=[PillowImage.new("RGB", _PROBE_SIZE)])
-        except Exception:  # noqa: BLE001 - processors raise whatever they like
+        except Exception:  # noqa: BLE001 - processors raise any exception
             return False
         return self._image_token_id in made.token_ids
 
     def video(
         self, frames: NDArray[np.uint8], seconds: Sequence[float], placeholder: str
     ) -> ProcessedMedia:
-        """Each frame is named by its millisecond, as if a second had a thousand frames."""
-        indices = [round(each * _MILLISECONDS) for each in seconds]
+        """Timestamps are exact to a millisecond: the video is given as 1,000 frames a second."""
+        indices = [round(time * _MILLISECONDS) for time in seconds]
         metadata = VideoMetadata(indices[-1] + 1, float(_MILLISECONDS), indices)
         return self._process(placeholder, videos=[frames], video_metadata=[metadata])
 
     def write_prompt(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
     ) -> Any:
-        """For processors without a chat template: mlx-vlm would render one in no sandbox."""
+        """Used only without a chat template, which mlx-vlm would render without a sandbox."""
         return get_chat_template(
             self._processor, list(messages), add_generation_prompt=add_generation_prompt
         )
 
     def _size(self, made: ProcessedMedia, pixels: NDArray[np.uint8]) -> tuple[int, int]:
-        """Width and height of an image as it was resized; its own if it was cut into tiles."""
+        """Width and height of the resized image; of the original if it was cut into tiles."""
         inputs = made.inputs
         if "image_grid_thw" in inputs:
-            _, rows, columns = (int(each) for each in inputs["image_grid_thw"].reshape(-1)[:3])
+            _, rows, columns = (int(number) for number in inputs["image_grid_thw"].reshape(-1)[:3])
             side = int(self._processor.image_processor.patch_size)
             return columns * side, rows * side
         if "image_sizes" in inputs:
-            height, width = (int(each) for each in inputs["image_sizes"].reshape(-1)[:2])
+            height, width = (int(number) for number in inputs["image_sizes"].reshape(-1)[:2])
             return width, height
         values = inputs.get("pixel_values")
         if values is not None and values.ndim == _ONE_PICTURE and len(values) == 1:
@@ -107,7 +107,7 @@ class ModelProcessor:
         return made.token_ids[:first], made.token_ids[end:]
 
     def _by_grid(self, pixels: NDArray[np.uint8], around: _Around) -> ProcessedMedia:
-        """The result of `_process`, without tokenizing the same token a thousand times."""
+        """The result of `_process`, without tokenizing thousands of equal image tokens."""
         own: PatchProcessor = self._processor.image_processor
         inputs = own.of_image(pixels)
         count = own.num_tokens(inputs["image_grid_thw"])

@@ -1,1 +1,1 @@
-"""Loads a checkpoint, and resolves all that depends on its family."""
+"""Modules that replace or drive mlx-vlm's: compiled steps, attention, towers, tiles, fixes."""

@@ -1,8 +1,8 @@
-"""A backend's attention in the place of mlx-vlm's, where the device gains by it.
+"""A backend's attention in the place of mlx-vlm's, where it is faster.
 
 mlx-vlm's language models call one function of their modules, `scaled_dot_product_attention`. While
-a chunk or a step is launched ours takes its place there: it computes what it takes, and hands
-everything else to mlx-vlm's.
+a chunk or a step is launched, ours replaces it: it computes the shapes that it supports, and calls
+mlx-vlm's for all others.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class ModelAttention:
         if isinstance(cache, (BoundedLayer, MixedLayer)):
             if not is_plain or mask is not None:
                 raise NotImplementedError("this model attends in a way of its own")
-            cache.is_read = True
+            cache.was_attended = True
             if isinstance(cache, MixedLayer):
                 return self.attention.attend_mixed(queries, cache, scale)
             return self.attention.attend_bounded(queries, cache, scale)
-        if is_plain and self.attention.takes(queries, keys, mask):
+        if is_plain and self.attention.supports(queries, keys, mask):
             return self.attention(queries, keys, values, scale, mask)
         output: mx.array = _MLX_VLM(
             queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks

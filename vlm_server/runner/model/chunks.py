@@ -1,13 +1,12 @@
-"""Prefill chunks, which are padded where they should come in few sizes.
+"""Prefill chunks, which are padded where they should have few shapes.
 
-CUDA plans attention anew for each number of queries and keys, and hardly two prompts are of one
-length (`runner.backends.cuda.attention`). A padded chunk starts and ends at multiples of the
-padding. What comes after the chunk is masked, since attention is causal. The positions before it
-are those of tokens that the cache holds already; their queries are not read.
+CUDA plans attention anew for each number of queries and keys, and prompts have all lengths
+(`runner.backends.cuda.attention`). A padded chunk starts and ends at multiples of the padding.
+Padding after the chunk is masked by causal attention. Positions before it are of tokens that the
+cache already holds; their queries' results are not used.
 
-Only queries after a token can hide keys after it: CUDA's causal attention takes the last query to
-be at the last key, and a mask would cost more than it saves. So the padding costs tokens: on an
-H200, 256 take as long as 64.
+CUDA's causal attention requires the last query at the last key, and a mask would cost more than it
+saves, so padding is computed like tokens. On an H200, 256 tokens take as long as 64.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ TOKEN_AXES = {
     "deepstack_visual_embeds": 1,
     "position_ids": 2,
 }
-"""Axis of tokens in array arguments; in a list, deepstack has entries of visual tokens alone."""
+"""Axis of tokens in array arguments; a list of deepstack has rows of visual tokens alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """The next tokens of one prompt, which the language model gets in one call.
+    """The next tokens of one prompt, for one call of the language model.
 
     token_ids: (1, tokens). inputs: further arguments of the model, with an entry for each token.
     cache: the prompt's layers, whose buffers have `capacity` columns once there are any.
@@ -62,7 +61,7 @@ class PaddedChunk:
 
     @classmethod
     def around(cls, start: int, end: int, multiple: int) -> PaddedChunk:
-        """The least padded chunk that holds these tokens, and starts and ends at multiples.
+        """The smallest chunk with these tokens that starts and ends at multiples.
 
         A single token is not padded: it has a kernel of its own.
         """
@@ -86,7 +85,7 @@ class PaddedChunk:
 
 
 class PaddedChunkCache(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
-    """One layer's `cache` as a model sees it during a padded chunk; the tokens' KV goes into it."""
+    """The stand-in for one layer's `cache` during a padded chunk, which writes the KV into it."""
 
     def __init__(self, cache: KVCache, chunk: PaddedChunk) -> None:
         super().__init__()
@@ -94,9 +93,9 @@ class PaddedChunkCache(KVCache):  # type: ignore[misc]  # mlx-vlm is not typed
         self._cache, self._chunk = cache, chunk
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Take `keys` and `values`, (1, heads, positions, head size), of the whole padded chunk.
+        """Append the tokens' part of `keys` and `values`, (1, heads, positions, head size).
 
-        Returns all up to its end: the cache's own before the tokens, those of padding after them.
+        Returns all columns up to the padded chunk's end, including padding after the tokens.
         """
         cache, chunk = self._cache, self._chunk
         if cache.keys is None:

@@ -18,7 +18,7 @@ Fix = Callable[[Any, Any, Settings], None]
 
 
 def drop_tokenizer_options(_model: Any, processor: Any, _settings: Settings) -> None:
-    """Let LLaVA's processor take images: under this transformers it refuses every one."""
+    """Let LLaVA's processor accept images: this version of transformers rejects all."""
     processor.image_processor = _ImagesOnly(processor.image_processor)
 
 
@@ -35,16 +35,16 @@ def look_up_image_token(_model: Any, processor: Any, _settings: Settings) -> Non
 
 
 def name_image_context(model: Any, processor: Any, _settings: Settings) -> None:
-    """InternVL: tell the model which token its tokenizer has for images, which differs from
-    version to version, and the processor what prompts have for an image; and let the checkpoint's
-    template be used, not one of mlx-vlm's that has no marks of turns."""
+    """InternVL: set the tokenizer's image token, which differs between versions, on the model, and
+    the prompts' text of an image on the processor; use the checkpoint's template rather than
+    mlx-vlm's, which has no marks of turns."""
     model.config.image_token_index = processor.img_context_token_id
-    processor.image_token = "<image>"  # noqa: S105 - what prompts have for an image
+    processor.image_token = "<image>"  # noqa: S105 - the text of an image in prompts
     processor.chat_template = processor.tokenizer.chat_template
 
 
 class _ImagesOnly:
-    """An image processor that is handed the tokenizer's options too, and would refuse them."""
+    """Calls an image processor without the tokenizer's options, which it would reject."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -55,8 +55,8 @@ class _ImagesOnly:
 
 
 def name_deepstack_layers(model: Any, _processor: Any, _settings: Settings) -> None:
-    """Granite 4 Vision: tell the decoder at which layers features enter, which mlx-vlm does when
-    an image is encoded: its features may come from a cache."""
+    """Granite 4 Vision: set the decoder's layers at which features enter. mlx-vlm does so when it
+    encodes an image, but features may come from a cache."""
     config = model.config
     layers = [layer for _, layer in config.deepstack_layer_map or []]
     if config.use_spatial_sampling:
@@ -69,7 +69,7 @@ def embed_as_trained(model: Any, _processor: Any, _settings: Settings) -> None:
     tokens beyond the text's vocabulary embeddings of their own, and rotate queries of layers that
     share keys by their own positions, not by those after them.
 
-    What transformers does: without this, answers change with the size of the prefill chunks.
+    As transformers does; without this, answers change with the size of the prefill chunks.
     """
     own, text, vision = model.get_input_embeddings, model.language_model.model, model.embed_vision
     scale = text.hidden_size**0.5
@@ -90,7 +90,7 @@ def embed_as_trained(model: Any, _processor: Any, _settings: Settings) -> None:
 
 
 class _RopeBefore(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not typed
-    """RoPE that is called with the position after its input, instead of its first one."""
+    """RoPE that is called with the position after its input instead of its first position."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""The functions that compiled steps compile: mlx-vlm's own forward pass of a language model, on KV
-buffers whose bounds only the device knows.
-"""
+"""The functions to compile: mlx-vlm's forward pass, on KV buffers with bounds on the device."""
 
 from __future__ import annotations
 
@@ -17,21 +15,21 @@ from vlm_server.runner.model.lm_head import WantedLogits, logits_of
 
 logger = logging.getLogger(__name__)
 
-Sides = list[tuple[mx.array, mx.array]]
+KVBuffers = list[tuple[mx.array, mx.array]]
 """Keys and values of each layer, (rows, heads, capacity, head size)."""
 Embed = Callable[[mx.array], mx.array]
-"""Token ids, (tokens,), to what the model makes of them before its first layer."""
+"""Token ids, (tokens,), to the input of the first layer."""
 
 
 class ForwardPass:
     """Functions of arrays alone, to be compiled; `bounds` and `prompt_bounds`: see `BoundedLayer`.
 
-    They raise what the model raises if it looks at values, and NotImplementedError if it attends in
-    a way of its own.
+    They raise the model's error if it reads values, and NotImplementedError if it does not attend
+    by `scaled_dot_product_attention`.
     """
 
     def __init__(self, language_model: Any, attention: ModelAttention, embed: Embed | None) -> None:
-        """`embed`: None if that is not known; then there is no `run_mixed`."""
+        """`embed`: None if unknown; `run_mixed` needs it."""
         self._language_model = language_model
         self._attention = attention
         self._embed = embed
@@ -41,15 +39,15 @@ class ForwardPass:
         self,
         token_ids: mx.array,
         bounds: mx.array,
-        sides: Sides,
+        buffers: KVBuffers,
         inputs: dict[str, mx.array],
         places: mx.array | None,
-    ) -> tuple[mx.array, Sides]:
+    ) -> tuple[mx.array, KVBuffers]:
         """Append `token_ids`, (rows, tokens).
 
-        Returns logits, of each row's token at `places` or of all, and the buffers if they are new.
+        Returns logits, of each row's token at `places` or of all, and buffers not written in place.
         """
-        layers = self._layers(sides, bounds)
+        layers = self._layers(buffers, bounds)
         wanted = WantedLogits(token_ids.shape[1], places=places)
         with logits_of(self._language_model, wanted):
             logits = self._call(token_ids, layers, inputs)
@@ -59,22 +57,22 @@ class ForwardPass:
         self,
         token_ids: mx.array,
         bounds: mx.array,
-        sides: Sides,
+        buffers: KVBuffers,
         position_ids: dict[str, mx.array],
         prompt_ids: mx.array,
         prompt_bounds: mx.array,
-        prompt_sides: Sides,
+        prompt_buffers: KVBuffers,
         prompt_inputs: dict[str, mx.array],
         logit_rows: mx.array,
-    ) -> tuple[mx.array, tuple[Sides, Sides]]:
-        """Append a token to each row, (rows, 1), and a prompt's `prompt_ids`, (1, tokens), to it.
+    ) -> tuple[mx.array, tuple[KVBuffers, KVBuffers]]:
+        """Append a token to each row, (rows, 1), and `prompt_ids`, (1, tokens), to the prompt.
 
-        To the model, each of them is a row of one. Returns the logits of `logit_rows` of these, and
-        the buffers of both if they are new.
+        To the model, each token is a row of its own. Returns the logits of `logit_rows` of these,
+        and the buffers of both if they were not written in place.
         """
         assert self._embed is not None
-        rows = self._layers(sides, bounds)
-        prompt = self._layers(prompt_sides, prompt_bounds)
+        rows = self._layers(buffers, bounds)
+        prompt = self._layers(prompt_buffers, prompt_bounds)
         count = prompt_ids.shape[1]
         layers = [MixedLayer(*both, count) for both in zip(rows, prompt, strict=True)]
         embeds = [self._embed(token_ids[:, 0]), prompt_inputs["inputs_embeds"][0]]
@@ -89,19 +87,19 @@ class ForwardPass:
             logits = self._call(ids, layers, inputs)
         return logits, (self._new(rows), self._new(prompt))
 
-    def _layers(self, sides: Sides, bounds: mx.array) -> list[BoundedLayer]:
-        return [BoundedLayer(*each, bounds, in_place=self._in_place) for each in sides]
+    def _layers(self, buffers: KVBuffers, bounds: mx.array) -> list[BoundedLayer]:
+        return [BoundedLayer(*layer, bounds, in_place=self._in_place) for layer in buffers]
 
     def _call(
         self, token_ids: mx.array, layers: Sequence[Any], inputs: Mapping[str, mx.array]
     ) -> mx.array:
         with self._attention.in_place():
             output = self._language_model(token_ids, cache=layers, **inputs)
-        if not all(layer.is_read for layer in layers):
+        if not all(layer.was_attended for layer in layers):
             raise NotImplementedError("it attends in a way of its own")
         return output.logits  # type: ignore[no-any-return]
 
-    def _new(self, layers: Sequence[BoundedLayer]) -> Sides:
+    def _new(self, layers: Sequence[BoundedLayer]) -> KVBuffers:
         return [] if self._in_place else [(layer.keys, layer.values) for layer in layers]
 
 

@@ -1,4 +1,4 @@
-"""Where the patches and tokens of an image lie: pure index arithmetic on the host."""
+"""The positions of an image's patches and tokens: index arithmetic on the host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Grid:
 
 
 def join_frames(grids: Iterable[Grid]) -> list[Grid]:
-    """Grids whose neighbours of one height and width are one grid with all their frames."""
+    """`grids`, with runs of one height and width joined into one grid of all their frames."""
     runs = groupby(grids, key=lambda grid: (grid.height, grid.width))
     return [Grid(sum(grid.frames for grid in run), *side) for side, run in runs]
 
@@ -45,10 +45,9 @@ def patch_positions(height: int, width: int, merged: int) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class WindowLayout:
-    """The order of one frame's tokens (merged patches) in which windows lie together.
+    """The order of one frame's tokens (merged patches) by windows.
 
-    order: (tokens,), the numbers of the tokens in that order; the processor counts them row by
-    row.
+    order: (tokens,), the row-major numbers of the tokens in that order.
     windows: (count, tokens) of each run of windows of one size: whole ones, those cut off by the
     right edge, by the bottom edge, by both. No window is empty.
     """
@@ -79,7 +78,7 @@ def window_layout(rows: int, columns: int, side: int) -> WindowLayout:
 def interpolation(
     grid: Grid, patches: NDArray[np.int32], side: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Where a frame's patches (patches, 2) lie among `side` by `side` learned positions.
+    """The interpolation of a frame's patches (patches, 2) among `side` by `side` learned positions.
 
     Returns the indices (4, patches) of the four around each patch, and their bilinear weights;
     the outermost patches lie on the outermost positions.

@@ -1,8 +1,8 @@
 """Computes a language model's logits of the last tokens alone.
 
-mlx-vlm's families compute those of every token of a prompt: 622 MB in bfloat16 for 2,048 tokens and
-a vocabulary of 152,000. Here only the last token's logits are read, or, where draft tokens are
-verified, those of the last few. In a batched prefill it is one place of each row.
+mlx-vlm's families compute logits of every token of a prompt: 622 MB in bfloat16 for 2,048 tokens
+and a vocabulary of 152,000. Needed are only those of the last token, of the last few where drafts
+are verified, or of one token of each row in a batched prefill.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vlm_server.runner.backends.cuda import few_rows
 class WantedLogits:
     """The tokens that get logits: the last `num_tokens` before `num_padding`, or those at `places`.
 
-    places: (rows,) int32, one of each row. rows: int32, those whose tokens get any; None for all.
+    places: (rows,) int32, one token of each row. rows: int32, the rows with logits; None for all.
     """
 
     num_tokens: int = 1
@@ -79,7 +79,7 @@ def use_last_token_head(language_model: Any) -> None:
 
 
 def has_last_token_head(language_model: Any) -> bool:
-    """Whether logits are those of one token, which `logits_of` chooses."""
+    """Whether logits are computed only for the tokens that `logits_of` chooses."""
     head, embeddings = _heads(language_model)
     return isinstance(embeddings if head is None else head, _OfLastToken)
 

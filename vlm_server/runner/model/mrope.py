@@ -28,7 +28,7 @@ class DecodePositions(enum.Enum):
     """The shape of `position_ids` of a decode step."""
 
     NONE = "none"
-    """The language model counts by its cache."""
+    """No argument: the language model counts by its cache."""
     ONE = "(rows, 1)"
     THREE = "(3, rows, 1)"
 
@@ -36,7 +36,7 @@ class DecodePositions(enum.Enum):
 def next_position_ids(
     kind: DecodePositions, positions: Sequence[int], width: int
 ) -> dict[str, mx.array]:
-    """The argument that a step of `width` tokens a row passes, of which these are the first."""
+    """The argument of a step of `width` tokens a row, given each row's first position."""
     if kind is DecodePositions.NONE:
         return {}
     first = mx.array(list(positions))[:, None]
@@ -49,7 +49,7 @@ def next_position_ids(
 def use_shared_mrope(language_model: Any, rotate: Rotate | None = None) -> DecodePositions:
     """Let all layers share one rotary embedding, if it is of a known kind.
 
-    Returns the positions that decode steps then pass. `rotate`: None for operations of MLX.
+    Returns the shape of decode steps' positions. `rotate`: None for operations of MLX.
     """
     layers = getattr(language_model, "layers", ())
     attentions = [a for layer in layers if (a := getattr(layer, "self_attn", None)) is not None]

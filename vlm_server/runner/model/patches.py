@@ -1,8 +1,8 @@
 """Keeps Qwen's images as bytes until they are on the device.
 
 mlx-vlm's processor sorts an image into patches of float32, with each pixel twice: once for each of
-the two frames that a still image stands for. Here the bytes are sorted, an eighth of that, and
-become numbers by the same operations where the tower runs (`PixelValues`).
+the two frames of a still image. Here the bytes are sorted, an eighth of that, and converted by the
+same operations on the device (`PixelValues`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from vlm_server.runner.model.towers import PIXEL_BYTES, FrameTower
 
 
 class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is not typed
-    """Takes the place of an image processor of exactly its parent's class.
+    """Replaces an image processor of exactly its parent's class.
 
-    Where that one gives `pixel_values`, this one gives `pixel_bytes`: (patches, 3 * pixels of a
-    patch) uint8.
+    Instead of `pixel_values` it returns `pixel_bytes`: (patches, 3 * pixels of a patch) uint8.
     """
 
     def __call__(self, images: Any, **sizes: int) -> dict[str, NDArray[Any]]:
@@ -35,7 +34,7 @@ class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is
         return {PIXEL_BYTES: patches, "image_grid_thw": np.fromiter(grid, dtype=np.int64)[None]}
 
     def num_tokens(self, grid: NDArray[np.int64]) -> int:
-        """The number of tokens that stand for an image of such a grid."""
+        """The number of tokens of an image with this grid."""
         side: int = self.merge_size
         return int(grid.prod()) // side**2
 
@@ -53,7 +52,7 @@ class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is
         return self._in_patches(pixels), [1, height // self.patch_size, width // self.patch_size]
 
     def _in_patches(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """(height, width, 3) to (patches, 3 * pixels of a patch); those of a token together."""
+        """(height, width, 3) to (patches, 3 * pixels of a patch), grouped by token."""
         side, merged = self.patch_size, self.merge_size
         rows, columns = (length // side // merged for length in pixels.shape[:2])
         blocks = pixels.reshape(rows, merged, side, columns, merged, side, 3)
@@ -61,7 +60,7 @@ class PatchProcessor(Qwen3VLImageProcessor):  # type: ignore[misc]  # mlx_vlm is
 
 
 class PixelValues:
-    """Computes on the device what `processor` itself would have made of an image's bytes."""
+    """Computes on the device the pixel values that `processor` makes of an image's bytes."""
 
     def __init__(self, processor: Qwen3VLImageProcessor) -> None:
         self._frames = int(processor.temporal_patch_size)

@@ -14,14 +14,14 @@ from vlm_server.runner.model.lm_head import WantedLogits, logits_of
 
 
 class TextModel:
-    """One language model, as mlx-vlm runs it; `CompiledModel` where the device gains by that."""
+    """One language model, run by mlx-vlm's code without compilation."""
 
     def __init__(self, language_model: Any, attention: ModelAttention) -> None:
         self._language_model = language_model
         self._attention = attention
 
     def max_piggybacked_tokens(self, rows: int, *, has_media: bool) -> int:
-        """The number of a prompt's tokens that fit into a mixed step of so many rows, or 0."""
+        """The maximum tokens of a prompt in a mixed step of `rows`; 0 for no mixed step."""
         return 0
 
     def step(
@@ -31,29 +31,31 @@ class TextModel:
         position_ids: dict[str, mx.array],
         chunk: PromptChunk | None = None,
     ) -> tuple[mx.array, mx.array | None]:
-        """Append `token_ids`, (rows, tokens), to the layers of `cache`; with `chunk`, if possible.
+        """Append `token_ids`, (rows, tokens), to `cache`, and, if possible, `chunk` to its prompt.
 
         Returns logits, (rows, tokens, vocabulary), lazy, and those of the chunk's last token,
-        (1, 1, vocabulary); None if the chunk was not read.
+        (1, 1, vocabulary); None if the chunk is not part of it.
         """
         count, layers = token_ids.shape[1], cache
         if count > 1:
-            layers = [RowsKVCache.taking(each) if type(each) is KVCache else each for each in cache]
+            layers = [
+                RowsKVCache.taking(layer) if type(layer) is KVCache else layer for layer in cache
+            ]
         with logits_of(self._language_model, WantedLogits(count)), self._attention.in_place():
             output = self._language_model(token_ids, cache=layers, **position_ids)
-        for layer, each in zip(layers, cache, strict=True):
-            if layer is not each:
-                layer.give_back(each)
+        for layer, own in zip(layers, cache, strict=True):
+            if layer is not own:
+                layer.give_back(own)
         return output.logits[:, -count:], None
 
     def prefill(self, chunk: PromptChunk) -> mx.array | None:
-        """Read `chunk` by itself.
+        """Prefill `chunk` in a step of its own.
 
         Returns the logits of its last token, (1, 1, vocabulary), lazy; None if there is no compiled
         step for it, and nothing was done.
         """
         return None
 
-    def compile_next(self) -> bool:
-        """Compile a further step, while nobody waits. False if none is left."""
+    def precompile_next(self) -> bool:
+        """Compile one more shape; False if none is left."""
         return False

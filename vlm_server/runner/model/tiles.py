@@ -1,7 +1,7 @@
 """Tilings: how families cut pictures into tiles that are encoded independently of each other.
 
-Each is encoded by one call, always of the same shape. So its features are the same bits whatever
-the rest of the picture is, and whether or not they come from a cache.
+Each tile is encoded by one call of one shape. So its features are the same bits in every picture,
+and whether or not they come from a cache.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _OF_THE_PICTURE = frozenset({"image_sizes", "batch_num_images"})
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A family whose features of a picture are those of its tiles, one after the other.
+    """The tiling of a family whose features of a picture are its tiles' in order.
 
-    axis: of the processor's arrays, which counts the tiles.
+    axis: the axis of tiles in the processor's arrays.
     """
 
     axis: int
 
     def split(self, inputs: MediaInputs) -> list[MediaInputs]:
-        """The inputs of each tile alone; empty if these are not inputs of tiles."""
+        """The inputs of each tile; empty if `inputs` are of no tiles."""
         if _PIXELS not in inputs or not inputs.keys() <= (
             _OF_EACH_TILE | _OF_ANY_TILE | _OF_THE_PICTURE
         ):
@@ -48,8 +48,8 @@ class Tiling:
     def encode(self, model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> mx.array:
         """A tile's features, lazy: (tokens, hidden), or (layers, tokens, hidden) for deepstack.
 
-        num_tokens: of the picture, those that are a tile's if all are equal. The family is shown a
-        prompt of nothing but these.
+        num_tokens: tokens of the tile, if all tiles are equal; the family gets a prompt of these
+        alone.
         """
         rows: mx.array = _shown_alone(model, tile, token_id, num_tokens).inputs_embeds[0]
         return rows
@@ -85,7 +85,7 @@ class PackedTiling(Tiling):
 
 
 class LayeredTiling(Tiling):
-    """Granite 4 Vision: the same, for each of several layers of the decoder."""
+    """Granite 4 Vision: packed tiles for each of several layers of the decoder."""
 
     def encode(self, model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> mx.array:
         """Without `image_sizes` nothing is packed, and no newline added."""
@@ -107,7 +107,7 @@ class LayeredTiling(Tiling):
 
 
 def tile_key(tile: MediaInputs, salt: str) -> str:
-    """Names a tile by all that its features follow from; `salt` separates who may not share."""
+    """The cache key of a tile: a hash of its inputs and `salt`, which separates tenants."""
     digest = hashlib.sha256(hashlib.sha256(salt.encode()).digest())
     for name, array in sorted(tile.items()):
         digest.update(f"{name} {array.dtype} {array.shape}\0".encode())
@@ -116,7 +116,7 @@ def tile_key(tile: MediaInputs, salt: str) -> str:
 
 
 def _shown_alone(model: Any, tile: MediaInputs, token_id: int, num_tokens: int) -> Any:
-    """The model's embeddings of a tile, as if it were a picture of its own."""
+    """The model's embeddings of a tile as a picture of its own."""
     arrays = {name: mx.array(array) for name, array in tile.items()}
     ids = mx.full((1, num_tokens), token_id, dtype=mx.int32)
     return model.get_input_embeddings(ids, arrays.pop(_PIXELS), mask=mx.ones_like(ids), **arrays)

@@ -47,21 +47,22 @@ from vlm_server.runner.model.vision_attention import (
 )
 
 PIXEL_BYTES = "pixel_bytes"
-"""Name of what a `PatchProcessor` gives in place of an image's `pixel_values`."""
+"""Name of a `PatchProcessor`'s output in place of `pixel_values`."""
 
-_MOST_COMPILED = 16
+_MAX_COMPILED = 16
 
 
 def fast_tower_of(tower: Any) -> type[FrameTower] | None:
-    """Our tower for a vision tower of exactly a known class of mlx-vlm; None for others."""
+    """Our tower for a vision tower of exactly a known class of mlx-vlm; else None."""
     return _TOWERS.get(type(tower))
 
 
 @dataclass(frozen=True, slots=True)
 class TowerRows:
-    """rows: (tokens, hidden); deepstack: as many of (tokens, hidden) as layers give some.
+    """The output of a vision tower.
 
-    parts: what the layers give, in their order, if they are to be computed in turns.
+    rows: (tokens, hidden). deepstack: (tokens, hidden) for each layer that has any. parts: the
+    layers' outputs in order, if the encode is to be computed in turns.
     """
 
     rows: mx.array
@@ -69,7 +70,7 @@ class TowerRows:
     parts: list[mx.array] = field(default_factory=list)
 
     def split(self, count: int) -> list[TowerRows]:
-        """The rows of each of `count` images of one size, in memory of their own."""
+        """Copies of the rows of each of `count` images of one size."""
 
         def part(array: mx.array, number: int) -> mx.array:
             rows = array.shape[0] // count
@@ -95,12 +96,12 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         self.blocks = tower.blocks
         self.merger = tower.merger
         self.spatial_merge_size = int(tower.spatial_merge_size)
-        self._function_of = lru_cache(_MOST_COMPILED)(self._new_function)
+        self._function_of = lru_cache(_MAX_COMPILED)(self._new_function)
         self.pixel_values: Callable[[NDArray[np.uint8]], mx.array] | None = None
-        """Turns an image's bytes into pixel values, where its processor gives bytes."""
+        """Converts an image's bytes to pixel values, if its processor returns bytes."""
 
     def encode_inputs(self, inputs: Mapping[str, NDArray[Any]]) -> TowerRows:
-        """The rows of an image or video, lazy, from what its processor made of it."""
+        """The rows of an image or video, lazy, from its processor's output."""
         if "video_grid_thw" in inputs:
             return self.encode(mx.array(inputs["pixel_values_videos"]), inputs["video_grid_thw"])
         if PIXEL_BYTES not in inputs:
@@ -111,8 +112,8 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
     def encode(self, pixel_values: mx.array, grid_thw: NDArray[np.integer[Any]]) -> TowerRows:
         """The rows of images or videos, lazy: `pixel_values` (patches, pixels).
 
-        What follows another of the same height and width is more frames to it: frames do not
-        attend to each other.
+        Neighbours of one height and width are encoded as frames of one video: frames do not attend
+        to each other.
         """
         made, start = [], 0
         for grid in join_frames(Grid(*row) for row in grid_thw.tolist()):
@@ -123,7 +124,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
         return TowerRows(mx.concatenate(list(rows)), layers, list(chain(*parts)))
 
     def _new_function(self, grid: Grid) -> Callable[[mx.array], _Arrays]:
-        """`_encode_one` for one grid, whose positions it keeps; compiled where that pays."""
+        """`_encode_one` for one grid, with its positions; compiled where that pays."""
 
         def run(patches: mx.array) -> _Arrays:
             return self._encode_one(patches, grid)
@@ -169,7 +170,7 @@ class FrameTower(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is not
 
 
 class DeepstackTower(FrameTower):
-    """Qwen3-VL's tower: learned positions besides, and rows for the text's first layers."""
+    """Qwen3-VL's tower: also learned positions, and rows for the text's first layers."""
 
     def __init__(self, tower: Any, backend: Backend) -> None:
         super().__init__(tower, backend)
@@ -225,7 +226,7 @@ class WindowTower(FrameTower):
 
 
 class GlmTower(FrameTower):
-    """GLM-4V's tower: learned positions besides, and patches merged by a convolution.
+    """GLM-4V's tower: also learned positions, and patches merged by a convolution.
 
     mlx-vlm 0.7.10 splits every call into three parts, two of them empty for one image.
     """

@@ -15,10 +15,10 @@ from vlm_server.runner.backends.rope import Rope
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The segments of a frame: each patch attends to its own.
+    """The segments of a frame; each patch attends within its own.
 
-    runs: (count, patches of each) of segments that follow each other.
-    blocks: for our kernel, if that is to be used: see `attend_to_segments`.
+    runs: (count, patches of each) of consecutive segments. blocks: the argument of our kernel
+    `attend_to_segments`; None to use the backend's attention.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -26,10 +26,10 @@ class Segments:
 
 
 def many_segments(runs: tuple[tuple[int, int], ...], head_size: int, dtype: mx.Dtype) -> Segments:
-    """Segments of many sizes, by one kernel where that is possible."""
+    """Segments of many sizes, for our kernel if it supports them."""
     if not takes_segments(head_size, dtype):
         return Segments(runs)
-    # What the host makes lies in memory that it shares with the device; a sum does not.
+    # An array from the host lies in memory shared with the device; a sum does not.
     return Segments(runs, mx.array(blocks_of(runs)) + 0)
 
 
@@ -57,7 +57,7 @@ def _run_by_run(
     runs: Sequence[tuple[int, int]],
     backend: Backend,
 ) -> mx.array:
-    """Attention of patches, (frames, patches, heads, head size), to their own segments; as much."""
+    """Attention of patches, (frames, patches, heads, head size), within segments; of that shape."""
     frames, _, heads, size = queries.shape
     outputs, start = [], 0
     for count, length in runs:

@@ -1,18 +1,19 @@
-"""A batch of sequences that decode together, and its KV cache.
+"""A batch of sequences that decode in one forward pass, and its KV cache.
 
-A step is `forward`, the model on the tokens that were sampled last, and `sample`, the next ones. It
-runs one step ahead of what it reports: `forward` begins on those tokens, and only `result` reads
-them, so the device works while the host reads. The first token of a sequence is reported when it
-joins. Grammars need the tokens before the next are sampled: the host reads them, and grammars
-advance, between `forward` and `sample`. `decode_groups` decides what becomes of late ones.
+A step is `forward`, the model on the newest tokens, and `sample`, the tokens after them. Steps run
+one ahead of `result`, which reads and reports the tokens that `forward` began with, so the device
+works while the host reads. A sequence's first token is reported by `join`. Where sequences have
+grammars, the host reads the newest tokens and advances the grammars between `forward` and `sample`.
 
-Where drafts promise more, the host reads the tokens first, and the step is a wide one.
+Where drafts promise more, the host reads the newest tokens first, and the step is a `WideStep`.
 """
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -27,50 +28,84 @@ from vlm_server.runner.kv.segments import SequenceState, snapshot
 from vlm_server.runner.loaded import LoadedModel
 from vlm_server.runner.model.chunks import PromptChunk
 from vlm_server.runner.model.mrope import next_position_ids
-from vlm_server.runner.sampling import NO_TOKEN, LazyLogprobs, SequenceSampler, choice_params
+from vlm_server.runner.sampling import NO_TOKEN, SequenceSampler, choice_params
 from vlm_server.runner.text.drafts import Drafter
 from vlm_server.runner.text.prefill import Prefilled, Storable
-from vlm_server.runner.text.sequence import DecodingSequence, Sampled, by_sequence, sample_next
+from vlm_server.runner.text.sequence import (
+    DecodingSequence,
+    NewTokens,
+    Sampled,
+    by_sequence,
+    sample_next,
+)
 from vlm_server.runner.text.speculation import Speculation
-from vlm_server.runner.text.wide_step import WideStep
+from vlm_server.runner.text.wide_step import WideStep, token_ids_of
 
-_Unread = tuple[list[DecodingSequence], mx.array, list[LazyLogprobs]]
+
+class _State(enum.Enum):
+    """The state of a batch between two calls."""
+
+    IDLE = "idle"
+    """No step is under way: sequences may join, and single ones be removed."""
+    FORWARDED = "forwarded"
+    """The model runs on the newest tokens, which are unread. Requests may be detached."""
+    SAMPLED = "sampled"
+    """The next tokens are sampled, and those before them not read yet."""
+    WAITING = "waiting"
+    """A detached batch: the model ran on the newest tokens, which are read; masks are awaited."""
+
+
+_NEXT_STATE = {
+    (_State.IDLE, "forward"): _State.FORWARDED,
+    (_State.FORWARDED, "sample"): _State.SAMPLED,
+    (_State.SAMPLED, "result"): _State.IDLE,
+    (_State.FORWARDED, "result"): _State.WAITING,
+    (_State.WAITING, "sample"): _State.IDLE,
+}
+"""The legal calls. The batch goes round the first three, a detached one round the others."""
+
+
+@dataclass(slots=True)
+class PlainStep:
+    """A step that appends one token to each sequence. logits: (sequences, vocabulary), lazy."""
+
+    logits: mx.array
+
+    def keep(self, rows: list[int]) -> None:
+        """Keep the logits of these rows."""
+        self.logits = self.logits[mx.array(rows)]
 
 
 class DecodeBatch:
-    """Sequences join with their prompt's cache, those of a request together.
+    """Sequences that decode in the same steps; those of a request join at the same time.
 
-    Each may be removed after any step.
+    A batch without sequences ignores `forward`, `sample` and `result`.
     """
 
     def __init__(self, loaded: LoadedModel, speculation: Speculation | None = None) -> None:
         """Without `speculation` no drafts are verified."""
         self._loaded = loaded
         self._speculation = speculation or Speculation()
+        self._state = _State.IDLE
         self._seqs: list[DecodingSequence] = []
         self._cache: list[Any] = []
-        self._tokens: mx.array | None = None
-        """The newest tokens, (sequences,); None between `forward` and `sample`, and if empty."""
-        self._logprobs: list[LazyLogprobs] = []
-        self._logits: mx.array | None = None
-        """(sequences, vocabulary), lazy, to be sampled from; None before `forward`.
-
-        Of a wide step, (sequences, width, vocabulary).
-        """
-        self._unread: _Unread | None = None
-        """The sequences, tokens and logprobs of the step before, which are on the device."""
-        self._wide: WideStep | None = None
-        """The step that verifies drafts, from `forward` to `result`."""
+        self._newest: NewTokens | None = None
+        """The tokens that the next `forward` appends; None while a step is under way."""
+        self._step: PlainStep | WideStep | None = None
+        """The step under way: a plain one until it is sampled, a wide one until it is read."""
+        self._unread: tuple[list[DecodingSequence], NewTokens] | None = None
+        """The tokens that `result` will read, and their sequences."""
 
     @property
     def seq_ids(self) -> tuple[SeqId, ...]:
         return tuple(seq.id for seq in self._seqs)
 
     @property
-    def launched(self) -> list[Any]:
-        """Arrays that are computed last of all that was launched."""
-        last = [array for array in (self._tokens, self._logits) if array is not None]
-        return [*last, [layer.state for layer in self._cache]]
+    def pending_arrays(self) -> list[Any]:
+        """The arrays that are computed last of all that was launched."""
+        newest = [] if self._newest is None else [self._newest.tokens]
+        logits = [] if self._step is None else [self._step.logits]
+        return [*newest, *logits, [layer.state for layer in self._cache]]
 
     @property
     def num_guided(self) -> int:
@@ -78,12 +113,13 @@ class DecodeBatch:
         return len(self._guided())
 
     def join(self, prefills: Mapping[str, Prefilled], logits: mx.array) -> Sampled:
-        """Add a sequence for each choice of prefilled requests; their first tokens.
+        """Add a sequence for each choice of prefilled requests; returns their first tokens.
 
-        Of one request, or of a batched prefill; sampled from `logits` (requests, vocabulary),
-        between two steps. Each sequence gets a copy of the prompt's cache, or the cache itself if
-        it is alone. If this fails, nothing has changed. See `result` for `NO_TOKEN`.
+        prefills: one request, or those of a batched prefill. logits: (requests, vocabulary). Each
+        sequence gets a copy of the prompt's cache, or the cache itself if it is the only one here.
+        If this fails, nothing has changed. See `result` for `NO_TOKEN`.
         """
+        assert self._state is _State.IDLE
         seqs = [
             seq
             for request_id, prefill in prefills.items()
@@ -106,10 +142,12 @@ class DecodeBatch:
             cache = batch_cache.joined(self._cache, len(self._seqs), prefills[0].cache, len(seqs))
         else:
             cache = batch_cache.joined_rows(self._cache, len(self._seqs), prefills[0].cache, rows)
-        tokens = first if self._tokens is None else mx.concatenate([self._tokens, first])
+        newest = self._newest
+        tokens = first if newest is None else mx.concatenate([newest.tokens, first])
         mx.eval(first, tokens, [layer.state for layer in cache])
         sampled = Sampled(logprobs=by_sequence(logprobs))
-        self._cache, self._tokens = cache, tokens
+        self._cache = cache
+        self._newest = NewTokens(tokens, [] if newest is None else newest.logprobs)
         self._seqs += seqs
         for seq, token in zip(seqs, read(first).tolist(), strict=True):
             seq.append([token])
@@ -117,18 +155,18 @@ class DecodeBatch:
         return sampled
 
     def runs_on(self, cache: list[Any]) -> bool:
-        """Whether this is the cache of the only sequence here, not one that was copied."""
+        """Whether `cache` is that of the only sequence here, rather than one that was copied."""
         return self._cache is cache
 
     def fault(self, seq_id: SeqId) -> RequestError | None:
-        """Why a sequence's grammar ends it, if it does."""
+        """The error with which a sequence's grammar ends it; None if it does not."""
         matchers = (seq.sampler.matcher for seq in self._seqs if seq.id == seq_id)
         return next((matcher.fault for matcher in matchers if matcher is not None), None)
 
     def storable(self, seq_id: SeqId) -> Storable | None:
-        """All tokens of a sequence that its cache holds; read it before launching or removing.
+        """All tokens that the cache holds of a sequence, valid until the next launch or removal.
 
-        None if it was removed.
+        None if the sequence was removed.
         """
         for row, seq in enumerate(self._seqs):
             if seq.id == seq_id:
@@ -141,69 +179,75 @@ class DecodeBatch:
         return None
 
     def remove(self, seq_ids: Collection[SeqId]) -> None:
-        """Remove those of the sequences that are here, and their unread tokens."""
+        """Remove those of the sequences that are here; during a step, all of them."""
         staying = [i for i, seq in enumerate(self._seqs) if seq.id not in seq_ids]
         for seq in self._seqs:
             if seq.id in seq_ids:
                 seq.sampler.close()
         if len(staying) < len(self._seqs):
+            assert not staying or self._unread is None
             self._keep(staying)
-            self._unread = self._unread if staying else None
+            if not staying:
+                self._state, self._unread = _State.IDLE, None
 
     def detach(self, request_id: str) -> DecodeBatch:
-        """Move a request's sequences to a batch of their own, between `forward` and `sample`."""
-        assert self._logits is not None
-        assert self._wide is None
+        """Move a request's sequences to a batch of their own, while this one is `FORWARDED`."""
+        assert self._state is _State.FORWARDED
+        assert isinstance(self._step, PlainStep)
         rows = [i for i, seq in enumerate(self._seqs) if seq.id.request_id == request_id]
         other = DecodeBatch(self._loaded)
+        other._state = _State.WAITING  # `result` of this batch reads the newest tokens of all
         other._seqs = [self._seqs[i] for i in rows]
-        other._logits = self._logits[mx.array(rows)]
+        other._step = PlainStep(self._step.logits[mx.array(rows)])
         other._cache = self._cache
         if len(rows) < len(self._seqs):
-            other._cache = batch_cache.separated(self._cache, rows)
-            mx.eval(other._logits, [layer.state for layer in other._cache])
+            other._cache = batch_cache.detached(self._cache, rows)
+            mx.eval(other.pending_arrays)
         self._keep([i for i in range(len(self._seqs)) if i not in rows])
         return other
 
-    def absorb(self, other: DecodeBatch) -> None:
-        """Add all sequences of `other`. Both have sampled, and begun nothing since."""
-        assert other._tokens is not None
-        tokens = mx.concatenate(
-            [each._tokens for each in (self, other) if each._tokens is not None]
-        )
-        self._cache = batch_cache.merged(
+    def reattach(self, other: DecodeBatch) -> None:
+        """Add all sequences of `other`, while both are `IDLE`."""
+        assert self._state is other._state is _State.IDLE
+        newest = [batch._newest for batch in (self, other) if batch._newest is not None]
+        self._cache = batch_cache.reattached(
             self._cache, len(self._seqs), other._cache, len(other._seqs)
         )
-        self._tokens, self._logprobs = tokens, self._logprobs + other._logprobs
+        self._newest = NewTokens(
+            mx.concatenate([new.tokens for new in newest]),
+            [logprobs for new in newest for logprobs in new.logprobs],
+        )
         self._seqs = self._seqs + other._seqs
-        mx.eval(tokens, [layer.state for layer in self._cache])
+        mx.eval(self.pending_arrays)
 
     def forward(self, chunk: PromptChunk | None = None) -> mx.array | None:
         """Begin the model's part of the next step, if there is a sequence.
 
         With `chunk` it may be a mixed step, which verifies no drafts. Returns the chunk's logits,
-        (1, 1, vocabulary), lazy; None if the chunk was not read. Grammars work meanwhile.
+        (1, 1, vocabulary), lazy; None if the chunk is not part of it. Grammars advance while the
+        device works.
         """
-        if self._tokens is None:
+        if self._newest is None:
             return None
-        self._wide = self._new_wide_step() if chunk is None else None
-        tokens, self._tokens = self._tokens, None
-        self._unread = self._seqs, tokens, self._logprobs
-        wide, places = self._wide, [seq.position + seq.prompt.rope_delta for seq in self._seqs]
-        token_ids = tokens[:, None] if wide is None else wide.token_ids
+        self._move("forward")
+        drafts = self._new_drafts() if chunk is None else None
+        newest, self._newest = self._newest, None
+        self._unread = self._seqs, newest
+        places = [seq.position + seq.prompt.rope_delta for seq in self._seqs]
+        token_ids = newest.tokens[:, None] if drafts is None else drafts[0]
         positions = next_position_ids(self._loaded.decode_positions, places, token_ids.shape[1])
         logits, chunk_logits = self._loaded.text.step(token_ids, self._cache, positions, chunk)
-        if wide is not None:
-            self._logits = logits
+        if drafts is not None:
+            self._step = WideStep(self._seqs, logits, drafts[1])
             return None
-        self._logits = logits[:, -1]
-        self._advance_grammars(tokens, self._logits)
+        self._step = PlainStep(logits[:, -1])
+        self._advance_grammars(newest, self._step.logits)
         for seq in self._seqs:
             seq.position += 1
         return chunk_logits
 
-    def late(self, seconds: float) -> list[str]:
-        """Requests whose masks are not known after so much time."""
+    def late_requests(self, seconds: float) -> list[str]:
+        """Requests whose masks for the next tokens are not known within `seconds`."""
         deadline = time.monotonic() + seconds
         late = dict[str, None]()
         for seq, matcher in self._guided():
@@ -213,76 +257,90 @@ class DecodeBatch:
 
     def sample(self) -> None:
         """Begin to sample the next tokens. No grammar may be late."""
-        if self._logits is None:
+        if self._state is _State.IDLE and not self._seqs:
             return
-        logits, self._logits = self._logits, None
-        if self._wide is not None:
-            self._wide.sample(logits)
-            return
-        for seq, _ in self._guided():
-            seq.sampler.take_mask()
-        self._tokens, self._logprobs = sample_next(logits, self._seqs, self._loaded.ranks)
-        state = _counters(self._cache)
-        state += [array for seq in self._seqs for array in seq.sampler.state]
-        state += [array for each in self._logprobs for array in each.arrays]
-        mx.async_eval(self._tokens, state)  # type: ignore[no-untyped-call]
+        self._move("sample")
+        if isinstance(self._step, WideStep):
+            self._step.sample()
+        elif self._step is not None:  # else all sequences were detached
+            for seq, _ in self._guided():
+                seq.sampler.take_mask()
+            tokens, logprobs = sample_next(self._step.logits, self._seqs, self._loaded.ranks)
+            self._newest, self._step = NewTokens(tokens, logprobs), None
+            state = _counters(self._cache)
+            state += [array for seq in self._seqs for array in seq.sampler.state]
+            state += [array for step in logprobs for array in step.arrays]
+            mx.async_eval(tokens, state)  # type: ignore[no-untyped-call]
 
-    def yield_to_others(self) -> None:
-        """Lower the priority of the grammars here, which were late."""
+    def lower_priority(self) -> None:
+        """Lower the priority of the processes that follow the grammars here."""
         for _, matcher in self._guided():
-            matcher.yield_to_others()
+            matcher.lower_priority()
 
     def result(self) -> Sampled:
-        """The tokens that `forward` began with, and those of drafts; not what `join` reported.
+        """The tokens that `forward` began with, but for those that `join` reported, and drafts.
 
         `NO_TOKEN` for a sequence to be removed: its logits are NaN, or its grammar ends it.
         """
         sampled = Sampled()
         if self._unread is None:
             return sampled
-        (seqs, tokens, lazy), self._unread = self._unread, None
-        for seq, token in zip(seqs, read(tokens).tolist(), strict=True):
+        self._move("result")
+        (seqs, newest), self._unread = self._unread, None
+        for seq, token in zip(seqs, read(newest.tokens).tolist(), strict=True):
             seq.token_ids.append(token)
-            if not seq.is_known:
+            if not seq.newest_token_on_host:
                 seq.append([token])
-            if not seq.is_reported:
+            if not seq.newest_token_reported:
                 sampled.tokens[seq.id] = [token]
-            seq.is_reported = seq.is_known = False
-        logprobs = by_sequence(lazy)
+            seq.newest_token_reported = seq.newest_token_on_host = False
+        logprobs = by_sequence(newest.logprobs)
         sampled.logprobs = {seq: logprobs[seq] for seq in logprobs if seq in sampled.tokens}
-        wide, self._wide = self._wide, None
-        if wide is not None:
-            self._accept(wide, sampled)
-        self._speculation.record_step(len(self._seqs), 1 if wide is None else wide.width)
+        width, step = 1, self._step
+        if isinstance(step, WideStep):
+            width, self._step = step.width, None
+            self._accept(step, sampled)
+        self._speculation.record_step(len(self._seqs), width)
         return sampled
 
-    def _new_wide_step(self) -> WideStep | None:
-        """The next step, if drafts are worth verifying; then the host knows all tokens."""
-        if not self._speculation.may_be_worth_it(self._seqs):
+    def _move(self, call: str) -> None:
+        """Enter the state that `call` leads to."""
+        after = _NEXT_STATE.get((self._state, call))
+        assert after is not None, f"{call} of a batch that is {self._state.value}"
+        self._state = after
+
+    def _new_drafts(self) -> tuple[mx.array, list[list[int]]] | None:
+        """The token ids of a wide step and the drafts among them; None if a plain one is better.
+
+        A wide step needs the newest tokens on the host.
+        """
+        if self._newest is None or not self._speculation.may_be_worth_it(self._seqs):
             return None
-        assert self._tokens is not None
-        tokens = self._append_newest(self._tokens)
-        drafts = self._speculation.drafts(self._seqs, self._loaded.spec.eos_token_ids)
-        return None if drafts is None else WideStep(self._seqs, tokens, *drafts)
+        tokens = self._append_newest(self._newest)
+        found = self._speculation.drafts(self._seqs, self._loaded.spec.eos_token_ids)
+        if found is None:
+            return None
+        width, drafts = found
+        return token_ids_of(tokens, width, drafts), drafts
 
     def _accept(self, wide: WideStep, sampled: Sampled) -> None:
-        """Keep the tokens that `wide` verified, and report all but `NO_TOKEN` at once.
+        """Keep the tokens that `wide` verified, and report all of them but `NO_TOKEN`.
 
-        A plain step will report that: the tokens before it may have ended the answer.
+        The next plain step reports that: the tokens before it may have ended the answer.
         """
         last = []
         taken, logprobs = wide.result(self._cache)
         for seq, tokens in zip(self._seqs, taken, strict=True):
             seq.append(tokens)
-            seq.is_reported = tokens[-1] != NO_TOKEN
+            seq.newest_token_reported = tokens[-1] != NO_TOKEN
             seq.token_ids += tokens[:-1]
             last.append(tokens[-1])
-            if reported := tokens if seq.is_reported else tokens[:-1]:
+            if reported := tokens if seq.newest_token_reported else tokens[:-1]:
                 sampled.tokens.setdefault(seq.id, []).extend(reported)
             if seq.id in logprobs:
                 sampled.logprobs.setdefault(seq.id, []).extend(logprobs[seq.id][: len(reported)])
         sampled.drafts = wide.counts
-        self._tokens, self._logprobs = mx.array(last, dtype=mx.int32), []
+        self._newest = NewTokens(mx.array(last, dtype=mx.int32), [])
         if self._speculation.needs_even_rows:
             batch_cache.even_out(self._cache)
 
@@ -290,14 +348,14 @@ class DecodeBatch:
         self._speculation.discard_time()
         self._seqs = [self._seqs[i] for i in rows]
         if not rows:
-            self._cache, self._tokens, self._logits, self._logprobs = [], None, None, []
-            self._wide = None
+            self._cache, self._newest, self._step = [], None, None
             return
         self._cache = batch_cache.filtered(self._cache, rows)
-        if self._tokens is not None:
-            self._tokens = self._tokens[mx.array(rows)]
-        if self._logits is not None:
-            self._logits = self._logits[mx.array(rows)]
+        if self._newest is not None:
+            self._newest.keep(rows)
+        if self._step is not None:
+            assert isinstance(self._step, PlainStep)
+            self._step.keep(rows)
 
     def _guided(self) -> list[tuple[DecodingSequence, AnswerMatcher]]:
         return [(seq, seq.sampler.matcher) for seq in self._seqs if seq.sampler.matcher is not None]
@@ -325,22 +383,22 @@ class DecodeBatch:
             for choice, matcher in enumerate(matchers)
         ]
 
-    def _advance_grammars(self, tokens: mx.array, logits: mx.array) -> None:
-        """Advance the grammars, while the device works on `logits`."""
+    def _advance_grammars(self, newest: NewTokens, logits: mx.array) -> None:
+        """Advance the grammars while the device works on `logits`."""
         if self._guided():
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
-            self._append_newest(tokens)
+            self._append_newest(newest)
 
-    def _append_newest(self, tokens: mx.array) -> list[int]:
-        """Read the newest `tokens`, and hand them to the drafters and grammars without them."""
-        token_ids: list[int] = read(tokens).tolist()
+    def _append_newest(self, newest: NewTokens) -> list[int]:
+        """Read the newest tokens, and hand them to the drafters and grammars that lack them."""
+        token_ids: list[int] = read(newest.tokens).tolist()
         for seq, token_id in zip(self._seqs, token_ids, strict=True):
-            if not seq.is_known:
+            if not seq.newest_token_on_host:
                 seq.append([token_id])
         return token_ids
 
 
 def _counters(cache: list[Any]) -> list[mx.array]:
-    """Small arrays that layers count in: left lazy, they would keep all steps' operations."""
+    """The layers' own counters: left lazy, they would keep the operations of all steps."""
     found = (vars(layer).get("offset") for layer in cache)
     return [counter for counter in found if isinstance(counter, mx.array)]

@@ -1,9 +1,9 @@
-"""Guesses what a sequence will say next from what it has said and read.
+"""Drafts of a sequence's next tokens, looked up in its prompt and answer.
 
 Prompt lookup (Saxena 2023; vLLM's n-gram speculation): agents repeat names of elements, keys of
-JSON, and text of their prompts. The longest run of tokens at the end that occurred before is
-looked for, and what followed it then is the draft. Its hit rate counts every sampled token,
-whether the draft was used or not: where it is low, no draft is used.
+JSON, and text of their prompts. The draft is the continuation of the longest earlier occurrence of
+the sequence's last tokens. Its hit rate counts every sampled token, whether the draft was used or
+not; where the rate is low, no draft is used.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_MATCH = 2
-"""Tokens that must have occurred before."""
+"""Minimum length of a match."""
 _MAX_MATCH = 16
-"""Longer runs are not told apart."""
+"""Longer matches count as equally long."""
 _PRIOR_WEIGHT = 4.0
 _PRIORS = ((2, 0.3), (3, 0.5), (5, 0.7), (9, 0.85))
-"""The probability that a draft is right until it is known better, from so long a match on."""
+"""(minimum match, prior probability that a draft is right)."""
 _MEMORY = 64.0
-"""Number of guesses after which older ones count half."""
+"""Number of guesses at which all earlier ones are halved in weight."""
 FORCED_PROBABILITY = 0.9
-"""Probability that a model spells what a grammar forces as its tokenizer does."""
+"""Probability that a model splits text that a grammar forces into the tokenizer's tokens."""
 
 
 class _HitRate:
@@ -40,19 +40,19 @@ class _HitRate:
 
 
 class Drafter:
-    """The tokens of one sequence, and what they suggest comes next."""
+    """The tokens of one sequence, and the guess of its next ones."""
 
     def __init__(self, prompt_ids: NDArray[np.int32], prediction_ids: Sequence[int] = ()) -> None:
-        """`prediction_ids`: what the answer may begin with, or be like."""
+        """`prediction_ids`: the predicted answer, which is guessed first."""
         known = np.concatenate([np.fromiter(prediction_ids, dtype=np.int32), prompt_ids])
         self._length = len(known)
         self._tokens = np.empty(max(2 * self._length, 256), dtype=np.int32)
         self._tokens[: self._length] = known
         self._rates = [_HitRate(prior) for _, prior in _PRIORS]
         self._next = 0
-        """The place of the token that is guessed to come next."""
+        """Index of the guessed next token."""
         self._match = 0
-        """Number of tokens before it that equal those at the end; 0: nothing is guessed."""
+        """Number of tokens before it that equal the last ones; 0 without a guess."""
         if len(prediction_ids):
             self._match = _MAX_MATCH
         else:
@@ -93,7 +93,7 @@ class Drafter:
         return [self._rates[_level(self._match + i)].probability for i in range(count)]
 
     def _find(self) -> None:
-        """The longest match; of equal ones the newest."""
+        """Find the longest match; of equally long ones, the newest."""
         tokens, last = self._tokens[: self._length], self._length - 1
         self._match = 0
         if last < MIN_MATCH:

@@ -1,4 +1,4 @@
-"""One prompt on its way through the model, chunk by chunk, with a KV cache of its own."""
+"""Prefill of one prompt, chunk by chunk, into a KV cache of its own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vlm_server.runner.families import Deepstack
 from vlm_server.runner.kv.segments import (
     LayerStates,
     SequenceState,
+    buffer_capacity,
     only_append,
     restore,
-    room_for,
     snapshot,
 )
 from vlm_server.runner.loaded import LoadedModel
@@ -28,14 +28,14 @@ from vlm_server.runner.model.lm_head import WantedLogits, has_last_token_head, l
 from vlm_server.runner.vision.encoder import ImageFeatures
 
 Storable = tuple[PromptKey, SequenceState, str]
-"""What the prefix cache may store: the tokens, their state, and the salt."""
+"""An entry for the prefix cache: the tokens, their state, and the salt."""
 
 
 class Prefilled:
     """A request whose prompt is in `cache`, or will be.
 
-    row: of the prompt in a cache that a batched prefill shares; None if the cache is its own.
-    snapshots: at the prompt's snapshot points, by the number of tokens before them.
+    row: the prompt's row in the cache of a batched prefill; None if the cache is its own.
+    snapshots: those at the prompt's snapshot points, by the number of tokens before them.
     """
 
     def __init__(
@@ -62,40 +62,41 @@ class Prefilled:
 
 
 class Prefill(Prefilled):
-    """A request from the first prompt token that was not cached to its last."""
+    """A request from its first prompt token that was not cached to the last."""
 
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
         super().__init__(loaded, request, make_prompt_cache(loaded.language_model))
         for layer in self.cache:
-            if type(layer) is KVCache:  # made once for all chunks, which then do not grow it
-                layer.step = room_for(request.prompt.num_tokens)
-        self._can_be_padded = self._takes_padding()
+            if type(layer) is KVCache:  # allocated once for all chunks
+                layer.step = buffer_capacity(request.prompt.num_tokens)
+        self._can_be_padded = self._supports_padding()
         self._multiple = loaded.backend.prefill_padding_tokens if self._can_be_padded else 1
-        """Multiple to which chunks are padded that no compiled step takes."""
-        self._logits: mx.array | None = None  # of the last chunk
+        """Multiple to which chunks are padded unless they are compiled steps."""
+        self._logits: mx.array | None = None
+        """The logits of the last chunk's last token."""
         self._is_compiled = False
-        """Whether the last chunk was a compiled step, of which only the logits are waited for."""
+        """Whether the last chunk was a compiled step, for whose logits alone `wait` waits."""
         self.is_piggybacked = False
-        """Whether the last chunk is part of a mixed step that was not waited for."""
-        self._num_read = 0
+        """Whether the last chunk is part of a mixed step that may still run."""
+        self._num_launched = 0
         """Tokens of the prompt up to the end of the last chunk; 0 before the first one."""
         self._before_media: dict[int, LayerStates] = {}
-        """The state at the start of a chunk that ended inside a media item."""
+        """The state before the last chunk, if that ended inside a media item."""
         if request.prefix.length:
             restore(self.cache, request.prefix, request.prompt.num_tokens)
         self._inputs: _PromptInputs | None = _PromptInputs(loaded, request)
 
     def chunk(self, start: int, end: int) -> PromptChunk | None:
-        """Tokens `start` to `end` for a mixed step; None if they must be read alone."""
+        """Tokens `start` to `end` for a mixed step; None if they need a step of their own."""
         return self._chunk(start, end) if self._can_be_padded else None
 
     def launch(self, start: int, end: int, logits: mx.array | None = None) -> mx.array:
-        """Begin tokens `start` to `end`, unless a mixed step reads them, which made `logits`.
+        """Begin tokens `start` to `end`; `logits` are those of a mixed step that did so.
 
-        Returns the last one's logits, (1, vocabulary), lazy.
+        Returns the last token's logits, (1, vocabulary), lazy.
         """
         self._keep_before_media(start, end)
-        self._num_read = end
+        self._num_launched = end
         self.is_piggybacked = logits is not None
         if logits is None:
             logits = self._launch_alone(start, end)
@@ -118,27 +119,27 @@ class Prefill(Prefilled):
         self.is_piggybacked = False
 
     def end_early(self) -> Storable | None:
-        """What was read of a prompt that is cancelled.
+        """The prefilled part of a cancelled prompt.
 
-        Waits for the last chunk, and raises what it raises. None if its logits are NaN, or if
-        nothing before a media item was read.
+        Waits for the last chunk, and raises its error. None if its logits are NaN, or if the
+        prompt has not got beyond its first media item.
         """
         self._inputs = None
         if self._logits is None or read(mx.isnan(self._logits).any()):
             return None
         self.wait()
         key, snapshots = self.prompt.key, self._before_media | self.snapshots
-        end = key.floor(self._num_read)
+        end = key.floor(self._num_launched)
         if not end:
             return None
-        if end == self._num_read:
+        if end == self._num_launched:
             snapshots[end] = snapshot(self.cache)
         return self._storable(key.part(0, end), snapshots, are_free=True)
 
     def _keep_before_media(self, start: int, end: int) -> None:
         """Keep the state before tokens `start` to `end`, if they end inside a media item."""
         key = self.prompt.key
-        if self._num_read and key.floor(start) == start:
+        if self._num_launched and key.floor(start) == start:
             is_inside = key.floor(end) < end
             self._before_media = {start: snapshot(self.cache)} if is_inside else {}
 
@@ -148,7 +149,7 @@ class Prefill(Prefilled):
         logits = self._loaded.text.prefill(chunk) if self._can_be_padded else None
         self._is_compiled = logits is not None
         if logits is None:
-            logits = self._read(PaddedChunk.around(start, end, self._multiple), chunk)
+            logits = self._forward_eager(PaddedChunk.around(start, end, self._multiple), chunk)
             launched = [logits] if end == self.prompt.num_tokens else []
             mx.async_eval(launched, [layer.state for layer in self.cache])  # type: ignore[no-untyped-call]
         return logits
@@ -156,10 +157,12 @@ class Prefill(Prefilled):
     def _chunk(self, start: int, end: int) -> PromptChunk:
         assert self._inputs is not None
         token_ids, arguments = self._inputs.token_ids(start, end), self._inputs.chunk(start, end)
-        return PromptChunk(token_ids, arguments, self.cache, room_for(self.prompt.num_tokens))
+        return PromptChunk(
+            token_ids, arguments, self.cache, buffer_capacity(self.prompt.num_tokens)
+        )
 
-    def _read(self, padded: PaddedChunk, chunk: PromptChunk) -> mx.array:
-        """The last token's logits, lazy, as mlx-vlm's model makes them."""
+    def _forward_eager(self, padded: PaddedChunk, chunk: PromptChunk) -> mx.array:
+        """The last token's logits, lazy, by mlx-vlm's model without compilation."""
         language_model, cache = self._loaded.language_model, self.cache
         token_ids, arguments = chunk.token_ids, chunk.inputs
         forget_columns(cache)
@@ -170,8 +173,8 @@ class Prefill(Prefilled):
         with self._loaded.attention.in_place(), logits_of(language_model, wanted):
             return language_model(token_ids, cache=cache, **arguments).logits  # type: ignore[no-any-return]
 
-    def _takes_padding(self) -> bool:
-        """Whether no token and no layer attends to later ones, and logits are of one token."""
+    def _supports_padding(self) -> bool:
+        """Whether no token and no layer attends to padding, and logits are of one token."""
         return (
             only_append(self.cache)
             and not self.prompt.atomic_prefill_tokens
@@ -181,7 +184,7 @@ class Prefill(Prefilled):
 
 
 def embedded(loaded: LoadedModel, token_ids: mx.array) -> dict[str, mx.array]:
-    """What the language model takes of `token_ids`, (rows, tokens), if all are text; lazy."""
+    """The language model's arguments for `token_ids`, (rows, tokens), of text; lazy."""
     made = loaded.model.get_input_embeddings(token_ids, None, mask=mx.ones_like(token_ids))
     loaded.forget_positions()
     arguments = {"inputs_embeds": made.inputs_embeds, "per_layer_inputs": made.per_layer_inputs}
@@ -189,7 +192,7 @@ def embedded(loaded: LoadedModel, token_ids: mx.array) -> dict[str, mx.array]:
 
 
 class _PromptInputs:
-    """A prompt after its prefix, as the language model takes it; sliced for each chunk."""
+    """The language model's arguments for a prompt after its prefix, sliced for each chunk."""
 
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
         self._prompt, self._start = request.prompt, request.prefix.length
@@ -203,7 +206,7 @@ class _PromptInputs:
         self._visual_mask = _visual_mask(self._token_ids.shape[1], spans, features)
         self._deepstack: mx.array | None = None
         if self._visual_mask is not None:
-            rows = [each.deepstack for each in features if each.deepstack is not None]
+            rows = [image.deepstack for image in features if image.deepstack is not None]
             self._deepstack = mx.concatenate(rows, axis=1)
         mx.async_eval(self._by_token["inputs_embeds"])  # type: ignore[no-untyped-call]
 
@@ -232,7 +235,7 @@ class _PromptInputs:
 def _splice(
     text: mx.array, spans: list[tuple[int, int]], features: tuple[ImageFeatures, ...]
 ) -> mx.array:
-    """`text` (1, tokens, hidden) with each span's rows replaced by its picture's."""
+    """`text` (1, tokens, hidden) with each span's rows replaced by its features."""
     pieces, cursor = [], 0
     for (start, end), image in zip(spans, features, strict=True):
         pieces += [text[0, cursor:start], image.rows.astype(text.dtype)]
@@ -241,7 +244,7 @@ def _splice(
 
 
 class _Sliced:
-    """Part of an array over a whole prompt, for a model that slices out that very part."""
+    """A slice that any slicing returns, for a model that slices an array of the whole prompt."""
 
     def __init__(self, part: mx.array) -> None:
         self._part = part
@@ -253,7 +256,7 @@ class _Sliced:
 def _deepstack_arguments(
     kind: Deepstack, rows: mx.array, mask: NDArray[np.bool_]
 ) -> dict[str, Any]:
-    """For a chunk: rows (layers, visual tokens, hidden), where `mask`, (tokens,), says."""
+    """Arguments from `rows`, (layers, visual tokens, hidden), for tokens in `mask`, (tokens,)."""
     masks: Any = mx.array(mask)[None]
     embeds: Any = list(rows)
     if kind is not Deepstack.VISUAL_ROWS:
@@ -275,7 +278,7 @@ def _by_token(rows: mx.array, mask: NDArray[np.bool_]) -> mx.array:
 def _visual_mask(
     num_tokens: int, spans: list[tuple[int, int]], features: tuple[ImageFeatures, ...]
 ) -> NDArray[np.bool_] | None:
-    """(tokens,) where deepstack adds; None for a prompt or a family without it."""
+    """(tokens,) bool: tokens that deepstack adds to; None if there is none."""
     mask = np.zeros(num_tokens, dtype=np.bool_)
     for (start, end), image in zip(spans, features, strict=True):
         if image.visual_mask is not None:

@@ -1,7 +1,7 @@
-"""Stores in the prefix cache what prompts and answers computed, as the plan says.
+"""Stores the state of prompts and answers in the prefix cache, as the plan says.
 
-State that can't be stored, as when memory is short, is computed again. What sequences computed
-since an error came late is not stored, for it may be worthless.
+A failure to store, as when memory is short, fails no request. State that sequences computed since
+a late error is not stored, for it may be invalid.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ logger = logging.getLogger(__name__)
 
 
 class PrefixStore(Protocol):
-    """Where the state of prompts and answers goes: `Caches`."""
+    """The store of prompts' and answers' state: `Caches`."""
 
     def store_prefix(self, prompt: PromptKey, source: Source[Any, Any], salt: str) -> None:
         """Store the state that `source` has of `prompt`."""
 
 
 class LateErrors:
-    """The errors of sequences' computations that come after their launch; see `faults`."""
+    """Errors that sequences' computations raise after their launch; see `Faults`."""
 
     def __init__(self, faults: Faults, groups: DecodeGroups) -> None:
         self._faults = faults
         self._groups = groups
         self._num_of_others = 0
-        """Late errors so far that were not those of sequences."""
+        """Number of late errors so far that did not concern sequences."""
         self._error: Exception | None = None
-        """Raised by `synchronize` since the last `check`."""
+        """The error that `synchronize` caught since the last `check`."""
 
     def synchronize(self) -> None:
-        """Wait for all that sequences compute, where errors come late."""
+        """Where errors come late, wait for all computations of sequences."""
         if self._faults.come_late and self._error is None:
             try:
                 self._groups.synchronize()
@@ -50,16 +50,16 @@ class LateErrors:
                 self._error = error
 
     def attribute_to_others(self) -> None:
-        """Take all errors until now for those of others: `synchronize` was called before."""
+        """Attribute all errors so far to other work; `synchronize` must have been called before."""
         self._num_of_others = self._faults.num_late
 
     @property
     def is_clean(self) -> bool:
-        """Whether no error is known that makes worthless what sequences computed."""
+        """Whether no known error makes the sequences' computations invalid."""
         return self._error is None and self._faults.num_late == self._num_of_others
 
     def check(self) -> None:
-        """Raises the error that makes worthless what sequences computed, once."""
+        """Raises, once, the error that makes the sequences' computations invalid."""
         is_clean, error = self.is_clean, self._error
         self._error = None
         if not is_clean:

@@ -16,30 +16,29 @@ from vlm_server.runner.text.drafts import Drafter
 
 @dataclass(slots=True)
 class DecodingSequence:
-    """One choice of a request, from its first token to its last.
-
-    position: of the next token, before the family's rope delta. token_ids: of the answer, those
-    that the cache holds. is_reported, is_known: whether the token that was sampled last is in a
-    `Sampled`, and whether drafter and grammar have it.
-    """
+    """One choice of a request, from its first token to its last."""
 
     id: SeqId
     sampler: SequenceSampler
     prompt: PreparedPrompt
     position: int
+    """The next token's position, before the family's rope delta is added."""
     drafter: Drafter | None
     token_ids: list[int] = field(default_factory=list)
-    is_reported: bool = True
-    is_known: bool = False
+    """The answer's tokens that the cache holds."""
+    newest_token_reported: bool = True
+    """Whether the newest token is in a `Sampled`."""
+    newest_token_on_host: bool = False
+    """Whether drafter and grammar have the newest token."""
 
-    def num_useful_drafts(self, most: int) -> int:
-        """The number of tokens beyond the next that the answer may have, up to `most`."""
-        limit = self.sampler.params.max_tokens
-        return most if limit is None else min(most, max(limit - len(self.token_ids) - 2, 0))
+    def num_useful_drafts(self, limit: int) -> int:
+        """The number of tokens beyond the next that the answer may have, up to `limit`."""
+        longest = self.sampler.params.max_tokens
+        return limit if longest is None else min(limit, max(longest - len(self.token_ids) - 2, 0))
 
     def append(self, token_ids: list[int]) -> None:
-        """Hand the tokens that were sampled last to drafter and grammar."""
-        self.is_known = True
+        """Hand the newest tokens to drafter and grammar."""
+        self.newest_token_on_host = True
         self.sampler.follow(token_ids)
         if self.drafter is not None:
             for token_id in token_ids:
@@ -47,8 +46,20 @@ class DecodingSequence:
 
 
 @dataclass(slots=True)
+class NewTokens:
+    """The newest token of each sequence, (sequences,), and the logprobs asked for; all lazy."""
+
+    tokens: mx.array
+    logprobs: list[LazyLogprobs]
+
+    def keep(self, rows: list[int]) -> None:
+        """Keep the tokens of these rows; `logprobs` may still have more."""
+        self.tokens = self.tokens[mx.array(rows)]
+
+
+@dataclass(slots=True)
 class Sampled:
-    """Tokens by sequence, their logprobs where those were asked for, and counts of drafts."""
+    """The tokens of a step by sequence, the logprobs asked for, and counts of drafts."""
 
     tokens: dict[SeqId, list[int]] = field(default_factory=dict)
     logprobs: dict[SeqId, list[TokenLogprobs]] = field(default_factory=dict)
@@ -64,9 +75,9 @@ class Sampled:
 def sample_next(
     logits: mx.array, seqs: list[DecodingSequence], ranks: Ranks | None
 ) -> tuple[mx.array, list[LazyLogprobs]]:
-    """The next token of each sequence, and the logprobs of those that ask.
+    """The next token of each sequence, and the logprobs asked for.
 
-    Where there are several `ranks`, the tokens of rank 0 are those of all.
+    With several `ranks`, all take the tokens of rank 0.
     """
     tokens = sampling.sample_and_advance(logits, [seq.sampler for seq in seqs])
     if ranks is not None:
@@ -77,7 +88,7 @@ def sample_next(
 def logprobs_of(
     logits: mx.array, tokens: mx.array, seqs: Sequence[DecodingSequence]
 ) -> list[LazyLogprobs]:
-    """The logprobs of `tokens`, (rows,), in the rows of those `seqs` that ask for them."""
+    """The logprobs of `tokens`, (rows,), where the row's sequence asks for them."""
     asking = [
         (row, seq.id, count)
         for row, seq in enumerate(seqs)
@@ -87,8 +98,8 @@ def logprobs_of(
 
 
 def by_sequence(logprobs: list[LazyLogprobs]) -> dict[SeqId, list[TokenLogprobs]]:
-    """Each sequence's logprobs, in the order of its tokens, read from the device."""
+    """Each sequence's logprobs in the order of its tokens; waits for the device."""
     found = dict[SeqId, list[TokenLogprobs]]()
-    for seq_id, entry in (entry for each in logprobs for entry in each.read()):
+    for seq_id, entry in (entry for step in logprobs for entry in step.read()):
         found.setdefault(seq_id, []).append(entry)
     return found

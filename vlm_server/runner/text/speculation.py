@@ -1,7 +1,7 @@
 """Decides how many draft tokens a step verifies, from measured times and hit rates.
 
-A step that verifies drafts is wider: it takes several tokens of each row, and longer. It is worth
-it if more tokens are expected in its time than plain steps bring.
+A step that verifies drafts is wider: it takes several tokens of each row, and more time. It pays if
+more tokens are expected of it than of plain steps in the same time.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from vlm_server.runner.text.drafts import FORCED_PROBABILITY
 from vlm_server.runner.text.sequence import DecodingSequence
 
 _MASK_SECONDS = 0.01
-"""Longest wait for the grammars of drafts; then the step goes without."""
+"""Longest wait for the masks of drafts; after it, the step is a plain one."""
 _PRIOR_SLOPE = 0.1
 """Cost of each further token of a row, in plain steps, until it is measured."""
-_LEAST_GAIN = 1.15
-"""Least gain of a wide step over plain steps, which run one ahead of the host."""
+_MIN_GAIN = 1.15
+"""Minimum gain of a wide step over plain steps, which run one ahead of the host."""
 _WEIGHT = 0.2
 """Weight of a new measurement."""
 _OUTLIER = 4.0
-"""Factor above the usual time from which a time says more of the machine than of the step."""
+"""Factor above the usual time from which a measurement is taken for a disturbance."""
 
 
 def speculation_of(loaded: LoadedModel, num_draft_tokens: int) -> Speculation:
-    """Speculation with drafts of at most so many tokens; none if this model can't verify any.
+    """Speculation with at most `num_draft_tokens` drafts; none if this model can't verify any.
 
-    Layers with windows or recurrent states can't remove tokens that were wrong. A model that
-    `needs_even_rows` takes no keys beyond its longest row.
+    Layers with windows or recurrent states can't remove rejected tokens.
     """
     layers = make_prompt_cache(loaded.language_model)
     if not (loaded.family.is_checked and only_append(layers)):
         return Speculation()
-    most = num_draft_tokens + 1
-    widths = sorted({min(width, most) for width in loaded.backend.draft_widths} - {1})
+    limit = num_draft_tokens + 1
+    widths = sorted({min(width, limit) for width in loaded.backend.draft_widths} - {1})
     return Speculation(widths, needs_even_rows=loaded.family.needs_even_rows)
 
 
@@ -49,19 +48,19 @@ class Speculation:
     """The choice of drafts that the steps of one model verify."""
 
     def __init__(self, widths: Sequence[int] = (), *, needs_even_rows: bool = False) -> None:
-        """`widths`: how many tokens of a row a step may take, ascending; none for no drafts.
+        """`widths`: numbers of tokens of a row that a step may take, ascending; none for no drafts.
 
         `needs_even_rows`: see `Family`.
         """
         self.widths = widths
-        self._most = max(widths, default=1) - 1
+        self._max_drafts = max(widths, default=1) - 1
         self.needs_even_rows = needs_even_rows
         self._times = StepTimes()
         self._last: tuple[float, int] | None = None
-        """When the step before ended, and its width, if nothing else ran since it began."""
+        """The end of the last step and its width; None if other work ran since it began."""
 
     def may_be_worth_it(self, seqs: Sequence[DecodingSequence]) -> bool:
-        """Whether to wait for the newest tokens, in order to verify what may follow them."""
+        """Whether to wait for the newest tokens, in order to verify drafts after them."""
         if not self.widths or len(seqs) > MAX_DRAFTING_ROWS:
             return False
         return best_width(self.widths, [self._chances(seq) for seq in seqs], self._times) > 1
@@ -69,10 +68,9 @@ class Speculation:
     def drafts(
         self, seqs: Sequence[DecodingSequence], eos_token_ids: frozenset[int]
     ) -> tuple[int, list[list[int]]] | None:
-        """The width of the next step, and the drafts of each row, once all tokens are known.
+        """The width of the next step, and the drafts of each row, once the host has all tokens.
 
-        None if plain steps bring more. Grammars are asked what may follow drafts: what they forbid
-        is left out.
+        None if plain steps bring more. Drafts that grammars forbid are left out.
         """
         guesses = []
         for seq in seqs:
@@ -83,7 +81,7 @@ class Speculation:
         return None if width == 1 else (width, [tokens[: width - 1] for tokens, _ in guesses])
 
     def record_step(self, rows: int, width: int) -> None:
-        """Record the end of a step; its time counts if the one before was of its kind."""
+        """Record the end of a step; its time counts if the step before was of its kind."""
         if not self.widths:
             return
         now, last = time.perf_counter(), self._last
@@ -92,22 +90,22 @@ class Speculation:
         self._last = now, width
 
     def discard_time(self) -> None:
-        """Don't count the next step: its time is not that of a step alone."""
+        """Leave out the time of the next step, during which other work runs."""
         self._last = None
 
     def _chances(self, seq: DecodingSequence) -> list[float]:
-        """The probability of each draft, while the newest token may not be known yet."""
-        lag, most = 0 if seq.is_known else 1, seq.num_useful_drafts(self._most)
+        """The probability of each draft, before the host may have the newest token."""
+        lag, limit = 0 if seq.newest_token_on_host else 1, seq.num_useful_drafts(self._max_drafts)
         chances = [0.0]
-        if most and seq.drafter is not None and seq.drafter.probability:
-            first, *rest = seq.drafter.probabilities(most + 1)
+        if limit and seq.drafter is not None and seq.drafter.probability:
+            first, *rest = seq.drafter.probabilities(limit + 1)
             chances = [first * rest[0], *rest[1:]] if lag else [first, *rest[:-1]]
         matcher = seq.sampler.matcher
         if matcher is None:
             return chances
         if not matcher.can_look_ahead:
             return [0.0]
-        num_forced = min(len(matcher.forced) - lag, most)
+        num_forced = min(len(matcher.forced) - lag, limit)
         return max(chances, [FORCED_PROBABILITY] * num_forced, key=expected_tokens)
 
     def _guess(
@@ -115,8 +113,8 @@ class Speculation:
     ) -> tuple[list[int], list[float]] | None:
         """Draft tokens and the probability of each; None if a grammar is late."""
         assert seq.drafter is not None
-        most = seq.num_useful_drafts(self._most)
-        guess = list(takewhile(lambda i: i not in eos_token_ids, seq.drafter.guess(most)))
+        limit = seq.num_useful_drafts(self._max_drafts)
+        guess = list(takewhile(lambda i: i not in eos_token_ids, seq.drafter.guess(limit)))
         chances = seq.drafter.probabilities(len(guess))
         matcher = seq.sampler.matcher
         if matcher is None:
@@ -125,17 +123,19 @@ class Speculation:
             return None
         if not matcher.can_look_ahead:
             return [], []
-        forced = list(matcher.forced[:most]), [FORCED_PROBABILITY] * len(matcher.forced[:most])
-        guess, chances = max((guess, chances), forced, key=lambda one: expected_tokens(one[1]))
+        forced = list(matcher.forced[:limit]), [FORCED_PROBABILITY] * len(matcher.forced[:limit])
+        guess, chances = max(
+            (guess, chances), forced, key=lambda drafts: expected_tokens(drafts[1])
+        )
         matcher.look_ahead(guess)
         if not matcher.wait(_MASK_SECONDS):
             return None
-        count = len(matcher.ahead())
+        count = len(matcher.draft_masks())
         return guess[:count], chances[:count]
 
 
 class StepTimes:
-    """Measured times of steps, by the number of rows; of steps that had the device alone."""
+    """Measured times of steps that had the device to themselves, by number of rows."""
 
     def __init__(self) -> None:
         self._plain = dict[int, float]()
@@ -152,17 +152,17 @@ class StepTimes:
         elif rows in self._plain:
             slope = max(seconds / self._plain[rows] - 1, 0.0) / (width - 1)
             known = self._slope(rows, width)
-            most = _OUTLIER * max(known, _PRIOR_SLOPE)
-            self._slopes.setdefault(rows, {})[width] = _mixed(known, min(slope, most))
+            limit = _OUTLIER * max(known, _PRIOR_SLOPE)
+            self._slopes.setdefault(rows, {})[width] = _mixed(known, min(slope, limit))
 
     def cost(self, rows: int, width: int) -> float:
-        """The time of a step in plain steps."""
+        """The time of a step, in plain steps."""
         return 1.0 + self._slope(rows, width) * (width - 1)
 
     def _slope(self, rows: int, width: int) -> float:
-        """The slope at the nearest width that was measured: kernels change at some widths."""
+        """The slope at the nearest measured width: kernels change at some widths."""
         measured = self._slopes.get(rows, {})
-        nearest = min(measured, key=lambda one: abs(one - width), default=0)
+        nearest = min(measured, key=lambda other: abs(other - width), default=0)
         return measured.get(nearest, _PRIOR_SLOPE)
 
 
@@ -176,14 +176,14 @@ def best_width(widths: Sequence[int], chances: Sequence[Sequence[float]], times:
     chances: for each row, the probability that each of its draft tokens is right if all before it
     are.
     """
-    best, most = 1, _LEAST_GAIN
+    best, best_gain = 1, _MIN_GAIN
     for width in widths:
         if best > 1 and best > max(map(len, chances)):
             break  # no row has more drafts
         tokens = sum(expected_tokens(row[: width - 1]) for row in chances)
         gain = tokens / len(chances) / times.cost(len(chances), width)
-        if gain > most:
-            best, most = width, gain
+        if gain > best_gain:
+            best, best_gain = width, gain
     return best
 
 

@@ -1,8 +1,9 @@
 """A decode step that verifies draft tokens (Leviathan et al. 2023), losslessly.
 
-The model takes each row's newest token and its drafts at once. At each place the row samples what
-it would have sampled there without drafts: a sample depends on seed, step, the tokens before it and
-logits alone. As long as it is the draft, the next place saw the right tokens, and counts.
+The model gets each row's newest token and its drafts in one call. At each position the row samples
+what it would have sampled there without drafts: a sample depends on seed, step, earlier tokens and
+logits alone. While each sample equals its draft, the next position was computed from correct tokens
+and is kept.
 """
 
 from __future__ import annotations
@@ -21,47 +22,42 @@ from vlm_server.runner.text.sequence import DecodingSequence, by_sequence, logpr
 
 
 class WideStep:
-    """A step of which `sample` and `result` are called once each, in this order.
-
-    token_ids: (sequences, width), each one's newest token and its drafts, padded with zeros.
-    counts: numbers of drafts that were verified, and were right; after `result`.
-    """
+    """A step of which `sample` and `result` are called once each, in this order."""
 
     def __init__(
-        self,
-        seqs: Sequence[DecodingSequence],
-        tokens: Sequence[int],
-        width: int,
-        drafts: Sequence[list[int]],
+        self, seqs: Sequence[DecodingSequence], logits: mx.array, drafts: Sequence[list[int]]
     ) -> None:
-        """tokens: the newest of each sequence. drafts: of each, less than `width`."""
-        self.width = width
+        """`logits`, (sequences, width, vocabulary), lazy: after the tokens of `token_ids_of`."""
+        self.logits = logits
+        self.counts: dict[SeqId, DraftCounts] = {}
+        """Numbers of drafts that were verified, and were right; after `result`."""
         self._seqs = seqs
         self._drafts = drafts
-        self.counts: dict[SeqId, DraftCounts] = {}
-        token_ids = np.zeros((len(seqs), width), dtype=np.int32)
-        for row, (token, ahead) in enumerate(zip(tokens, drafts, strict=True)):
-            token_ids[row, : 1 + len(ahead)] = [token, *ahead]
-        self.token_ids = mx.array(token_ids)
-        self._samplers = [_samplers(seq, ahead) for seq, ahead in zip(seqs, drafts, strict=True)]
-        """For each row, one for its newest token and one for each of its drafts."""
+        self._samplers = [_samplers(seq, ids) for seq, ids in zip(seqs, drafts, strict=True)]
+        """For each row, a sampler for its newest token and one for each of its drafts."""
         self._sampled: mx.array | None = None
-        """(places,): of all rows, one after another."""
+        """(positions,): the samples of all rows, one row after another."""
         self._logprobs: list[LazyLogprobs] = []
 
-    def sample(self, logits: mx.array) -> None:
-        """Begin to sample at each place from `logits`, (sequences, width, vocabulary)."""
-        places = [(row, i) for row, each in enumerate(self._samplers) for i in range(len(each))]
+    @property
+    def width(self) -> int:
+        return self.logits.shape[1]
+
+    def sample(self) -> None:
+        """Begin to sample at each position."""
+        places = [
+            (row, i) for row, samplers in enumerate(self._samplers) for i in range(len(samplers))
+        ]
         rows, columns = (mx.array(side) for side in zip(*places, strict=True))
-        logits = logits[rows, columns]
+        logits = self.logits[rows, columns]
         self._sampled = sample(logits, [self._samplers[row][i] for row, i in places])
         self._logprobs = logprobs_of(logits, self._sampled, [self._seqs[row] for row, _ in places])
-        mx.async_eval(self._sampled, [array for each in self._logprobs for array in each.arrays])  # type: ignore[no-untyped-call]
+        mx.async_eval(self._sampled, [array for step in self._logprobs for array in step.arrays])  # type: ignore[no-untyped-call]
 
     def result(self, cache: list[Any]) -> tuple[list[list[int]], dict[SeqId, list[TokenLogprobs]]]:
         """Each row's tokens up to the first that is not its draft, and the logprobs asked for.
 
-        The last token of each is not in `cache` yet, which keeps those before it alone.
+        Cuts the rejected drafts off `cache`, which does not hold the last token of each row yet.
         """
         assert self._sampled is not None
         sampled = iter(read(self._sampled).tolist())
@@ -86,11 +82,19 @@ class WideStep:
         return taken, logprobs
 
 
+def token_ids_of(tokens: Sequence[int], width: int, drafts: Sequence[list[int]]) -> mx.array:
+    """The input of a wide step, (sequences, width): newest token, drafts, and zeros as padding."""
+    token_ids = np.zeros((len(tokens), width), dtype=np.int32)
+    for row, (token, ids) in enumerate(zip(tokens, drafts, strict=True)):
+        token_ids[row, : 1 + len(ids)] = [token, *ids]
+    return mx.array(token_ids)
+
+
 def _samplers(seq: DecodingSequence, drafts: Sequence[int]) -> list[SequenceSampler]:
     """Samplers of `seq` after its newest token, and after each of its drafts if all are right."""
     seq.sampler.take_mask()
     matcher = seq.sampler.matcher
-    masks = [None] * len(drafts) if matcher is None else matcher.ahead()
+    masks = [None] * len(drafts) if matcher is None else matcher.draft_masks()
     made = [seq.sampler]
     for token_id, mask in zip(drafts, masks, strict=False):
         made.append(made[-1].after(token_id, mask))

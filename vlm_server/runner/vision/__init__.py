@@ -1,1 +1,1 @@
-"""The vision encoder: pixels to features, on a thread and an MLX stream of its own."""
+"""The vision encoder: pixels to features."""

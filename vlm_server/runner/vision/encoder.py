@@ -25,23 +25,20 @@ logger = logging.getLogger(__name__)
 
 _FAILED = "The model failed while encoding a picture."
 _TURN_SECONDS = 0.01
-"""Time that an encode may add to a decode step: about as long as that takes by itself."""
+"""Time that an encode may add to a decode step: about a step's own time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFeatures:
-    """The features of one span; they depend on the span's image or frames alone.
-
-    rows: (span tokens, hidden), the span's rows of `inputs_embeds`.
-    visual_mask: (span tokens,) bool, which of them deepstack adds to; None without deepstack.
-    deepstack: (layers, visual tokens, hidden); None without deepstack.
-    tokens_at_once: see `EncodedImage`.
-    """
+    """The features of one span, which depend on the span's image or frames alone."""
 
     rows: mx.array
+    """(span tokens, hidden): the span's rows of `inputs_embeds`."""
     visual_mask: mx.array | None
+    """(span tokens,) bool: tokens that deepstack adds to; None without deepstack."""
     deepstack: mx.array | None
-    tokens_at_once: int | None = None
+    """(layers, visual tokens, hidden); None without deepstack."""
+    tokens_per_call: int | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -54,46 +51,45 @@ class ImageFeatures:
 
 
 class ImageEncoder:
-    """The `Encoder` of one model. May work on a thread and a stream of its own.
+    """The `Encoder` of one model, for a thread and a stream of its own.
 
-    Another thread runs the language model meanwhile, so nothing that they share is written.
+    It writes no state of the model, which another thread may run concurrently.
     """
 
     def __init__(self, loaded: LoadedModel, tiles: TileCache | None = None) -> None:
-        """`tiles`: None to encode all of a picture at once, even where tiles would be exact."""
+        """`tiles`: None to encode pictures as a whole, even where tiles would be exact."""
         self._loaded = loaded
         self._tiles = tiles
 
     def encode(self, works: Sequence[EncodeWork]) -> Sequence[ImageFeatures]:
         """The features of spans of one size, in order; the arrays are evaluated.
 
-        Raises what `ImageEncoding.result` does.
+        Raises the errors of `ImageEncoding.result`.
         """
         return self.begin(works).result()
 
     def begin(self, works: Sequence[EncodeWork]) -> ImageEncoding:
-        """The encoding of spans of one size, which has not begun.
+        """An encoding of spans of one size, not launched yet; several for `takes_several` only.
 
-        That is one call of the vision tower, or a call for each tile. Several spans only for a
-        family that `takes_several`.
+        It is one call of the vision tower, or a call for each tile.
         """
         return ImageEncoding(self._loaded.faults, _parts(self._loaded, works, self._tiles))
 
 
 Parts = Generator[list[mx.array], None, Sequence[ImageFeatures]]
-"""Computes features: yields what is to be evaluated on the way to them, in order, all lazy."""
+"""The computation of features, which yields lazy arrays to evaluate in turn."""
 
 
 class ImageEncoding:
-    """The `Encoding` of spans of one size."""
+    """The `EncodeCall` of spans of one size."""
 
     def __init__(self, faults: Faults, parts: Parts) -> None:
         self._faults = faults
         self._parts = parts
         self._launched: list[mx.array] = []
-        """The arrays that `advance` launched last."""
+        """The arrays of the last `advance`."""
         self._parts_in_a_turn: float | None = None
-        """Number of parts in `_TURN_SECONDS`, as measured; None before the first part."""
+        """Measured number of parts in `_TURN_SECONDS`; None before the first part."""
         self._features: Sequence[ImageFeatures] | None = None
         """None before the last part."""
         self._are_finite = mx.array(True)
@@ -101,7 +97,7 @@ class ImageEncoding:
     def advance(self) -> bool:
         """Launch parts of about `_TURN_SECONDS`, and wait for the parts that were launched before.
 
-        Where errors come late, it waits for the new parts. False if nothing is left. Raises
+        Where errors come late, waits for the new parts, too. False if nothing is left. Raises
         OutOfMemory, StepTooLong, and InternalError for other failures.
         """
         before = self._launched
@@ -114,8 +110,8 @@ class ImageEncoding:
     def result(self) -> Sequence[ImageFeatures]:
         """Wait for the features, in order; the arrays are evaluated.
 
-        Raises what `advance` does, and InternalError if they are not finite: such features would
-        be cached for everybody who shows this image.
+        Raises the errors of `advance`, and InternalError for features that are not finite, which
+        would be cached.
         """
         while self._features is None:
             self.advance()
@@ -137,9 +133,9 @@ class ImageEncoding:
             raise self._faults.request_error(error, _FAILED) from error
 
     def _measure(self) -> float:
-        """Run the first two parts; returns how many more fit into this turn.
+        """Run the first two parts; returns the number of parts that still fit into this turn.
 
-        The first one also takes the pixels to the device: the second is measured.
+        The first one also copies the pixels to the device, so the second is measured.
         """
         mx.eval(self._next_parts(1))
         second = self._next_parts(1)
@@ -150,7 +146,7 @@ class ImageEncoding:
         return self._parts_in_a_turn - 2
 
     def _next_parts(self, count: float) -> list[mx.array]:
-        """The arrays of so many parts, or of those that are left."""
+        """The arrays of the next `count` parts, or of all that are left."""
         arrays = []
         while count > 0 and self._features is None:
             arrays += self._next_part()
@@ -158,14 +154,14 @@ class ImageEncoding:
         return arrays
 
     def _next_part(self) -> list[mx.array]:
-        """The arrays of the next part; the last has the features, and whether they are finite."""
+        """The arrays of the next part; the last are the features, and whether they are finite."""
         try:
             return next(self._parts)
         except StopIteration as end:
             made: Sequence[ImageFeatures] = end.value
-            arrays = [array for each in made for array in each.arrays]
+            arrays = [array for features in made for array in features.arrays]
             numbers = [array for array in arrays if array.dtype != mx.bool_]
-            self._are_finite = mx.all(mx.stack([mx.all(mx.isfinite(each)) for each in numbers]))
+            self._are_finite = mx.all(mx.stack([mx.all(mx.isfinite(array)) for array in numbers]))
             self._features = made
             return [self._are_finite, *arrays]
 
@@ -184,10 +180,10 @@ def _parts(loaded: LoadedModel, works: Sequence[EncodeWork], cache: TileCache | 
         tower = loaded.model.vision_tower.encode_inputs(_joined(works))
         while tower.parts:
             yield [tower.parts.pop(0)]
-        each = zip(token_ids, tower.split(len(works)), strict=True)
-        features = [_with_texts(loaded, ids, rows) for ids, rows in each]
-    for one, ids in zip(features, token_ids, strict=True):
-        _check_count(one.rows.shape[0], len(ids))
+        spans = zip(token_ids, tower.split(len(works)), strict=True)
+        features = [_with_texts(loaded, ids, rows) for ids, rows in spans]
+    for image, ids in zip(features, token_ids, strict=True):
+        _check_count(image.rows.shape[0], len(ids))
     return features
 
 
@@ -200,7 +196,7 @@ def _joined(works: Sequence[EncodeWork]) -> MediaInputs:
 def _with_texts(
     loaded: LoadedModel, token_ids: NDArray[np.int32], made: TowerRows
 ) -> ImageFeatures:
-    """The tower's rows; the span's text tokens, if any, keep their own embeddings."""
+    """The tower's rows, with the embeddings of text tokens within the span."""
     is_visual = np.isin(token_ids, loaded.spec.media_token_ids)
     _check_count(made.rows.shape[0], int(is_visual.sum()))
     rows = made.rows
@@ -213,9 +209,9 @@ def _with_texts(
 
 
 def _of_tiles(
-    loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: mx.array, tokens_at_once: int
+    loaded: LoadedModel, token_ids: NDArray[np.int32], tiled: mx.array, tokens_per_call: int
 ) -> ImageFeatures:
-    """The tiles' rows; the text between them keeps its own embeddings."""
+    """The tiles' rows, with the embeddings of the text between them."""
     is_visual = np.isin(token_ids, loaded.spec.media_token_ids)
     _check_count(tiled.shape[-2], int(is_visual.sum()))
     places = mx.array(np.flatnonzero(is_visual))
@@ -223,20 +219,19 @@ def _of_tiles(
     joined = tiled.astype(rows.dtype)
     if joined.ndim == 2:
         rows[places] = joined
-        return ImageFeatures(rows, None, None, tokens_at_once)
+        return ImageFeatures(rows, None, None, tokens_per_call)
     rows[places] = 0
     deepstack = mx.zeros((len(joined), *rows.shape), dtype=rows.dtype)
     deepstack[:, places] = joined
-    return ImageFeatures(rows, mx.array(is_visual), deepstack, tokens_at_once)
+    return ImageFeatures(rows, mx.array(is_visual), deepstack, tokens_per_call)
 
 
 def _by_family(
     loaded: LoadedModel, token_ids: Sequence[NDArray[np.int32]], inputs: MediaInputs
 ) -> Parts:
-    """By `get_input_embeddings` on the spans' own tokens.
+    """Features by `get_input_embeddings` on the spans' tokens.
 
-    The one call that every family of mlx-vlm has, whatever it does to an image's features before
-    they enter the text.
+    Every family of mlx-vlm has this call, which includes all processing of an image's features.
     """
     made = yield from by_layers(loaded, lambda: _embeddings(loaded, token_ids, inputs))
     if len(token_ids) == 1:
@@ -252,10 +247,10 @@ def _embeddings(
     stand_in = loaded.spec.stand_in
     shown = np.concatenate(token_ids)
     if stand_in is not None:
-        shown = np.fromiter([stand_in.model_id, 0], dtype=np.int32)  # and a text's token
+        shown = np.fromiter([stand_in.model_id, 0], dtype=np.int32)  # and a text token
     ids = mx.array(shown)[None]
     arrays = {key: mx.array(value) for key, value in inputs.items()}
-    pixel_values = arrays.pop("pixel_values", None)  # a video's have another name
+    pixel_values = arrays.pop("pixel_values", None)  # videos use another name
     with loaded.position_lock:
         made = loaded.model.get_input_embeddings(
             ids, pixel_values, mask=mx.ones_like(ids), **arrays

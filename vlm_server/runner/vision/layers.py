@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def by_layers(loaded: LoadedModel, compute: Callable[[], T]) -> Generator[list[mx.array], None, T]:
-    """The lazy result of `compute`; where media are encoded in turns, yields each layer's first.
+    """The lazy result of `compute`; where media are encoded in turns, yields each layer's before.
 
-    Layers are modules of mlx-vlm's that stand in a list with others of their class, outside of the
-    language model.
+    Layers are modules of mlx-vlm in a list of several modules of their class, outside the language
+    model.
     """
     if not loaded.backend.encodes_in_turns:
         return compute()
@@ -33,30 +33,31 @@ def _layer_types(model: Any) -> list[type]:
     children = [child for name, child in model.children().items() if name != "language_model"]
     towers = [child for child in children if not isinstance(child, list)]
     modules = [module for tower in towers for module in tower.modules()]
-    lists = [each for one in modules for each in one.children().values() if isinstance(each, list)]
-    counts = [Counter(type(module) for module in _flat(each)) for each in lists]
-    types = {one for count in counts for one, number in count.items() if number > 1}
-    return [one for one in types if one.__module__.startswith("mlx_vlm.")]
+    children = [child for module in modules for child in module.children().values()]
+    lists = [child for child in children if isinstance(child, list)]
+    counts = [Counter(type(module) for module in _flat(layers)) for layers in lists]
+    types = {kind for count in counts for kind, number in count.items() if number > 1}
+    return [kind for kind in types if kind.__module__.startswith("mlx_vlm.")]
 
 
 def _flat(modules: list[Any]) -> Iterator[Any]:
-    """The modules of a list that may have lists in it, as MobileNet's stages are."""
-    for one in modules:
-        yield from _flat(one) if isinstance(one, list) else [one]
+    """The modules of a list, which may be nested, as MobileNet's stages are."""
+    for module in modules:
+        yield from _flat(module) if isinstance(module, list) else [module]
 
 
 @contextmanager
 def _recorded(types: list[type]) -> Iterator[list[mx.array]]:
-    """The results of modules of these classes while the context lasts, in order."""
+    """The results of modules of these classes in the `with` block, in order."""
     results: list[mx.array] = []
-    calls: dict[Any, Any] = {one: call for one in types if (call := vars(one).get("__call__"))}
-    for one, call in calls.items():
-        one.__call__ = _recording(call, results)
+    calls: dict[Any, Any] = {kind: call for kind in types if (call := vars(kind).get("__call__"))}
+    for kind, call in calls.items():
+        kind.__call__ = _recording(call, results)
     try:
         yield results
     finally:
-        for one, call in calls.items():
-            one.__call__ = call
+        for kind, call in calls.items():
+            kind.__call__ = call
 
 
 def _recording(call: Callable[..., Any], results: list[mx.array]) -> Callable[..., Any]:

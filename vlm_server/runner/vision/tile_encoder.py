@@ -28,14 +28,14 @@ def encode_tiles(
 ) -> Generator[list[mx.array], None, tuple[mx.array, int]]:
     """The rows of a picture's image tokens: (tokens, hidden), or (layers, tokens, hidden).
 
-    Also returns the number of tokens of a tile that was encoded; 0 if all were known. Yields what
-    is to be evaluated on the way. Raises InternalError for features that are not finite, which are
-    not stored.
+    Also returns the number of tokens of an encoded tile; 0 if all were cached. Yields lazy arrays
+    to evaluate in turn. Raises InternalError for features that are not finite, which are not
+    cached.
     """
     keys = [tile_key(tile, work.prompt.cache_salt) for tile in tiles]
     image_token_id = loaded.spec.image_token_id
     num_tokens = int(np.isin(work.token_ids, loaded.spec.media_token_ids).sum()) // len(tiles)
-    # First of all, so that no new tile displaces them.
+    # Looked up before any new tile could displace them.
     stored = {key: cache.get(key) for key in dict.fromkeys(keys)}
     rows = {key: array for key, array in stored.items() if array is not None}
     are_finite = dict[str, mx.array]()

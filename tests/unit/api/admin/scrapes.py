@@ -1,4 +1,4 @@
-"""A scrape of an application that has answered, failed and cached: every metric has samples."""
+"""A scrape of an application with answers, failures and cache entries: every metric has samples."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ async def full_scrape(client: httpx.AsyncClient, engine: ScriptedEngine) -> str:
 
 
 def labels_of(text: str) -> dict[str, frozenset[str]]:
-    """The labels of each name in a scrape."""
+    """The labels of each metric in a scrape."""
     families = text_string_to_metric_families(text)
-    return {each.name: frozenset(each.labels) for family in families for each in family.samples}
+    return {
+        sample.name: frozenset(sample.labels) for family in families for sample in family.samples
+    }

@@ -1,4 +1,4 @@
-"""What operators do to models: load, unload, pull, cancel, clear, and what is on this machine."""
+"""Operators' routes: load, unload, pull, cancel, clear caches, list checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vlm_server.api.app import create_app
 from vlm_server.errors import EngineUnavailable, ModelDoesNotFit
 from vlm_server.hub.names import HubName
 from vlm_server.protocol import MemoryStats, RequestProgress, Stats
-from vlm_server.settings import ListedModel, Memory, Model, Server, Settings
+from vlm_server.settings import ListedModel, MemorySettings, ModelSettings, Server, Settings
 from vlm_server.supervisor.client import EngineStatus
 
 __all__ = ["hub"]
@@ -35,7 +35,7 @@ CONFIG = '{"model_type": "qwen3_vl", "vision_config": {}}'
 
 
 class Pool(OneModel):
-    """One model that is pinned, and `second`, which is not; it remembers what it is told."""
+    """A fake pool of a pinned model and `second`, which is not pinned; records its calls."""
 
     def __init__(self) -> None:
         self.engine = ScriptedEngine()
@@ -93,7 +93,7 @@ async def operator(hub: Hub, pool: Pool, tmp_path: Path) -> AsyncIterator[httpx.
 def settings(tmp_path: Path, **more: Any) -> Settings:
     return Settings(
         server=Server(model_aliases=("gpt-*", "fast")),
-        model=Model(search_paths=(str(tmp_path / "disk"),)),
+        model=ModelSettings(search_paths=(str(tmp_path / "disk"),)),
         **more,
     )
 
@@ -115,22 +115,22 @@ def checkpoint(folder: Path, num_bytes: int = 10, config: str = CONFIG) -> None:
 
 async def post(client: httpx.AsyncClient, route: str, name: str) -> tuple[int, Any]:
     answer = await client.post(route, json={"model": name})
-    told = answer.json()
-    return answer.status_code, told.get("error", told)
+    body = answer.json()
+    return answer.status_code, body.get("error", body)
 
 
 # ---- load, unload, clear ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["demo", "default", "fast", "gpt-4o"])
-async def test_a_served_model_is_loaded_by_any_of_its_names(
+async def test_load_accepts_every_name_of_a_served_model(
     operator: httpx.AsyncClient, pool: Pool, name: str
 ) -> None:
     assert await post(operator, LOAD, name) == (200, {"model": "demo", "state": "ready"})
     assert pool.added == []
 
 
-async def test_a_model_is_unloaded_and_a_pinned_one_is_not(
+async def test_unload_refuses_pinned_models_with_conflict(
     operator: httpx.AsyncClient, pool: Pool
 ) -> None:
     assert await post(operator, LOAD, "second") == (200, {"model": "second", "state": "ready"})
@@ -152,7 +152,7 @@ async def test_a_checkpoint_wins_over_a_pattern(
 
 
 @pytest.mark.parametrize("route", [UNLOAD, "/v1/caches/clear"])
-async def test_only_a_load_serves_one_more(
+async def test_unload_and_clear_serve_no_further_checkpoint(
     operator: httpx.AsyncClient, pool: Pool, tmp_path: Path, route: str
 ) -> None:
     checkpoint(tmp_path / "disk/other")
@@ -164,7 +164,7 @@ async def test_only_a_load_serves_one_more(
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "here", "./here", "sub/here", "/etc", "~", "a/b/c", "x\0y", "n" * 5000]
 )
-async def test_no_folder_is_served_by_its_path(
+async def test_load_refuses_paths_of_folders(
     operator: httpx.AsyncClient,
     pool: Pool,
     tmp_path: Path,
@@ -179,7 +179,7 @@ async def test_no_folder_is_served_by_its_path(
     assert len(error["message"]) < 300
 
 
-async def test_a_name_of_several_checkpoints_is_refused_without_their_paths(
+async def test_ambiguous_checkpoint_name_is_refused_without_paths(
     operator: httpx.AsyncClient, pool: Pool, tmp_path: Path
 ) -> None:
     for org in ("one", "two"):
@@ -190,7 +190,7 @@ async def test_a_name_of_several_checkpoints_is_refused_without_their_paths(
     assert (await post(operator, LOAD, "two/twin"))[0] == 200
 
 
-async def test_who_may_load_is_told_why_a_load_failed(
+async def test_failed_load_returns_its_reason_to_operators(
     operator: httpx.AsyncClient, pool: Pool
 ) -> None:
     pool.second = replace(pool.second, state="failed", error="its weights are GGUF")
@@ -202,7 +202,7 @@ async def test_who_may_load_is_told_why_a_load_failed(
     assert (await post(operator, LOAD, "second"))[1]["code"] == "model_does_not_fit"
 
 
-async def test_caches_of_one_model_or_of_all_that_are_loaded_are_cleared(
+async def test_clear_empties_caches_of_one_or_all_loaded_models(
     operator: httpx.AsyncClient, pool: Pool
 ) -> None:
     assert (await operator.post("/v1/caches/clear", json={})).json() == {"cleared": ["demo"]}
@@ -224,15 +224,21 @@ async def test_caches_of_one_model_or_of_all_that_are_loaded_are_cleared(
         (b'{"model": "' + b"n" * (1 << 20) + b'"}', 413),
     ],
 )
-async def test_bodies_that_are_wrong(
+async def test_wrong_administration_bodies_have_their_status(
     operator: httpx.AsyncClient, route: str, content: bytes, status: int
 ) -> None:
     headers = {"content-type": "application/json"}
     assert (await operator.post(route, content=content, headers=headers)).status_code == status
+
+
+@pytest.mark.parametrize("route", [LOAD, UNLOAD, PULL, CANCEL, "/v1/caches/clear"])
+async def test_administration_body_without_json_content_type_is_415(
+    operator: httpx.AsyncClient, route: str
+) -> None:
     assert (await operator.post(route, content=b'{"model": "demo"}')).status_code == 415
 
 
-async def test_all_of_it_needs_an_admin_key(pool: Pool, tmp_path: Path) -> None:
+async def test_administration_routes_need_an_admin_key(pool: Pool, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[laptop]\nkey = "laptop-key"\n')
     file.chmod(0o600)
@@ -254,7 +260,7 @@ async def lines_of(client: httpx.AsyncClient, name: str = NAME) -> list[dict[str
 
 
 async def under_way(client: httpx.AsyncClient) -> dict[str, Any]:
-    """What is told of the one download, once bytes of it have come."""
+    """The only download in the list, once it has received bytes."""
     async with asyncio.timeout(20):
         while True:
             pulls = (await client.get("/v1/checkpoints")).json()["pulls"]
@@ -266,7 +272,7 @@ async def under_way(client: httpx.AsyncClient) -> dict[str, Any]:
 
 @pytest.fixture
 def always_servable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check of what would be downloaded takes seconds, and has tests of its own."""
+    """Skip the check before a download: it takes seconds, and has its own tests."""
 
     async def approve(*_: object) -> None:
         pass
@@ -275,7 +281,9 @@ def always_servable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always_servable")
-async def test_a_pull_is_shared_told_and_listed(operator: httpx.AsyncClient, hub: Hub) -> None:
+async def test_concurrent_pulls_share_one_download_and_are_listed(
+    operator: httpx.AsyncClient, hub: Hub
+) -> None:
     add(hub, NAME, model(4 * MIB))
     hub.seconds_per_mib = 0.3
     watchers = [asyncio.create_task(lines_of(operator)) for _ in range(2)]
@@ -286,17 +294,15 @@ async def test_a_pull_is_shared_told_and_listed(operator: httpx.AsyncClient, hub
     assert first[-1] == second[-1] == {"state": "done", "model": NAME}
     assert first[0]["state"] == "downloading"
     assert hub.sent_bytes["model.safetensors"] == 4 * MIB
-    told = (await operator.get("/v1/checkpoints")).json()
-    assert told["pulls"] == []
-    (found,) = told["checkpoints"]
+    listing = (await operator.get("/v1/checkpoints")).json()
+    assert listing["pulls"] == []
+    (found,) = listing["checkpoints"]
     assert (found["name"], found["place"], found["complete"]) == (NAME, "hub cache", True)
     assert (found["bytes"], found["served"]) == (4 * MIB, False)
 
 
 @pytest.mark.usefixtures("always_servable")
-async def test_a_pull_that_is_cancelled_goes_on_where_it_ended(
-    operator: httpx.AsyncClient, hub: Hub
-) -> None:
+async def test_cancelled_pull_resumes_where_it_ended(operator: httpx.AsyncClient, hub: Hub) -> None:
     add(hub, NAME, model(24 * MIB))
     hub.seconds_per_mib = 0.1
     watcher = asyncio.create_task(lines_of(operator))
@@ -308,18 +314,18 @@ async def test_a_pull_that_is_cancelled_goes_on_where_it_ended(
     assert (await lines_of(operator))[-1]["state"] == "done"
 
 
-async def test_a_pull_that_is_cancelled_before_it_begins_ends_too() -> None:
+async def test_pull_cancelled_before_its_begin_ends_as_cancelled() -> None:
     name = HubName(NAME)
     pulls = Pulls(Settings())
     pull = pulls.start(name)
     assert pulls.cancel(name)
     async with asyncio.timeout(5):
-        told = [json.loads(line) async for line in pull.lines()]
-    assert told[-1] == {"state": "cancelled", "model": NAME}
+        lines = [json.loads(line) async for line in pull.lines()]
+    assert lines[-1] == {"state": "cancelled", "model": NAME}
     assert pulls.to_json() == []
 
 
-async def test_a_pull_that_fails_says_why_and_can_be_tried_again(
+async def test_failed_pull_reports_its_error_and_can_be_retried(
     operator: httpx.AsyncClient, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = (await lines_of(operator, "org/none"))[-1]
@@ -340,7 +346,7 @@ async def test_a_pull_that_fails_says_why_and_can_be_tried_again(
 
 
 @pytest.mark.parametrize("name", ["name", "../x", "a/b/c", "", "https://huggingface.co/org/name"])
-async def test_only_names_of_the_hub_are_pulled(operator: httpx.AsyncClient, name: str) -> None:
+async def test_pull_accepts_only_hub_names(operator: httpx.AsyncClient, name: str) -> None:
     status, error = await post(operator, PULL, name)
     assert (status, error["param"]) == (400, "model")
 
@@ -353,9 +359,7 @@ def with_memory(limit: int, baseline: int, *progress: RequestProgress) -> Stats:
     return Stats({}, 0, {}, memory, 0, progress=progress)
 
 
-async def test_checkpoints_say_whether_they_fit_and_are_served(
-    hub: Hub, pool: Pool, tmp_path: Path
-) -> None:
+async def test_checkpoint_list_shows_fit_and_serving(hub: Hub, pool: Pool, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     checkpoint(disk / "org/listed", 100 * MIB)
     checkpoint(disk / "small", 100 * MIB)
@@ -366,29 +370,32 @@ async def test_checkpoints_say_whether_they_fit_and_are_served(
     listed = {"second": ListedModel(path="org/listed")}
     async with connected(pool, settings(tmp_path, models=listed)) as client:
 
-        async def told() -> dict[str, tuple[Any, ...]]:
+        async def listed() -> dict[str, tuple[Any, ...]]:
             found = (await client.get("/v1/checkpoints")).json()["checkpoints"]
             keys = ("bytes", "fits", "served", "complete")
-            return {one["name"]: tuple(one[key] for key in keys) for one in found}
+            return {
+                checkpoint_json["name"]: tuple(checkpoint_json[key] for key in keys)
+                for checkpoint_json in found
+            }
 
-        assert (await told())["small"] == (100 * MIB, None, False, True)
+        assert (await listed())["small"] == (100 * MIB, None, False, True)
         stats = with_memory(1000 * MIB, 200 * MIB)
         pool.engine.status = replace(pool.engine.status, stats=stats)
-        assert await told() == {
+        assert await listed() == {
             "org/listed": (100 * MIB, True, True, True),
             "small": (100 * MIB, True, False, True),
             "large": (500 * MIB, False, False, True),
             "org/partial": (0, True, False, False),
         }
-    limited = settings(tmp_path, memory=Memory(limit_bytes=700 * MIB, model_room_bytes=MIB))
+    limited = settings(tmp_path, memory=MemorySettings(limit_bytes=700 * MIB, model_room_bytes=MIB))
     async with connected(pool, limited) as client:
         shown = (await client.get("/v1/checkpoints")).json()["checkpoints"]
-    assert {one["name"]: one["needed_bytes"] // MIB for one in shown}["large"] == 501
+    assert {
+        checkpoint_json["name"]: checkpoint_json["needed_bytes"] // MIB for checkpoint_json in shown
+    }["large"] == 501
 
 
-async def test_the_progress_of_a_load_is_told_to_all_who_may_ask(
-    operator: httpx.AsyncClient, pool: Pool
-) -> None:
+async def test_model_list_shows_load_progress(operator: httpx.AsyncClient, pool: Pool) -> None:
     pool.second = replace(pool.second, state="starting", progress=("loading weights", 0.4))
     first, second = (await operator.get("/v1/models")).json()["data"]
     assert "progress" not in first
@@ -396,17 +403,17 @@ async def test_the_progress_of_a_load_is_told_to_all_who_may_ask(
     assert second["progress"] == {"stage": "loading weights", "fraction": 0.4}
 
 
-async def test_requests_have_the_progress_that_their_own_engine_tells(
+async def test_request_list_shows_progress_from_each_requests_engine(
     operator: httpx.AsyncClient, pool: Pool
 ) -> None:
     pool.engine.script = (asyncio.Event(),)
     body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
     task = asyncio.create_task(operator.post("/v1/chat/completions", json=body))
     await asyncio.wait_for(pool.engine.waiting.wait(), 5)
-    (one,) = (await operator.get("/v1/status")).json()["requests"]["list"]
-    stats = with_memory(10, 1, RequestProgress(one["id"], "decode", 7, 100))
+    (request,) = (await operator.get("/v1/status")).json()["requests"]["list"]
+    stats = with_memory(10, 1, RequestProgress(request["id"], "decode", 7, 100))
     pool.engine.status = replace(pool.engine.status, stats=stats)
-    (one,) = (await operator.get("/v1/status?model=second")).json()["requests"]["list"]
-    assert (one["model"], one["state"], one["done"]) == ("demo", "decode", 7)
+    (request,) = (await operator.get("/v1/status?model=second")).json()["requests"]["list"]
+    assert (request["model"], request["state"], request["done"]) == ("demo", "decode", 7)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The queries of configs/grafana.json, parsed as Prometheus does, against a scrape."""
+"""The queries of configs/grafana.json, parsed as PromQL, find their metrics in a scrape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.unit.api.admin.scrapes import full_scrape, labels_of
 from tests.unit.api.conftest import Connect
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.settings import Metrics, Settings
+from vlm_server.settings import MetricsSettings, Settings
 
 DASHBOARD = json.loads(
     (Path(__file__).parents[4] / "configs" / "grafana.json").read_text(encoding="utf-8")
@@ -48,8 +48,8 @@ rate(mm_cache_hits_total[5m]) / rate(mm_cache_queries_total[5m])
 async def scraped(
     request: pytest.FixtureRequest, connect: Connect, engine: ScriptedEngine
 ) -> tuple[str, dict[str, frozenset[str]]]:
-    """The prefix, and the labels of each name."""
-    client: httpx.AsyncClient = connect(Settings(metrics=Metrics(prefix=request.param)))
+    """The prefix, and the labels of each metric."""
+    client: httpx.AsyncClient = connect(Settings(metrics=MetricsSettings(prefix=request.param)))
     return request.param, labels_of(await full_scrape(client, engine))
 
 
@@ -83,7 +83,7 @@ def selectors(node: Any) -> Iterator[Any]:
 
 
 def aggregated(node: Any) -> set[str]:
-    """The labels that are left of a query's result."""
+    """The labels of a query's result."""
     match type(node).__name__:
         case "AggregateExpr":
             return set(node.modifier.labels) if node.modifier else set()
@@ -98,12 +98,12 @@ def check(query: Any, labels: dict[str, frozenset[str]]) -> None:
     assert found
     for selector in found:
         assert selector.name in labels
-        asked = {matcher.name for matcher in selector.matchers.matchers}
-        assert asked | aggregated(query) <= labels[selector.name] | {"le"}
+        matched = {matcher.name for matcher in selector.matchers.matchers}
+        assert matched | aggregated(query) <= labels[selector.name] | {"le"}
         assert "le" not in aggregated(query) or selector.name.endswith("_bucket")
 
 
-def test_every_query_asks_for_what_there_is(
+def test_dashboard_queries_use_existing_metrics_and_labels(
     scraped: tuple[str, dict[str, frozenset[str]]],
 ) -> None:
     prefix, labels = scraped
@@ -114,20 +114,22 @@ def test_every_query_asks_for_what_there_is(
         assert shown <= aggregated(query), target
 
 
-def test_the_models_to_choose_from(scraped: tuple[str, dict[str, frozenset[str]]]) -> None:
+def test_dashboard_variables_come_from_existing_labels(
+    scraped: tuple[str, dict[str, frozenset[str]]],
+) -> None:
     prefix, labels = scraped
-    variables = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
     assert set(variables) == {"datasource", "prefix", "model_name"}
-    asked = re.fullmatch(
+    call = re.fullmatch(
         r"label_values\(\$\{prefix\}(\w+), (\w+)\)", variables["model_name"]["query"]["query"]
     )
-    assert asked is not None
-    assert asked[2] in labels[f"{prefix}{asked[1]}"]
-    assert variables["prefix"]["query"] == Metrics().prefix
+    assert call is not None
+    assert call[2] in labels[f"{prefix}{call[1]}"]
+    assert variables["prefix"]["query"] == MetricsSettings().prefix
 
 
-def test_no_panel_lies_on_another() -> None:
-    taken = set()
+def test_dashboard_panels_do_not_overlap() -> None:
+    covered = set()
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]
         cells = {
@@ -135,17 +137,17 @@ def test_no_panel_lies_on_another() -> None:
             for x in range(place["x"], place["x"] + place["w"])
             for y in range(place["y"], place["y"] + place["h"])
         }
-        assert not taken & cells, panel["title"]
+        assert not covered & cells, panel["title"]
         assert max(x for x, _ in cells) < 24
-        taken |= cells
+        covered |= cells
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
 @pytest.mark.parametrize("query", VLLM_PANELS)
-async def test_queries_of_vllms_dashboards(
+async def test_vllm_dashboard_queries_work_with_vllms_prefix(
     query: str, connect: Connect, engine: ScriptedEngine
 ) -> None:
-    client = connect(Settings(metrics=Metrics(prefix="vllm:")))
+    client = connect(Settings(metrics=MetricsSettings(prefix="vllm:")))
     labels = labels_of(await full_scrape(client, engine))
     parsed_query = promql.parse(query)
     for selector in selectors(parsed_query):
@@ -155,6 +157,6 @@ async def test_queries_of_vllms_dashboards(
 @pytest.mark.parametrize(
     "query", ["rate(vlm_server_gone_total[5m])", "sum by (le) (vlm_server_engine_up)"]
 )
-def test_a_wrong_query_is_found(query: str) -> None:
+def test_query_check_finds_wrong_queries(query: str) -> None:
     with pytest.raises(AssertionError):
         check(promql.parse(query), {"vlm_server_engine_up": frozenset({"model_name"})})

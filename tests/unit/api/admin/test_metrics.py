@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: read here with the library's own parser."""
+"""`/metrics`, read with Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def of_model(name: str, **labels: str) -> Sample:
 
 
 async def scrape(client: httpx.AsyncClient) -> dict[Sample, float]:
-    """All but histograms."""
+    """All samples but those of histograms."""
     answer = await client.get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -61,11 +61,15 @@ async def scrape(client: httpx.AsyncClient) -> dict[Sample, float]:
     }
 
 
-async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_metrics_contain_every_engine_figure(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.status = replace(engine.status, stats=STATS, pid=77, restarts=2)
     engine.status = replace(engine.status, quarantined_shapes=8, quarantine_refusals=9)
     found = await scrape(client)
-    assert {each: found[each] for each in found if not each[0].startswith(FRONT)} == {
+    assert {
+        sample_key: found[sample_key] for sample_key in found if not sample_key[0].startswith(FRONT)
+    } == {
         sample("stored_responses"): 0,
         sample("stored_responses_size_bytes"): 0,
         sample("stored_responses_limit_bytes"): Server().responses_store_bytes,
@@ -123,7 +127,7 @@ async def test_what_the_engine_says(client: httpx.AsyncClient, engine: ScriptedE
     }
 
 
-async def test_an_engine_that_is_gone_says_nothing(
+async def test_metrics_omit_figures_of_a_restarting_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.be("restarting")
@@ -133,7 +137,7 @@ async def test_an_engine_that_is_gone_says_nothing(
     assert not [name for name, _ in found if "memory" in name or name.endswith("tokens_total")]
 
 
-async def test_counters_and_gauges_say_what_they_are(
+async def test_metrics_have_documentation_and_the_right_types(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(engine.status, stats=STATS)
@@ -176,7 +180,7 @@ async def test_requests_are_counted_by_route_and_status(client: httpx.AsyncClien
     assert again[sample("requests_total", route="/metrics", status="200")] == 1
 
 
-async def test_a_client_that_leaves_is_counted_as_499() -> None:
+async def test_disconnected_client_is_counted_as_499() -> None:
     engine = ScriptedEngine(never())
     async with (
         listening(engine) as port,
@@ -194,7 +198,7 @@ async def test_a_client_that_leaves_is_counted_as_499() -> None:
         assert found[gone] == 1
 
 
-async def test_requests_in_flight(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_metrics_count_requests_in_flight(connect: Connect, engine: ScriptedEngine) -> None:
     release = asyncio.Event()
     engine.script = (release, *HELLO)
     client = connect(Settings(limits=Limits(max_requests=2)))
@@ -207,7 +211,7 @@ async def test_requests_in_flight(connect: Connect, engine: ScriptedEngine) -> N
     assert (await scrape(client))[sample("requests_in_flight")] == 0
 
 
-async def test_two_applications_share_no_count(connect: Connect) -> None:
+async def test_metrics_of_two_applications_are_independent(connect: Connect) -> None:
     await connect().get("/v1/models")
     found = await scrape(connect())
     assert not [name for name, _ in found if name.endswith("requests_total")]

@@ -1,4 +1,4 @@
-"""`/openapi.json` describes every route, and what follows it is never the server's fault."""
+"""`/openapi.json` describes every route, and requests generated from it cause no server error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def app() -> Starlette:
 
 
 def operations() -> Iterator[Any]:
-    """One for each method of each endpoint, which may have several paths."""
+    """One operation for each method of each endpoint, which may have several paths."""
     import schemathesis  # here, as it takes seconds
 
     endpoints = {
@@ -40,10 +40,10 @@ def operations() -> Iterator[Any]:
         for method in route.methods or ()
     }
     seen = set()
-    for each in schemathesis.openapi.from_asgi(
+    for result in schemathesis.openapi.from_asgi(
         "/openapi.json", app(), headers=HOST
     ).get_all_operations():
-        operation = each.ok()
+        operation = result.ok()
         endpoint = endpoints[operation.path, operation.method]
         if (endpoint, operation.method) not in seen:
             seen.add((endpoint, operation.method))
@@ -52,9 +52,7 @@ def operations() -> Iterator[Any]:
 
 @pytest.mark.parametrize("follows_it", [True, False])
 @pytest.mark.parametrize("max_examples", few_of([2, 5], [2]))
-def test_nothing_that_follows_the_schema_or_breaks_it_is_the_servers_fault(
-    follows_it: bool, max_examples: int
-) -> None:
+def test_generated_requests_cause_no_server_error(follows_it: bool, max_examples: int) -> None:
     from schemathesis import GenerationMode
     from schemathesis.checks import not_a_server_error
 
@@ -85,7 +83,7 @@ async def document(client: httpx.AsyncClient) -> dict[str, object]:
     return found
 
 
-async def test_every_route_is_described(client: httpx.AsyncClient) -> None:
+async def test_openapi_describes_every_route(client: httpx.AsyncClient) -> None:
     described = await document(client)
     declared = {
         (route.path.replace(":path", ""), method.lower())
@@ -119,7 +117,7 @@ async def test_every_route_is_described(client: httpx.AsyncClient) -> None:
         ("TokensRequest", {"tokens": []}, False),
     ],
 )
-async def test_the_schemas_say_what_is_taken(
+async def test_openapi_schemas_accept_exactly_valid_bodies(
     client: httpx.AsyncClient, name: str, body: dict[str, object], is_valid: bool
 ) -> None:
     described = await document(client)

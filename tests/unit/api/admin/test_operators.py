@@ -1,4 +1,4 @@
-"""What operators see and do: requests in flight, cancelling one, waits, settings."""
+"""Operators' view: requests in flight, their cancellation, waiting times, settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def status(client: httpx.AsyncClient) -> dict[str, Any]:
 async def answering(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> AsyncIterator[asyncio.Task[httpx.Response]]:
-    """A request with a picture that the engine has, and does not go on with."""
+    """A request with a picture, submitted to an engine that does not go on."""
     engine.script = (says("Hello"), never())
     body = chat(user(text(), picture()))
     task = asyncio.create_task(client.post(ROUTE, json=body))
@@ -43,7 +43,7 @@ async def answering(
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_request_is_listed_while_it_is_answered(
+async def test_request_is_listed_with_progress_while_running(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     assert (await status(client))["requests"]["list"] == []
@@ -62,7 +62,7 @@ async def test_a_request_is_listed_while_it_is_answered(
     assert (await status(client))["requests"]["list"] == []
 
 
-async def test_a_cancelled_request_ends_with_an_error_that_clients_do_not_repeat(
+async def test_cancelled_request_is_410_which_clients_do_not_retry(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     async with answering(client, engine) as task:
@@ -89,17 +89,22 @@ async def test_cancelling_and_settings_need_an_admin_key(tmp_path: Path, connect
     assert (await client.post("/v1/requests/x/cancel", headers=foreign)).status_code == 403
 
 
-async def test_waits_are_counted(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_status_counts_waiting_requests(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = (says("a"), says("b"), says("c"), ended(), finished())
     await client.post(ROUTE, json=chat())
-    told = (await status(client))["latencies"]
-    first, between = told["time_to_first_token_seconds"], told["inter_token_latency_seconds"]
+    latencies = (await status(client))["latencies"]
+    first, between = (
+        latencies["time_to_first_token_seconds"],
+        latencies["inter_token_latency_seconds"],
+    )
     assert (sum(first["counts"]), sum(between["counts"])) == (1, 2)
     assert len(first["counts"]) == len(first["bounds"]) + 1
     assert 0 < first["sum"] < 10
 
 
-async def test_memory_and_the_ends_of_engines_are_told(
+async def test_status_shows_memory_samples_and_engine_ends(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(
@@ -107,14 +112,14 @@ async def test_memory_and_the_ends_of_engines_are_told(
         memory_samples=[MemorySample(100, 1, 2, 3)],
         ends=(EngineEnd(5.5, "was ended by SIGKILL"),),
     )
-    told = (await status(client))["engine"]
-    assert told["memory_samples"] == [
+    engine_status = (await status(client))["engine"]
+    assert engine_status["memory_samples"] == [
         {"at": 100, "active_bytes": 1, "pool_bytes": 2, "footprint_bytes": 3}
     ]
-    assert told["ends"] == [{"at": 5.5, "reason": "was ended by SIGKILL"}]
+    assert engine_status["ends"] == [{"at": 5.5, "reason": "was ended by SIGKILL"}]
 
 
-async def test_settings_are_told_with_where_they_were_given_and_without_keys(
+async def test_settings_route_shows_sources_and_hides_keys(
     tmp_path: Path, engine: ScriptedEngine
 ) -> None:
     file = tmp_path / "my.toml"
@@ -127,15 +132,15 @@ async def test_settings_are_told_with_where_they_were_given_and_without_keys(
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
         answer = await client.get("/v1/settings", headers=headers)
     assert "horse" not in answer.text
-    told = {
+    shown_settings = {
         f"{section['name']}.{setting['name']}": setting
         for section in json.loads(answer.content)["sections"]
         for setting in section["settings"]
     }
-    port, keys = told["server.port"], told["server.api_keys"]
+    port, keys = shown_settings["server.port"], shown_settings["server.api_keys"]
     assert (port["value"], port["default"], port["source"]) == (9001, 8000, "command line")
     assert (keys["value"], keys["source"]) == ("(1 not shown)", "command line")
-    separate = told["cache.separate_api_keys"]
+    separate = shown_settings["cache.separate_api_keys"]
     assert (separate["value"], separate["source"]) == (False, str(file))
-    assert told["server.host"]["source"] == "default"
-    assert all(setting["description"] for setting in told.values())
+    assert shown_settings["server.host"]["source"] == "default"
+    assert all(setting["description"] for setting in shown_settings.values())

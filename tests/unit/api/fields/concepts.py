@@ -1,4 +1,4 @@
-"""What fields are about, in the order of `docs/fields.md`: each section has one row for each."""
+"""The concepts of fields, in the order of `docs/fields.md`: one row for each."""
 
 from __future__ import annotations
 

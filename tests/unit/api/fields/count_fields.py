@@ -48,9 +48,9 @@ def counting(fields: Iterable[Field], for_answers: Collection[str]) -> tuple[Fie
     An object that has none is named as one.
     """
     return tuple(
-        replace(each, reading=Reading.IGNORED, neutral=()) if each.name in for_answers else each
-        for each in fields
-        if not any(each.name.startswith(f"{name}.") for name in for_answers)
+        replace(field, reading=Reading.IGNORED, neutral=()) if field.name in for_answers else field
+        for field in fields
+        if not any(field.name.startswith(f"{name}.") for name in for_answers)
     )
 
 

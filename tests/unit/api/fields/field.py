@@ -1,7 +1,6 @@
-"""What is declared of a request's fields: how each is read, and a case that shows it.
+"""Declarations of request fields: how each is read, and a case that shows it.
 
-`docs/fields.md` is made of the declarations, and `test_fields.py` tries every one.
-"""
+`docs/fields.md` is made of the declarations, and `test_fields.py` tries every one."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _TAG = re.compile(r"\{\w+\}")
 
 
 class Reading(Enum):
-    """What becomes of a field that has a value."""
+    """The effect of a field that has a value."""
 
     WORKS = "works"
     IGNORED = "ignored"
@@ -60,12 +59,12 @@ class Field:
 
     @property
     def declared(self) -> str:
-        """Its path as `structs.paths_of` has it."""
+        """The path as `structs.paths_of` writes it."""
         return _ROLE.sub("[]", self.path)
 
     @property
     def name(self) -> str:
-        """Its path as `X-VLM-Ignored` has it."""
+        """The path as `X-VLM-Ignored` writes it."""
         return self.named or shown(self.path)
 
 
@@ -136,10 +135,9 @@ def shown(path: str) -> str:
 
 
 def with_and_without(body: Mapping[str, Any], path: str, value: Any) -> tuple[Body, Body]:
-    """`body` with `value` at `path`, and as it is with no or another value there.
+    """`body` with `value` at `path`, and `body` with no or another value there.
 
-    The object that has the field is in both. Of a list, it is the last element of the role and tag.
-    """
+    Both have the object that holds the field; in a list, the last element of the role and tag."""
     without = copy.deepcopy(dict(body))
     _holder(without, path)
     with_value = copy.deepcopy(without)
@@ -148,19 +146,19 @@ def with_and_without(body: Mapping[str, Any], path: str, value: Any) -> tuple[Bo
 
 
 def has(body: Body, path: str) -> bool:
-    """Whether there is something at `path`."""
+    """Whether `body` has a value at `path`."""
     return path.rpartition(".")[2] in _holder(copy.deepcopy(body), path)
 
 
 def removed(body: Body, path: str) -> Body:
-    """`body` with nothing at `path`."""
+    """`body` without the value at `path`."""
     without = copy.deepcopy(body)
     _holder(without, path).pop(path.rpartition(".")[2], None)
     return without
 
 
 def _holder(node: Body, path: str) -> Body:
-    """What the field at `path` is in; objects on the way are made if they are missing."""
+    """The object or list that holds the field at `path`; missing objects on the way are created."""
     for step in map(_STEP.fullmatch, path.split(".")[:-1]):
         assert step is not None
         name, tag = step["name"], step["tag"]

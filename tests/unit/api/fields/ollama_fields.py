@@ -30,8 +30,8 @@ SECOND = {"function": {"name": "g", "arguments": {}}, "id": "2"}
 
 def called(*calls: dict[str, Any], **result: Any) -> dict[str, Any]:
     """A request with `calls` in its history, and one result."""
-    asked = {"role": "assistant", "content": "", "tool_calls": list(calls)}
-    return chat(user("hi"), asked, {"role": "tool", "content": "x", **result})
+    assistant = {"role": "assistant", "content": "", "tool_calls": list(calls)}
+    return chat(user("hi"), assistant, {"role": "tool", "content": "x", **result})
 
 
 CALLED = called(FIRST)

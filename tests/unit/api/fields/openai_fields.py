@@ -84,7 +84,7 @@ SAMPLING: tuple[Field, ...] = (
 
 
 def formats(usual: dict[str, Any]) -> tuple[Field, ...]:
-    """`response_format`, of both."""
+    """`response_format`, of chat and text completions."""
     on = {**usual, "response_format": matching()}
     plain = {**usual, "response_format": {"type": "text"}}
     json = {**usual, "response_format": {"type": "json_object"}}
@@ -102,7 +102,7 @@ def formats(usual: dict[str, Any]) -> tuple[Field, ...]:
 
 
 def streams(usual: dict[str, Any]) -> tuple[Field, ...]:
-    """`stream_options`, of both."""
+    """`stream_options`, of chat and text completions."""
     on = {**usual, **STREAMED}
     padding = "stream_options.include_obfuscation"
     return (

@@ -1,4 +1,4 @@
-"""What comes of a request: what the engine gets, and what the client gets."""
+"""The outcome of a request: the engine's `Submit` and the client's answer."""
 
 from __future__ import annotations
 
@@ -29,26 +29,28 @@ class Outcome:
 async def outcome_of(
     client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect, body: Body
 ) -> Outcome:
-    """Sends `body`. Of a response that is stored, its input is what the client gets, too."""
+    """Send `body`. For a stored response, the client's part includes its input items."""
     before = len(engine.submitted)
     answer = await client.post(dialect.route, json=body)
-    told = [_told(answer)]
+    client_side = [_told(answer)]
     if "response" in answer.text and '"store":true' in answer.text:
         items = f"{dialect.route}/{re.findall(r'resp_[0-9a-f]+', answer.text)[0]}/input_items"
-        told.append(_told(await client.get(items), answer.headers["x-request-id"]))
+        client_side.append(_told(await client.get(items), answer.headers["x-request-id"]))
     submitted = engine.submitted[before:]
     named = answer.headers.get("x-vlm-ignored", "")
     return Outcome(
         status=answer.status_code,
-        submitted=tuple(_of_prompt(each) if dialect.counts else _of(each) for each in submitted),
-        told=tuple(told),
+        submitted=tuple(
+            _of_prompt(submit) if dialect.counts else _of(submit) for submit in submitted
+        ),
+        told=tuple(client_side),
         ignored=tuple(named.split(", ")) if named else (),
         text=answer.text,
     )
 
 
 def _told(answer: httpx.Response, request_id: str = "") -> str:
-    """What is the same whenever the same request is answered."""
+    """The part of an answer that is equal whenever the same request is answered."""
     text = answer.text.replace(request_id or answer.headers["x-request-id"], "ID")
     return _TIMES.sub(r'"\1":0', text)
 
@@ -62,6 +64,6 @@ def _of(submit: Submit) -> tuple[Any, ...]:
 
 
 def _of_prompt(submit: Submit) -> tuple[Any, ...]:
-    """What a prompt is made of: see `prompt.preparer`, which looks at nothing else to count it."""
+    """The fields a prompt is made of: `prompt.preparer` counts tokens from these only."""
     tools = submit.tools and (submit.tools.definitions, submit.tools.choice)
     return (submit.messages, submit.images, submit.videos, tools, submit.template, submit.prompt)

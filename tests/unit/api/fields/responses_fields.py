@@ -30,7 +30,7 @@ from vlm_server.api.dialects.responses.schema import HARMLESS, LOGPROBS, NEUTRAL
 
 
 async def stored(client: httpx.AsyncClient) -> str:
-    """The id of a response that is stored."""
+    """The id of a stored response."""
     answer = await client.post(ROUTE, json=asking("Before"))
     return str(answer.json()["id"])
 

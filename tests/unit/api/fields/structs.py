@@ -21,7 +21,7 @@ class Place(NamedTuple):
 
 
 def paths_of(*structs: type[msgspec.Struct]) -> dict[str, Place]:
-    """All paths, with what is at each."""
+    """All field paths of the structs, with the place at each."""
     found = dict[str, Place]()
     for struct in structs:
         kind = inspect.type_info(struct)
@@ -43,7 +43,7 @@ def _below(struct: inspect.StructType, prefix: str) -> Iterator[tuple[str, Place
 
 
 def _flat(kind: inspect.Type, where: str) -> Iterator[tuple[inspect.Type, str]]:
-    """What a field may hold besides null, and whether in a list (`[]`)."""
+    """The types a field may hold besides null, and whether in a list (`[]`)."""
     match kind:
         case inspect.UnionType(types=kinds):
             yield from _all(kinds, where)

@@ -1,7 +1,6 @@
-"""`docs/fields.md`, made of what is declared of the fields.
+"""`docs/fields.md`, made of the fields' declarations.
 
-To write it: `.venv/bin/python -m tests.unit.api.fields.table`.
-"""
+To write it: `.venv/bin/python -m tests.unit.api.fields.table`."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ NOTES = {
 
 
 def page() -> str:
-    """The whole of it."""
+    """The text of the page."""
     everything = tuple(concept for concepts in SECTIONS.values() for concept in concepts)
     sections = [
         *(_section(title, concepts, ANSWERING) for title, concepts in SECTIONS.items()),
@@ -86,13 +85,13 @@ def _table(concepts: Sequence[str], dialects: Sequence[Dialect]) -> Iterator[str
 
 
 def _cell(fields: Iterable[Field]) -> str:
-    """The fields that are read alike together."""
+    """The fields of one reading, joined."""
     words = dict[str, list[str]]()
     for field in fields:
         names = words.setdefault(_words(field), [])
         if (name := _name(field)) not in names:
             names.append(name)
-    return "; ".join(f"{', '.join(names)}{said}" for said, names in words.items())
+    return "; ".join(f"{', '.join(names)}{remark}" for remark, names in words.items())
 
 
 def _name(field: Field) -> str:
@@ -101,8 +100,8 @@ def _name(field: Field) -> str:
 
 
 def _words(field: Field) -> str:
-    """What is said of fields that do not simply work."""
-    neutral = ", ".join(f"`{json.dumps(each)}`" for each in field.neutral if each is not None)
+    """The remark on fields that do not simply work."""
+    neutral = ", ".join(f"`{json.dumps(value)}`" for value in field.neutral if value is not None)
     where = f" {field.where}" if field.where else ""
     match field.reading:
         case Reading.IGNORED if neutral and not where:

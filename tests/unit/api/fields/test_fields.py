@@ -1,4 +1,4 @@
-"""Every field of every dialect does what is declared of it: it works, is named, or is refused."""
+"""Every field of every dialect works, is reported or is refused, as its declaration says."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class Trial:
         self._engine.script = TWO_ANSWERS if has_two else self._dialect.script
         return await outcome_of(self._client, self._engine, self._dialect, body)
 
-    async def given(self, value: Any) -> Outcome:
+    async def with_value(self, value: Any) -> Outcome:
         return await self.send((await self._bodies(value))[0])
 
     async def without(self) -> Outcome:
-        """Of the request that has all but the field."""
+        """The outcome of the request without the field."""
         body = (await self._bodies(None))[1]
         return await self.send(removed(body, self._field.path))
 
     async def with_and_without(self) -> tuple[Outcome, Outcome]:
-        """The same request is answered alike when it comes again, or no difference would count."""
+        """Outcomes with and without the field; the latter must be equal when repeated."""
         with_value, without = await self._bodies(self._field.value)
         first = await self._usual(without)
         assert has(without, self._field.path) or self._field.name not in first.ignored
@@ -79,13 +79,13 @@ class Trial:
 
     async def _bodies(self, value: Any) -> tuple[Body, Body]:
         field = self._field
-        given = await value(self._client) if callable(value) else value
+        resolved = await value(self._client) if callable(value) else value
         body = self._dialect.usual if field.on is None else field.on
-        return with_and_without(body, field.path, given)
+        return with_and_without(body, field.path, resolved)
 
 
 def alike(outcome: Outcome) -> tuple[Any, ...]:
-    """What is to be the same, or not."""
+    """The parts of an outcome that are equal for requests answered alike."""
     return outcome.status, outcome.submitted, outcome.told
 
 
@@ -109,7 +109,7 @@ async def has_no_effect(trial: Trial, field: Field) -> None:
     assert field.name in with_value.ignored
     assert with_value.submitted == without.submitted
     for value in field.neutral:
-        outcome = await trial.given(value)
+        outcome = await trial.with_value(value)
         assert (outcome.status, field.name in outcome.ignored) == (200, False), outcome.text
 
 
@@ -119,11 +119,11 @@ async def is_refused(trial: Trial, field: Field) -> None:
     error = re.sub(r"\[\d+\]", "[]", with_value.text)
     assert f"`{field.name}`" in error or f'"param":"{field.name}"' in error
     for value in field.neutral:
-        assert alike(await trial.given(value)) == alike(without), value
+        assert alike(await trial.with_value(value)) == alike(without), value
 
 
 async def may_be_null(trial: Trial, field: Field) -> None:
-    with_null, without = await trial.given(None), await trial.without()
+    with_null, without = await trial.with_value(None), await trial.without()
     assert alike(with_null) == alike(without)
     assert with_null.ignored == without.ignored
 
@@ -138,7 +138,7 @@ async def check_all(
     fields: Iterable[Field],
     check: Check,
 ) -> None:
-    """Names the fields of which it is not true, and why not."""
+    """Check each field; the error names those that fail, and why."""
     wrong = {}
     known = dict[bytes, Outcome]()
     for field in fields:
@@ -154,28 +154,28 @@ def read_as(dialect: Dialect, reading: Reading) -> list[Field]:
 
 
 @by_dialect
-async def test_a_field_that_works_changes_something(
+async def test_working_fields_change_the_request(
     client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
 ) -> None:
     await check_all(client, engine, dialect, read_as(dialect, Reading.WORKS), works)
 
 
 @by_dialect
-async def test_a_field_without_effect_is_named(
+async def test_ineffective_fields_are_reported(
     client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
 ) -> None:
     await check_all(client, engine, dialect, read_as(dialect, Reading.IGNORED), has_no_effect)
 
 
 @by_dialect
-async def test_a_field_that_is_refused_is_named(
+async def test_refused_fields_are_named(
     client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
 ) -> None:
     await check_all(client, engine, dialect, read_as(dialect, Reading.REFUSED), is_refused)
 
 
 @by_dialect
-async def test_null_is_as_good_as_nothing(
+async def test_null_equals_absent_for_optional_fields(
     client: httpx.AsyncClient, engine: ScriptedEngine, dialect: Dialect
 ) -> None:
     places = paths_of(*dialect.structs)
@@ -187,7 +187,7 @@ async def test_null_is_as_good_as_nothing(
 
 
 @by_dialect
-def test_every_field_of_a_request_is_declared(dialect: Dialect) -> None:
+def test_every_request_field_is_declared(dialect: Dialect) -> None:
     paths = paths_of(*dialect.structs)
     declared = {field.declared: field for field in dialect.fields}
     leaves = {path for path, place in paths.items() if place.is_leaf} | dialect.more
@@ -198,7 +198,7 @@ def test_every_field_of_a_request_is_declared(dialect: Dialect) -> None:
 
 
 def is_declared(path: str, dialect: Dialect) -> bool:
-    """Whether there is a row of it, or of an object around it that has no effect."""
+    """Whether a declaration covers the path, or an ineffective object around it."""
     return any(
         field.declared == path
         or (
@@ -210,7 +210,7 @@ def is_declared(path: str, dialect: Dialect) -> bool:
 
 
 @by_dialect
-def test_every_field_is_about_something_that_is_listed(dialect: Dialect) -> None:
+def test_every_declared_field_has_a_listed_concept(dialect: Dialect) -> None:
     assert {field.concept for field in dialect.fields} - CONCEPTS == set()
 
 
@@ -223,7 +223,7 @@ def test_every_field_is_about_something_that_is_listed(dialect: Dialect) -> None
         ("store", Reading.IGNORED, has_no_effect),
     ],
 )
-async def test_a_wrong_declaration_is_noticed(
+async def test_wrong_field_declarations_fail_their_check(
     client: httpx.AsyncClient, engine: ScriptedEngine, path: str, reading: Reading, check: Check
 ) -> None:
     dialect = DIALECTS[0]

@@ -1,10 +1,10 @@
-"""docs/fields.md says what is declared, and so what is tested."""
+"""docs/fields.md equals the declarations, which are tested."""
 
 from __future__ import annotations
 
 from tests.unit.api.fields.table import PATH, page
 
 
-def test_the_page_is_made_of_the_declarations() -> None:
-    """To write it anew: `.venv/bin/python -m tests.unit.api.fields.table`."""
+def test_fields_page_equals_the_declarations() -> None:
+    """`.venv/bin/python -m tests.unit.api.fields.table` writes it anew."""
     assert PATH.read_text(encoding="utf-8") == page()

@@ -1,4 +1,4 @@
-"""What tests of hostile requests need of each dialect: requests, and what may stand in them."""
+"""Requests of each dialect, and possible values, for tests of hostile requests."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Hostile:
 
 
 def anything_of(*words: str, names: tuple[str, ...] = ()) -> Strategy:
-    """Any JSON, with these words among its texts, and these names among those of its fields."""
+    """Any JSON, with these words among its texts and these names among its fields."""
     word = st.text(max_size=12) | st.sampled_from(["user", "\ud800", "`", openai.PNG_URL, *words])
     name = st.sampled_from(names) | word if names else word
     scalar = (
@@ -89,9 +89,9 @@ def anything_of(*words: str, names: tuple[str, ...] = ()) -> Strategy:
 
 
 def with_some(body: Strategy, fields: tuple[str, ...], anything: Strategy) -> Strategy:
-    """`body` with anything in a few of the fields; where most were wrong, one alone would tell."""
+    """`body` with arbitrary values in a few fields: with most wrong, the first would decide."""
     few = st.dictionaries(st.sampled_from((*fields, "more")), anything, max_size=4)
-    return st.builds(lambda asked, more: asked | more, body, few)
+    return st.builds(lambda base, more: base | more, body, few)
 
 
 def names_of(struct: type[msgspec.Struct], *but: str) -> tuple[str, ...]:
@@ -372,18 +372,18 @@ def _ollama(*, is_chat: bool) -> Hostile:
     )
     struct = OllamaChatRequest if is_chat else OllamaGenerateRequest
     fields = names_of(struct, "model", "messages" if is_chat else "prompt")
-    given: Json = {"messages": st.lists(message, max_size=3) | anything}
-    said = {"role": "user", "content": "hi"}
+    conversation: Json = {"messages": st.lists(message, max_size=3) | anything}
+    user_turn = {"role": "user", "content": "hi"}
     call: Json = {"function": {"name": "f", "arguments": {"x": 1}}}
     history = [
         {"role": "system", "content": "Be brief."},
-        {**said, "images": [anthropic.PNG]},
+        {**user_turn, "images": [anthropic.PNG]},
         {"role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": [call]},
         {"role": "tool", "content": "x", "tool_name": "f"},
     ]
     tools = [{"type": "function", "function": _FUNCTION}]
     question: Json = {"prompt": "hi", "system": "Be brief."}
-    asked: Json = {"messages": history, "tools": tools} if is_chat else question
+    request: Json = {"messages": history, "tools": tools} if is_chat else question
     pictures = {"images": [anthropic.PNG]}
     return Hostile(
         "ollama chat" if is_chat else "ollama generate",
@@ -392,7 +392,7 @@ def _ollama(*, is_chat: bool) -> Hostile:
         encode_ollama_error,
         whole={
             "model": "demo",
-            **asked,
+            **request,
             **({} if is_chat else pictures),
             "format": SCHEMA,
             "think": "low",
@@ -400,15 +400,19 @@ def _ollama(*, is_chat: bool) -> Hostile:
             "options": _OPTIONS,
             "stream": False,
         },
-        plain={"model": "demo", **({"messages": [said]} if is_chat else {"prompt": "hi"})},
+        plain={"model": "demo", **({"messages": [user_turn]} if is_chat else {"prompt": "hi"})},
         pictured={
             "model": "demo",
-            **({"messages": [{**said, **pictures}]} if is_chat else {"prompt": "hi", **pictures}),
+            **(
+                {"messages": [{**user_turn, **pictures}]}
+                if is_chat
+                else {"prompt": "hi", **pictures}
+            ),
         },
         fields=fields,
         requests=with_some(
             st.fixed_dictionaries(
-                {"model": MODEL, **(given if is_chat else {"prompt": word})},
+                {"model": MODEL, **(conversation if is_chat else {"prompt": word})},
                 optional={"options": options},
             ),
             fields,

@@ -1,4 +1,4 @@
-"""Whatever stands in a request, it is taken, or refused by a short message of its dialect."""
+"""Any request is accepted, or refused by a short message of its dialect."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ by_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=str)
 
 
 def check(dialect: Hostile, body: bytes, context: Context = CONTEXT) -> Outcome:
-    """What `body` is read as; None if more is to be known of it."""
+    """The parsed request or the error; None if parsing needs more bytes or the history."""
     try:
         parsed = dialect.parse(body, context)
     except (BytesNeeded, HistoryNeeded) as needed:
@@ -61,11 +61,11 @@ def check(dialect: Hostile, body: bytes, context: Context = CONTEXT) -> Outcome:
         return None
     except RequestError as error:
         return refused(dialect, error)
-    return taken(dialect, parsed)
+    return accepted(dialect, parsed)
 
 
-def taken(dialect: Hostile, parsed: ParsedRequest) -> ParsedRequest:
-    """Both ways to the front must agree on it."""
+def accepted(dialect: Hostile, parsed: ParsedRequest) -> ParsedRequest:
+    """Assert that both encodings of a parsed request agree; return it."""
     assert isinstance(parsed, ParsedRequest)
     at_once, by_process = encode_request(parsed), decode_outcome(encode_outcome(parsed))
     assert at_once.summary == by_process.summary
@@ -79,7 +79,7 @@ def taken(dialect: Hostile, parsed: ParsedRequest) -> ParsedRequest:
 
 
 def check_what_may_be_stored(dialect: Hostile, parsed: ParsedRequest) -> None:
-    """It is JSON, and a later turn can go on from it."""
+    """Assert that the stored turn is JSON and that a later turn can continue it."""
     options = msgspec.msgpack.decode(parsed.options, type=Options)
     json.loads(options.echo)
     if options.items:
@@ -123,8 +123,10 @@ def changed(body: Json, path: Path, value: Any) -> bytes:
 
 
 @by_dialect
-async def test_one_odd_value_anywhere(client: httpx.AsyncClient, dialect: Hostile) -> None:
-    """What is taken is answered as well."""
+async def test_odd_value_anywhere_is_accepted_or_refused(
+    client: httpx.AsyncClient, dialect: Hostile
+) -> None:
+    """Accepted requests are also answered."""
     assert isinstance(check(dialect, json.dumps(dialect.whole).encode()), ParsedRequest)
     for path in paths(dialect.whole):
         for odd in ODD:
@@ -141,7 +143,7 @@ JSON = {"content-type": "application/json"}
 
 @contextlib.contextmanager
 def at(path: Path, value: Any) -> Iterator[None]:
-    """Names what failed."""
+    """Name the failing path and value."""
     try:
         yield
     except Exception as error:
@@ -149,7 +151,7 @@ def at(path: Path, value: Any) -> Iterator[None]:
 
 
 @by_dialect
-def test_no_message_repeats_a_value(dialect: Hostile) -> None:
+def test_refusals_do_not_repeat_the_value(dialect: Hostile) -> None:
     for path in paths(dialect.whole):
         for value in LONG:
             with at(path, value):
@@ -164,14 +166,16 @@ def test_no_message_repeats_a_value(dialect: Hostile) -> None:
 @by_dialect
 @settings(max_examples=examples(200), derandomize=True)
 @given(data=st.data())
-def test_nearly_right_requests_are_taken_or_refused(dialect: Hostile, data: st.DataObject) -> None:
+def test_nearly_right_requests_are_accepted_or_refused(
+    dialect: Hostile, data: st.DataObject
+) -> None:
     check(dialect, json.dumps(data.draw(dialect.requests)).encode())
 
 
 @by_dialect
 @settings(derandomize=True)
 @given(data=st.data())
-def test_one_odd_field_is_taken_or_refused(dialect: Hostile, data: st.DataObject) -> None:
+def test_odd_field_is_accepted_or_refused(dialect: Hostile, data: st.DataObject) -> None:
     field = data.draw(st.sampled_from(dialect.fields))
     check(dialect, json.dumps(dialect.plain | {field: data.draw(dialect.anything)}).encode())
 
@@ -179,7 +183,7 @@ def test_one_odd_field_is_taken_or_refused(dialect: Hostile, data: st.DataObject
 @by_dialect
 @settings(max_examples=25, derandomize=True)
 @given(data=st.data())
-def test_unknown_fields_that_are_ignored_do_no_harm(dialect: Hostile, data: st.DataObject) -> None:
+def test_ignored_unknown_fields_cause_no_error(dialect: Hostile, data: st.DataObject) -> None:
     context = msgspec.structs.replace(CONTEXT, unknown_fields="ignore")
     check(dialect, json.dumps(data.draw(dialect.requests)).encode(), context)
 
@@ -187,7 +191,7 @@ def test_unknown_fields_that_are_ignored_do_no_harm(dialect: Hostile, data: st.D
 @by_dialect
 @settings(derandomize=True)
 @given(data=st.data())
-def test_a_request_with_bytes_changed_is_taken_or_refused(
+def test_request_with_changed_bytes_is_accepted_or_refused(
     dialect: Hostile, data: st.DataObject
 ) -> None:
     body = bytearray(json.dumps(dialect.pictured or dialect.plain).encode())
@@ -201,7 +205,7 @@ def test_a_request_with_bytes_changed_is_taken_or_refused(
 
 
 @pytest.mark.parametrize("dialect", [each for each in DIALECTS if each.pictured], ids=str)
-def test_on_a_thread_texts_are_read_and_pictures_are_not(dialect: Hostile) -> None:
+def test_parsing_thread_accepts_texts_and_leaves_pictures(dialect: Hostile) -> None:
     text, pictured = (json.dumps(each).encode() for each in (dialect.plain, dialect.pictured))
     on_thread = msgspec.structs.replace(CONTEXT, on_thread=True)
     assert dialect.parse(text, on_thread) == dialect.parse(text, CONTEXT)
@@ -233,12 +237,12 @@ print("all read")
 """
 
 
-def test_the_first_requests_at_once_do_not_crash_the_front() -> None:
-    asked = [
-        (each.parse.__module__, each.parse.__qualname__, json.dumps(each.plain))
-        for each in DIALECTS
+def test_concurrent_first_requests_do_not_crash_the_front() -> None:
+    jobs = [
+        (dialect.parse.__module__, dialect.parse.__qualname__, json.dumps(dialect.plain))
+        for dialect in DIALECTS
     ]
-    command = [sys.executable, "-c", PROGRAM, json.dumps(asked)]
+    command = [sys.executable, "-c", PROGRAM, json.dumps(jobs)]
     for _ in range(3):
         ended = subprocess.run(command, capture_output=True, timeout=60)
         assert (ended.returncode, ended.stdout) == (0, b"all read\n"), ended.stderr

@@ -1,4 +1,4 @@
-"""Bodies that arrive together are bounded together."""
+"""The bytes of all arriving bodies are bounded together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlm_server.settings import Limits
 
 
 class Sender:
-    """An ASGI `receive`: the pieces given, then the end or nothing."""
+    """An ASGI `receive` of the given pieces, then the end or silence."""
 
     def __init__(self, *pieces: int, ends: bool = False) -> None:
         self.pieces = list(pieces)
@@ -34,12 +34,12 @@ def read(sender: Sender, arriving: ArrivingBodies, seconds: float = 5) -> asynci
     return asyncio.create_task(body.read(sender.receive, limits, arriving))
 
 
-async def test_the_one_that_cost_most_gives_way() -> None:
+async def test_slowest_arriving_body_is_refused_for_new_ones() -> None:
     arriving = ArrivingBodies(10_000)
     slow = read(Sender(4000), arriving)
     await asyncio.sleep(0.1)
     quick = [read(Sender(3500, ends=True), arriving) for _ in range(3)]
-    assert [len(await one) for one in quick] == [3500] * 3
+    assert [len(await reading) for reading in quick] == [3500] * 3
     assert not slow.done()
     large = read(Sender(7000), arriving)
     with pytest.raises(QueueFull):
@@ -48,7 +48,7 @@ async def test_the_one_that_cost_most_gives_way() -> None:
     large.cancel()
 
 
-async def test_what_has_ended_is_not_counted() -> None:
+async def test_finished_bodies_free_their_bytes() -> None:
     arriving = ArrivingBodies(10_000)
     for _ in range(5):
         assert len(await read(Sender(9000, ends=True), arriving)) == 9000

@@ -1,4 +1,4 @@
-"""Deadlines in the front: what a client asks for, what the engine is told, and the backstop."""
+"""Deadlines: request headers, the engine's share, and the front's own timers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from vlm_server.protocol import Accepted, Deadlines, OnDevice
 from vlm_server.settings import Settings
 from vlm_server.supervisor.client import RequestEvent
 
-NONE = settings.Deadlines(0, 0, 0, 0)
+NONE = settings.DeadlineSettings(0, 0, 0, 0)
 begins: Step = lambda request_id: OnDevice((request_id,))  # noqa: E731
 
 
 def within(**deadlines: float) -> Settings:
-    """Settings with these deadlines and no others."""
+    """Settings with only the given deadlines."""
     fields = {"queue_seconds": 0, "first_token_seconds": 0, "token_seconds": 0, "total_seconds": 0}
-    return Settings(deadlines=settings.Deadlines(**{**fields, **deadlines}))
+    return Settings(deadlines=settings.DeadlineSettings(**{**fields, **deadlines}))
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +39,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- what a client asks for ------------------------------------------------------------
 
 
-def test_a_header_asks_for_less_and_never_gets_more() -> None:
-    limits = settings.Deadlines(10, 20, 0, 40)
+def test_timeout_header_shortens_and_never_extends() -> None:
+    limits = settings.DeadlineSettings(10, 20, 0, 40)
     headers = {
         "X-Queue-Timeout-Ms": "2500",
         "X-First-Token-Timeout-Ms": "999999999",
@@ -54,21 +54,23 @@ def test_a_header_asks_for_less_and_never_gets_more() -> None:
     assert RequestClock({}, NONE).left() == Deadlines()
 
 
-async def test_the_engine_is_told_what_is_left(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_engine_gets_the_remaining_deadlines(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
     client = connect()
     await client.post(ROUTE, json=chat(), headers={"x-request-timeout-ms": "5000"})
-    told = engine.submitted[0].deadlines
+    remaining = engine.submitted[0].deadlines
     usual = Settings().deadlines
-    assert told.total_seconds is not None
-    assert 3 < told.total_seconds < 5, "what the front took is taken off"
-    assert told.queue_seconds is not None
-    assert usual.queue_seconds - 2 < told.queue_seconds < usual.queue_seconds
-    assert told.token_seconds == usual.token_seconds
+    assert remaining.total_seconds is not None
+    assert 3 < remaining.total_seconds < 5, "what the front took is taken off"
+    assert remaining.queue_seconds is not None
+    assert usual.queue_seconds - 2 < remaining.queue_seconds < usual.queue_seconds
+    assert remaining.token_seconds == usual.token_seconds
 
 
 @pytest.mark.parametrize("header", sorted(HEADERS.values()))
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "1e3", "inf", "nan", "1 0", "9" * 13, "²"])
-async def test_a_header_that_is_no_time_is_400(
+async def test_invalid_timeout_header_is_400(
     client: httpx.AsyncClient, engine: ScriptedEngine, header: str, value: str
 ) -> None:
     headers = [(header.encode(), value.encode("latin-1"))]
@@ -81,7 +83,7 @@ async def test_a_header_that_is_no_time_is_400(
 # ---- before the engine has the request -------------------------------------------------
 
 
-async def test_a_body_that_takes_longer_than_the_request_may() -> None:
+async def test_slow_body_ends_with_total_timeout() -> None:
     limit = within(total_seconds=0.1)
     async with listening(ScriptedEngine(), limit) as port, raw(port) as client:
         client.send(b'{"model"', "Content-Length: 1000")
@@ -94,7 +96,7 @@ async def test_a_body_that_takes_longer_than_the_request_may() -> None:
 
 @pytest.mark.parametrize("code", ["queue_timeout", "first_token_timeout", "total_timeout"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_engines_end_is_504_with_retry_after(
+async def test_engine_timeout_is_504_with_retry_after(
     client: httpx.AsyncClient, engine: ScriptedEngine, code: str, stream: bool
 ) -> None:
     engine.script = (failed(code, "too late"),)
@@ -112,7 +114,7 @@ SILENT: list[tuple[str, tuple[Step, ...], str]] = [
 
 @pytest.mark.parametrize(("setting", "script", "code"), SILENT)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_does_not_react_is_not_waited_for(
+async def test_unresponsive_engine_ends_with_504_at_the_deadline(
     connect: Connect,
     engine: ScriptedEngine,
     setting: str,
@@ -131,7 +133,7 @@ async def test_an_engine_that_does_not_react_is_not_waited_for(
 @pytest.mark.parametrize(
     ("setting", "code"), [("token_seconds", "token_timeout"), ("total_seconds", "total_timeout")]
 )
-async def test_in_a_stream_that_has_begun_it_is_an_event(
+async def test_deadline_in_a_running_stream_is_an_event(
     connect: Connect, engine: ScriptedEngine, setting: str, code: str
 ) -> None:
     engine.script = (begins, text("one"), never())
@@ -143,7 +145,7 @@ async def test_in_a_stream_that_has_begun_it_is_an_event(
     assert engine.aborted == [engine.submitted[0].request_id]
 
 
-async def test_who_was_begun_in_time_is_not_in_the_queue(
+async def test_queue_deadline_ends_once_the_engine_begins(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     release = asyncio.Event()
@@ -156,10 +158,10 @@ async def test_who_was_begun_in_time_is_not_in_the_queue(
     assert (await asking).status_code == 200
 
 
-async def test_a_front_that_was_stopped_hears_the_engine_first(
+async def test_resumed_front_reads_events_before_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The timer is late because nothing ran, not because the engine said nothing."""
+    """The front was suspended: the engine's events are there, its timer is late."""
     monkeypatch.setattr(deadlines, "_STOPPED_SECONDS", 0.2)
     clock = RequestClock({}, within(first_token_seconds=0.1).deadlines)
 

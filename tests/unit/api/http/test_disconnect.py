@@ -1,4 +1,4 @@
-"""Work that ends when the client leaves, and is over by then."""
+"""A disconnect ends the work, and its clean-up is complete by then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vlm_server.api.http.body import ClientGone, until_disconnect
 
 
 class Client:
-    """An ASGI `receive` that says nothing until the client leaves."""
+    """An ASGI `receive` that blocks until the client disconnects."""
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
@@ -25,7 +25,7 @@ class Client:
 
 
 class Work:
-    """Runs until it is cancelled; its clean-up takes some turns of the loop."""
+    """Runs until cancelled; its clean-up takes some turns of the loop."""
 
     def __init__(self) -> None:
         self.is_clean = False
@@ -45,13 +45,13 @@ async def finish(result: int | Exception) -> int:
     return result
 
 
-async def test_the_result_and_the_error_of_the_work_come_through() -> None:
+async def test_until_disconnect_returns_result_and_raises_error() -> None:
     assert await until_disconnect(Client().receive, finish(5)) == 5
     with pytest.raises(ZeroDivisionError):
         await until_disconnect(Client().receive, finish(ZeroDivisionError()))
 
 
-async def test_leaving_cancels_the_work_and_waits_for_its_clean_up() -> None:
+async def test_disconnect_cancels_the_work_and_awaits_cleanup() -> None:
     client, work = Client(), Work()
     asyncio.get_running_loop().call_later(0.01, client.left.set)
     with pytest.raises(ClientGone):
@@ -59,7 +59,7 @@ async def test_leaving_cancels_the_work_and_waits_for_its_clean_up() -> None:
     assert work.is_clean
 
 
-async def test_being_cancelled_does_the_same() -> None:
+async def test_cancellation_cancels_the_work_and_awaits_cleanup() -> None:
     work = Work()
     task = asyncio.create_task(until_disconnect(Client().receive, work.run()))
     await asyncio.sleep(0.01)
@@ -69,7 +69,7 @@ async def test_being_cancelled_does_the_same() -> None:
     assert work.is_clean
 
 
-async def test_nothing_is_left_running() -> None:
+async def test_until_disconnect_leaves_no_task() -> None:
     before = asyncio.all_tasks()
     await until_disconnect(Client().receive, finish(5))
     assert asyncio.all_tasks() == before

@@ -1,4 +1,4 @@
-"""What the front says of answers that it gave: in metrics, log, and `Server-Timing`."""
+"""Figures of answers in metrics, log and `Server-Timing`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vlm_server.api.app import create_app
 from vlm_server.api.http.connection.exchange import RECEIVED_AT
 from vlm_server.api.http.connection.server import HttpServer
 from vlm_server.protocol import Finished, ImageUse, OnDevice, Phase, Timeline, Usage
-from vlm_server.settings import Metrics, Settings
+from vlm_server.settings import MetricsSettings, Settings
 
 Figures = dict[tuple[str, str], float]
 """By name without the prefix, and the value of the label other than `model_name`."""
@@ -43,7 +43,7 @@ async def scrape(client: httpx.AsyncClient, prefix: str = "vlm_server_") -> Figu
     for family in text_string_to_metric_families(answer.text):
         for name, labels, value, *_ in family.samples:
             assert name.startswith(prefix)
-            others = [labels[one] for one in labels if one != "model_name"]
+            others = [labels[label] for label in labels if label != "model_name"]
             figures[name.removeprefix(prefix), ",".join(others)] = value
     return figures
 
@@ -70,7 +70,7 @@ def timed(*phases: Phase, images: tuple[ImageUse, ...] = ()) -> Step:
     return end
 
 
-async def test_a_whole_answer_says_where_its_time_went(
+async def test_whole_answer_has_server_timing_and_phase_metrics(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     phases = (Phase("queue", 0.0), Phase("prepare", 0.0), Phase("decode", 0.0))
@@ -102,20 +102,20 @@ async def test_a_whole_answer_says_where_its_time_went(
     assert found["time_to_first_token_seconds_sum", ""] < latency <= milliseconds / 1e3
 
 
-async def test_a_stream_sends_no_times_ahead(client: httpx.AsyncClient) -> None:
+async def test_stream_has_no_server_timing_header(client: httpx.AsyncClient) -> None:
     answer = await client.post(ROUTE, json=chat(stream=True))
     assert "server-timing" not in answer.headers
 
 
-async def test_what_is_only_counted_is_no_answer(client: httpx.AsyncClient) -> None:
+async def test_tokenize_is_not_counted_as_an_answer(client: httpx.AsyncClient) -> None:
     await client.post("/v1/tokenize", json=chat())
     found = await scrape(client)
     assert found["request_success_total", "stop"] == found["num_requests_running", ""] == 0
     assert found["e2e_request_latency_seconds_count", ""] == 0
 
 
-async def test_all_ends_are_there_before_the_first(client: httpx.AsyncClient) -> None:
-    """`rate` sees the first of a kind only if there was a 0 before it."""
+async def test_finish_reason_counters_start_at_zero(client: httpx.AsyncClient) -> None:
+    """Prometheus' `rate` misses the first increase of a counter without an earlier 0."""
     found = await scrape(client)
     ends = {
         label: value for (name, label), value in found.items() if name == "request_success_total"
@@ -123,10 +123,10 @@ async def test_all_ends_are_there_before_the_first(client: httpx.AsyncClient) ->
     assert ends == dict.fromkeys(("stop", "length", "tool_calls", "abort", "error"), 0)
 
 
-async def test_the_first_token_is_timed_to_the_socket_and_silence_between(
+async def test_first_token_and_silence_are_timed_at_the_socket(
     engine: ScriptedEngine,
 ) -> None:
-    """On a real socket: the front's figures are never larger than what the client saw."""
+    """The front's figures are never larger than those of the client."""
     first, second = asyncio.Event(), asyncio.Event()
     engine.script = (first, text("a"), second, text("b"), ended(), finished())
     async with (
@@ -156,8 +156,8 @@ async def test_the_first_token_is_timed_to_the_socket_and_silence_between(
     assert found["stream_longest_silence_seconds_sum", ""] == gap
 
 
-async def test_a_request_waits_from_when_its_headers_were_here(engine: ScriptedEngine) -> None:
-    """Its task may start much later, if the front is busy."""
+async def test_latency_is_measured_from_the_headers(engine: ScriptedEngine) -> None:
+    """The request's task may start much later if the front is busy."""
     app = create_app(Settings(), OneModel(engine), parsing_pool())
 
     async def late(scope: Scope, receive: Receive, send: Send) -> None:
@@ -174,7 +174,7 @@ async def test_a_request_waits_from_when_its_headers_were_here(engine: ScriptedE
     assert float(receive.removeprefix("receive;dur=")) >= 5000
 
 
-async def test_the_connection_says_when_the_headers_were_here() -> None:
+async def test_connection_records_the_time_of_the_headers() -> None:
     received = asyncio.Queue[float]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -197,7 +197,7 @@ async def test_the_connection_says_when_the_headers_were_here() -> None:
         await serving
 
 
-async def test_requests_wait_and_run_and_leave(engine: ScriptedEngine) -> None:
+async def test_gauges_follow_requests_from_waiting_to_done(engine: ScriptedEngine) -> None:
     begin = asyncio.Event()
     engine.script = (begin, working(), never())
     async with (
@@ -221,14 +221,14 @@ async def test_requests_wait_and_run_and_leave(engine: ScriptedEngine) -> None:
 
 
 async def loads(client: httpx.AsyncClient) -> tuple[int, int]:
-    """What a gateway reads: how many requests run, and how many wait."""
+    """The (running, waiting) requests that a gateway reads."""
     (load,) = (await client.get("/v1/loads")).json()["loads"]
     assert load["num_total_reqs"] == load["num_running_reqs"] + load["num_waiting_reqs"]
     return load["num_running_reqs"], load["num_waiting_reqs"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failure_is_an_error(
+async def test_failed_request_is_counted_as_error(
     client: httpx.AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (text("a"), failed("engine_died", "it died"))
@@ -238,14 +238,14 @@ async def test_a_failure_is_an_error(
     assert found["num_requests_running", ""] == found["num_requests_waiting", ""] == 0
 
 
-async def test_the_prefix_is_that_of_all_names(connect: Connect) -> None:
-    client = connect(Settings(metrics=Metrics(prefix="vllm:")))
+async def test_metric_names_have_the_configured_prefix(connect: Connect) -> None:
+    client = connect(Settings(metrics=MetricsSettings(prefix="vllm:")))
     await client.post(ROUTE, json=chat())
     found = await scrape(client, "vllm:")
     assert found["request_success_total", "stop"] == 1
 
 
-async def test_the_log_line_has_the_answer(
+async def test_log_line_has_the_answers_figures(
     client: httpx.AsyncClient, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.script = (*HELLO[:-1], timed(Phase("queue", 0.0), Phase("decode", 0.0)))

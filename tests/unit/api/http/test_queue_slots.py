@@ -1,4 +1,4 @@
-"""Slots and bytes: what is refused when, shared by whom, and when to come back."""
+"""Queue slots and waiting bytes: limits, fair shares, and retry times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Clock:
 
 
 class Queue:
-    """Slots whose holders a test names."""
+    """Queue slots with holders named by the test."""
 
     def __init__(self, **limits: int) -> None:
         self.clock = Clock()
@@ -50,15 +50,15 @@ class Queue:
         return True
 
     def end(self, client: str) -> None:
-        entry = next(one for one in self.held if one[0] == client)
+        entry = next(holder for holder in self.held if holder[0] == client)
         self.held.remove(entry)
         entry[1].close()
 
     def count(self, client: str) -> int:
-        return sum(one == client for one, _ in self.held)
+        return sum(holder == client for holder, _ in self.held)
 
     def fill(self, client: str) -> int:
-        """How many it gets."""
+        """Take every free slot; returns the number taken."""
         before = self.count(client)
         while self.take(client):
             pass
@@ -68,11 +68,11 @@ class Queue:
 # ---- fair shares -----------------------------------------------------------------------
 
 
-def test_alone_a_client_gets_everything() -> None:
+def test_single_client_gets_every_slot() -> None:
     assert Queue(max_requests=8).fill("a") == 8
 
 
-def test_what_becomes_free_goes_to_the_client_that_waits() -> None:
+def test_freed_slot_goes_to_the_waiting_client() -> None:
     queue = Queue(max_requests=8)
     queue.fill("a")
     assert not queue.take("b")
@@ -85,7 +85,7 @@ def test_what_becomes_free_goes_to_the_client_that_waits() -> None:
     assert not queue.take("b")
 
 
-def test_who_asks_no_more_has_no_share() -> None:
+def test_client_that_stopped_asking_loses_its_share() -> None:
     queue = Queue(max_requests=8)
     queue.fill("a")
     assert not queue.take("b")
@@ -95,7 +95,7 @@ def test_who_asks_no_more_has_no_share() -> None:
     assert queue.take("a")
 
 
-def test_three_clients_that_want_all_get_a_third_each() -> None:
+def test_three_greedy_clients_get_a_third_each() -> None:
     queue = Queue(max_requests=9)
     queue.fill("a")
     for _ in range(60):
@@ -105,7 +105,7 @@ def test_three_clients_that_want_all_get_a_third_each() -> None:
     assert [queue.count(client) for client in "abc"] == [3, 3, 3]
 
 
-def test_with_more_clients_than_slots_each_may_have_one() -> None:
+def test_clients_beyond_the_slots_get_one_each() -> None:
     queue = Queue(max_requests=3)
     for number in range(50):
         queue.take(f"client {number}")
@@ -114,7 +114,7 @@ def test_with_more_clients_than_slots_each_may_have_one() -> None:
         assert queue.take(f"client {49 - number}") == (f"client {49 - number}" not in queue.held)
 
 
-def test_nothing_is_remembered_of_clients_that_are_gone() -> None:
+def test_fair_share_forgets_clients_without_requests() -> None:
     share = FairShare(10)
     for number in range(100):
         client = f"client {number}"
@@ -126,7 +126,7 @@ def test_nothing_is_remembered_of_clients_that_are_gone() -> None:
     assert not share._wants
 
 
-def test_who_wants_one_slot_keeps_one_from_the_others() -> None:
+def test_one_slot_is_reserved_for_a_client_wanting_one() -> None:
     queue = Queue(max_requests=8)
     queue.fill("a")
     assert not queue.take("b")
@@ -136,7 +136,7 @@ def test_who_wants_one_slot_keeps_one_from_the_others() -> None:
     assert queue.take("b")
 
 
-async def test_a_key_can_not_take_all_while_another_waits(
+async def test_key_cannot_take_all_slots_while_another_waits(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     release = asyncio.Event()
@@ -160,13 +160,13 @@ async def test_a_key_can_not_take_all_while_another_waits(
     release.set()
     assert await asyncio.gather(*greedy, other) == [200] * 4
     assert len({submit.client for submit in engine.submitted}) == 2
-    assert not [one for one in engine.submitted if any(key in one.client for key in keys)]
+    assert not [s for s in engine.submitted if any(key in s.client for key in keys)]
 
 
 # ---- bytes -----------------------------------------------------------------------------
 
 
-def test_a_body_that_does_not_fit_beside_those_that_wait_is_refused() -> None:
+def test_body_over_the_waiting_bytes_is_refused() -> None:
     queue = Queue(max_body_bytes=MIB, max_waiting_bytes=2 * MIB)
     assert queue.take("a", MIB)
     assert queue.take("a", MIB)
@@ -178,7 +178,7 @@ def test_a_body_that_does_not_fit_beside_those_that_wait_is_refused() -> None:
     assert queue.take("a", MIB)
 
 
-def test_one_body_always_fits() -> None:
+def test_largest_body_always_fits_once() -> None:
     queue = Queue(max_body_bytes=MIB, max_waiting_bytes=10)
     assert queue.slots.waiting_bytes.limit == MIB
     for client in ("x", "y", "z"):
@@ -188,7 +188,7 @@ def test_one_body_always_fits() -> None:
     assert queue.take("a", MIB), "however many clients there are"
 
 
-def test_by_default_four_bodies_fit_and_a_part_of_the_memory() -> None:
+def test_default_waiting_bytes_fit_four_bodies() -> None:
     limit = QueueSlots(Limits()).waiting_bytes.limit
     assert limit >= 4 * Limits().max_body_bytes
 
@@ -220,7 +220,7 @@ async def test_bytes_are_refused_before_the_body_is_read() -> None:
         await until_nothing_waits(client)
 
 
-async def test_a_body_that_does_not_come_keeps_nobody_out() -> None:
+async def test_unsent_body_takes_no_waiting_bytes() -> None:
     engine = ScriptedEngine(*HELLO)
     async with (
         listening(engine, SMALL) as port,
@@ -244,7 +244,7 @@ async def until_nothing_waits(client: httpx.AsyncClient) -> None:
     raise AssertionError(requests)
 
 
-async def test_a_body_without_a_length_is_counted_once_it_is_here() -> None:
+async def test_chunked_body_is_counted_after_its_arrival() -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield body_of(MIB // 2)
         for _ in range(8):
@@ -267,7 +267,7 @@ async def test_a_body_without_a_length_is_counted_once_it_is_here() -> None:
         await until_nothing_waits(client)
 
 
-async def test_bytes_are_free_once_the_device_begins(
+async def test_waiting_bytes_are_freed_when_the_engine_begins(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(SMALL)
@@ -289,7 +289,7 @@ async def test_bytes_are_free_once_the_device_begins(
 # ---- when to come back -----------------------------------------------------------------
 
 
-def test_the_rate_is_that_of_the_last_minute() -> None:
+def test_service_rate_covers_the_last_minute() -> None:
     rate = ServiceRate()
     assert rate.seconds_for(0, 100.0) == 1
     rate.begin(100.0)
@@ -303,7 +303,7 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
     assert rate.seconds_for(8, 190.0) == 60, "nothing ended for a minute"
 
 
-def test_many_ends_are_counted_over_a_shorter_time() -> None:
+def test_service_rate_of_many_ends_covers_less_time() -> None:
     rate = ServiceRate()
     rate.begin(0.0)
     for number in range(3000):
@@ -311,8 +311,8 @@ def test_many_ends_are_counted_over_a_shorter_time() -> None:
     assert rate.seconds_for(500, 30.0) == pytest.approx(5, rel=0.02)
 
 
-def test_who_is_refused_is_told_to_come_back_sooner_or_later_by_load() -> None:
-    told: dict[float, set[float]] = {}
+def test_retry_after_grows_with_the_load() -> None:
+    retry_seconds: dict[float, set[float]] = {}
     for seconds in (0.01, 0.5, 5.0):
         queue = Queue(max_requests=8)
         queue.fill("a")
@@ -320,8 +320,8 @@ def test_who_is_refused_is_told_to_come_back_sooner_or_later_by_load() -> None:
             queue.clock.now += seconds
             queue.end("a")
             queue.take("a")
-        told[seconds] = {queue.slots.retry_after_seconds() for _ in range(100)}
-    assert told[0.01] == {1}
-    assert 2 <= min(told[0.5]) <= max(told[0.5]) <= 4.2
-    assert 18 <= min(told[5.0]) <= max(told[5.0]) <= 42
-    assert len(told[5.0]) > 50, "not all at once"
+        retry_seconds[seconds] = {queue.slots.retry_after_seconds() for _ in range(100)}
+    assert retry_seconds[0.01] == {1}
+    assert 2 <= min(retry_seconds[0.5]) <= max(retry_seconds[0.5]) <= 4.2
+    assert 18 <= min(retry_seconds[5.0]) <= max(retry_seconds[5.0]) <= 42
+    assert len(retry_seconds[5.0]) > 50, "not all at once"

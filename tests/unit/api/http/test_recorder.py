@@ -1,4 +1,4 @@
-"""One answer's figures, by a clock that the test moves."""
+"""The recorder's figures of one answer, by a fake clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_TIME = Timeline()
 
 @dataclass
 class Answer:
-    """Received at 100, handed to the engine at 103."""
+    """An answer received at 100 and handed to the engine at 103."""
 
     is_stream: bool = True
     now: float = 103.0
@@ -56,7 +56,7 @@ def read(histogram: Histogram) -> tuple[int, float]:
     return histogram.count, pytest.approx(histogram.sum)
 
 
-def test_an_answer_is_counted_once_with_all_its_times() -> None:
+def test_answer_is_recorded_once_with_all_its_times() -> None:
     answer = Answer()
     figures = answer.figures
     with answer.recorder as recorder:
@@ -90,7 +90,7 @@ def test_an_answer_is_counted_once_with_all_its_times() -> None:
     assert figures.ended == {"stop": 1, "length": 0, "tool_calls": 0, "abort": 0, "error": 0}
 
 
-def test_the_phases_follow_each_other_without_a_gap() -> None:
+def test_recorded_phases_have_no_gaps() -> None:
     answer = Answer()
     answer.finish(170, Timeline(103.5, PHASES))
     spans = answer.recorder.spans
@@ -104,13 +104,13 @@ def test_the_phases_follow_each_other_without_a_gap() -> None:
     )
 
 
-def test_a_clock_that_the_engine_does_not_share_makes_no_negative_time() -> None:
+def test_foreign_engine_clock_gives_no_negative_phase() -> None:
     answer = Answer()
     answer.finish(170, Timeline(0.0, PHASES))
     assert min(answer.recorder.phase_seconds().values()) >= 0
 
 
-def test_choices_have_gaps_of_their_own_and_a_stream_one_silence() -> None:
+def test_choices_have_own_latencies_and_share_longest_silence() -> None:
     answer = Answer()
     with answer.recorder:
         answer.give(110, 0)
@@ -122,7 +122,7 @@ def test_choices_have_gaps_of_their_own_and_a_stream_one_silence() -> None:
     assert read(answer.figures.longest_silence) == (1, 3)
 
 
-def test_a_call_is_news_too() -> None:
+def test_tool_call_delta_counts_as_the_first_token() -> None:
     answer = Answer()
     with answer.recorder as recorder:
         answer.now = 104
@@ -133,7 +133,7 @@ def test_a_call_is_news_too() -> None:
     assert answer.figures.ended["tool_calls"] == 1
 
 
-def test_a_choice_that_was_cut_off_says_so_for_all() -> None:
+def test_truncated_choice_counts_the_answer_as_length() -> None:
     answer = Answer()
     with answer.recorder as recorder:
         for choice, reason in enumerate(("stop", "length", "tool_calls")):
@@ -142,7 +142,7 @@ def test_a_choice_that_was_cut_off_says_so_for_all() -> None:
     assert answer.figures.ended["length"] == 1
 
 
-def test_a_whole_answer_has_no_silence() -> None:
+def test_whole_answer_records_no_silence() -> None:
     answer = Answer(is_stream=False)
     with answer.recorder:
         answer.give(110, 0)
@@ -155,7 +155,7 @@ def test_a_whole_answer_has_no_silence() -> None:
 
 
 def lose(answer: Answer, error: type[BaseException], *given_at: float) -> None:
-    """It ends with `error` at 150."""
+    """End the answer with `error` at 150."""
     with pytest.raises(error), answer.recorder:
         _raise(answer, error, *given_at)
 
@@ -168,7 +168,7 @@ def _raise(answer: Answer, error: type[BaseException], *given_at: float) -> None
     raise error
 
 
-def test_who_leaves_while_it_waits_has_waited() -> None:
+def test_aborted_waiting_request_records_its_queue_time() -> None:
     answer = Answer()
     lose(answer, asyncio.CancelledError)
     assert read(answer.figures.phases["queue"]) == (1, 47)
@@ -180,9 +180,7 @@ def test_who_leaves_while_it_waits_has_waited() -> None:
 @pytest.mark.parametrize(
     ("error", "reason"), [(asyncio.CancelledError, "abort"), (ValueError, "error")]
 )
-def test_the_silence_in_which_an_answer_was_lost_counts(
-    error: type[BaseException], reason: str
-) -> None:
+def test_silence_before_a_lost_answer_is_recorded(error: type[BaseException], reason: str) -> None:
     answer = Answer()
     lose(answer, error, 110, 111)
     assert read(answer.figures.longest_silence) == (1, 39)

@@ -1,4 +1,4 @@
-"""Comments while a stream is silent."""
+"""Comments fill a silent stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vlm_server.api.http.sse import CONTENT_TYPE, DONE, KEEP_ALIVE, EventStream
 async def sent_by(
     stream_for_seconds: list[float], keepalive_seconds: float, event: bytes = b"data: x\n\n"
 ) -> list[Message]:
-    """What is sent by a stream with such pauses before its events."""
+    """The ASGI messages of a stream with these pauses before its events."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -34,7 +34,7 @@ async def test_a_stream_with_events_has_no_comments() -> None:
     assert [message.get("body") for message in sent[1:]] == [b"data: x\n\n"] * 3 + [DONE]
 
 
-async def test_silence_is_filled_and_the_status_line_sent() -> None:
+async def test_silent_stream_sends_status_and_comments() -> None:
     sent = await sent_by([0.25, 0.25], 0.05)
     assert sent[0]["type"] == "http.response.start"
     bodies = [message["body"] for message in sent[1:]]
@@ -45,7 +45,7 @@ async def test_silence_is_filled_and_the_status_line_sent() -> None:
     assert [message["more_body"] for message in sent[1:]] == [True] * (len(bodies) - 1) + [False]
 
 
-async def test_what_says_nothing_is_silence() -> None:
+async def test_empty_events_count_as_silence() -> None:
     sent = await sent_by([0.02] * 10, 0.05, event=b"")
     bodies = [message["body"] for message in sent[1:]]
     assert bodies.count(KEEP_ALIVE) >= 2

@@ -1,4 +1,4 @@
-"""Spans of real requests: kept in memory, and sent to a collector on a socket."""
+"""Spans of real requests, exported to memory and to a collector on a socket."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def timed(request_id: str) -> Finished:
 
 @dataclass
 class Traced:
-    """A client of an application whose spans are kept."""
+    """A client of an application that exports its spans to memory."""
 
     engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(*HELLO[:-1], timed))
     exporter: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
@@ -99,12 +99,14 @@ async def test_a_request_is_a_span_with_its_phases(stream: bool) -> None:
         assert child.parent == span.context
         assert before - slack <= span.start_time <= child.start_time <= child.end_time  # type: ignore[operator]
         assert child.end_time <= span.end_time <= after + slack  # type: ignore[operator]
-    everything = "".join(each.to_json() for each in traced.exporter.get_finished_spans())
+    everything = "".join(
+        finished_span.to_json() for finished_span in traced.exporter.get_finished_spans()
+    )
     assert "swordfish" not in everything
     assert "Hello" not in everything
 
 
-async def test_it_becomes_part_of_the_callers_trace() -> None:
+async def test_request_span_joins_the_callers_trace() -> None:
     traced = Traced()
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "a=b"}
     await traced.client.post(ROUTE, json=chat(), headers=headers)
@@ -116,7 +118,7 @@ async def test_it_becomes_part_of_the_callers_trace() -> None:
     assert parent.trace_state.get("a") == "b"
 
 
-async def test_what_the_caller_leaves_out_is_left_out() -> None:
+async def test_unsampled_callers_get_no_span() -> None:
     traced = Traced()
     await traced.client.post(ROUTE, json=chat(), headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
     assert not traced.spans
@@ -125,7 +127,7 @@ async def test_what_the_caller_leaves_out_is_left_out() -> None:
 @pytest.mark.parametrize(
     "value", ["", "swordfish", f"00-{'0' * 32}-{PARENT}-01", "é" * 9, "-" * 999]
 )
-async def test_a_wrong_traceparent_begins_a_trace(value: str) -> None:
+async def test_invalid_traceparent_begins_a_new_trace(value: str) -> None:
     traced = Traced()
     headers = [(b"traceparent", value.encode("latin-1"))]
     answer = await traced.client.post(ROUTE, json=chat(), headers=headers)
@@ -133,7 +135,7 @@ async def test_a_wrong_traceparent_begins_a_trace(value: str) -> None:
     assert traced.spans["chat demo"].parent is None
 
 
-async def test_a_failure_says_its_code() -> None:
+async def test_failed_request_span_has_the_error_code() -> None:
     traced = Traced()
     await traced.client.post(ROUTE, json=chat(foo=1))
     traced.engine.script = (says("a"), failed("engine_died", "swordfish"))
@@ -145,7 +147,7 @@ async def test_a_failure_says_its_code() -> None:
     assert not died.status.is_ok
 
 
-async def test_other_routes_have_no_spans() -> None:
+async def test_routes_without_generation_have_no_spans() -> None:
     traced = Traced()
     for path in ("/metrics", "/v1/models", "/health/live", "/nowhere"):
         await traced.client.get(path)
@@ -154,7 +156,7 @@ async def test_other_routes_have_no_spans() -> None:
     assert not traced.spans
 
 
-def test_every_route_that_generates_is_traced() -> None:
+def test_every_generating_route_is_traced() -> None:
     paths = [route.path for route in create_app(Settings(), OneModel(ScriptedEngine())).routes
              if isinstance(route, Route)]  # fmt: skip
     assert set(OPERATIONS) <= set(paths)
@@ -196,12 +198,12 @@ def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
 
 
 @pytest.mark.parametrize("path", ["/v1/traces", "", "/", None])
-async def test_a_collector_gets_them(
+async def test_otlp_collector_receives_spans(
     collector: tuple[str, list[tuple[str, bytes]]],
     monkeypatch: pytest.MonkeyPatch,
     path: str | None,
 ) -> None:
-    """None: from the environment."""
+    """`path` None: the endpoint comes from the environment."""
     url, bodies = collector
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")
@@ -216,22 +218,24 @@ async def test_a_collector_gets_them(
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         await client.post(ROUTE, json=chat())
     tracer.close()
-    ((asked, body),) = bodies
-    assert asked == "/v1/traces"
+    ((requested_path, body),) = bodies
+    assert requested_path == "/v1/traces"
     (sent,) = ExportTraceServiceRequest.FromString(body).resource_spans
-    resource = {each.key: each.value.string_value for each in sent.resource.attributes}
+    resource = {
+        attribute.key: attribute.value.string_value for attribute in sent.resource.attributes
+    }
     assert resource["service.name"] == "vlm_server"
     names = [span.name for scope in sent.scope_spans for span in scope.spans]
     assert sorted(names) == ["chat demo", "decode", "prefill", "prepare", "queue", "receive"]
 
 
-def test_nobody_asked_nobody_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_is_off_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in tracing.ENDPOINT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert start_tracer(Tracing(), OPERATIONS) is None
 
 
-def test_a_missing_extra_is_an_error_only_if_the_settings_want_it(
+def test_missing_otel_extra_is_an_error_only_by_settings(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace.export", None)
@@ -242,7 +246,9 @@ def test_a_missing_extra_is_an_error_only_if_the_settings_want_it(
         start_tracer(Tracing("http://127.0.0.1:9/v1/traces"), OPERATIONS)
 
 
-async def test_a_collector_that_is_gone_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_collector_delays_no_request_or_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     tracer = start_tracer(Tracing("http://127.0.0.1:9/v1/traces"), OPERATIONS)
     assert tracer is not None

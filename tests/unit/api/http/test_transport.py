@@ -1,4 +1,4 @@
-"""Bodies, queue slots and clients that leave, on real sockets where it matters."""
+"""Bodies, queue slots and disconnects, on real sockets where it matters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ SMALL = Settings(limits=Limits(max_body_bytes=2048, body_timeout_seconds=0.3))
     ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data",
      "application/jsonx"],
 )  # fmt: skip
-async def test_other_content_types_are_415(client: httpx.AsyncClient, content_type: str) -> None:
+async def test_content_types_other_than_json_are_415(
+    client: httpx.AsyncClient, content_type: str
+) -> None:
     answer = await client.post(
         ROUTE, content=json.dumps(chat()), headers={"content-type": content_type}
     )
@@ -35,7 +37,7 @@ async def test_other_content_types_are_415(client: httpx.AsyncClient, content_ty
     assert answer.json()["error"]["code"] == "unsupported_media_type"
 
 
-async def test_json_with_a_charset_is_taken(client: httpx.AsyncClient) -> None:
+async def test_json_with_a_charset_is_accepted(client: httpx.AsyncClient) -> None:
     headers = {"content-type": "Application/JSON; charset=utf-8", "content-encoding": "identity"}
     answer = await client.post(ROUTE, content=json.dumps(chat()), headers=headers)
     assert answer.status_code == 200
@@ -59,7 +61,7 @@ async def chunked(content: bytes) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_the_body_cap_is_exact(is_chunked: bool) -> None:
+async def test_body_limit_is_exact(is_chunked: bool) -> None:
     engine = ScriptedEngine()
     async with listening(engine, SMALL) as port, httpx.AsyncClient() as client:
         for size, status in ((2048, 200), (2049, 413), (1 << 20, 413), (2048, 200)):
@@ -76,7 +78,7 @@ async def test_the_body_cap_is_exact(is_chunked: bool) -> None:
 
 
 class Raw:
-    """A client that writes bytes as it likes."""
+    """A client that writes arbitrary bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -98,7 +100,7 @@ class Raw:
         return await asyncio.wait_for(self.reader.readuntil(end), 5)
 
     async def everything(self) -> bytes:
-        """What arrives until the connection ends, be it by a reset."""
+        """All bytes until the connection ends or is reset."""
         received = b""
         with contextlib.suppress(ConnectionError):
             while piece := await asyncio.wait_for(self.reader.read(1 << 20), 5):
@@ -120,7 +122,7 @@ async def raw(port: int) -> AsyncIterator[Raw]:
 
 @asynccontextmanager
 async def one_place(engine: ScriptedEngine) -> AsyncIterator[int]:
-    """A server with one queue slot, which must be free again at the end."""
+    """A server with one queue slot, which must be free at the end."""
     limits = Limits(max_requests=1, body_timeout_seconds=0.3)
     async with listening(engine, Settings(limits=limits)) as port:
         yield port
@@ -134,19 +136,19 @@ async def one_place(engine: ScriptedEngine) -> AsyncIterator[int]:
             assert (await client.post(ROUTE, json=chat())).status_code == 200
 
 
-async def test_a_lying_content_length_does_not_pass_the_cap() -> None:
+async def test_body_limit_holds_despite_wrong_content_length() -> None:
     async with listening(ScriptedEngine(), SMALL) as port, raw(port) as client:
         client.send(b"{}", "Content-Length: 999999999999999999999999")
         assert await client.status() in (400, 413)
 
 
-async def test_a_huge_declared_body_is_refused_before_it_is_sent() -> None:
+async def test_oversized_declared_body_is_refused_before_arrival() -> None:
     async with listening(ScriptedEngine(), SMALL) as port, raw(port) as client:
         client.send(b"{", "Content-Length: 100000000")
         assert await client.status() == 413
 
 
-async def test_a_slow_body_is_408_and_gives_its_place_back() -> None:
+async def test_slow_body_is_408_and_frees_its_slot() -> None:
     async with one_place(ScriptedEngine()) as port, raw(port) as client:
         client.send(b'{"model"', "Content-Length: 1000")
         assert await client.status() == 408
@@ -155,7 +157,7 @@ async def test_a_slow_body_is_408_and_gives_its_place_back() -> None:
         assert b"request_timeout" in await asyncio.wait_for(client.reader.read(), 5)
 
 
-async def test_a_client_that_leaves_while_sending_gives_its_place_back(
+async def test_disconnect_during_upload_frees_its_slot(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "vlm_server.api")
@@ -171,7 +173,7 @@ async def test_a_client_that_leaves_while_sending_gives_its_place_back(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("leave", ["reset", "half-close"])
-async def test_a_client_that_leaves_before_the_first_token_aborts(stream: bool, leave: str) -> None:
+async def test_disconnect_before_the_first_token_aborts(stream: bool, leave: str) -> None:
     engine = ScriptedEngine(never())
     async with one_place(engine) as port, raw(port) as client:
         client.ask(stream=stream)
@@ -185,7 +187,7 @@ async def test_a_client_that_leaves_before_the_first_token_aborts(stream: bool, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_in_the_middle_of_the_answer_aborts(stream: bool) -> None:
+async def test_disconnect_during_the_answer_aborts(stream: bool) -> None:
     engine = ScriptedEngine(says("one"), says("two"), never())
     async with one_place(engine) as port, raw(port) as client:
         client.ask(stream=stream)
@@ -197,8 +199,8 @@ async def test_a_client_that_leaves_in_the_middle_of_the_answer_aborts(stream: b
         assert engine.aborted == [engine.submitted[0].request_id]
 
 
-async def test_a_client_that_leaves_while_it_does_not_read_aborts() -> None:
-    """Its answer is then kept for it, and the engine goes on."""
+async def test_disconnect_of_a_non_reading_client_aborts() -> None:
+    """The answer is buffered and the engine continues until the disconnect."""
     engine = ScriptedEngine(*[says("x" * 100_000)] * 60, never())
     async with one_place(engine) as port, raw(port) as client:
         client.ask(stream=True)
@@ -210,7 +212,7 @@ async def test_a_client_that_leaves_while_it_does_not_read_aborts() -> None:
         assert len(engine.aborted) == 1
 
 
-async def test_a_client_that_leaves_too_much_unread_is_disconnected() -> None:
+async def test_client_with_too_many_unread_bytes_is_disconnected() -> None:
     engine = ScriptedEngine(*[says("x" * 100_000)] * 1000, never())
     async with one_place(engine) as port, raw(port) as client:
         client.ask(stream=True)
@@ -219,15 +221,15 @@ async def test_a_client_that_leaves_too_much_unread_is_disconnected() -> None:
         assert len(engine.aborted) == 1
 
 
-async def test_a_whole_answer_may_be_larger_than_what_a_client_may_leave() -> None:
+async def test_whole_answer_may_exceed_the_unread_limit() -> None:
     engine = ScriptedEngine(*[says("x" * 1_000_000)] * 12, ended(), finished())
     async with listening(engine) as port, httpx.AsyncClient() as client:
         answer = await client.post(f"http://127.0.0.1:{port}{ROUTE}", json=chat())
         assert len(answer.json()["choices"][0]["message"]["content"]) == 12_000_000
 
 
-async def test_a_client_that_does_not_read_for_long_is_disconnected() -> None:
-    """The engine is done with it, and so is its place; the connection is what it holds."""
+async def test_client_that_stops_reading_is_disconnected() -> None:
+    """The engine is done and the slot is free; only the connection is left."""
     engine = ScriptedEngine(*[says("x" * 100_000)] * 60, ended(), finished())
     settings = Settings(limits=Limits(unread_timeout_seconds=0.3))
     async with listening(engine, settings) as port, raw(port) as client:
@@ -240,7 +242,7 @@ async def test_a_client_that_does_not_read_for_long_is_disconnected() -> None:
         assert b"[DONE]" not in await client.everything()
 
 
-async def test_a_client_that_reads_slowly_is_not() -> None:
+async def test_slowly_reading_client_gets_its_whole_answer() -> None:
     engine = ScriptedEngine(*[says("x" * 100_000)] * 60, ended(), finished())
     settings = Settings(limits=Limits(unread_timeout_seconds=0.3))
     async with listening(engine, settings) as port, raw(port) as client:
@@ -252,7 +254,7 @@ async def test_a_client_that_reads_slowly_is_not() -> None:
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])
-async def test_a_refused_body_is_read_to_its_end_if_it_is_small(size: int) -> None:
+async def test_small_refused_body_is_read_and_connection_kept(size: int) -> None:
     async with listening(ScriptedEngine()) as port, raw(port) as client:
         client.send(b"", f"Content-Length: {size}", "Origin: http://evil.example")
         assert await client.status() == 403
@@ -266,7 +268,7 @@ async def test_a_refused_body_is_read_to_its_end_if_it_is_small(size: int) -> No
             await asyncio.wait_for(client.reader.read(), 5)
 
 
-async def test_an_error_after_a_comment_is_an_event() -> None:
+async def test_engine_error_after_keepalive_comment_is_an_event() -> None:
     release = asyncio.Event()
     engine = ScriptedEngine(release, failed("out_of_memory", "Memory ran out."))
     settings = Settings(server=Server(stream_keepalive_seconds=0.1))
@@ -278,7 +280,7 @@ async def test_an_error_after_a_comment_is_an_event() -> None:
         assert b'"code":"out_of_memory"' in await client.until(b"\r\n0\r\n\r\n")
 
 
-async def test_many_requests_in_one_piece_are_answered_in_order() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     async with listening(ScriptedEngine()) as port, raw(port) as client:
         live = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
         missing = live.replace(b"live", b"dead")
@@ -302,7 +304,7 @@ async def test_many_requests_in_one_piece_are_answered_in_order() -> None:
         ("OPTIONS * HTTP/1.1", "Accept: */*", 404, True),
     ],
 )
-async def test_less_usual_requests(
+async def test_unusual_http_requests_have_their_status(
     request_line: str, header: str, status: int, stays_open: bool
 ) -> None:
     async with listening(ScriptedEngine()) as port, raw(port) as client:
@@ -320,7 +322,7 @@ async def test_less_usual_requests(
             assert await client.everything() == b'{"status":"live"}'
 
 
-async def test_a_connection_without_a_place_is_told_so() -> None:
+async def test_connection_over_the_limit_gets_queue_full() -> None:
     engine = ScriptedEngine(never())
     settings = Settings(server=Server(max_connections=1))
     async with listening(engine, settings) as port, raw(port) as client:
@@ -331,7 +333,7 @@ async def test_a_connection_without_a_place_is_told_so() -> None:
         assert not engine.closed.is_set()
 
 
-async def test_expect_continue_is_answered_once_the_body_is_wanted() -> None:
+async def test_expect_continue_is_answered_when_the_body_is_read() -> None:
     async with listening(ScriptedEngine(), SMALL) as port, raw(port) as client:
         body = json.dumps(chat()).encode()
         client.send(b"", f"Content-Length: {len(body)}", "Expect: 100-continue")
@@ -343,14 +345,14 @@ async def test_expect_continue_is_answered_once_the_body_is_wanted() -> None:
         assert b"connection: close" in await client.until(b"\r\n\r\n")
 
 
-async def test_the_first_token_is_not_kept_waiting() -> None:
+async def test_first_token_is_sent_at_once() -> None:
     engine = ScriptedEngine(says("one"), never())
     async with listening(engine) as port, raw(port) as client:
         client.ask(stream=True)
         assert b'"role":"assistant"' in await client.until(b"one")
 
 
-async def test_requests_on_one_connection_follow_one_another() -> None:
+async def test_second_request_waits_for_the_first_on_its_connection() -> None:
     engine = ScriptedEngine()
     async with listening(engine) as port, raw(port) as client:
         client.ask()
@@ -360,7 +362,7 @@ async def test_requests_on_one_connection_follow_one_another() -> None:
         assert engine.aborted == []
 
 
-async def test_a_full_queue_is_429_before_any_picture_is_read(
+async def test_full_queue_is_429_before_images_are_parsed(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     release = asyncio.Event()
@@ -378,7 +380,7 @@ async def test_a_full_queue_is_429_before_any_picture_is_read(
     assert (await client.post(ROUTE, json=chat())).status_code == 200
 
 
-async def test_every_refusal_gives_its_place_back(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_refused_requests_free_their_slots(connect: Connect, engine: ScriptedEngine) -> None:
     client = connect(Settings(limits=Limits(max_requests=1, max_body_bytes=2048)))
     bad: list[dict[str, Any]] = [
         chat(foo=1),
@@ -396,7 +398,9 @@ async def test_every_refusal_gives_its_place_back(connect: Connect, engine: Scri
     assert engine.aborted == []
 
 
-async def test_a_cancelled_server_task_aborts_too(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_cancelled_server_task_aborts_the_request(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
     engine.script = (never(),)
     client = connect(Settings(limits=Limits(max_requests=1)))
     task = asyncio.create_task(client.post(ROUTE, json=chat()))

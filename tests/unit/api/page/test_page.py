@@ -1,4 +1,4 @@
-"""The page: who gets it, what it is allowed to do, and how large it is."""
+"""The page: who gets it, its content policy, its size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = "correct-horse-battery"
 MAX_BYTES = 100_000
 
 
-async def test_a_browser_gets_the_page(client: httpx.AsyncClient) -> None:
+async def test_browser_gets_the_page(client: httpx.AsyncClient) -> None:
     answer = await client.get("/", headers=BROWSER)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -27,7 +27,7 @@ async def test_a_browser_gets_the_page(client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "accept", ["*/*", "text/plain", "", "application/json", "text/htmlx", "application/html"]
 )
-async def test_everybody_else_gets_text(client: httpx.AsyncClient, accept: str) -> None:
+async def test_clients_other_than_browsers_get_text(client: httpx.AsyncClient, accept: str) -> None:
     answer = await client.get("/", headers={"accept": accept})
     assert answer.headers["content-type"].startswith("text/plain")
     assert "curl http://127.0.0.1:8000/v1/chat/completions" in answer.text
@@ -59,7 +59,7 @@ async def test_every_file_is_sent_with_its_type_and_the_policy(
     assert not re.search(r"unsafe|https?:|\*", " ".join(policy.values()))
 
 
-async def test_a_file_that_is_known_is_not_sent_again(client: httpx.AsyncClient) -> None:
+async def test_page_file_with_known_etag_is_304(client: httpx.AsyncClient) -> None:
     first = await client.get("/page/page.css")
     again = await client.get("/page/page.css", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
@@ -70,11 +70,11 @@ async def test_a_file_that_is_known_is_not_sent_again(client: httpx.AsyncClient)
 @pytest.mark.parametrize(
     "name", ["none.js", "page.py", "..%2fpage.py", "%2e%2e/page.py", ".", "", "index.html/", "a%00"]
 )
-async def test_no_other_file_is_sent(client: httpx.AsyncClient, name: str) -> None:
+async def test_files_outside_the_page_are_404(client: httpx.AsyncClient, name: str) -> None:
     assert (await client.get(f"/page/{name}")).status_code == 404
 
 
-async def test_the_page_needs_no_key_and_says_nothing_of_the_model(connect: Connect) -> None:
+async def test_page_needs_no_key_and_reveals_no_model(connect: Connect) -> None:
     client = connect(Settings(server=Server(api_keys=(KEY,))))
     for path in ("/", "/page/main.js", "/page/none.js"):
         assert (await client.get(path, headers=BROWSER)).status_code != 401
@@ -83,19 +83,19 @@ async def test_the_page_needs_no_key_and_says_nothing_of_the_model(connect: Conn
         assert (await client.get(path)).status_code == 401, path
 
 
-async def test_the_page_is_not_for_other_names_of_this_server(client: httpx.AsyncClient) -> None:
+async def test_page_refuses_foreign_host_names(client: httpx.AsyncClient) -> None:
     answer = await client.get("/", headers={**BROWSER, "host": "evil.example"})
     assert answer.status_code == 403
     answer = await client.get("/page/main.js", headers={"origin": "https://evil.example"})
     assert answer.status_code == 403
 
 
-def test_the_page_is_small() -> None:
+def test_page_files_stay_small() -> None:
     assert sum(len(file.content) for file in FILES.values()) < MAX_BYTES
 
 
-def test_nothing_is_inline_and_nothing_is_asked_of_others() -> None:
-    """The policy would block it; a page that needs it would be broken without a word."""
+def test_page_has_no_inline_code_and_no_foreign_urls() -> None:
+    """The content policy would block both, and the page would break silently."""
     page = FILES["index.html"].content.decode()
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", page)
     for name, file in FILES.items():
@@ -104,7 +104,7 @@ def test_nothing_is_inline_and_nothing_is_asked_of_others() -> None:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|\beval\(|new Function", text)
 
 
-def test_every_module_is_loaded_ahead() -> None:
+def test_page_preloads_every_module() -> None:
     page = FILES["index.html"].content.decode()
     modules = {name for name in FILES if name.endswith(".js")}
     assert set(re.findall(r'(?:src|href)="page/(\w+\.js)"', page)) == modules

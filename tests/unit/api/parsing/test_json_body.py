@@ -1,4 +1,4 @@
-"""What is counted before JSON is decoded, what is refused, and what messages say."""
+"""JSON bodies: limits before decoding, equality with the standard library, error messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def nested(depth: int) -> bytes:
     ],
     ids=["values", "depth", "brackets in a text", "quotes", "backslashes", "name"],
 )
-def test_what_is_allowed_is_read(body: bytes) -> None:
+def test_bodies_at_the_limits_are_parsed(body: bytes) -> None:
     assert json_body.parse_object(body) == json.loads(body)
 
 
@@ -58,7 +58,7 @@ def test_what_is_allowed_is_read(body: bytes) -> None:
         (json.dumps({"n" * (json_body.MAX_NAME_CHARS + 1): 1}).encode(), "name"),
     ],
 )
-def test_what_is_too_much_is_said(body: bytes, word: str) -> None:
+def test_bodies_over_the_limits_are_refused_with_reason(body: bytes, word: str) -> None:
     with pytest.raises(InvalidRequest, match=word):
         json_body.parse_object(body)
 
@@ -75,14 +75,14 @@ def test_what_is_too_much_is_said(body: bytes, word: str) -> None:
     ],
     ids=["lists", "depth", "quotes without an end", "backslashes", "commas", "digits"],
 )
-def test_refusing_takes_no_time(make: Callable[[], bytes]) -> None:
+def test_oversized_json_is_refused_quickly(make: Callable[[], bytes]) -> None:
     body = make()
     with processor_time() as measured, pytest.raises(InvalidRequest):
         json_body.parse_object(body)
     assert measured.seconds < 3  # a tenth of a second on an idle machine
 
 
-def test_small_is_small_in_bytes_and_values() -> None:
+def test_small_bodies_have_few_bytes_and_values() -> None:
     assert json_body.is_small(b'{"x":"' + b"s" * 200_000 + b'"}')
     assert not json_body.is_small(b'{"x":"' + b"s" * json_body.SMALL_BYTES + b'"}')
     assert not json_body.is_small(lists(json_body.SMALL_VALUES))
@@ -107,7 +107,7 @@ def outcome_of(body: bytes) -> dict[str, Any] | RequestError:
 
 @settings(derandomize=True)
 @given(VALUE)
-def test_any_json_is_read_as_it_is_or_refused_by_a_short_message(value: Any) -> None:
+def test_arbitrary_json_is_parsed_equally_or_refused_briefly(value: Any) -> None:
     outcome = outcome_of(json.dumps(value).encode())
     assert isinstance(outcome, RequestError) or outcome == value
 
@@ -118,7 +118,7 @@ def test_any_json_is_read_as_it_is_or_refused_by_a_short_message(value: Any) -> 
 @example(b'{"a":1}\0')
 @example(b'{"a":"\\ud800"}')
 @example(b"")
-def test_any_bytes_are_an_object_or_refused(body: bytes) -> None:
+def test_arbitrary_bytes_are_an_object_or_refused(body: bytes) -> None:
     assert isinstance(outcome_of(body), RequestError | dict)
 
 
@@ -132,11 +132,13 @@ SCALARS = st.sampled_from(
 
 def objects(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     pairs = st.lists(st.tuples(STRINGS, inner), max_size=3)
-    return pairs.map(lambda each: "{" + ",".join(f"{name}: {value}" for name, value in each) + "}")
+    return pairs.map(
+        lambda items: "{" + ",".join(f"{name}: {value}" for name, value in items) + "}"
+    )
 
 
 def arrays(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    return st.lists(inner, max_size=3).map(lambda each: "[" + ",".join(each) + "]")
+    return st.lists(inner, max_size=3).map(lambda items: "[" + ",".join(items) + "]")
 
 
 JSON = st.recursive(STRINGS | SCALARS, lambda inner: objects(inner) | arrays(inner), max_leaves=8)
@@ -146,7 +148,7 @@ JSON = st.recursive(STRINGS | SCALARS, lambda inner: objects(inner) | arrays(inn
 @given(objects(JSON))
 @example(r'{"a": "\u0022\u0022", "b": 1, "b": 1}')
 @example(r'{"a": {"b": "x", "b": "y"}, "c": "\""}')
-def test_a_body_is_read_as_the_standard_library_reads_it(text: str) -> None:
+def test_body_is_parsed_like_the_standard_library(text: str) -> None:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         assert len(dict(pairs)) == len(pairs)
         return dict(pairs)
@@ -171,14 +173,14 @@ def test_a_body_is_read_as_the_standard_library_reads_it(text: str) -> None:
         ('"b": ' + "1" * 5000 + "}", "digits"),
     ],
 )
-def test_errors_behind_a_picture_say_where_they_are(rest: str, word: str) -> None:
+def test_json_error_after_a_picture_has_its_position(rest: str, word: str) -> None:
     url = base64.b64encode(os.urandom(2 * MEBIBYTE)).decode()
     with pytest.raises(RequestError, match=word):
         json_body.parse_object(f'{{"a": "{url}", {rest}'.encode())
 
 
 @pytest.mark.parametrize("unit", [b'\\"', b'"",', b'"\\\\",', b"\\" * 70 + b'"'])
-def test_hostile_quotes_take_no_time(unit: bytes) -> None:
+def test_hostile_quotes_are_parsed_quickly(unit: bytes) -> None:
     body = b'{"a": ["' + unit * ((4 << 20) // len(unit))
     with processor_time() as measured, pytest.raises(InvalidRequest):
         json_body.parse_object(body)

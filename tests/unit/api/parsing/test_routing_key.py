@@ -1,4 +1,4 @@
-"""The key of a conversation stays the same over its turns, in every dialect, and is echoed."""
+"""A conversation's routing key stays the same over turns and dialects, and is echoed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ async def key_of(client: httpx.AsyncClient, route: str, body: Any, **headers: st
     return key
 
 
-async def test_turns_of_a_conversation_about_a_picture(client: httpx.AsyncClient) -> None:
-    """Its SHA-256, which clients can know, whatever pictures come later."""
+async def test_routing_key_of_a_conversation_is_its_first_pictures_hash(
+    client: httpx.AsyncClient,
+) -> None:
+    """Clients can compute the SHA-256; later pictures do not change it."""
     first = user(picture(), text())
     later = user(picture(OTHER_URL), text("And this?"))
     turns = [[first], [first, SAID, later], [user(picture(), text("And its colour?"))]]
@@ -41,8 +43,8 @@ async def test_turns_of_a_conversation_about_a_picture(client: httpx.AsyncClient
     assert keys == [hashlib.sha256(PNG).hexdigest()] * 3
 
 
-async def test_turns_of_a_conversation_in_words(client: httpx.AsyncClient) -> None:
-    """A picture that comes later does not change its key; another question makes another one."""
+async def test_routing_key_of_text_stays_over_turns(client: httpx.AsyncClient) -> None:
+    """A later picture does not change the key; another first question does."""
     system = {"role": "system", "content": "Be brief."}
     call = assistant(called("a"))
     turns = [
@@ -56,11 +58,13 @@ async def test_turns_of_a_conversation_in_words(client: httpx.AsyncClient) -> No
     assert other not in keys
 
 
-async def test_every_dialect_tells_it_of_a_picture(client: httpx.AsyncClient) -> None:
+async def test_routing_key_of_a_picture_is_equal_in_every_dialect(
+    client: httpx.AsyncClient,
+) -> None:
     base64 = PNG_URL.partition(",")[2]
     source = {"type": "base64", "media_type": "image/png", "data": base64}
     question = {"type": "text", "text": "What?"}
-    asked = {
+    requests = {
         CHAT: chat(user(picture(), text())),
         "/v1/messages": chat(user({"type": "image", "source": source}, question), max_tokens=9),
         RESPONSES: {
@@ -70,19 +74,21 @@ async def test_every_dialect_tells_it_of_a_picture(client: httpx.AsyncClient) ->
         OLLAMA: {"model": "demo", "messages": [{**user("What?"), "images": [base64]}]},
         GENERATE: {"model": "demo", "prompt": "What?", "images": [base64]},
     }
-    keys = {route: await key_of(client, route, body) for route, body in asked.items()}
+    keys = {route: await key_of(client, route, body) for route, body in requests.items()}
     assert set(keys.values()) == {hashlib.sha256(PNG).hexdigest()}, keys
 
 
-async def test_a_response_that_goes_on_from_another(client: httpx.AsyncClient) -> None:
+async def test_response_continues_with_the_previous_routing_key(client: httpx.AsyncClient) -> None:
     first = await client.post(RESPONSES, json={"model": "demo", "input": "Look."})
     body = {"model": "demo", "input": "Again.", "previous_response_id": first.json()["id"]}
     assert await key_of(client, RESPONSES, body) == first.headers["x-vlm-routing-key"]
 
 
 @pytest.mark.parametrize("route", [CHAT, RESPONSES])
-async def test_a_name_that_the_client_gives(client: httpx.AsyncClient, route: str) -> None:
-    """Also if what it was derived from is no longer part of the conversation."""
+async def test_prompt_cache_key_decides_the_routing_key(
+    client: httpx.AsyncClient, route: str
+) -> None:
+    """The key stays even when the first turns are dropped from the conversation."""
 
     def named(name: str, words: str) -> dict[str, Any]:
         asked = chat(user(words)) if route == CHAT else {"model": "demo", "input": words}
@@ -96,20 +102,20 @@ async def test_a_name_that_the_client_gives(client: httpx.AsyncClient, route: st
     assert len(first) <= routing_key.MAX_CHARS
 
 
-async def test_a_key_that_was_sent_is_told_again(client: httpx.AsyncClient) -> None:
-    asked = chat(user(picture(), text()))
-    assert await key_of(client, CHAT, asked, **{"X-SMG-Routing-Key": "mine"}) == "mine"
-    streamed = {**asked, "stream": True}
+async def test_routing_key_header_is_echoed(client: httpx.AsyncClient) -> None:
+    request = chat(user(picture(), text()))
+    assert await key_of(client, CHAT, request, **{"X-SMG-Routing-Key": "mine"}) == "mine"
+    streamed = {**request, "stream": True}
     assert await key_of(client, CHAT, streamed, **{"X-SMG-Routing-Key": "mine"}) == "mine"
 
 
 @pytest.mark.parametrize("key", ["", "x" * 129, "tab\tin it"])
-async def test_a_key_that_gateways_ignore_is_replaced(client: httpx.AsyncClient, key: str) -> None:
-    told = await key_of(client, CHAT, chat(), **{"X-SMG-Routing-Key": key})
-    assert told == await key_of(client, CHAT, chat())
+async def test_invalid_routing_key_header_is_replaced(client: httpx.AsyncClient, key: str) -> None:
+    echoed = await key_of(client, CHAT, chat(), **{"X-SMG-Routing-Key": key})
+    assert echoed == await key_of(client, CHAT, chat())
 
 
-async def test_errors_tell_it_as_far_as_it_is_known(
+async def test_error_responses_carry_the_routing_key(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (failed("engine_died", "It died."),)
@@ -121,12 +127,12 @@ async def test_errors_tell_it_as_far_as_it_is_known(
     assert (refused.status_code, refused.headers["x-vlm-routing-key"]) == (400, "mine")
 
 
-async def test_what_asks_nothing_has_none(client: httpx.AsyncClient) -> None:
+async def test_requests_without_a_prompt_have_no_routing_key(client: httpx.AsyncClient) -> None:
     assert await key_of(client, OLLAMA, {"model": "demo", "messages": []}) is None
     assert "x-vlm-routing-key" not in (await client.get("/v1/models")).headers
 
 
-def test_a_prompt_that_grows_keeps_its_key() -> None:
+def test_growing_prompt_keeps_its_routing_key() -> None:
     def submit(prompt: str) -> Submit:
         return Submit("id", (), (), SamplingParams(), prompt=prompt)
 
@@ -135,7 +141,7 @@ def test_a_prompt_that_grows_keeps_its_key() -> None:
     assert routing_key.of_submit(submit("a")) != routing_key.of_submit(submit("b"))
 
 
-def test_words_count_by_their_roles() -> None:
+def test_routing_key_depends_on_message_roles() -> None:
     def submit(role: Any) -> Submit:
         messages = (Message(role, (TextPart("Look."),)), Message("user", (TextPart("Now."),)))
         return Submit("id", messages, (), SamplingParams())

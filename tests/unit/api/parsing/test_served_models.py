@@ -1,4 +1,4 @@
-"""Which model a name means."""
+"""Names, aliases and spellings of served models."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MODELS = (known("a:latest", "gpt-*"), known("a", "*b*"), known("org/c", "b"))
         ("b", "a"),
     ],
 )
-def test_a_name_as_ollamas_clients_write_it(name: str, model: str) -> None:
+def test_ollama_spellings_name_the_served_model(name: str, model: str) -> None:
     assert model_wanted(name, MODELS).name == model
 
 
 @pytest.mark.parametrize("name", ["A", "[!x]", "*", "org", "org/c/", "../a", "\0", "x" * 10**6])
-def test_what_is_none(name: str) -> None:
+def test_unknown_names_match_no_model(name: str) -> None:
     assert model_of(name, MODELS) is None
     with pytest.raises(ModelNotFound):
         model_wanted(name, MODELS)

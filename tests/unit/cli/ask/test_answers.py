@@ -1,4 +1,4 @@
-"""What `ask` prints and writes: text, JSON, marked pictures; and where its question comes from."""
+"""`ask` prints text, JSON and marked pictures; its question comes from words, pipe or terminal."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ USAGE = {
 }
 
 
-class Model(BaseHTTPRequestHandler):
-    """Answers `text` in pieces of one character, and keeps what it was asked."""
+class ScriptedModel(BaseHTTPRequestHandler):
+    """A daemon that streams `text` one character at a time, and records its requests."""
 
     text = "a red circle"
     reason = "stop"
     coordinates = "thousandths"
-    asked: list[dict[str, Any]]
+    requests: list[dict[str, Any]]
 
     def do_GET(self) -> None:
         model = {"id": "demo", "coordinates": self.coordinates}
         self.answer(json.dumps({"data": [model]}))
 
     def do_POST(self) -> None:
-        self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        deltas = [{"delta": {"content": each}} for each in self.text]
+        self.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        deltas = [{"delta": {"content": character}} for character in self.text]
         deltas.append({"delta": {}, "finish_reason": self.reason})
         events: list[dict[str, Any]] = [{"choices": [delta]} for delta in deltas]
         events.append({"choices": [], "usage": USAGE})
@@ -55,12 +55,12 @@ class Model(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def model() -> type[Model]:
-    return type("OneModel", (Model,), {"asked": []})
+def model() -> type[ScriptedModel]:
+    return type("OneModel", (ScriptedModel,), {"requests": []})
 
 
 @pytest.fixture
-def url(model: type[Model]) -> Iterator[str]:
+def url(model: type[ScriptedModel]) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), model) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -75,19 +75,19 @@ def picture(tmp_path: Path) -> str:
     return str(tmp_path / "picture.png")
 
 
-def give(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+def set_stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
-def test_json_is_one_object_with_all_that_is_known(
+def test_ask_json_prints_answer_usage_and_timings(
     url: str, picture: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ask", "--json", "--url", url, picture, "What?"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    said = json.loads(out)
-    timings = said.pop("timings")
-    assert said == {
+    document = json.loads(out)
+    timings = document.pop("timings")
+    assert document == {
         "model": "demo",
         "answer": "a red circle",
         "finish_reason": "stop",
@@ -98,8 +98,8 @@ def test_json_is_one_object_with_all_that_is_known(
     assert timings["tokens_per_second"] > 0
 
 
-def test_regions_are_in_pixels_of_the_picture(
-    url: str, model: type[Model], picture: str, capsys: pytest.CaptureFixture[str]
+def test_ask_json_reports_regions_in_picture_pixels(
+    url: str, model: type[ScriptedModel], picture: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model.text = '{"bbox_2d": [100, 200, 500, 400], "label": "it"}'
     region = {"kind": "box", "x": 20, "y": 20, "width": 80, "height": 20, "label": "it"}
@@ -110,8 +110,12 @@ def test_regions_are_in_pixels_of_the_picture(
     assert json.loads(capsys.readouterr().out)["regions"] == [region]
 
 
-def test_boxes_are_saved(
-    url: str, model: type[Model], picture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_save_boxes_writes_marked_picture(
+    url: str,
+    model: type[ScriptedModel],
+    picture: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     model.text = "[100, 200, 500, 400]"
     target = tmp_path / "found.png"
@@ -122,7 +126,7 @@ def test_boxes_are_saved(
         assert image.getpixel((60, 30)) == (255, 255, 255)
 
 
-def test_no_boxes_are_told(
+def test_save_boxes_fails_if_answer_has_no_regions(
     url: str, picture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "found.png"
@@ -134,9 +138,9 @@ def test_no_boxes_are_told(
 
 
 @pytest.mark.parametrize(("term", "mark"), [("xterm-kitty", "\x1b_G"), ("xterm", "")])
-def test_boxes_are_shown_where_a_terminal_can(
+def test_boxes_are_shown_only_on_terminals_with_graphics(
     url: str,
-    model: type[Model],
+    model: type[ScriptedModel],
     picture: str,
     monkeypatch: pytest.MonkeyPatch,
     term: str,
@@ -155,8 +159,8 @@ def test_boxes_are_shown_where_a_terminal_can(
     assert bool(rest) is bool(mark)
 
 
-def test_a_model_cannot_command_the_terminal(
-    url: str, model: type[Model], picture: str, monkeypatch: pytest.MonkeyPatch
+def test_answer_text_on_terminal_has_no_escape_sequences(
+    url: str, model: type[ScriptedModel], picture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model.text = "a\x1b]0;pwned\x07\tb\nc\x9b1m"
     for screen in (Terminal(), io.StringIO()):
@@ -167,8 +171,8 @@ def test_a_model_cannot_command_the_terminal(
         assert "\tb\nc" in screen.getvalue()
 
 
-def test_an_answer_that_was_cut_off_says_so(
-    url: str, model: type[Model], picture: str, capsys: pytest.CaptureFixture[str]
+def test_ask_hints_at_max_tokens_if_answer_hit_limit(
+    url: str, model: type[ScriptedModel], picture: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model.reason = "length"
     words = ["ask", "--max-tokens", "3", "--system", "Be brief.", "--url", url, picture, "What?"]
@@ -176,38 +180,42 @@ def test_an_answer_that_was_cut_off_says_so(
     out, err = capsys.readouterr()
     assert out == "a red circle\n"
     assert "--max-tokens" in err
-    (asked,) = model.asked
-    assert asked["max_tokens"] == 3
-    assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
+    (request,) = model.requests
+    assert request["max_tokens"] == 3
+    assert request["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
 @pytest.mark.parametrize("more", [[], ["-"]])
-def test_the_question_may_come_from_another_program(
-    url: str, model: type[Model], picture: str, monkeypatch: pytest.MonkeyPatch, more: list[str]
+def test_ask_reads_question_from_stdin(
+    url: str,
+    model: type[ScriptedModel],
+    picture: str,
+    monkeypatch: pytest.MonkeyPatch,
+    more: list[str],
 ) -> None:
-    give(monkeypatch, b"What shape\nis this?\n")
+    set_stdin(monkeypatch, b"What shape\nis this?\n")
     assert main(["ask", "--url", url, picture, *more]) == 0
-    (asked,) = model.asked
-    assert asked["messages"][0]["content"][1]["text"] == "What shape\nis this?"
+    (request,) = model.requests
+    assert request["messages"][0]["content"][1]["text"] == "What shape\nis this?"
 
 
-def test_the_picture_may_come_from_another_program(
-    url: str, model: type[Model], picture: str, monkeypatch: pytest.MonkeyPatch
+def test_ask_reads_picture_from_stdin(
+    url: str, model: type[ScriptedModel], picture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give(monkeypatch, Path(picture).read_bytes())
+    set_stdin(monkeypatch, Path(picture).read_bytes())
     assert main(["ask", "--url", url, "-", picture, "Are they the same?"]) == 0
-    first, second, _ = model.asked[0]["messages"][0]["content"]
+    first, second, _ = model.requests[0]["messages"][0]["content"]
     assert first == second
     assert first["image_url"]["url"].startswith("data:image/png;base64,")
 
 
-def test_a_url_as_a_browser_shows_it_will_do(url: str, model: type[Model]) -> None:
+def test_ask_accepts_url_with_trailing_slash(url: str, model: type[ScriptedModel]) -> None:
     assert main(["ask", "--url", url.removesuffix("v1"), "What?"]) == 0
-    assert len(model.asked) == 1
+    assert len(model.requests) == 1
 
 
-class Person(Terminal):
-    """Types lines at a terminal."""
+class TypingTerminal(Terminal):
+    """A terminal's input, with lines already typed."""
 
     def __init__(self, *lines: str) -> None:
         super().__init__("".join(f"{line}\n" for line in lines))
@@ -216,25 +224,25 @@ class Person(Terminal):
         raise OSError
 
 
-def test_questions_follow_one_another(
+def test_conversation_sends_history_and_new_clears_it(
     url: str,
-    model: type[Model],
+    model: type[ScriptedModel],
     picture: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each is sent with what was said; a picture is sent once in each; /new forgets."""
+    """Each question is sent with the conversation so far; a picture appears in it once."""
     lines = ["What is it?", "And its colour?", "/help", "", f"{picture} And this?", "/new", "Hm?"]
-    monkeypatch.setattr("sys.stdin", Person(*lines))
+    monkeypatch.setattr("sys.stdin", TypingTerminal(*lines))
     assert main(["ask", "--url", url, picture]) == 0
-    roles = [[message["role"] for message in asked["messages"]] for asked in model.asked]
+    roles = [[message["role"] for message in request["messages"]] for request in model.requests]
     assert roles == [
         ["user"],
         ["user", "assistant", "user"],
         ["user", "assistant", "user", "assistant", "user"],
         ["user"],
     ]
-    first, second, third, last = (asked["messages"] for asked in model.asked)
+    first, second, third, last = (request["messages"] for request in model.requests)
     assert second[:1] == first
     assert second[1]["content"] == "a red circle"
     assert [part["type"] for part in third[-1]["content"]] == ["image_url", "text"]
@@ -242,27 +250,29 @@ def test_questions_follow_one_another(
     assert capsys.readouterr().out.count("a red circle\n") == 4
 
 
-def test_a_mistake_does_not_end_a_conversation(
+def test_conversation_continues_after_missing_file(
     url: str,
-    model: type[Model],
+    model: type[ScriptedModel],
     picture: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("sys.stdin", Person("absent.png What?", picture, "What?", "/bye", "no"))
+    monkeypatch.setattr(
+        "sys.stdin", TypingTerminal("absent.png What?", picture, "What?", "/bye", "no")
+    )
     assert main(["ask", "--url", url]) == 0
     assert "can't read absent.png" in capsys.readouterr().err
-    (asked,) = model.asked
-    assert [part["type"] for part in asked["messages"][0]["content"]] == ["image_url", "text"]
+    (request,) = model.requests
+    assert [part["type"] for part in request["messages"][0]["content"]] == ["image_url", "text"]
 
 
 @pytest.mark.parametrize("option", [["--json"], ["--save-boxes", "x.png"]])
-def test_a_conversation_is_for_people(
+def test_conversation_refuses_json_and_save_boxes(
     picture: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     option: list[str],
 ) -> None:
-    monkeypatch.setattr("sys.stdin", Person("What?"))
+    monkeypatch.setattr("sys.stdin", TypingTerminal("What?"))
     assert main(["ask", *option, picture]) == 2
     assert option[0] in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Boxes and points are found in the forms that families write, and drawn where they belong."""
+"""Boxes and points are found in every family's notation, and drawn at their coordinates."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ HALF_BOX = Region("box", 0.1, 0.2, 0.4, 0.3)
         ("[500, 500, 100, 200]", [("box", "")]),
     ],
 )
-def test_boxes(text: str, found: list[tuple[str, str]]) -> None:
+def test_boxes_are_found_in_formats_of_model_families(
+    text: str, found: list[tuple[str, str]]
+) -> None:
     regions = find_regions(text)
-    assert [(each.kind, each.label) for each in regions] == found
+    assert [(region.kind, region.label) for region in regions] == found
     (box,) = regions
     assert (box.x, box.y) == (0.1, 0.2)
     assert (box.width, box.height) == pytest.approx((0.4, 0.3))
@@ -48,12 +50,12 @@ def test_boxes(text: str, found: list[tuple[str, str]]) -> None:
         '<points x1="25.0" y1="50.0">it</points>',
     ],
 )
-def test_points(text: str) -> None:
+def test_points_are_found_in_formats_of_model_families(text: str) -> None:
     (point,) = find_regions(text)
     assert (point.kind, point.x, point.y) == ("point", 0.25, 0.5)
 
 
-def test_pixels_are_those_that_the_model_saw() -> None:
+def test_box_pixels_are_scaled_by_model_input_size() -> None:
     (box,) = find_regions('{"bbox_2d": [56, 112, 280, 280]}', (560, 560))
     assert box.x == 0.1
     assert box.height == pytest.approx(0.3)
@@ -62,7 +64,7 @@ def test_pixels_are_those_that_the_model_saw() -> None:
 @pytest.mark.parametrize(
     "text", ["", "3", "There are 3, 4 or 5.", "[1, 2, 3]", "[2000, 1, 3000, 2]", "[-5, 1]"]
 )
-def test_what_points_at_nothing(text: str) -> None:
+def test_text_without_coordinates_has_no_regions(text: str) -> None:
     assert find_regions(text) == []
 
 
@@ -75,29 +77,29 @@ def png(size: tuple[int, int], orientation: int = 1) -> bytes:
 
 
 def changed(image: Image.Image) -> tuple[int, int, int, int] | None:
-    """The box of all that is not white."""
+    """The bounding box of all pixels that are not white."""
     return image.convert("L").point(lambda value: 255 * (value < 250)).getbbox()
 
 
-def test_a_box_is_drawn_where_it_is() -> None:
+def test_box_outline_is_drawn_at_its_coordinates() -> None:
     image = regions.drawn(png((200, 100)), [HALF_BOX])
     assert changed(image) == (20, 20, 101, 51)
     assert image.getpixel((60, 35)) == (255, 255, 255)  # its inside can still be seen
 
 
-def test_a_picture_is_upright_as_its_viewer_saw_it() -> None:
+def test_marked_picture_follows_exif_orientation() -> None:
     turned = png((200, 100), orientation=6)
     assert regions.upright_size(turned) == (100, 200)
     assert regions.drawn(turned, [HALF_BOX]).size == (100, 200)
 
 
-def test_a_label_and_a_point_lie_within_the_picture() -> None:
+def test_labels_and_points_are_drawn_within_picture() -> None:
     marked = [Region("point", 0.5, 0.5, label="Ünï"), Region("box", 0, 0, 1, 1, "at the edge")]
     assert changed(regions.drawn(png((300, 300)), marked)) == (0, 0, 300, 300)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".JPEG"])
-def test_it_is_saved_in_the_format_of_its_name(tmp_path: Path, suffix: str) -> None:
+def test_marked_picture_format_follows_file_suffix(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"found{suffix}"
     regions.check_target(path)
     regions.save(regions.drawn(png((40, 40)), [HALF_BOX]), path)
@@ -105,7 +107,7 @@ def test_it_is_saved_in_the_format_of_its_name(tmp_path: Path, suffix: str) -> N
         assert saved.size == (40, 40)
 
 
-def test_a_full_disk_is_told() -> None:
+def test_saving_marked_picture_reports_unwritable_path() -> None:
     path = Path("/dev/full.png")
     image = Image.new("RGB", (4, 4))
     with pytest.raises(CommandFailed, match="can't write"):
@@ -129,13 +131,13 @@ def test_a_full_disk_is_told() -> None:
         ({"TERM": "xterm-kitty", "TMUX": "/tmp/tmux"}, None),
     ],
 )
-def test_the_terminal_is_known_by_its_environment(
+def test_graphics_protocol_is_detected_from_environment(
     environment: dict[str, str], protocol: str | None
 ) -> None:
     assert regions.protocol_of(environment) == protocol
 
 
-def test_iterm2_gets_the_picture_in_one_sequence() -> None:
+def test_iterm2_picture_is_one_escape_sequence() -> None:
     text = regions.sequence(Image.new("RGB", (300, 200), "red"), "iterm2", 80)
     head, _, rest = text.partition(":")
     assert head.startswith("\x1b]1337;File=inline=1;size=")
@@ -145,7 +147,7 @@ def test_iterm2_gets_the_picture_in_one_sequence() -> None:
     assert Image.open(io.BytesIO(data)).size == (300, 200)
 
 
-def test_kitty_gets_it_in_chunks() -> None:
+def test_kitty_picture_is_sent_in_chunks() -> None:
     noisy = Image.effect_noise((3000, 1500), 100)
     text = regions.sequence(noisy, "kitty", 20)
     *chunks, end = text.split("\x1b\\")

@@ -1,4 +1,4 @@
-"""Which words are files and which is the question, on the command line and in a conversation."""
+"""Words of `ask` split into files and a question, on the command line and in a conversation."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["a\0b"], [], "a\0b"),
     ],
 )
-def test_the_last_word_is_the_question(
+def test_ask_words_split_into_files_and_question(
     words: list[str], files: list[str], question: str | None
 ) -> None:
     assert split(words) == (files, question)
 
 
 @pytest.mark.parametrize("words", [["-", "-"], ["-", "-", "What?"]])
-def test_standard_input_is_read_once(words: list[str]) -> None:
+def test_ask_refuses_two_dashes_for_stdin(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="standard input"):
         split(words)
 
@@ -67,9 +67,11 @@ def test_standard_input_is_read_once(words: list[str]) -> None:
         ("~no-such-user/a.png What?", ["~no-such-user/a.png"], "What?"),
     ],
 )
-def test_a_line_may_begin_with_files(line: str, files: list[str], question: str) -> None:
+def test_conversation_line_splits_into_files_and_question(
+    line: str, files: list[str], question: str
+) -> None:
     assert files_and_question(line) == (files, question)
 
 
-def test_a_tilde_is_home(tmp_path: Path) -> None:
+def test_conversation_line_expands_tilde(tmp_path: Path) -> None:
     assert files_and_question("~/a.png What?") == ([str(tmp_path / "a.png")], "What?")

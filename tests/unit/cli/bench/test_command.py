@@ -1,4 +1,4 @@
-"""The command: what it refuses, whom it asks, and what it prints."""
+"""`bench` refuses bad arguments, finds models and servers, and always writes its results."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ def parse(*arguments: str) -> argparse.Namespace:
     return options
 
 
-def test_help_offers_what_there_is() -> None:
+def test_bench_choices_match_server_kinds_and_scenarios() -> None:
     assert tuple(KINDS) == command.KINDS
     assert (*SCENARIOS, "day") == command.SCENARIOS
     assert (*SCENARIOS, DAY) == command.SCENARIOS
 
 
-def test_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_finds_checkpoint_by_hub_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     snapshot = tmp_path / f"models--org--it/snapshots/{'a' * 40}"
     snapshot.mkdir(parents=True)
     for name in ("config.json", "model.safetensors"):
@@ -56,8 +58,8 @@ def test_a_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monkey
         work.checkpoint("orgit")
 
 
-def test_what_is_left_to_do_is_known() -> None:
-    """Each server's warm-up, and each scenario in each round on each server."""
+def test_bench_plan_counts_warm_ups_and_scenario_runs() -> None:
+    """One warm-up per server, and one run per scenario, round and server."""
     plan = BenchPlan(("a", "b"), 3, (1, 1), 0, 1.0)
     assert plan.num_runs(2) == 2 + 2 * 3 * 2
 
@@ -66,7 +68,7 @@ URL = "--url=a=http://127.0.0.1:9/v1"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "name a server"),
         (("--start", "ours"), "--model"),
@@ -82,29 +84,31 @@ URL = "--url=a=http://127.0.0.1:9/v1"
         ((URL, "--url=b=http://127.0.0.1:9/v1"), "same server twice"),
     ],
 )
-def test_what_is_refused(arguments: tuple[str, ...], said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_bench_refuses_invalid_arguments(arguments: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError, match=message):
         work.run(parse(*arguments))
 
 
-def test_server_that_is_not_there():
+def test_bench_reports_unreachable_server():
     with pytest.raises(ServerUnusable, match="a: http"):
         work.run(parse(URL))
 
 
-def test_url():
+def test_bench_url_parses_name_address_and_model():
     assert parse_url("a=http://h:1/v1/,org/model") == BenchTarget("a", "http://h:1/v1", "org/model")
     assert parse_url("a=http://h:1/v1") == BenchTarget("a", "http://h:1/v1", "")
     assert parse_url("a=h:1,org/model") == BenchTarget("a", "http://h:1/v1", "org/model")
 
 
-async def test_model_is_asked_for_only_if_not_given():
+async def test_bench_queries_model_name_only_if_not_given():
     async with listening(ScriptedServer()) as url:
         assert (await find_model(BenchTarget("a", url, ""))).model == "scripted"
         assert (await find_model(BenchTarget("a", url, "mine"))).model == "mine"
 
 
-async def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+async def test_bench_prints_table_and_writes_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     file = tmp_path / "all.json"
     async with listening(ScriptedServer()) as one, listening(ScriptedServer()) as two:
         urls = [f"--url=one={one}", f"--url=two={two}"]
@@ -118,7 +122,7 @@ async def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert set(json.loads(file.read_text())["servers"]) == {"one", "two"}
 
 
-async def test_a_day_is_drawn(tmp_path: Path):
+async def test_bench_day_writes_plot(tmp_path: Path):
     file = tmp_path / "day.svg"
     async with listening(ScriptedServer()) as url:
         options = ["--scenarios=day", "--minutes=0.001", "--rounds=1", "--size=40x20"]
@@ -127,7 +131,7 @@ async def test_a_day_is_drawn(tmp_path: Path):
     assert "it, round 1: " in "".join(ElementTree.parse(file).getroot().itertext())
 
 
-async def test_what_was_measured_is_written_when_it_ends_early(
+async def test_bench_writes_results_when_cancelled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     file = tmp_path / "all.json"
@@ -150,14 +154,14 @@ async def test_what_was_measured_is_written_when_it_ends_early(
     ]
 
 
-async def test_status_tells_of_a_server_that_never_answered():
+async def test_bench_exits_with_failure_if_server_never_answered():
     broken = ScriptedServer(lambda _: [(0.0, b"no")], status=500)
     async with listening(broken) as url:
         arguments = parse(f"--url=one={url}", "--scenarios=question", "--rounds=1", "--size=40x20")
         assert await work.bench(arguments) == 1
 
 
-async def test_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path):
+async def test_bench_reports_output_of_server_that_exits_at_start(tmp_path: Path):
     broken = ServerKind(("platform", "{model}"), "/health", "default")
     with pytest.raises(ServerUnusable, match="it did not become ready") as caught:
         async with started("it", broken, tmp_path, {}):
@@ -166,7 +170,7 @@ async def test_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path
     assert caught.value.details.count("\n") >= 1
 
 
-async def test_started_server_is_asked_and_ended(tmp_path: Path):
+async def test_bench_starts_and_stops_server(tmp_path: Path):
     kind = ServerKind(("http.server", "{port}", "--directory", "{model}"), "/", "{model}")
     async with started("it", kind, tmp_path, {"SOME": "thing"}) as target:
         assert target.name == "it"

@@ -1,4 +1,4 @@
-"""A day: whole rounds of the same work, compared by kind of request."""
+"""A bench day consists of whole rounds of equal work, and its drift is compared by kind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def spend(app: ScriptedServer, num_rounds: int, seed: int = 1) -> list[Day
         return spent.samples
 
 
-async def test_every_round_has_the_same_work():
+async def test_day_rounds_have_equal_work_and_unique_messages():
     app = ScriptedServer()
     samples = await spend(app, 2)
     for number in range(2):
@@ -55,38 +55,38 @@ async def test_every_round_has_the_same_work():
 
 
 def kinds(samples: Iterable[DaySample]) -> Counter[str]:
-    """Of requests."""
+    """How many requests of each kind there are, without the fixed work."""
     return Counter(sample.kind for sample in samples if sample.kind != FIXED_WORK)
 
 
 def size(request: dict[str, Any]) -> tuple[int, int, int]:
-    """Pictures, messages and tokens of the answer."""
+    """The numbers of pictures, messages and answer tokens."""
     shown = str(request["messages"]).count("'image_url':")
     return shown, len(request["messages"]), request["max_tokens"]
 
 
-async def test_a_day_ends_with_a_whole_round():
+async def test_day_ends_with_whole_round():
     app = ScriptedServer()
     async with listening(app) as url, Client(BenchTarget("it", url, "m"), 20.0) as client:
         samples = await spend_day(client, Material((40, 20), 1, day.NAME, 1), 0.001)
     assert kinds(samples) == ROUND
 
 
-async def test_a_seed_replays_the_same_day():
+async def test_day_is_reproducible_by_seed():
     first, again, other = ScriptedServer(), ScriptedServer(), ScriptedServer()
     await spend(first, 1)
     await spend(again, 1)
     await spend(other, 1, seed=2)
-    assert asked(first) == asked(again)
-    assert asked(first) != asked(other)
+    assert messages_of(first) == messages_of(again)
+    assert messages_of(first) != messages_of(other)
 
 
-def asked(app: ScriptedServer) -> set[str]:
-    """Of a burst, the order of arrival is open."""
+def messages_of(app: ScriptedServer) -> set[str]:
+    """The conversations sent, without order: requests of a burst arrive in any order."""
     return {str(request["messages"]) for request in app.requests}
 
 
-async def test_failures_have_no_time_and_figures_are_unknown():
+async def test_day_with_failed_requests_has_unknown_figures():
     samples = await spend(ScriptedServer(lambda _: [(0.0, b"no")], status=500), 2)
     assert {sample.kind for sample in samples if sample.ttft is not None} == {FIXED_WORK}
     found = values(samples)
@@ -111,27 +111,27 @@ def values(samples: list[DaySample]) -> dict[str, float | None]:
     return {figure.name: figure.value for figure in day.figures(samples)}
 
 
-def test_no_drift():
+def test_day_without_drift_meets_bar():
     found = values(steady(40))
     assert found["TTFT, last tenth against the first"] == pytest.approx(0.0)
     assert found["within 3%"] == 1.0
 
 
 @pytest.mark.parametrize(("factor", "is_met"), [(1.029, 1.0), (1.04, 0.0), (0.96, 0.0)])
-def test_drift_of_all_kinds(factor: float, is_met: float):
+def test_day_drift_beyond_three_percent_misses_bar(factor: float, is_met: float):
     found = values(steady(40, fast=factor, slow=factor))
     assert found["TTFT, last tenth against the first"] == pytest.approx(100 * (factor - 1))
     assert found["within 3%"] == is_met
 
 
-def test_kinds_count_alike_however_long_they_take():
+def test_day_drift_weights_kinds_equally():
     found = values(steady(40, fast=1.5))
     assert found["TTFT, last tenth against the first"] == pytest.approx(25.0)
     assert found["fast: last tenth"] == pytest.approx(50.0)
     assert found["slow: last tenth"] == pytest.approx(0.0)
 
 
-def test_the_machine_by_itself_is_no_part_of_the_servers_drift():
+def test_day_drift_excludes_fixed_work_of_machine():
     samples = [
         *steady(40, fast=1.02, slow=1.02),
         *(DaySample(FIXED_WORK, n, float(n), 0.001 * (1.5 if n >= 36 else 1.0)) for n in range(40)),
@@ -143,20 +143,20 @@ def test_the_machine_by_itself_is_no_part_of_the_servers_drift():
     assert found[f"{FIXED_WORK}: slowest tenth against the fastest"] == pytest.approx(50.0)
 
 
-def test_one_slow_request_is_no_drift():
+def test_day_drift_ignores_single_slow_request():
     samples = steady(40)
     samples[-1] = DaySample("slow", 39, 39.0, 60.0)
     assert abs(values(samples)["TTFT, last tenth against the first"] or 0.0) < 0.01
 
 
 @pytest.mark.parametrize(("num_rounds", "sizes"), [(3, {1}), (10, {1}), (25, {2, 3}), (40, {4})])
-def test_parts_are_whole_rounds(num_rounds: int, sizes: set[int]):
+def test_day_parts_are_whole_rounds(num_rounds: int, sizes: set[int]):
     parts = day.parts(steady(num_rounds))
     assert len(parts) == min(10, num_rounds)
     assert {len({sample.round for sample in part}) for part in parts} == sizes
     assert {len(part) for part in parts} == {2 * size for size in sizes}
 
 
-def test_a_single_round_says_nothing_of_drift():
+def test_day_of_single_round_has_unknown_drift():
     found = day.figures(steady(1))
     assert {figure.value for figure in found if figure.unit is not Unit.MILLISECONDS} == {None}

@@ -1,4 +1,4 @@
-"""Pictures and words: the same for every server, new in every round."""
+"""Bench pictures and texts are the same for every server, and new in every round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vlm_server.errors import ConfigError
 SIZE = (110, 45)
 
 
-def test_picture_is_made_of_blocks():
+def test_random_picture_is_made_of_uniform_blocks():
     picture = Image.open(io.BytesIO(random_png(SIZE, random.Random(1))))
     assert (picture.format, picture.mode, picture.size) == ("PNG", "RGB", SIZE)
     for x, y in ((0, 0), (BLOCK_PIXELS, BLOCK_PIXELS)):
@@ -24,7 +24,7 @@ def test_picture_is_made_of_blocks():
     assert len(picture.getcolors() or []) == 6 * 3
 
 
-def test_same_round_gives_the_same_in_the_same_order():
+def test_material_of_same_round_is_identical():
     one, two = (Material(SIZE, 7, "repeat", 1) for _ in range(2))
     for _ in range(3):
         assert one.image() == two.image()
@@ -32,7 +32,7 @@ def test_same_round_gives_the_same_in_the_same_order():
         assert one.system() == two.system()
 
 
-def test_nothing_repeats_over_pictures_scenarios_rounds_and_seeds():
+def test_material_never_repeats_across_scenarios_rounds_and_seeds():
     materials = [
         Material(SIZE, seed, scenario, round_)
         for seed in (1, 2)
@@ -49,7 +49,7 @@ def test_system_prompt_has_twenty_sentences():
     assert Material(SIZE, 1, "agent", 1).system()["content"].count(".") == 20
 
 
-def test_message_carries_pictures_before_text():
+def test_bench_message_has_pictures_before_text():
     url = Material(SIZE, 1, "agent", 1).image()
     first, second = user("What?", url)["content"]
     data = first["image_url"]["url"].removeprefix("data:image/png;base64,")
@@ -59,11 +59,11 @@ def test_message_carries_pictures_before_text():
 
 
 @pytest.mark.parametrize(("text", "size"), [("560x420", (560, 420)), (" 1092X812", (1092, 812))])
-def test_size(text: str, size: tuple[int, int]):
+def test_picture_size_is_parsed(text: str, size: tuple[int, int]):
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "560", "560x", "-5x20", "19x420", "560x99999", "5.0x420"])
-def test_bad_size(text: str):
+def test_invalid_picture_size_is_refused(text: str):
     with pytest.raises(ConfigError, match="WIDTHxHEIGHT"):
         parse_size(text)

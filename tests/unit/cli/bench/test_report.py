@@ -1,4 +1,4 @@
-"""The table and the document say what was measured, and what failed."""
+"""The bench table and document show every figure and every failure."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def same(value: float | None) -> Figure:
 def runs() -> list[BenchRun]:
     values = {"ours": (10.0, 30.0, 20.0), "peer": (100.0, None, 200.0)}
     equal = {"ours": (1.0, 1.0, 1.0), "peer": (0.0, 1.0, 0.0)}
-    made = []
+    bench_runs = []
     for round_ in range(3):
         for name in ("ours", "peer"):
-            made.append(
+            bench_runs.append(
                 BenchRun("repeat", round_ + 1, name, 1.0, [ms(values[name][round_])], [GOOD])
             )
-            made.append(
+            bench_runs.append(
                 BenchRun("right", round_ + 1, name, 1.0, [same(equal[name][round_])], [GOOD])
             )
-    made.append(BenchRun("warm-up", 0, "peer", 1.0, [], [BUSY, BUSY, TimedAnswer()]))
-    return made
+    bench_runs.append(BenchRun("warm-up", 0, "peer", 1.0, [], [BUSY, BUSY, TimedAnswer()]))
+    return bench_runs
 
 
-def test_table():
+def test_comparison_table_has_expected_text():
     assert report.comparison(TARGETS, PLAN, runs()).splitlines() == [
-        "median [least - most] of 3 rounds; pictures of 560x420; seed 5",
+        "median [min - max] of 3 rounds; pictures of 560x420; seed 5",
         "",
         "scenario  figure      ours                peer             / ours",
         "repeat    TTFT    ms  20.0 [10.0 - 30.0]  150 [100 - 200]  7.50",
@@ -54,27 +54,27 @@ def test_table():
     ]
 
 
-def test_table_of_one_round_where_nothing_was_measured():
+def test_comparison_table_shows_dash_for_unknown_figure():
     nothing = [BenchRun("repeat", 1, "ours", 1.0, [ms(4.0)], [GOOD])]
     nothing.append(BenchRun("repeat", 1, "peer", 1.0, [ms(None)], [failed("no", 0.0)]))
     assert "repeat    TTFT    ms  4.00  -     -" in report.comparison(TARGETS, PLAN, nothing)
 
 
-def test_a_bar_is_met_or_missed_and_a_drift_is_not_divided():
-    made = [
+def test_comparison_table_shows_met_bars_and_undivided_drift():
+    bench_runs = [
         BenchRun(
             "day", 1, name, 1.0, [Figure("d", value, Unit.PERCENT), Figure("b", met, Unit.MET)], []
         )
         for name, value, met in (("ours", -0.5, 1.0), ("peer", 12.0, 0.0))
     ]
-    rows = report.comparison(TARGETS, PLAN, made).splitlines()
+    rows = report.comparison(TARGETS, PLAN, bench_runs).splitlines()
     assert rows[3:5] == [
         "day       d       %  -0.50  12.0    -",
         "          b          met    missed  -",
     ]
 
 
-def test_document_holds_everything():
+def test_bench_document_holds_plan_figures_and_runs():
     document = json.loads(report.document(TARGETS, PLAN, runs()))
     assert document["plan"]["image_size"] == [560, 420]
     assert document["servers"]["peer"] == {"url": "http://b/v1", "model": "m"}
@@ -88,6 +88,6 @@ def test_document_holds_everything():
     assert document["runs"][0]["answers"][0]["arrivals"] == [0.1]
 
 
-def test_progress():
+def test_progress_line_reports_time_and_failures():
     assert report.progress(runs()[0]) == "round 1 repeat: ours took 1.0 s"
     assert report.progress(runs()[-1]) == "warm-up: peer took 1.0 s, 2 of 3 requests failed"

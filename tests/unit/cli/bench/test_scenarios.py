@@ -1,4 +1,4 @@
-"""Each scenario asks what it says, and sums up what it got."""
+"""Each bench scenario sends its described requests, and computes its figures from the answers."""
 
 from __future__ import annotations
 
@@ -50,27 +50,27 @@ LONG = ("streams", "longagent", "agents4", "agent-window", "agent-drops")
 
 
 @pytest.mark.parametrize("scenario", few_of(SCENARIOS, [n for n in SCENARIOS if n not in LONG]))
-async def test_what_is_asked(scenario: str):
+async def test_scenario_sends_expected_requests(scenario: str):
     app = ScriptedServer()
     await run(app, scenario)
-    asked = app.requests[2:]  # after warming up
-    shown = [pictures(request) for request in asked]
+    scenario_requests = app.requests[2:]  # after warming up
+    shown = [pictures(request) for request in scenario_requests]
     assert EXPECTED[scenario] == (
-        len(asked),
+        len(scenario_requests),
         len({url for urls in shown for url in urls}),
         max(map(len, shown)),
-        {request["max_tokens"] for request in asked},
+        {request["max_tokens"] for request in scenario_requests},
     )
 
 
 @pytest.mark.whole
-async def test_every_figure_has_a_value_when_all_goes_well():
+async def test_scenario_figures_are_all_known_without_failures():
     runs = await run(ScriptedServer(), *(name for name in SCENARIOS if name != "stall"))
     figures = [figure for run in runs for figure in run.figures]
     assert all(figure.value is not None for figure in figures)
 
 
-async def test_agent_keeps_its_answers():
+async def test_agent_scenario_keeps_answers_in_history():
     app = ScriptedServer()
     await run(app, "agent")
     roles = Counter(message["role"] for message in app.requests[-1]["messages"])
@@ -79,7 +79,7 @@ async def test_agent_keeps_its_answers():
 
 
 async def shown(scenario: str) -> list[list[str]]:
-    """The pictures of each request of `scenario`, each by the turn in which it came."""
+    """Each request's pictures in `scenario`, as the number of the turn that introduced them."""
     app = ScriptedServer()
     await run(app, scenario)
     named: dict[str, str] = {}
@@ -89,19 +89,19 @@ async def shown(scenario: str) -> list[list[str]]:
     ]
 
 
-async def test_agent_window_keeps_the_latest_three():
-    turns = [" ".join(each) for each in await shown("agent-window")]
+async def test_agent_window_keeps_latest_three_pictures():
+    turns = [" ".join(shown_pictures) for shown_pictures in await shown("agent-window")]
     assert turns[:5] == ["1", "1 2", "1 2 3", "2 3 4", "3 4 5"]
     assert turns[-1] == "10 11 12"
 
 
-async def test_agent_drops_several_at_once_and_rarely():
+async def test_agent_drops_removes_several_pictures_at_once():
     turns = await shown("agent-drops")
-    assert [len(each) for each in turns] == [1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 3, 4]
+    assert [len(turn) for turn in turns] == [1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 3, 4]
     assert turns[6] == ["5", "6", "7"]
 
 
-async def test_agents_that_forget_keep_all_words():
+async def test_agent_window_keeps_all_text_of_history():
     app = ScriptedServer()
     await run(app, "agent-window")
     messages = app.requests[-1]["messages"]
@@ -118,7 +118,7 @@ async def test_agents_that_forget_keep_all_words():
     assert messages[:forgotten] == before[:forgotten], "what is before the oldest picture stays"
 
 
-async def test_what_an_agent_prefills_again():
+async def test_agent_window_reports_tokens_not_cached():
     runs = await run(ScriptedServer(), "agent-window")
     figures = {figure.name: figure for figure in runs[-1].figures}
     assert figures["not cached, mean from turn 5 on"].value == 2.0
@@ -126,7 +126,7 @@ async def test_what_an_agent_prefills_again():
 
 
 @pytest.mark.alone
-async def test_stall_finds_the_silence():
+async def test_stall_measures_longest_gap_of_stream():
     def script(request: dict[str, Any]) -> list[tuple[float, bytes]]:
         if pictures(request):
             return [(0.05, text("p")), (0.0, ending(4))]
@@ -138,13 +138,13 @@ async def test_stall_finds_the_silence():
     assert ttft.value == pytest.approx(50, abs=40)
 
 
-async def test_stall_says_nothing_of_a_text_that_ended_before_the_pictures():
+async def test_stall_is_unknown_if_text_ends_before_pictures():
     runs = await run(ScriptedServer(), "stall")
     assert runs[-1].figures[0].value is None
 
 
-async def test_conc_counts_the_clears():
-    """Of what a governor decides, clears alone count, and none of before."""
+async def test_conc_counts_clears_among_governor_decisions():
+    """Only clears count among a governor's decisions, and only those during the scenario."""
 
     def script(request: dict[str, Any]) -> list[tuple[float, bytes]]:
         for kind in ("clear_decode", "evict"):
@@ -157,7 +157,7 @@ async def test_conc_counts_the_clears():
 
 
 @pytest.mark.alone
-async def test_conc_compares_the_gaps():
+async def test_conc_reports_gap_median_p99_and_ratio():
     def script(_: dict[str, Any]) -> list[tuple[float, bytes]]:
         pieces = [(0.02, text(str(number))) for number in range(10)]
         return [*pieces, (0.4, text("at last")), (0.0, ending(11))]
@@ -172,9 +172,9 @@ async def test_conc_compares_the_gaps():
     assert figures["between tokens, p99 / median"] == pytest.approx(most / middle)
 
 
-async def test_a_server_that_tells_no_decisions_has_unknown_clears():
-    class Silent(ScriptedServer):
-        """As a server without such a route."""
+async def test_conc_clears_are_unknown_without_status_route():
+    class WithoutStatusRoute(ScriptedServer):
+        """A server without the route `/v1/status`."""
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             if scope["path"] == "/v1/status":
@@ -182,40 +182,40 @@ async def test_a_server_that_tells_no_decisions_has_unknown_clears():
             else:
                 await super().__call__(scope, receive, send)
 
-    runs = await run(Silent(), "conc")
+    runs = await run(WithoutStatusRoute(), "conc")
     assert [figure.value is None for figure in runs[-1].figures] == [*5 * [False], True]
 
 
-async def test_right_tells_wrong_pictures_from_right_ones():
-    def confused(request: dict[str, Any]) -> list[tuple[float, bytes]]:
-        app.seen += 1
-        return [(0.0, text(str(app.seen))), (0.0, ending(1))]
+async def test_right_scenario_detects_answers_that_differ():
+    def numbered_answers(request: dict[str, Any]) -> list[tuple[float, bytes]]:
+        app.num_answers += 1
+        return [(0.0, text(str(app.num_answers))), (0.0, ending(1))]
 
-    class Counting(ScriptedServer):
-        seen = 0
+    class CountingServer(ScriptedServer):
+        num_answers = 0
 
     good = (await run(ScriptedServer(echo), "right"))[-1].figures
     assert [figure.value for figure in good] == [1.0, 0.0, 0.0]
     assert {figure.unit for figure in good} == {Unit.EQUAL}
-    app = Counting(confused)
+    app = CountingServer(numbered_answers)
     assert (await run(app, "right"))[-1].figures[0].value == 0.0
 
 
-async def test_failures_are_kept_and_figures_unknown():
+async def test_scenario_failures_are_kept_and_figures_unknown():
     app = ScriptedServer(lambda _: [(0.0, b"no")], status=500)
     runs = await run(app, *SCENARIOS)
     assert all(answer.error == "HTTP 500: no" for run in runs for answer in run.answers)
     assert all(figure.value is None for run in runs for figure in run.figures)
 
 
-async def test_rounds_share_no_image_and_no_story():
+async def test_scenario_rounds_share_no_messages():
     app = ScriptedServer()
     await run(app, "conc", "text", rounds=2)
     messages = [json.dumps(request["messages"]) for request in app.requests]
     assert len(set(messages)) == len(messages)
 
 
-async def test_servers_take_turns_and_are_asked_the_same():
+async def test_servers_alternate_and_get_identical_requests():
     one, two = ScriptedServer(), ScriptedServer()
     async with (
         listening(one) as first,

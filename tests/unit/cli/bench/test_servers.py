@@ -1,4 +1,4 @@
-"""The client against a real socket: times are those of the wire; failures are answers."""
+"""The bench client measures times at a real socket, and records failures as answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def ask(app: ScriptedServer, timeout_seconds: float = 20.0) -> TimedAnswer
         return answer
 
 
-async def test_times_are_those_of_the_wire():
+async def test_bench_client_times_match_arrival_on_socket():
     pieces = [(0.10, text("a")), (0.05, text("b")), (0.20, text("c")), (0.0, ending(3))]
     answer = await ask(ScriptedServer(lambda _: pieces))
     assert answer.text == "abc"
@@ -34,7 +34,7 @@ async def test_times_are_those_of_the_wire():
     assert answer.error is None
 
 
-async def test_request_is_greedy_streamed_and_asks_for_usage():
+async def test_bench_request_is_greedy_and_streamed_with_usage():
     app = ScriptedServer()
     await ask(app)
     assert app.requests == [
@@ -49,18 +49,18 @@ async def test_request_is_greedy_streamed_and_asks_for_usage():
     ]
 
 
-async def test_error_status_is_an_answer():
+async def test_bench_client_records_error_status():
     answer = await ask(ScriptedServer(lambda _: [(0.0, b"too busy")], status=429))
     assert answer.error == "HTTP 429: too busy"
     assert answer.ttft is None
 
 
-async def test_timeout_is_an_answer():
+async def test_bench_client_records_timeout():
     answer = await ask(ScriptedServer(lambda _: [(0.5, text("late"))]), timeout_seconds=0.1)
     assert answer.error == "no end within 0.1 seconds"
 
 
-async def test_refused_connection_is_an_answer():
+async def test_bench_client_records_refused_connection():
     async with Client(BenchTarget("it", "http://127.0.0.1:9/v1", "model"), 5.0) as client:
         answer = await client.ask(MESSAGES, 3)
     assert answer.error is not None

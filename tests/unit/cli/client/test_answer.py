@@ -1,4 +1,4 @@
-"""An answer's text, times and counts come from what arrived when."""
+"""An answer's text, times and counts are read from timed pieces of a stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USAGE = {
 }
 
 
-def test_times_are_those_of_deltas_with_text():
+def test_answer_times_come_from_deltas_with_text():
     pieces = [
         (0.1, delta(role="assistant", content="")),
         (0.2, delta(content="a")),
@@ -46,25 +46,25 @@ def test_times_are_those_of_deltas_with_text():
     assert answer.error is None
 
 
-def test_delta_counts_when_its_last_byte_came():
+def test_delta_time_is_arrival_of_last_byte():
     whole = delta(content="a")
     answer = read_answer([(0.1, whole[:-1]), (0.3, whole[-1:] + DONE)], 0.3)
     assert answer.ttft == 0.3
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_reasoning_is_text_too(field: str):
+def test_reasoning_deltas_count_as_text(field: str):
     answer = read_answer([(0.1, delta(**{field: "hm"}) + DONE)], 0.1)
     assert (answer.text, answer.ttft) == ("hm", 0.1)
 
 
-def test_missing_or_null_usage_is_unknown():
+def test_null_usage_gives_unknown_token_counts():
     answer = read_answer([(0.1, event(choices=[], usage=None, error=None) + DONE)], 0.1)
     assert answer == TimedAnswer(total_seconds=0.1)
 
 
 @pytest.mark.parametrize(
-    ("last", "said"),
+    ("last", "message"),
     [
         (b"", "ended before"),
         (event(error={"message": "out of luck"}) + DONE, "out of luck"),
@@ -73,14 +73,14 @@ def test_missing_or_null_usage_is_unknown():
         (event(choices=[{"delta": {"content": 7}}]) + DONE, "not a chat completion chunk"),
     ],
 )
-def test_broken_streams_are_errors_and_have_no_ttft(last: bytes, said: str):
+def test_broken_stream_gives_error_without_ttft(last: bytes, message: str):
     answer = read_answer([(0.1, delta(content="a")), (0.2, last)], 0.2)
     assert answer.error is not None
-    assert said in answer.error
+    assert message in answer.error
     assert answer.ttft is None
 
 
-def test_errors_are_cut():
+def test_answer_error_is_cut_to_300_characters():
     error = failed("x" * 10_000, 0.0).error
     assert error is not None
     assert len(error) == 300

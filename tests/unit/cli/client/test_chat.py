@@ -1,4 +1,4 @@
-"""A response's bytes are given as they arrive."""
+"""The chat client yields a response's bytes as they arrive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def client(url: str) -> ChatClient:
     return ChatClient(url, api_key=None, timeout=None, trust_env=False)
 
 
-async def test_bytes_are_given_while_others_are_still_to_come():
+async def test_chat_client_yields_bytes_as_they_arrive():
     server = ScriptedServer(lambda _: [(0.0, b"first"), (1.0, b"last")])
     async with (
         listening(server) as url,
@@ -33,7 +33,7 @@ async def test_bytes_are_given_while_others_are_still_to_come():
     assert last - first == pytest.approx(1.0, abs=0.3)
 
 
-async def test_a_connection_that_is_refused():
+async def test_chat_client_raises_on_refused_connection():
     async with client("http://127.0.0.1:9/v1") as chat:
         with pytest.raises(httpx.ConnectError):
             async with chat.post(BODY, len(BODY)):

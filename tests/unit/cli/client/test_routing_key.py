@@ -1,4 +1,4 @@
-"""Clients make the key that the daemon would make of a picture, and keep it."""
+"""Clients derive the same routing key as the daemon, and keep it during a conversation."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ PICTURE = b"not really one"
 URL = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
 
 
-def test_of_a_picture_it_is_its_hash() -> None:
-    asked = [user("What?", URL)]
+def test_routing_key_of_picture_is_its_sha256() -> None:
+    messages = [user("What?", URL)]
     key = hashlib.sha256(PICTURE).hexdigest()
-    assert routing_key(asked) == key
-    assert routing_key([*asked, assistant("A circle."), user("And?")]) == key
+    assert routing_key(messages) == key
+    assert routing_key([*messages, assistant("A circle."), user("And?")]) == key
 
 
-def test_of_words_it_is_theirs_until_the_first_answer() -> None:
-    asked = [{"role": "system", "content": "Be brief."}, user("Look.")]
-    later = [*asked, assistant("Yes."), user("And this?", URL)]
-    assert routing_key(asked) == routing_key(later)
-    assert routing_key(asked) != routing_key([user("Look.")])
+def test_routing_key_of_text_covers_messages_before_first_answer() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, user("Look.")]
+    later = [*messages, assistant("Yes."), user("And this?", URL)]
+    assert routing_key(messages) == routing_key(later)
+    assert routing_key(messages) != routing_key([user("Look.")])
 
 
-def test_what_is_read_elsewhere_is_known_by_its_url() -> None:
+def test_routing_key_of_remote_picture_depends_on_url() -> None:
     ours, other = (f"https://example.com/{name}.png" for name in "ab")
     keys = [routing_key([user("What?", url)]) for url in (ours, ours, other)]
     assert keys[0] == keys[1] != keys[2]
 
 
-async def test_bench_sends_it() -> None:
+async def test_bench_sends_routing_key_header() -> None:
     server = ScriptedServer()
     async with (
         listening(server) as url,

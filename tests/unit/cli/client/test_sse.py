@@ -1,4 +1,4 @@
-"""The reader of server-sent events gives whole events, wherever the bytes were cut."""
+"""The reader of server-sent events yields whole events, wherever the bytes are split."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ STREAM = (
 EVENTS = [b'{"a":1}', "zwölf".encode(), b"1\n2", b"[DONE]"]
 
 
-def test_whole_stream_in_one_piece():
+def test_event_reader_splits_whole_stream():
     assert EventReader().feed(STREAM.encode()) == EVENTS
 
 
 @given(st.lists(st.integers(0, len(STREAM.encode())), max_size=8))
-def test_stream_cut_anywhere(cuts: list[int]):
+def test_event_reader_handles_any_split_of_bytes(cuts: list[int]):
     stream = STREAM.encode()
     edges = [0, *sorted(cuts), len(stream)]
     reader = EventReader()
@@ -31,7 +31,7 @@ def test_stream_cut_anywhere(cuts: list[int]):
     assert events == EVENTS
 
 
-def test_unfinished_event_is_not_given():
+def test_event_reader_holds_back_unfinished_event():
     reader = EventReader()
     assert reader.feed(b"data: half") == []
     assert reader.feed(b"\n") == []

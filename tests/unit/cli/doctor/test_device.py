@@ -1,4 +1,4 @@
-"""The device and what it needs, tried in child processes that meet real faults."""
+"""The doctor finds faults of the device, BLAS and packages, in child processes with real faults."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from vlm_server.cli.doctor import device
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 from vlm_server.supervisor.device_probe import DeviceReport, probe
 
 CPU = DeviceReport(kind="cpu", name="cpu", memory_bytes=8 << 30, suitable_bytes=4 << 30, gflops=5)
 METAL = DeviceReport(kind="metal", name="M", memory_bytes=64 << 30, suitable_bytes=48 << 30)
 
 
-def test_mlx_that_cannot_be_imported_is_told(tmp_path: Path) -> None:
+def test_doctor_reports_mlx_import_error(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx/__init__.py").write_text("")
     (tmp_path / "mlx/core.py").write_text("raise ImportError('libmlx.so: cannot open')")
@@ -28,7 +28,7 @@ def test_mlx_that_cannot_be_imported_is_told(tmp_path: Path) -> None:
     assert "pip install" in finding.advice
 
 
-def test_a_device_that_ends_the_process_is_told(tmp_path: Path) -> None:
+def test_doctor_reports_signal_that_killed_device_probe(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx/__init__.py").write_text("")
     (tmp_path / "mlx/core.py").write_text("import os\nos.kill(os.getpid(), 4)")
@@ -36,21 +36,21 @@ def test_a_device_that_ends_the_process_is_told(tmp_path: Path) -> None:
     assert found.fault == "ended by SIGILL"
 
 
-def test_a_device_that_hangs_is_told(tmp_path: Path) -> None:
+def test_doctor_reports_device_probe_that_hangs(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx/__init__.py").write_text("import time\ntime.sleep(60)")
     found = probe({"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[4]}"}, 3.0)
     assert found.fault == "no end within 3 s"
 
 
-def test_a_gpu_that_is_not_used_is_told() -> None:
+def test_doctor_warns_of_unused_nvidia_gpu() -> None:
     assert device.device(CPU, has_nvidia_gpu=False).level == "ok"
     found = device.device(CPU, has_nvidia_gpu=True)
     assert found.level == "warning"
     assert "cuda" in found.advice
 
 
-def test_blas() -> None:
+def test_doctor_advises_on_slow_blas() -> None:
     good = DeviceReport(kind="cpu", blas=["/x/libopenblas.so.0"], gflops=100.0)
     slow = DeviceReport(kind="cpu", blas=["/x/libblas.so.3"], gflops=5.0)
     assert device.blas(good, wants_openblas=True).level == "ok"
@@ -59,7 +59,7 @@ def test_blas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "limit_bytes", "level"),
+    ("sysctl_output", "limit_bytes", "level"),
     [
         ("0\n", 0, "ok"),
         (None, 0, "ok"),
@@ -68,19 +68,21 @@ def test_blas() -> None:
         (f"{63 << 10}\n", 0, "warning"),
     ],
 )
-def test_the_wired_limit_of_a_mac(said: str | None, limit_bytes: int, level: str) -> None:
-    found = device.wired_limit(said, Memory(limit_bytes=limit_bytes), METAL)
+def test_doctor_warns_of_wired_limit_mismatch(
+    sysctl_output: str | None, limit_bytes: int, level: str
+) -> None:
+    found = device.wired_limit(sysctl_output, MemorySettings(limit_bytes=limit_bytes), METAL)
     assert found.level == level
     assert level == "ok" or "iogpu.wired_limit_mb=" in found.advice
 
 
-def test_packages_of_a_wrong_version_are_named(
+def test_doctor_names_packages_of_wrong_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "strict-1.0.dist-info"
     info.mkdir()
     needed = ("httpx<0.1", "not-there>=1", "msgspec>=0.1", "other; extra == 'x'")
-    lines = "".join(f"Requires-Dist: {each}\n" for each in needed)
+    lines = "".join(f"Requires-Dist: {requirement}\n" for requirement in needed)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: strict\nVersion: 1.0\n{lines}")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     httpx, missing = device.wrong_versions("strict")

@@ -1,4 +1,4 @@
-"""Files with the wrong modes, and files that can't be read."""
+"""The doctor finds secrets that others can read, and files that can't be read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vlm_server.settings import Server
 KEYS = '[laptop]\nkey = "a-long-enough-key"\n'
 
 
-def test_a_settings_file_with_keys_is_ours_alone(tmp_path: Path) -> None:
+def test_doctor_warns_of_readable_settings_file_with_keys(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text("")
     path.chmod(0o644)
@@ -24,13 +24,13 @@ def test_a_settings_file_with_keys_is_ours_alone(tmp_path: Path) -> None:
     assert settings.settings_file(path, has_keys=True).level == "ok"
 
 
-def test_a_settings_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_doctor_reports_unreadable_settings_file(tmp_path: Path) -> None:
     assert settings.settings_file(tmp_path / "none", has_keys=False).level == "problem"
     assert settings.settings_file(tmp_path, has_keys=False).level == "problem"
 
 
 @pytest.mark.parametrize(("mode", "level"), [(0o600, "ok"), (0o640, "problem"), (0o604, "problem")])
-def test_a_key_file(tmp_path: Path, mode: int, level: str) -> None:
+def test_doctor_reports_key_file_readable_by_others(tmp_path: Path, mode: int, level: str) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(KEYS)
     path.chmod(mode)
@@ -39,7 +39,7 @@ def test_a_key_file(tmp_path: Path, mode: int, level: str) -> None:
     assert "a-long-enough-key" not in found.text + found.advice
 
 
-def test_a_token_that_others_may_read(tmp_path: Path) -> None:
+def test_doctor_advises_chmod_of_readable_hub_token(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("hf_secret")
     path.chmod(0o644)
@@ -49,7 +49,7 @@ def test_a_token_that_others_may_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o755])
-def test_a_state_folder_that_others_may_enter(
+def test_doctor_warns_of_state_folder_open_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

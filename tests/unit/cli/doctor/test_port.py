@@ -1,4 +1,4 @@
-"""Ports that are free, taken, silent, or not to be had, with real sockets."""
+"""The doctor tells free, taken, silent and unavailable ports apart, with real sockets."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def serving(status: int, body: bytes) -> Iterator[Server]:
         server.shutdown()
 
 
-def test_a_free_port() -> None:
+def test_doctor_accepts_free_port() -> None:
     with listening() as (_, server):
         pass
     assert daemon.port(server).level == "ok"
     assert daemon.port(Server(port=0)).level == "ok"
 
 
-def test_a_port_that_another_program_answers_on_is_taken_by_whom() -> None:
+def test_doctor_names_process_that_holds_port() -> None:
     with serving(404, b"hello") as server:
         found = daemon.port(server)
     assert found.level == "problem"
@@ -56,14 +56,14 @@ def test_a_port_that_another_program_answers_on_is_taken_by_whom() -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"status": "live"}', b'{"status":"live"}'])
-def test_a_daemon_of_ours_is_known_by_its_answer(body: bytes) -> None:
+def test_doctor_recognizes_own_daemon_on_port(body: bytes) -> None:
     with serving(200, body) as server:
         assert daemon.port(server).level == "ok"
     with serving(200, b'["live"]') as server:
         assert daemon.port(server).level == "problem"
 
 
-def test_a_program_that_takes_connections_and_says_nothing(
+def test_doctor_reports_silent_program_on_port(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(daemon, "_ANSWER_SECONDS", 0.5)
@@ -73,20 +73,20 @@ def test_a_program_that_takes_connections_and_says_nothing(
     assert "does not answer" in found.text
 
 
-def test_a_daemon_is_asked_by_a_name_that_it_takes() -> None:
+def test_doctor_sends_allowed_host_header() -> None:
     names = Server(port=1, allowed_hosts=("vlm.example.org", "other.example.org"))
     assert daemon.host_header(names) == {"Host": "vlm.example.org"}
     assert daemon.host_header(Server(port=1, allowed_hosts=("a.test", "127.0.0.1"))) == {}
     assert daemon.host_header(Server(port=1)) == {}
 
 
-def test_an_address_of_another_machine() -> None:
+def test_doctor_reports_address_of_another_machine() -> None:
     found = daemon.port(Server(host="192.0.2.1", port=0 + 8000, api_keys=("a-long-enough-key",)))
     assert found.level == "problem"
     assert "192.0.2.1" in found.text
 
 
-def test_whose_sockets_linux_shows(tmp_path: Path) -> None:
+def test_listening_sockets_are_read_from_proc(tmp_path: Path) -> None:
     net = tmp_path / "proc/net"
     net.mkdir(parents=True)
     (net / "tcp").write_text(
@@ -98,6 +98,6 @@ def test_whose_sockets_linux_shows(tmp_path: Path) -> None:
     assert list(daemon.listening(8001, tmp_path)) == []
 
 
-def test_whose_sockets_lsof_shows() -> None:
+def test_socket_owner_is_read_from_lsof() -> None:
     assert daemon.owner_in_lsof("p4711\ncollama\n") == "ollama (process 4711)"
     assert daemon.owner_in_lsof("") == "a program of another user"

@@ -1,4 +1,4 @@
-"""No secret is in a report, wherever it was; what helps is."""
+"""A doctor's report contains no secret from any source, but all that helps to debug."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ vlm-server: the settings file is not there
 
 @pytest.fixture
 def situation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Situation:
-    """Secrets everywhere: settings, key file, environment, URL, the hub's token, the log."""
+    """A home with secrets in settings, key file, environment, URLs, hub token and log."""
     home = tmp_path / "home"
     (home / ".cache/huggingface").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
@@ -83,11 +83,11 @@ def written(situation: Situation) -> str:
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_no_secret_is_in_a_report(situation: Situation, secret: str) -> None:
+def test_doctor_report_contains_no_secret(situation: Situation, secret: str) -> None:
     assert secret not in written(situation)
 
 
-def test_a_report_says_what_helps(situation: Situation) -> None:
+def test_doctor_report_keeps_settings_packages_and_log(situation: Situation) -> None:
     found = json.loads(written(situation))
     assert found["settings"]["changed"]["server.api_keys"] == "(1 not shown)"
     assert found["settings"]["changed"]["server.port"] == 0
@@ -109,7 +109,7 @@ def test_a_report_says_what_helps(situation: Situation) -> None:
         f"[server]\napi_keys = '{KEY}'",
     ],
 )
-def test_keys_of_settings_that_are_broken_are_secrets_too(
+def test_keys_in_broken_settings_are_known_secrets(
     situation: Situation, tmp_path: Path, text: str
 ) -> None:
     path = tmp_path / "broken.toml"
@@ -121,7 +121,7 @@ def test_keys_of_settings_that_are_broken_are_secrets_too(
 
 @pytest.mark.parametrize("url", ["htp://otel.test/p4th-in-url", "otel.test/p4th-in-url/"])
 @pytest.mark.parametrize("is_in_file", [False, True])
-def test_paths_of_collectors_that_are_refused_are_secrets_too(
+def test_path_of_refused_trace_endpoint_is_redacted(
     situation: Situation, tmp_path: Path, url: str, is_in_file: bool
 ) -> None:
     path = tmp_path / "broken.toml"
@@ -132,12 +132,12 @@ def test_paths_of_collectors_that_are_refused_are_secrets_too(
     assert "p4th" not in Redactor(known_secrets(broken), Path("/")).text(broken.fault)
 
 
-def test_keys_of_a_key_file_that_is_refused_are_secrets_too(situation: Situation) -> None:
+def test_keys_of_refused_key_file_are_known_secrets(situation: Situation) -> None:
     (situation.home / "keys.toml").chmod(0o644)
     assert FILE_KEY in known_secrets(situation)
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_redactor_keeps_harmless_text() -> None:
     redactor = Redactor({"abc"}, Path("/home/me"))
     kept = (
         "abc",
@@ -146,7 +146,7 @@ def test_what_is_no_secret_stays() -> None:
         "vlm_server_request_generation_tokens_bucket",
         'vlm_server_e2e_request_latency_seconds_bucket{le="0.001",model_name="demo"} 0.0',
     )
-    assert [redactor.text(each) for each in kept] == list(kept)
+    assert [redactor.text(text) for text in kept] == list(kept)
     assert redactor.text("/home/me/x") == "~/x"
     assert redactor.value({"a": [KEY, 1, None, True]}) == {"a": [KEY, 1, None, True]}
 
@@ -163,7 +163,7 @@ def test_what_is_no_secret_stays() -> None:
         "sk-proj-0123456789",
     ],
 )
-def test_what_looks_like_a_secret_is_masked(text: str) -> None:
+def test_redactor_masks_text_that_looks_secret(text: str) -> None:
     shown = Redactor((), Path("/")).text(text)
     assert "***" in shown
     assert not any(
@@ -171,7 +171,7 @@ def test_what_looks_like_a_secret_is_masked(text: str) -> None:
     )
 
 
-def test_a_log_is_cut_to_its_last_lines() -> None:
+def test_doctor_report_keeps_last_log_lines() -> None:
     line = "2026-11-22 18:00:00,000 front INFO line {}"
     shown = report.presentable(line.format(number) for number in range(1000))
     assert len(shown) == report.NUM_LINES
@@ -179,7 +179,7 @@ def test_a_log_is_cut_to_its_last_lines() -> None:
 
 
 @pytest.mark.parametrize("name", ["none/report.json", ".", "/"])
-def test_a_report_that_cannot_be_written(
+def test_doctor_reports_unwritable_report_path(
     situation: Situation, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(situation.home)

@@ -1,4 +1,4 @@
-"""Checks that fail or hang do not keep the others from being run."""
+"""Checks that fail or hang do not prevent other checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def situation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Situation:
     return examine(argparse.Namespace(config=None, set=[]))
 
 
-def test_the_others_are_run(situation: Situation) -> None:
+def test_doctor_runs_checks_after_hang_and_failure(situation: Situation) -> None:
     released = threading.Event()
 
     def hang(_: Situation) -> list[Finding]:
@@ -36,14 +36,14 @@ def test_the_others_are_run(situation: Situation) -> None:
         Check("works", lambda _: [ok("works", "fine")]),
     ]
     began = time.monotonic()
-    found = [each for check in checks for each in check.run(situation)]
+    found = [finding for check in checks for finding in check.run(situation)]
     released.set()
     assert time.monotonic() - began < 5.0
-    assert [each.level for each in found] == ["problem", "problem", "ok"]
+    assert [finding.level for finding in found] == ["problem", "problem", "ok"]
     assert "RuntimeError: out of order" in found[1].text
 
 
-def test_programs_that_are_missing_fail_or_hang_say_nothing() -> None:
+def test_output_of_failing_program_is_none() -> None:
     assert output_of(("echo", "hello")) == "hello\n"
     assert output_of(("no-such-program-here",)) is None
     assert output_of(("false",)) is None

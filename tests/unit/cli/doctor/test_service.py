@@ -1,4 +1,4 @@
-"""The service as its file says, with real programs behind it."""
+"""The doctor judges the installed service by its file, with real programs behind it."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ def program(folder: Path, version: str) -> Path:
     return path
 
 
-def test_no_service_is_no_fault(tmp_path: Path) -> None:
+def test_doctor_accepts_absent_service(tmp_path: Path) -> None:
     assert daemon.service(manager(tmp_path)).level == "ok"
 
 
-def test_a_service_that_runs_this_version(tmp_path: Path) -> None:
+def test_doctor_accepts_service_of_this_version(tmp_path: Path) -> None:
     found = daemon.service(installed(tmp_path, program(tmp_path, __version__)))
     assert found.level == "ok"
 
 
-def test_a_service_that_does_not_run(tmp_path: Path) -> None:
+def test_doctor_reports_stopped_service(tmp_path: Path) -> None:
     found = daemon.service(installed(tmp_path, program(tmp_path, __version__), runs=False))
     assert found.level == "problem"
 
 
-def test_a_service_of_another_version(tmp_path: Path) -> None:
+def test_doctor_warns_of_service_of_another_version(tmp_path: Path) -> None:
     found = daemon.service(installed(tmp_path, program(tmp_path, "0.0.1")))
     assert found.level == "warning"
     assert "version 0.0.1" in found.text
 
 
-def test_a_service_whose_program_is_gone(tmp_path: Path) -> None:
+def test_doctor_reports_service_with_missing_program(tmp_path: Path) -> None:
     found = daemon.service(installed(tmp_path, tmp_path / "gone"))
     assert found.level == "problem"
     assert "service install" in found.advice
 
 
 @pytest.mark.parametrize("text", ["", "[Service]\nExecStart=\n"])
-def test_a_file_that_starts_nothing(tmp_path: Path, text: str) -> None:
+def test_doctor_reports_service_file_without_command(tmp_path: Path, text: str) -> None:
     found = manager(tmp_path)
     found.path.parent.mkdir(parents=True)
     found.path.write_text(text)

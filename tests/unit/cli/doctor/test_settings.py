@@ -1,4 +1,4 @@
-"""Settings and models that can't be used, and what is said of them."""
+"""The doctor reports settings and models that can't be used, with advice."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def no_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
 
 
-def seen(path: Path | None = None, *overrides: str) -> Situation:
+def situation_of(path: Path | None = None, *overrides: str) -> Situation:
     return situation.examine(argparse.Namespace(config=path, set=list(overrides)))
 
 
-def test_all_unknown_names_are_listed_with_the_nearest(tmp_path: Path) -> None:
+def test_doctor_lists_unknown_settings_with_nearest_names(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text("[server]\nprot = 1\nport = 8000\nzzz = 1\n[modle]\npath = 'x'\n")
-    found = settings.settings(seen(path))
+    found = settings.settings(situation_of(path))
     assert found.level == "problem"
     assert found.text == (
         "there is no setting server.prot (did you mean port?); there is no setting server.zzz; "
@@ -41,37 +41,40 @@ def test_all_unknown_names_are_listed_with_the_nearest(tmp_path: Path) -> None:
         ("[server]\nhost = '0.0.0.0'", "server.api_key_file"),
     ],
 )
-def test_other_faults_are_those_of_the_settings(tmp_path: Path, text: str, words: str) -> None:
+def test_doctor_reports_invalid_settings(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "my.toml"
     path.write_text(text)
-    found = settings.settings(seen(path))
+    found = settings.settings(situation_of(path))
     assert found.level == "problem"
     assert words in found.text
-    assert settings.model(seen(path)).level == "warning"
+    assert settings.model(situation_of(path)).level == "warning"
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    assert settings.settings(seen(tmp_path / "none.toml")).level == "problem"
+def test_doctor_reports_missing_settings_file(tmp_path: Path) -> None:
+    assert settings.settings(situation_of(tmp_path / "none.toml")).level == "problem"
 
 
-def test_good_settings_say_where_they_are_from(tmp_path: Path) -> None:
+def test_doctor_names_source_of_valid_settings(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text("[server]\nport = 8001\n")
-    assert settings.settings(seen(path)).text == f"valid; 1 set, from {path}"
-    assert settings.settings(seen()).text == "valid; all are defaults"
+    assert settings.settings(situation_of(path)).text == f"valid; 1 set, from {path}"
+    assert settings.settings(situation_of()).text == "valid; all are defaults"
 
 
-def test_a_model_that_is_no_model(tmp_path: Path) -> None:
+def test_doctor_reports_path_that_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "gguf").mkdir()
     (tmp_path / "gguf/model.gguf").touch()
-    found = settings.model(seen(None, f"model.path={tmp_path / 'gguf'}"))
+    found = settings.model(situation_of(None, f"model.path={tmp_path / 'gguf'}"))
     assert found.level == "problem"
     assert "GGUF" in found.text
-    assert settings.model(seen(None, f"model.path={tmp_path / 'none'}")).level == "problem"
-    assert "can't read" in settings.model(seen(None, f"model.path={tmp_path / ('x' * 300)}")).text
+    assert settings.model(situation_of(None, f"model.path={tmp_path / 'none'}")).level == "problem"
+    assert (
+        "can't read"
+        in settings.model(situation_of(None, f"model.path={tmp_path / ('x' * 300)}")).text
+    )
 
 
-def test_a_model_that_is_not_here_yet() -> None:
-    found = settings.model(seen(None, "model.path=nobody/nothing"))
+def test_doctor_advises_pull_of_absent_hub_model() -> None:
+    found = settings.model(situation_of(None, "model.path=nobody/nothing"))
     assert found.level == "warning"
     assert "vlm-server pull nobody/nothing" in found.advice

@@ -1,4 +1,4 @@
-"""What `serve` says to a person, and the request that can be pasted."""
+"""`serve` greets a person with commands that can be pasted, and never shows a key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def body_of(command: str) -> dict[str, Any]:
     return dict(json.loads(words[words.index("-d") + 1]))
 
 
-def test_the_example_is_one_curl_command_with_a_question_about_a_picture() -> None:
+def test_example_request_is_one_curl_command_about_picture() -> None:
     command = greeting.example_request(URL, "demo", with_key=False)
     assert words_of(command)[:2] == ["curl", f"{URL}/chat/completions"]
     assert "\n" not in command
@@ -42,7 +42,7 @@ def test_the_example_is_one_curl_command_with_a_question_about_a_picture() -> No
     assert [part["type"] for part in message["content"]] == ["image_url", "text"]
 
 
-def test_the_example_never_shows_a_key() -> None:
+def test_example_request_never_shows_api_key() -> None:
     with_key = settings.Settings(server=settings.Server(api_keys=("a-secret-key",)))
     text = greeting.greeting(URL, "demo", with_key)
     assert "a-secret-key" not in text
@@ -51,10 +51,10 @@ def test_the_example_never_shows_a_key() -> None:
 
 
 @pytest.mark.parametrize("colours", [True, False])
-def test_a_person_gets_a_line_that_can_be_pasted(
+def test_greeting_on_terminal_suggests_ask_command(
     monkeypatch: pytest.MonkeyPatch, colours: bool
 ) -> None:
-    """With the address, where it is not the one that `ask` asks anyway."""
+    """The command includes the address unless it is the default of `ask`."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "" if colours else "1")
     screen = Terminal()
@@ -62,26 +62,37 @@ def test_a_person_gets_a_line_that_can_be_pasted(
     assert "vlm-server ask --url http://127.0.0.1:9/v1 picture.png" in shown
     assert ("\x1b[1m" in shown) is colours
     assert "--url" not in greeting.invitation(URL, 2.0, settings.Settings(), screen)
-    monkeypatch.setenv("PATH", "/nowhere")  # in a clone
+
+
+def test_greeting_in_clone_names_full_program_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
     program = f"{sys.prefix}/bin/vlm-server ask picture.png"
-    assert program in greeting.invitation(URL, 2.0, settings.Settings(), screen)
-    first = greeting.first_words(URL, "demo", screen)
+    assert program in greeting.invitation(URL, 2.0, settings.Settings(), Terminal())
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_first_line_of_serve_depends_on_terminal(
+    monkeypatch: pytest.MonkeyPatch, colours: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "" if colours else "1")
+    first = greeting.first_words(URL, "demo", Terminal())
     assert "demo" in first
     assert ("\x1b[1m" in first) is colours
     assert greeting.first_words(URL, "demo", io.StringIO()) == f"Listening on {URL}"
 
 
-def test_the_log_is_quieter_for_a_person_who_did_not_choose(
+def test_log_level_defaults_to_warning_on_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = settings.Settings()
-    assert log.for_a_person(given, {}).log.level == "info"
+    assert log.with_terminal_log(given, {}).log.level == "info"
     monkeypatch.setattr("sys.stderr", Terminal())
-    assert log.for_a_person(given, {}).log.level == "warning"
-    assert log.for_a_person(given, {"log.level": "command line"}).log.level == "info"
+    assert log.with_terminal_log(given, {}).log.level == "warning"
+    assert log.with_terminal_log(given, {"log.level": "command line"}).log.level == "info"
 
 
-def test_the_picture_is_a_small_red_circle_on_white() -> None:
+def test_example_picture_is_small_red_circle_on_white() -> None:
     kind, _, data = red_circle_url().partition(",")
     assert kind == "data:image/png;base64"
     assert len(data) <= 400
@@ -102,16 +113,16 @@ def test_the_picture_is_a_small_red_circle_on_white() -> None:
         ("::", "http://[::1]:80/v1"),
     ],
 )
-def test_the_address_can_be_opened_on_this_machine(host: str, url: str) -> None:
+def test_wildcard_host_url_uses_loopback_address(host: str, url: str) -> None:
     assert url_of(host, 80) == url
 
 
-def test_what_ends_serve_is_said_once(
+def test_startup_failure_is_logged_once_on_terminal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sys.stderr", Terminal())
     logger = logging.getLogger("vlm_server.supervisor.supervisor")
-    log.for_a_person(settings.Settings(), {})
+    log.with_terminal_log(settings.Settings(), {})
     logger.error("the model can't be loaded")
     logger.warning("the engine ended")
     log.has_started()

@@ -13,8 +13,8 @@ from vlm_server.cli.serve import listener
 from vlm_server.errors import ConfigError
 
 
-class Library:
-    """libSystem with a launchd that answers `code`, and hands over `descriptors`."""
+class FakeLibSystem:
+    """Stands in for libSystem: launchd answers `code` and hands over `descriptors`."""
 
     def __init__(self, code: int, *descriptors: int) -> None:
         self.names: list[bytes] = []
@@ -41,8 +41,8 @@ class Library:
         return self._code
 
 
-def test_the_descriptors_are_taken_over_and_their_list_is_freed() -> None:
-    library = Library(0, 7, 9)
+def test_launchd_descriptors_are_adopted_and_list_freed() -> None:
+    library = FakeLibSystem(0, 7, 9)
     assert listener.activate("http", library) == [7, 9]
     assert library.names == [b"http"]
     assert len(library.freed) == 1
@@ -50,16 +50,16 @@ def test_the_descriptors_are_taken_over_and_their_list_is_freed() -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOENT, errno.ESRCH])
-def test_there_may_be_none(code: int) -> None:
-    assert listener.activate("http", Library(code)) == []
+def test_launchd_without_socket_gives_no_descriptors(code: int) -> None:
+    assert listener.activate("http", FakeLibSystem(code)) == []
 
 
-def test_another_error_is_named() -> None:
+def test_launchd_socket_error_is_reported() -> None:
     with pytest.raises(ConfigError, match="already"):
-        listener.activate("http", Library(errno.EALREADY))
+        listener.activate("http", FakeLibSystem(errno.EALREADY))
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS has it")
-def test_elsewhere_it_is_refused() -> None:
+def test_launchd_socket_is_refused_off_macos() -> None:
     with pytest.raises(ConfigError, match="only macOS"):
         listener.activate("http")

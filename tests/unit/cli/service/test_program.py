@@ -1,4 +1,4 @@
-"""A service runs a program that stays, whatever it was installed with."""
+"""A service runs a permanent program, however that was installed."""
 
 from __future__ import annotations
 
@@ -13,72 +13,72 @@ from vlm_server.cli.service import program
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n"
 
 
-def make(environment: Path) -> Path:
+def make_environment(environment: Path) -> Path:
     """An environment with a `vlm-server`, tagged as uv tags its own."""
-    made = environment / "bin/vlm-server"
-    made.parent.mkdir(parents=True)
-    made.touch()
+    program_path = environment / "bin/vlm-server"
+    program_path.parent.mkdir(parents=True)
+    program_path.touch()
     (environment / "CACHEDIR.TAG").write_text(TAG)
-    return made
+    return program_path
 
 
-def test_it_is_that_of_this_installation() -> None:
+def test_installed_program_is_next_to_interpreter() -> None:
     assert program.installed_program() == Path(sys.executable).absolute().with_name("vlm-server")
 
 
 @pytest.mark.parametrize(
     "where", ["uv/tools/vlm-server", "pipx/venvs/vlm-server", "clone/.venv", "venv"]
 )
-def test_an_environment_that_stays_is_taken(where: str, tmp_path: Path) -> None:
-    made = make(tmp_path / where)
-    assert program.throw_away_folder(made, [str(tmp_path / "cache")]) is None
-    assert program.stable(made) == made
+def test_permanent_environment_is_accepted(where: str, tmp_path: Path) -> None:
+    program_path = make_environment(tmp_path / where)
+    assert program.throw_away_folder(program_path, [str(tmp_path / "cache")]) is None
+    assert program.stable(program_path) == program_path
 
 
 @pytest.mark.parametrize(
     ("cache", "where"),
     [("uv", "archive-v0/e_ISkCMdmjn8y2tG"), ("pipx/.cache", "e8460caec8b2edb")],
 )
-def test_a_cache_is_known_by_its_tag(cache: str, where: str, tmp_path: Path) -> None:
+def test_cache_environment_is_detected_by_tag(cache: str, where: str, tmp_path: Path) -> None:
     """`uvx` and `pipx run`, wherever their caches are."""
-    made = make(tmp_path / cache / where)
+    program_path = make_environment(tmp_path / cache / where)
     (tmp_path / cache / "CACHEDIR.TAG").write_text(TAG)
-    assert program.throw_away_folder(made, []) == tmp_path / cache
+    assert program.throw_away_folder(program_path, []) == tmp_path / cache
 
 
-def test_a_named_folder_is_known_through_a_link(tmp_path: Path) -> None:
-    make(tmp_path / "temporary/pip-build-env-1")
+def test_temporary_environment_is_detected_through_symlink(tmp_path: Path) -> None:
+    make_environment(tmp_path / "temporary/pip-build-env-1")
     link = tmp_path / "venv"
     link.symlink_to(tmp_path / "temporary/pip-build-env-1")
     found = program.throw_away_folder(link / "bin/vlm-server", [str(tmp_path / "temporary")])
     assert found == tmp_path / "temporary"
 
 
-def test_what_does_not_stay_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    made = make(tmp_path / "env")
+def test_temporary_environment_is_refused_with_advice(tmp_path: Path) -> None:
+    program_path = make_environment(tmp_path / "env")
     with pytest.raises(CommandFailed, match="'uv tool install' or 'pipx install'") as failure:
-        program.lasting(made, [str(tmp_path)])
+        program.lasting(program_path, [str(tmp_path)])
     assert f"{tmp_path} may be cleaned up" in str(failure.value)
     assert "\n" not in str(failure.value)
 
 
-def test_a_clone_is_where_its_owner_wants_it(tmp_path: Path) -> None:
-    made = make(tmp_path / "clone/.venv")
+def test_clone_in_temporary_folder_is_accepted(tmp_path: Path) -> None:
+    program_path = make_environment(tmp_path / "clone/.venv")
     (tmp_path / "clone/pyproject.toml").touch()
-    assert program.lasting(made, [str(tmp_path)]) == made
+    assert program.lasting(program_path, [str(tmp_path)]) == program_path
 
 
-def test_homebrew_replaces_the_folder_of_a_version(tmp_path: Path) -> None:
-    made = make(tmp_path / "homebrew/Cellar/vlm-server/1.2.3/libexec")
-    assert program.stable(made) == made, "without the link there is nothing better"
+def test_homebrew_program_path_uses_opt_link(tmp_path: Path) -> None:
+    program_path = make_environment(tmp_path / "homebrew/Cellar/vlm-server/1.2.3/libexec")
+    assert program.stable(program_path) == program_path, "without the link there is nothing better"
     (tmp_path / "homebrew/opt").mkdir()
     link = tmp_path / "homebrew/opt/vlm-server"
     link.symlink_to("../Cellar/vlm-server/1.2.3")
-    assert program.stable(made) == link / "libexec/bin/vlm-server"
+    assert program.stable(program_path) == link / "libexec/bin/vlm-server"
 
 
-def test_the_first_folder_that_has_one_wins(tmp_path: Path) -> None:
-    first, second = make(tmp_path / "a"), make(tmp_path / "b")
+def test_program_is_found_in_first_matching_folder(tmp_path: Path) -> None:
+    first, second = make_environment(tmp_path / "a"), make_environment(tmp_path / "b")
     assert program.found_in(["/nowhere", str(first.parent), str(second.parent)]) == first
     with pytest.raises(CommandFailed, match="no vlm-server in /nowhere: install"):
         program.found_in(["/nowhere"])

@@ -34,7 +34,7 @@ from vlm_server.engine.request.states import State
 from vlm_server.errors import MemoryExceeded, OutOfMemory
 from vlm_server.interfaces import SchedulerOutput, StepResult
 from vlm_server.protocol import Failed, Finished, SamplingParams, Submit
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 
 WEIGHTS = 1000
 
@@ -120,14 +120,14 @@ def test_all_choices_of_a_request_count():
 
 @pytest.mark.parametrize(("atomic", "largest_chunk"), [(0, 5), (4, 5), (9, 9), (13, 13)])
 def test_an_atomic_chunk_counts_whole(atomic: int, largest_chunk: int):
-    governor = Governor(Memory(), FakeMemory(), FakeProcess(), Caches())
+    governor = Governor(MemorySettings(), FakeMemory(), FakeProcess(), Caches())
     admission = Admission(governor, lambda num_tokens: num_tokens, max_chunk_tokens=5)
     request = Request(submit("a"), SamplingParams(max_tokens=1), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
     made = replace(prompt("of 13 letters"), atomic_prefill_tokens=atomic)
-    request.set_prepared(prepared(made), 1)
+    request.on_prepared(prepared(made), 1)
     decision = admission.decide(request, [], some_are_ending=False)
-    assert decision == governor.estimator.of("prefill", largest_chunk)
+    assert decision == governor.estimator.bytes_for("prefill", largest_chunk)
 
 
 def test_short_sequences_beside_a_long_one_are_as_wide_as_it():
@@ -199,11 +199,11 @@ def test_an_idle_engine_clears_once_and_then_waits_for_requests():
     engine = Engine(room=1000)
     engine.ask("a", max_tokens=5)
     engine.memory.pool_bytes = 100 << 20
-    engine.governor._settings = Memory(idle_clear_seconds=0.01)
+    engine.governor._settings = MemorySettings(idle_clear_seconds=0.01)
     time.sleep(0.02)
     engine.step()
     assert (engine.memory.pool_bytes, engine.decisions["clear_idle"]) == (0, 1)
-    assert engine.governor.idle_seconds_left() is None
+    assert engine.governor.seconds_until_clear() is None
 
 
 def test_a_step_that_ran_out_of_memory_frees_what_nobody_uses():
@@ -252,12 +252,12 @@ def test_two_fit_together_if_there_is_room_for_both_of_their_worst_moments():
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     a, b, c = (waiting(name) for name in "abc")
     a.transient_bytes, b.transient_bytes = 60, 40
-    assert admission.fit_together((a, b), [])
-    assert not admission.fit_together((a, b), [c]), "its 25 tokens are reserved"
+    assert admission.fit_concurrently((a, b), [])
+    assert not admission.fit_concurrently((a, b), [c]), "its 25 tokens are reserved"
     a.transient_bytes = 35
-    assert admission.fit_together((a, b), [c])
+    assert admission.fit_concurrently((a, b), [c])
     b.transient_bytes = 41
-    assert not admission.fit_together((a, b), [c])
+    assert not admission.fit_concurrently((a, b), [c])
 
 
 @pytest.mark.parametrize(("room", "advice"), [(25, " `max_tokens` may be at most 20."), (4, "")])
@@ -266,7 +266,7 @@ def test_a_refusal_says_how_long_an_answer_may_be(room: int, advice: str):
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     with pytest.raises(MemoryExceeded) as refused:
         admission.decide(waiting("a", max_tokens=30), [], some_are_ending=False)
-    assert refused.value.message.endswith(f"are available beside the model.{advice}")
+    assert refused.value.message.endswith(f"are available besides the model.{advice}")
     assert refused.value.param == ("max_tokens" if advice else None)
     assert engine.governor.read().decisions == {"refuse": 1}
 
@@ -287,7 +287,7 @@ def waiting(name: str, text: str = "", max_tokens: int = 20) -> Request:
         submit(name), SamplingParams(max_tokens=max_tokens), ByteDecoder(), clock=lambda: 0.0
     )
     request.move_to(State.PREPARING)
-    request.set_prepared(prepared(prompt(text) if text else prompt()), max_tokens)
+    request.on_prepared(prepared(prompt(text) if text else prompt()), max_tokens)
     return request
 
 
@@ -346,4 +346,4 @@ def test_padding_is_reserved_once():
 
 class Features:
     size_bytes = 1000
-    tokens_at_once: int | None = None
+    tokens_per_call: int | None = None

@@ -11,7 +11,7 @@ from tests.unit.engine.fakes import FakeMemory, FakeProcess
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.memory.estimator import MemoryEstimator
 from vlm_server.engine.memory.governor import Governor
-from vlm_server.settings import Memory
+from vlm_server.settings import MemorySettings
 
 MIB = 1 << 20
 WEIGHTS = 100
@@ -19,7 +19,7 @@ WEIGHTS = 100
 
 class _Features:
     size_bytes = 0
-    tokens_at_once: int | None = None
+    tokens_per_call: int | None = None
 
 
 class Ground:
@@ -32,7 +32,7 @@ class Ground:
         self.seconds = 0.0
         settings = {"idle_clear_seconds": 1.0, **settings}
         self.governor = Governor(
-            Memory(**settings),  # type: ignore[arg-type]
+            MemorySettings(**settings),  # type: ignore[arg-type]
             self.memory,
             self.process,
             self.caches,
@@ -199,7 +199,7 @@ def test_what_work_under_way_does_not_explain_is_made_room_for_at_once(ground: G
 
 
 def test_an_eviction_of_nothing_is_none(ground: Ground):
-    ground.governor.relieve()
+    ground.governor.free_unused_memory()
     assert ground.decisions == {"clear_failure": 1}
 
 
@@ -229,7 +229,7 @@ def test_an_allocator_that_trims_its_own_pool_is_cleared_for_pictures_alone():
     ground.hold(active=500, pool=350)
     assert ground.admit(300) == "admit"
     ground.governor.before_chunk()
-    ground.governor.after_chunk(512, is_last=False, has_merged=False)
+    ground.governor.after_chunk(512, is_last=False, joined_running=False)
     assert ground.decisions == {}
     ground.governor.before_encode(200)
     assert ground.decisions == {"clear_guard": 1}
@@ -261,12 +261,12 @@ def serve(ground: Ground, seconds: int) -> None:
         governor.mark_busy()
         governor.make_room(needed, GIB * MIB, others_run=True)
         governor.before_encode(1131)
-        governor.after_encode(1131, 5 * MIB, tokens_at_once=1131)
+        governor.after_encode(1131, 5 * MIB, tokens_per_call=1131)
         governor.before_chunk()
-        governor.after_chunk(1200, is_last=True, has_merged=True)
+        governor.after_chunk(1200, is_last=True, joined_running=True)
         for _ in range(40):
             governor.make_room_for_reserved(GIB * MIB)
-            governor.after_decode(8, somebody_waits=False)
+            governor.after_decode(8, awaits_first_token=False)
         governor.read()
 
 
@@ -293,11 +293,11 @@ def test_what_another_program_needs_is_given_once_by_what_the_driver_said():
     ground.governor.read()
     for _ in range(3):
         ground.hold(active=10 * GIB, pool=GIB)
-        ground.governor.after_decode(0, somebody_waits=True)
+        ground.governor.after_decode(0, awaits_first_token=True)
     assert ground.decisions == {"clear_others": 1}
     ground.seconds += 5.0
     ground.governor.read()
-    ground.governor.after_decode(0, somebody_waits=True)
+    ground.governor.after_decode(0, awaits_first_token=True)
     assert ground.decisions == {"clear_others": 2}
 
 
@@ -320,9 +320,9 @@ def test_caches_yield_by_halves_once_the_pool_is_empty():
     for left in (8, 4):
         ground.seconds += 5.0
         ground.governor.read()
-        ground.governor.yield_to_others()
+        ground.governor.give_back_to_other_programs()
         assert ground.cached == left
-        ground.governor.yield_to_others()
+        ground.governor.give_back_to_other_programs()
         assert ground.cached == left, "it was not asked again"
 
 
@@ -331,17 +331,17 @@ def test_memory_that_is_the_machines_is_looked_at_while_nothing_happens():
     ground = gpu()
     ground.seconds += 5.0
     ground.governor.read()
-    assert ground.governor.seconds_to_look() is None, "other programs have memory of their own"
+    assert ground.governor.seconds_until_poll() is None, "other programs have memory of their own"
     ground.memory.is_shared = True
-    assert ground.governor.seconds_to_look() == 5.0
+    assert ground.governor.seconds_until_poll() == 5.0
     ground.seconds += 4.0
-    assert ground.governor.seconds_to_look() == 1.0
+    assert ground.governor.seconds_until_poll() == 1.0
     ground.seconds += 1.0
     ground.memory.others_need_some = True
     ground.governor.read()
-    assert ground.governor.seconds_to_look() == 0.0
-    ground.governor.yield_to_others()
-    assert ground.governor.seconds_to_look() is None, "the pool was all"
+    assert ground.governor.seconds_until_poll() == 0.0
+    ground.governor.give_back_to_other_programs()
+    assert ground.governor.seconds_until_poll() is None, "the pool was all"
 
 
 def test_an_allocator_that_does_not_trim_its_pool_is_cleared_near_its_limit_alone(ground: Ground):
@@ -352,7 +352,7 @@ def test_an_allocator_that_does_not_trim_its_pool_is_cleared_near_its_limit_alon
     serve(ground, 60)
     assert ground.decisions == {}
     ground.memory.limit_bytes = 900 * MIB
-    ground.governor.after_decode(2048, somebody_waits=False)
+    ground.governor.after_decode(2048, awaits_first_token=False)
     assert ground.decisions == {"clear_decode": 1}
 
 
@@ -371,12 +371,12 @@ def test_what_a_tile_took_is_not_spread_over_its_picture(ground: Ground):
     """Or a picture of a single tile would be thought to take a fraction of it."""
     ground.governor.before_encode(800)
     ground.memory.peak_bytes = ground.memory.active_bytes + 80 * MIB
-    ground.governor.after_encode(800, 800, tokens_at_once=80)
-    assert ground.governor.estimator.of("encode", 80) == 80 * MIB
+    ground.governor.after_encode(800, 800, tokens_per_call=80)
+    assert ground.governor.estimator.bytes_for("encode", 80) == 80 * MIB
     assert ground.governor.estimator.feature_bytes == 1
     ground.governor.before_encode(800)
-    ground.governor.after_encode(800, 800, tokens_at_once=0)
-    assert ground.governor.estimator.of("encode", 80) == 80 * MIB, "nothing was encoded"
+    ground.governor.after_encode(800, 800, tokens_per_call=0)
+    assert ground.governor.estimator.bytes_for("encode", 80) == 80 * MIB, "nothing was encoded"
 
 
 def test_a_picture_that_the_pool_stands_in_the_way_of_clears_it_first(ground: Ground):
@@ -403,14 +403,14 @@ def test_between_chunks(policy: str, pool: int, cleared: dict[str, int]):
     ground.hold(active=500, pool=pool)
     ground.governor.before_chunk()
     ground.memory.peak_bytes = 700 * MIB
-    ground.governor.after_chunk(512, is_last=False, has_merged=False)
+    ground.governor.after_chunk(512, is_last=False, joined_running=False)
     assert ground.decisions == cleared
 
 
 def test_after_the_last_chunk_by_the_same_rule():
     ground = Ground(prefill_keep_alloc="never")
     ground.governor.before_chunk()
-    ground.governor.after_chunk(512, is_last=True, has_merged=False)
+    ground.governor.after_chunk(512, is_last=True, joined_running=False)
     assert ground.decisions == {"clear_prefill": 1}
 
 
@@ -420,27 +420,27 @@ def test_a_long_decode_looks_at_the_pool_more_often_the_more_rows_there_are(
 ):
     ground.hold(active=700, pool=139)
     for _ in range(2048 // num_seqs - 1):
-        ground.governor.after_decode(num_seqs, somebody_waits=False)
+        ground.governor.after_decode(num_seqs, awaits_first_token=False)
     assert ground.decisions == {}
-    ground.governor.after_decode(num_seqs, somebody_waits=False)
+    ground.governor.after_decode(num_seqs, awaits_first_token=False)
     assert ground.decisions == {"clear_decode": 1}
 
 
 def test_a_long_decode_clears_near_the_limit_alone_and_waits_for_first_tokens(ground: Ground):
     """A sixteenth of 1000 MiB is 62.5."""
     ground.hold(active=700, pool=137)
-    ground.governor.after_decode(5000, somebody_waits=False)
+    ground.governor.after_decode(5000, awaits_first_token=False)
     ground.hold(active=700, pool=138)
-    ground.governor.after_decode(5000, somebody_waits=True)
+    ground.governor.after_decode(5000, awaits_first_token=True)
     assert ground.decisions == {}
-    ground.governor.after_decode(1, somebody_waits=False)
+    ground.governor.after_decode(1, awaits_first_token=False)
     assert ground.decisions == {"clear_decode": 1}
 
 
 def test_after_a_failed_allocation_everything_that_nobody_uses_is_freed(ground: Ground):
     ground.cache("a", 100)
     ground.hold(pool=50)
-    ground.governor.relieve()
+    ground.governor.free_unused_memory()
     assert (ground.cached, ground.memory.pool_bytes) == (0, 0)
     assert ground.decisions == {"evict": 1, "clear_failure": 1}
 
@@ -449,31 +449,31 @@ def test_after_a_failed_allocation_everything_that_nobody_uses_is_freed(ground: 
 
 
 def test_idle_time_begins_when_the_work_ends(ground: Ground):
-    assert ground.governor.idle_seconds_left() is None, "nothing was done yet"
+    assert ground.governor.seconds_until_clear() is None, "nothing was done yet"
     ground.hold(pool=100)
     ground.governor.mark_busy()
     ground.seconds = 5.0
-    assert ground.governor.idle_seconds_left() == 1.0
+    assert ground.governor.seconds_until_clear() == 1.0
     ground.seconds = 5.75
-    assert ground.governor.idle_seconds_left() == 0.25
-    ground.governor.idle()
+    assert ground.governor.seconds_until_clear() == 0.25
+    ground.governor.clear_when_idle()
     assert ground.decisions == {"clear_idle": 1}
-    assert ground.governor.idle_seconds_left() is None, "once is enough"
+    assert ground.governor.seconds_until_clear() is None, "once is enough"
 
 
 def test_an_arrival_cancels_the_idle_clear(ground: Ground):
     ground.governor.mark_busy()
-    assert ground.governor.idle_seconds_left() == 1.0
+    assert ground.governor.seconds_until_clear() == 1.0
     ground.seconds = 0.9
     ground.governor.mark_busy()
     ground.seconds = 3.0
-    assert ground.governor.idle_seconds_left() == 1.0
+    assert ground.governor.seconds_until_clear() == 1.0
 
 
 def test_a_small_pool_is_left(ground: Ground):
     ground.hold(pool=32)
     ground.governor.mark_busy()
-    ground.governor.idle()
+    ground.governor.clear_when_idle()
     assert ground.decisions == {}
     assert ground.process.num_trims == 1
 
@@ -482,23 +482,23 @@ def test_a_small_pool_is_left(ground: Ground):
 
 
 def test_before_anything_is_measured_much_is_expected(ground: Ground):
-    assert ground.governor.estimator.of("encode", 100) >= 100 * MIB
-    assert ground.governor.estimator.of("prefill", 100) >= 100 * MIB
+    assert ground.governor.estimator.bytes_for("encode", 100) >= 100 * MIB
+    assert ground.governor.estimator.bytes_for("prefill", 100) >= 100 * MIB
 
 
 def test_the_most_that_a_token_took_counts(ground: Ground):
     learn(ground, "encode", 100, 50)
     learn(ground, "encode", 200, 40)
-    assert ground.governor.estimator.of("encode", 40) == 20 * MIB
-    assert ground.governor.estimator.of("encode", 200) == 100 * MIB
-    assert ground.governor.estimator.of("encode", 400) == 200 * MIB
+    assert ground.governor.estimator.bytes_for("encode", 40) == 20 * MIB
+    assert ground.governor.estimator.bytes_for("encode", 200) == 100 * MIB
+    assert ground.governor.estimator.bytes_for("encode", 400) == 200 * MIB
 
 
 def test_what_was_long_ago_is_forgotten(ground: Ground):
     learn(ground, "encode", 100, 500)
     for _ in range(32):
         learn(ground, "encode", 100, 10)
-    assert ground.governor.estimator.of("encode", 100) == 10 * MIB
+    assert ground.governor.estimator.bytes_for("encode", 100) == 10 * MIB
 
 
 def test_of_what_overlaps_nothing_is_learned():
@@ -513,8 +513,8 @@ def test_of_what_overlaps_nothing_is_learned():
     memory.peak_bytes = 30_000
     estimator.end("prefill", 64)
     estimator.end("encode", 64)
-    assert estimator.of("prefill", 64) == 640
-    assert estimator.of("encode", 64) == MemoryEstimator(memory).of("encode", 64)
+    assert estimator.bytes_for("prefill", 64) == 640
+    assert estimator.bytes_for("encode", 64) == MemoryEstimator(memory).bytes_for("encode", 64)
     assert estimator.peak_bytes == 90_000
 
 
@@ -525,21 +525,21 @@ def test_what_stays_is_not_transient(ground: Ground):
     ground.hold(active=600)
     ground.memory.peak_bytes = ground.memory.active_bytes + 20 * MIB
     estimator.end("prefill", 100)
-    assert estimator.of("prefill", 100) == 20 * MIB
+    assert estimator.bytes_for("prefill", 100) == 20 * MIB
 
 
 def test_a_chunk_that_has_merged_is_no_measure(ground: Ground):
     learn(ground, "prefill", 100, 10)
     ground.governor.before_chunk()
     ground.memory.peak_bytes = ground.memory.active_bytes + 800 * MIB
-    ground.governor.after_chunk(100, is_last=True, has_merged=True)
-    assert ground.governor.estimator.of("prefill", 100) == 10 * MIB
+    ground.governor.after_chunk(100, is_last=True, joined_running=True)
+    assert ground.governor.estimator.bytes_for("prefill", 100) == 10 * MIB
 
 
 def test_a_few_tokens_teach_nothing(ground: Ground):
-    before = ground.governor.estimator.of("prefill", 100)
+    before = ground.governor.estimator.bytes_for("prefill", 100)
     learn(ground, "prefill", 3, 1)
-    assert ground.governor.estimator.of("prefill", 100) == before
+    assert ground.governor.estimator.bytes_for("prefill", 100) == before
 
 
 # ---- what the front decides ----------------------------------------------------------------

@@ -103,7 +103,7 @@ def read_answer(
 ) -> tuple[list[Event], Choice]:
     """All that an answer tells that comes token by token."""
     choice = Choice(SamplingParams(stop=stops), MARKS)
-    choice.read_with(made)
+    choice.set_parser(made)
     found = list[Piece]()
     for token_id in [*MARKS.encode(text), EOS]:
         found += choice.append_token(token_id, frozenset({EOS}), 1000)

@@ -30,7 +30,7 @@ def decoding(max_tokens: int = 100, stop: tuple[str, ...] = ()) -> Request:
 
 def in_decode(request: Request, max_tokens: int) -> Request:
     request.move_to(State.PREPARING)
-    request.set_prepared(prepared(prompt()), max_tokens)
+    request.on_prepared(prepared(prompt()), max_tokens)
     request.admit(transient_bytes=0)
     assert request.submit is not None, "the device may have to read it again"
     request.start_decode()
@@ -152,7 +152,7 @@ def test_what_it_holds_in_caches_is_released_once():
     made = prepared(prompt(images=1), caches)
     request = Request(submit("a", images=1), SamplingParams(), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
-    request.set_prepared(made, 1)
+    request.on_prepared(made, 1)
     assert caches.features.read().pinned_bytes == 8
     request.release_references()
     assert caches.features.read().pinned_bytes == 0

@@ -44,7 +44,7 @@ def bring(engine: Engine, state: State) -> None:
         engine.memory.active_bytes = engine.memory.limit_bytes
     if state is State.ENCODING:
         engine.encoder.is_fast = False
-    if state is State.LOADING:
+    if state is State.READING_DISK:
         use_disk(engine)
         engine.disk_reader.is_fast = False
     engine.add("a", text="a longer text", images=2)

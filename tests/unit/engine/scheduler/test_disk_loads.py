@@ -29,9 +29,9 @@ def test_what_the_disk_has_is_read_after_admission_and_is_not_computed():
     use_disk(engine)
     engine.disk_reader.is_fast = False
     engine.add("a", text="a longer prompt", images=2)
-    engine.step_until(lambda: engine.state_of("a") is State.LOADING)
+    engine.step_until(lambda: engine.state_of("a") is State.READING_DISK)
     assert not [call for call in disk.calls if call.startswith("load")]
-    assert engine.request("a").load_bytes == len(source.prompt_key)
+    assert engine.request("a").disk_read_bytes == len(source.prompt_key)
     engine.disk_reader.finish()
     engine.run()
     assert texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
@@ -44,13 +44,13 @@ def test_a_request_whose_files_are_gone_is_prepared_again_without_them():
     """It has no pixels: they seemed not to be needed."""
 
     class Forgetful(FakeDisk):
-        def load_features(self, key: str) -> None:
+        def read_features(self, key: str) -> None:
             return None
 
     engine = Engine(caches_on(Forgetful(FEATURES)))
     use_disk(engine)
     engine.add("a", text="a longer prompt", images=2)
-    assert states_of(engine, "a")[:2] == [State.PREPARING, State.LOADING]
+    assert states_of(engine, "a")[:2] == [State.PREPARING, State.READING_DISK]
     assert texts(engine.events) == {"a": answer_text(prompt("a longer prompt", 2))}
     assert len(engine.disk_reader.done) == 1
     assert len(engine.encoder.done) == 2
@@ -63,7 +63,7 @@ def test_requests_are_read_for_one_at_a_time():
     use_disk(engine)
     engine.disk_reader.is_fast = False
     engine.add("a", "b", text="a longer prompt", images=2)
-    engine.step_until(lambda: engine.count(State.LOADING) == 2)
+    engine.step_until(lambda: engine.count(State.READING_DISK) == 2)
     engine.step()
     assert engine.disk_reader.work is not None
     assert engine.disk_reader.work.request_id == "a"
@@ -96,7 +96,7 @@ def test_no_more_is_read_than_memory_can_be_promised_for():
 
 def test_a_reading_that_runs_out_of_memory_frees_some_and_fails_nobody():
     class Short(FakeDisk):
-        def load_features(self, key: str) -> None:
+        def read_features(self, key: str) -> None:
             raise OutOfMemory("no memory")
 
     engine = Engine(caches_on(Short(FEATURES)))

@@ -198,7 +198,7 @@ def test_as_many_as_there_is_memory_for():
     arrive(engine, a=8)
     engine.step()
     assert len(engine.encoder.works) == 4
-    of_one = engine.governor.estimator.of("encode", TOKENS_PER_IMAGE)
+    of_one = engine.governor.estimator.bytes_for("encode", TOKENS_PER_IMAGE)
     reserved = engine.scheduler.reserved_bytes + engine.request("a").transient_bytes
     memory.limit_bytes = memory.active_bytes + reserved + 3 * of_one
     engine.encoder.finish()

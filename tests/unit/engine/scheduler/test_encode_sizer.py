@@ -27,7 +27,7 @@ def counts(
     """What is encoded, while there are always so many pictures, of a device's seconds by count."""
     sizer, made = EncodeSizer(most), []
     for _ in range(times):
-        made.append(sizer.at_once(TOKENS, waiting, max_seconds))
+        made.append(sizer.choose_num_images(TOKENS, waiting, max_seconds))
         sizer.record(TOKENS, made[-1], device(made[-1]))
     return made
 
@@ -76,9 +76,9 @@ def test_pictures_of_another_size_are_measured_for_themselves():
     sizer = EncodeSizer(8)
     for count in counts(gpu):
         sizer.record(TOKENS, count, gpu(count))
-    assert sizer.at_once(TOKENS - 100, 8, 1.0) == 8
-    assert sizer.at_once(TOKENS * 4, 8, 1.0) == 1
-    assert sizer.at_once(TOKENS // 4, 8, 1.0) == 1
+    assert sizer.choose_num_images(TOKENS - 100, 8, 1.0) == 8
+    assert sizer.choose_num_images(TOKENS * 4, 8, 1.0) == 1
+    assert sizer.choose_num_images(TOKENS // 4, 8, 1.0) == 1
 
 
 def test_two_are_as_one_if_they_take_about_as_long():
@@ -86,7 +86,7 @@ def test_two_are_as_one_if_they_take_about_as_long():
         sizer = EncodeSizer(8)
         for count in (1, 1, 2, 2):
             sizer.record(FEW_TOKENS, count, device(count))
-        return sizer.two_are_as_one(FEW_TOKENS, max_seconds)
+        return sizer.may_pair(FEW_TOKENS, max_seconds)
 
     assert is_as_one(lambda count: 0.01 + 0.0005 * count)
     assert not is_as_one(gpu)
@@ -97,7 +97,7 @@ def test_two_are_as_one_if_they_take_about_as_long():
 def test_that_is_tried_no_more_than_twice():
     sizer, tried = EncodeSizer(8), 0
     for _ in range(60):
-        is_tried = sizer.two_are_as_one(FEW_TOKENS, 1.0)
+        is_tried = sizer.may_pair(FEW_TOKENS, 1.0)
         tried += is_tried
         sizer.record(FEW_TOKENS, 1 + is_tried, gpu(1 + is_tried))
     assert tried == 2
@@ -107,5 +107,5 @@ def test_two_large_ones_are_never_tried():
     sizer = EncodeSizer(8)
     for count in (1, 1, 2, 2):
         sizer.record(257, count, 0.01)
-    assert sizer.at_once(257, 2, 1.0) == 2
-    assert not sizer.two_are_as_one(257, 1.0)
+    assert sizer.choose_num_images(257, 2, 1.0) == 2
+    assert not sizer.may_pair(257, 1.0)

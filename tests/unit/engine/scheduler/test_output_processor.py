@@ -224,7 +224,7 @@ def test_a_request_that_is_prepared_again_is_read_once():
     request = engine.request("a")
     assert outcome is not None
     assert request.submit is not None
-    engine.scheduler.prepared("a", outcome(request.submit))
+    engine.scheduler.on_prepared("a", outcome(request.submit))
     request.submit = engine.preparers.works["a"].submit
     request.restart(use_disk=False)
     engine.preparers.outcome = outcome

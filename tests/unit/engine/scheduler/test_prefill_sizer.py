@@ -31,7 +31,7 @@ def counts(
     sizer, made = PrefillSizer(), list[int]()
     for _ in range(times):
         longest = [num_tokens] * waiting
-        made.append(sizer.at_once(longest, max_seconds, others_decode=False))
+        made.append(sizer.choose_num_prompts(longest, max_seconds, others_decode=False))
         sizer.record(num_tokens, made[-1], device(num_tokens, made[-1]), others_decode=False)
     return made
 
@@ -77,12 +77,12 @@ def test_a_long_one_beside_a_short_one_is_judged_by_the_time_of_the_short():
     for _ in range(2):
         sizer.record(SHORT, 1, 0.010, others_decode=False)
         sizer.record(LONG, 1, 0.015, others_decode=False)
-    assert sizer.at_once([SHORT, LONG], 0.25, others_decode=False) == 1
-    assert sizer.at_once([LONG, LONG], 0.25, others_decode=False) == 2
+    assert sizer.choose_num_prompts([SHORT, LONG], 0.25, others_decode=False) == 1
+    assert sizer.choose_num_prompts([LONG, LONG], 0.25, others_decode=False) == 2
     for _ in range(2):
         sizer.record(LONG, 2, 0.016, others_decode=False)
-    assert sizer.at_once([LONG, LONG], 0.25, others_decode=False) == 2
-    assert sizer.at_once([SHORT, LONG], 0.25, others_decode=False) == 1
+    assert sizer.choose_num_prompts([LONG, LONG], 0.25, others_decode=False) == 2
+    assert sizer.choose_num_prompts([SHORT, LONG], 0.25, others_decode=False) == 1
 
 
 def test_longer_ones_are_not_tried_where_shorter_ones_did_not_pay():
@@ -90,18 +90,18 @@ def test_longer_ones_are_not_tried_where_shorter_ones_did_not_pay():
     for _ in range(2):
         sizer.record(SHORT, 1, 0.010, others_decode=False)
         sizer.record(LONG, 1, 0.100, others_decode=False)
-    assert sizer.at_once([LONG, LONG], 0.25, others_decode=False) == 2
+    assert sizer.choose_num_prompts([LONG, LONG], 0.25, others_decode=False) == 2
     for _ in range(2):
         sizer.record(SHORT, 2, 0.020, others_decode=False)
-    assert sizer.at_once([LONG, LONG], 0.25, others_decode=False) == 1
+    assert sizer.choose_num_prompts([LONG, LONG], 0.25, others_decode=False) == 1
 
 
 def test_who_joins_others_is_compared_with_who_joined_others():
     sizer = PrefillSizer()
     for _ in range(2):
         sizer.record(SHORT, 1, 0.010, others_decode=False)
-    assert sizer.at_once([SHORT, SHORT], 0.25, others_decode=True) == 1
+    assert sizer.choose_num_prompts([SHORT, SHORT], 0.25, others_decode=True) == 1
     for _ in range(2):
         sizer.record(SHORT, 1, 0.017, others_decode=True)
         sizer.record(SHORT, 2, 0.018, others_decode=True)
-    assert sizer.at_once([SHORT, SHORT], 0.25, others_decode=True) == 2
+    assert sizer.choose_num_prompts([SHORT, SHORT], 0.25, others_decode=True) == 2

@@ -1,4 +1,4 @@
-"""Pictures as the front hands them over."""
+"""Encoded pictures in the form that the front sends to the engine."""
 
 from __future__ import annotations
 

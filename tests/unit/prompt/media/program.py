@@ -1,4 +1,4 @@
-"""A decoder that runs the program in its argument."""
+"""Stands in for the decoder process: runs the program in its argument."""
 
 import sys
 

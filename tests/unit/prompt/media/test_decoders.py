@@ -1,4 +1,4 @@
-"""Images through the real decoding processes: the same pixels, at a bounded cost."""
+"""Decoding processes give the same pixels as decoding in process, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARAM = "messages[0].content[1]"
 
 @pytest.fixture(scope="module")
 def decoders() -> Iterator[Decoders]:
-    made = Decoders(settings.Image(), settings.Video(), 2)
+    made = Decoders(settings.ImageSettings(), settings.VideoSettings(), 2)
     yield made
     made.close()
     assert made.num_tracked == 0
@@ -47,11 +47,11 @@ def encoded(picture: PillowImage.Image, name: str = "PNG", **options: object) ->
 
 
 def budget(cancellation: Cancellation | None = None, **limits: object) -> DecodeBudget:
-    return DecodeBudget(settings.Image(**limits), cancellation or Cancellation())
+    return DecodeBudget(settings.ImageSettings(**limits), cancellation or Cancellation())
 
 
 SLOW = image_of(slow_jpeg(2000, 100_000), (2000, 2000), "JPEG")
-"""It takes minutes to decode."""
+"""A JPEG that takes minutes to decode."""
 SMALL = encoded(PillowImage.new("RGB", (64, 64), "red"))
 
 
@@ -79,7 +79,7 @@ def gradient(mode: str, size: tuple[int, int] = (61, 47)) -> PillowImage.Image:
 )
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("side", [None, 32])
-def test_pixels_are_those_of_decoding_here(
+def test_decoder_process_gives_same_pixels_as_in_process(
     decoders: Decoders, name: str, mode: str, orientation: int, side: int | None
 ):
     exif = PillowImage.Exif()
@@ -96,8 +96,8 @@ def test_pixels_are_those_of_decoding_here(
     assert there.tobytes() == here.tobytes()
 
 
-def test_a_large_picture_comes_whole(decoders: Decoders):
-    """In many parts; and its process, which held much memory, is not kept."""
+def test_decoder_process_returns_large_picture_whole(decoders: Decoders):
+    """It comes in many parts; its process, which held much memory, is not reused."""
     picture = gradient("RGB", (7001, 2003))
     found = decoders.image(encoded(picture, compress_level=1), budget())
     assert found.tobytes() == picture.tobytes()
@@ -105,7 +105,7 @@ def test_a_large_picture_comes_whole(decoders: Decoders):
 
 
 @pytest.mark.alone
-def test_the_largest_picture_with_transparency_fits_into_the_memory_of_its_process(
+def test_decoder_memory_suffices_for_largest_transparent_picture(
     decoders: Decoders,
 ):
     picture = PillowImage.new("RGBA", (7071, 7071), (0, 0, 0, 0))
@@ -113,8 +113,10 @@ def test_the_largest_picture_with_transparency_fits_into_the_memory_of_its_proce
     assert found[7070, 7070].tolist() == [255, 255, 255]
 
 
-def test_a_picture_that_needs_more_memory_is_refused():
-    little = Decoders(settings.Image(decode_memory_bytes=256 << 20), settings.Video(), 1)
+def test_picture_beyond_decoder_memory_is_refused():
+    little = Decoders(
+        settings.ImageSettings(decode_memory_bytes=256 << 20), settings.VideoSettings(), 1
+    )
     picture = PillowImage.new("RGBA", (5000, 5000), (0, 0, 0, 0))
     with pytest.raises(InvalidImage, match="too much memory"):
         little.image(encoded(picture, compress_level=1), budget())
@@ -122,7 +124,7 @@ def test_a_picture_that_needs_more_memory_is_refused():
     little.close()
 
 
-def test_a_damaged_picture_is_refused_and_its_part_named(decoders: Decoders):
+def test_damaged_picture_error_names_message_part(decoders: Decoders):
     with pytest.raises(InvalidImage, match="can't be decoded") as caught:
         decoders.image(image_of(SMALL.data[:30], (64, 64)), budget())
     assert caught.value.param == PARAM
@@ -130,7 +132,7 @@ def test_a_damaged_picture_is_refused_and_its_part_named(decoders: Decoders):
         decoders.image(image_of(SMALL.data, (64, 65)), budget())
 
 
-def test_a_request_may_have_so_many_pixels_to_decode(decoders: Decoders):
+def test_decode_budget_limits_pixels_per_request(decoders: Decoders):
     left = budget(max_request_pixels=2 * 64 * 64)
     for _ in range(2):
         decoders.image(SMALL, left)
@@ -139,8 +141,8 @@ def test_a_request_may_have_so_many_pixels_to_decode(decoders: Decoders):
     assert (caught.value.param, caught.value.status) == (PARAM, 413)
 
 
-def test_a_request_may_decode_for_so_long(decoders: Decoders):
-    """Four megapixels have a twentieth of the time."""
+def test_decode_budget_limits_seconds_per_request(decoders: Decoders):
+    """Four megapixels get a twentieth of `decode_seconds`."""
     left, started = budget(decode_seconds=20.0), time.monotonic()
     with pytest.raises(DecodeBudgetExceeded, match="takes over 1 seconds") as caught:
         decoders.image(SLOW, left)
@@ -151,7 +153,7 @@ def test_a_request_may_decode_for_so_long(decoders: Decoders):
     assert decoders.image(SMALL, budget()).shape == (64, 64, 3)
 
 
-def test_decoding_stops_when_nobody_waits(decoders: Decoders):
+def test_picture_decoding_stops_on_cancellation(decoders: Decoders):
     cancellation, started = Cancellation(), time.monotonic()
     threading.Timer(0.5, cancellation.cancel).start()
     with pytest.raises(Cancelled):
@@ -162,19 +164,19 @@ def test_decoding_stops_when_nobody_waits(decoders: Decoders):
 
 def children_of(pid: int) -> list[int]:
     found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [int(one) for one in found.stdout.split()]
+    return [int(pid_text) for pid_text in found.stdout.split()]
 
 
-def test_a_picture_whose_process_was_killed_by_others_is_decoded_by_another_one():
-    """As the system does when somebody else has taken all memory."""
-    pool = Decoders(settings.Image(), settings.Video(), 1)
-    before, seen = children_of(os.getpid()), list[int]()
+def test_picture_of_killed_decoder_is_decoded_by_another():
+    """As the kernel kills it when other programs use all memory."""
+    pool = Decoders(settings.ImageSettings(), settings.VideoSettings(), 1)
+    before, decoder_pids = children_of(os.getpid()), list[int]()
 
     def kill() -> None:
-        while not seen:
-            seen.extend(set(children_of(os.getpid())) - set(before))
+        while not decoder_pids:
+            decoder_pids.extend(set(children_of(os.getpid())) - set(before))
         time.sleep(0.5)
-        os.kill(seen[0], signal.SIGKILL)
+        os.kill(decoder_pids[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -184,8 +186,8 @@ def test_a_picture_whose_process_was_killed_by_others_is_decoded_by_another_one(
     pool.close()
 
 
-def test_the_process_needs_pillow_alone():
-    """It starts fast, and takes little memory."""
+def test_decoder_process_imports_no_heavy_modules():
+    """So it starts fast, and takes little memory."""
     program = (
         "import vlm_server.prompt.media.images, vlm_server.prompt.media.process, sys\n"
         "print([name for name in ('numpy', 'mlx', 'av', 'asyncio') if name in sys.modules])"

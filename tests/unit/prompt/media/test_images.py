@@ -1,4 +1,4 @@
-"""Encoded pictures to RGB: every mode read right, and every broken one refused."""
+"""Pictures of every format and mode decode to the right RGB, and broken ones are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vlm_server.protocol import Image
 
 WIDTH, HEIGHT = 48, 32
 NEAR = 6
-"""How far lossy formats may be from the pixels, on average."""
+"""The largest mean distance of a lossy picture from the original's pixels."""
 
 
 def pixels(image: Image) -> np.ndarray:
@@ -46,23 +46,23 @@ def distance(a: np.ndarray, b: PillowImage.Image) -> float:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "RGBA", "LA"])
-def test_every_png_mode(mode: str):
+def test_png_modes_decode_to_rgb(mode: str):
     source = rgb(mode)
     assert distance(pixels(encoded(source)), source.convert("RGB")) == 0
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_every_jpeg_mode(mode: str):
+def test_jpeg_modes_decode_to_rgb(mode: str):
     assert distance(pixels(encoded(rgb(mode), "JPEG", quality=95)), rgb(mode).convert("RGB")) < NEAR
 
 
 @pytest.mark.parametrize("name", ["WEBP", "GIF"])
-def test_other_formats(name: str):
+def test_webp_and_gif_decode_to_rgb(name: str):
     options = {"lossless": True} if name == "WEBP" else {}
     assert distance(pixels(encoded(rgb(), name, **options)), rgb()) < NEAR
 
 
-def test_16_bit_grey_is_scaled_and_not_cut():
+def test_sixteen_bit_grey_is_scaled_to_eight_bits():
     values = np.linspace(0, 65535, WIDTH * HEIGHT).reshape(HEIGHT, WIDTH).astype(np.uint16)
     found = pixels(encoded(PillowImage.fromarray(values)))
     assert np.abs(found[..., 0] - values / 257).max() <= 0.51
@@ -70,7 +70,7 @@ def test_16_bit_grey_is_scaled_and_not_cut():
     assert (found[..., 0] == found[..., 2]).all()
 
 
-def test_transparency_is_white():
+def test_transparent_pixels_become_white():
     source = PillowImage.new("RGBA", (WIDTH, HEIGHT), (255, 0, 0, 0))
     source.paste((0, 0, 255, 255), (0, 0, 10, 10))
     found = pixels(encoded(source))
@@ -78,13 +78,13 @@ def test_transparency_is_white():
     assert found[20, 20].tolist() == [255, 255, 255]
 
 
-def test_half_transparency_is_mixed_with_white():
+def test_half_transparent_pixels_blend_with_white():
     found = pixels(encoded(PillowImage.new("RGBA", (4, 4), (0, 0, 0, 128))))
     assert abs(int(found[0, 0, 0]) - 127) <= 1
 
 
 @pytest.mark.parametrize("mode", ["LA", "La", "PA"])
-def test_grey_and_palette_with_alpha_are_white_where_transparent(mode: str):
+def test_grey_and_palette_alpha_become_white(mode: str):
     source = PillowImage.new("LA", (8, 8), (0, 0))
     source.putpixel((0, 0), (0, 255))
     if mode == "PA":
@@ -97,8 +97,8 @@ def test_grey_and_palette_with_alpha_are_white_where_transparent(mode: str):
     assert found[5, 5].tolist() == [255, 255, 255]
 
 
-def test_pa_as_pillow_gives_it_is_flattened():
-    """No format of ours decodes to PA, but a plugin may."""
+def test_pillow_mode_pa_is_flattened_on_white():
+    """No supported format decodes to PA, but a plugin may."""
     from vlm_server.prompt.media.images import _flatten
 
     source = PillowImage.new("RGBA", (2, 1), (0, 255, 0, 0))
@@ -109,7 +109,7 @@ def test_pa_as_pillow_gives_it_is_flattened():
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "1", "RGB"])
-def test_trns_is_white(mode: str):
+def test_png_trns_color_becomes_white(mode: str):
     source = PillowImage.new(mode, (8, 8), 0 if mode != "RGB" else (9, 9, 9))
     if mode == "P":
         source.putpalette([9, 9, 9, 200, 0, 0])
@@ -121,8 +121,8 @@ def test_trns_is_white(mode: str):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
-def test_grey_with_trns(depth: int):
-    """Every shade once; one of them, and none of its neighbours, is transparent."""
+def test_png_grey_trns_affects_exactly_one_shade(depth: int):
+    """A picture of all shades, exactly one of which is transparent."""
     count, width = 1 << depth, 1 << min(depth, 8)
     shades = np.arange(count)
     bits = (shades[:, None] >> np.arange(depth)[::-1]) & 1
@@ -138,8 +138,10 @@ def test_grey_with_trns(depth: int):
 
 @pytest.mark.parametrize("interlaced", [False, True])
 @pytest.mark.parametrize(("width", "transparent"), [(4, 0), (3, 0), (3, 3)])
-def test_16_bit_colour_with_trns(width: int, transparent: int, interlaced: bool):
-    """One colour is transparent, and none that differs from it in lower or upper bytes alone."""
+def test_png_sixteen_bit_trns_affects_exactly_one_color(
+    width: int, transparent: int, interlaced: bool
+):
+    """Only one colour is transparent, not those that differ from it in one byte."""
     colors = [(40000, 1000, 9), (40000, 1001, 9), (16384, 59392, 2304), (40001, 1000, 8)]
     shown, key = colors[:width], (b"tRNS", struct.pack(">3H", *colors[transparent]))
     rows = [struct.pack(">3H", *color) for color in shown]
@@ -154,7 +156,7 @@ def test_16_bit_colour_with_trns(width: int, transparent: int, interlaced: bool)
     assert found[0].tolist() == expected
 
 
-def test_a_gif_with_transparency_is_white_there():
+def test_gif_transparency_becomes_white():
     source = PillowImage.new("P", (8, 8), 0)
     source.putpalette([0, 0, 0, 200, 0, 0])
     source.putpixel((0, 0), 1)
@@ -163,7 +165,7 @@ def test_a_gif_with_transparency_is_white_there():
     assert found[0, 0].tolist() == [200, 0, 0]
 
 
-# ---- of phones and scanners ------------------------------------------------------------
+# ---- formats of phones and scanners ------------------------------------------------------------
 
 
 PLAIN_MODES = ("RGB", "RGBA", "L", "1", "P", "CMYK", "I;16", "I;16B")
@@ -177,7 +179,7 @@ PLAIN_MODES = ("RGB", "RGBA", "L", "1", "P", "CMYK", "I;16", "I;16B")
         ("1", "group4"),
     ],
 )
-def test_every_tiff_that_scanners_write(mode: str, compression: str | None):
+def test_tiff_modes_and_compressions_decode_to_rgb(mode: str, compression: str | None):
     source = rgb("L" if mode.startswith("I") else mode)
     shown = source.convert("RGB")
     if mode.startswith("I"):
@@ -188,18 +190,18 @@ def test_every_tiff_that_scanners_write(mode: str, compression: str | None):
 
 @pytest.mark.parametrize("name", ["BMP", "AVIF", "HEIC"])
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
-def test_pictures_of_phones(name: str, mode: str):
+def test_bmp_avif_and_heic_decode_to_rgb(name: str, mode: str):
     source = rgb(mode)
     assert distance(pixels(encoded(source, name)), source.convert("RGB")) < 2 * NEAR
 
 
 @pytest.mark.parametrize("name", ["AVIF", "HEIC", "TIFF"])
-def test_their_transparency_is_white(name: str):
+def test_avif_heic_and_tiff_transparency_becomes_white(name: str):
     source = PillowImage.new("RGBA", (WIDTH, HEIGHT), (255, 0, 0, 0))
     assert distance(pixels(encoded(source, name)), PillowImage.new("RGB", source.size, "white")) < 2
 
 
-def test_the_first_page_of_a_tiff():
+def test_tiff_decodes_first_page():
     pages = [PillowImage.new("L", (WIDTH, HEIGHT), level) for level in (200, 90)]
     assert set(pixels(encoded(pages[0], "TIFF", save_all=True, append_images=pages[1:])).flat) == {
         200
@@ -207,7 +209,7 @@ def test_the_first_page_of_a_tiff():
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_tiff_is_turned_once(orientation: int):
+def test_tiff_orientation_is_applied_once(orientation: int):
     stored = as_stored(rgb(), orientation)
     data = encoded(stored, "TIFF", exif=orientation_exif(orientation)).data
     header = image_header.read(data, "p", 1 << 30)
@@ -216,15 +218,15 @@ def test_a_tiff_is_turned_once(orientation: int):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_avif_is_turned_as_its_boxes_say(orientation: int):
+def test_avif_orientation_follows_its_boxes(orientation: int):
     stored = as_stored(rgb(), orientation)
     image = encoded(stored, "AVIF", exif=orientation_exif(orientation), quality=100)
     assert distance(pixels(image), rgb()) < NEAR
 
 
 @pytest.mark.parametrize("quarters", range(4))
-def test_a_heic_is_turned_as_its_boxes_say(quarters: int):
-    """Counterclockwise; its header says the size before, and its EXIF is of no account."""
+def test_heic_rotation_follows_its_boxes(quarters: int):
+    """Counterclockwise; its header has the size before the rotation, and its EXIF is ignored."""
     source = rgb()
     source.info["exif"] = orientation_exif(6).tobytes()  # makes the box
     data = encoded(source, "HEIC").data
@@ -239,12 +241,12 @@ def test_a_heic_is_turned_as_its_boxes_say(quarters: int):
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])
-def test_a_tiff_whose_range_nobody_knows_is_refused(mode: str):
+def test_tiff_with_unknown_value_range_is_refused(mode: str):
     with pytest.raises(InvalidImage, match="rare kind"):
         decode_rgb(encoded(rgb("L").convert(mode), "TIFF"))
 
 
-def test_a_16_bit_tiff_with_white_at_0_is_refused():
+def test_sixteen_bit_tiff_with_white_at_zero_is_refused():
     """Pillow shows it with black for white."""
     source = rgb("L").convert("I;16")
     with pytest.raises(InvalidImage, match="rare kind"):
@@ -252,7 +254,7 @@ def test_a_16_bit_tiff_with_white_at_0_is_refused():
 
 
 @pytest.mark.parametrize("name", ["AVIF", "HEIC"])
-def test_a_picture_with_more_pixels_than_its_boxes_said_is_refused(name: str):
+def test_picture_larger_than_its_boxes_is_refused(name: str):
     whole = encoded(rgb(), name).data
     with pytest.raises(InvalidImage, match="size"):
         decode_rgb(image_of(whole, name, WIDTH, HEIGHT - 1))
@@ -262,7 +264,7 @@ def test_a_picture_with_more_pixels_than_its_boxes_said_is_refused(name: str):
 
 
 @pytest.mark.parametrize("name", ["GIF", "WEBP", "PNG"])
-def test_the_first_frame_of_an_animation(name: str):
+def test_animation_decodes_first_frame(name: str):
     frames = [PillowImage.new("RGB", (WIDTH, HEIGHT), colour) for colour in ("red", "lime", "blue")]
     options = {"lossless": True} if name == "WEBP" else {}
     animation = encoded(frames[0], name, save_all=True, append_images=frames[1:], **options)
@@ -279,7 +281,7 @@ def orientation_exif(value: int) -> PillowImage.Exif:
 
 
 def as_stored(upright: PillowImage.Image, orientation: int) -> PillowImage.Image:
-    """What a camera stores so that `orientation` makes it upright again."""
+    """The picture as a camera stores it, which `orientation` turns upright again."""
     t = PillowImage.Transpose
     inverse = {
         2: t.FLIP_LEFT_RIGHT,
@@ -328,7 +330,7 @@ BROKEN_EXIFS = {
 
 @pytest.mark.parametrize("kind", BROKEN_EXIFS)
 @pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP"])
-def test_an_orientation_that_can_be_read_is_applied_whatever_else_is_broken(kind: str, name: str):
+def test_orientation_in_broken_exif_is_applied(kind: str, name: str):
     options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}.get(name, {})
     stored = as_stored(rgb(), 6)
     found = pixels(encoded(stored, name, exif=BROKEN_EXIFS[kind], **options))
@@ -339,7 +341,7 @@ def test_an_orientation_that_can_be_read_is_applied_whatever_else_is_broken(kind
     "exif",
     [b"Exif\0\0", b"Exif\0\0garbage", tiff((0x0112, 3, 1, 99)), tiff((0x0112, 2, 4, 0x41)), b"\0"],
 )
-def test_an_unreadable_exif_leaves_the_picture_as_it_is(exif: bytes):
+def test_unreadable_exif_leaves_picture_unrotated(exif: bytes):
     found = pixels(encoded(rgb(), "JPEG", exif=exif, quality=95, subsampling=0))
     assert distance(found, rgb()) < NEAR
 
@@ -370,7 +372,7 @@ KINDS = {
 
 @pytest.mark.parametrize("eighth", range(1, 8))
 @pytest.mark.parametrize("kind", KINDS)
-def test_truncated_is_refused(kind: str, eighth: int):
+def test_truncated_picture_is_refused(kind: str, eighth: int):
     name, options = KINDS[kind]
     whole = encoded(noise(), name, **options)
     part = image_of(whole.data[: len(whole.data) * eighth // 8], name, 120, 90)
@@ -389,7 +391,7 @@ JPEGS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("kind", JPEGS)
-def test_a_jpeg_that_ends_early_but_properly_is_refused(kind: str, mode: str):
+def test_jpeg_cut_before_end_marker_is_refused(kind: str, mode: str):
     whole = encoded(noise().convert(mode), "JPEG", **JPEGS[kind]).data
     headers = whole.index(b"\xff\xda") + 14
     for share in (0.0, 0.3, 0.6, 0.9):
@@ -429,7 +431,7 @@ SCANS = {
 
 
 @pytest.mark.parametrize("kind", SCANS)
-def test_a_jpeg_without_its_last_scans_is_refused(kind: str):
+def test_jpeg_without_last_scans_is_refused(kind: str):
     whole = SCANS[kind]()
     *ends, _ = scan_ends(whole)
     assert len(ends) >= 2
@@ -440,7 +442,7 @@ def test_a_jpeg_without_its_last_scans_is_refused(kind: str):
 
 
 @pytest.mark.parametrize("kind", SCANS)
-def test_a_jpeg_with_half_a_scan_is_refused_whatever_comes_after(kind: str):
+def test_jpeg_with_incomplete_scan_is_refused(kind: str):
     whole = SCANS[kind]()
     for start, end in itertools.pairwise((whole.index(b"\xff\xda"), *scan_ends(whole))):
         cut = whole[: (start + end) // 2].rstrip(b"\xff")
@@ -463,8 +465,8 @@ CUT = {
 
 @pytest.mark.parametrize("behind", BEHIND)
 @pytest.mark.parametrize("kind", [*JPEGS, "a scan for each component"])
-def test_what_stands_behind_a_jpeg_says_nothing_about_it(kind: str, behind: str):
-    """As the second picture of an MPO or Ultra HDR file does."""
+def test_bytes_after_jpeg_do_not_affect_completeness(kind: str, behind: str):
+    """Such as the second picture of an MPO or Ultra HDR file."""
     scans = scan_for_each_component(noise())
     whole = encoded(noise(), "JPEG", **JPEGS[kind]).data if kind in JPEGS else scans
     image_bounds.check(whole + BEHIND[behind])
@@ -477,7 +479,7 @@ def test_what_stands_behind_a_jpeg_says_nothing_about_it(kind: str, behind: str)
             decode_rgb(image_of(cut + end + BEHIND[behind], "JPEG", 120, 90))
 
 
-def test_an_mpo_whose_first_picture_is_cut_is_refused():
+def test_mpo_with_truncated_first_picture_is_refused():
     whole = encoded(noise(), "MPO", save_all=True, append_images=[noise()]).data
     second = whole.index(b"\xff\xd9\xff\xd8") + 2
     assert pixels(image_of(whole, "JPEG", 120, 90)).shape == (90, 120, 3)
@@ -487,7 +489,7 @@ def test_an_mpo_whose_first_picture_is_cut_is_refused():
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_jpeg_that_ends_at_a_restart_is_refused(progressive: bool):
+def test_jpeg_cut_at_restart_marker_is_refused(progressive: bool):
     whole = encoded(noise(), "JPEG", restart_marker_rows=1, progressive=progressive).data
     restarts = [found.start() for found in re.finditer(rb"\xff[\xd0-\xd7]", whole)]
     assert len(restarts) >= 5
@@ -497,8 +499,8 @@ def test_a_jpeg_that_ends_at_a_restart_is_refused(progressive: bool):
 
 
 @pytest.mark.parametrize("colour", ["red", (200, 30, 90), "white"])
-def test_a_jpeg_whose_last_row_is_mixed_with_the_one_above_is_refused(colour: object):
-    """Only a row of its last blocks is seen, and colours are stored at half the size."""
+def test_jpeg_missing_subsampled_last_row_is_refused(colour: object):
+    """Only one row of its last blocks is visible, and colours are stored at half the size."""
     whole = encoded(PillowImage.new("RGB", (160, 65), colour), "JPEG").data
     assert pixels(image_of(whole, "JPEG", 160, 65)).shape == (65, 160, 3)
     for missing in range(12, 80, 4):
@@ -509,7 +511,7 @@ def test_a_jpeg_whose_last_row_is_mixed_with_the_one_above_is_refused(colour: ob
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("kind", JPEGS)
-def test_a_grey_jpeg_is_whole(kind: str, mode: str):
+def test_uniform_grey_jpeg_is_accepted_as_complete(kind: str, mode: str):
     """Also with something after its end."""
     grey = PillowImage.new("L", (120, 90), 128).convert(mode)
     whole = encoded(grey, "JPEG", **JPEGS[kind]).data
@@ -518,7 +520,7 @@ def test_a_grey_jpeg_is_whole(kind: str, mode: str):
 
 
 @pytest.mark.parametrize("eighth", range(1, 8))
-def test_an_interlaced_png_that_is_truncated_is_refused(eighth: int):
+def test_truncated_interlaced_png_is_refused(eighth: int):
     data = adam7_png()
     assert pixels(image_of(data, "PNG", 64, 64)).shape == (64, 64, 3)
     with pytest.raises(InvalidImage):
@@ -526,14 +528,14 @@ def test_an_interlaced_png_that_is_truncated_is_refused(eighth: int):
 
 
 @pytest.mark.parametrize(("width", "height"), [(121, 90), (120, 91), (90, 120), (1, 1)])
-def test_a_size_that_is_not_the_headers_is_refused(width: int, height: int):
+def test_picture_size_unlike_header_is_refused(width: int, height: int):
     whole = encoded(noise())
     with pytest.raises(InvalidImage, match="size"):
         decode_rgb(image_of(whole.data, "PNG", width, height))
 
 
 @pytest.mark.parametrize("name", ["ICO", "PPM", "TGA", "PDF", "EPS", "JPEG2000"])
-def test_formats_off_the_list_are_refused_whatever_they_are_called(name: str):
+def test_unsupported_format_declared_as_png_is_refused(name: str):
     buffer = io.BytesIO()
     try:
         noise(16, 16).save(buffer, name)
@@ -544,7 +546,7 @@ def test_formats_off_the_list_are_refused_whatever_they_are_called(name: str):
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"GIF89a", b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBP"])
-def test_hardly_anything_is_refused(data: bytes):
+def test_tiny_fragment_of_picture_is_refused(data: bytes):
     with pytest.raises(InvalidImage):
         decode_rgb(image_of(data, "PNG", 8, 8))
 
@@ -554,7 +556,9 @@ def test_hardly_anything_is_refused(data: bytes):
     places=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=6),
 )
 @settings(max_examples=examples(150))
-def test_damaged_bytes_give_a_picture_or_a_refusal(kind: str, places: list[tuple[float, int]]):
+def test_mutated_picture_decodes_within_size_or_is_refused(
+    kind: str, places: list[tuple[float, int]]
+):
     name, options = KINDS[kind]
     data = bytearray(encoded(noise(24, 18), name, **options).data)
     for place, value in places:
@@ -570,7 +574,7 @@ def test_damaged_bytes_give_a_picture_or_a_refusal(kind: str, places: list[tuple
 
 
 @pytest.mark.parametrize("chunk", ["zTXt", "iTXt", "iCCP"])
-def test_a_bomb_in_a_text_chunk_is_refused_or_ignored(chunk: str):
+def test_png_text_chunk_bomb_is_refused_or_ignored(chunk: str):
     bomb = zlib.compress(b"x" * (80 << 20), 9)
     body = {
         "zTXt": b"key\0\0" + bomb,
@@ -617,7 +621,7 @@ def _png_of(*chunks: tuple[bytes, bytes]) -> bytes:
 @pytest.mark.parametrize(
     ("size", "shown"), [((1200, 300), (512, 128)), ((300, 1200), (128, 512)), ((90, 60), (90, 60))]
 )
-def test_a_picture_is_no_larger_than_asked(size: tuple[int, int], shown: tuple[int, int]):
+def test_decoded_picture_respects_max_side_pixels(size: tuple[int, int], shown: tuple[int, int]):
     buffer = io.BytesIO()
     PillowImage.new("RGB", size, "red").save(buffer, "PNG")
     image = Image(buffer.getvalue(), "", "PNG", *size, "messages[0]", max_side_pixels=512)
@@ -640,14 +644,14 @@ def png_of_rows(mode: str, size: tuple[int, int], rows: float, value: int = 1) -
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"])
 @pytest.mark.parametrize("value", [0, 1, 255])
-def test_a_png_that_ends_before_its_last_row_is_refused(mode: str, value: int):
+def test_png_ending_before_last_row_is_refused(mode: str, value: int):
     for rows in (0, 1, 18.5, 19, 19.9):
         assert decode_rgb(png_of_rows(mode, (37, 20), 20, value)).size == (37, 20)
         with pytest.raises(InvalidImage, match=r"last row|decoded"):
             decode_rgb(png_of_rows(mode, (37, 20), rows, value))
 
 
-def test_a_png_that_shows_its_last_row_is_not_inflated_twice(monkeypatch: pytest.MonkeyPatch):
+def test_png_with_visible_last_row_is_inflated_once(monkeypatch: pytest.MonkeyPatch):
     def fail(_: bytes) -> bool:
         raise AssertionError("inflated again")
 
@@ -657,7 +661,7 @@ def test_a_png_that_shows_its_last_row_is_not_inflated_twice(monkeypatch: pytest
         decode_rgb(image_of(adam7_png(), "PNG", 64, 64))
 
 
-def test_an_animated_png_is_counted(monkeypatch: pytest.MonkeyPatch):
+def test_animated_png_rows_are_counted(monkeypatch: pytest.MonkeyPatch):
     buffer, counted = io.BytesIO(), list[bytes]()
     noise().save(buffer, "PNG", save_all=True, append_images=[noise().rotate(180)])
     monkeypatch.setattr(png_rows, "_counts_all_rows", lambda data: not counted.append(data))
@@ -666,18 +670,16 @@ def test_an_animated_png_is_counted(monkeypatch: pytest.MonkeyPatch):
 
 
 FRAME = struct.pack(">IIIIIHHBB", 0, 8, 1, 0, 7, 1, 10, 0, 0)
-"""Of an animation: the last of eight rows."""
+"""An APNG frame that covers the last of eight rows."""
 
 
 @pytest.mark.parametrize(
     "chunks",
     [[(b"fcTL", FRAME)], [(b"acTL", struct.pack(">II", 1, 0)), (b"fcTL", FRAME)]],
-    ids=["a frame", "an animation of one frame"],
+    ids=["frame-without-animation", "animation-of-one-frame"],
 )
 @pytest.mark.parametrize("rows", [1, 8])
-def test_a_png_whose_data_are_for_a_part_of_it_is_refused(
-    chunks: list[tuple[bytes, bytes]], rows: int
-):
+def test_png_with_data_of_partial_frame_is_refused(chunks: list[tuple[bytes, bytes]], rows: int):
     row = b"\0" + b"\xc8" * 24
     assert decode_rgb(image_of(png(8, 8, 8, 2, row * 8), "PNG", 8, 8)).size == (8, 8)
     with pytest.raises(InvalidImage, match="a part"):
@@ -685,7 +687,7 @@ def test_a_png_whose_data_are_for_a_part_of_it_is_refused(
 
 
 @pytest.mark.parametrize("num_passes", range(1, 7))
-def test_a_png_that_says_late_that_it_is_interlaced_is_counted(num_passes: int):
+def test_png_with_late_interlace_header_is_refused(num_passes: int):
     header = struct.pack(">IIBBBBB", 9, 9, 8, 0, 0, 0, 1)
     passes = list(png_rows._passes(9, 9, True))[:num_passes]
     raw = b"".join((b"\0" + b"\xc8" * columns) * rows for columns, rows in passes)
@@ -694,7 +696,7 @@ def test_a_png_that_says_late_that_it_is_interlaced_is_counted(num_passes: int):
 
 
 @pytest.mark.parametrize(("size", "sizes"), [((1, 1), 1), ((5, 3), 6), ((8, 8), 7), ((37, 20), 7)])
-def test_the_passes_of_an_interlaced_png_hold_each_pixel_once(size: tuple[int, int], sizes: int):
+def test_interlaced_png_passes_cover_each_pixel_once(size: tuple[int, int], sizes: int):
     passes = [
         (columns, rows) for columns, rows in png_rows._passes(*size, True) if columns and rows
     ]

@@ -1,4 +1,4 @@
-"""Two thousand damaged pictures and clips: each is read or refused, in bounded time and memory.
+"""Two thousand damaged pictures and clips are decoded or refused, in bounded time and memory.
 
 Deterministic. `VLM_MUTATIONS` multiplies the numbers for a longer run by hand:
 
@@ -45,32 +45,32 @@ PICTURES = {
 }
 CLIPS = {"mp4": 80, "webm": 60, "gif": 60}
 SOME_CLIPS = 10
-"""Of a kind, whenever it is tested: each takes a process of its own."""
+"""Clips per format in the default run: each takes a process of its own."""
 FORMATS = {"mp4": "MP4", "webm": "WEBM", "gif": "GIF"}
 JOB_SECONDS = 20.0
-"""For what takes milliseconds: the machine may be busy."""
+"""The limit for a job of milliseconds: the machine may be busy."""
 SIZE = (80, 56)
 
 
 @pytest.fixture(scope="module")
 def decoders() -> Iterator[Decoders]:
-    image = settings.Image(decode_seconds=20 * JOB_SECONDS, decode_memory_bytes=512 << 20)
-    video = settings.Video(decode_timeout_seconds=JOB_SECONDS, decode_memory_bytes=1 << 30)
+    image = settings.ImageSettings(decode_seconds=20 * JOB_SECONDS, decode_memory_bytes=512 << 20)
+    video = settings.VideoSettings(decode_timeout_seconds=JOB_SECONDS, decode_memory_bytes=1 << 30)
     made = Decoders(image, video, 2)
     yield made
     made.close()
     assert made.num_tracked == 0
 
 
-# ---- what is damaged -----------------------------------------------------------------
+# ---- original files ------------------------------------------------------------------
 
 
 @cache
 def originals(kind: str) -> tuple[bytes, ...]:
-    """Two files of a kind, for parts of the one to be put into the other."""
+    """Two files of a kind, so that parts of one can be spliced into the other."""
     if kind in CLIPS:
         frames = (clips.noise(seed, 8) for seed in (1, 2))
-        return tuple(clips.encode(each, kind, options={"g": "4"}) for each in frames)
+        return tuple(clips.encode(clip, kind, options={"g": "4"}) for clip in frames)
     return tuple(_encoded(kind, seed) for seed in (1, 2))
 
 
@@ -95,7 +95,7 @@ def _encoded(kind: str, seed: int) -> bytes:
     return buffer.getvalue()
 
 
-# ---- how it is damaged ---------------------------------------------------------------
+# ---- mutations -----------------------------------------------------------------------
 
 
 def flip(data: bytearray, rng: random.Random, _: bytes) -> bytearray:
@@ -115,7 +115,7 @@ def drop(data: bytearray, rng: random.Random, _: bytes) -> bytearray:
 
 
 def splice(data: bytearray, rng: random.Random, other: bytes) -> bytearray:
-    """A part of another file, over or between its own bytes."""
+    """Put a part of another file over or between the bytes."""
     start, size = rng.randrange(len(data)), rng.randrange(1, 400)
     begin = rng.randrange(len(other))
     end = start + rng.choice((0, size))
@@ -130,7 +130,7 @@ def repeat(data: bytearray, rng: random.Random, _: bytes) -> bytearray:
 
 
 def lie(data: bytearray, rng: random.Random, _: bytes) -> bytearray:
-    """Another number where the headers are: sizes, counts, lengths, times."""
+    """Put a false number among the headers: sizes, counts, lengths, times."""
     form = rng.choice((">H", "<H", ">I", "<I"))
     limit = min(len(data), 512) - 4
     value = rng.choice((0, 1, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, rng.randrange(1 << 16)))
@@ -140,7 +140,7 @@ def lie(data: bytearray, rng: random.Random, _: bytes) -> bytearray:
 
 
 def lie_at_the_end(data: bytearray, rng: random.Random, other: bytes) -> bytearray:
-    """An MP4's index is there."""
+    """Put a false number at the end, where an MP4 has its index."""
     tail = lie(data[-512:], rng, other)
     return data[:-512] + tail
 
@@ -157,7 +157,7 @@ def mutated(kind: str, number: int) -> bytes:
     return bytes(made) or b"\0"
 
 
-# ---- what comes of it ----------------------------------------------------------------
+# ---- outcomes ------------------------------------------------------------------------
 
 
 def not_read(error: InvalidRequest) -> bool:
@@ -167,7 +167,7 @@ def not_read(error: InvalidRequest) -> bool:
 
 
 def read_picture(decoders: Decoders, kind: str, number: int) -> bool:
-    """Whether it was decoded; refused well, if not."""
+    """Whether the picture was decoded; a refusal must be well-formed."""
     data = mutated(kind, number)
     try:
         header = image_header.read(data, "part", settings.Limits().max_image_pixels)
@@ -201,7 +201,7 @@ def read_clip(decoders: Decoders, kind: str, number: int) -> bool:
 
 
 def check_all(read: Callable[[int], bool], count: int) -> None:
-    """Two at a time; both outcomes must occur, or nothing was tried."""
+    """Read all, two at a time; both outcomes must occur, or the mutations test nothing."""
 
     def timed(number: int) -> bool:
         started = time.monotonic()
@@ -218,20 +218,20 @@ def check_all(read: Callable[[int], bool], count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", PICTURES)
-def test_a_damaged_picture_is_read_or_refused(decoders: Decoders, kind: str):
+def test_mutated_pictures_are_decoded_or_refused_in_bounds(decoders: Decoders, kind: str):
     check_all(lambda number: read_picture(decoders, kind, number), TIMES * PICTURES[kind])
 
 
 @pytest.mark.parametrize("kind", CLIPS)
-def test_some_damaged_clips_are_read_or_refused(decoders: Decoders, kind: str):
+def test_sampled_mutated_clips_are_decoded_or_refused(decoders: Decoders, kind: str):
     check_all(lambda number: read_clip(decoders, kind, number), SOME_CLIPS)
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", CLIPS)
-def test_a_damaged_clip_is_read_or_refused(decoders: Decoders, kind: str):
+def test_mutated_clips_are_decoded_or_refused_in_bounds(decoders: Decoders, kind: str):
     check_all(lambda number: read_clip(decoders, kind, number), TIMES * CLIPS[kind])
 
 
-def test_there_are_two_thousand():
+def test_mutation_counts_sum_to_two_thousand():
     assert sum(PICTURES.values()) + sum(CLIPS.values()) == 2000

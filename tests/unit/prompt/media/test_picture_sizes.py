@@ -1,4 +1,4 @@
-"""A picture is scaled to a size that the model's processor keeps, within the bounds."""
+"""A picture is scaled within its bounds to a size that the model's processor keeps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from vlm_server.interfaces.model_spec import PixelRule
 from vlm_server.prompt.media.picture_sizes import PictureSizes, fit
 from vlm_server.protocol import Image
-from vlm_server.settings import Image as ImageSettings
+from vlm_server.settings import ImageSettings
 
 SIDES = st.integers(8, 5000) | st.sampled_from([8, 41, 8200, 5600])
 PIXELS = st.none() | st.floats(5, 24).map(lambda exponent: int(2**exponent))
 
 
 def smart_resize(size: tuple[int, int], factor: int, least: int, most: int) -> tuple[int, int]:
-    """What Qwen's processors do, on (width, height)."""
+    """Qwen's processors' resizing of (width, height)."""
     width, height = (round(side / factor) * factor for side in size)
     if width * height > most:
         scale = math.sqrt(math.prod(size) / most)
@@ -30,12 +30,12 @@ def smart_resize(size: tuple[int, int], factor: int, least: int, most: int) -> t
 
 
 def scaled(size: tuple[int, int], rule: PixelRule, image: Image) -> tuple[int, int]:
-    """What a processor with this rule makes of what it is given of `image`."""
+    """The size to which a processor with this rule scales the already fitted `image`."""
     bounds = PictureSizes(rule, ImageSettings()).bounds(image)
     if bounds is not None:
         assert bounds.max_pixels is not None
-        wanted = bounds.min_pixels, bounds.max_pixels
-        size = fit(size, rule.factor, *wanted, fewest_pixels=rule.min_pixels)
+        expected = bounds.min_pixels, bounds.max_pixels
+        size = fit(size, rule.factor, *expected, floor_pixels=rule.min_pixels)
         assert max(size) <= 200 * min(size)
     shown = smart_resize(size, rule.factor, rule.min_pixels, rule.max_pixels)
     assert bounds is None or shown == size, "the processor keeps it"
@@ -55,7 +55,7 @@ def scaled(size: tuple[int, int], rule: PixelRule, image: Image) -> tuple[int, i
 @example((8200, 41), 28, 4, 16384, None, 300_000)
 @example((41, 8200), 28, 4, 16384, 1 << 20, None)
 @example((41, 8200), 28, 1, 512, None, 185_363)
-def test_the_processor_keeps_the_size_and_the_bound_holds(
+def test_fitted_size_is_kept_by_processor_within_bounds(
     size: tuple[int, int],
     factor: int,
     least: int,
@@ -72,7 +72,7 @@ def test_the_processor_keeps_the_size_and_the_bound_holds(
 
 
 @pytest.mark.parametrize(
-    ("size", "bounds", "wanted"),
+    ("size", "bounds", "expected"),
     [
         ((444, 139), (3136, 3136), (112, 28)),
         ((139, 444), (3136, 3136), (28, 112)),
@@ -81,5 +81,7 @@ def test_the_processor_keeps_the_size_and_the_bound_holds(
         ((1920, 1080), (3136, 1_000_000), (1316, 728)),
     ],
 )
-def test_sizes(size: tuple[int, int], bounds: tuple[int, int], wanted: tuple[int, int]):
-    assert fit(size, 28, *bounds, fewest_pixels=3136) == wanted
+def test_fit_gives_expected_sizes_within_bounds(
+    size: tuple[int, int], bounds: tuple[int, int], expected: tuple[int, int]
+):
+    assert fit(size, 28, *bounds, floor_pixels=3136) == expected

@@ -9,7 +9,7 @@ def moments(count: int, fps: float) -> list[float]:
     return [number / fps for number in range(count)]
 
 
-def test_so_many_a_second_from_the_first_frame_to_the_last() -> None:
+def test_frame_samples_are_evenly_spaced_from_first_to_last() -> None:
     chosen = sample(moments(101, 10), 10.1, fps=2, max_frames=64)
     assert len(chosen) == 20
     assert chosen[0] == FrameSample(0.0, 0)
@@ -19,38 +19,38 @@ def test_so_many_a_second_from_the_first_frame_to_the_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "fps", "wanted"),
+    ("count", "fps", "num_expected"),
     [(1, 30, 1), (2, 30, 2), (3, 30, 2), (4, 30, 4), (15, 30, 4), (3000, 30, 64)],
 )
-def test_short_videos_keep_their_frames_and_long_ones_are_thinned(
-    count: int, fps: float, wanted: int
+def test_frame_sample_count_is_bounded_for_long_videos(
+    count: int, fps: float, num_expected: int
 ) -> None:
     chosen = sample(moments(count, fps), count / fps, fps=2, max_frames=64)
-    assert len(chosen) == wanted
-    assert chosen[-1].index == (count - 1 if wanted > 1 else 0)
+    assert len(chosen) == num_expected
+    assert chosen[-1].index == (count - 1 if num_expected > 1 else 0)
 
 
-def test_a_last_frame_that_stays_is_shown_as_long_as_it_is_seen() -> None:
+def test_long_last_frame_is_sampled_for_its_duration() -> None:
     chosen = sample([0.0, 0.1], 10.1, fps=2, max_frames=64)
-    assert [one.index for one in chosen] == [0] + 19 * [1]
+    assert [frame.index for frame in chosen] == [0] + 19 * [1]
 
 
-def test_a_still_is_shown_once() -> None:
+def test_still_gives_one_frame_sample() -> None:
     assert sample([0.0], 10.0, fps=2, max_frames=64) == (FrameSample(0.0, 0),)
 
 
-def test_an_odd_cap_is_kept_below() -> None:
+def test_odd_frame_cap_is_rounded_down() -> None:
     assert len(sample(moments(100, 10), 10, fps=2, max_frames=7)) == 6
 
 
-def test_time_counts_and_not_frames() -> None:
+def test_frame_samples_follow_time_not_frame_numbers() -> None:
     """Five seconds of one frame, then ten frames in one second."""
     times = [0.0, *(5 + number / 10 for number in range(10))]
     chosen = sample(times, 6.0, fps=2, max_frames=64)
-    assert [each.index for each in chosen[:10]] == [0] * 10
+    assert [frame_sample.index for frame_sample in chosen[:10]] == [0] * 10
     assert chosen[-1].index == 10
 
 
-def test_the_frame_of_a_moment_is_the_last_that_began() -> None:
+def test_frame_sample_is_last_frame_begun_by_then() -> None:
     chosen = sample([0.0, 0.9, 1.1, 2.0], 2.0, fps=1, max_frames=4)
-    assert [each.index for each in chosen] == [0, 0, 2, 3]
+    assert [frame_sample.index for frame_sample in chosen] == [0, 0, 2, 3]

@@ -1,4 +1,4 @@
-"""Real encoded videos through the real decoding process."""
+"""The decoding process samples real videos correctly, and refuses damaged or costly ones."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ from vlm_server.platform.child.cancellation import Cancellation, Cancelled
 from vlm_server.platform.child.pool import ChildPool
 from vlm_server.prompt.media.decoders import Clip, Decoders
 from vlm_server.protocol import Video
-from vlm_server.settings import Image
-from vlm_server.settings import Video as Limits
+from vlm_server.settings import ImageSettings, VideoSettings
 
 PARAM = "messages[0].content[1]"
 FORMATS = {"mp4": "MP4", "mov": "MP4", "webm": "WEBM", "matroska": "WEBM", "gif": "GIF"}
 
 
-DECODERS = Decoders(Image(), Limits(), 1)
+DECODERS = Decoders(ImageSettings(), VideoSettings(), 1)
 
 
 def decode(data: bytes, name: str = "MP4", **limits: object) -> Clip:
     video = Video(data, "key", name, PARAM, is_cut=video_header.read(data, PARAM).is_cut)
-    return DECODERS.video(video, replace(Limits(), **limits), Cancellation())
+    return DECODERS.video(video, replace(VideoSettings(), **limits), Cancellation())
 
 
 def refusal(data: bytes, name: str = "MP4", **limits: object) -> str:
@@ -68,7 +67,7 @@ def levels(shown: Clip) -> list[float]:
         ("gif", "gif"),
     ],
 )
-def test_every_format_is_read_in_order(container: str, codec: str) -> None:
+def test_video_formats_decode_frames_in_order(container: str, codec: str) -> None:
     options = {"log-level": "none"} if codec == "libx265" else None
     data = clips.encode(clips.moving("right", 30), container, codec, fps=10, options=options)
     shown = decode(data, FORMATS[container])
@@ -80,23 +79,21 @@ def test_every_format_is_read_in_order(container: str, codec: str) -> None:
 
 
 @pytest.mark.parametrize(("container", "codec"), [("mp4", "libx264"), ("webm", "libvpx-vp9")])
-def test_far_samples_are_reached_by_key_frames_and_are_the_right_ones(
-    container: str, codec: str
-) -> None:
+def test_video_seeking_by_key_frames_gives_right_frames(container: str, codec: str) -> None:
     frames = clips.greys(range(10, 250), (64, 48))
     data = clips.encode(frames, container, codec, fps=10, options={"g": "12"})
     shown = decode(data, FORMATS[container], max_frames=8)
     assert levels(shown) == pytest.approx(np.linspace(10, 249, 8), abs=6)
 
 
-def test_a_gif_builds_each_frame_on_the_one_before() -> None:
+def test_gif_frames_build_on_previous_frame() -> None:
     data = clips.encode(clips.moving("down", 100, (128, 128), 16), "gif", fps=10)
     shown = decode(data, "GIF", max_frames=4)
     for frame in shown.frames:
         assert 0.02 < (frame[..., 1] < 100).mean() < 0.09  # one disc, and no trace of others
 
 
-def test_the_rate_may_vary() -> None:
+def test_variable_frame_rate_is_sampled_by_time() -> None:
     times = [0, 4000, 4100, 4200, 4300, 8000]
     data = clips.encode(clips.greys([0, 50, 100, 150, 200, 250]), "mp4", times_ms=times)
     shown = decode(data, fps=1)
@@ -106,8 +103,8 @@ def test_the_rate_may_vary() -> None:
 
 
 @pytest.mark.parametrize(("rotation", "corner"), [(0, (0, 0)), (90, (1, 0)), (180, (1, 1))])
-def test_frames_are_turned_as_a_player_would(rotation: int, corner: tuple[int, int]) -> None:
-    """A dark corner at the top left, and where it is seen, as (row, column)."""
+def test_video_rotation_is_applied(rotation: int, corner: tuple[int, int]) -> None:
+    """The corner that becomes dark, as (row, column), if the stored top left is dark."""
     picture = clips.greys([250], (64, 48))[0]
     picture.paste((0, 0, 0), (0, 0, 20, 20))
     shown = decode(clips.encode([picture] * 4, rotation=rotation))
@@ -115,18 +112,18 @@ def test_frames_are_turned_as_a_player_would(rotation: int, corner: tuple[int, i
     assert shown.frames[0][-corner[0], -corner[1]].max() < 60
 
 
-def test_frames_are_made_smaller_and_keep_their_shape() -> None:
+def test_video_frames_are_downscaled_with_aspect_ratio() -> None:
     assert decode(clips.encode(clips.greys([9] * 4, (640, 360)))).frames.shape == (4, 288, 512, 3)
 
 
-def test_a_still_is_one_frame() -> None:
+def test_gif_still_is_one_frame() -> None:
     assert decode(clips.encode(clips.greys([9]), "gif"), "GIF").seconds == (0.0,)
 
 
 # ---- what is refused -----------------------------------------------------------------
 
 
-def test_nothing_of_a_damaged_video_is_shown() -> None:
+def test_damaged_video_is_refused() -> None:
     whole = bytearray(clips.encode(clips.noise(1, 40, (320, 240))))
     start = whole.index(b"mdat")
     whole[start + 800 : start + 30_000] = os.urandom(29_200)
@@ -135,7 +132,7 @@ def test_nothing_of_a_damaged_video_is_shown() -> None:
 
 @pytest.mark.parametrize("eighths", few_of(range(8), (0, 2, 7)))
 @pytest.mark.parametrize("container", ["mp4", "webm", "gif"])
-def test_no_part_of_a_video_ends_anything_but_its_request(container: str, eighths: int) -> None:
+def test_truncated_video_raises_only_invalid_video(container: str, eighths: int) -> None:
     data = clips.encode(clips.noise(2, 6), container)
     with suppress(InvalidVideo):
         decode(data[: 8 + len(data) * eighths // 8], FORMATS[container])
@@ -156,8 +153,8 @@ STREAMED = {
         [(1.0, "mp4"), (0.9, "webm"), (0.9, "matroska"), (0.9, "gif")],
     ),
 )
-def test_of_a_video_that_is_cut_the_whole_frames_are_shown(container: str, share: float) -> None:
-    """With `share` of it left, or with the end of its last packet missing."""
+def test_truncated_video_shows_whole_frames_and_is_cut(container: str, share: float) -> None:
+    """Cut to `share` of its size, or without the end of its last packet."""
     whole = STREAMED[container](clips.moving("right", 30))
     all_of_it = decode(whole, FORMATS[container])
     assert not all_of_it.is_cut
@@ -172,7 +169,7 @@ def test_of_a_video_that_is_cut_the_whole_frames_are_shown(container: str, share
 
 
 @pytest.mark.parametrize("container", STREAMED)
-def test_of_a_video_whose_last_packet_is_broken_the_frames_before_are_shown(container: str) -> None:
+def test_video_with_broken_last_packet_shows_earlier_frames(container: str) -> None:
     whole = STREAMED[container](clips.noise(1, 12))
     with av.open(io.BytesIO(whole)) as opened:
         last = [bytes(packet) for packet in opened.demux(video=0) if packet.size][-1]
@@ -185,7 +182,7 @@ def test_of_a_video_whose_last_packet_is_broken_the_frames_before_are_shown(cont
 
 
 @pytest.mark.parametrize("container", STREAMED)
-def test_a_video_without_a_whole_frame_is_refused(container: str) -> None:
+def test_video_without_whole_frame_is_refused(container: str) -> None:
     whole = STREAMED[container](clips.noise(1, 12))
     with av.open(io.BytesIO(whole)) as opened:
         first = next(bytes(packet) for packet in opened.demux(video=0) if packet.size)
@@ -193,14 +190,14 @@ def test_a_video_without_a_whole_frame_is_refused(container: str) -> None:
         decode(whole[: whole.index(first) + len(first) // 2], FORMATS[container])
 
 
-def test_bytes_of_another_kind_are_refused() -> None:
+def test_playlist_and_concat_bytes_are_refused_as_video() -> None:
     playlist = b"#EXTM3U\nfile:///etc/passwd\n" * 9
     for data, name in ((playlist, "MP4"), (b"concat:/etc/passwd|/etc/hosts", "WEBM")):
         with pytest.raises(InvalidVideo, match="can't be decoded"):
-            DECODERS.video(Video(data, "key", name, PARAM), Limits(), Cancellation())
+            DECODERS.video(Video(data, "key", name, PARAM), VideoSettings(), Cancellation())
 
 
-def test_sound_alone_is_no_video() -> None:
+def test_audio_only_file_is_refused_as_video() -> None:
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as output:
         stream = output.add_stream("aac", rate=16_000, layout="mono")
@@ -213,16 +210,16 @@ def test_sound_alone_is_no_video() -> None:
     assert "no video" in refusal(buffer.getvalue())
 
 
-def test_other_codecs_are_refused() -> None:
+def test_unsupported_video_codec_is_refused() -> None:
     data = clips.encode(clips.greys([9] * 4), "matroska", "ffv1")
     assert "codec" in refusal(data, "WEBM")
 
 
-def test_too_many_pixels_are_refused() -> None:
+def test_video_beyond_max_pixels_is_refused() -> None:
     assert "3000 pixels" in refusal(clips.encode(clips.greys([9] * 4)), max_pixels=3000)
 
 
-def test_a_header_that_lies_about_its_size_gets_no_memory() -> None:
+def test_gif_with_huge_header_size_is_refused() -> None:
     data = bytearray(clips.encode(clips.greys([9] * 4), "gif"))
     data[6:10] = struct.pack("<HH", 16_384, 16_384)
     assert "pixels" in refusal(bytes(data), "GIF")
@@ -234,7 +231,9 @@ def test_a_header_that_lies_about_its_size_gets_no_memory() -> None:
     [(b"stts", 8), (b"stts", 12), (b"stsz", 4), (b"stsz", 8), (b"mdhd", 12), (b"mdhd", 16)],
     ids=["frames", "frame time", "frame size", "sizes", "time unit", "duration"],
 )
-def test_headers_that_lie_are_refused_or_seen_through(box: bytes, offset: int, value: int) -> None:
+def test_false_mp4_header_fields_are_refused_or_ignored(
+    box: bytes, offset: int, value: int
+) -> None:
     data = bytearray(clips.encode(clips.noise(1, 6)))
     struct.pack_into(">I", data, data.index(box) + 4 + offset, value)
     started = time.monotonic()
@@ -244,7 +243,7 @@ def test_headers_that_lie_are_refused_or_seen_through(box: bytes, offset: int, v
 
 
 @pytest.mark.parametrize("times", [[0, 500, 36_000_000], [0, 500, 700_000]])
-def test_too_long_a_video_is_refused(times: list[int]) -> None:
+def test_video_beyond_max_duration_is_refused(times: list[int]) -> None:
     data = clips.encode(clips.greys([9] * 3), "matroska", "mpeg4", times_ms=times)
     assert "600 seconds" in refusal(data, "WEBM")
 
@@ -257,9 +256,9 @@ VIDEO = Video(b"x" * (1 << 20), "key", "MP4", PARAM)
 
 @pytest.fixture
 def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Decoders:
-    """Processes that do what the parameter says, instead of decoding."""
+    """Decoders whose processes run the parameter's program instead of decoding."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    decoders = Decoders(Image(), Limits(), 1)
+    decoders = Decoders(ImageSettings(), VideoSettings(), 1)
     decoders._videos = ChildPool("tests.unit.prompt.media.program", 1, request.param)
     return decoders
 
@@ -268,16 +267,16 @@ HANGS = "import time; time.sleep(60)"
 
 
 @pytest.mark.parametrize("program", [HANGS], indirect=True)
-def test_a_decoder_that_hangs_is_killed_at_its_deadline(program: Decoders) -> None:
+def test_hanging_video_decoder_is_killed_at_deadline(program: Decoders) -> None:
     started = time.monotonic()
     with pytest.raises(InvalidVideo, match=r"over 0\.5 seconds"):
-        program.video(VIDEO, Limits(decode_timeout_seconds=0.5), Cancellation())
+        program.video(VIDEO, VideoSettings(decode_timeout_seconds=0.5), Cancellation())
     assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("program", [HANGS], indirect=True)
 @pytest.mark.parametrize("delay_seconds", [0.0, 0.3])
-def test_a_decoder_is_killed_when_nobody_waits(
+def test_video_decoder_is_killed_on_cancellation(
     program: Decoders, delay_seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     cancellation = Cancellation()
@@ -287,7 +286,7 @@ def test_a_decoder_is_killed_when_nobody_waits(
         cancellation.cancel()
     started = time.monotonic()
     with pytest.raises(Cancelled):
-        program.video(VIDEO, Limits(), cancellation)
+        program.video(VIDEO, VideoSettings(), cancellation)
     assert time.monotonic() - started < 10
     assert not caplog.records, "nothing is wrong with the video"
 
@@ -302,33 +301,35 @@ def test_a_decoder_is_killed_when_nobody_waits(
     ],
     indirect=True,
 )
-def test_a_decoder_that_dies_fails_the_request(
+def test_dying_video_decoder_fails_request(
     program: Decoders, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(InvalidVideo, match="can't be decoded"):
-        program.video(VIDEO, Limits(decode_timeout_seconds=10), Cancellation())
+        program.video(VIDEO, VideoSettings(decode_timeout_seconds=10), Cancellation())
     assert "died" in caplog.text
 
 
-def test_each_video_has_a_process_of_its_own() -> None:
-    """So that nothing of one can be shown as a part of the next."""
+def test_video_decoder_process_is_not_reused() -> None:
+    """So nothing of one video can appear in the next."""
     decode(clips.encode(clips.moving("up", 10)))
     assert not DECODERS._videos.num_idle
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")
-def test_a_decoder_gets_so_much_memory_and_no_more() -> None:
-    """Of frames that take 300 MB, with so much more for the program itself."""
+def test_video_decoder_memory_is_bounded() -> None:
+    """The frames take 300 MB."""
     data = clips.encode(clips.greys([9] * 4, (4000, 2200)))
     assert decode(data).frames.shape[0] == 4
-    little = Decoders(Image(), replace(Limits(), decode_memory_bytes=200 << 20), 1)
+    small_pool = Decoders(
+        ImageSettings(), replace(VideoSettings(), decode_memory_bytes=200 << 20), 1
+    )
     with pytest.raises(InvalidVideo):
-        little.video(Video(data, "key", "MP4", PARAM), Limits(), Cancellation())
+        small_pool.video(Video(data, "key", "MP4", PARAM), VideoSettings(), Cancellation())
 
 
 @pytest.mark.parametrize("container", ["mp4", "webm"])
-def test_without_its_key_frame_a_video_is_refused(container: str) -> None:
-    """What the other frames change is not there."""
+def test_video_without_key_frame_is_refused(container: str) -> None:
+    """The other frames only describe changes of the missing one."""
     source = av.open(io.BytesIO(clips.encode(clips.noise(1, 12), container, options={"g": "99"})))
     buffer = io.BytesIO()
     with source, av.open(buffer, "w", format=container) as output:

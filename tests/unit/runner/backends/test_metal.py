@@ -29,7 +29,7 @@ def test_each_device_has_its_own():
 def test_blocks_of_queries_attend_as_all_do(
     monkeypatch: pytest.MonkeyPatch, head_size: int, mask: str | None
 ):
-    monkeypatch.setattr(metal, "_MOST_SCORE_BYTES", 1)
+    monkeypatch.setattr(metal, "_MAX_SCORE_BYTES", 1)
     q, k, v = (
         mx.random.normal((2, heads, n, head_size)) for heads, n in ((4, 50), (2, 70), (2, 70))
     )
@@ -39,22 +39,22 @@ def test_blocks_of_queries_attend_as_all_do(
     elif mask == "row":
         given = mx.random.uniform(shape=(1, 1, 1, 70)) > 0.3
     blocks = MetalAttention()
-    assert blocks.takes(q, k, given)
+    assert blocks.supports(q, k, given)
     found = blocks(q, k, v, 0.1, given)
     assert mx.allclose(found, theirs(q * (0.1 / SCALE), k, v, given), atol=1e-5)
 
 
 def test_metal_fuses_the_usual_head_sizes_and_few_queries():
     many, few, keys = mx.zeros((1, 8, 2048, 256)), mx.zeros((1, 8, 8, 256)), (1, 2, 1 << 17)
-    assert MetalAttention().takes(many, mx.zeros((*keys, 256)), "causal")
-    assert not MetalAttention().takes(few, mx.zeros((*keys, 256)), "causal")
+    assert MetalAttention().supports(many, mx.zeros((*keys, 256)), "causal")
+    assert not MetalAttention().supports(few, mx.zeros((*keys, 256)), "causal")
     fused = mx.zeros((1, 8, 2048, 128))
-    assert not MetalAttention().takes(fused, mx.zeros((*keys, 128)), "causal")
+    assert not MetalAttention().supports(fused, mx.zeros((*keys, 128)), "causal")
 
 
 def test_scores_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch):
     """All at once they take 32 MiB, and more for what is made of them: 41."""
-    monkeypatch.setattr(metal, "_MOST_SCORE_BYTES", 1 << 19)
+    monkeypatch.setattr(metal, "_MAX_SCORE_BYTES", 1 << 19)
     q, k = mx.zeros((1, 8, 512, 256)), mx.zeros((1, 1, 2048, 256))
     mx.eval(q, k)
     before = active_bytes()

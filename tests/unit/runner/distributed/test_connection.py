@@ -82,7 +82,7 @@ def test_a_stranger_is_not_let_in():
 
 
 def test_a_stranger_who_says_nothing_delays_the_others_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connection, "_MEET_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "_HELLO_SECONDS", 0.3)
     meeting = Meeting(2)
     stranger = until_listening(
         lambda: socket.create_connection((meeting.rank.host, meeting.rank.port))

@@ -20,9 +20,9 @@ from vlm_server.protocol.commands import Rank
 from vlm_server.runner.device.device import current_device
 from vlm_server.runner.distributed import messages
 from vlm_server.runner.distributed.connection import Followers, Leader
-from vlm_server.runner.distributed.leader import Leading, LeadingMemory
+from vlm_server.runner.distributed.leader import RankZero, RankZeroMemory
 from vlm_server.runner.distributed.messages import Clear, Hello, Loaded
-from vlm_server.runner.distributed.prefixes import Book, NumberedSegment
+from vlm_server.runner.distributed.prefixes import NumberedSegment, SegmentLog
 from vlm_server.runner.fingerprint import Checkpoint, program_digest
 from vlm_server.runner.kv.segments import KVSegment
 from vlm_server.runner.ranks import Ranks, fingerprint_of
@@ -47,7 +47,7 @@ def test_a_rank_that_computes_otherwise_is_refused(kind: str, program: str, reas
 
     threading.Thread(target=come, daemon=True).start()
     with pytest.raises(ModelLoadError, match=reason):
-        Leading.meet(rank, current_device())
+        RankZero.connect(rank, current_device())
     assert ends.get(timeout=10) == 0
 
 
@@ -62,18 +62,18 @@ def test_a_rank_with_other_weights_is_refused(tmp_path: Path):
         ours, theirs = Pipe()
         told = fingerprint_of(Checkpoint(folder, "auto"))
         theirs.send_bytes(messages.encode(Loaded(told)))
-        leading = Leading(Ranks(mx.distributed.init()), Followers([ours], []))
+        leading = RankZero(Ranks(mx.distributed.init()), Followers([ours], []))
         refused = pytest.raises(ModelLoadError, match="rank 1 has another checkpoint")
         with nullcontext() if is_same else refused:
-            leading.load(settings.Model(path=str(model)), current_device(), 1 << 30)
+            leading.load(settings.ModelSettings(path=str(model)), current_device(), 1 << 30)
 
 
 def test_what_is_cleared_is_free_on_all_ranks():
     """Without a plan after it."""
     ours, theirs = Pipe()
-    book = Book()
-    memory = LeadingMemory(settings.Memory(), current_device(), Followers([ours], []), book)
-    segment = NumberedSegment(book, KVSegment(()))
+    log = SegmentLog()
+    memory = RankZeroMemory(settings.MemorySettings(), current_device(), Followers([ours], []), log)
+    segment = NumberedSegment(log, KVSegment(()))
     memory.clear()
     number = segment.number
     del segment

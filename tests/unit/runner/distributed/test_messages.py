@@ -11,7 +11,7 @@ from vlm_server.interfaces import NewRequest, PrefillWork, PreparedPrompt, Sched
 from vlm_server.protocol import SamplingParams
 from vlm_server.runner.distributed import messages
 from vlm_server.runner.distributed.messages import RankPlan, Stored, Taken
-from vlm_server.runner.distributed.prefixes import FollowingPrefixes, HeldPrefix
+from vlm_server.runner.distributed.prefixes import FollowerPrefixes, HeldPrefix
 from vlm_server.runner.vision.encoder import ImageFeatures
 
 FEATURES = ImageFeatures(
@@ -35,7 +35,7 @@ def arrived(
 ) -> tuple[RankPlan, SchedulerOutput]:
     message = messages.decode_message(messages.encode(RankPlan.of(plan, dropped)))
     assert isinstance(message, RankPlan)
-    following = FollowingPrefixes(lambda: Stored(()))
+    following = FollowerPrefixes(lambda: Stored(()))
     return message, following.plan_of(message)
 
 

@@ -10,13 +10,13 @@ from mlx_vlm.models.cache import KVCache
 
 from vlm_server.cache.caches import Caches
 from vlm_server.cache.prompt_key import PromptKey
-from vlm_server.runner.distributed.messages import Segment, Stored
+from vlm_server.runner.distributed.messages import SegmentRef, Stored
 from vlm_server.runner.distributed.prefixes import (
-    Book,
-    FollowingPrefixes,
+    FollowerPrefixes,
     HeldPrefix,
-    LeadingPrefixes,
     NumberedSegment,
+    RankZeroPrefixes,
+    SegmentLog,
 )
 from vlm_server.runner.kv.segments import KVSegment, SequenceState
 
@@ -37,9 +37,9 @@ class Pair:
             needs_snapshots=False,
         )
         self.sent: list[Stored] = []
-        self.book = Book()
-        self.leading = LeadingPrefixes(self.caches, self.sent.append, self.book)
-        self.following = FollowingPrefixes(lambda: self.sent.pop(0))
+        self.log = SegmentLog()
+        self.leading = RankZeroPrefixes(self.caches, self.sent.append, self.log)
+        self.following = FollowerPrefixes(lambda: self.sent.pop(0))
 
     def store(self, token_ids: list[int]) -> None:
         key = PromptKey(np.array(token_ids, dtype=np.int32))
@@ -51,7 +51,7 @@ class Pair:
         """How much of a prompt rank 0 has, and what the other has of that."""
         key = PromptKey(np.array(token_ids, dtype=np.int32))
         found = self.caches.prefixes.match(key, len(token_ids))
-        segments = tuple(Segment(s.number, num_tokens) for s, num_tokens in found.segments)
+        segments = tuple(SegmentRef(s.number, num_tokens) for s, num_tokens in found.segments)
         held, length = self.following.prefix(segments), found.length
         found.release()
         return length, held
@@ -66,7 +66,7 @@ class Pair:
         return num_stored
 
     def drop(self) -> None:
-        self.following.drop(self.book.take_dropped())
+        self.following.drop(self.log.take_dropped())
 
 
 def state_of(token_ids: list[int], rank: int) -> SequenceState:

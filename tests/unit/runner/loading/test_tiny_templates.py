@@ -8,8 +8,8 @@ import pytest
 
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel, tiny_model
-from vlm_server.prompt.chat import Chat
-from vlm_server.prompt.templates import ChatTemplate, sandboxed
+from vlm_server.prompt.template.chat import Chat
+from vlm_server.prompt.template.templates import ChatTemplate, sandboxed
 from vlm_server.protocol import ImagePart, Message, TextPart, ToolCall
 from vlm_server.runner.loading.chat_templates import reasoning_format, tool_parser
 

@@ -51,7 +51,7 @@ def test_what_is_not_plainly_causal_is_left_to_mlx_vlm(mask: mx.array | None):
 
 def test_half_precision_is_left_to_mlx_vlm():
     q, k, _ = (each.astype(mx.bfloat16) for each in drawn(5, 9))
-    assert not CpuAttention().takes(q, k, "causal")
+    assert not CpuAttention().supports(q, k, "causal")
 
 
 def test_sinks_are_left_to_mlx_vlm():

@@ -1,6 +1,6 @@
-"""Anthropic's own tool types that clients carry out, as ordinary tools.
+"""Anthropic's tool types that clients run, as ordinary tools.
 
-Anthropic's models know their arguments; others get their descriptions, and the screen's size.
+Anthropic's models know their arguments; other models get descriptions with the screen's size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OF_KIND = {
     "text_editor": ("max_characters",),
 }
 FIELDS_OF_BUILTIN = tuple(name for names in _OF_KIND.values() for name in names)
-"""Fields that only tools of these types have."""
+"""Fields of these tool types only."""
 
 
 def fields_without_effect(tool: Tool) -> tuple[str, ...]:

@@ -27,8 +27,7 @@ _TOO_LONG = "prompt is too long"
 def encode(error: RequestError) -> bytes:
     """`error` as JSON: the body of a response, or the data of an event in a stream.
 
-    `code` and `param` are as OpenAI's errors have them; Anthropic's clients look for the code in
-    `details`.
+    `code` and `param` are those of OpenAI's errors; Anthropic's clients read the code in `details`.
     """
     other = "invalid_request_error" if error.status < 500 else "api_error"
     detail = {
@@ -42,6 +41,6 @@ def encode(error: RequestError) -> bytes:
 
 
 def _message(error: RequestError) -> str:
-    """The message, with the words by which clients recognise a prompt that is too long."""
+    """The message, with the words that clients look for if the prompt is too long."""
     is_known = not isinstance(error, ContextLengthExceeded) or _TOO_LONG in error.message
     return error.message if is_known else f"{_TOO_LONG}: {error.message}"

@@ -1,6 +1,6 @@
 """A request's messages, from Anthropic's blocks to turns as chat templates know them.
 
-Tool results, which Anthropic has in the user's messages, become turns of their own.
+Tool results, which are in the user's messages, become separate turns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.protocol import ContentPart, ImagePart, Message, TextPart, ToolCall
 
 BILLING_HEADER = "x-anthropic-billing-header"
-"""Beginning of a block that differs in each request and is left out of the system prompt."""
+"""Prefix of a block that differs in each request and is left out of the system prompt."""
 
 ERROR_MARK = "Error: "
 """Prefix of a failed tool's result."""
@@ -48,7 +48,7 @@ def has_billing_header(request: schema.MessagesRequest) -> bool:
 
 
 class _MessageParser:
-    """Converts messages in their order; results refer to the calls before them."""
+    """Converts messages in order; results refer to earlier calls."""
 
     def __init__(self, conversation: Conversation, ignored: IgnoredFields) -> None:
         self._conversation = conversation
@@ -69,7 +69,7 @@ class _MessageParser:
             case "user":
                 yield from self._user(named)
             case "system":
-                yield Message("system", tuple(self._part(*each) for each in named))
+                yield Message("system", tuple(self._part(*part) for part in named))
 
     def _assistant(self, blocks: Sequence[tuple[schema.ContentBlock, str]]) -> Message:
         content: list[ContentPart] = []

@@ -46,11 +46,11 @@ _NOT_IN_PROMPT = (
     *("thinking.budget_tokens", "thinking.display", "top_k", "top_p"),
     *("tool_choice.disable_parallel_tool_use", "tool_choice.name", "tools[].strict"),
 )
-"""Fields of the answer: without effect where tokens are counted."""
+"""Fields of the answer, without effect on token counts."""
 
 
 class Options(msgspec.Struct, frozen=True):
-    """The renderer's options. Without `shows_reasoning` thinking blocks come without text."""
+    """The renderer's options. Without `shows_reasoning` thinking blocks have no text."""
 
     shows_reasoning: bool = True
 
@@ -61,7 +61,7 @@ def parse_message(body: Body, context: Context) -> ParsedRequest:
 
 
 def parse_count(body: Body, context: Context) -> ParsedRequest:
-    """The request in `body`, as one whose tokens are counted; otherwise as `parse_message`."""
+    """As `parse_message`, for a request to count tokens."""
     return only_counted(_parsed_request(*schema.parse(body, _NOT_IN_PROMPT), context))
 
 
@@ -106,7 +106,7 @@ def _continues(messages: Sequence[Message]) -> bool:
 
 
 def _reasoning(request: schema.MessagesRequest) -> ReasoningOptions:
-    """`thinking` wins over `output_config.effort`."""
+    """The fields about reasoning: `thinking` wins over `output_config.effort`."""
     effort = request.output_config.effort if request.output_config else None
     match request.thinking:
         case schema.ThinkingDisabled():

@@ -24,13 +24,13 @@ _STOP_REASONS: dict[FinishReason, str] = {
 }
 _BlockKind = Literal["text", "thinking", "tool_use"]
 _BlockKey = tuple[_BlockKind, int]
-"""A block's kind, and the number of its tool call; -1 for other blocks."""
+"""A block's kind, and the number of its tool call, or -1."""
 _DELTA_FIELDS: dict[_BlockKind, tuple[str, str]] = {
     "text": ("text_delta", "text"),
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }
-"""The type of a block's deltas, and their field with more of the block."""
+"""The type of a block's deltas, and the field with their content."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -52,7 +52,9 @@ class MessageRenderer:
         (deltas,) = choices
         self._ending = _ending(deltas[-1])
         blocks = [list(each) for _, each in groupby(filter(_has_content, deltas), _block_key)]
-        content = [_block(each[0], "".join(map(self._piece, each)), SIGNATURE) for each in blocks]
+        content = [
+            _block(block[0], "".join(map(self._piece, block)), SIGNATURE) for block in blocks
+        ]
         return _encode(self._message(content, _usage(finished)))
 
     def delta(self, delta: Delta) -> bytes:
@@ -89,7 +91,7 @@ class MessageRenderer:
         return _PING
 
     def _begin(self) -> bytes:
-        """The first event, once. Its usage is all 0: nothing is counted yet."""
+        """The first event, once. Its usage is 0: nothing is counted yet."""
         if self._is_begun:
             return b""
         self._is_begun = True
@@ -148,9 +150,9 @@ def _block_key(delta: Delta) -> _BlockKey:
 
 
 def _block(first: Delta, text: str = "", signature: str = "") -> dict[str, Any]:
-    """The block that `first` begins, with all its text; without text, its beginning in a stream.
+    """The block that `first` begins, with its text; without text for a stream.
 
-    Arguments that were cut off are left out.
+    Truncated arguments are left out.
     """
     if (call := first.tool_call) is not None:
         return {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(text)}
@@ -176,7 +178,7 @@ def _ending(last: Delta) -> dict[str, str | None]:
 
 
 def _usage(finished: Finished) -> dict[str, Any]:
-    """`images` is ours: the size at which the model saw each picture, and its tokens."""
+    """The usage. `images` is our extension: each picture's size for the model, and its tokens."""
     usage = finished.usage
     uncached = usage.prompt_tokens - usage.cached_tokens
     counts = _token_counts(uncached, usage.cached_tokens, usage.completion_tokens)

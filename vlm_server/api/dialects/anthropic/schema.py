@@ -1,6 +1,6 @@
 """The JSON of Anthropic's messages: the fields that have an effect, and their bounds.
 
-Other fields, at the top as well as inside, are ignored and named to the client: its own clients
+Other fields, at the top as well as inside, are ignored and reported: Anthropic's clients
 add some with every release. Blocks of other types are refused, since they are part of the prompt.
 """
 
@@ -44,7 +44,7 @@ RULES = {
     "output_config.format.type": "must be 'json_schema'",
     "output_config.effort": EFFORT_RULE,
 }
-"""Ends of error messages, by a field's path or name."""
+"""The rule on a field in error messages, by the field's path or name."""
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
@@ -52,7 +52,7 @@ class TextBlock(Struct, tag_field="type", tag="text"):
 
 
 class Base64Source(Struct, tag_field="type", tag="base64"):
-    """The bytes say what they are: a `media_type` that says something else is ignored."""
+    """Base64 of an image; `media_type` is ignored, the format is read from the bytes."""
 
     data: str
     media_type: str | None = None
@@ -79,14 +79,14 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
-    """`signature` is not checked: reasoning may come from any model. Another one is ignored."""
+    """Reasoning; `signature` is not checked, since it may come from any model."""
 
     thinking: str
     signature: str | None = None
 
 
 class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
-    """Encrypted reasoning, which is left out of the prompt."""
+    """Encrypted reasoning, left out of the prompt."""
 
     data: str
 
@@ -102,7 +102,7 @@ class InputMessage(Struct):
 
 
 class Tool(Struct):
-    """The client's own if `type` is `custom` or left out; else see `builtin_tools`."""
+    """The client's own tool if `type` is `custom` or omitted; else see `builtin_tools`."""
 
     name: str
     type: str | None = None
@@ -124,7 +124,7 @@ class AnyChoice(Struct, tag_field="type", tag="any"):
 
 
 class NamedChoice(Struct, tag_field="type", tag="tool"):
-    """A tool that is called once: `disable_parallel_tool_use` changes nothing."""
+    """A tool to be called once: `disable_parallel_tool_use` has no effect."""
 
     name: str
     disable_parallel_tool_use: bool | None = None
@@ -183,10 +183,10 @@ prepare(MessagesRequest)
 def parse(
     body: bytes | bytearray, without_effect: Sequence[str] = ()
 ) -> tuple[MessagesRequest, IgnoredFields]:
-    """The request in `body`, and which of its fields are ignored: those `without_effect`, too.
+    """The request in `body`, and its ignored fields, including those `without_effect`.
 
-    Raises InvalidRequest, naming the field at fault. With a `thread` the messages are not the whole
-    conversation, so it can't be ignored; its clients then send all of it.
+    Raises InvalidRequest, naming the field at fault, also for a `thread`: its messages are not the
+    whole conversation. Clients then send all of it.
     """
     fields = json_body.parse_object(body)
     if fields.get("thread") is not None:

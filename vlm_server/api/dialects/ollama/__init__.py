@@ -1,1 +1,1 @@
-"""Ollama's API: chat, generate, and what its clients ask about the model."""
+"""Ollama's API: chat, generate, and the endpoints about models."""

@@ -1,4 +1,4 @@
-"""A chat's messages, where Ollama has images in a field of their own and calls without ids."""
+"""A chat's messages. Ollama has images in a separate field, and calls without ids."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def _picture(image: str, param: str, conversation: Conversation) -> ContentPart:
 
 @dataclass(slots=True)
 class _MessageParser:
-    """Converts messages in their order. Calls get ids, which their results refer to."""
+    """Converts messages in order. Calls get ids, to which results refer."""
 
     conversation: Conversation
     _num_calls: int = 0
     _open: list[ToolCall] = field(default_factory=list)
-    """Calls of the last turn that have no result yet."""
+    """Calls of the last turn without a result so far."""
 
     def message(self, message: ChatMessage, param: str) -> Message:
         match message.role:

@@ -1,7 +1,7 @@
 """The fields `model` and `keep_alive`: a model's name, and how long it stays loaded.
 
 `keep_alive` is a number of seconds or one of Go's durations, `5m` or `1h30m`; below 0 it means for
-ever, and 0 unloads the model at once: https://github.com/ollama/ollama/blob/main/docs/faq.md.
+ever, and 0 unloads the model immediately: https://github.com/ollama/ollama/blob/main/docs/faq.md.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _MAX_SECONDS = 10 * 365 * 86400.0
 
 
 def tagged(name: str) -> str:
-    """`name` with a tag, as every model has one in lists."""
+    """`name` with a tag, which every listed model has."""
     return name if ":" in name else f"{name}{_LATEST}"
 
 
 def model_wanted(name: str | None, known: Sequence[KnownModel]) -> KnownModel:
     """The model that `name` means, with or without a tag `latest`, or the only one.
 
-    Raises ModelNotFound if it means none, InvalidRequest for no name where there are several
-    models, and for a lone surrogate, which answers could not repeat.
+    Raises ModelNotFound, and InvalidRequest for a missing name if there are several models, or for
+    a lone surrogate, which answers could not repeat.
     """
     if not name:
         return served_models.assumed(known)
@@ -39,7 +39,7 @@ def model_wanted(name: str | None, known: Sequence[KnownModel]) -> KnownModel:
     names = (name, name.removesuffix(_LATEST), tagged(name))
     model = served_models.model_of(names, known)
     if model is None:
-        shown, have = json_body.shown(name), "', '".join(one.name for one in known)
+        shown, have = json_body.shown(name), "', '".join(model.name for model in known)
         number = "one model" if len(known) == 1 else "the models"
         raise ModelNotFound(f"model '{shown}' not found, this server has {number}: '{have}'")
     return model

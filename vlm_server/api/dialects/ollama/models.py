@@ -26,7 +26,7 @@ from vlm_server.protocol import ModelFacts
 from vlm_server.supervisor.client import EngineStatus
 
 API_VERSION = "0.12.11"
-"""The version of Ollama whose API is followed: clients compare it to what they need."""
+"""The version of Ollama with this API; clients check it against their minimum."""
 _FOR_EVER = "9999-12-31T23:59:59Z"
 _IN_USE = ("ready", "unresponsive", "unloading")
 """States of engines that hold a model."""
@@ -114,7 +114,7 @@ class Catalog:
     ) -> tuple[ModelRequest, KnownModel]:
         """The body of `request`, and the model that it names. Raises RequestError.
 
-        Its fields that are unknown, and those `without_effect`, are reported.
+        Unknown fields, and those `without_effect`, are reported.
         """
         shared = self._shared
         fields = await body.read_small(request, shared.limits, shared.arriving, any_type=True)
@@ -129,15 +129,15 @@ class Catalog:
         ignored.add_given(fields, *without_effect)
         if name != asked.name:
             ignored.add("name", asked.name)
-        access_log.of(request.scope).ignored = ignored.names
+        access_log.entry_of(request.scope).ignored = ignored.names
         return asked, model
 
 
 def _summary(status: EngineStatus) -> dict[str, Any]:
     """A model's fields in all lists.
 
-    `digest` has 64 hex digits, which clients truncate blindly: the name's hash until the model's is
-    known.
+    `digest` has 64 hex digits, since clients truncate it: a hash of the name until the model's own
+    is known.
     """
     facts, name = status.model_facts, tagged(status.model_name)
     return {
@@ -162,7 +162,7 @@ def _json(value: object) -> Response:
 
 
 def _details(facts: ModelFacts) -> dict[str, Any]:
-    """Family, size and kind of weights; empty texts for what is not known."""
+    """Family, size and kind of weights; empty texts where unknown."""
     return {
         "family": facts.family,
         "families": [facts.family] if facts.family else [],
@@ -174,7 +174,7 @@ def _details(facts: ModelFacts) -> dict[str, Any]:
 
 
 def _capabilities(facts: ModelFacts) -> tuple[str, ...]:
-    """The model's capabilities, of those that Ollama's clients know."""
+    """The model's capabilities that Ollama's clients know."""
     known = (*_COMMON_CAPABILITIES, *facts.capabilities)
     return tuple(name for name in _CAPABILITIES if name in known)
 
@@ -191,9 +191,9 @@ def _model_info(facts: ModelFacts) -> dict[str, str | int]:
 
 
 def _template(facts: ModelFacts) -> str:
-    """A template in Ollama's language; some clients look in it for support of tools.
+    """A template in Ollama's language, where some clients look for support of tools.
 
-    Prompts are written by the checkpoint's own template.
+    Prompts are rendered by the checkpoint's own template.
     """
     known = _capabilities(facts)
     tools = "{{ .Tools }}" if "tools" in known else ""

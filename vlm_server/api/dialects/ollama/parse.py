@@ -43,16 +43,16 @@ _ROLE_OF_FIELD = {
     "name": "tool",
     "tool_call_id": "tool",
 }
-"""The role whose messages have a field."""
+"""The role of messages with a field."""
 _FILL_CONTEXT = -2
-_LEAST_TOP_P = 1e-6
-"""Replaces 0, which in Ollama means the likeliest token."""
+_MIN_TOP_P = 1e-6
+"""The value for 0, which in Ollama means the likeliest token."""
 
 
 class Options(Struct, frozen=True):
     """The renderer's options.
 
-    model: the name that the client used. done_reason: of an answer without generation, else empty.
+    model: the name used by the client. done_reason: of an answer without generation, else empty.
     """
 
     model: str
@@ -159,9 +159,9 @@ def _load_request(
 def _keep_alive(
     request: schema.OllamaRequest, context: Context, *, unloads: bool = False
 ) -> float | None:
-    """Seconds that the model stays loaded for all its users, which only an admin key may set.
+    """Seconds that the model stays loaded, which only an admin key may set.
 
-    For other keys None, or Forbidden if the request only `unloads` the model.
+    None for other keys. Raises Forbidden if the request only `unloads` the model.
     """
     seconds = keep_alive_seconds(request.keep_alive)
     if context.is_admin:
@@ -172,7 +172,7 @@ def _keep_alive(
 
 
 def _reasoning(request: schema.OllamaRequest) -> ReasoningOptions:
-    """A level of `think` is for templates that have levels."""
+    """The fields about reasoning; a level of `think` is for templates with levels."""
     think = request.think
     wish = None if think is None else bool(think)
     return ReasoningOptions({"think": wish}, think if isinstance(think, str) else None)
@@ -197,7 +197,7 @@ def _sampling(
     return SamplingParams(
         max_tokens=max_tokens_or_default(_max_tokens(options.num_predict), limits),
         temperature=options.temperature,
-        top_p=None if options.top_p is None else max(options.top_p, _LEAST_TOP_P),
+        top_p=None if options.top_p is None else max(options.top_p, _MIN_TOP_P),
         seed=None if options.seed == -1 else options.seed,
         stop=stop_strings(options.stop, "options.stop", limits),
         top_k=max(options.top_k or 0, 0),
@@ -212,7 +212,7 @@ def _sampling(
 
 
 def _max_tokens(num_predict: int | None) -> int | None:
-    """None for the default, as for 0 and -1; -2 fills the context."""
+    """The limit on an answer's tokens; None, the default, also for 0 and -1; none for -2."""
     if num_predict == _FILL_CONTEXT:
         return INT32_MAX
     return num_predict if num_predict is not None and num_predict > 0 else None

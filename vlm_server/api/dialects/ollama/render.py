@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from vlm_server.api.dialects.logprobs import token_logprob
 from vlm_server.api.dialects.ollama.parse import Options
+from vlm_server.api.http.answer import token_logprob
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, ToolCallDelta
 
@@ -53,7 +53,7 @@ class AnswerPart:
 
 
 def chat_fields(part: AnswerPart) -> dict[str, Any]:
-    """`part` in an answer of `/api/chat`."""
+    """The fields of `part` in an answer of `/api/chat`."""
     message: dict[str, Any] = {"role": "assistant", "content": part.text}
     if part.thinking:
         message["thinking"] = part.thinking
@@ -63,15 +63,15 @@ def chat_fields(part: AnswerPart) -> dict[str, Any]:
 
 
 def generate_fields(part: AnswerPart) -> dict[str, Any]:
-    """`part` in an answer of `/api/generate`."""
+    """The fields of `part` in an answer of `/api/generate`."""
     thinking = {"thinking": part.thinking} if part.thinking else {}
     return {"response": part.text, **thinking}
 
 
 class LineRenderer:
-    """The JSON of one answer. A call is shown when it is complete: its arguments are an object.
+    """The JSON of one answer. A call is sent when complete: its arguments are an object.
 
-    `fields_of` writes a part as the route has it.
+    `fields_of` returns the fields of a part in the route's form.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class LineRenderer:
         self._fields_of = fields_of
         self._options = msgspec.msgpack.decode(options, type=Options)
         self._call: ToolCallDelta | None = None
-        """The call that is being written, if there is one."""
+        """The call in progress, if any."""
         self._done_reason = ""
 
     def whole(self, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:
@@ -95,7 +95,7 @@ class LineRenderer:
         return self._last(answer, finished)
 
     def delta(self, delta: Delta) -> bytes:
-        """Lines of what `delta` completes."""
+        """The lines that `delta` completes."""
         lines = (self._line(part, done=False) for part in self._parts(delta) if part)
         return b"".join(line + b"\n" for line in lines)
 
@@ -127,7 +127,7 @@ class LineRenderer:
             arguments = begun.arguments + more.arguments
             self._call = msgspec.structs.replace(begun, arguments=arguments)
         text, thinking = ("", delta.text) if delta.is_reasoning else (delta.text, "")
-        scores = [token_logprob(each, empty_top=False) for each in delta.logprobs]
+        scores = [token_logprob(entry, empty_top=False) for entry in delta.logprobs]
         parts.append(AnswerPart(text, thinking, logprobs=scores))
         if delta.finish_reason:
             self._done_reason = "length" if delta.finish_reason == "length" else "stop"
@@ -136,7 +136,7 @@ class LineRenderer:
         return parts
 
     def _end_call(self, call: ToolCallDelta) -> AnswerPart:
-        """The call as a part; as text if it broke off before its arguments were complete."""
+        """The call as a part; as text if its arguments are incomplete."""
         self._call = None
         try:
             arguments = _decode_object(call.arguments or "{}")
@@ -161,14 +161,14 @@ class LineRenderer:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds since 1970 as Ollama writes times."""
+    """Seconds since 1970 in Ollama's form of times."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _measures(finished: Finished) -> dict[str, int]:
-    """Counts, and durations in nanoseconds. `load_duration` is 0: loading is part of the others.
+    """Counts, and durations in nanoseconds. `load_duration` is 0: the others include loading.
 
-    The prompt's duration is the time to the first text, its wait for the device included.
+    The prompt's duration is the time to the first text, including the wait for the device.
     """
     usage, times = finished.usage, finished.times
     return {

@@ -31,7 +31,7 @@ RULES = {
     "format": "must be 'json' or a JSON schema",
     "type": "must be 'function'",
 }
-"""Ends of error messages, by a field's path or name."""
+"""The rule on a field in error messages, by the field's path or name."""
 
 
 class ToolCall(Struct):
@@ -40,7 +40,7 @@ class ToolCall(Struct):
 
 
 class ChatMessage(Struct):
-    """`tool_name`, or `name`: in messages of the role `tool`, the tool that gave the result."""
+    """A message; in the role `tool`, `tool_name` or `name` is the tool of the result."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
@@ -58,7 +58,7 @@ class Tool(Struct):
 
 
 class ModelOptions(Struct):
-    """The `options` that have an effect."""
+    """The `options` with an effect."""
 
     num_predict: Annotated[int, Meta(ge=-2, le=INT32_MAX)] | None = None
     temperature: Temperature | None = None
@@ -73,7 +73,7 @@ class ModelOptions(Struct):
 
 
 class OllamaRequest(Struct, kw_only=True):
-    """The fields that both routes have. `keep_alive`: see `model_fields`."""
+    """The fields of both routes. `keep_alive`: see `model_fields`."""
 
     model: str | None = None
     stream: bool | None = None
@@ -91,7 +91,7 @@ class OllamaChatRequest(OllamaRequest):
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    """`suffix`, `template` and `raw` are refused if they are set."""
+    """A request to `/api/generate`; `suffix`, `template` and `raw` are refused if set."""
 
     prompt: str | None = None
     system: str | None = None
@@ -117,7 +117,7 @@ def convert(fields: dict[str, Any], schema: type[R]) -> R:
 
 
 def _whole_numbers(options: dict[str, Any]) -> dict[str, int]:
-    """Whole numbers that are written as 40.0: some clients know no others."""
+    """Whole numbers written as 40.0, the only form of some clients."""
     given = {name: options.get(name) for name in _WHOLE_NUMBERS}
     return {
         name: int(value)

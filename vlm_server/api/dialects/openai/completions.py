@@ -27,7 +27,7 @@ from vlm_server.errors import InvalidRequest, UnsupportedField
 
 DIALECT = "openai-completions"
 DEFAULT_MAX_TOKENS = 16
-"""As OpenAI documents for this endpoint; `min_tokens` may ask for more."""
+"""The default that OpenAI documents for this endpoint; `min_tokens` may raise it."""
 MAX_LOGPROBS = 5
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -35,13 +35,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (None, False),
     "suffix": (None, ""),
 }
-"""OpenAI's fields that are not supported, and the values of them that have no effect."""
+"""OpenAI's fields that are not supported, with their values without effect."""
 
 TokenIds = Annotated[list[Count], Meta(min_length=1)]
 
 
 class CompletionRequest(schema.AnswerFields, forbid_unknown_fields=True, kw_only=True):
-    """`prompt` is one: a text, token ids, or a list with one of either."""
+    """A request; `prompt` is one text, token ids, or a list with one of either."""
 
     prompt: str | list[Any]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None

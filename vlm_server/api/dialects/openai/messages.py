@@ -37,7 +37,7 @@ def parse_messages(
 
 @dataclass(slots=True)
 class _MessageParser:
-    """Converts messages in their order; results refer to the calls before them."""
+    """Converts messages in order; results refer to earlier calls."""
 
     conversation: Conversation
     ignored: IgnoredFields
@@ -96,7 +96,7 @@ class _MessageParser:
         call_id, param_of_id = message.tool_call_id, f"{param}.tool_call_id"
         if call_id is None:
             raise InvalidRequest(f"`{param_of_id}` is missing.", param_of_id)
-        name = message.name or self.called.get(call_id, "")  # agents cut off old turns
+        name = message.name or self.called.get(call_id, "")  # agents drop old turns
         return Message(
             "tool",
             self._content(message, param),

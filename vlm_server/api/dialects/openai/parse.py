@@ -37,7 +37,7 @@ _FIELDS = ConstraintFields("response_format", continued="continue_final_message"
 NAMED_SCHEMA = "response_format.json_schema"
 _ENABLE_THINKING = "enable_thinking"
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
-"""One spelling for each id. The engine checks that the id exists."""
+"""The only form of a token id. The engine checks that the id exists."""
 
 
 class Options(Struct, frozen=True):
@@ -101,7 +101,7 @@ def parse_fields(fields: dict[str, Any], context: Context) -> ParsedRequest:
 
 
 def encode_options(request: schema.AnswerFields, ignored: IgnoredFields) -> bytes:
-    """`Options`, encoded. Raises InvalidRequest for `stream_options` without a stream."""
+    """The encoded `Options`. Raises InvalidRequest for `stream_options` without a stream."""
     wanted = request.stream_options
     if wanted is None:
         wanted = schema.StreamOptions()
@@ -115,12 +115,12 @@ def encode_options(request: schema.AnswerFields, ignored: IgnoredFields) -> byte
 def _set_pixel_limits(wanted: schema.PixelLimits | None, conversation: Conversation) -> None:
     if wanted is None:
         return
-    least, most = wanted.min_pixels, wanted.max_pixels
-    if least is not None and most is not None and least > most:
+    low, high = wanted.min_pixels, wanted.max_pixels
+    if low is not None and high is not None and low > high:
         raise InvalidRequest(
             "`min_pixels` is above `max_pixels`.", "mm_processor_kwargs.min_pixels"
         )
-    conversation.min_pixels, conversation.max_pixels = least, most
+    conversation.min_pixels, conversation.max_pixels = low, high
 
 
 def _continues(request: schema.ChatRequest) -> bool:
@@ -153,7 +153,7 @@ def _continues(request: schema.ChatRequest) -> bool:
 
 
 def _choice(wanted: schema.WantedChoice | None, *, parallel: bool) -> ToolChoice:
-    """`tool_choice` as every dialect has it. A named tool is called once."""
+    """`tool_choice` in the form of all dialects. A named tool is called once."""
     match wanted:
         case schema.NamedTool(function=function):
             return ToolChoice("required", (function.name,), parallel=False)
@@ -180,7 +180,7 @@ def parse_response_format(wanted: schema.ResponseFormat | None, limits: Limits) 
 
 
 def _reasoning(request: schema.ChatRequest) -> ReasoningOptions:
-    """The fields of OpenAI, Anthropic, OpenRouter and vLLM. Raises InvalidRequest."""
+    """The reasoning fields of OpenAI, Anthropic, OpenRouter and vLLM. Raises InvalidRequest."""
     thinking = request.thinking or schema.Thinking("auto")
     reasoning = request.reasoning or schema.ReasoningConfig()
     variables = dict(request.chat_template_kwargs or {})
@@ -212,7 +212,7 @@ def parse_sampling(
     must_call: bool = False,
     max_reasoning_tokens: int | None = None,
 ) -> SamplingParams:
-    """Parameters of an answer that matches `json_schema`, or `must_call`. Raises InvalidRequest."""
+    """The sampling parameters of a request. Raises InvalidRequest."""
     min_tokens = request.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise InvalidRequest("`min_tokens` is above `max_tokens`.", "min_tokens")
@@ -242,7 +242,7 @@ def parse_sampling(
 
 
 def _check_ends(request: schema.AnswerFields) -> None:
-    """Raises InvalidRequest for a length: JSON ends where it is complete."""
+    """Raises InvalidRequest for `min_tokens` or `ignore_eos`: JSON ends where it is complete."""
     for name in ("min_tokens", "ignore_eos"):
         if getattr(request, name):
             raise InvalidRequest(

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from vlm_server.api.dialects.logprobs import finite, token_logprob
 from vlm_server.api.dialects.openai.parse import Options
 from vlm_server.api.http import errors, sse
+from vlm_server.api.http.answer import finite, token_logprob
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, TokenLogprob, ToolCallDelta, Usage
 
@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Renderer(ABC):
-    """The common part of chat and text completions: a whole completion, or its chunks."""
+    """The JSON of a chat or text completion, or of its chunks."""
 
     _object: ClassVar[str] = "text_completion"
     _chunk_object: ClassVar[str] = "text_completion"
@@ -33,14 +33,14 @@ class _Renderer(ABC):
 
     @abstractmethod
     def _choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """The JSON of a choice, of which `deltas` are all, or for text completions some."""
+        """The JSON of a choice with all of its `deltas`; for text completions also of some."""
 
     def whole(self, choices: Sequence[Sequence[Delta]], finished: Finished) -> bytes:
         answers = [self._choice(index, deltas) for index, deltas in enumerate(choices)]
         return _encode(self._whole | {"choices": answers, "usage": _usage_of_all(finished)})
 
     def end(self, finished: Finished) -> bytes:
-        """The usage, if the client wants it, and `[DONE]`."""
+        """The usage, if requested, and `[DONE]`."""
         if not self._options.include_usage:
             return sse.DONE
         return self._event([], {"usage": _usage_of_all(finished)}) + sse.DONE
@@ -69,12 +69,12 @@ class ChatRenderer(_Renderer):
     def __init__(self, request_id: str, model: str, options: bytes) -> None:
         super().__init__(request_id, model, options)
         self._begun = set[int]()
-        """Choices of which a chunk was sent."""
+        """Choices with a chunk already sent."""
 
     def delta(self, delta: Delta) -> bytes:
         """Chunks with the role, the text or the call, and the finish reason."""
         deltas = self._role(delta.choice) + _deltas_of(delta)
-        choices = [_chunk_choice(each, delta.choice) for each in deltas]
+        choices = [_chunk_choice(change, delta.choice) for change in deltas]
         if delta.logprobs:
             choices[-1]["logprobs"] = _logprobs(delta.logprobs)
         if delta.finish_reason:
@@ -88,7 +88,7 @@ class ChatRenderer(_Renderer):
         return self._event([_chunk_choice(delta, 0)], self._usage_so_far(None))
 
     def _role(self, choice: int) -> list[dict[str, Any]]:
-        """The first delta of a choice; empty once it was sent."""
+        """The first delta of a choice, once."""
         if choice in self._begun:
             return []
         self._begun.add(choice)
@@ -132,7 +132,7 @@ def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
         {
             "id": call[0].id,
             "function": {
-                "arguments": "".join(each.arguments for each in call),
+                "arguments": "".join(piece.arguments for piece in call),
                 "name": call[0].name,
             },
             "type": "function",
@@ -142,9 +142,9 @@ def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
 
 
 def _deltas_of(delta: Delta) -> list[dict[str, Any]]:
-    """`delta` in OpenAI's form, without its end; at least one, if it has log probabilities.
+    """`delta` in OpenAI's form, without its end; at least one if it has log probabilities.
 
-    The first one of a call has all but its arguments.
+    The first delta of a call has all but its arguments.
     """
     deltas: list[dict[str, Any]] = []
     if (call := delta.tool_call) is not None:
@@ -161,12 +161,12 @@ def _deltas_of(delta: Delta) -> list[dict[str, Any]]:
 
 
 def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-    """None without entries: they were not requested."""
+    """The log probabilities of `entries`; None without any, since they were not requested."""
     return {"content": list(map(token_logprob, entries)), "refusal": None} if entries else None
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Prediction tokens are those of all drafts: see `docs/api.md`."""
+    """The usage. Prediction tokens are those of all drafts: see `docs/api.md`."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -181,7 +181,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _usage_of_all(finished: Finished) -> dict[str, Any]:
-    """With our `images` and `videos`: what the model saw of each, in tokens."""
+    """The usage with our extensions `images` and `videos`: the tokens of each."""
     media = {"images": finished.images, "videos": finished.videos}
     return _usage(finished.usage) | {name: uses for name, uses in media.items() if uses}
 
@@ -190,7 +190,7 @@ class CompletionRenderer(_Renderer):
     def __init__(self, request_id: str, model: str, options: bytes) -> None:
         super().__init__(request_id, model, options)
         self._offsets = defaultdict[int, int](int)
-        """Characters of the tokens of each choice so far."""
+        """The number of characters of each choice so far."""
 
     def delta(self, delta: Delta) -> bytes:
         """One chunk."""

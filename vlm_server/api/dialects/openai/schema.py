@@ -1,6 +1,6 @@
 """The JSON of a chat request: its fields and their bounds.
 
-A field takes effect, or is on one of the two lists below, or is refused by name. Unknown fields in
+A field has an effect, is on one of the two lists below, or is refused by name. Unknown fields in
 messages and parts are ignored: see `api.parsing.ignored_fields`.
 """
 
@@ -62,7 +62,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
-"""Fields that are not supported, and the values of them that have no effect."""
+"""Fields that are not supported, with their values without effect."""
 
 RULES = {
     "role": "must be 'system', 'developer', 'user', 'assistant' or 'tool'",
@@ -78,7 +78,7 @@ RULES = {
     "prediction.type": "must be 'content'",
     "response_format.type": "must be 'text', 'json_object' or 'json_schema'",
 }
-"""Ends of error messages, by a field's path or name."""
+"""The rule on a field in error messages, by the field's path or name."""
 
 
 # ---- messages ----------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class ToolCall(Struct, tag_field="type", tag="function"):
 
 
 class ChatMessage(Struct):
-    """`reasoning` means `reasoning_content`; `audio` and `function_call` are refused."""
+    """A message; `reasoning` means `reasoning_content`. `audio` and `function_call` are refused."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -146,7 +146,7 @@ class FunctionName(Struct):
 
 
 class NamedTool(Struct, tag_field="type", tag="function"):
-    """The tool that has to be called, in `tool_choice`."""
+    """The tool that must be called, in `tool_choice`."""
 
     function: FunctionName
 
@@ -186,14 +186,14 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class Thinking(Struct, forbid_unknown_fields=True):
-    """Anthropic's field. `auto` and `adaptive` leave it to the template."""
+    """Anthropic's `thinking`; `auto` and `adaptive` leave the decision to the template."""
 
     type: Literal["enabled", "disabled", "auto", "adaptive"]
     budget_tokens: Count | None = None
 
 
 class ReasoningConfig(Struct, forbid_unknown_fields=True):
-    """OpenRouter's field."""
+    """OpenRouter's `reasoning`."""
 
     effort: Effort | None = None
     max_tokens: Count | None = None
@@ -201,14 +201,14 @@ class ReasoningConfig(Struct, forbid_unknown_fields=True):
 
 
 class PixelLimits(Struct, forbid_unknown_fields=True):
-    """Bounds of width times height of every image, in pixels that the model sees."""
+    """Bounds on the pixels of every image as the model sees it."""
 
     min_pixels: Size | None = None
     max_pixels: Size | None = None
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """`include_obfuscation` has no effect: streams are never padded."""
+    """Options of a stream; `include_obfuscation` has no effect: streams are never padded."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -1,6 +1,6 @@
 """`POST /v1/tokenize` and `POST /v1/detokenize`: prompts as tokens and back, without an answer.
 
-The forms are vLLM's.
+The forms of bodies and answers are vLLM's.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (None, True),
     "return_token_strs": (None, False),
 }
-"""vLLM's fields that are not supported, and their values that have no effect."""
+"""vLLM's fields that are not supported, with their values without effect."""
 ADDS_SPECIAL = "add_special_tokens"
-"""As them: true for a prompt, false for messages, whose template writes special tokens."""
+"""A field supported with one value: true for a prompt; false for messages, since their template
+writes special tokens."""
 
 
 class PromptRequest(Struct, forbid_unknown_fields=True):
@@ -93,7 +94,7 @@ IN_PROMPT = frozenset(
         *("tool_choice", "tools"),
     }
 )
-"""The fields of a chat request that may change its prompt; the others are checked alone."""
+"""The fields of a chat request that may change its prompt; other fields are only checked."""
 
 
 _NOT_IN_PROMPT = (
@@ -115,7 +116,7 @@ def _counted(parsed: ParsedRequest, fields: dict[str, Any]) -> ParsedRequest:
 
 
 def encode_tokens(finished: Finished, max_model_len: int) -> bytes:
-    """vLLM's answer; `images` and `cached_tokens` are ours."""
+    """vLLM's answer with our extensions `images` and `cached_tokens`."""
     answer = {
         "count": finished.usage.prompt_tokens,
         "max_model_len": max_model_len,

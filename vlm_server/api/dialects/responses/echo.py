@@ -13,9 +13,9 @@ from vlm_server.errors import InvalidRequest
 class Options(msgspec.Struct, frozen=True):
     """The renderer's options.
 
-    owner: whose response it is. echo: a JSON object, the fields that the response repeats. items: a
-    JSON list of the request's own items; empty if the response is not stored. namespaces: those of
-    tools, by the tools' names.
+    owner: of the stored response. echo: the fields that the response repeats, as a JSON object.
+    items: the request's own items as a JSON list; empty if the response is not stored. namespaces:
+    of tools, by name.
     """
 
     owner: str
@@ -26,10 +26,9 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def encode_echo(given: schema.ParsedBody) -> bytes:
-    """`Options.echo`. Raises InvalidRequest if it can't be written as UTF-8.
+    """`Options.echo`. Raises InvalidRequest if it can't be encoded as UTF-8.
 
-    An omitted sampling parameter is the checkpoint's own, which the front does not know: the echo
-    has OpenAI's default.
+    The front does not know the checkpoint's sampling defaults: the echo has OpenAI's.
     """
     request = given.request
     echo: dict[str, Any] = {
@@ -59,7 +58,7 @@ def encode_echo(given: schema.ParsedBody) -> bytes:
 
 
 def encode(value: Any) -> bytes:
-    """`value` as JSON. Raises InvalidRequest for strings that are no Unicode."""
+    """`value` as JSON. Raises InvalidRequest for lone surrogates."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The items of a conversation: those of a request's `input`, and those that are stored."""
+"""The items of a conversation, from a request's `input` or stored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class InputImage(Struct, tag_field="type", tag="input_image", omit_defaults=True
 
 
 class InputVideo(Struct, tag_field="type", tag="input_video"):
-    """A video, which OpenAI does not have."""
+    """A video, our extension."""
 
     video_url: str
 
@@ -53,7 +53,7 @@ class MessageItem(Struct, tag_field="type", tag="message", omit_defaults=True):
     id: str | None = None
     status: ItemStatus | None = None
     phase: str | None = None
-    """Kept and shown; it has no effect."""
+    """OpenAI's phase of the message, kept and shown without effect."""
 
 
 class FunctionCall(Struct, tag_field="type", tag="function_call", omit_defaults=True):
@@ -76,7 +76,7 @@ class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
 
 
 class ReasoningItem(Struct, tag_field="type", tag="reasoning", omit_defaults=True):
-    """Reasoning; without `content`, as OpenAI's is, it has no effect."""
+    """Reasoning; OpenAI's own, without `content`, has no effect."""
 
     content: list[ReasoningText] | None = None
     id: str | None = None
@@ -99,7 +99,7 @@ _ID_PREFIXES = {
     ReasoningItem: "rs",
 }
 _INPUT_MARK = "i"
-"""Part of input items' ids, whose numbers begin at 0 as those of the response's items do."""
+"""Distinguishes ids of input items from ids of the response's items: both count from 0."""
 
 UNSUPPORTED_ITEMS = frozenset(
     {
@@ -122,7 +122,7 @@ _ID = re.compile(r"(?:msg|fc|fco|rs)_(?P<request_hex>[0-9a-f]{32})i?[0-9a-f]{4,}
 
 
 def request_hex_of(item_id: str) -> str | None:
-    """The hex digits of the response that an item belongs to; None for a client's own id."""
+    """The hex digits of the response with an item; None for a client's own id."""
     found = _ID.fullmatch(item_id)
     return found and found["request_hex"]
 
@@ -157,13 +157,13 @@ def parts_of(items: Iterable[Item]) -> Iterator[MessagePart]:
 
 
 def is_unfinished(item: Item) -> bool:
-    """Whether the answer continues `item`, the last one."""
+    """Whether the answer continues `item`, the last one of the request."""
     is_answer = isinstance(item, MessageItem) and item.role == "assistant"
     return is_answer and item.status in ("in_progress", "incomplete")
 
 
 def content_of(item: Item) -> str | list[MessagePart] | list[ToolPart] | None:
-    """The content of a message or of a call's output; None of other items."""
+    """The content of a message or of a call's output; None for other items."""
     match item:
         case MessageItem():
             return item.content
@@ -173,9 +173,9 @@ def content_of(item: Item) -> str | list[MessagePart] | list[ToolPart] | None:
 
 
 def add_types(given: Any) -> None:
-    """Set the types that clients may leave out in a list of items.
+    """Set the types that clients may omit in a list of items.
 
-    Raises UnsupportedField for an item or part that OpenAI has and this server has not.
+    Raises UnsupportedField for OpenAI's items and parts that this server does not support.
     """
     if not isinstance(given, list):
         return
@@ -201,7 +201,7 @@ def _refuse(value: Any, names: frozenset[str], param: str, why: str) -> None:
 def normalize(items: Iterable[Item], request_hex: str) -> list[Item]:
     """`items` as they are stored and shown: each with an id, and its content as a list.
 
-    No two have the same id, nor that of an item of the response.
+    The ids are unique, also among the items of the response.
     """
     normalized = list(items)
     ids = set[str]()

@@ -14,8 +14,8 @@ from vlm_server.protocol import ContentPart, Message, ToolCall
 
 
 @dataclass(slots=True)
-class _Turn:
-    """The assistant's items that make one message: reasoning, then text, then calls."""
+class _AssistantTurn:
+    """The assistant's items of one message: reasoning, then text, then calls."""
 
     reasoning: str = ""
     content: tuple[ContentPart, ...] | None = None
@@ -25,11 +25,11 @@ class _Turn:
 
 
 class MessageBuilder:
-    """Converts items to messages, in their order. Its methods raise RequestError."""
+    """Converts items to messages, in order. Its methods raise RequestError."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
-        self._turn = _Turn()
+        self._turn = _AssistantTurn()
         self._tools: dict[str, str] = {}
         """The names of the tools, by the ids of their calls."""
 
@@ -39,7 +39,7 @@ class MessageBuilder:
         self._conversation.add(Message("system", (part,)), "instructions")
 
     def add(self, given: Iterable[items.Item], param: str) -> None:
-        """Add the items `given`, which the field `param` has."""
+        """Add the items `given`, from the field `param`."""
         for i, item in enumerate(given):
             self._add(item, f"{param}[{i}]")
 
@@ -111,13 +111,13 @@ class MessageBuilder:
             case _:
                 return self._conversation.text(part.text, param)
 
-    def _begin(self, param: str) -> _Turn:
-        """The assistant's turn under way, to which the item `param` belongs."""
+    def _begin(self, param: str) -> _AssistantTurn:
+        """The assistant's turn in progress, begun here if necessary with the item `param`."""
         self._turn.param = self._turn.param or param
         return self._turn
 
     def _end_turn(self) -> None:
-        turn, self._turn = self._turn, _Turn()
+        turn, self._turn = self._turn, _AssistantTurn()
         if turn.reasoning or turn.content is not None or turn.calls:
             calls = tuple(turn.calls)
             message = Message("assistant", turn.content or (), turn.reasoning, calls)

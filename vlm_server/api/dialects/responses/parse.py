@@ -55,14 +55,14 @@ def _are_small(turns: tuple[bytes, ...]) -> bool:
 
 
 def parse_count(body: Body, context: Context) -> ParsedRequest:
-    """The request in `body`, as one whose tokens are counted; otherwise as `parse_response`."""
+    """As `parse_response`, for a request to count tokens."""
     return only_counted(parse_response(body, context))
 
 
 def _with_history(
     parsed: schema.ParsedBody, context: Context
 ) -> tuple[schema.ParsedBody, list[items.Item]]:
-    """`parsed` with the items that it refers to, and the items before it.
+    """`parsed` with its references resolved, and the items of earlier turns.
 
     Raises HistoryNeeded if `context` does not have them, and NotFound.
     """
@@ -71,7 +71,7 @@ def _with_history(
     before = request.previous_response_id
     if context.previous is None and (hexes or before is not None):
         json_body.utf8_length(before or "", _PREVIOUS_ID)
-        raise HistoryNeeded(before, tuple(f"{ID_PREFIX}{each}" for each in hexes))
+        raise HistoryNeeded(before, tuple(f"{ID_PREFIX}{digits}" for digits in hexes))
     previous, others = _items_of(context.previous or ()), _items_of(context.others)
     if not isinstance(request.input, str):
         resolved = items.resolve(request.input, [*others, *previous])
@@ -132,7 +132,7 @@ def _options(parsed: schema.ParsedBody, context: Context) -> bytes:
     stored = b""
     if request.store is not False:
         stored = encode(items.normalize(request.items, context.request_id.removeprefix(ID_PREFIX)))
-    namespaces = {each.name: each.namespace for each in request.tools or () if each.namespace}
+    namespaces = {tool.name: tool.namespace for tool in request.tools or () if tool.namespace}
     return msgspec.msgpack.encode(
         Options(
             context.owner, encode_echo(parsed), stored, request.previous_response_id, namespaces

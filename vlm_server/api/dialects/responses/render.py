@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from vlm_server.api.dialects.logprobs import token_logprob
 from vlm_server.api.dialects.responses.echo import Options
 from vlm_server.api.dialects.responses.parse import ID_PREFIX
 from vlm_server.api.dialects.responses.store import ResponseStore
 from vlm_server.api.http import sse
+from vlm_server.api.http.answer import token_logprob
 from vlm_server.errors import RequestError
 from vlm_server.protocol import Delta, Finished, FinishReason, ToolCallDelta
 
@@ -21,7 +21,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ResponsesRenderer:
-    """The JSON of one response, or its events; `store` gets what is stored."""
+    """The JSON of one response, or its events; stored responses go to `store`."""
 
     def __init__(self, store: ResponseStore, request_id: str, model: str, encoded: bytes) -> None:
         options = msgspec.msgpack.decode(encoded, type=Options)
@@ -59,8 +59,8 @@ class ResponsesRenderer:
     def error(self, error: RequestError) -> bytes:
         """The end of the open item, an event with the failed response, and one with the error.
 
-        The error comes last: OpenAI's clients raise it and read no further. They know it by its
-        object `error`, which OpenAI sends, although its documents have the fields at the top.
+        The error comes last: OpenAI's clients raise it and read no further. They look for
+        an object `error`, which OpenAI sends although it documents the fields at the top level.
         """
         begun = self._begin() + self._events(self._output.end_item("incomplete"))
         reason = {"code": error.code, "message": error.message}
@@ -97,7 +97,7 @@ class ResponsesRenderer:
         )
 
     def _end(self, finished: Finished) -> bytes:
-        """The whole response, which is stored if there is room, and says whether it is."""
+        """The whole response, stored if there is room; its field `store` says whether it is."""
         items = self._output.items
         response = self._response(self._status) | {"output": items, "usage": _usage(finished)}
         encoded = _encode(response)
@@ -166,7 +166,7 @@ _NAMES = {
 
 @dataclass(slots=True)
 class _OpenItem:
-    """The item under way. `place`: the fields by which events refer to it."""
+    """The item in progress. `place`: the fields of events that refer to it."""
 
     key: _ItemKey
     item: dict[str, Any]
@@ -186,7 +186,7 @@ class _OpenItem:
 
     @property
     def part(self) -> dict[str, Any]:
-        """The only part of the content of a message or of reasoning so far."""
+        """The only content part of a message or of reasoning, so far."""
         if self.key == _MESSAGE:
             scored = {"annotations": [], "logprobs": list(self.logprobs)}
             return {"type": "output_text", "text": self.text, **scored}
@@ -194,9 +194,9 @@ class _OpenItem:
 
 
 class Output:
-    """The items of an answer, made of its deltas: reasoning, messages and calls, in their order.
+    """The items of an answer, made from its deltas: reasoning, messages and calls, in order.
 
-    `request_hex` makes their ids unique. `namespaces` are those of tools, by the tools' names.
+    `request_hex` makes their ids unique. `namespaces` are those of tools, by name.
     """
 
     def __init__(self, request_hex: str, namespaces: Mapping[str, str]) -> None:
@@ -207,8 +207,8 @@ class Output:
         self._open: _OpenItem | None = None
 
     def add(self, delta: Delta) -> list[Event]:
-        """The events of a delta, and of what begins or ends with it. An empty answer is an empty
-        message.
+        """The events of a delta, and of items that begin or end with it. An empty answer is an
+        empty message.
         """
         events: list[Event] = []
         key = _item_key(delta)
@@ -249,7 +249,7 @@ class Output:
         return [added, {"type": "response.content_part.added", **place, "part": self._open.part}]
 
     def _extend_item(self, delta: Delta) -> list[Event]:
-        """The event of what `delta` adds to the open item; none for a call without arguments."""
+        """The event of the text or arguments that `delta` adds to the open item, if any."""
         assert self._open is not None
         text = delta.text if delta.tool_call is None else delta.tool_call.arguments
         if not text and delta.tool_call is not None:
@@ -262,7 +262,7 @@ class Output:
         return [event]
 
     def end_item(self, status: str) -> list[Event]:
-        """The events of the end of the open item, if there is one."""
+        """The events at the end of the open item, if any."""
         if self._open is None:
             return []
         ended, self._open = self._open, None

@@ -1,7 +1,7 @@
 """The JSON of a request for a response: its fields and their bounds.
 
-A field either takes effect, or is one of those that are ignored and reported, or is refused by
-name. Fields of items, parts and tools that are not known are ignored and reported.
+A field has an effect, is ignored and reported, or is refused by name. Unknown fields of items,
+parts and tools are ignored and reported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOGPROBS = "message.output_text.logprobs"
 ECHOED = frozenset(
     {"max_tool_calls", "prompt_cache_key", "safety_identifier", "truncation", "user"}
 )
-"""Fields that the response repeats, and that have no other effect."""
+"""Fields that only appear in the response."""
 
 HARMLESS = ECHOED | {
     "client_metadata",
@@ -56,8 +56,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1),
     "top_k": (None, -1),
 }
-"""Fields that are not supported, and the values of them that have no effect: OpenAI's, and those
-that the Shepherd Model Gateway adds to every request."""
+"""Fields that are not supported, with their values without effect: OpenAI's, and those that the
+Shepherd Model Gateway adds to every request."""
 
 RULES = {
     "role": "must be 'user', 'assistant', 'system' or 'developer'",
@@ -72,7 +72,7 @@ RULES = {
     "input[].output[].type": "must be 'input_text' or 'input_image'",
     "type": "is a type that this server does not know",
 }
-"""Ends of error messages, by a field's path or name."""
+"""The rule on a field in error messages, by the field's path or name."""
 
 Include = Literal[
     "message.output_text.logprobs",
@@ -84,11 +84,11 @@ Include = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-"""Values of `include`. All but the first have no effect: answers have nothing of the kind."""
+"""Values of `include`. All but the first have no effect."""
 
 
 class FunctionTool(StrictFunction, tag_field="type", tag="function"):
-    """Calls have the `namespace` of their tool, if it has one; the model does not see it."""
+    """A tool; its calls have its `namespace`, if any, which the model does not see."""
 
     namespace: str | None = None
 
@@ -123,7 +123,7 @@ class TextConfig(Struct):
 
 
 class ReasoningConfig(Struct):
-    """`summary` has no effect: reasoning is shown in full. `max_tokens` is not OpenAI's."""
+    """OpenAI's `reasoning`. `summary` has no effect; `max_tokens` is an extension."""
 
     effort: Effort | None = None
     max_tokens: Count | None = None
@@ -131,14 +131,14 @@ class ReasoningConfig(Struct):
 
 
 class Thinking(Struct):
-    """Sent by clients of other servers. `auto`, `adaptive` and None leave it to the template."""
+    """`thinking` of other servers; `auto`, `adaptive` and None leave it to the template."""
 
     type: Literal["enabled", "disabled", "auto", "adaptive"] | None = None
     budget_tokens: Count | None = None
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """Events are never padded. `include_usage` is not OpenAI's: the last event always has it."""
+    """Options of a stream, without effect: events are not padded, the last one has the usage."""
 
     include_obfuscation: bool | None = None
     include_usage: bool | None = None
@@ -149,7 +149,7 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 
 
 class ResponsesRequest(Struct, forbid_unknown_fields=True):
-    """`ignore_eos` is vLLM's."""
+    """A request; `ignore_eos` is vLLM's extension."""
 
     input: str | Annotated[list[items.InputItem], Meta(min_length=1)]
     model: str | None = None
@@ -176,7 +176,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True):
 
     @property
     def items(self) -> list[items.Item]:
-        """`input` as items, without references to others."""
+        """The items of `input` that are not references."""
         if isinstance(self.input, str):
             return [items.MessageItem("user", self.input)]
         return [item for item in self.input if not isinstance(item, items.ItemReference)]
@@ -236,7 +236,7 @@ def _functions(tool: Any, param: str, ignored: IgnoredFields) -> list[Any]:
 def _functions_of_namespace(
     tool: dict[str, Any], param: str, ignored: IgnoredFields
 ) -> list[dict[str, Any]]:
-    """The functions of a namespace, each with its name, which the model does not get."""
+    """The functions of a namespace, with its name, which the model does not get."""
     name, inner = tool.get("name"), tool.get("tools")
     if not isinstance(name, str):
         raise InvalidRequest(f"`{param}.name` must be a string.", f"{param}.name")
@@ -247,13 +247,13 @@ def _functions_of_namespace(
             param = f"{param}.tools[{i}].type"
             raise UnsupportedField(f"`{param}`: a namespace may have functions alone.", param)
     ignored.add("tools[].namespace")
-    return [{**each, "namespace": name} for each in inner]
+    return [{**function, "namespace": name} for function in inner]
 
 
 def _report_ignored(
     fields: dict[str, Any], request: ResponsesRequest, ignored: IgnoredFields
 ) -> None:
-    """Report what has no effect in the `fields` that `request` was made of."""
+    """Report fields without effect among the `fields` of `request`."""
     ignored.add_unread(fields, request)
     _report_items(request.items, ignored)
     if request.text is not None:
@@ -265,13 +265,13 @@ def _report_ignored(
         ignored.add("stream_options.include_obfuscation")
     if options.include_usage is False:
         ignored.add("stream_options.include_usage")
-    for each in request.include or ():
-        if each != LOGPROBS:
-            ignored.add(f"include.{each}")
+    for field in request.include or ():
+        if field != LOGPROBS:
+            ignored.add(f"include.{field}")
 
 
 def _report_items(given: list[items.Item], ignored: IgnoredFields) -> None:
-    """Report fields that are stored with an item, and have no other effect."""
+    """Report fields of items that are only stored."""
     for item in given:
         if item.status != "completed" and not (item is given[-1] and items.is_unfinished(item)):
             ignored.add("input[].status", item.status)
@@ -288,13 +288,12 @@ def _report_items(given: list[items.Item], ignored: IgnoredFields) -> None:
 def _flatten_tools(fields: dict[str, Any], ignored: IgnoredFields) -> None:
     """Reduce `tools` to functions, those of namespaces included.
 
-    Raises UnsupportedField for tools that OpenAI runs itself, except for web search, which a model
-    can do without.
+    Raises UnsupportedField for tools that OpenAI runs itself, except web search, which is ignored.
     """
     tools = fields.get("tools")
     if isinstance(tools, list):
         named = [(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
-        fields["tools"] = [each for tool in named for each in _functions(*tool, ignored)]
+        fields["tools"] = [function for tool in named for function in _functions(*tool, ignored)]
     choice = fields.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else "function"
     if kind not in ("function", "allowed_tools"):

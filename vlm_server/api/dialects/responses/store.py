@@ -1,6 +1,6 @@
 """Stored responses, which clients may continue, retrieve and delete: bounded in bytes and time.
 
-Each belongs to one owner, and does not exist for others. Knows bytes, and nothing of items.
+Each belongs to one owner and is invisible to other clients. Handles bytes only, not items.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from vlm_server.errors import NotFound, PreviousResponseNotFound
 from vlm_server.settings import Server
 
 OVERHEAD_BYTES = 1024
-"""Bytes that a turn counts besides its items."""
+"""Bytes counted for a turn in addition to its items."""
 
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """The items of a request and of its response, and the turn before.
+    """The items of a request and of its response, and the previous turn.
 
-    It is kept while `num_references` responses and later turns need it.
+    Kept while `num_references` responses and later turns need it.
     """
 
     items: bytes
@@ -33,7 +33,7 @@ class _Turn:
         return len(self.items) + len(self.output) + OVERHEAD_BYTES
 
     def history(self) -> list[_Turn]:
-        """All turns up to this one, the oldest first."""
+        """All turns up to this one, oldest first."""
         turns = [self]
         while (parent := turns[-1].parent) is not None:
             turns.append(parent)
@@ -55,13 +55,13 @@ class _Entry:
 
 @dataclass(slots=True)
 class _OwnerResponses:
-    """One owner's responses by their ids, the oldest first, and the turns behind them."""
+    """One owner's responses by id, oldest first, and their turns."""
 
     entries: dict[str, _Entry] = field(default_factory=dict)
     size_bytes: int = 0
 
     def drop(self, response_id: str) -> None:
-        """Forget a response, and the turns that no other one needs."""
+        """Remove a response, and the turns that no other response needs."""
         entry = self.entries.pop(response_id)
         self.size_bytes -= len(entry.response)
         for turn in reversed(entry.turn.history()):
@@ -73,17 +73,17 @@ class _OwnerResponses:
 
 
 class ResponseStore:
-    """Responses by their owners and ids. `clock` counts seconds.
+    """Responses by owner and id. `clock` returns seconds.
 
-    A deleted response disappears from later turns, too; one that is dropped for its age or for lack
-    of room stays in them. One owner may use all the room until another needs some; then the owner
-    with the most bytes loses the oldest response.
+    A deleted response disappears from later turns, too; an expired or evicted one stays in them.
+    One owner may use all the room until another needs some; then the owner with the most bytes
+    loses its oldest response.
     """
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit_bytes = server.responses_store_bytes
         self.num_evicted = 0
-        """Responses that were dropped for lack of room."""
+        """The number of responses evicted for lack of room."""
         self._seconds = server.responses_store_seconds
         self._clock = clock
         self._by_owner: dict[str, _OwnerResponses] = {}
@@ -101,10 +101,10 @@ class ResponseStore:
     def begin(
         self, owner: str, response_id: str, previous_id: str | None, items: bytes, response: bytes
     ) -> bool:
-        """Keep the `items` of a request, and `response` as it stands now.
+        """Keep the `items` of a request, and `response` in its current state.
 
-        Returns whether they are kept: not if they and the turns before them are too large, nor if
-        those have gone.
+        Returns whether they are kept: not if they and earlier turns are too large, nor if an
+        earlier turn is gone.
         """
         self.drop_expired()
         previous = self._get(owner, previous_id) if previous_id is not None else None
@@ -125,7 +125,7 @@ class ResponseStore:
     def finish(self, owner: str, response_id: str, response: bytes, output: bytes) -> bool:
         """Keep the `response` and the items of its `output`.
 
-        Returns whether they are kept: not without room for them, nor if what was begun has gone.
+        Returns whether they are kept: not without room, nor if the response is gone.
         """
         entry = self._get(owner, response_id)
         if entry is None or not entry.is_pending:
@@ -134,7 +134,7 @@ class ResponseStore:
         owned.size_bytes += len(output) + len(response) - len(entry.response)
         entry.turn.output, entry.response, entry.is_pending = output, response, False
         entry.expires = self._clock() + self._seconds
-        owned.entries[response_id] = owned.entries.pop(response_id)  # the youngest
+        owned.entries[response_id] = owned.entries.pop(response_id)  # now the newest
         has_room = self._has_room_for(owner, entry)
         if not has_room:
             self._drop(owner, response_id)
@@ -142,7 +142,7 @@ class ResponseStore:
         return has_room
 
     def abandon(self, owner: str, response_id: str) -> None:
-        """Forget a response that was not finished; others stay."""
+        """Remove a response that was not finished."""
         entry = self._get(owner, response_id)
         if entry is not None and entry.is_pending:
             self._drop(owner, response_id)
@@ -150,7 +150,7 @@ class ResponseStore:
     # ---- retrieval ---------------------------------------------------------------------
 
     def recall(self, owner: str, response_id: str) -> tuple[bytes, ...]:
-        """The items of all turns up to that response, the oldest first, as JSON lists.
+        """The items of all turns up to that response, oldest first, as JSON lists.
 
         Raises PreviousResponseNotFound.
         """
@@ -178,7 +178,7 @@ class ResponseStore:
         return _contents(earlier) + ((turn.items,) if turn.items else ())
 
     def delete(self, owner: str, response_id: str) -> None:
-        """Forget a response and its items. Raises NotFound."""
+        """Remove a response and its items. Raises NotFound."""
         turn = self._find(owner, response_id).turn
         self._by_owner[owner].size_bytes -= len(turn.items) + len(turn.output)
         turn.items = turn.output = b""
@@ -203,7 +203,7 @@ class ResponseStore:
     # ---- time --------------------------------------------------------------------------
 
     def drop_expired(self) -> None:
-        """Forget responses that are too old."""
+        """Remove responses that are too old."""
         now = self._clock()
         for owner, owned in list(self._by_owner.items()):
             while owned.entries:
@@ -213,7 +213,7 @@ class ResponseStore:
                 self._drop(owner, response_id)
 
     def seconds_left(self) -> float | None:
-        """Seconds until a response is too old; None if none is stored."""
+        """Seconds until the next response expires; None if none is stored."""
         oldest = (next(iter(owned.entries.values())) for owned in self._by_owner.values())
         expires = min((entry.expires for entry in oldest), default=None)
         return None if expires is None else max(0.0, expires - self._clock())
@@ -221,8 +221,8 @@ class ResponseStore:
     # ---- room --------------------------------------------------------------------------
 
     def _has_room_for(self, owner: str, entry: _Entry) -> bool:
-        """Whether `owner` may keep it, if all else of theirs goes: it fits into an equal share, or
-        into what the others leave."""
+        """Whether `entry` fits once the rest of `owner` is evicted: into an equal share, or the
+        room left by other owners."""
         others = self._by_owner.keys() - {owner}
         share = self.limit_bytes // (1 + len(others))
         left = self.limit_bytes - sum(self._by_owner[other].size_bytes for other in others)
@@ -242,5 +242,5 @@ class ResponseStore:
 
 
 def _contents(turns: Iterable[_Turn]) -> tuple[bytes, ...]:
-    """The items of `turns`, of requests and responses, as JSON lists."""
+    """The items of requests and responses of `turns`, as JSON lists."""
     return tuple(items for turn in turns for items in (turn.items, turn.output) if items)

@@ -25,7 +25,7 @@ _MAX_DIGITS = 9
 
 
 async def refuse_conversation(request: Request) -> Response:
-    """The answer of OpenAI's routes for conversations, which are not kept."""
+    """The answer of OpenAI's routes for conversations, which are not supported."""
     raise NotSupported(
         f"{request.method} /v1/conversations is not supported: go on from a response with "
         "`previous_response_id`, or send all items"
@@ -33,7 +33,7 @@ async def refuse_conversation(request: Request) -> Response:
 
 
 class ResponsesEndpoint:
-    """The endpoint that makes responses, as an ASGI application; failed ones are not stored."""
+    """The endpoint that makes responses, as an ASGI application. Failed ones are not stored."""
 
     def __init__(self, endpoint: Endpoint, store: ResponseStore) -> None:
         self._endpoint = endpoint
@@ -44,12 +44,12 @@ class ResponsesEndpoint:
         try:
             await self._endpoint(scope, receive, send)
         finally:
-            response_id = f"{ID_PREFIX}{access_log.of(scope).request_id}"
-            self._store.abandon(keys.of(scope).identity, response_id)
+            response_id = f"{ID_PREFIX}{access_log.entry_of(scope).request_id}"
+            self._store.abandon(keys.key_of(scope).identity, response_id)
             self._expire_later()
 
     def _expire_later(self) -> None:
-        """Start a timer that empties the store in time, without any request."""
+        """Start a timer that removes expired responses without any request."""
         seconds = self._store.seconds_left()
         if self._timer is None and seconds is not None:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
@@ -61,7 +61,7 @@ class ResponsesEndpoint:
 
 
 class StoredResponses:
-    """The routes for stored responses. All raise NotFound for another client's."""
+    """The routes for stored responses. All raise NotFound for other clients' responses."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
@@ -99,11 +99,11 @@ def _ignore_all_but(request: Request, *effective: str) -> None:
     for name, value in request.query_params.items():
         if name not in effective:
             ignored.add(name, value)
-    access_log.of(request.scope).ignored = ignored.names
+    access_log.entry_of(request.scope).ignored = ignored.names
 
 
 def _page(turns: tuple[bytes, ...], query: QueryParams) -> bytes:
-    """A page of the items of `turns`. Runs on a thread: their pictures may be many."""
+    """A page of the items of `turns`. Runs on a thread: they may have many pictures."""
     items = [item for turn in turns for item in _lists.decode(turn)]
     order, given = query.get("order", "desc"), query.get("limit", str(DEFAULT_ITEMS))
     if order not in ("asc", "desc"):
@@ -134,7 +134,7 @@ _lists = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _of(request: Request) -> tuple[str, str]:
-    return keys.of(request.scope).identity, request.path_params["response_id"]
+    return keys.key_of(request.scope).identity, request.path_params["response_id"]
 
 
 def _json(content: bytes) -> Response:
@@ -146,7 +146,7 @@ def _id(item: msgspec.Raw) -> str:
 
 
 def _after(items: list[msgspec.Raw], item_id: str | None) -> list[msgspec.Raw]:
-    """Items after the last one with that id: a client may send an item again in a later turn."""
+    """Items after the last one with that id: clients may resend an item in a later turn."""
     if item_id is None:
         return items
     for i in reversed(range(len(items))):

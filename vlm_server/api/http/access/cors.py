@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 _ANY = "*"
 _SCOPE_KEY = "vlm_server.is_listed_origin"
-_TOLD = (
+_EXPOSED_HEADERS = (
     "Request-Id",
     "Retry-After",
     "Server-Timing",
@@ -23,7 +23,7 @@ _TOLD = (
 
 
 class Cors:
-    """Answers preflights of listed origins and marks their requests; the gate refuses others."""
+    """Answers preflights of listed origins and marks their requests; the gate refuses the rest."""
 
     def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
         self.app = app
@@ -35,7 +35,7 @@ class Cors:
             allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=(_ANY,),
             allow_private_network=True,
-            expose_headers=_TOLD,
+            expose_headers=_EXPOSED_HEADERS,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,5 +51,5 @@ def is_listed(scope: Scope) -> bool:
 
 
 def _pattern(origin: str) -> str:
-    """`*` at the end of one is any name: `chrome-extension://*`."""
+    """A pattern for `origin`, which may end in `*` for any name: `chrome-extension://*`."""
     return re.escape(origin).replace(re.escape(_ANY), ".*")

@@ -1,8 +1,8 @@
 """Checks of a request's headers: Host, Origin and API key.
 
 The Host check stops DNS rebinding: a web page whose name resolves to this machine still sends
-its own name. The checks of Origin and Sec-Fetch-Site stop requests from other web pages in a
-browser: it sends the first with what a page may read, and only the second with what it embeds.
+its own name. The checks of Origin and Sec-Fetch-Site stop requests from other web pages: browsers
+send Origin with requests whose response the page may read, but with embedded files only the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vlm_server.settings import ORIGIN, Server, is_loopback
 Handler = Callable[[Request], Awaitable[Response]]
 
 READY = ("/health", "/health/ready", "/healthz", "/ping")
-"""Routes where probes ask whether the server is ready."""
+"""Routes of readiness probes."""
 PAGE_FOLDER = "/page"
 """The folder of the page's files; none of them is secret."""
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  compared, not listened on
@@ -44,7 +44,7 @@ def check_host(headers: Headers, server: Server) -> None:
 
 
 def check_origin(headers: Headers, path: str) -> None:
-    """Raises Forbidden for another origin's web page, unless it only links to our page."""
+    """Raises Forbidden for a request from another origin's page, except a link to our page."""
     origin = headers.get("origin")
     if origin is None:
         if headers.get("sec-fetch-site", "").lower() == "cross-site" and not is_page(path, headers):
@@ -60,7 +60,7 @@ def check_origin(headers: Headers, path: str) -> None:
 
 
 def check_key(headers: Headers, ring: KeyRing) -> ApiKey:
-    """The key in Authorization or X-Api-Key, whichever is accepted; `NO_KEY` if none is needed.
+    """The accepted key in Authorization or X-Api-Key; `NO_KEY` if none is required.
 
     Raises Unauthorized.
     """
@@ -79,10 +79,10 @@ def check_key(headers: Headers, ring: KeyRing) -> ApiKey:
 
 
 def admin_only(endpoint: Handler) -> Handler:
-    """`endpoint` guarded: for admin keys only, or for everybody if no key is needed."""
+    """`endpoint` for admin keys only, or for all clients if no key is required."""
 
     async def guarded(request: Request) -> Response:
-        if not keys.of(request.scope).is_admin:
+        if not keys.key_of(request.scope).is_admin:
             raise Forbidden("This route needs a key with `admin = true`.")
         return await endpoint(request)
 
@@ -90,13 +90,13 @@ def admin_only(endpoint: Handler) -> Handler:
 
 
 def wants_html(headers: Headers) -> bool:
-    """Whether `text/html` is asked for by name: browsers do, while curl and clients take all."""
+    """Whether `text/html` is accepted by name, as by browsers; curl and clients send `*/*`."""
     ranges = headers.get("accept", "").lower().split(",")
-    return any(one.partition(";")[0].strip() == "text/html" for one in ranges)
+    return any(media_range.partition(";")[0].strip() == "text/html" for media_range in ranges)
 
 
 def is_page(path: str, headers: Headers) -> bool:
-    """Whether a request is for the page or its files, which are the same for everybody."""
+    """Whether a request is for the page or its files, which are public."""
     return path.startswith(f"{PAGE_FOLDER}/") or (path == "/" and wants_html(headers))
 
 

@@ -10,7 +10,7 @@ One table per key, by its name:
     key = "..."
     admin = true  # may see status, settings and metrics, and manage requests, models and caches
 
-No message shows anything of the file but its path: a name may be a key in the wrong place.
+Messages show only the file's path: a name may be a key in the wrong place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 
 
 class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file. `max_requests` may be in flight at once; None is any number."""
+    """A table of the file. `max_requests` limits the requests in flight; None is no limit."""
 
     key: str
     admin: bool = False
@@ -65,7 +65,7 @@ def read(path: Path) -> dict[str, KeyEntry]:
 
 
 class WatchedKeyFile:
-    """A key file that is read again when it changes. Keeps nothing of its content."""
+    """A key file that is read again when it changes; its content is not kept."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -77,7 +77,7 @@ class WatchedKeyFile:
         return read(self._path)
 
     def read_if_changed(self) -> dict[str, KeyEntry] | None:
-        """The keys by their names; None if the file is as it was, or, logged, can't be used now."""
+        """The keys by name; None if the file is unchanged, or unusable, which is logged."""
         if _version(self._path) == self._version:
             return None
         try:
@@ -90,7 +90,7 @@ class WatchedKeyFile:
 
 
 def _read_private(path: Path) -> bytes:
-    """The file's bytes. Raises OSError, and ConfigError unless it is private and ours."""
+    """The file's bytes. Raises OSError, and ConfigError unless only this user can access it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""API keys: which are accepted, and what each may do. Keeps hashes of the keys, never the keys."""
+"""API keys, accepted or not, and their rights. Hashes of the keys are kept, never the keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vlm_server.settings import Server
 from vlm_server.settings.paths import expanded
 
 CHECK_SECONDS = 1.0
-"""The shortest time between two looks at the key file, which only requests cause."""
+"""The shortest time between two checks of the key file, which requests cause."""
 
 _SCOPE_KEY = "vlm_server.api_key"
 _KEY_PREFIX = b"vlm_server API key\0"
@@ -27,22 +27,20 @@ _SALT_PREFIX = b"vlm_server cache salt\0"
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An accepted key: its hash, the name it has in the log, and what it may do.
-
-    `identity` is a hash, too, the same after a restart: the owner of stored responses and the salt
-    of cache entries. The name is neither, since it may later be given to somebody else's key.
-    `max_requests` may be in flight at once; None is any number.
-    """
+    """An accepted key: its hash, its name in the log, and its rights."""
 
     name: str
     digest: bytes
     identity: str
+    """A hash that survives restarts: the owner of stored responses and the salt of cache entries.
+    A name would not do: it may be given to another key later."""
     is_admin: bool
     max_requests: int | None = None
+    """The limit on requests in flight; None is no limit."""
 
 
 NO_KEY = ApiKey("", b"", "", is_admin=True)
-"""Stands for the key where none is needed: only this machine can connect, as one client."""
+"""The key where none is required: only this machine can connect, as one client."""
 
 
 class KeyRing:
@@ -81,7 +79,7 @@ class KeyRing:
 
 
 class KeySlots:
-    """The number of requests in flight by the name of their API key."""
+    """The number of requests in flight by name of API key."""
 
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()
@@ -103,11 +101,11 @@ class KeySlots:
 
 
 def attach(scope: Scope, key: ApiKey) -> None:
-    """Set the key that the request of `scope` came with."""
+    """Set the API key of the request of `scope`."""
     scope[_SCOPE_KEY] = key
 
 
-def of(scope: Scope) -> ApiKey:
+def key_of(scope: Scope) -> ApiKey:
     """The key that `attach` set."""
     key = scope[_SCOPE_KEY]
     assert isinstance(key, ApiKey)

@@ -1,4 +1,4 @@
-"""One request and its response: what ASGI calls scope, `receive` and `send`."""
+"""One request and its response: ASGI's scope, `receive` and `send`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ logger = logging.getLogger(__name__)
 RawHeaders = list[tuple[bytes, bytes]]
 
 RECEIVED_AT = "vlm_server.received_at"
-"""Key in a scope: when the head was complete, in monotonic seconds."""
+"""Key in a scope of the monotonic time at which the head was complete."""
 MAX_SWALLOWED_BYTES = 64 * 1024
-"""An unread body is read to its end if no more than this is left of it. Otherwise the
-connection is closed behind the response."""
+"""The longest rest of an unread body that is read to its end. With a longer one, the connection is
+closed after the response."""
 _CLOSE = (b"connection", b"close")
 _ABSOLUTE = re.compile(rb"https?://(?P<host>[^/?#]*)(?P<rest>.*)", re.IGNORECASE)
 
 
 class Exchange:
-    """A request, that of `parser`, answered by the application. `send` never waits for clients."""
+    """The request in `parser`, answered by the application. `send` never waits for the client."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class Exchange:
         self._connection = connection
         self._default_headers = default_headers
         self._head: bytes | None = None
-        """The response's head, kept back until its body's first bytes."""
+        """The response's head, held back until the first bytes of its body."""
         self._body = bytearray()
         self._has_news = asyncio.Event()
 
     @property
     def must_close(self) -> bool:
-        """Whether the connection must be closed behind the response, which is complete."""
+        """Whether the connection must be closed after the complete response."""
         return not self.keep_alive or self.parser.http.our_state is not h11.DONE
 
     @property
@@ -66,8 +66,8 @@ class Exchange:
         return len(self._body)
 
     def add_body(self, data: bytearray) -> None:
-        """Take bytes of the body, or its end. `data` is not copied if no others wait."""
-        if self.is_complete:  # nobody reads it any more
+        """Add bytes of the body, or its end. `data` is not copied if no earlier bytes wait."""
+        if self.is_complete:  # no reader is left
             data.clear()
         if self._body:
             self._body += data
@@ -76,7 +76,7 @@ class Exchange:
         self._has_news.set()
 
     def disconnect(self) -> None:
-        """Tell the application that the client has left; what it sends then is dropped."""
+        """Report to the application that the client has left; drop the rest of the response."""
         self.is_gone = True
         self._has_news.set()
 
@@ -134,7 +134,7 @@ class Exchange:
         return self._send(h11.Response(status_code=status, headers=headers, reason=reason))
 
     def _may_follow(self) -> bool:
-        """Whether another request may follow: not behind a body that is not read to its end."""
+        """Whether another request may follow: not if the body is not read to its end."""
         if self.parser.is_complete:
             return True
         remaining = self.parser.remaining_bytes
@@ -148,7 +148,7 @@ class Exchange:
 def scope_of(request: h11.Request, peers: dict[str, Any]) -> Scope:
     """`request` as an ASGI scope; `peers` are the scope's entries about the connection.
 
-    A target may be an absolute URI. Then its host takes the place of the Host header, as RFC 9112
+    A target may be an absolute URI. Then its host replaces the Host header, as RFC 9112
     (3.2.2) demands, so that checks of Host see it.
     """
     target, headers = request.target, list(request.headers)

@@ -1,4 +1,4 @@
-"""Bounds on what a client is sent and does not read, in bytes and seconds."""
+"""Bounds on unread responses, in bytes and seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _READ_BYTES = 64 * 1024
 
 
 class Deadline:
-    """A timer that moves often and is rarely due: moving it later leaves the loop's timer alone."""
+    """A timer that is often moved and rarely due; moving it later keeps the loop's timer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[], None]) -> None:
         self._loop = loop
@@ -21,11 +21,11 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> None:
-        """Due in `seconds` from now, whatever was set before."""
+        """Set the timer to `seconds` from now."""
         self.set_at(self._loop.time() + seconds)
 
     def set_at(self, due: float) -> None:
-        """Due at this time of the event loop's clock."""
+        """Set the timer to this time of the event loop's clock."""
         self._due = due
         if self._timer is not None and self._timer.when() > due:
             self._timer.cancel()
@@ -34,11 +34,11 @@ class Deadline:
             self._timer = self._loop.call_at(due, self._fire)
 
     def clear(self) -> None:
-        """Never due, until it is set again."""
+        """Stop the timer until it is set again."""
         self._due = None
 
     def cancel(self) -> None:
-        """As `clear`, and nothing refers to `on_due` any more."""
+        """Stop the timer for good, and drop `on_due`."""
         self.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -56,7 +56,7 @@ class Deadline:
 
 
 class Outgoing:
-    """The sending side of a connection, which never waits; `on_stall` gets a stall's reason."""
+    """The sending side of a connection, which never waits; `on_stall` is called with a reason."""
 
     def __init__(
         self, transport: asyncio.Transport, limits: Limits, on_stall: Callable[[str], None]
@@ -70,7 +70,7 @@ class Outgoing:
         """Bytes delivered when the deadline was set."""
 
     def write(self, data: bytes) -> None:
-        """Send `data`, of any size, unless too much sent before is unread."""
+        """Send `data`, of any size, unless too many earlier bytes are unread."""
         if self._transport.get_write_buffer_size() > self._limits.max_unread_bytes:
             self._on_stall("left too much unread")
             return
@@ -87,7 +87,7 @@ class Outgoing:
         self._deadline.clear()
 
     def close(self) -> None:
-        """Stop: nothing is sent any more."""
+        """Stop sending."""
         self._deadline.cancel()
 
     def _on_deadline(self) -> None:

@@ -1,7 +1,7 @@
-"""A request parsed from bytes: its head, then its body piece by piece. Knows h11; knows no ASGI.
+"""A request parsed from bytes with h11: its head, then its body piece by piece.
 
-Bounds the work that a client can cause in h11 at once: the lines of a head, and the framing of a
-chunked body, which costs a hundred times more to parse than its bytes do if the chunks are tiny.
+Bounds the work of one call into h11: the lines of a head, and the framing of a chunked body, which
+costs a hundred times more to parse than the same bytes if the chunks are tiny.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from vlm_server.errors import HeadersTooLarge, InvalidRequest, RequestError
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEAD_LINES = 128
 MAX_FRAMING_BYTES = 128 * 1024
-"""Framing of a chunked body: sizes of chunks, their extensions and line ends. 26,000 chunks of one
-byte have as many."""
+"""The most framing of a chunked body: sizes, extensions and line ends of chunks. 26,000 chunks of
+one byte have this much."""
 FREE_FRAMING = 64
-"""Chunks of this many times their framing may go on for ever, that is, from about 500 bytes."""
+"""The ratio of chunk to framing from which framing is unlimited: chunks of about 500 bytes."""
 
 _MAX_LINE_BYTES = 16 * 1024
 _EVENTS_PER_SLICE = 64
-"""About a millisecond."""
+"""Events of h11 per slice, about a millisecond of work."""
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 
 
 class HeadReader:
-    """The bytes before a request, and its head as they arrive."""
+    """The arriving bytes of a request's head, and empty lines before it."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
@@ -55,21 +55,21 @@ class HeadReader:
         return head
 
     def take_body(self, num_bytes: int | None) -> bytes:
-        """Take `num_bytes` of the bytes behind the head, or all of them."""
+        """Remove and return `num_bytes` after the head, or all of them."""
         body = bytes(self.buffer[:num_bytes])
         del self.buffer[:num_bytes]
         return body
 
 
 class RequestParser:
-    """A request whose head is complete. `http` is h11's state, which its response needs too."""
+    """A request with a complete head. `http` is h11's state, also needed for the response."""
 
     def __init__(self, head: bytes) -> None:
         """Raises InvalidRequest if `head` is not a valid head of a request."""
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_LINE_BYTES)
         self.is_complete = False
         self.has_more = False
-        """Whether bytes were fed that `parse` has not come to yet."""
+        """Whether `parse` has not reached the end of the bytes fed."""
         self._fed_bytes = 0
         self._body_bytes = 0
         self.http.receive_data(head)
@@ -88,12 +88,12 @@ class RequestParser:
 
     @property
     def rest(self) -> bytes:
-        """Bytes that arrived behind a complete request."""
+        """Bytes that arrived after a complete request."""
         return self.http.trailing_data[0]
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that arrived after the head."""
-        if data:  # h11 takes an empty piece for the end of the connection
+        """Add bytes that arrived after the head."""
+        if data:  # h11 treats an empty piece as the end of the connection
             self._fed_bytes += len(data)
             self.http.receive_data(data)
 
@@ -135,7 +135,7 @@ _NOT_HTTP = "This is not a valid HTTP/1.1 request."
 
 
 def _explain(error: h11.RemoteProtocolError) -> RequestError:
-    """h11's messages quote the client's bytes: ours do not."""
+    """The error without the client's bytes, which h11's messages quote."""
     if error.error_status_hint == 431:
         return HeadersTooLarge("A line of the request is too long.")
     if error.error_status_hint == 501:

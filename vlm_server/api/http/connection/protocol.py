@@ -20,29 +20,29 @@ from vlm_server.api.http import errors
 from vlm_server.api.http.connection.exchange import RECEIVED_AT, Exchange, RawHeaders, scope_of
 from vlm_server.api.http.connection.outgoing import Deadline, Outgoing
 from vlm_server.api.http.connection.parser import HeadReader, RequestParser
-from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
+from vlm_server.api.http.connection.table import ConnectionStage, ConnectionTable, ParseQueue
 from vlm_server.errors import EngineUnavailable, QueueFull, RequestError, RequestTimeout
 from vlm_server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 MAX_PIPELINED_BYTES = 64 * 1024
-"""The most that a client may send behind a request that is being answered, before it is
-disconnected. It is read so that the end of the connection is noticed."""
+"""The most bytes that a client may send during an answer before it is disconnected. They are read
+to notice the end of the connection."""
 LINGER_SECONDS = 2.0
-"""After a refusal, what the client still sends is read and thrown away for this long: closing at
-once would reset the connection, and the client might never see the response."""
+"""Time after a refusal for which further bytes are read and discarded: closing immediately would
+reset the connection, perhaps before the client has read the response."""
 MAX_LINGER_BYTES = 64 << 20
-"""The most that is read and thrown away."""
+"""The most bytes read and discarded."""
 
 _STOPPING = "The server is stopping."
 _TOO_MANY = "The server has too many connections (server.max_connections); try again in a moment."
 _HIGH_WATER_BYTES = 256 * 1024
-"""The most of a body that is read ahead of the application."""
+"""The most bytes of a body read ahead of the application."""
 
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
-"""Seconds of silence, under its names on Linux and macOS; between attempts; and how many."""
+"""Seconds of silence (named differently on Linux and macOS), seconds between probes, and probes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Shared:
 
 
 class HttpConnection(asyncio.Protocol):
-    """Made by uvicorn for each connection that it accepts; `shared` comes first (`partial`)."""
+    """One connection, created by uvicorn; `shared` is the first argument (`partial`)."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class HttpConnection(asyncio.Protocol):
         self._ignored_bytes = 0
         self._is_stopping = False
         self._is_queued = False
-        self.stage = Stage.SILENT
+        self.stage = ConnectionStage.SILENT
         self.since = self._loop.time()
-        """When the stage began."""
+        """The beginning of the stage, by the loop's clock."""
 
     # ---- asyncio -------------------------------------------------------------------
 
@@ -93,33 +93,33 @@ class HttpConnection(asyncio.Protocol):
         self._outgoing = Outgoing(transport, self._limits, self._drop)
         self._state.connections.add(self)  # type: ignore[arg-type]  # it takes uvicorn's own
         if self._shared.table.add(self):
-            self._enter(Stage.SILENT, self._server.header_timeout_seconds)
+            self._enter(ConnectionStage.SILENT, self._server.header_timeout_seconds)
         else:
             self._refuse(QueueFull(_TOO_MANY))
-            self._close()  # without lingering, since it has no place
+            self._close()  # without lingering: it is over the limit
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
         self._shared.table.discard(self)
         self._deadline.cancel()
         self._outgoing.close()
-        self._enter(Stage.CLOSING)
+        self._enter(ConnectionStage.CLOSING)
         if self._exchange is not None:
             self._exchange.disconnect()
 
     def data_received(self, data: bytes) -> None:
-        if self.stage is Stage.CLOSING:
+        if self.stage is ConnectionStage.CLOSING:
             self._ignored_bytes += len(data)
             if self._ignored_bytes > MAX_LINGER_BYTES:
                 self._transport.abort()
-        elif self.stage is Stage.BODY:
+        elif self.stage is ConnectionStage.BODY:
             assert self._exchange is not None
             self._exchange.parser.feed(data)
             if not self._is_queued:
                 self.parse_slice()
         else:
             self._head.buffer += data
-            if self.stage is not Stage.ANSWER:
+            if self.stage is not ConnectionStage.ANSWER:
                 self._begin()
             elif len(self._head.buffer) > MAX_PIPELINED_BYTES:
                 self._drop("sent too much behind a request")
@@ -139,39 +139,39 @@ class HttpConnection(asyncio.Protocol):
     # ---- uvicorn and the table -----------------------------------------------------
 
     def shutdown(self) -> None:
-        """The server stops: whole requests are answered, nothing else holds it up."""
+        """Stop the server: complete requests are answered, other connections closed."""
         self.drain()
-        if self.stage not in (Stage.ANSWER, Stage.CLOSING):
+        if self.stage not in (ConnectionStage.ANSWER, ConnectionStage.CLOSING):
             self._close()
 
     def drain(self) -> None:
-        """The server stops soon: whole requests are answered, others refused when they come."""
+        """Prepare for the stop: complete requests are answered, later ones refused."""
         self._is_stopping = True
-        if self.stage is Stage.BODY:
+        if self.stage is ConnectionStage.BODY:
             self._refuse(EngineUnavailable(_STOPPING))
-        elif self.stage is Stage.ANSWER:
+        elif self.stage is ConnectionStage.ANSWER:
             assert self._exchange is not None
             self._exchange.keep_alive = False
 
     def take_one_more(self) -> None:
-        """The server stops soon: close the connection behind this response or the next."""
+        """Prepare for the stop: close the connection after this response or the next."""
         self._is_stopping = True
         if self._exchange is not None and not self._exchange.has_begun:
             self._exchange.keep_alive = False
 
     def evict(self) -> None:
-        """Close at once, for another connection (`ConnectionTable`)."""
+        """Close immediately, to make room for another connection (`ConnectionTable`)."""
         self._drop("gave way to another connection")
 
     # ---- requests ------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Start on a request if its head is complete."""
+        """Start a request if its head is complete."""
         try:
             head = self._head.take_head()
             if head is None:
-                if self._head.buffer and self.stage is not Stage.HEAD:
-                    self._enter(Stage.HEAD, self._server.header_timeout_seconds)
+                if self._head.buffer and self.stage is not ConnectionStage.HEAD:
+                    self._enter(ConnectionStage.HEAD, self._server.header_timeout_seconds)
                 return
             parser = RequestParser(head)
             if not self._shared.table.takes_requests:
@@ -191,15 +191,15 @@ class HttpConnection(asyncio.Protocol):
         task = self._loop.create_task(exchange.run(self._app))
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
-        self._enter(Stage.BODY)
+        self._enter(ConnectionStage.BODY)
         parser.feed(self._head.take_body(parser.remaining_bytes))
         self.parse_slice()
 
     def parse_slice(self) -> None:
-        """Parse the body as far as one slice goes; the rest in a later turn of the loop."""
+        """Parse one slice of the body; the rest in later turns of the loop."""
         self._is_queued = False
         exchange = self._exchange
-        if exchange is None or self.stage is not Stage.BODY:
+        if exchange is None or self.stage is not ConnectionStage.BODY:
             return
         parser = exchange.parser
         try:
@@ -225,51 +225,51 @@ class HttpConnection(asyncio.Protocol):
         if self._exchange.is_complete:  # this was the rest of an unread body
             self._next()
         else:
-            self._enter(Stage.ANSWER)
+            self._enter(ConnectionStage.ANSWER)
 
     def _next(self) -> None:
-        """The exchange is over: wait for another request, or take the one that waits."""
+        """Begin the next request after an exchange, or wait for it."""
         self._exchange = None
-        self._enter(Stage.IDLE, self._server.idle_timeout_seconds)
+        self._enter(ConnectionStage.IDLE, self._server.idle_timeout_seconds)
         if self._head.buffer:
             self._begin()
 
-    # ---- what an exchange asks for -------------------------------------------------
+    # ---- calls of an exchange -------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         """Send `data` without waiting; a client that leaves too much unread is disconnected."""
-        if self.stage is not Stage.CLOSING:
+        if self.stage is not ConnectionStage.CLOSING:
             self._outgoing.write(data)
 
     def want_body(self) -> None:
-        """The application waits for more of the body."""
+        """Read more of the body, for which the application waits."""
         if not self._is_queued:
             self._transport.resume_reading()
 
     def responded(self) -> None:
-        """The response is complete."""
+        """Continue after a complete response."""
         exchange = self._exchange
         assert exchange is not None
         self._state.total_requests += 1
-        if self.stage is Stage.CLOSING:
+        if self.stage is ConnectionStage.CLOSING:
             return
         if exchange.must_close:
             self._close_after(is_all_here=exchange.parser.is_complete)
         elif exchange.parser.is_complete:
             self._next()
         else:
-            self._deadline.set(LINGER_SECONDS)  # a little is left of an unread body
+            self._deadline.set(LINGER_SECONDS)  # a short rest of an unread body
             self.want_body()
 
     def fail(self) -> None:
-        """Disconnect at once."""
+        """Disconnect immediately."""
         self._transport.abort()
 
     # ---- ends ----------------------------------------------------------------------
 
     def _refuse(self, error: RequestError) -> None:
         """Respond with `error` in place of the application, then close."""
-        logger.info("refused a connection's bytes: status=%d error=%s", error.status, error.code)
+        logger.info("rejected a connection: status=%d error=%s", error.status, error.code)
         exchange = self._exchange
         if exchange is not None:
             exchange.disconnect()
@@ -278,31 +278,31 @@ class HttpConnection(asyncio.Protocol):
         self._close_after(is_all_here=False)
 
     def _close_after(self, *, is_all_here: bool) -> None:
-        """Close once everything is sent; linger if the client may be sending yet."""
+        """Close once everything is sent; linger if the client may still be sending."""
         if is_all_here:
             self._close()
         else:
-            self._enter(Stage.CLOSING, LINGER_SECONDS)
+            self._enter(ConnectionStage.CLOSING, LINGER_SECONDS)
             try:
                 self._transport.write_eof()
-            except OSError:  # the client has reset the connection, unseen behind a pause
+            except OSError:  # reset by the client during a pause
                 self._transport.abort()
             self._transport.resume_reading()
 
     def _close(self) -> None:
-        """Close once everything is sent, or when the client has read too little for too long."""
-        self._enter(Stage.CLOSING, self._limits.unread_timeout_seconds)
+        """Close once everything is sent, or when the client reads too slowly."""
+        self._enter(ConnectionStage.CLOSING, self._limits.unread_timeout_seconds)
         self._transport.close()
 
     def _drop(self, reason: str) -> None:
         logger.info("disconnected a client that %s", reason)
-        self._enter(Stage.CLOSING)
+        self._enter(ConnectionStage.CLOSING)
         self._transport.abort()
         if self._exchange is not None:
             self._exchange.disconnect()
 
-    def _enter(self, stage: Stage, seconds: float | None = None) -> None:
-        """Change the stage, which must be over within `seconds`."""
+    def _enter(self, stage: ConnectionStage, seconds: float | None = None) -> None:
+        """Change the stage, which must end within `seconds`."""
         self.stage = stage
         self.since = self._loop.time()
         if seconds is None:
@@ -311,11 +311,11 @@ class HttpConnection(asyncio.Protocol):
             self._deadline.set(seconds)
 
     def _on_deadline(self) -> None:
-        if self.stage is Stage.HEAD:
+        if self.stage is ConnectionStage.HEAD:
             seconds = self._server.header_timeout_seconds
             text = f"The request's headers did not arrive within {seconds:g} seconds."
             self._refuse(RequestTimeout(text))
-        elif self.stage in (Stage.SILENT, Stage.IDLE):
+        elif self.stage in (ConnectionStage.SILENT, ConnectionStage.IDLE):
             self._close()
         else:
             self._transport.abort()
@@ -333,7 +333,7 @@ def _refusal(error: RequestError, headers: RawHeaders) -> bytes:
 
 
 def _notice_silence(connection: socket.socket | None) -> None:
-    """Let the kernel find out within two minutes that a client's machine is gone."""
+    """Make the kernel detect within two minutes that a client's machine is gone."""
     if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with contextlib.suppress(OSError):  # the client is gone already

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from vlm_server.api.http.connection.protocol import HttpConnection, Shared
-from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
+from vlm_server.api.http.connection.table import ConnectionStage, ConnectionTable, ParseQueue
 from vlm_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -27,10 +27,10 @@ SLOW_READER_SECONDS = 5
 """Time for clients to read the last bytes of their answers after the drain."""
 
 RESERVED_FILES = 128
-"""Open files that no connection gets: for the engine's sockets, new processes, the disk."""
+"""Open files reserved for the engine's sockets, new processes and the disk."""
 
-_MOST_FILES = 1 << 16
-"""A limit for systems that call the number unlimited and then refuse to grant it."""
+_MAX_FILES = 1 << 16
+"""The limit on systems that report no limit but do not grant that."""
 
 LAST_CALL_SECONDS = 1.0
 """Time for connected clients to send one more request before a restart."""
@@ -40,7 +40,7 @@ _LOOK_SECONDS = 0.05
 
 
 class _DatedState(ServerState):
-    """uvicorn's, with a `Date` that is made when it is asked for: no timer has to renew it."""
+    """uvicorn's state, with a `Date` made on demand, without a timer."""
 
     def __init__(self) -> None:
         self._date = (0, list[tuple[bytes, bytes]]())
@@ -55,11 +55,11 @@ class _DatedState(ServerState):
 
     @default_headers.setter
     def default_headers(self, _: list[tuple[bytes, bytes]]) -> None:
-        """uvicorn's own is not needed."""
+        """Ignores uvicorn's own headers."""
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server without polling, and without signals: the engine must be stopped too."""
+    """uvicorn's server without polling, and without signal handlers: the engine stops, too."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._exit = asyncio.Event()
@@ -96,30 +96,30 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def main_loop(self) -> None:
-        """Wait for the end, in uvicorn's place."""
+        """Wait for the end, instead of uvicorn's polling."""
         await self._exit.wait()
 
     async def last_call(self, num_in_engine: Callable[[], int]) -> None:
         """Accept no more connections, and one more request on each open one.
 
-        Returns once the engine has these requests, as far as they come within seconds. New
-        connections wait in the kernel, if another process keeps the sockets open. The servers are
-        not closed here: asyncio drops what a closed server accepted a moment before.
+        Returns once the engine has the requests that arrive within seconds. New connections wait in
+        the kernel, if another process keeps the sockets open. The servers are not closed here:
+        asyncio drops connections accepted just before a server is closed.
         """
         if not self.started:
             return
         loop = asyncio.get_running_loop()
         for listening in self.servers:
-            for each in listening.sockets:
-                loop.remove_reader(each)
+            for listening_socket in listening.sockets:
+                loop.remove_reader(listening_socket)
         clock, began = loop.time, loop.time()
         while clock() < began + PARSING_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
             for connection in self._connections:
                 connection.take_one_more()
             stages = [connection.stage for connection in self._connections]
-            num_answered = stages.count(Stage.ANSWER)
-            may_ask = len(stages) > num_answered + stages.count(Stage.CLOSING)
+            num_answered = stages.count(ConnectionStage.ANSWER)
+            may_ask = len(stages) > num_answered + stages.count(ConnectionStage.CLOSING)
             if may_ask and clock() < began + LAST_CALL_SECONDS:
                 continue
             if num_answered <= num_in_engine():
@@ -127,20 +127,20 @@ class HttpServer(uvicorn.Server):
 
     @property
     def _connections(self) -> list[HttpConnection]:
-        return [cast(HttpConnection, each) for each in self.server_state.connections]
+        return [cast(HttpConnection, connection) for connection in self.server_state.connections]
 
     def drain(self) -> None:
-        """Finish the requests that are complete, and answer later ones with 503."""
+        """Finish complete requests, and answer later ones with 503."""
         self._table.takes_requests = False
         for connection in self._connections:
             connection.drain()
 
-    def look(self) -> None:
-        """Close connections if the limit on open files was lowered; call it now and then."""
+    def apply_file_limit(self) -> None:
+        """Close connections if the limit on open files was lowered; called periodically."""
         self._table.make_room()
 
     def end_within(self, seconds: float) -> None:
-        """Disconnect the remaining clients in `seconds`; all requests have been answered."""
+        """Disconnect the remaining clients after `seconds`; all requests have been answered."""
 
         def disconnect_all() -> None:
             for connection in self._connections:
@@ -150,7 +150,7 @@ class HttpServer(uvicorn.Server):
 
 
 class ConnectionLimit:
-    """The most connections: `wanted`, or fewer by the limit on open files, which is raised here."""
+    """The limit on connections: `wanted`, or less by that on open files, raised if possible."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
@@ -169,13 +169,13 @@ class ConnectionLimit:
 
 def _file_limit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    return _MAX_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def _raise_file_limit() -> None:
     """Raise the limit to the hard limit, or as far as the system allows."""
     soft, hard = _file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     for files in (wanted, 10240):  # macOS grants no more than OPEN_MAX
         if files > soft and (files <= hard or hard == resource.RLIM_INFINITY):
             with contextlib.suppress(OSError, ValueError):

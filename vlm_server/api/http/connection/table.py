@@ -1,4 +1,4 @@
-"""State that open connections share: their places, and their turns at parsing."""
+"""State shared by open connections: the table of all, and the queue of parsing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from vlm_server.api.http.connection.protocol import HttpConnection
 
 
-class Stage(enum.IntEnum):
+class ConnectionStage(enum.IntEnum):
     """The stage of a connection, in the order in which connections are closed for a new one."""
 
     CLOSING = 0
-    """Its last answer is complete; what the client has not read is sent, what it sends ignored."""
+    """The last answer is complete: its rest is being sent, further requests are ignored."""
     SILENT = 1
     """Nothing has arrived yet."""
     IDLE = 2
-    """Its requests are answered, and no other has begun."""
+    """All requests are answered, and no other has begun."""
     HEAD = 3
     """The head of a request is arriving."""
     BODY = 4
@@ -33,7 +33,7 @@ class Stage(enum.IntEnum):
 class ConnectionTable:
     """All open connections, at most `limit()`, which may change.
 
-    A new one replaces the first by stage, then the one longest in its stage.
+    A new connection replaces one of the first stage, of these the one longest in it.
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:
@@ -46,7 +46,7 @@ class ConnectionTable:
         return len(self._open)
 
     def add(self, connection: HttpConnection) -> bool:
-        """Add `connection`, if need be in the place of another. Returns whether it was added."""
+        """Add `connection`, perhaps in place of another. Returns whether it was added."""
         if not self.make_room(1):
             return False
         self._open.add(connection)
@@ -56,14 +56,14 @@ class ConnectionTable:
         """Close connections until `num` more fit; returns whether they fit."""
         excess = len(self._open) + num - self._limit()
         for victim in heapq.nsmallest(excess, self._open, key=_worth):
-            if victim.stage is Stage.ANSWER:
+            if victim.stage is ConnectionStage.ANSWER:
                 return False
             self._open.discard(victim)
             victim.evict()
         return True
 
     def discard(self, connection: HttpConnection) -> None:
-        """Forget a connection that is closed."""
+        """Remove a closed connection."""
         self._open.discard(connection)
 
 
@@ -89,5 +89,5 @@ class ParseQueue:
                 asyncio.get_running_loop().call_soon(self._turn)
 
 
-def _worth(connection: HttpConnection) -> tuple[Stage, float]:
+def _worth(connection: HttpConnection) -> tuple[ConnectionStage, float]:
     return connection.stage, connection.since

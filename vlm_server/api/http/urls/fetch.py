@@ -1,8 +1,8 @@
-"""Fetching of `https:` URLs that clients name, from public addresses only.
+"""The fetching of clients' `https:` URLs, from public addresses only.
 
-Each host's addresses are checked, and the connection goes to a checked address, whatever the name
-resolves to by then. Certificates are verified for the name. Redirects are followed by the same
-rules. Knows nothing of images. Runs in a process that can be killed: see `media_url_child`.
+Each host's addresses are checked, and the connection goes to a checked address, even if the name
+resolves to another by then. Certificates are verified for the name. Redirects are followed by the
+same rules. Knows nothing of images. Runs in a process that can be killed: see `media_url_child`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _URL = re.compile(
     r"(?P<target>(?:[/?][!-\[\]-~]*)?)",  # printable ASCII but for the backslash
     re.IGNORECASE | re.ASCII,
 )
-"""Stricter than any parser: nothing is left for two of them to read differently."""
+"""The form of accepted URLs, so strict that no two parsers read one differently."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """The addresses of a host, for a port. Raises OSError."""
 
 
 class FetchError(Exception):
-    """Why a URL can't be fetched, as the end of a sentence about it; shows nothing of the URL."""
+    """A URL can't be fetched; the message ends a sentence and shows nothing of the URL."""
 
 
 class TooLarge(Exception):
-    """There are more bytes than allowed."""
+    """A response has more bytes than allowed."""
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -53,7 +53,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def default_context() -> ssl.SSLContext:
-    """Verifies certificates by the authorities that certifi lists."""
+    """A context that verifies certificates by certifi's authorities."""
     return httpx.create_ssl_context(trust_env=False)
 
 
@@ -106,7 +106,7 @@ class Fetcher:
     async def _ask(
         self, transport: httpx.AsyncHTTPTransport, addresses: list[str], target: Target
     ) -> httpx.Response:
-        """The answer of the first of `addresses` that one can connect to."""
+        """The response of the first reachable one of `addresses`."""
         for address in addresses:
             request = httpx.Request(
                 "GET",
@@ -119,7 +119,7 @@ class Fetcher:
         raise FetchError("is at a host that can't be reached, or has no valid certificate")
 
     def _parse(self, url: str) -> Target:
-        """Raises FetchError if `url` is of another form, or leads to another port or host."""
+        """The parts of `url`. Raises FetchError for another form, port or host."""
         match = _URL.fullmatch(url.partition("#")[0]) if len(url) <= MAX_URL_CHARS else None
         if match is None:
             raise FetchError("is not at a plain `https:` URL")
@@ -132,13 +132,13 @@ class Fetcher:
         return Target(host, (path if path.startswith("/") else f"/{path}").encode())
 
     async def _addresses(self, host: str) -> list[str]:
-        """The addresses of `host` to connect to; all it has must be allowed. Raises FetchError."""
+        """The addresses of `host`, which must all be allowed. Raises FetchError."""
         try:
             addresses = await self.resolve(host, self.port)
         except (OSError, UnicodeError):
             addresses = []
         if not addresses or not all(map(self.is_allowed, addresses)):
-            raise FetchError("is at a host without a public address")  # also if there is none
+            raise FetchError("is at a host without a public address")  # also for no address
         return addresses[:_MAX_ADDRESSES]
 
 

@@ -1,7 +1,7 @@
-"""Reading of `file:` URLs, from folders that the settings name.
+"""The reading of `file:` URLs, in folders named by the settings.
 
-A client learns nothing of other files: a URL outside these folders is refused before the disk is
-asked, and files in them that can't be read get the same answer.
+Clients learn nothing about other files: a URL outside these folders is refused without a look at
+the disk, and unreadable files in them get the same answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _path(url: str) -> Path:
 
 
 def _read(root: Path, path: Path, max_bytes: int) -> bytes:
-    """Raises OSError, NotReadable or TooLarge."""
+    """The bytes of the file. Raises OSError, NotReadable or TooLarge."""
     real_root = Path(os.path.realpath(root, strict=True))
     real = Path(os.path.realpath(path, strict=True))
     if real_root not in real.parents:
@@ -71,7 +71,7 @@ def _read(root: Path, path: Path, max_bytes: int) -> bytes:
 def _open_below(root: Path, parts: Sequence[str]) -> int:
     """A descriptor of the file, opened folder by folder without following a link. Raises OSError.
 
-    A folder that is replaced by a link after the path was resolved leads nowhere.
+    A folder replaced by a link after the path was resolved is an error.
     """
     folder = os.open(root, _OPEN | os.O_DIRECTORY)
     try:

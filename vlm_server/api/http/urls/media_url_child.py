@@ -20,7 +20,7 @@ from vlm_server.platform.child.serve import ChildLimits, serve
 from vlm_server.settings.paths import expanded
 
 MAX_CONNECTIONS = 8
-"""At once, for one job."""
+"""The most connections of one job."""
 _MAX_LOOKUPS = 4
 _CPU_SECONDS = 5.0
 
@@ -84,7 +84,7 @@ def main(memory_bytes: int, fetcher_of: Callable[[UrlJob], Fetcher]) -> None:
 
     def answer(job_bytes: bytearray) -> bytes:
         job = msgspec.msgpack.decode(job_bytes, type=UrlJob)
-        # Threads of its own: those of the job before may still wait for a name server.
+        # New threads: those of the previous job may still wait for a name server.
         runner.get_loop().set_default_executor(ThreadPoolExecutor(_MAX_LOOKUPS))
         reader = Reader(job, fetcher_of(job))
         made: Contents | SentError

@@ -16,10 +16,10 @@ from vlm_server.platform.child.pool import ChildFailed, ChildPool, ChildTimeout
 from vlm_server.settings import MIB, Limits, Urls
 
 NUM_READERS = 4
-"""Requests whose URLs are read at the same time; others wait."""
+"""The most requests with URLs being read; other requests wait."""
 _CHILD = "vlm_server.api.http.urls.media_url_child"
 _GRACE_SECONDS = 5.0
-"""Time for a process to start, and between its own timeout and its being killed."""
+"""Time for a process to start, and between its own timeout and the kill."""
 _CODE_BYTES = 1024 * MIB
 
 
@@ -29,7 +29,7 @@ _decode: Callable[[bytearray], Contents | SentError] = msgspec.msgpack.Decoder(
 
 
 class MediaUrls:
-    """Reads URLs that the settings allow, within their limits, in processes that start when needed.
+    """Reads URLs that the settings allow, within their limits, in processes started on demand.
 
     Use from the event loop. `child` is for tests: its module and arguments.
     """
@@ -45,7 +45,7 @@ class MediaUrls:
         )
 
     async def read(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
-        """The bytes of each URL. Raises RequestError. Cancelling it kills the process at once."""
+        """The bytes of each URL. Raises RequestError. Cancelling kills the process."""
         for url in urls:
             self._check_enabled(url)
         job = UrlJob(

@@ -1,7 +1,7 @@
-"""The check that an address belongs to the public internet, and to no machine near this one.
+"""The check that an address is on the public internet, and not in a local network.
 
-Follows IANA's registries of special-purpose addresses, as of 2025. Python's own `is_global` is not
-used: what it says of some of these blocks changes between versions.
+Follows IANA's registries of special-purpose addresses, as of 2025. Python's `is_global` is not
+used: its result for some of these blocks depends on the version.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Takes the images and videos of a request: base64, headers, SHA-256. Decodes no pixel."""
+"""Images and videos of a request: base64, headers, SHA-256. No pixel is decoded here."""

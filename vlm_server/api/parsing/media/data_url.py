@@ -20,7 +20,7 @@ _IS_BYTES_LITERAL = (
     "The base64 is written as Python's bytes (b'...'): decode it to text first, with `.decode()`."
 )
 _FRAME_LIST = re.compile(r"data:\s*video/jpe?g\s*[;,]", re.IGNORECASE)
-"""vLLM's form of a video's frames: JPEG images, separated by commas."""
+"""vLLM's form of a video: its frames as JPEG images, separated by commas."""
 _IS_FRAME_LIST = (
     "A list of frames (`data:video/jpeg`) is no video: send the frames as images, in their order "
     "and with a text before each that says its time, or the video itself as MP4, WebM or GIF."
@@ -54,7 +54,7 @@ def decode(media: MediaUrl) -> bytes:
 
 
 def decode_base64(media: MediaUrl) -> bytes:
-    """The bytes in `media.url`, which is the base64 of a data URL alone. Raises as `decode`."""
+    """The bytes in `media.url`, plain base64. Raises as `decode`."""
     if media.url[:5].lower() == "data:":
         raise media.invalid("This must be the base64 alone, without the 'data:...,' before it.")
     if place := _place(media.url):
@@ -95,7 +95,7 @@ def _decode_base64(data: str, media: MediaUrl) -> bytes:
         raise media.invalid(_IS_BYTES_LITERAL)
     if not data.isascii():
         raise media.invalid(_fault(data))
-    if any(character in data for character in _WHITE_SPACE):  # which most have none of
+    if any(character in data for character in _WHITE_SPACE):  # rare
         data = data.translate(dict.fromkeys(map(ord, _WHITE_SPACE)))
     if not data:
         raise media.invalid("The data is empty.")
@@ -112,7 +112,7 @@ def _decode_base64(data: str, media: MediaUrl) -> bytes:
 
 
 def _fault(data: str) -> str:
-    """Why `data` is no base64."""
+    """The reason why `data` is invalid base64."""
     if _ALPHABET.fullmatch(data):
         return "The base64 data is truncated or wrongly padded."
     if "%" in data:

@@ -1,7 +1,7 @@
 """URLs of images and videos whose bytes are not in the request.
 
-Request parsing has neither network nor disk: it raises BytesNeeded. The front then sends a `UrlJob`
-to the process that reads URLs, and has the request parsed again with the `Contents`.
+Request parsing uses neither network nor disk: it raises BytesNeeded. The front then sends a
+`UrlJob` to a process that reads URLs, and the request is parsed again with the `Contents`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class MediaUrl(Struct, frozen=True):
         return self.url[:5].lower() == "file:"
 
     def invalid(self, message: str) -> RequestError:
-        """An error about it."""
+        """An InvalidImage or InvalidVideo with `message`."""
         error = InvalidImage if self.kind == "image" else InvalidVideo
         return error(message, self.param)
 
     def refusal(self, why: str) -> RequestError:
-        """An error about it; `why` ends a sentence that begins with the image or video."""
+        """An error with a sentence about the image or video that ends with `why`."""
         return self.invalid(f"The {self.kind} {why}.")
 
     def too_large(self) -> PayloadTooLarge:
@@ -43,7 +43,7 @@ class MediaUrl(Struct, frozen=True):
 
 
 class UrlJob(Struct, frozen=True):
-    """URLs to read within `seconds`, of at most `max_total_bytes` together."""
+    """URLs to read within `seconds`, of at most `max_total_bytes` in total."""
 
     urls: tuple[MediaUrl, ...]
     hosts: tuple[str, ...]
@@ -75,5 +75,5 @@ class BytesNeeded(Exception):
 
 
 def is_external(url: str) -> bool:
-    """Whether `url` is of a scheme whose bytes are not in it."""
+    """Whether `url` refers to bytes elsewhere: by `https:` or `file:`."""
     return url[:6].lower() == "https:" or url[:5].lower() == "file:"

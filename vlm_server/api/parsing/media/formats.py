@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vlm_server.api.parsing.media import heif_header
 
 _BOXES = {b"mif1": "HEIF", b"msf1": "HEIF"}
-"""By the brand of an ISO file that is neither HEIC nor AVIF."""
+"""Formats by the brand of an ISO file that is neither HEIC nor AVIF."""
 _RIFFS = {b"WEBP": "WebP", b"WAVE": "WAV", b"AVI ": "AVI"}
 _EBML = b"\x1a\x45\xdf\xa3"
 _EBMLS = {b"webm": "WebM", b"matroska": "Matroska"}
@@ -46,7 +46,7 @@ _BEGINNINGS = {
 
 
 def looks_like(data: bytes) -> str | None:
-    """The name of the format that `data` begins like; None if unknown."""
+    """The format that the first bytes of `data` suggest; None if unknown."""
     if data[4:8] == b"ftyp":
         return heif_header.brand(data) or _BOXES.get(data[8:12], "MP4 or MOV")
     if data[:4] == b"RIFF":

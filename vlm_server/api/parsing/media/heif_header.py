@@ -15,7 +15,7 @@ class NotRead(Exception):
 
 
 def brand(data: bytes) -> str | None:
-    """AVIF or HEIC, if `data` begins with a box that says so."""
+    """AVIF or HEIC by the first box of `data`, if any."""
     if data[4:8] != b"ftyp":
         return None
     end = min(int.from_bytes(data[:4]), 256)
@@ -26,7 +26,7 @@ def brand(data: bytes) -> str | None:
 def size(data: bytes) -> tuple[int, int]:
     """Width and height of the largest picture described, before rotation and clipping.
 
-    No picture that is decoded has more pixels, be it a grid of others. Raises NotRead.
+    No decoded picture has more pixels, even if it is a grid of pictures. Raises NotRead.
     """
     left = iter(range(_MAX_BOXES))
     try:
@@ -48,7 +48,7 @@ def size(data: bytes) -> tuple[int, int]:
 def _boxes(
     data: bytes, span: tuple[int, int], name: bytes, left: Iterator[int]
 ) -> Iterator[tuple[int, int]]:
-    """(start, end) of the content of each box `name` in `span`; each takes one of `left`."""
+    """(start, end) of the content of each box `name` in `span`; each uses up one of `left`."""
     position, end = span
     while position + 8 <= end:
         length, kind = struct.unpack_from(">I4s", data, position)

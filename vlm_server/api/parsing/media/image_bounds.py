@@ -2,9 +2,9 @@
 
 Pillow 13 does much work for each chunk, segment, block and stray byte: files of 10 to 20 MB (10,000
 color profiles, 1.7 million empty chunks, fill bytes) keep it busy for 5 seconds to minutes,
-while everybody's images wait for a process. This walk looks only at lengths, takes a tenth of a
-second, and stops at the first part that is too many; what passes is read and decoded in a time that
-grows with its bytes and pixels alone. Damaged files pass too: readers refuse them.
+while all clients' images wait for a process. This walk looks only at lengths, takes a tenth of a
+second, and stops at the first part beyond a bound; files that pass are read and decoded in time
+proportional to their bytes and pixels. Damaged files pass, too: readers refuse them.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ import zlib
 from collections import Counter
 
 MAX_CHUNKS = 20_000
-"""In a PNG or WebP. The pixels of a PNG of 20 MiB lie in about 2,500 chunks, if libpng wrote it."""
+"""Chunks of a PNG or WebP. libpng writes the pixels of 20 MiB in about 2,500 chunks."""
 MAX_EXTRA_CHUNKS = 256
-"""In a PNG: all chunks without pixels."""
+"""Chunks of a PNG without pixels."""
 MAX_INFLATED_CHUNKS = 16
-"""In a PNG: texts and color profiles, each of which may inflate to 1 MiB."""
+"""Texts and color profiles of a PNG, each of which may inflate to 1 MiB."""
 MAX_SEGMENTS = 1_000
-"""In a JPEG, before its pixels. 20 MiB of them fill 320."""
+"""Segments of a JPEG before its pixels. 20 MiB of them are 320 segments."""
 MAX_LISTED_SEGMENTS = 16
-"""In a JPEG: EXIF and Photoshop's, which are lists of their own."""
+"""EXIF and Photoshop segments of a JPEG, which are lists themselves."""
 MAX_SCANS = 100
-"""In a JPEG. Each passes over all its pixels; encoders write up to about 15."""
+"""Scans of a JPEG. Each covers all its pixels; encoders write up to about 15."""
 MAX_STRAY_BYTES = 4096
-"""Fill bytes, and bytes that belong to nothing."""
+"""Fill bytes and bytes outside of any part."""
 MAX_FILL_RUN_BYTES = 64 << 10
-"""Between the pixels of a JPEG."""
+"""Fill bytes in a row between the pixels of a JPEG."""
 MAX_BLOCKS = 20_000
-"""In a GIF, before its first frame."""
+"""Blocks of a GIF before its first frame."""
 MAX_NUMBERS = 200_000
-"""In an entry of a TIFF: a strip of its pixels has one each for its place and its length."""
+"""Numbers in an entry of a TIFF: each strip of pixels has its place and its length in two."""
 MAX_EXIF_BYTES = 1 << 20
 MAX_EXIF_ENTRIES = 6_000
-"""More than the 64 KiB of a JPEG's segment hold, which are read in 50 ms."""
+"""EXIF entries: more than fit into a JPEG's segment of 64 KiB, and read in 50 ms."""
 MAX_EXIF_VALUE_BYTES = 16 << 20
-"""For all entries together: they may share bytes, which are then copied for each."""
+"""Bytes in all EXIF entries: entries may share bytes, which are copied for each."""
 
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _SCAN_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
@@ -52,7 +52,7 @@ _EXIF_TYPE_BYTES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
 
 
 class TooMuch(Exception):
-    """A file exceeds a bound; the message names what it has too much of."""
+    """A file exceeds a bound; the message names it."""
 
 
 def check(data: bytes) -> None:
@@ -93,15 +93,15 @@ def _check_png_extra(name: bytes, content: memoryview, counts: Counter[str]) -> 
 
 
 def _check_raw_profile(content: memoryview, *, is_deflated: bool) -> None:
-    """EXIF in hexadecimal digits below three lines of other text, as ImageMagick wrote it."""
-    most = 2 * MAX_EXIF_BYTES
+    """Check EXIF in hexadecimal digits after three lines of other text, a form of ImageMagick's."""
+    limit = 2 * MAX_EXIF_BYTES
     try:
         text = (
-            zlib.decompressobj().decompress(content[1:], most + 1)
+            zlib.decompressobj().decompress(content[1:], limit + 1)
             if is_deflated
-            else bytes(content[: most + 1])
+            else bytes(content[: limit + 1])
         )
-        if len(text) > most:
+        if len(text) > limit:
             raise TooMuch("bytes or entries of EXIF")
         _check_exif(memoryview(bytes.fromhex(text.split(b"\n", 3)[-1].decode("ascii"))))
     except (zlib.error, ValueError):
@@ -132,7 +132,7 @@ def _check_jpeg(data: bytes) -> None:
 
 
 def _check_scans(data: bytes, position: int) -> None:
-    """Check from behind the first scan's marker to the end of the image; the rest is not read."""
+    """Check from the first scan's marker to the end of the image; the rest is not read."""
     run = data.find(_FILL_RUN, position)
     limit = len(data) if run < 0 else run + 2
     counts = Counter(scans=1)
@@ -186,8 +186,8 @@ def _check_exif(exif: memoryview) -> None:
     _check_directory(bytes(exif).removeprefix(b"Exif\0\0"), MAX_EXIF_VALUE_BYTES)
 
 
-def _check_directory(tiff: bytes, most_bytes: int, most_numbers: float = math.inf) -> None:
-    """Check the first directory of a TIFF: bytes of its values together, numbers in each."""
+def _check_directory(tiff: bytes, max_bytes: int, max_numbers: float = math.inf) -> None:
+    """Check the first directory of a TIFF: bytes of all its values, numbers in each."""
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None or len(tiff) < 8:
         return
@@ -200,13 +200,13 @@ def _check_directory(tiff: bytes, most_bytes: int, most_numbers: float = math.in
         kind, count = struct.unpack_from(order + "xxHI", tiff, start + 2 + 12 * index)
         unit_bytes = _EXIF_TYPE_BYTES[kind] if kind < len(_EXIF_TYPE_BYTES) else 0
         num_bytes += min(unit_bytes * count, len(tiff))
-        if index >= MAX_EXIF_ENTRIES or num_bytes > most_bytes:
+        if index >= MAX_EXIF_ENTRIES or num_bytes > max_bytes:
             raise TooMuch("bytes or entries of EXIF")
-        if unit_bytes > 1 and count > most_numbers:
+        if unit_bytes > 1 and count > max_numbers:
             raise TooMuch("strips or numbers")
 
 
-def _count(counts: Counter[str], what: str, most: int) -> None:
+def _count(counts: Counter[str], what: str, limit: int) -> None:
     counts[what] += 1
-    if counts[what] > most:
+    if counts[what] > limit:
         raise TooMuch(what)

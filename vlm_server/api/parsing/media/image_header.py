@@ -29,7 +29,7 @@ _FORMATS = (
 )
 _TIFF = (TiffImagePlugin.TiffImageFile.format,)
 _TIFF_STARTS = (b"II*\0", b"MM\0*")
-"""Pillow takes others for TIFF, too, whose directories have another form."""
+"""The starts of accepted TIFFs; Pillow's others have directories of another form."""
 _HAS_HEIC = find_spec("pillow_heif") is not None
 READABLE = ("PNG", "JPEG", "WebP", "GIF", "AVIF", "BMP", "TIFF", *(("HEIC",) if _HAS_HEIC else ()))
 _NO_HEIC = (
@@ -43,7 +43,7 @@ Image.MAX_IMAGE_PIXELS = None  # `limits.max_image_pixels` is checked below inst
 class ImageHeader:
     """`format` is PNG, JPEG, WEBP, GIF, BMP, TIFF, AVIF or HEIC; the size is in pixels.
 
-    Before rotation, but for TIFF. A HEIC or AVIF has no more pixels than that.
+    The size is before rotation, except in TIFF. In HEIC and AVIF it is an upper bound on pixels.
     """
 
     format: str
@@ -73,7 +73,7 @@ def _open(data: bytes, param: str) -> ImageHeader:
             return ImageHeader(name, *heif_header.size(data))
         formats = _TIFF if data.startswith(_TIFF_STARTS) else _FORMATS
         with Image.open(io.BytesIO(data), formats=formats) as image:
-            # Pillow calls a JPEG with a second image appended (many phones) an MPO.
+            # For Pillow, a JPEG with a second image appended (many phones) is an MPO.
             name = "JPEG" if image.format == "MPO" else str(image.format)
             return ImageHeader(name, image.width, image.height)
     except InvalidImage:

@@ -15,7 +15,7 @@ from vlm_server.protocol import Image, Video
 from vlm_server.settings import Limits
 
 Given = Mapping[str, bytes]
-"""The bytes of `https:` and `file:` URLs, from the process that has the network and the disk."""
+"""The bytes of `https:` and `file:` URLs, from the process that reads them."""
 _NONE: Given = {}
 
 
@@ -24,7 +24,7 @@ def parse_image(
 ) -> Image:
     """The image at `url`, checked by its header; `content_hash` is the SHA-256 of its bytes.
 
-    With `is_base64`, `url` is the base64 of a data URL alone. Raises InvalidImage or
+    With `is_base64`, `url` is plain base64. Raises InvalidImage or
     PayloadTooLarge, both naming `param`.
     """
     media = MediaUrl(url, param, "image", limits.max_image_bytes)
@@ -54,7 +54,7 @@ def parse_video(url: str, param: str, limits: Limits, given: Given = _NONE) -> V
 
 
 def _bytes_of(media: MediaUrl, given: Given) -> bytes:
-    # To look up one that holds an image takes as long as decoding it.
+    # Looking up a data URL takes as long as decoding it.
     data = given.get(media.url) if is_external(media.url) else None
     if data is None:
         return data_url.decode(media)

@@ -1,7 +1,7 @@
 """A video's container format, and whether its file is complete; nothing is decoded.
 
-Completeness is told by the sizes that the boxes declare: decoders would show the rest of a
-truncated file as if it were the whole video.
+Completeness follows from the declared sizes of boxes: decoders would show a truncated file as if it
+were the whole video.
 """
 
 from __future__ import annotations

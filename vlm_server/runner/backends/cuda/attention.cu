@@ -14,11 +14,11 @@
 using mlx::core::cu::Strides;
 
 constexpr int SUITABLE_BLOCKS = 256;  // of a row, to keep a GPU busy
-constexpr int MOST_SPLITS = 64;
+constexpr int MAX_SPLITS = 64;
 
 __device__ inline int count_splits(int num_rows, int num_groups) {
   const int num_blocks = (num_rows + 63) / 64;
-  return max(min(SUITABLE_BLOCKS / (num_blocks * num_groups), MOST_SPLITS), 1);
+  return max(min(SUITABLE_BLOCKS / (num_blocks * num_groups), MAX_SPLITS), 1);
 }
 
 __device__ inline int split_length(int num_keys, int num_splits) {

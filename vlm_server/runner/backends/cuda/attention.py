@@ -1,10 +1,10 @@
-"""CUDA's backend: attention in shapes for which cuDNN has an execution plan already.
+"""CUDA's backend: attention in shapes for which cuDNN already has an execution plan.
 
-Making cuDNN's plan for a shape, strides among it, takes 45 to 80 ms on an H200's host, where the
-attention of a chunk takes 2 to 7 in all layers. So prefill chunks are padded (`model.chunks`) and
-laid out alike, and an attention schedule says which shapes are to be planned while the engine is
-idle: those that were met, and single blocks of queries to so many keys. A chunk whose shape is new
-goes block by block, which takes some milliseconds more than at once, but no plan.
+cuDNN's plan for a new shape or new strides takes 45 to 80 ms on an H200's host, while the attention
+of a chunk takes 2 to 7 ms in all layers. So prefill chunks are padded (`model.chunks`) to the same
+layout, and an attention schedule lists the shapes to plan while the engine is idle: those that
+occurred, and blocks of queries with each number of keys. A chunk of a new shape is computed block
+by block, which takes some milliseconds more than one call, but needs no new plan.
 
 Decode steps of most models, and their chunks until those are planned, are compiled steps with a
 kernel of ours, which takes any lengths (`attend_bounded`). Steps of other models, and batched
@@ -36,25 +36,25 @@ from vlm_server.runner.device.arrays import read
 logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 256
-"""More than `KVCache.step` would not fit into a cache's room."""
+"""At most `KVCache.step`, for which caches have room."""
 _FULL_SHARE = 32
-"""If less than this part of a device (one in so many) is free, another program may need some."""
+"""Memory is short if less than 1/32 of the device is free."""
 _BLOCKS = (4 * BLOCK_TOKENS, 2 * BLOCK_TOKENS, BLOCK_TOKENS)
 """Numbers of queries of a block, the largest first."""
-_MOST_BLOCK_TOKENS = 32768
-"""Prompts up to this length go block by block, if there is room for so many plans."""
-_MOST_CHUNK_SHAPES = 128
-_MOST_MASKED_QUERIES = 64
-"""More would have scores that take too much memory."""
-_MOST_SCORES = 1 << 26
-"""Most scores of a batched prefill: 128 MiB."""
-_MOST_HEAD_SIZE = 128
+_MAX_BLOCK_TOKENS = 32768
+"""Maximum length of prompts whose blocks are planned, if MLX keeps that many plans."""
+_MAX_CHUNK_SHAPES = 128
+_MAX_MASKED_QUERIES = 64
+"""Maximum queries with a mask: more would need too much memory for scores."""
+_MAX_SCORES = 1 << 26
+"""Maximum scores of a batched prefill: 128 MiB."""
+_MAX_HEAD_SIZE = 128
 _DTYPES = (mx.bfloat16, mx.float16)
 """Limits of cuDNN."""
 _TOLERANCE = 0.05
-"""Between two ways to attend in half precision."""
+"""Allowed distance between two computations in half precision."""
 _KEPT_BY_DEFAULT = 256
-"""Default of MLX."""
+"""MLX's default number of plans."""
 
 Shape = tuple[int, int]
 """The numbers of queries and keys."""
@@ -73,10 +73,10 @@ class _Heads:
 
 @dataclass(slots=True)
 class _Schedule:
-    """The shapes that are planned, or will be, for layers with one sort of heads.
+    """The planned and wanted shapes of layers with one kind of heads.
 
-    block_lengths: numbers of keys for which all blocks are planned. chunks: planned as a whole,
-    least recently used first. wanted: chunks that were met, and are to be planned.
+    block_lengths: numbers of keys for which all blocks are planned. chunks: shapes planned as a
+    whole, least recently used first. wanted: shapes that occurred and are to be planned.
     """
 
     block_lengths: range
@@ -99,11 +99,11 @@ class _Schedule:
             return
         self.chunks.pop(shape, None)
         self.chunks[shape] = None
-        if len(self.chunks) > _MOST_CHUNK_SHAPES:
+        if len(self.chunks) > _MAX_CHUNK_SHAPES:
             del self.chunks[next(iter(self.chunks))]
 
     def want(self, shape: Shape) -> None:
-        if len(self.wanted) < _MOST_CHUNK_SHAPES:
+        if len(self.wanted) < _MAX_CHUNK_SHAPES:
             self.wanted[shape] = None
 
     def next(self) -> Shape | None:
@@ -117,8 +117,8 @@ class _Schedule:
 class CudaBackend(Backend):
     """The `Backend` of NVIDIA's GPUs, whose host often launches slower than the device runs.
 
-    16 tokens to verify take as long as two, a pass of 256 tokens two thirds as long as one of 640;
-    few patches, as those of a tile, take less time than their launch.
+    Verifying 16 tokens takes as long as two, and a pass of 256 tokens two thirds as long as one of
+    640. Few patches, as those of a tile, take less time than their launch.
     """
 
     draft_widths = (16,)
@@ -132,7 +132,7 @@ class CudaBackend(Backend):
         return int(info["total_memory"]) - int(info["free_memory"]) if "free_memory" in info else 0
 
     def is_short_of_memory(self, memory_bytes: int) -> bool:
-        """Whether little is free; a driver that says nothing says 0."""
+        """Whether little memory is free; False if the driver reports nothing."""
         used = self.used_bytes()
         return used > 0 and memory_bytes - used < memory_bytes // _FULL_SHARE
 
@@ -154,29 +154,29 @@ class CudaBackend(Backend):
 
 
 class CudaAttention(Attention):
-    """The `Attention` of one model; knows what is planned."""
+    """The `Attention` of one model, with its schedule of plans."""
 
     appends_in_place = True
 
     def __init__(self, context_tokens: int, num_plans: int = _KEPT_BY_DEFAULT) -> None:
-        """`num_plans`: how many MLX keeps."""
-        room = num_plans - _MOST_CHUNK_SHAPES
-        most = min(context_tokens, _MOST_BLOCK_TOKENS, room // len(_BLOCKS) * BLOCK_TOKENS)
+        """`num_plans`: number of plans that MLX keeps."""
+        room = num_plans - _MAX_CHUNK_SHAPES
+        most = min(context_tokens, _MAX_BLOCK_TOKENS, room // len(_BLOCKS) * BLOCK_TOKENS)
         self._block_lengths = range(BLOCK_TOKENS, most + BLOCK_TOKENS, BLOCK_TOKENS)
         self._schedules = dict[_Heads, _Schedule]()
-        """For each sort of layer that has attended."""
+        """The schedule of each kind of layer that has attended."""
         self._works_ahead = True
 
-    def takes(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
+    def supports(self, queries: mx.array, keys: mx.array, mask: Mask) -> bool:
         rows, heads, count, size = queries.shape
         if queries.dtype != keys.dtype or queries.dtype not in _DTYPES:
             return False
         if isinstance(mask, mx.array):
-            return count <= _MOST_MASKED_QUERIES and mask.ndim == 4 and mask.dtype == mx.bool_
+            return count <= _MAX_MASKED_QUERIES and mask.ndim == 4 and mask.dtype == mx.bool_
         if mask == "causal" and rows > 1:
-            return rows * heads * count * keys.shape[2] <= _MOST_SCORES
+            return rows * heads * count * keys.shape[2] <= _MAX_SCORES
         are_blocks = count % BLOCK_TOKENS == keys.shape[2] % BLOCK_TOKENS == 0
-        return mask == "causal" and are_blocks and size <= _MOST_HEAD_SIZE
+        return mask == "causal" and are_blocks and size <= _MAX_HEAD_SIZE
 
     def __call__(
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
@@ -204,7 +204,7 @@ class CudaAttention(Attention):
         if shape not in schedule and schedule.has_blocks(shape):
             schedule.want(shape)
             return causal_attention(queries, keys, values, scale, [q for q, _ in _blocks(shape)])
-        schedule.add(shape)  # if it was not planned, it is now
+        schedule.add(shape)  # the call plans it
         return causal_attention(queries, keys, values, scale, [shape[0]])
 
     def attend_bounded(self, queries: mx.array, layer: BoundedLayer, scale: float) -> mx.array:
@@ -217,11 +217,11 @@ class CudaAttention(Attention):
         assert layer.new is not None
         _check_heads(queries, layer.new)
         rows, prompt = (
-            ((each.keys, each.values), each.bounds) for each in (layer.rows, layer.prompt)
+            ((part.keys, part.values), part.bounds) for part in (layer.rows, layer.prompt)
         )
         return append_and_attend_mixed(queries, layer.new, rows, prompt, scale)
 
-    def is_scheduled(self, num_queries: int, num_keys: int) -> bool:
+    def is_precompiled(self, num_queries: int, num_keys: int) -> bool:
         shape = num_queries, num_keys
         if not self._works_ahead or num_keys not in self._block_lengths:
             return True  # no plan is to come
@@ -232,12 +232,12 @@ class CudaAttention(Attention):
                 is_missing = True
         return not is_missing
 
-    def schedule_next(self) -> bool:
+    def precompile_next(self) -> bool:
         if not self._works_ahead:
             return False
         for heads, schedule in self._schedules.items():
             if not schedule.is_checked:
-                self._works_ahead = False  # and so it stays if the check raises
+                self._works_ahead = False  # also if the check raises
                 schedule.is_checked = self._works_ahead = _is_sound(heads)
                 return self._works_ahead
             if (shape := schedule.next()) is not None:
@@ -249,20 +249,20 @@ class CudaAttention(Attention):
 
 def _check_heads(queries: mx.array, new: tuple[mx.array, mx.array]) -> None:
     size = queries.shape[-1]
-    are_alike = {each.shape[-1] for each in new} == {size}
-    if not are_alike or size % 16 or size > _MOST_HEAD_SIZE or queries.dtype not in _DTYPES:
+    are_alike = {array.shape[-1] for array in new} == {size}
+    if not are_alike or size % 16 or size > _MAX_HEAD_SIZE or queries.dtype not in _DTYPES:
         raise NotImplementedError(f"no kernel for heads of {size} in {queries.dtype}")
 
 
 def causal_attention(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, blocks: Sequence[int]
 ) -> mx.array:
-    """Attention of one row, so many queries after so many, which are all of them.
+    """Causal attention of one row, with `blocks` of queries in order.
 
     (1, heads, tokens, head size). The last query is at the last key.
     """
     queries, keys, values = (
-        mx.contiguous(each.squeeze(0).swapaxes(0, 1)) for each in (queries, keys, values)
+        mx.contiguous(array.squeeze(0).swapaxes(0, 1)) for array in (queries, keys, values)
     )
     before, end, outputs = len(keys) - len(queries), 0, []
     for count in blocks:
@@ -277,7 +277,7 @@ def causal_attention(
 def masked_attention(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array
 ) -> mx.array:
-    """Attention to keys where `mask`, (rows or 1, 1, queries, keys) bool, is set."""
+    """Attention to the keys set in `mask`, (rows or 1, 1, queries, keys) bool."""
     rows, heads, count, size = queries.shape
     groups, num_keys = keys.shape[1:3]
     shared = (queries * scale).reshape(rows, groups, -1, size)
@@ -302,7 +302,7 @@ def _blocks(shape: Shape) -> list[Shape]:
     """The blocks of a chunk of this shape, the longest first."""
     (left, num_keys), blocks = shape, []
     while left:
-        block = next(each for each in _BLOCKS if each <= left)
+        block = next(length for length in _BLOCKS if length <= left)
         left -= block
         blocks.append((block, num_keys - left))
     return blocks
@@ -318,7 +318,7 @@ def num_kept_plans() -> int:
 def _slice(array: mx.array, start: int, end: int) -> mx.array:
     """Tokens of a contiguous (tokens, heads, size) as (1, heads, tokens, size).
 
-    Its strides are the same wherever it starts, and however many tokens there are.
+    Its strides do not depend on its start or the number of tokens.
     """
     _, heads, size = array.shape
     strides = (heads * size, size, heads * size, 1)
@@ -332,18 +332,18 @@ def _random(heads: _Heads, shape: Shape) -> tuple[mx.array, mx.array, mx.array]:
         (1, heads.num_keys, num_keys, heads.size),
         (1, heads.num_keys, num_keys, heads.value_size),
     )
-    queries, keys, values = (mx.random.normal(each).astype(heads.dtype) for each in shapes)
+    queries, keys, values = (mx.random.normal(sizes).astype(heads.dtype) for sizes in shapes)
     mx.eval(queries, keys, values)
     return queries, keys, values
 
 
 def _some(heads: _Heads, shape: Shape) -> mx.array:
-    """The attention of a chunk of this shape, lazy, to have it planned."""
+    """Lazy attention of a chunk of this shape, whose evaluation plans it."""
     return causal_attention(*_random(heads, shape), heads.size**-0.5, [shape[0]])
 
 
 def _is_sound(heads: _Heads) -> bool:
-    """Whether blocks give what MLX's attention does, and cuDNN plans a shape once: measured."""
+    """Whether blocks agree with MLX's attention, and cuDNN plans a shape once, as measured."""
     scale, seconds = heads.size**-0.5, []
     for _ in range(2):
         inputs = _random(heads, (2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS))
@@ -357,7 +357,7 @@ def _is_sound(heads: _Heads) -> bool:
     if distance > _TOLERANCE or seconds[1] > seconds[0] / 3:
         logger.warning(
             "attention is not planned ahead: blocks take %.1f and %.1f ms and are %.2g off",
-            *(1000 * each for each in seconds),
+            *(1000 * duration for duration in seconds),
             distance,
         )
         return False

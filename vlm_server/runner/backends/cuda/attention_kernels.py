@@ -10,9 +10,9 @@ import mlx.core as mx
 from vlm_server.runner.backends.cuda import source
 from vlm_server.runner.backends.rows import KeysAndValues
 
-_MOST_SPLITS = 64
+_MAX_SPLITS = 64
 _SUITABLE_BLOCKS = 256
-"""As MOST_SPLITS and SUITABLE_BLOCKS in attention.cu."""
+"""MAX_SPLITS and SUITABLE_BLOCKS in attention.cu."""
 _MERGING_WARPS = 4
 """Warps of a block that merges parts."""
 _SOURCES = (*source.TILE_SOURCES, "attention.cu")
@@ -29,7 +29,7 @@ def append_and_attend(
     them are new: further tokens are padding. Keys may be beyond the end of `buffers`, if those are
     the first columns of larger arrays.
 
-    MLX is not told that `buffers` change: nobody else may have the columns that are written.
+    MLX is not told that `buffers` change: no other operation may use the written columns.
     """
     rows, heads, count, size = queries.shape
     groups = new[0].shape[1]
@@ -103,7 +103,7 @@ def append_and_attend_mixed(
 def _count_splits(num_queries: int, groups: int) -> int:
     """`count_splits` in attention.cu."""
     blocks = -(-num_queries // (source.QUERIES_OF_A_WARP * source.MOST_WARPS))
-    return max(min(_SUITABLE_BLOCKS // (blocks * groups), _MOST_SPLITS), 1)
+    return max(min(_SUITABLE_BLOCKS // (blocks * groups), _MAX_SPLITS), 1)
 
 
 def _warps_for(num_queries: int) -> int:

@@ -111,14 +111,14 @@ class Product:
         """Parts of `_input` that no layer has asked for yet."""
 
     def takes(self, x: mx.array) -> bool:
-        """Whether it multiplies `x`, (..., depth), rather than the layer as MLX has it."""
+        """Whether `x`, (..., depth), is multiplied here, rather than by MLX's layer."""
         if x.dtype != self._dtype:
             return False
         is_shared = len(self._layers) > 1
         return self._packing is not None or _are_few(x) or (is_shared and _are_rows_of_one(x))
 
     def part_of(self, layer: Any, x: mx.array) -> mx.array:
-        """The output of `layer` for `x`; the others' parts are kept until they are asked for."""
+        """The output of `layer` for `x`; the other layers' parts are kept until their calls."""
         if x is not self._input or id(layer) not in self._left:
             multiply = self._multiply if _are_few(x) else _by_mlx
             parts = multiply(x, self._weight, self._bias, self._widths, self._packing)

@@ -1,4 +1,4 @@
-"""Our CUDA kernels but a language model's attention, as functions of arrays; which can be used."""
+"""Our CUDA kernels, except a language model's attention, as functions of arrays."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from vlm_server.runner.device.device import current_device
 logger = logging.getLogger(__name__)
 
 _TOLERANCE = 0.5
-"""Between sums of 128 products in bfloat16 and in float32, some 11 in size."""
+"""Allowed distance between sums of 128 products in bfloat16 and float32, some 11 in size."""
 SKINNY_ROWS = 32
-"""The most rows of `skinny_linear`."""
+"""Maximum rows of `skinny_linear`."""
 SKINNY_DEPTH = 64  # and its multiples
 _SKINNY_COLUMNS = 16
 _SKINNY_WARPS = 8
 _MOST_HEAD_SIZE = 128
 """Largest head of `attend_to_segments`."""
 _WIDEST_ACCESS = 16
-"""Bytes that a thread reads or writes at once."""
+"""Bytes of a thread's widest read or write."""
 _KEY_SIZES = (32, 64, 96, 128, 256)
 """Key sizes of `gated_delta`."""
 _STATE_ROWS, _STATE_TOKENS, _STATE_LANES = 32, 16, 8
-"""Rows of a state of a block of `gated_delta`, the tokens it reads at once, threads of a row."""
+"""Of a block of `gated_delta`: rows of the state, tokens per tile, and threads per row."""
 _COPYING_THREADS, _ROTATING_THREADS = 256, 128
 """Threads of a block of `arrange_rows`, and of `rotate_heads`."""
 
@@ -125,7 +125,7 @@ def gated_delta(
 
 
 def takes_rows(sources: Sequence[tuple[mx.array, mx.array]]) -> bool:
-    """Whether `arrange_rows` can be used here, for these."""
+    """Whether `arrange_rows` supports these sources on this device."""
     if not can_be_used():
         return False
     kinds = {(array.shape[1], array.shape[3], array.dtype) for each in sources for array in each}
@@ -158,7 +158,7 @@ def arrange_rows(
 def attend_to_segments(
     queries: mx.array, keys: mx.array, values: mx.array, blocks: mx.array, scale: float
 ) -> mx.array:
-    """Attention of patches, (frames, patches, heads, head size), to their own segments; as much.
+    """Attention of patches, (frames, patches, heads, head size), within segments; of that shape.
 
     blocks: what `blocks_of` makes of the segments. See segment_attention.cu.
     """
@@ -188,7 +188,7 @@ def blocks_of(segments: Iterable[tuple[int, int]]) -> NDArray[np.int32]:
 
 
 def takes_segments(head_size: int, dtype: mx.Dtype) -> bool:
-    """Whether `attend_to_segments` can be used here, for such heads."""
+    """Whether `attend_to_segments` supports such heads on this device."""
     is_of_tiles = head_size % 16 == 0 and head_size <= _MOST_HEAD_SIZE
     return is_of_tiles and dtype in (mx.bfloat16, mx.float16) and can_be_used()
 

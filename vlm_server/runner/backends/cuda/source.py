@@ -1,6 +1,6 @@
-"""Compiles our CUDA kernels, and says what those that use attention_tiles.cuh have in common.
+"""Compiles our CUDA kernels, and holds the constants of attention_tiles.cuh.
 
-MLX compiles a kernel when it is first used, and keeps it for the life of the process.
+MLX compiles a kernel at its first use, and keeps it for the life of the process.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def kernel(
     *,
     is_strided: bool = True,
 ) -> Any:
-    """A kernel of MLX that runs `body`, which calls what the files `sources` have.
+    """A kernel of MLX that runs `body`, which calls functions of the files `sources`.
 
-    `shared_memory`: bytes. `is_strided`: whether it takes inputs as they lie in memory, rather than
+    `shared_memory`: bytes. `is_strided`: whether it takes inputs with any strides rather than
     contiguous.
     """
     return mx.fast.cuda_kernel(
@@ -51,13 +51,13 @@ def kernel(
 
 
 def _code(name: str) -> str:
-    """A source without what people read: MLX hashes all of it at every call."""
+    """A source without comments and indentation: MLX hashes all of it at every call."""
     text = re.sub(r"//.*", "", (_FOLDER / name).read_text())
     return re.sub(r"\n\s*", "\n", text)
 
 
 def tile_bytes(size: int) -> int:
-    """The bytes of a block's shared memory that a tile takes. `size`: of a head."""
+    """Bytes of a tile in a block's shared memory. `size`: of a head."""
     return _TILE_KEYS * (size + 8) * 2
 
 

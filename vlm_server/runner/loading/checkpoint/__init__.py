@@ -1,1 +1,1 @@
-"""The files of a checkpoint: what they must hold, how they are read, what they will take."""
+"""The files of a checkpoint: checks, configuration, renamed weights, memory."""

@@ -1,8 +1,8 @@
-"""The config.json of a checkpoint, in the names that mlx-vlm's classes read.
+"""The config.json of a checkpoint, with the names that mlx-vlm's classes read.
 
-transformers 5 writes other names than transformers 4. Where mlx-vlm finds none it takes defaults,
-and the model answers with the wrong rotary embeddings. Token ids have two names, of which its
-classes read one or the other.
+transformers 5 writes other names than transformers 4. For missing names mlx-vlm uses defaults, and
+the model would have wrong rotary embeddings. Token ids have two names, of which each class reads
+one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Json = dict[str, Any]
 _PAIRS = (("image_token_id", "image_token_index"), ("video_token_id", "video_token_index"))
 _SAME = (*_PAIRS, *((other, name) for name, other in _PAIRS))
-"""Names of a number that classes read, each with the other name that it may have."""
+"""Names of numbers, each with its alternative name."""
 _NOT_SCALING = ("rope_theta", "partial_rotary_factor")
 _OWNERS = {"text": "TextConfig", "llm": "TextConfig", "vision": "VisionConfig"}
 """mlx-vlm's classes for parts of a configuration."""
@@ -69,7 +69,7 @@ def _module_of(config: Json) -> Any:
     """mlx-vlm's module of the family; None if there is none, which loading reports."""
     try:
         return get_model_and_args(config)[0]
-    except Exception:  # noqa: BLE001 - whatever importing it raises
+    except Exception:  # noqa: BLE001 - an import may raise anything
         return None
 
 
@@ -80,7 +80,7 @@ def _fields(module: Any, name: str) -> frozenset[str]:
 
 
 class _Part:
-    """A table of the configuration, and the names that mlx-vlm reads in it."""
+    """A table of the configuration, and the names that mlx-vlm reads from it."""
 
     def __init__(self, table: Json, fields: frozenset[str]) -> None:
         self._table = table
@@ -125,7 +125,7 @@ class _Part:
             logger.warning("mlx-vlm ignores that this model's rope is scaled (%s)", kind)
 
     def _read_window_pattern(self) -> None:
-        """The interval of layers without a window, for families that do not read `layer_types`."""
+        """Set the interval of layers without a window, for families that ignore `layer_types`."""
         kinds = self._table.get("layer_types")
         name = "sliding_window_pattern"
         is_known = isinstance(self._table.get(name), int) or "layer_types" in self._fields
@@ -139,14 +139,14 @@ class _Part:
         self._set(name, every)
 
     def _read_layer_overrides(self) -> None:
-        """The own sizes of gemma4's layers without a window."""
+        """Set the sizes of gemma4's layers without a window."""
         overrides = self._table.get("per_layer_config")
         if not isinstance(overrides, Mapping) or not overrides:
             return
         first, *others = overrides.values()
         kinds = self._table.get("layer_types") or []
         whole = {str(n) for n, kind in enumerate(kinds) if kind == "full_attention"}
-        if any(each != first for each in others) or whole != set(map(str, overrides)):
+        if any(layer != first for layer in others) or whole != set(map(str, overrides)):
             raise ModelLoadError("config.json: mlx-vlm can't run such a `per_layer_config`")
         for name, ours in (
             ("head_dim", "global_head_dim"),

@@ -1,4 +1,4 @@
-"""Faults of a checkpoint's files, each in one line; loads nothing."""
+"""Checks of a checkpoint's files, which load nothing; each fault is one line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LACKS_KEY = re.compile(r"(\w+)\.__init__\(\) missing \d+ required positional ar
 
 def check_files(folder: Path) -> None:
     """Raises ModelLoadError for a file that is missing, truncated or no JSON, and for a folder that
-    is something else than a checkpoint for MLX."""
+    is no checkpoint for MLX."""
     if fault := fault_of(folder):
         raise ModelLoadError(fault)
     if lack := lack_of([path.name for path in visible_files(folder) if path.is_file()]):

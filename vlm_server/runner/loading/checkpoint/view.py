@@ -1,8 +1,8 @@
-"""How mlx-vlm sees a checkpoint: our `config.json`, its own names of weights, and no code.
+"""The view of a checkpoint for mlx-vlm: our `config.json`, renamed weights, and no code.
 
-mlx-vlm and transformers take a folder and look for names in it. They are asked to run no code from
-it, but some of their classes ignore that. Python calls audit hooks before it runs code, and ours
-raises for any that gets past all flags.
+mlx-vlm and transformers read a folder. They are told not to run code from it, but some of their
+classes ignore that. Python calls audit hooks before it runs code, and ours raises if any code gets
+past all flags.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vlm_server.errors import ModelLoadError
 from vlm_server.hub.layout import visible_files
 
 _guarded: set[str] = set()
-"""Folders from which nothing may run: checkpoints, and where transformers copies their modules."""
+"""Folders whose code may not run: checkpoints, and transformers' copies of their modules."""
 _num_loading = 0
 _is_installed = False
 
@@ -47,8 +47,8 @@ def view_of(folder: Path, config: dict[str, Any]) -> Iterator[Path]:
 def weights_renamed(config: dict[str, Any], prefixes: Mapping[str, str]) -> Iterator[None]:
     """mlx-vlm's names for the weights of `config`, whose prefixes are those of transformers 4.52.
 
-    The only place for this in mlx-vlm is the model's `sanitize`, which is replaced during the
-    `with` block, for loads of this thread. Without `prefixes` nothing is.
+    mlx-vlm renames weights in the model's `sanitize` alone, which is replaced in the `with` block,
+    for loads of this thread; without `prefixes` it stays.
     """
     if not prefixes:
         yield
@@ -80,12 +80,12 @@ def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
 def no_code_of(folder: Path) -> Iterator[None]:
     """No unpickling during the `with` block, and no code from `folder` from now on.
 
-    Attempts raise ModelLoadError. For threads that load nothing else meanwhile.
+    Attempts raise ModelLoadError. Meant for threads that load nothing else in the block.
     """
     global _num_loading, _is_installed
     _guarded.update(_spellings(folder) | _spellings(Path(HF_MODULES_CACHE)))
     if not _is_installed:
-        sys.addaudithook(_hook)  # it can't be taken out again
+        sys.addaudithook(_hook)  # audit hooks can't be removed
         _is_installed = True
     _num_loading += 1
     try:

@@ -1,4 +1,4 @@
-"""The memory that a checkpoint's weights take, and whether there is enough."""
+"""The memory that a checkpoint's weights need, and a check against the limit."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def check_fits(
 ) -> None:
     """Raises ModelLoadError if weights that are stored as `tensors` do not fit.
 
-    `dtype`: see `dtype_on`. `loaded_bytes`: what they take, if that is known; else the model may
-    not use all tensors.
+    `dtype`: see `dtype_on`. `loaded_bytes`: their size, if known; otherwise the model may not use
+    all tensors.
     """
     size_bytes, most = loaded_bytes, budget.bytes
     if size_bytes is None:

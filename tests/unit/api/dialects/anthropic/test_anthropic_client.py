@@ -1,4 +1,4 @@
-"""The official client, through a real server: answers, tools, streams and its exceptions."""
+"""Anthropic's client against the real front: answers, tools, streams, exceptions."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ async def base_url(engine: ScriptedEngine) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def client(base_url: str) -> AsyncIterator[AsyncAnthropic]:
-    async with AsyncAnthropic(base_url=base_url, api_key=KEY, max_retries=0) as made:
-        yield made
+    async with AsyncAnthropic(base_url=base_url, api_key=KEY, max_retries=0) as sdk:
+        yield sdk
 
 
 async def ask(client: AsyncAnthropic, messages: Any = PICTURE_QUESTION, **fields: Any) -> Any:
@@ -63,21 +63,23 @@ async def ask(client: AsyncAnthropic, messages: Any = PICTURE_QUESTION, **fields
     return await client.messages.create(messages=messages, **fields)
 
 
-async def test_a_question_about_a_picture(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+async def test_anthropic_message_with_picture_reaches_the_engine(
+    client: AsyncAnthropic, engine: ScriptedEngine
+) -> None:
     message = await ask(client, system="Be brief.")
-    assert [each.text for each in message.content] == ["Hello world"]
+    assert [part.text for part in message.content] == ["Hello world"]
     assert (message.role, message.type, message.model) == ("assistant", "message", "demo")
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
     usage = message.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (4, 3, 2)
     assert usage.cache_creation_input_tokens == 0
     (submit,) = engine.submitted
-    assert [each.role for each in submit.messages] == ["system", "user"]
+    assert [message.role for message in submit.messages] == ["system", "user"]
     assert submit.messages[1].content == (ImagePart(0), TextPart("What is this?"))
     assert (submit.images[0].format, submit.images[0].param) == ("PNG", "messages[0].content[0]")
 
 
-async def test_a_loop_with_a_screenshot_in_the_result(
+async def test_anthropic_screenshot_result_reaches_the_engine(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     engine.script = LOOKS
@@ -103,7 +105,9 @@ async def test_a_loop_with_a_screenshot_in_the_result(
     assert (more.role, more.content) == ("user", (TextPart("So?"),))
 
 
-async def test_a_stream_adds_up_to_the_same(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+async def test_anthropic_stream_adds_up_to_the_whole_message(
+    client: AsyncAnthropic, engine: ScriptedEngine
+) -> None:
     engine.script = LOOKS
     whole = await ask(client, tools=[LOOK])
     arguments: Any = {"model": "demo", "max_tokens": 50, "messages": PICTURE_QUESTION}
@@ -111,12 +115,14 @@ async def test_a_stream_adds_up_to_the_same(client: AsyncAnthropic, engine: Scri
         texts = [piece async for piece in stream.text_stream]
         final = await stream.get_final_message()
     assert texts == ["Let me look."]
-    assert [each.to_dict() for each in final.content] == [each.to_dict() for each in whole.content]
+    assert [part.to_dict() for part in final.content] == [part.to_dict() for part in whole.content]
     assert (final.stop_reason, final.usage.to_dict()) == (whole.stop_reason, whole.usage.to_dict())
     assert final.usage.input_tokens == 15
 
 
-async def test_the_stop_sequence_is_named(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+async def test_anthropic_message_names_its_stop_sequence(
+    client: AsyncAnthropic, engine: ScriptedEngine
+) -> None:
     engine.script = (text("Hi"), stopped_at("END"), finished())
     message = await ask(client, stop_sequences=["END"])
     assert engine.submitted[0].sampling.stop == ("END",)
@@ -126,7 +132,7 @@ async def test_the_stop_sequence_is_named(client: AsyncAnthropic, engine: Script
     assert (delta.stop_reason, delta.stop_sequence) == ("stop_sequence", "END")
 
 
-async def test_models_have_anthropics_shape(client: AsyncAnthropic) -> None:
+async def test_anthropic_models_have_their_shape(client: AsyncAnthropic) -> None:
     model = await client.models.retrieve("default")
     assert (model.id, model.type, model.display_name) == ("demo", "model", "demo")
     assert model.created_at.year > 2000
@@ -135,7 +141,9 @@ async def test_models_have_anthropics_shape(client: AsyncAnthropic) -> None:
     assert (page.has_more, page.first_id, page.last_id) == (False, "demo", "demo")
 
 
-async def test_counting_tokens(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+async def test_anthropic_count_tokens_submits_count_only(
+    client: AsyncAnthropic, engine: ScriptedEngine
+) -> None:
     engine.script = (finished(Usage(123, 0, 100)),)
     counted = await client.messages.count_tokens(
         model="demo",
@@ -153,7 +161,9 @@ async def test_counting_tokens(client: AsyncAnthropic, engine: ScriptedEngine) -
     assert not engine.submitted[1].images
 
 
-async def test_using_a_computer(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+async def test_anthropic_computer_tool_returns_its_action(
+    client: AsyncAnthropic, engine: ScriptedEngine
+) -> None:
     click = '{"action": "left_click", "coordinate": [3, 2]}'
     engine.script = (calls(click, "call_1", "computer"), ended("tool_calls"), finished())
     message = await client.beta.messages.create(
@@ -177,7 +187,9 @@ async def test_using_a_computer(client: AsyncAnthropic, engine: ScriptedEngine) 
     assert "1024 pixels wide" in tools.definitions
 
 
-async def test_structured_output(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+async def test_anthropic_output_format_reaches_the_engine(
+    client: AsyncAnthropic, engine: ScriptedEngine
+) -> None:
     schema = {"type": "object", "properties": {"colour": {"type": "string"}}}
     await ask(client, output_config={"format": {"type": "json_schema", "schema": schema}})
     json_schema = engine.submitted[0].sampling.json_schema
@@ -196,7 +208,7 @@ async def test_structured_output(client: AsyncAnthropic, engine: ScriptedEngine)
         ("queue_timeout", anthropic.DeadlineExceededError, "timeout_error"),
     ],
 )
-async def test_errors_of_the_engine(
+async def test_anthropic_client_raises_engine_errors_by_kind(
     client: AsyncAnthropic,
     engine: ScriptedEngine,
     code: str,
@@ -213,7 +225,7 @@ async def test_errors_of_the_engine(
         assert "prompt is too long" in str(caught.value)
 
 
-async def test_an_error_in_the_middle_of_a_stream(
+async def test_anthropic_stream_error_is_raised_with_its_code(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     engine.script = (text("Hel"), failed("engine_died", "It died."))
@@ -230,22 +242,33 @@ async def test_an_error_in_the_middle_of_a_stream(
     }
 
 
-async def test_wrong_requests(client: AsyncAnthropic, base_url: str) -> None:
+async def test_anthropic_client_raises_not_found_for_unknown_models(client: AsyncAnthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         await ask(client, model="claude-sonnet")
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+
+
+async def test_anthropic_client_raises_bad_request_with_the_field(client: AsyncAnthropic) -> None:
     with pytest.raises(anthropic.BadRequestError) as invalid:
         await ask(client, extra_body={"temperature": 9})
     assert invalid.value.body["error"]["param"] == "temperature"  # type: ignore[index]
+
+
+async def test_anthropic_client_raises_not_found_for_batches(client: AsyncAnthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
         await client.messages.batches.list()
+
+
+async def test_anthropic_client_raises_authentication_error(
+    client: AsyncAnthropic, base_url: str
+) -> None:
     async with AsyncAnthropic(base_url=base_url, api_key="wrong-key", max_retries=0) as stranger:
         with pytest.raises(anthropic.AuthenticationError) as refused:
             await ask(stranger)
     assert refused.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
 
 
-async def test_a_thread_that_would_be_kept_here_is_refused(client: AsyncAnthropic) -> None:
+async def test_anthropic_threads_are_refused(client: AsyncAnthropic) -> None:
     for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
         with pytest.raises(anthropic.BadRequestError) as caught:
             await ask(client, extra_body={"thread": thread})
@@ -260,7 +283,7 @@ async def test_either_key_header_is_accepted(base_url: str) -> None:
             assert (await ask(client)).stop_reason == "end_turn"
 
 
-async def test_closing_a_stream_aborts_the_request(
+async def test_closing_an_anthropic_stream_aborts_the_request(
     client: AsyncAnthropic, engine: ScriptedEngine
 ) -> None:
     engine.script = (text("Hel"), never())
@@ -273,7 +296,9 @@ async def test_closing_a_stream_aborts_the_request(
     assert engine.aborted == [engine.submitted[0].request_id]
 
 
-async def test_a_call_that_was_cut_off(client: AsyncAnthropic, engine: ScriptedEngine) -> None:
+async def test_truncated_anthropic_call_ends_with_max_tokens(
+    client: AsyncAnthropic, engine: ScriptedEngine
+) -> None:
     engine.script = (calls("", "call_1", "look"), calls('{"scr'), ended("length"), finished())
     message = await ask(client, tools=[LOOK], tool_choice={"type": "any"})
     assert message.stop_reason == "max_tokens"

@@ -26,9 +26,9 @@ EVENTS = [
 
 def is_documented(name: str) -> bool:
     written = (f"`{name}`", f"`{name}.", f'"{name}"', f".{name}`")
-    return any(each in DOCS for each in written)
+    return any(spelling in DOCS for spelling in written)
 
 
-def test_every_name_is_documented() -> None:
+def test_every_anthropic_name_is_documented() -> None:
     names = FIELDS | TAGS | {*EVENTS, *errors.TYPES.values()}
     assert [name for name in names if not is_documented(name)] == []

@@ -1,4 +1,4 @@
-"""Anthropic's own tool types are told to the model as ordinary tools."""
+"""Anthropic's built-in tool types become ordinary function tools in the prompt."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SCREEN = {"name": "computer", "display_width_px": 1024, "display_height_px": 768
 
 
 @pytest.fixture
-def told(client: httpx.AsyncClient, engine: ScriptedEngine) -> Any:
+def definition_of(client: httpx.AsyncClient, engine: ScriptedEngine) -> Any:
     async def tell(**tool: Any) -> dict[str, Any]:
-        """What the model is told of `tool`."""
+        """The function definition in the prompt for `tool`."""
         answer = await client.post(ROUTE, json=request(tools=[tool]))
         assert answer.status_code == 200, answer.text
         tools = engine.submitted[-1].tools
@@ -39,8 +39,10 @@ def told(client: httpx.AsyncClient, engine: ScriptedEngine) -> Any:
         ("computer_20251124", True, True),
     ],
 )
-async def test_a_computer(told: Any, kind: str, has_scroll: bool, has_zoom: bool) -> None:
-    function = await told(type=kind, display_number=1, enable_zoom=True, **SCREEN)
+async def test_computer_tool_offers_actions_of_its_version(
+    definition_of: Any, kind: str, has_scroll: bool, has_zoom: bool
+) -> None:
+    function = await definition_of(type=kind, display_number=1, enable_zoom=True, **SCREEN)
     assert function["name"] == "computer"
     assert "1024 pixels wide and 768 pixels high" in function["description"]
     parameters = function["parameters"]
@@ -56,19 +58,19 @@ async def test_a_computer(told: Any, kind: str, has_scroll: bool, has_zoom: bool
         jsonschema.validate({"action": "left_click", "coordinate": [10]}, parameters)
 
 
-async def test_zoom_is_offered_if_it_is_enabled(told: Any) -> None:
-    function = await told(type="computer_20251124", **SCREEN)
+async def test_computer_tool_offers_zoom_only_if_enabled(definition_of: Any) -> None:
+    function = await definition_of(type="computer_20251124", **SCREEN)
     assert "zoom" not in function["parameters"]["properties"]["action"]["enum"]
 
 
-async def test_a_computer_needs_its_screens_size(client: httpx.AsyncClient) -> None:
+async def test_computer_tool_needs_its_screen_size(client: httpx.AsyncClient) -> None:
     tool = {"type": "computer_20250124", "name": "computer", "display_width_px": 10}
     answer = await client.post(ROUTE, json=request(tools=[tool]))
     assert answer.json()["error"]["param"] == "tools[0].display_height_px"
 
 
-async def test_a_shell(told: Any) -> None:
-    function = await told(type="bash_20250124", name="bash")
+async def test_bash_tool_offers_command_and_restart(definition_of: Any) -> None:
+    function = await definition_of(type="bash_20250124", name="bash")
     assert list(function["parameters"]["properties"]) == ["command", "restart"]
 
 
@@ -81,8 +83,10 @@ async def test_a_shell(told: Any) -> None:
         ("text_editor_20250728", "str_replace_based_edit_tool", "insert_text", False),
     ],
 )
-async def test_a_text_editor(told: Any, kind: str, name: str, inserts: str, undoes: bool) -> None:
-    function = await told(type=kind, name=name)
+async def test_text_editor_offers_commands_of_its_version(
+    definition_of: Any, kind: str, name: str, inserts: str, undoes: bool
+) -> None:
+    function = await definition_of(type=kind, name=name)
     assert function["name"] == name
     assert f"`{inserts}`" in function["description"]
     properties = function["parameters"]["properties"]
@@ -93,6 +97,6 @@ async def test_a_text_editor(told: Any, kind: str, name: str, inserts: str, undo
     assert inserts in properties
 
 
-async def test_a_text_editors_limit(told: Any) -> None:
+async def test_text_editor_describes_its_character_limit(definition_of: Any) -> None:
     tool = {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"}
-    assert "1234 characters" in (await told(max_characters=1234, **tool))["description"]
+    assert "1234 characters" in (await definition_of(max_characters=1234, **tool))["description"]

@@ -1,4 +1,4 @@
-"""What Claude Code sent to a server with a scripted engine: a loop of one tool, and `/context`."""
+"""Recorded requests of Claude Code reach a scripted engine: a tool loop, and `/context`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def send(client: httpx.AsyncClient, request: dict[str, Any]) -> httpx.Resp
     return answer
 
 
-async def test_claude_codes_first_request(
+async def test_claude_code_first_request_is_streamed_to_its_end(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     assert (await client.head("/")).status_code == 200
@@ -40,7 +40,7 @@ async def test_claude_codes_first_request(
         "x-anthropic-billing-header",
     ]
     (submit,) = engine.submitted
-    assert [each.role for each in submit.messages] == ["system", "user", "system"]
+    assert [message.role for message in submit.messages] == ["system", "user", "system"]
     assert len(submit.messages[0].content) == 2
     assert submit.template.enable_thinking
     assert submit.sampling.max_tokens == 32000
@@ -48,21 +48,21 @@ async def test_claude_codes_first_request(
     assert len(json.loads(submit.tools.definitions)) == 3
 
 
-async def test_claude_codes_picture_in_a_tool_result(
+async def test_claude_code_picture_result_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     await send(client, recorded("claude_code_tool_result"))
-    *_, asked, result = engine.submitted[0].messages
-    assert asked.reasoning == "I should look."
-    assert asked.content == (TextPart("Let me look."),)
-    assert asked.tool_calls == (ToolCall("call_1", "Read", '{"file_path": "/work/shot.png"}'),)
+    *_, assistant, result = engine.submitted[0].messages
+    assert assistant.reasoning == "I should look."
+    assert assistant.content == (TextPart("Let me look."),)
+    assert assistant.tool_calls == (ToolCall("call_1", "Read", '{"file_path": "/work/shot.png"}'),)
     assert (result.role, result.content, result.name) == ("tool", (ImagePart(0),), "Read")
 
 
-async def test_the_next_request_begins_with_the_same_turns(
+async def test_claude_code_next_request_repeats_the_same_turns(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """Otherwise the prefix cache would not help it, whatever the billing header says."""
+    """Without equal turns the prefix cache would miss, whatever the billing header contains."""
     first, second = recorded("claude_code"), recorded("claude_code_tool_result")
     second["body"]["system"][0]["text"] += " cch=12345;"
     await send(client, first)
@@ -72,7 +72,9 @@ async def test_the_next_request_begins_with_the_same_turns(
     assert after.tools == before.tools
 
 
-async def test_claude_codes_token_count(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_claude_code_token_count_submits_count_only(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     request = recorded("claude_code_count_tokens")
     assert (await send(client, request)).json() == {"input_tokens": 7}
     assert engine.submitted[0].count_only

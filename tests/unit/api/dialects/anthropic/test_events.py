@@ -1,4 +1,4 @@
-"""The events of a stream, as they are on the wire: names, order, indices, signs of life."""
+"""Anthropic's stream events on the wire: names, order, indices, pings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ async def stream(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any
     return events_of(answer)
 
 
-async def test_the_order_of_all_events(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_anthropic_events_come_in_order(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = (
         *(thinks("Hm"), thinks("m."), text("Well"), text(", "), text("look:")),
         *(calls('{"screen":1}', "a", "look"), calls("", "b", "look", 1), calls("{}", index=1)),
@@ -60,8 +62,8 @@ async def test_the_order_of_all_events(client: httpx.AsyncClient, engine: Script
     }
     assert start["message"]["id"].startswith("msg_")
     short = [
-        (each["index"], each["type"].removeprefix("content_block_"), *details(each))
-        for each in events
+        (event["index"], event["type"].removeprefix("content_block_"), *details(event))
+        for event in events
     ]
     assert short == [
         (0, "start", "thinking", "", ""),
@@ -94,12 +96,12 @@ async def test_the_order_of_all_events(client: httpx.AsyncClient, engine: Script
     assert stop == {"type": "message_stop"}
 
 
-async def test_an_empty_answer_has_no_blocks(
+async def test_empty_anthropic_answer_has_no_blocks(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (ended(), finished())
     events = await stream(client)
-    assert [each["type"] for each in events] == ["message_start", "message_delta", "message_stop"]
+    assert [event["type"] for event in events] == ["message_start", "message_delta", "message_stop"]
     whole = (await client.post(ROUTE, json=request())).json()
     assert whole["content"] == []
 
@@ -113,7 +115,7 @@ async def test_an_empty_answer_has_no_blocks(
         ("tool_calls", None, "tool_use"),
     ],
 )
-async def test_the_stop_reasons(
+async def test_anthropic_stop_reasons_follow_finish_reasons(
     client: httpx.AsyncClient, engine: ScriptedEngine, reason: Any, stop: str | None, expected: str
 ) -> None:
     engine.script = (text("a"), stopped_at(stop, reason), finished())
@@ -123,7 +125,7 @@ async def test_the_stop_reasons(
     assert events[-2]["delta"] == {"stop_reason": expected, "stop_sequence": stop}
 
 
-async def test_omitted_thinking_has_blocks_without_text(
+async def test_omitted_thinking_has_empty_blocks(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (thinks("secret"), text("a"), ended(), finished())
@@ -137,7 +139,7 @@ async def test_omitted_thinking_has_blocks_without_text(
     assert "secret" in json.dumps(await stream(client))
 
 
-async def test_a_silent_stream_is_pinged(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_silent_anthropic_stream_is_pinged(connect: Connect, engine: ScriptedEngine) -> None:
     quiet = asyncio.Event()
     engine.script = (quiet, text("a"), ended(), finished())
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.05)))
@@ -147,10 +149,12 @@ async def test_a_silent_stream_is_pinged(connect: Connect, engine: ScriptedEngin
     quiet.set()
     events = events_of(await asking)
     assert events[0] == {"type": "ping"}
-    assert next(each["type"] for each in events if each["type"] != "ping") == "message_start"
+    assert next(event["type"] for event in events if event["type"] != "ping") == "message_start"
 
 
-async def test_an_error_ends_a_stream(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_error_event_ends_an_anthropic_stream(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = (text("a"), failed("out_of_memory", "No memory."))
     events = await stream(client)
     assert events[-1] == {
@@ -163,4 +167,4 @@ async def test_an_error_ends_a_stream(client: httpx.AsyncClient, engine: Scripte
             "details": {"error_code": "out_of_memory"},
         },
     }
-    assert "message_stop" not in [each["type"] for each in events]
+    assert "message_stop" not in [event["type"] for event in events]

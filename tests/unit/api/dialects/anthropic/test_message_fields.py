@@ -1,4 +1,4 @@
-"""What each field of a request is to the engine, what is ignored, and what is refused."""
+"""Every field of Anthropic's messages reaches the engine, is reported as ignored, or is refused."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Asker:
         self.ignored = ""
 
     async def submit(self, *messages: dict[str, Any], **fields: Any) -> Submit:
-        """What the engine gets."""
+        """Send a request and return the engine's `Submit`."""
         answer = await self.client.post(ROUTE, json=request(*messages, **fields))
         assert answer.status_code == 200, answer.text
         self.ignored = answer.headers.get("x-vlm-ignored", "")
         return self.engine.submitted[-1]
 
     async def error(self, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
-        """What the client gets; the engine gets nothing."""
+        """Send a request that must be refused before the engine; return the error."""
         before = len(self.engine.submitted)
         answer = await self.client.post(ROUTE, json=request(*messages, **fields))
         assert answer.status_code == 400
@@ -54,7 +54,7 @@ def ask(client: httpx.AsyncClient, engine: ScriptedEngine) -> Asker:
     return Asker(client, engine)
 
 
-async def test_sampling(ask: Asker) -> None:
+async def test_anthropic_sampling_fields_reach_the_engine(ask: Asker) -> None:
     submit = await ask.submit(
         temperature=0.5, top_p=0.9, top_k=40, max_tokens=65535, stop_sequences=["a", "b"]
     )
@@ -73,7 +73,7 @@ async def test_sampling(ask: Asker) -> None:
         ({"type": "disabled"}, False, None),
     ],
 )
-async def test_thinking(
+async def test_anthropic_thinking_reaches_the_engine(
     ask: Asker, thinking: Any, enabled: bool | None, budget: int | None
 ) -> None:
     submit = await ask.submit(thinking=thinking)
@@ -90,7 +90,7 @@ async def test_encrypted_reasoning_is_reported(ask: Asker) -> None:
     assert ask.ignored == "messages[].content[].redacted_thinking"
 
 
-async def test_the_system_prompt(ask: Asker) -> None:
+async def test_anthropic_system_prompt_becomes_a_system_message(ask: Asker) -> None:
     submit = await ask.submit(system="Be brief.")
     assert submit.messages[0].content == (TextPart("Be brief."),)
     blocks = [text("x-anthropic-billing-header: cch=1f2e;"), text("Be "), text("brief.")]
@@ -98,20 +98,20 @@ async def test_the_system_prompt(ask: Asker) -> None:
     assert submit.messages[0].content == (TextPart("Be "), TextPart("brief."))
     assert ask.ignored == "x-anthropic-billing-header"
     submit = await ask.submit(system=blocks[:1])
-    assert [each.role for each in submit.messages] == ["user"]
+    assert [message.role for message in submit.messages] == ["user"]
 
 
-async def test_system_messages_stay_in_their_place(ask: Asker) -> None:
+async def test_anthropic_system_messages_keep_their_place(ask: Asker) -> None:
     submit = await ask.submit(
         user("hi"), {"role": "system", "content": "News."}, assistant("ho"),
         {"role": "system", "content": [text("More.")]}, user("so"), system="Be brief.",
     )  # fmt: skip
-    roles = [each.role for each in submit.messages]
+    roles = [message.role for message in submit.messages]
     assert roles == ["system", "user", "system", "assistant", "system", "user"]
     assert submit.messages[4].content == (TextPart("More."),)
 
 
-async def test_reasoning_in_the_history(ask: Asker) -> None:
+async def test_anthropic_thinking_blocks_become_reasoning(ask: Asker) -> None:
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "any"}
     redacted = {"type": "redacted_thinking", "data": "c2VjcmV0"}
     submit = await ask.submit(user("a"), assistant(thought, redacted, text("b")), user("c"))
@@ -130,20 +130,24 @@ async def test_reasoning_in_the_history(ask: Asker) -> None:
         (result(text("a"), is_error=False), (TextPart("a"),)),
     ],
 )
-async def test_results_of_tools(ask: Asker, block: dict[str, Any], expected: Any) -> None:
+async def test_anthropic_tool_results_become_tool_turns(
+    ask: Asker, block: dict[str, Any], expected: Any
+) -> None:
     submit = await ask.submit(user("a"), assistant(call(screen=1)), user(block))
     turn = submit.messages[2]
     assert (turn.role, turn.tool_call_id, turn.name) == ("tool", "call_1", "look")
     assert turn.content == expected
 
 
-async def test_several_results_keep_their_order_with_what_is_between(ask: Asker) -> None:
+async def test_tool_results_and_text_between_keep_their_order(ask: Asker) -> None:
     submit = await ask.submit(
         user("a"),
         assistant(call("x"), call("y")),
         user(result(PICTURE, call_id="x"), text("and"), result(PICTURE, call_id="y"), text("so?")),
     )
-    turns = [(each.role, each.tool_call_id, each.content) for each in submit.messages[2:]]
+    turns = [
+        (message.role, message.tool_call_id, message.content) for message in submit.messages[2:]
+    ]
     assert turns == [
         ("tool", "x", (ImagePart(0),)),
         ("user", "", (TextPart("and"),)),
@@ -153,7 +157,7 @@ async def test_several_results_keep_their_order_with_what_is_between(ask: Asker)
     assert submit.images[1].param == "messages[2].content[2].content[0]"
 
 
-async def test_an_assistants_last_message_is_continued(ask: Asker) -> None:
+async def test_last_assistant_message_is_continued(ask: Asker) -> None:
     submit = await ask.submit(user("a"), assistant("The answer is"))
     assert submit.template.continue_final
     assert not (await ask.submit(user("a"), assistant("b"), user("c"))).template.continue_final
@@ -164,7 +168,7 @@ async def test_an_assistants_last_message_is_continued(ask: Asker) -> None:
 # ---- tools -----------------------------------------------------------------------------
 
 
-async def test_tools(ask: Asker) -> None:
+async def test_anthropic_tools_reach_the_engine_as_functions(ask: Asker) -> None:
     strict = {"name": "other", "input_schema": {"type": "object"}, "type": "custom", "strict": True}
     tools = (await ask.submit(tools=[LOOK, strict])).tools
     assert tools is not None
@@ -191,7 +195,9 @@ async def test_tools(ask: Asker) -> None:
         ({"type": "tool", "name": "look"}, ("required", ("look",), False)),
     ],
 )
-async def test_the_choice_of_tools(ask: Asker, choice: Any, expected: Any) -> None:
+async def test_anthropic_tool_choice_reaches_the_engine(
+    ask: Asker, choice: Any, expected: Any
+) -> None:
     tools = (await ask.submit(tools=[LOOK], tool_choice=choice)).tools
     assert tools is not None
     assert (tools.choice, tools.allowed, tools.parallel) == expected
@@ -218,7 +224,7 @@ async def test_fields_of_other_tool_types_are_reported(
     assert ask.ignored == ignored
 
 
-async def test_no_tools(ask: Asker) -> None:
+async def test_anthropic_choice_none_offers_no_tools(ask: Asker) -> None:
     assert (await ask.submit(tools=[LOOK], tool_choice={"type": "none"})).tools is None
     assert (await ask.submit(tools=[])).tools is None
 
@@ -272,7 +278,9 @@ async def test_fields_without_effect_are_reported(
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
     ],
 )  # fmt: skip
-async def test_what_is_refused(ask: Asker, fields: dict[str, Any], param: str) -> None:
+async def test_wrong_anthropic_fields_are_refused_by_name(
+    ask: Asker, fields: dict[str, Any], param: str
+) -> None:
     error = await ask.error(**fields)
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
@@ -282,13 +290,13 @@ async def test_an_unknown_source_type_is_refused_with_the_known_ones(ask: Asker)
     assert "'base64' or 'url'" in (await ask.error(user(wrong)))["message"]
 
 
-async def test_urls_are_read_if_the_settings_allow_it(ask: Asker) -> None:
+async def test_anthropic_url_images_are_refused_by_default(ask: Asker) -> None:
     source = {"type": "url", "url": "https://example.org/a.png"}
     error = await ask.error(user({"type": "image", "source": source}))
     assert (error["code"], error["param"]) == ("invalid_image", "messages[0].content[0]")
 
 
-async def test_counting_accepts_a_whole_request(
+async def test_count_tokens_accepts_a_whole_request(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     body = request(user(PICTURE), stream=True, tools=[LOOK], thinking={"type": "disabled"})
@@ -300,14 +308,14 @@ async def test_counting_accepts_a_whole_request(
     assert (await client.post(COUNT_ROUTE, json={"model": "demo"})).status_code == 400
 
 
-async def test_other_methods_and_routes_have_errors_in_the_same_shape(
+async def test_unknown_anthropic_routes_and_methods_have_its_error_shape(
     client: httpx.AsyncClient,
 ) -> None:
     assert (await client.get(ROUTE)).json()["error"]["type"] == "invalid_request_error"
     assert (await client.post(f"{ROUTE}/batches")).json()["error"]["type"] == "not_found_error"
 
 
-async def test_a_long_session_of_an_agent_is_not_too_many_parts(ask: Asker) -> None:
+async def test_long_agent_session_is_below_the_part_limit(ask: Asker) -> None:
     turns = [
         turn
         for i in range(1000)

@@ -1,4 +1,4 @@
-"""Steps of a script that Ollama's answers show in their own way."""
+"""Script steps with Ollama's own rendering."""
 
 from __future__ import annotations
 

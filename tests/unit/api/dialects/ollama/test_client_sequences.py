@@ -1,4 +1,4 @@
-"""What programs that speak to Ollama ask, in their order."""
+"""Request sequences of programs that speak to Ollama are answered as they expect."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def host(engine: ScriptedEngine) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-async def test_home_assistant(host: str, engine: ScriptedEngine) -> None:
+async def test_home_assistant_sequence_calls_a_tool(host: str, engine: ScriptedEngine) -> None:
     client = ollama.AsyncClient(host=host)
     names = {model["model"] for model in (await client.list())["models"]}
     assert names == {"demo:latest"}
@@ -91,7 +91,9 @@ async def test_home_assistant(host: str, engine: ScriptedEngine) -> None:
     assert submit.template.enable_thinking is False
 
 
-async def test_home_assistants_structured_task(host: str, engine: ScriptedEngine) -> None:
+async def test_home_assistant_task_gets_structured_output(
+    host: str, engine: ScriptedEngine
+) -> None:
     client = ollama.AsyncClient(host=host)
     schema = {"type": "object", "properties": {"count": {"type": "integer"}}}
     engine.script = (text('{"count": 2}'), ended(), finished())
@@ -108,7 +110,7 @@ async def test_home_assistants_structured_task(host: str, engine: ScriptedEngine
     assert json.loads(engine.submitted[0].sampling.json_schema or "") == schema
 
 
-async def test_frigate(host: str, engine: ScriptedEngine) -> None:
+async def test_frigate_sequence_describes_frames(host: str, engine: ScriptedEngine) -> None:
     client = ollama.AsyncClient(host=host, timeout=30)
     shown = await client.show("demo")
     assert shown.get("error") is None
@@ -135,7 +137,7 @@ async def test_frigate(host: str, engine: ScriptedEngine) -> None:
     assert json.loads(submit.sampling.json_schema or "") == schema
 
 
-async def test_paperless_ai(host: str, engine: ScriptedEngine) -> None:
+async def test_paperless_ai_request_is_answered(host: str, engine: ScriptedEngine) -> None:
     body = {
         "model": "demo",
         "prompt": "Tag this.",
@@ -157,7 +159,7 @@ async def test_paperless_ai(host: str, engine: ScriptedEngine) -> None:
     assert engine.submitted[0].sampling.max_tokens == 256
 
 
-async def test_open_webui(host: str) -> None:
+async def test_open_webui_sequence_lists_shows_and_chats(host: str) -> None:
     image = base64.b64encode(JPEG).decode()
     async with httpx.AsyncClient(base_url=host) as client:
         assert (await client.get("/api/version")).json()["version"]
@@ -173,7 +175,7 @@ async def test_open_webui(host: str) -> None:
     assert {line["model"] for line in lines} == {"demo:latest"}
 
 
-async def test_curl_without_a_json_content_type(host: str) -> None:
+async def test_curl_without_json_content_type_is_answered(host: str) -> None:
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     async with httpx.AsyncClient(base_url=host, headers=headers) as client:
         for route, body in (
@@ -188,7 +190,7 @@ async def test_curl_without_a_json_content_type(host: str) -> None:
         assert answer.status_code == 403
 
 
-async def test_the_command_line_checks_that_the_server_is_up(host: str) -> None:
+async def test_ollama_command_line_finds_the_server_up(host: str) -> None:
     async with httpx.AsyncClient(base_url=host) as client:
         assert (await client.head("/")).status_code == 200
         loaded = await client.post("/api/generate", json={"model": "demo", "keep_alive": None})

@@ -48,12 +48,12 @@ def names_of(answer: Any) -> set[str]:
     return answer.keys() | names_of([answer[name] for name in OBJECTS & answer.keys()])
 
 
-def test_every_field_of_a_request_is_documented() -> None:
+def test_every_ollama_request_field_is_documented() -> None:
     names = FIELDS | IGNORED_OPTIONS.keys()
     assert [name for name in names if f"`{name}`" not in DOCS] == []
 
 
-async def test_every_field_of_an_answer_is_documented(
+async def test_every_ollama_answer_field_is_documented(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
@@ -75,16 +75,16 @@ async def test_every_field_of_an_answer_is_documented(
     assert [name for name in sorted(names) if f"`{name}`" not in DOCS] == []
 
 
-def test_every_field_of_a_tool_is_documented() -> None:
+def test_every_ollama_tool_field_is_documented() -> None:
     assert [name for name in Function.__struct_fields__ if f'"{name}"' not in DOCS] == []
 
 
-def test_every_route_is_documented() -> None:
+def test_every_ollama_route_is_documented() -> None:
     routes = create_app(Settings(), OneModel(ScriptedEngine())).routes
     paths = [route.path for route in routes if isinstance(route, Route)]
     ours = [path for path in paths if path.startswith("/api/") and "/v0/" not in path]
     assert [path for path in ours if f"{path}`" not in DOCS] == []
 
 
-def test_the_version_is_documented() -> None:
+def test_ollama_version_is_documented() -> None:
     assert f"`{models.API_VERSION}`" in DOCS

@@ -1,4 +1,4 @@
-"""Every field has its effect, or is named as one that has none."""
+"""Every field of Ollama's requests has its effect, or is reported as ignored."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CHAT, GENERATE = "/api/chat", "/api/generate"
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    asked = list(messages) or [{"role": "user", "content": "hi"}]
-    return {"model": "demo", "messages": asked, "stream": False, **fields}
+    history = list(messages) or [{"role": "user", "content": "hi"}]
+    return {"model": "demo", "messages": history, "stream": False, **fields}
 
 
 def generate(**fields: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def generate(**fields: Any) -> dict[str, Any]:
         ({"temperature": None, "stop": None}, SamplingParams()),
     ],
 )
-async def test_the_options(
+async def test_ollama_options_reach_the_engine(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     options: dict[str, Any],
@@ -102,7 +102,9 @@ async def test_options_of_other_engines_are_reported(
 
 
 @pytest.mark.parametrize("name", ["llama3.2-vision", "llama3.2-vision:latest", "llava:7b"])
-async def test_aliases(connect: Any, engine: ScriptedEngine, name: str) -> None:
+async def test_ollama_requests_accept_model_aliases(
+    connect: Any, engine: ScriptedEngine, name: str
+) -> None:
     settings = Settings(server=Server(model_aliases=("llama*", "llava:7b")))
     answer = await connect(settings).post(CHAT, json={**chat(), "model": name})
     assert answer.json()["model"] == name
@@ -111,7 +113,7 @@ async def test_aliases(connect: Any, engine: ScriptedEngine, name: str) -> None:
 
 
 @pytest.mark.parametrize("num_ctx", [0, -1, 8192.5, 10**30, "8192", [1]])
-async def test_any_context_size_is_taken(client: httpx.AsyncClient, num_ctx: Any) -> None:
+async def test_ollama_accepts_any_context_size(client: httpx.AsyncClient, num_ctx: Any) -> None:
     answer = await client.post(CHAT, json=chat(options={"num_ctx": num_ctx}))
     assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, "options.num_ctx")
 
@@ -138,7 +140,7 @@ async def test_any_context_size_is_taken(client: httpx.AsyncClient, num_ctx: Any
         ),
     ],
 )
-async def test_unknown_fields_are_reported(
+async def test_unknown_ollama_fields_are_reported(
     client: httpx.AsyncClient,
     caplog: pytest.LogCaptureFixture,
     fields: dict[str, Any],
@@ -157,7 +159,7 @@ async def test_ignored_fields_of_generate_are_reported(client: httpx.AsyncClient
     assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, "keep_alive, context")
 
 
-async def test_generation_fields_of_a_request_that_loads_a_model_are_reported(
+async def test_ollama_load_request_reports_generation_fields(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     wanted = {"options": {"seed": 1}, "format": "json", "think": False}
@@ -187,7 +189,7 @@ async def test_ignored_fields_of_routes_about_models_are_reported(
     assert (answer.status_code, answer.headers.get("x-vlm-ignored")) == (200, named)
 
 
-async def test_a_stream_is_the_default(client: httpx.AsyncClient) -> None:
+async def test_ollama_streams_by_default(client: httpx.AsyncClient) -> None:
     body = chat()
     del body["stream"]
     answer = await client.post(CHAT, json=body)
@@ -197,7 +199,7 @@ async def test_a_stream_is_the_default(client: httpx.AsyncClient) -> None:
     assert all(line.startswith("{") for line in lines)
 
 
-async def test_a_picture_may_be_a_data_url(
+async def test_ollama_picture_may_be_a_data_url(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     await client.post(CHAT, json=chat({"role": "user", "images": [PNG_URL]}))
@@ -208,7 +210,9 @@ async def test_a_picture_may_be_a_data_url(
 
 
 @pytest.mark.parametrize("role", ["system", "assistant"])
-async def test_pictures_belong_to_users_and_tools(client: httpx.AsyncClient, role: str) -> None:
+async def test_ollama_pictures_are_refused_outside_user_and_tool_messages(
+    client: httpx.AsyncClient, role: str
+) -> None:
     wrong = {"role": role, "content": "hi", "images": [PNG_URL]}
     answer = await client.post(CHAT, json=chat({"role": "user", "content": "hi"}, wrong))
     assert answer.status_code == 400
@@ -218,7 +222,7 @@ async def test_pictures_belong_to_users_and_tools(client: httpx.AsyncClient, rol
 
 
 @pytest.mark.parametrize("words", ["It is", ""])
-async def test_an_assistants_last_text_is_continued(
+async def test_ollama_continues_the_last_assistant_text(
     client: httpx.AsyncClient, engine: ScriptedEngine, words: str
 ) -> None:
     begun = {"role": "assistant", "content": words}
@@ -253,7 +257,7 @@ def call(name: str, **fields: Any) -> dict[str, Any]:
         ([call("a")], [{"tool_name": "c"}, {}, {}], [("", "c"), ("call_1", "a"), ("", "")]),
     ],
 )
-async def test_a_tool_result_is_matched_to_its_call(
+async def test_ollama_tool_result_is_matched_to_its_call(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     calls: list[dict[str, Any]],
@@ -267,15 +271,15 @@ async def test_a_tool_result_is_matched_to_its_call(
 
 
 @pytest.mark.parametrize("arguments", [{"x": 1}, '{"x": 1}'])
-async def test_arguments_may_be_text(
+async def test_ollama_arguments_may_be_text(
     client: httpx.AsyncClient, engine: ScriptedEngine, arguments: Any
 ) -> None:
-    asked = turn({"function": {"name": "a", "arguments": arguments}})
-    await client.post(CHAT, json=chat({"role": "user", "content": "hi"}, asked))
+    assistant = turn({"function": {"name": "a", "arguments": arguments}})
+    await client.post(CHAT, json=chat({"role": "user", "content": "hi"}, assistant))
     assert engine.submitted[0].messages[1].tool_calls == (ToolCall("call_1", "a", '{"x": 1}'),)
 
 
-async def test_arguments_that_are_no_object_are_refused(client: httpx.AsyncClient) -> None:
+async def test_ollama_arguments_must_be_an_object(client: httpx.AsyncClient) -> None:
     wrong = turn({"function": {"name": "a", "arguments": [1]}})
     answer = await client.post(CHAT, json=chat({"role": "user", "content": "hi"}, wrong))
     assert answer.status_code == 400
@@ -295,7 +299,9 @@ async def test_arguments_that_are_no_object_are_refused(client: httpx.AsyncClien
         ),
     ],
 )
-async def test_the_limits(connect: Any, limits: Limits, messages: list[dict[str, Any]]) -> None:
+async def test_ollama_messages_obey_the_limits(
+    connect: Any, limits: Limits, messages: list[dict[str, Any]]
+) -> None:
     answer = await connect(Settings(limits=limits)).post(CHAT, json=chat(*messages))
     assert answer.status_code == 400
     assert answer.json()["error"].startswith("At most ")
@@ -308,7 +314,7 @@ async def test_unknown_routes_and_methods_are_in_ollamas_shape(client: httpx.Asy
         assert list(answer.json()) == ["error"]
 
 
-async def test_a_failed_stream_that_has_not_begun_is_no_stream(
+async def test_ollama_failure_before_a_stream_has_its_status(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (text(""), failed("out_of_memory", "Too little memory."))
@@ -316,7 +322,7 @@ async def test_a_failed_stream_that_has_not_begun_is_no_stream(
     assert (answer.status_code, answer.json()) == (503, {"error": "Too little memory."})
 
 
-async def test_the_version_and_the_root_route(client: httpx.AsyncClient) -> None:
+async def test_ollama_version_and_root_route_answer(client: httpx.AsyncClient) -> None:
     version = (await client.get("/api/version")).json()["version"]
     assert tuple(map(int, version.split("."))) >= (0, 9, 0)
     assert (await client.head("/")).status_code == 200

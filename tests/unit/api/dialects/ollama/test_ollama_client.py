@@ -1,4 +1,4 @@
-"""The official client, through a real server: answers, streams, tools and its exceptions."""
+"""Ollama's client against the real front: answers, streams, tools, exceptions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def client(host: str) -> AsyncClient:
 
 
 @pytest.mark.parametrize("model", ["demo", "demo:latest", "default"])
-async def test_a_whole_answer(client: AsyncClient, engine: ScriptedEngine, model: str) -> None:
+async def test_ollama_whole_answer_has_its_fields(
+    client: AsyncClient, engine: ScriptedEngine, model: str
+) -> None:
     engine.script = (says("Hello"), says(" world"), ended("length"), finished(Usage(7, 2, 3)))
     answer = await client.chat(model, HI, stream=False)
     assert (answer.message.role, answer.message.content) == ("assistant", "Hello world")
@@ -78,7 +80,7 @@ async def test_a_whole_answer(client: AsyncClient, engine: ScriptedEngine, model
     assert answer.created_at.endswith("Z")
 
 
-async def test_a_stream(client: AsyncClient) -> None:
+async def test_ollama_stream_ends_with_done_and_counts(client: AsyncClient) -> None:
     parts = [part async for part in await client.chat("demo", HI, stream=True)]
     assert [part.message.content for part in parts] == ["Hello", " world", ""]
     assert [part.done for part in parts] == [False, False, True]
@@ -86,7 +88,7 @@ async def test_a_stream(client: AsyncClient) -> None:
     assert parts[0].total_duration is None
 
 
-async def test_the_synchronous_client(host: str) -> None:
+async def test_synchronous_ollama_client_chats_and_streams(host: str) -> None:
     def work() -> tuple[str | None, list[str | None]]:
         client = Client(host)
         whole = client.chat("demo", HI)
@@ -96,7 +98,9 @@ async def test_the_synchronous_client(host: str) -> None:
     assert await asyncio.to_thread(work) == ("Hello world", ["Hello", " world", ""])
 
 
-async def test_pictures_come_before_the_text(client: AsyncClient, engine: ScriptedEngine) -> None:
+async def test_ollama_pictures_come_before_the_text(
+    client: AsyncClient, engine: ScriptedEngine
+) -> None:
     question: Any = {"role": "user", "content": "What is this?", "images": [PNG, PNG]}
     await client.chat("demo", [question])
     (message,) = engine.submitted[0].messages
@@ -106,7 +110,7 @@ async def test_pictures_come_before_the_text(client: AsyncClient, engine: Script
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_tool_loop_with_a_picture_in_the_result(
+async def test_ollama_picture_result_reaches_the_engine(
     client: AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (
@@ -131,13 +135,13 @@ async def test_a_tool_loop_with_a_picture_in_the_result(
     assert json.loads(tools.definitions) == [WEATHER]
     assert (tools.choice, tools.parallel) == ("auto", True)
 
-    asked = ollama.Message(role="assistant", thinking="Which city?", tool_calls=calls)
+    assistant = ollama.Message(role="assistant", thinking="Which city?", tool_calls=calls)
     results: list[Any] = [
         {"role": "tool", "content": "rain", "tool_name": "weather"},
         {"role": "tool", "content": "sun", "images": [PNG]},
     ]
     engine.script = (says("Take an umbrella."), ended(), finished())
-    await client.chat("demo", [*HI, asked, *results], tools=[WEATHER])
+    await client.chat("demo", [*HI, assistant, *results], tools=[WEATHER])
     _, turn, rain, sun = engine.submitted[1].messages
     assert turn.reasoning == "Which city?"
     assert turn.content == ()
@@ -151,7 +155,9 @@ async def test_a_tool_loop_with_a_picture_in_the_result(
     assert sun.content == (ImagePart(0), TextPart("sun"))
 
 
-async def test_a_function_as_a_tool(client: AsyncClient, engine: ScriptedEngine) -> None:
+async def test_ollama_client_turns_a_function_into_a_tool(
+    client: AsyncClient, engine: ScriptedEngine
+) -> None:
     def add(a: int, b: int) -> int:
         """Add two numbers.
 
@@ -168,7 +174,7 @@ async def test_a_function_as_a_tool(client: AsyncClient, engine: ScriptedEngine)
     assert (function["name"], function["parameters"]["required"]) == ("add", ["a", "b"])
 
 
-async def test_a_call_that_breaks_off_is_text(client: AsyncClient, engine: ScriptedEngine) -> None:
+async def test_truncated_ollama_call_is_text(client: AsyncClient, engine: ScriptedEngine) -> None:
     engine.script = (called(0, "call_a", "weather", '{"city": "Pa'), ended("length"), finished())
     answer = await client.chat("demo", HI, tools=[WEATHER])
     assert (answer.message.content, answer.message.tool_calls) == ('{"city": "Pa', None)
@@ -184,7 +190,7 @@ async def test_a_call_that_breaks_off_is_text(client: AsyncClient, engine: Scrip
         ("high", TemplateOptions(True, '{"reasoning_effort":"high"}')),
     ],
 )
-async def test_thinking(
+async def test_ollama_think_separates_reasoning_from_content(
     client: AsyncClient, engine: ScriptedEngine, think: Any, template: TemplateOptions
 ) -> None:
     engine.script = (thought("Hm. "), thought("Yes."), says("42"), ended(), finished())
@@ -206,7 +212,7 @@ async def test_thinking(
         ({"type": "object", "required": ["b", "a"]}, {"type": "object", "required": ["b", "a"]}),
     ],
 )
-async def test_the_format(
+async def test_ollama_format_reaches_the_engine(
     client: AsyncClient, engine: ScriptedEngine, wanted: Any, schema: Any
 ) -> None:
     await client.chat("demo", HI, format=wanted)
@@ -216,7 +222,9 @@ async def test_the_format(
         assert (None if found is None else json.loads(found)) == schema
 
 
-async def test_generate(client: AsyncClient, engine: ScriptedEngine) -> None:
+async def test_ollama_generate_answers_with_system_and_picture(
+    client: AsyncClient, engine: ScriptedEngine
+) -> None:
     answer = await client.generate("demo", "What is this?", system="Be brief.", images=[PNG])
     assert (answer.response, answer.thinking, answer.done_reason) == ("Hello world", None, "stop")
     system, user = engine.submitted[0].messages
@@ -224,13 +232,15 @@ async def test_generate(client: AsyncClient, engine: ScriptedEngine) -> None:
     assert (user.role, user.content) == ("user", (ImagePart(0), TextPart("What is this?")))
 
 
-async def test_a_generated_stream(client: AsyncClient) -> None:
+async def test_ollama_generate_streams(client: AsyncClient) -> None:
     parts = [part async for part in await client.generate("demo", "hi", stream=True)]
     assert [part.response for part in parts] == ["Hello", " world", ""]
     assert (parts[-1].done_reason, parts[-1].eval_count) == ("stop", 2)
 
 
-async def test_log_probabilities(client: AsyncClient, engine: ScriptedEngine) -> None:
+async def test_ollama_answer_has_log_probabilities(
+    client: AsyncClient, engine: ScriptedEngine
+) -> None:
     entry = TokenLogprob(TokenText("Hi", -0.25), (TokenText("Hi", -0.25), TokenText("Yo", -2.0)))
     engine.script = (scored("Hi", entry), scored(""), ended(), finished())
     answer = await client.chat("demo", HI, logprobs=True, top_logprobs=2)
@@ -244,7 +254,7 @@ async def test_log_probabilities(client: AsyncClient, engine: ScriptedEngine) ->
     ]
 
 
-async def test_the_durations_are_those_of_the_answer(
+async def test_ollama_durations_measure_prompt_and_answer(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     first, last = asyncio.Event(), asyncio.Event()
@@ -264,7 +274,7 @@ async def test_the_durations_are_those_of_the_answer(
 
 
 @pytest.mark.parametrize(("keep_alive", "reason"), [(None, "load"), (-1, "load"), (0, "unload")])
-async def test_a_request_that_loads_a_model_needs_no_engine(
+async def test_ollama_load_request_submits_nothing(
     client: AsyncClient, engine: ScriptedEngine, keep_alive: Any, reason: str
 ) -> None:
     chat = await client.chat("demo", keep_alive=keep_alive)
@@ -276,7 +286,9 @@ async def test_a_request_that_loads_a_model_needs_no_engine(
     assert engine.submitted == []
 
 
-async def test_the_models(client: AsyncClient, engine: ScriptedEngine) -> None:
+async def test_ollama_list_has_the_models_facts(
+    client: AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.status = replace(engine.status, model_facts=FACTS)
     (model,) = (await client.list()).models
     assert (model.model, model.size, model.digest) == ("demo:latest", 7_509_245_952, "ab" * 32)
@@ -286,14 +298,23 @@ async def test_the_models(client: AsyncClient, engine: ScriptedEngine) -> None:
     assert (model.details.family, model.details.families) == ("qwen3_vl", ["qwen3_vl"])
     assert (model.details.parameter_size, model.details.quantization_level) == ("3.8B", "BF16")
 
+
+async def test_ollama_show_has_the_models_facts(
+    client: AsyncClient, engine: ScriptedEngine
+) -> None:
+    engine.status = replace(engine.status, model_facts=FACTS)
     shown = await client.show("demo")
     assert shown.capabilities == ["completion", "vision", "tools", "thinking"]
     assert shown.modelinfo is not None
     assert shown.modelinfo["general.architecture"] == "qwen3_vl"
     assert shown.modelinfo["qwen3_vl.context_length"] == 32_768
+    (model,) = (await client.list()).models
     assert shown.details == model.details
     assert "tools" in (shown.template or "").lower()
 
+
+async def test_ollama_ps_has_the_loaded_model(client: AsyncClient, engine: ScriptedEngine) -> None:
+    engine.status = replace(engine.status, model_facts=FACTS)
     (running,) = (await client.ps()).models
     assert (running.name, running.size, running.context_length) == (
         *("demo:latest", 7_509_245_952),
@@ -303,7 +324,7 @@ async def test_the_models(client: AsyncClient, engine: ScriptedEngine) -> None:
     assert running.expires_at.year > 2200
 
 
-async def test_a_model_that_calls_no_tools_says_so(
+async def test_ollama_model_without_tools_lists_no_tools_capability(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     shown = await client.show("demo")
@@ -313,7 +334,7 @@ async def test_a_model_that_calls_no_tools_says_so(
     assert len(model.digest or "") == 64
 
 
-async def test_a_model_that_is_not_loaded_is_not_described(
+async def test_ollama_show_is_503_while_the_model_starts(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.be("starting")
@@ -324,17 +345,17 @@ async def test_a_model_that_is_not_loaded_is_not_described(
     assert len((await client.list()).models) == 1
 
 
-async def test_a_model_that_is_loaded_when_it_is_asked_is_described_as_far_as_it_is_known(
+async def test_ollama_show_describes_an_unloaded_model_partly(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """Clients ask for that first: nothing else would load it."""
+    """Clients send `show` first, and nothing else would load the model."""
     engine.be("unloaded")
     shown = await client.show("demo")
     assert shown.capabilities == ["completion", "vision"]
     assert shown.modelinfo == {}
 
 
-async def test_the_served_model_is_pulled_at_once(client: AsyncClient) -> None:
+async def test_ollama_pull_of_the_served_model_succeeds_at_once(client: AsyncClient) -> None:
     assert (await client.pull("demo")).status == "success"
     states = [state.status async for state in await client.pull("demo", stream=True)]
     assert states[-1] == "success"
@@ -342,7 +363,7 @@ async def test_the_served_model_is_pulled_at_once(client: AsyncClient) -> None:
         await client.pull("llama3.2-vision")
 
 
-async def test_routes_that_are_not_supported(client: AsyncClient) -> None:
+async def test_unsupported_ollama_routes_are_501(client: AsyncClient) -> None:
     for work in (
         client.embed("demo", "hi"),
         client.embeddings("demo", "hi"),
@@ -371,7 +392,7 @@ async def test_routes_that_are_not_supported(client: AsyncClient) -> None:
         ({"tools": [{"function": {"name": "no good name"}}]}, 400, "letters"),
     ],
 )
-async def test_refusals(
+async def test_ollama_refusals_have_status_and_message(
     host: str, stream: bool, fields: dict[str, Any], status: int, message: str
 ) -> None:
     client = AsyncClient(host)
@@ -382,13 +403,15 @@ async def test_refusals(
 
 
 @pytest.mark.parametrize("field", [{"suffix": "x"}, {"template": "x"}, {"raw": True}])
-async def test_what_generate_refuses(client: AsyncClient, field: dict[str, Any]) -> None:
+async def test_ollama_generate_refuses_unsupported_fields(
+    client: AsyncClient, field: dict[str, Any]
+) -> None:
     with pytest.raises(ResponseError, match=next(iter(field))) as caught:
         await client.generate("demo", "hi", **field)
     assert caught.value.status_code == 400
 
 
-async def test_an_error_before_the_first_token_has_its_status(
+async def test_ollama_error_before_the_first_token_has_its_status(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (failed("engine_died", "The engine ended."),)
@@ -398,7 +421,7 @@ async def test_an_error_before_the_first_token_has_its_status(
         assert caught.value.status_code == 502
 
 
-async def test_an_error_in_a_stream_is_its_last_line(
+async def test_ollama_stream_error_is_the_last_line(
     client: AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
@@ -408,7 +431,7 @@ async def test_an_error_in_a_stream_is_its_last_line(
         await anext(stream)
 
 
-async def test_closing_a_stream_aborts(client: AsyncClient, engine: ScriptedEngine) -> None:
+async def test_closing_an_ollama_stream_aborts(client: AsyncClient, engine: ScriptedEngine) -> None:
     engine.script = (says("one"), never())
     stream = await client.chat("demo", HI, stream=True)
     assert (await anext(stream)).message.content == "one"
@@ -417,7 +440,7 @@ async def test_closing_a_stream_aborts(client: AsyncClient, engine: ScriptedEngi
     assert len(engine.aborted) == 1
 
 
-async def test_a_key(engine: ScriptedEngine) -> None:
+async def test_ollama_client_needs_the_key(engine: ScriptedEngine) -> None:
     settings = Settings(server=Server(api_keys=("correct-horse-battery",)))
     async with listening(engine, settings) as port:
         host = f"http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""Lines that say nothing, while a stream has nothing to say: clients give up without bytes."""
+"""Silent streams send empty lines, since clients give up when no bytes arrive."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def client(host: str) -> ollama.AsyncClient:
     return ollama.AsyncClient(host, timeout=10)
 
 
-async def test_a_chat_has_bytes_before_its_first_token(
+async def test_ollama_chat_sends_bytes_before_its_first_token(
     client: ollama.AsyncClient, engine: ScriptedEngine
 ) -> None:
     prefill = asyncio.Event()
@@ -44,12 +44,12 @@ async def test_a_chat_has_bytes_before_its_first_token(
     }
     assert {part.model for part in silent} == {"demo"}
     prefill.set()
-    said = [part async for part in stream]
-    assert "".join(part.message.content or "" for part in said) == "Hello"
-    assert said[-1].done
+    parts = [part async for part in stream]
+    assert "".join(part.message.content or "" for part in parts) == "Hello"
+    assert parts[-1].done
 
 
-async def test_generate_has_bytes_before_its_first_token(
+async def test_ollama_generate_sends_bytes_before_its_first_token(
     client: ollama.AsyncClient, engine: ScriptedEngine
 ) -> None:
     prefill = asyncio.Event()
@@ -61,10 +61,10 @@ async def test_generate_has_bytes_before_its_first_token(
     assert "".join([part.response async for part in stream]) == "Hello"
 
 
-async def test_a_call_that_is_being_written_is_no_silence(
+async def test_ollama_stream_sends_bytes_while_a_call_is_written(
     client: ollama.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """It is shown when it is complete: until then there is nothing else to send."""
+    """A call is sent once it is complete, so empty lines fill the wait."""
     typing = [called(arguments=" ") for _ in range(5)]
     pauses = [asyncio.Event() for _ in typing]
     written = [step for pair in zip(pauses, typing, strict=True) for step in pair]
@@ -83,7 +83,7 @@ async def test_a_call_that_is_being_written_is_no_silence(
     assert [call.function.arguments for call in calls] == [{"x": 1}]
 
 
-async def test_an_error_after_keep_alives_is_a_line(
+async def test_ollama_error_after_keep_alives_is_a_line(
     client: ollama.AsyncClient, engine: ScriptedEngine
 ) -> None:
     prefill = asyncio.Event()
@@ -96,11 +96,11 @@ async def test_an_error_after_keep_alives_is_a_line(
 
 
 async def test_home_assistant_skips_keep_alives(host: str, engine: ScriptedEngine) -> None:
-    """It begins a message with the first line, and adds to it what is not None."""
+    """Home Assistant begins a message with the first line and appends values other than None."""
     prefill = asyncio.Event()
     engine.script = (prefill, text("It is "), text("on."), ended(), finished())
     client = ollama.AsyncClient(host)
-    is_new, said = True, list[dict[str, Any]]()
+    is_new, shown_messages = True, list[dict[str, Any]]()
     async for response in await client.chat(model="demo", messages=HI, stream=True):
         chunk: dict[str, Any] = {"role": "assistant"} if is_new else {}
         message = response["message"]
@@ -109,14 +109,14 @@ async def test_home_assistant_skips_keep_alives(host: str, engine: ScriptedEngin
         if (content := message.get("content")) is not None:
             chunk["content"] = content
         is_new = bool(response["done"])
-        said.append(chunk)
+        shown_messages.append(chunk)
         prefill.set()
-    assert said[0] == {"role": "assistant", "content": ""}
-    assert [chunk.get("role") for chunk in said[1:]] == [None] * (len(said) - 1)
-    assert "".join(chunk["content"] for chunk in said) == "It is on."
+    assert shown_messages[0] == {"role": "assistant", "content": ""}
+    assert [chunk.get("role") for chunk in shown_messages[1:]] == [None] * (len(shown_messages) - 1)
+    assert "".join(chunk["content"] for chunk in shown_messages) == "It is on."
 
 
-async def test_a_whole_answer_is_one_object(host: str, engine: ScriptedEngine) -> None:
+async def test_ollama_whole_answer_has_no_keep_alives(host: str, engine: ScriptedEngine) -> None:
     prefill = asyncio.Event()
     engine.script = (prefill, text("Hello"), ended(), finished())
     body = {"model": "demo", "messages": HI, "stream": False}

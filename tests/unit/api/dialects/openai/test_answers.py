@@ -1,4 +1,4 @@
-"""Answers, whole and streamed, and failures before and after the first token."""
+"""Chat completions, whole and streamed, and failures before and after the first token."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def events(answer: httpx.Response) -> list[Any]:
     return [item if item == "[DONE]" else json.loads(item) for item in data]
 
 
-async def test_a_whole_answer(client: httpx.AsyncClient) -> None:
+async def test_chat_completion_has_its_fields(client: httpx.AsyncClient) -> None:
     answer = await client.post(ROUTE, json=chat())
     body = answer.json()
     assert body.pop("created") > 1_700_000_000
@@ -73,7 +73,7 @@ async def test_a_whole_answer(client: httpx.AsyncClient) -> None:
     }
 
 
-async def test_usage_says_how_large_the_model_saw_each_picture(
+async def test_usage_has_the_processed_size_of_each_picture(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     images = (ImageUse(308, 196, 77), ImageUse(28, 56, 2))
@@ -82,18 +82,18 @@ async def test_usage_says_how_large_the_model_saw_each_picture(
         ended(),
         lambda request_id: Finished(request_id, Usage(7, 2, 3), images=images),
     )
-    told = [
+    reported = [
         {"width": 308, "height": 196, "tokens": 77},
         {"width": 28, "height": 56, "tokens": 2},
     ]
     whole = (await client.post(ROUTE, json=chat())).json()
-    assert whole["usage"] == {**USAGE, "images": told}
+    assert whole["usage"] == {**USAGE, "images": reported}
     options = {"include_usage": True}
     stream = await client.post(ROUTE, json=chat(stream=True, stream_options=options))
-    assert events(stream)[-2]["usage"] == {**USAGE, "images": told}
+    assert events(stream)[-2]["usage"] == {**USAGE, "images": reported}
 
 
-async def test_usage_says_how_many_frames_of_each_video_the_model_saw(
+async def test_usage_has_the_sampled_frames_of_each_video(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     videos = (VideoUse(12, 5.5, 96, truncated=False), VideoUse(4, 1.5, 32, truncated=True))
@@ -102,18 +102,18 @@ async def test_usage_says_how_many_frames_of_each_video_the_model_saw(
         ended(),
         lambda request_id: Finished(request_id, Usage(7, 2, 3), videos=videos),
     )
-    told = [
+    reported = [
         {"frames": 12, "seconds": 5.5, "tokens": 96, "truncated": False},
         {"frames": 4, "seconds": 1.5, "tokens": 32, "truncated": True},
     ]
     whole = (await client.post(ROUTE, json=chat())).json()
-    assert whole["usage"] == {**USAGE, "videos": told}
+    assert whole["usage"] == {**USAGE, "videos": reported}
     options = {"include_usage": True}
     stream = await client.post(ROUTE, json=chat(stream=True, stream_options=options))
-    assert events(stream)[-2]["usage"] == {**USAGE, "videos": told}
+    assert events(stream)[-2]["usage"] == {**USAGE, "videos": reported}
 
 
-async def test_a_streams_chunks(client: httpx.AsyncClient) -> None:
+async def test_chat_stream_chunks_have_role_text_and_end(client: httpx.AsyncClient) -> None:
     *chunks, done = events(await client.post(ROUTE, json=chat(stream=True)))
     assert done == "[DONE]"
     assert [
@@ -132,14 +132,16 @@ async def test_a_streams_chunks(client: httpx.AsyncClient) -> None:
 
 
 def token(text: str, logprob: float = -0.5, *top: tuple[str, float]) -> TokenLogprob:
-    return TokenLogprob(TokenText(text, logprob), tuple(TokenText(*each) for each in top))
+    return TokenLogprob(
+        TokenText(text, logprob), tuple(TokenText(*alternative) for alternative in top)
+    )
 
 
 def shown(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-async def test_log_probabilities_of_a_whole_answer(
+async def test_chat_completion_has_log_probabilities(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     entry = token(" é", -0.25, (" é", -0.25), ("<|end|>", -math.inf))
@@ -157,7 +159,7 @@ async def test_log_probabilities_of_a_whole_answer(
     assert answer["choices"][0]["message"]["content"] == " é"
 
 
-async def test_log_probabilities_of_a_stream_wait_for_the_next_text(
+async def test_streamed_log_probabilities_wait_for_the_next_text(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (
@@ -184,7 +186,7 @@ async def test_log_probabilities_of_a_stream_wait_for_the_next_text(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failure_before_any_text_has_its_status_whatever_was_held(
+async def test_failure_before_text_has_its_status_despite_held_tokens(
     client: httpx.AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (scored("", token("1")), failed("engine_died", "The engine ended."))
@@ -198,7 +200,7 @@ TWO_CHOICES: tuple[Step, ...] = (
 """Choice 1 has its end while choice 0 goes on."""
 
 
-async def test_each_choice_of_a_whole_answer_has_its_own_text_tokens_and_end(
+async def test_whole_choices_have_their_own_text_and_end(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = TWO_CHOICES
@@ -215,7 +217,7 @@ async def test_each_choice_of_a_whole_answer_has_its_own_text_tokens_and_end(
     assert answer["usage"] == USAGE
 
 
-async def test_each_choice_of_a_stream_has_its_own_role_and_end(
+async def test_streamed_choices_have_their_own_role_and_end(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = TWO_CHOICES
@@ -233,8 +235,8 @@ async def test_each_choice_of_a_stream_has_its_own_role_and_end(
         (0, {"content": "llo"}, None),
         (0, {}, "length"),
     ]
-    told = [each["logprobs"] and each["logprobs"]["content"][0]["token"] for each in choices]
-    assert told == [None, "2", None, "1", None, "3", None]
+    tokens = [each["logprobs"] and each["logprobs"]["content"][0]["token"] for each in choices]
+    assert tokens == [None, "2", None, "1", None, "3", None]
     assert (usage["choices"], usage["usage"], done) == ([], USAGE, "[DONE]")
 
 
@@ -243,13 +245,13 @@ async def test_choices_without_text_have_a_role_and_an_end(
 ) -> None:
     engine.script = (ended("stop", 1), ended("length", 0), finished())
     *chunks, done = events(await client.post(ROUTE, json=chat(n=2, stream=True)))
-    found = [(each["index"], each["finish_reason"]) for c in chunks for each in c["choices"]]
+    found = [(choice["index"], choice["finish_reason"]) for c in chunks for choice in c["choices"]]
     assert found == [(1, None), (1, "stop"), (0, None), (0, "length")]
     assert done == "[DONE]"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failure_after_one_choice_has_ended_without_text_has_its_status(
+async def test_failure_after_an_empty_choice_has_its_status(
     client: httpx.AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (ended("stop", 1), failed("engine_died", "The engine ended."))
@@ -257,21 +259,21 @@ async def test_a_failure_after_one_choice_has_ended_without_text_has_its_status(
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_an_answer_that_lacks_a_choice_is_no_answer(
+async def test_answer_without_every_choice_is_500(
     client: httpx.AsyncClient, engine: ScriptedEngine, n: int
 ) -> None:
     engine.script = (text("a", n - 1), finished())
     assert (await client.post(ROUTE, json=chat(n=n))).status_code == 500
 
 
-async def test_usage_comes_last_when_asked_for(client: httpx.AsyncClient) -> None:
+async def test_requested_usage_is_the_last_chunk(client: httpx.AsyncClient) -> None:
     body = chat(stream=True, stream_options={"include_usage": True})
     *chunks, last, done = events(await client.post(ROUTE, json=body))
     assert all(chunk["usage"] is None for chunk in chunks)
     assert (last["choices"], last["usage"], done) == ([], USAGE, "[DONE]")
 
 
-async def test_an_answer_without_text_is_still_an_answer(
+async def test_empty_answer_is_a_valid_completion(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (ended("length"), finished(Usage(7, 1)))
@@ -384,7 +386,7 @@ async def test_an_unforeseen_error_is_logged_and_hidden(
     ("script", "status"),
     [((finished(is_aborted=True),), 503), ((text(""), lambda i: Accepted(i)), 500)],
 )
-async def test_an_answer_that_the_engine_gave_up_is_no_answer(
+async def test_answer_given_up_by_the_engine_is_an_error(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     script: tuple[Any, ...],
@@ -396,7 +398,7 @@ async def test_an_answer_that_the_engine_gave_up_is_no_answer(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_is_lost_before_it_takes_the_request_is_503(
+async def test_engine_lost_before_submit_is_503(
     client: httpx.AsyncClient, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.loses_requests = True

@@ -1,4 +1,4 @@
-"""Every field's way to the engine, or its refusal by name."""
+"""Every field of a chat completion reaches the engine, or is refused by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NO_TOKEN_IDS = [
 
 
 async def refusal(client: httpx.AsyncClient, body: dict[str, Any] | bytes) -> dict[str, Any]:
-    """The error that `body` is answered with, which must be a well-formed 400."""
+    """The error answered to `body`; must be a well-formed 400."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = await client.post(ROUTE, content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400, answer.text
@@ -97,7 +97,7 @@ async def refusal(client: httpx.AsyncClient, body: dict[str, Any] | bytes) -> di
         (dict.fromkeys(OPTIONAL), SamplingParams(LONGEST)),
     ],
 )
-async def test_fields_reach_the_engine(
+async def test_chat_fields_reach_the_engine(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     fields: dict[str, Any],
@@ -159,7 +159,7 @@ async def test_fields_reach_the_engine(
         ("messages", [None, [], {}, "hi"]),
     ],
 )
-async def test_bad_values_are_refused(
+async def test_bad_chat_values_are_refused(
     client: httpx.AsyncClient, engine: ScriptedEngine, param: str, values: list[Any]
 ) -> None:
     for value in values:
@@ -169,9 +169,7 @@ async def test_bad_values_are_refused(
     assert engine.submitted == []
 
 
-async def test_the_longest_answer_by_default_is_a_setting(
-    connect: Connect, engine: ScriptedEngine
-) -> None:
+async def test_default_answer_length_is_a_setting(connect: Connect, engine: ScriptedEngine) -> None:
     for longest, expected in ((7, 7), (0, None)):
         client = connect(Settings(limits=Limits(default_max_tokens=longest)))
         await client.post(ROUTE, json=chat())
@@ -188,7 +186,7 @@ async def test_two_different_lengths_are_refused(client: httpx.AsyncClient) -> N
     assert error["param"] == "max_tokens"
 
 
-async def test_the_least_length_must_fit_the_greatest(client: httpx.AsyncClient) -> None:
+async def test_min_tokens_must_not_exceed_max_tokens(client: httpx.AsyncClient) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         error = await refusal(client, chat(min_tokens=6, **{name: 5}))
         assert (error["param"], error["code"]) == ("min_tokens", "invalid_value")
@@ -223,7 +221,7 @@ async def test_numbers_beyond_json_are_refused(client: httpx.AsyncClient, litera
 
 
 @pytest.mark.parametrize("field", sorted(NEUTRAL))
-async def test_neutral_values_are_taken_and_others_refused(
+async def test_neutral_values_are_accepted_and_others_refused(
     client: httpx.AsyncClient, field: str
 ) -> None:
     for value in NEUTRAL[field]:
@@ -243,7 +241,7 @@ async def test_neutral_values_are_taken_and_others_refused(
         ("service_tier", "flex"),
     ],
 )
-async def test_what_only_looks_neutral_is_refused(
+async def test_almost_neutral_values_are_refused(
     client: httpx.AsyncClient, field: str, value: Any
 ) -> None:
     error = await refusal(client, chat(**{field: value}))
@@ -293,14 +291,14 @@ async def test_a_list_of_ignored_fields_is_bounded(connect: Connect) -> None:
         (b'{"a": 1}\nx', "line 2, column 1"),
     ],
 )
-async def test_a_message_says_where_the_json_breaks(
+async def test_error_names_the_place_of_broken_json(
     client: httpx.AsyncClient, body: bytes, where: str
 ) -> None:
     assert where in (await refusal(client, body))["message"]
 
 
 @pytest.mark.parametrize("name", ["x" * 100_000, "a`b\nc\u202e", "\0"])
-async def test_made_up_names_do_no_harm_in_the_message(
+async def test_error_messages_are_printable_for_any_field_name(
     client: httpx.AsyncClient, name: str
 ) -> None:
     error = await refusal(client, {**chat(), name: 1})
@@ -308,7 +306,7 @@ async def test_made_up_names_do_no_harm_in_the_message(
     assert error["message"].isprintable()
 
 
-async def test_half_a_surrogate_pair_is_refused_wherever_it_stands(
+async def test_lone_surrogates_are_refused_anywhere(
     client: httpx.AsyncClient,
 ) -> None:
     half = "\ud800"
@@ -333,8 +331,8 @@ async def test_half_a_surrogate_pair_is_refused_wherever_it_stands(
 
 async def test_a_prediction_counts_as_text(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_text_bytes=20)))
-    said = {"type": "content", "content": "x" * 21}
-    error = await refusal(client, chat(prediction=said))
+    prediction = {"type": "content", "content": "x" * 21}
+    error = await refusal(client, chat(prediction=prediction))
     assert "limits.max_text_bytes" in error["message"]
 
 
@@ -360,11 +358,11 @@ async def test_a_prediction_counts_as_text(connect: Connect) -> None:
         b'{"model": "demo", "messages": [{"role": "user", "content": "a", "content": "b"}]}',
     ],
 )
-async def test_what_is_no_json_object_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_chat_body_must_be_a_json_object(client: httpx.AsyncClient, body: bytes) -> None:
     await refusal(client, body)
 
 
-async def test_no_message_repeats_the_payload(client: httpx.AsyncClient) -> None:
+async def test_error_messages_do_not_repeat_the_payload(client: httpx.AsyncClient) -> None:
     secret = "swordfish" * 1000
     for body in (
         chat(temperature=secret),
@@ -380,7 +378,9 @@ async def test_no_message_repeats_the_payload(client: httpx.AsyncClient) -> None
 
 
 @pytest.mark.parametrize("model", ["gpt-4o", "DEMO", "demo/../x", "x" * 100_000])
-async def test_another_model_is_not_found(client: httpx.AsyncClient, model: str) -> None:
+async def test_chat_with_an_unknown_model_is_not_found(
+    client: httpx.AsyncClient, model: str
+) -> None:
     answer = await client.post(ROUTE, json={**chat(), "model": model})
     assert answer.status_code == 404
     error = answer.json()["error"]
@@ -389,7 +389,7 @@ async def test_another_model_is_not_found(client: httpx.AsyncClient, model: str)
 
 
 @pytest.mark.parametrize("name", ["gpt-4o", "claude-3-5-sonnet", "my", "demo"])
-async def test_the_model_has_other_names(connect: Connect, name: str) -> None:
+async def test_chat_accepts_model_aliases(connect: Connect, name: str) -> None:
     client = connect(Settings(server=Server(model_aliases=("gpt-*", "claude-?-[0-9]*", "my"))))
     answer = await client.post(ROUTE, json={**chat(), "model": name})
     assert answer.json()["model"] == "demo", answer.text
@@ -397,6 +397,6 @@ async def test_the_model_has_other_names(connect: Connect, name: str) -> None:
         assert (await client.post(ROUTE, json={**chat(), "model": other})).status_code == 404
 
 
-async def test_the_model_may_be_called_default(client: httpx.AsyncClient) -> None:
+async def test_chat_accepts_default_as_the_model(client: httpx.AsyncClient) -> None:
     answer = await client.post(ROUTE, json={**chat(), "model": "default"})
     assert answer.json()["model"] == "demo"

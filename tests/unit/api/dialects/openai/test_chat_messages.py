@@ -1,4 +1,4 @@
-"""Messages and parts: what reaches the engine, and what is refused by its path."""
+"""Messages and parts reach the engine, or are refused by their path."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_conversation_reaches_the_engine_in_order(
         *({"url": PNG_URL, "detail": d} for d in ("auto", "low", "high", "original")),
     ],
 )
-async def test_both_spellings_of_a_picture_are_taken(
+async def test_chat_accepts_both_spellings_of_a_picture(
     client: httpx.AsyncClient, engine: ScriptedEngine, image_url: Any
 ) -> None:
     part = {"type": "image_url", "image_url": image_url}
@@ -111,7 +111,7 @@ async def test_pixel_limits_hold_for_every_picture(
     ],
     ids=str,
 )
-async def test_pixel_limits_that_make_no_sense_are_refused(
+async def test_contradictory_pixel_limits_are_refused(
     client: httpx.AsyncClient, limits: dict[str, Any], param: str
 ) -> None:
     answer = await client.post(ROUTE, json=chat(user(picture()), mm_processor_kwargs=limits))
@@ -150,7 +150,7 @@ async def test_a_bad_video_is_refused_by_its_path(
     assert engine.submitted == []
 
 
-async def test_videos_stand_in_user_messages_alone(client: httpx.AsyncClient) -> None:
+async def test_videos_are_refused_outside_user_messages(client: httpx.AsyncClient) -> None:
     part = {"type": "video_url", "video_url": clips.data_url(VIDEO)}
     error = await refusal(client, user("hi"), {"role": "assistant", "content": [part]}, user("?"))
     assert (error["param"], error["code"]) == ("messages[1].content[0]", "invalid_value")
@@ -178,7 +178,7 @@ async def test_the_number_of_videos_is_limited(connect: Connect) -> None:
         "x" * 10_000,
     ],
 )
-async def test_text_reaches_the_engine_as_it_was_written(
+async def test_text_reaches_the_engine_verbatim(
     client: httpx.AsyncClient, engine: ScriptedEngine, words: str
 ) -> None:
     assert (await client.post(ROUTE, json=chat(user(words)))).status_code == 200
@@ -261,7 +261,7 @@ async def test_a_conversation_without_a_user_is_refused(client: httpx.AsyncClien
         "",
     ],
 )
-async def test_a_bad_picture_is_refused_by_its_part_and_the_next_request_succeeds(
+async def test_bad_picture_is_refused_and_next_request_succeeds(
     client: httpx.AsyncClient, engine: ScriptedEngine, url: str
 ) -> None:
     error = await refusal(client, user(picture()), user(text(), picture(url)))
@@ -271,7 +271,7 @@ async def test_a_bad_picture_is_refused_by_its_part_and_the_next_request_succeed
     assert (await client.post(ROUTE, json=chat(user(picture())))).status_code == 200
 
 
-async def test_counts_are_limited(connect: Connect) -> None:
+async def test_chat_messages_obey_the_limits(connect: Connect) -> None:
     limits = Limits(max_messages=3, max_parts=4, max_images=1, max_text_bytes=10)
     client = connect(Settings(limits=limits))
     assert (await refusal(client, *[user("x")] * 4))["message"].startswith("At most 3 messages")
@@ -333,17 +333,17 @@ async def test_plain_answers_in_the_history_have_no_ignored_fields(
     assert "x-vlm-ignored" not in answer.headers
 
 
-async def test_a_refusal_is_what_the_assistant_said(
+async def test_refusals_in_the_history_are_assistant_text(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     as_field = {"role": "assistant", "content": None, "refusal": "No."}
     as_part = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
     await client.post(ROUTE, json=chat(user("hi"), as_field, as_part, user("so?")))
-    said = Message("assistant", (TextPart("No."),))
-    assert engine.submitted[0].messages[1:3] == (said, said)
+    refused_answer = Message("assistant", (TextPart("No."),))
+    assert engine.submitted[0].messages[1:3] == (refused_answer, refused_answer)
 
 
-async def test_a_last_message_of_the_assistant_is_continued_if_asked(
+async def test_continue_final_message_continues_the_assistant(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     error = await refusal(client, user("hi"), ECHOED)
@@ -372,7 +372,7 @@ async def test_a_last_message_of_the_assistant_is_continued_if_asked(
         ),
     ],
 )
-async def test_what_can_not_be_continued_is_refused(
+async def test_continue_final_message_needs_assistant_text(
     client: httpx.AsyncClient, messages: list[Any], fields: dict[str, Any], param: str
 ) -> None:
     body = chat(*messages, **{"continue_final_message": True, **fields})
@@ -390,7 +390,7 @@ async def test_what_can_not_be_continued_is_refused(
         (b"II+\0xxxxxxxx", "BigTIFF"),
     ],
 )
-async def test_a_message_says_what_was_sent(
+async def test_error_names_the_format_sent_as_a_picture(
     client: httpx.AsyncClient, data: bytes, name: str
 ) -> None:
     error = await refusal(client, user(picture(data_url(data))))
@@ -398,7 +398,7 @@ async def test_a_message_says_what_was_sent(
     assert error["message"].endswith(f"It looks like {name}.")
 
 
-async def test_a_limit_is_named_with_its_setting(connect: Connect) -> None:
+async def test_limit_errors_name_their_setting(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_images=1)))
     error = await refusal(client, user(picture(), picture()))
     assert "limits.max_images" in error["message"]

@@ -1,4 +1,4 @@
-"""Legacy text completions: fields, answers and streams, by hand and by the official client."""
+"""Legacy text completions: fields, answers and streams, as JSON and by OpenAI's client."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SAMPLED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("fields", "sampling"), SAMPLED, ids=str)
-async def test_every_field_reaches_the_engine(
+async def test_completion_fields_reach_the_engine(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     fields: dict[str, Any],
@@ -60,22 +60,22 @@ async def test_every_field_reaches_the_engine(
     assert (submit.prompt, submit.messages, submit.count_only) == ("Once", (), False)
 
 
-def test_every_field_has_a_test() -> None:
+def test_every_completion_field_has_a_test() -> None:
     tried = {name for fields, _ in SAMPLED for name in fields}
     others = {"model", "prompt", "stream", "stream_options"}
     assert {field.name for field in structs.fields(CompletionRequest)} <= tried | others
 
 
 @pytest.mark.parametrize(
-    ("prompt", "given"),
+    ("prompt", "submitted_prompt"),
     [("a", "a"), (["a"], "a"), ([5, 6], (5, 6)), ([[5, 6]], (5, 6))],
     ids=str,
 )
-async def test_one_prompt_in_every_spelling(
-    client: httpx.AsyncClient, engine: ScriptedEngine, prompt: Any, given: Any
+async def test_completion_prompt_is_read_in_every_spelling(
+    client: httpx.AsyncClient, engine: ScriptedEngine, prompt: Any, submitted_prompt: Any
 ) -> None:
     assert (await client.post(ROUTE, json=body(prompt))).status_code == 200
-    assert engine.submitted[0].prompt == given
+    assert engine.submitted[0].prompt == submitted_prompt
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ async def test_one_prompt_in_every_spelling(
     ],
     ids=str,
 )
-async def test_what_is_not_supported_is_refused_by_name(
+async def test_unsupported_completion_fields_are_refused_by_name(
     client: httpx.AsyncClient, engine: ScriptedEngine, wrong: dict[str, Any], param: str
 ) -> None:
     answer = await client.post(ROUTE, json=wrong)
@@ -107,14 +107,16 @@ async def test_what_is_not_supported_is_refused_by_name(
 
 
 async def test_harmless_fields_of_completions_are_reported(client: httpx.AsyncClient) -> None:
-    asked = body(user="me", metadata={"a": "b"}, stream=True)
-    asked["stream_options"] = {"include_obfuscation": True}
-    answer = await client.post(ROUTE, json=asked)
+    request = body(user="me", metadata={"a": "b"}, stream=True)
+    request["stream_options"] = {"include_obfuscation": True}
+    answer = await client.post(ROUTE, json=request)
     named = "metadata, user, stream_options.include_obfuscation"
     assert (answer.status_code, answer.headers["x-vlm-ignored"]) == (200, named)
 
 
-async def test_usage_in_every_chunk(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_completion_stream_has_usage_in_every_chunk(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     def counted(request_id: str) -> Tokens:
         return Tokens((Delta(request_id, "One", usage=Usage(7, 1, 3)),))
 
@@ -123,15 +125,15 @@ async def test_usage_in_every_chunk(client: httpx.AsyncClient, engine: ScriptedE
     answer = await client.post(ROUTE, json=body(stream=True, stream_options=options))
     assert engine.submitted[0].sampling.reports_usage
     chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:7] == "data: {"]
-    totals = [each["usage"] and each["usage"]["total_tokens"] for each in chunks]
+    totals = [chunk["usage"] and chunk["usage"]["total_tokens"] for chunk in chunks]
     assert totals == [8, None, 9]
 
 
-def test_neutral_fields_are_not_in_the_schema() -> None:
+def test_neutral_completion_fields_are_not_in_the_schema() -> None:
     assert not NEUTRAL.keys() & {field.name for field in structs.fields(CompletionRequest)}
 
 
-async def test_a_whole_answer(client: httpx.AsyncClient) -> None:
+async def test_text_completion_has_its_fields(client: httpx.AsyncClient) -> None:
     answer = (await client.post(ROUTE, json=body())).json()
     assert answer.pop("id").startswith("cmpl-")
     assert answer.pop("created") > 0
@@ -154,10 +156,12 @@ async def test_a_whole_answer(client: httpx.AsyncClient) -> None:
 
 
 def entry(token: str, logprob: float, *top: tuple[str, float]) -> TokenLogprob:
-    return TokenLogprob(TokenText(token, logprob), tuple(TokenText(*each) for each in top))
+    return TokenLogprob(
+        TokenText(token, logprob), tuple(TokenText(*alternative) for alternative in top)
+    )
 
 
-async def test_log_probabilities_in_the_legacy_shape(
+async def test_completion_log_probabilities_have_the_legacy_shape(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (
@@ -176,10 +180,10 @@ async def test_log_probabilities_in_the_legacy_shape(
     answer = await client.post(ROUTE, json=body(logprobs=2, stream=True))
     chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:7] == "data: {"]
     found = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    assert [each["text_offset"] for each in found if each] == [[0], [2]]
+    assert [logprobs["text_offset"] for logprobs in found if logprobs] == [[0], [2]]
 
 
-async def test_the_official_client_completes_and_streams(engine: ScriptedEngine) -> None:
+async def test_openai_client_completes_and_streams_text(engine: ScriptedEngine) -> None:
     engine.script = (
         text("One"),
         text("Two", choice=1),
@@ -207,7 +211,7 @@ async def test_the_official_client_completes_and_streams(engine: ScriptedEngine)
     assert [c.usage.total_tokens for c in chunks if c.usage] == [9]
 
 
-async def test_an_error_in_a_stream_ends_it(
+async def test_completion_stream_error_ends_without_done(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (text("One"), failed("engine_died", "It died."))

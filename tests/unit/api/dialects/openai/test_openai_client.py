@@ -1,4 +1,4 @@
-"""The official client, through a real server: answers, streams and its exceptions."""
+"""OpenAI's client against the real front: chat completions, streams, exceptions."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ async def base_url(engine: ScriptedEngine) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0) as made:
-        yield made
+    async with AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0) as sdk:
+        yield sdk
 
 
-async def test_an_answer_and_a_follow_up_that_echoes_it(
+async def test_openai_client_answer_is_echoed_in_a_follow_up(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     answer = await client.chat.completions.create(
@@ -83,7 +83,7 @@ async def test_an_answer_and_a_follow_up_that_echoes_it(
     assert engine.submitted[1].messages[2].content == (TextPart("Hello world"),)
 
 
-async def test_a_stream(client: AsyncOpenAI) -> None:
+async def test_openai_client_stream_ends_with_usage(client: AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
         model="demo", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
     )
@@ -99,7 +99,9 @@ async def test_a_stream(client: AsyncOpenAI) -> None:
 SCORED = TokenLogprob(TokenText("Hi", -0.25), (TokenText("Hi", -0.25), TokenText("Yo", -2.0)))
 
 
-async def test_log_probabilities(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+async def test_openai_client_reads_log_probabilities(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
     engine.script = (scored("Hi", SCORED), scored("", SCORED), ended(), finished())
     fields: Any = {"model": "demo", "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
     answer = await client.chat.completions.create(**fields)
@@ -120,7 +122,9 @@ async def test_log_probabilities(client: AsyncOpenAI, engine: ScriptedEngine) ->
     assert final.choices[0].message.content == "Hi"
 
 
-async def test_choices(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+async def test_openai_client_reads_choices_whole_and_streamed(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
     engine.script = (
         *(says("Yes", 1), says("No", 0), ended("stop", 1), says("body", 0), says("And", 2)),
         *(ended("length", 2), ended("stop", 0), finished()),
@@ -141,7 +145,7 @@ async def test_choices(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
     assert list(zip(range(3), texts, reasons, strict=True)) == expected
 
 
-async def test_the_clients_own_stream_helper(client: AsyncOpenAI) -> None:
+async def test_openai_chat_stream_helper_collects_the_completion(client: AsyncOpenAI) -> None:
     async with client.chat.completions.stream(model="demo", messages=MESSAGES) as stream:
         final = await stream.get_final_completion()
     assert final.choices[0].message.content == "Hello world"
@@ -167,7 +171,7 @@ CALLS = (
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_tool_loop_with_a_picture_in_the_result(
+async def test_openai_picture_result_reaches_the_engine(
     client: AsyncOpenAI, engine: ScriptedEngine, streams: bool
 ) -> None:
     engine.script = CALLS
@@ -190,10 +194,10 @@ async def test_a_tool_loop_with_a_picture_in_the_result(
 
     engine.script = HELLO
     picture = {"type": "image_url", "image_url": {"url": PNG_URL}}
-    said: Any = choice.message
+    assistant: Any = choice.message
     result: Any = {"role": "tool", "tool_call_id": call.id, "content": [picture]}
     answer = await completions.parse(
-        model="demo", messages=[*MESSAGES, said, result], tools=[CLICK]
+        model="demo", messages=[*MESSAGES, assistant, result], tools=[CLICK]
     )
     assert answer.choices[0].message.content == "Hello world"
     assert engine.submitted[1].messages[-2:] == (
@@ -207,7 +211,9 @@ async def test_a_tool_loop_with_a_picture_in_the_result(
     )
 
 
-async def test_usage_with_every_chunk(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+async def test_openai_client_reads_usage_in_every_chunk(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
     def counted(piece: str, num_tokens: int) -> Step:
         return lambda request_id: Tokens((Delta(request_id, piece, usage=Usage(7, num_tokens)),))
 
@@ -221,14 +227,14 @@ async def test_usage_with_every_chunk(client: AsyncOpenAI, engine: ScriptedEngin
     assert engine.submitted[0].sampling.reports_usage
 
 
-async def test_the_synchronous_client(base_url: str) -> None:
+async def test_synchronous_openai_client_chats_streams_and_lists_models(base_url: str) -> None:
     def work() -> tuple[str | None, list[str | None], list[str]]:
-        with OpenAI(base_url=base_url, api_key=KEY, max_retries=0) as made:
-            whole = made.chat.completions.create(model="default", messages=MESSAGES)
-            stream = made.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
+        with OpenAI(base_url=base_url, api_key=KEY, max_retries=0) as sdk:
+            whole = sdk.chat.completions.create(model="default", messages=MESSAGES)
+            stream = sdk.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
             pieces = [chunk.choices[0].delta.content for chunk in stream]
-            models = [model.id for model in made.models.list()]
-            models.append(made.models.retrieve("demo").id)
+            models = [model.id for model in sdk.models.list()]
+            models.append(sdk.models.retrieve("demo").id)
         return whole.choices[0].message.content, pieces, models
 
     content, pieces, models = await asyncio.to_thread(work)
@@ -249,7 +255,7 @@ async def test_the_synchronous_client(base_url: str) -> None:
         ({"extra_body": {"made_up": 5}}, openai.BadRequestError, "unsupported_parameter"),
     ],
 )
-async def test_refusals_are_the_clients_exceptions(
+async def test_openai_client_raises_refusals_as_its_exceptions(
     client: AsyncOpenAI, stream: bool, fields: Any, error: type[openai.APIStatusError], code: str
 ) -> None:
     arguments = {"model": "demo", "messages": MESSAGES, "stream": stream, **fields}
@@ -260,14 +266,14 @@ async def test_refusals_are_the_clients_exceptions(
     assert caught.value.request_id
 
 
-async def test_a_wrong_key_is_the_clients_exception(base_url: str) -> None:
+async def test_openai_client_raises_authentication_error(base_url: str) -> None:
     async with AsyncOpenAI(base_url=base_url, api_key="wrong", max_retries=0) as stranger:
         with pytest.raises(openai.AuthenticationError):
             await stranger.models.list()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_error_before_the_first_token_has_its_status(
+async def test_chat_engine_error_before_the_first_token_has_its_status(
     client: AsyncOpenAI, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (failed("engine_died", "The engine ended."),)
@@ -276,7 +282,7 @@ async def test_an_engine_error_before_the_first_token_has_its_status(
     assert caught.value.status_code == 502
 
 
-async def test_an_engine_error_in_a_stream_is_raised_after_what_came_before(
+async def test_openai_client_raises_stream_error_after_earlier_text(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
@@ -286,7 +292,9 @@ async def test_an_engine_error_in_a_stream_is_raised_after_what_came_before(
         await anext(stream)
 
 
-async def test_the_client_tries_again_when_told_to(base_url: str, engine: ScriptedEngine) -> None:
+async def test_openai_client_retries_after_retry_after(
+    base_url: str, engine: ScriptedEngine
+) -> None:
     engine.be("restarting", retry_after_seconds=0)
 
     async def come_back() -> None:
@@ -300,7 +308,7 @@ async def test_the_client_tries_again_when_told_to(base_url: str, engine: Script
     assert answer.choices[0].message.content == "Hello world"
 
 
-async def test_closing_a_stream_aborts(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+async def test_closing_a_chat_stream_aborts(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
     engine.script = (says("one"), never())
     stream = await client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
     async for chunk in stream:
@@ -312,7 +320,7 @@ async def test_closing_a_stream_aborts(client: AsyncOpenAI, engine: ScriptedEngi
     engine.script = HELLO
 
 
-async def test_a_client_that_gives_up_waiting_aborts(
+async def test_openai_client_timeout_aborts_the_request(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (never(),)

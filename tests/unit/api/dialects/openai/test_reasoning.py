@@ -1,4 +1,4 @@
-"""Thoughts: what the engine is told in all spellings, and where they stand in answers."""
+"""Reasoning: its request fields in all spellings, and its place in answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from vlm_server.protocol import Message, TextPart, Usage
         ),
     ],
 )
-async def test_every_spelling_reaches_the_engine(
+async def test_reasoning_fields_reach_the_engine_in_every_spelling(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     fields: dict[str, Any],
@@ -78,7 +78,7 @@ async def test_every_spelling_reaches_the_engine(
         ),
     ],
 )
-async def test_the_templates_variables_reach_the_engine(
+async def test_chat_template_variables_reach_the_engine(
     client: httpx.AsyncClient,
     engine: ScriptedEngine,
     fields: dict[str, Any],
@@ -107,7 +107,7 @@ async def test_the_templates_variables_reach_the_engine(
         ),
     ],
 )
-async def test_contradictions_and_what_is_not_the_clients_are_refused(
+async def test_contradictory_reasoning_fields_are_refused(
     client: httpx.AsyncClient, fields: dict[str, Any], param: str
 ) -> None:
     assert (await refusal(client, chat(**fields)))["param"] == param
@@ -117,20 +117,22 @@ async def test_contradictions_and_what_is_not_the_clients_are_refused(
 async def test_reasoning_in_the_history_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, name: str
 ) -> None:
-    said = {"role": "assistant", "content": "A cat.", name: "Ears."}
-    answer = await client.post(ROUTE, json=chat(user("hi"), said, {**user("so?"), name: "x"}))
+    assistant_turn = {"role": "assistant", "content": "A cat.", name: "Ears."}
+    answer = await client.post(
+        ROUTE, json=chat(user("hi"), assistant_turn, {**user("so?"), name: "x"})
+    )
     assert engine.submitted[0].messages[1] == Message(
         "assistant", (TextPart("A cat."),), reasoning="Ears."
     )
     assert answer.headers["x-vlm-ignored"] == f"messages[].{name}"
 
 
-async def test_of_two_reasoning_fields_in_a_message_one_is_reported(
+async def test_second_reasoning_field_of_a_message_is_reported(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     for other, named in (("Ears.", None), ("Tail.", "messages[].reasoning")):
-        said = {"role": "assistant", "content": "A cat.", "reasoning_content": "Ears."}
-        body = chat(user("hi"), {**said, "reasoning": other}, user("so?"))
+        assistant_turn = {"role": "assistant", "content": "A cat.", "reasoning_content": "Ears."}
+        body = chat(user("hi"), {**assistant_turn, "reasoning": other}, user("so?"))
         assert (await client.post(ROUTE, json=body)).headers.get("x-vlm-ignored") == named
         assert engine.submitted[-1].messages[1].reasoning == "Ears."
 
@@ -138,7 +140,7 @@ async def test_of_two_reasoning_fields_in_a_message_one_is_reported(
 SCRIPT = (thinks("Ea"), thinks("rs."), says("A "), says("cat."), ended())
 
 
-async def test_reasoning_in_a_whole_answer(
+async def test_chat_completion_separates_reasoning(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (*SCRIPT, finished(Usage(7, 5, 3, reasoning_tokens=4)))
@@ -148,7 +150,7 @@ async def test_reasoning_in_a_whole_answer(
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
 
 
-async def test_reasoning_that_is_cut_off_is_no_answer(
+async def test_truncated_reasoning_has_empty_content(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (thinks("Ea"), ended("length"), finished())
@@ -157,7 +159,9 @@ async def test_reasoning_that_is_cut_off_is_no_answer(
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("Ea", "")
 
 
-async def test_reasoning_in_a_stream(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_chat_stream_separates_reasoning(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = (*SCRIPT, finished())
     *chunks, _ = events(await client.post(ROUTE, json=chat(stream=True)))
     assert [chunk["choices"][0]["delta"] for chunk in chunks] == [

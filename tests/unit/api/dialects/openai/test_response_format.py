@@ -1,4 +1,4 @@
-"""`response_format`: what reaches the engine of it, and what is refused by name."""
+"""`response_format` reaches the engine as a schema, or is refused by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def schema_format(schema: Any, **fields: Any) -> dict[str, Any]:
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """A schema of `depth` objects and lists, one in the other."""
+    """A schema of `depth` nested objects and lists."""
     schema: Any = [] if depth % 2 else {}
     for _ in range((depth - 1) // 2):
         schema = {"anyOf": [schema]}
@@ -47,7 +47,7 @@ def nested(depth: int) -> dict[str, Any]:
         (schema_format({}, strict=None, description=None), "{}"),
     ],
 )
-async def test_the_schema_reaches_the_engine(
+async def test_response_format_schema_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, value: Any, schema: str | None
 ) -> None:
     answer = await client.post(ROUTE, json=chat(response_format=value))
@@ -85,25 +85,25 @@ async def test_the_schema_reaches_the_engine(
         (schema_format({"const": "x" * Limits().max_schema_bytes}), SCHEMA_PARAM),
     ],
 )
-async def test_what_is_wrong_is_named(
+async def test_wrong_response_format_is_refused_by_name(
     client: httpx.AsyncClient, engine: ScriptedEngine, value: Any, param: str
 ) -> None:
     assert (await refusal(client, chat(response_format=value)))["param"] == param
     assert engine.submitted == []
 
 
-async def test_a_type_that_is_not_known_is_told_the_known_ones(client: httpx.AsyncClient) -> None:
+async def test_unknown_response_format_type_names_the_known_ones(client: httpx.AsyncClient) -> None:
     error = await refusal(client, chat(response_format={"type": "xml"}))
     assert "'json_schema'" in error["message"]
 
 
-async def test_a_number_beyond_all_bounds_is_refused(client: httpx.AsyncClient) -> None:
+async def test_schema_numbers_beyond_all_bounds_are_refused(client: httpx.AsyncClient) -> None:
     body = json.dumps(chat(response_format=schema_format({"const": "HUGE"})))
     error = await refusal(client, body.replace('"HUGE"', "1e999").encode())
     assert error["param"] == SCHEMA_PARAM
 
 
-async def test_depth_is_bounded(client: httpx.AsyncClient) -> None:
+async def test_schema_depth_is_bounded(client: httpx.AsyncClient) -> None:
     deepest = schema_format(nested(MAX_SCHEMA_DEPTH))
     assert (await client.post(ROUTE, json=chat(response_format=deepest))).status_code == 200
     error = await refusal(client, chat(response_format=schema_format(nested(MAX_SCHEMA_DEPTH + 1))))
@@ -113,7 +113,7 @@ async def test_depth_is_bounded(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("fields", [{"min_tokens": 1}, {"ignore_eos": True}])
 @pytest.mark.parametrize("value", [OBJECT, schema_format({})])
-async def test_json_ends_where_it_is_complete(
+async def test_response_format_refuses_fields_that_prolong_json(
     client: httpx.AsyncClient, fields: dict[str, Any], value: Any
 ) -> None:
     error = await refusal(client, chat(response_format=value, **fields))
@@ -124,11 +124,13 @@ async def test_json_ends_where_it_is_complete(
     "fields",
     [{"min_tokens": 0}, {"ignore_eos": False}, {"stop": "}"}, {"logprobs": True}, {"stream": True}],
 )
-async def test_other_fields_go_with_json(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+async def test_response_format_allows_other_fields(
+    client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
     answer = await client.post(ROUTE, json=chat(response_format=OBJECT, **fields))
     assert answer.status_code == 200, answer.text
 
 
-async def test_free_text_may_have_any_end(client: httpx.AsyncClient) -> None:
+async def test_text_format_allows_fields_that_prolong_it(client: httpx.AsyncClient) -> None:
     fields = {"min_tokens": 2, "ignore_eos": True, "response_format": {"type": "text"}}
     assert (await client.post(ROUTE, json=chat(**fields))).status_code == 200

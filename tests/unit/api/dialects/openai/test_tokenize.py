@@ -1,4 +1,4 @@
-"""`/v1/tokenize` and `/v1/detokenize`: what reaches the engine, and what is made of its end."""
+"""`/v1/tokenize` and `/v1/detokenize`: the submitted request, and the answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDS = (5, 6, 7)
 
 @pytest.fixture
 def counting(engine: ScriptedEngine) -> ScriptedEngine:
-    """An engine that counts."""
+    """An engine that answers with a token count."""
     use = ImageUse(308, 196, 77)
     engine.script = (
         lambda request_id: Finished(
@@ -34,7 +34,7 @@ def counting(engine: ScriptedEngine) -> ScriptedEngine:
 
 
 @pytest.mark.parametrize("route", ["/v1/tokenize", "/tokenize"])
-async def test_a_prompt_is_counted(
+async def test_tokenize_counts_a_prompt(
     client: httpx.AsyncClient, counting: ScriptedEngine, route: str
 ) -> None:
     answer = await client.post(route, json={"prompt": "a b c"})
@@ -51,7 +51,7 @@ async def test_a_prompt_is_counted(
 
 
 @pytest.mark.parametrize("has_picture", [False, True])
-async def test_messages_are_counted_as_a_chat_request_is_read(
+async def test_tokenize_reads_messages_like_a_chat_request(
     client: httpx.AsyncClient, counting: ScriptedEngine, has_picture: bool
 ) -> None:
     parts = [text("What?"), *([picture(PNG_URL)] if has_picture else [])]
@@ -60,13 +60,13 @@ async def test_messages_are_counted_as_a_chat_request_is_read(
     answer = await client.post("/v1/tokenize", json=body)
     assert answer.status_code == 200, answer.text
     await client.post("/v1/chat/completions", json=chat(*body["messages"]))
-    counted, asked = counting.submitted
-    assert counted.messages == asked.messages
-    assert (counted.count_only, asked.count_only) == (True, False)
+    counted, chat_submit = counting.submitted
+    assert counted.messages == chat_submit.messages
+    assert (counted.count_only, chat_submit.count_only) == (True, False)
     assert [(i.min_pixels, i.max_pixels) for i in counted.images] == [(1000, 2000)] * has_picture
 
 
-async def test_fields_without_effect_on_the_prompt_are_reported(
+async def test_tokenize_reports_fields_without_effect(
     client: httpx.AsyncClient, counting: ScriptedEngine
 ) -> None:
     body = chat(user("hi"), temperature=1, stream=True, max_tokens=5)
@@ -76,7 +76,9 @@ async def test_fields_without_effect_on_the_prompt_are_reported(
     assert sorted(ignored) == ["max_tokens", "stream", "temperature"]
 
 
-async def test_tokens_are_detokenized(client: httpx.AsyncClient, counting: ScriptedEngine) -> None:
+async def test_detokenize_returns_the_prompt(
+    client: httpx.AsyncClient, counting: ScriptedEngine
+) -> None:
     answer = await client.post("/v1/detokenize", json={"model": "demo", "tokens": [5, 6]})
     assert answer.json() == {"prompt": "a b c"}
     (submit,) = counting.submitted
@@ -98,7 +100,7 @@ async def test_tokens_are_detokenized(client: httpx.AsyncClient, counting: Scrip
     ],
     ids=str,
 )
-async def test_what_is_no_request_is_refused_by_name(
+async def test_wrong_tokenize_bodies_are_refused_by_name(
     client: httpx.AsyncClient, counting: ScriptedEngine, body: dict[str, Any], param: str
 ) -> None:
     answer = await client.post("/v1/tokenize", json=body)
@@ -109,7 +111,7 @@ async def test_what_is_no_request_is_refused_by_name(
 @pytest.mark.parametrize(
     "body", [{}, {"tokens": []}, {"tokens": [-1]}, {"tokens": ["a"]}, {"tokens": [1], "x": 1}]
 )
-async def test_no_tokens_are_refused(
+async def test_detokenize_refuses_bodies_without_tokens(
     client: httpx.AsyncClient, counting: ScriptedEngine, body: dict[str, Any]
 ) -> None:
     assert (await client.post("/v1/detokenize", json=body)).status_code == 400
@@ -117,7 +119,7 @@ async def test_no_tokens_are_refused(
 
 
 @pytest.mark.parametrize("route", ["tokenize", "detokenize"])
-async def test_another_model_is_404(
+async def test_tokenize_of_an_unknown_model_is_404(
     client: httpx.AsyncClient, counting: ScriptedEngine, route: str
 ) -> None:
     body = (
@@ -140,21 +142,21 @@ async def test_another_model_is_404(
         (tokenize.parse_tokens, {"tokens": [1]}),
     ],
 )
-def test_of_several_models_one_must_be_named(
+def test_tokenize_must_name_one_of_several_models(
     read: Parse,
     body: dict[str, Any],
     model: dict[str, Any],
 ) -> None:
-    asked = json.dumps(body | model).encode()
+    content = json.dumps(body | model).encode()
     one, two = KnownModel("one"), KnownModel("two")
-    alone = read(asked, Context((one,), "r", "", "", Limits()))
+    alone = read(content, Context((one,), "r", "", "", Limits()))
     assert alone.model == "one"
     with pytest.raises(InvalidRequest, match=r"`model` is missing.*`one`, `two`") as caught:
-        read(asked, Context((one, two), "r", "", "", Limits()))
+        read(content, Context((one, two), "r", "", "", Limits()))
     assert caught.value.param == "model"
 
 
-async def test_a_counted_message_reaches_the_engine_as_text(
+async def test_tokenize_message_reaches_the_engine_as_text(
     client: httpx.AsyncClient, counting: ScriptedEngine
 ) -> None:
     await client.post("/v1/tokenize", json={"messages": [user("hi")]})

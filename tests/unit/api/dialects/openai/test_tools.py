@@ -1,4 +1,4 @@
-"""Tools: what the engine is told of them, calls and results in the history, calls in answers."""
+"""Tools: definitions in the prompt, calls and results in the history, calls in answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def submitted(client: httpx.AsyncClient, engine: ScriptedEngine, **fields:
     return engine.submitted[-1]
 
 
-async def test_the_definitions_are_as_templates_expect_them(
+async def test_tool_definitions_have_the_templates_shape(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     tools = (await submitted(client, engine, tools=TWO)).tools
@@ -69,7 +69,7 @@ async def test_the_definitions_are_as_templates_expect_them(
         ),
     ],
 )
-async def test_the_choice_reaches_the_engine(
+async def test_tool_choice_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, fields: dict[str, Any], expected: Any
 ) -> None:
     tools = (await submitted(client, engine, tools=TWO, **fields)).tools
@@ -77,7 +77,7 @@ async def test_the_choice_reaches_the_engine(
     assert len(json.loads(tools.definitions)) == 2
 
 
-async def test_a_model_that_is_free_to_call_knows_what_is_allowed_alone(
+async def test_auto_choice_offers_only_allowed_tools(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     wanted = allowed("auto", "f")
@@ -87,7 +87,7 @@ async def test_a_model_that_is_free_to_call_knows_what_is_allowed_alone(
 
 
 @pytest.mark.parametrize("fields", [{"tools": TWO, "tool_choice": "none"}, {"tools": []}])
-async def test_no_tools_reach_the_engine(
+async def test_empty_tools_or_choice_none_offer_no_tools(
     client: httpx.AsyncClient, engine: ScriptedEngine, fields: dict[str, Any]
 ) -> None:
     assert (await submitted(client, engine, **fields)).tools is None
@@ -106,13 +106,13 @@ async def test_no_tools_reach_the_engine(
         ({"tools": TWO, "tool_choice": "required", "min_tokens": 1}, "min_tokens"),
     ],
 )
-async def test_tools_and_choices_that_contradict_are_refused(
+async def test_contradictory_tools_and_choices_are_refused(
     client: httpx.AsyncClient, fields: dict[str, Any], param: str
 ) -> None:
     assert (await refusal(client, chat(**fields)))["param"] == param
 
 
-async def test_calls_that_must_be_made_leave_no_text_to_format(
+async def test_required_calls_ignore_response_format(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     wanted = {"type": "json_object"}
@@ -178,7 +178,7 @@ async def test_calls_and_results_reach_the_engine_with_pictures(
 
 
 @pytest.mark.parametrize("broken", ['{"x": 1', "[1]", "hello", "1e999", '{"x": NaN}', "[" * 5000])
-async def test_a_call_that_was_cut_off_stays_in_the_history(
+async def test_truncated_call_stays_in_the_history(
     client: httpx.AsyncClient, engine: ScriptedEngine, broken: str
 ) -> None:
     history = [user("hi"), assistant(called("1", "f", broken)), result("1", "What?")]
@@ -199,7 +199,7 @@ async def test_a_call_that_was_cut_off_stays_in_the_history(
         ([assistant(called("1", "f", "\ud800"))], "messages[1].tool_calls[0].function.arguments"),
     ],
 )
-async def test_an_inconsistent_history_is_refused(
+async def test_inconsistent_tool_history_is_refused(
     client: httpx.AsyncClient, messages: list[Any], param: str
 ) -> None:
     error = await refusal(client, chat(user("hi"), *messages, user("so?")))
@@ -221,7 +221,9 @@ ANSWER = (
 MADE = [called("call_a", "f", '{"x": 1}'), called("call_b", "g", '{"y": 2}')]
 
 
-async def test_calls_in_a_whole_answer(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_chat_completion_has_tool_calls(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = ANSWER
     (choice,) = (await client.post(ROUTE, json=chat(tools=TWO))).json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
@@ -247,7 +249,7 @@ async def test_calls_without_text_have_no_content(
     }
 
 
-async def test_calls_in_a_stream_say_first_what_is_called(
+async def test_streamed_calls_begin_with_id_and_name(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = ANSWER
@@ -278,7 +280,7 @@ async def test_calls_in_a_stream_say_first_what_is_called(
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-async def test_each_choice_has_its_own_calls(
+async def test_choices_have_their_own_calls(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (

@@ -1,4 +1,4 @@
-"""Requests for responses that tests send."""
+"""Test requests for OpenAI's Responses."""
 
 from __future__ import annotations
 

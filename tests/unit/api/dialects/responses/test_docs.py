@@ -26,12 +26,12 @@ TAGS = {
 }
 
 
-def test_every_name_is_documented() -> None:
+def test_every_responses_name_is_documented() -> None:
     names = {*FIELDS, *schema.HARMLESS, *schema.NEUTRAL, *TAGS, *EVENTS}
     assert [name for name in names if f"`{name}`" not in DOCS and f'"{name}"' not in DOCS] == []
 
 
-def test_every_route_is_documented() -> None:
+def test_every_responses_route_is_documented() -> None:
     routes = create_app(Settings(), OneModel(ScriptedEngine())).routes
     paths = {route.path for route in routes if isinstance(route, Route)}
     ours = {path for path in paths if path.startswith("/v1/responses")}

@@ -64,7 +64,7 @@ async def send(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any
         ),
     ],
 )
-async def test_sampling(
+async def test_responses_sampling_fields_reach_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, fields: Any, expected: Any
 ) -> None:
     await send(client, asking(**fields))
@@ -91,7 +91,7 @@ async def test_sampling(
         ),
     ],
 )
-async def test_thinking(
+async def test_responses_reasoning_fields_reach_the_template(
     client: httpx.AsyncClient, engine: ScriptedEngine, fields: Any, expected: TemplateOptions
 ) -> None:
     await send(client, asking(**fields))
@@ -118,7 +118,7 @@ async def test_thinking(
         ),
     ],
 )
-async def test_tool_choice(
+async def test_responses_tool_choice_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine, fields: Any, expected: Any
 ) -> None:
     answer = await send(client, asking(tools=[tool("a"), tool("b", strict=True)], **fields))
@@ -130,14 +130,16 @@ async def test_tool_choice(
     assert [each["strict"] for each in answer["tools"]] == [False, True]
 
 
-async def test_no_tool_is_offered_if_none_may_be_called(
+async def test_responses_choice_none_offers_no_tools(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     await send(client, asking(tools=[tool("a")], tool_choice="none"))
     assert engine.submitted[0].tools is None
 
 
-async def test_log_probabilities(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_response_text_has_log_probabilities(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     entry = TokenLogprob(TokenText("Hi", -0.25), (TokenText("Hi", -0.25), TokenText("Yo", -2.0)))
     engine.script = (scored("Hi", entry), ended(), finished())
     wanted: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
@@ -165,11 +167,11 @@ ECHOED = {
 
 
 @pytest.mark.parametrize("name", sorted(ECHOED))
-async def test_a_response_repeats_the_requests_fields(client: httpx.AsyncClient, name: str) -> None:
+async def test_response_repeats_the_requests_fields(client: httpx.AsyncClient, name: str) -> None:
     assert (await send(client, asking(**{name: ECHOED[name]})))[name] == ECHOED[name]
 
 
-async def test_a_response_repeats_its_format(client: httpx.AsyncClient) -> None:
+async def test_response_repeats_its_format(client: httpx.AsyncClient) -> None:
     answer = await send(client, asking(text={"format": FORMAT}, reasoning={"effort": "low"}))
     assert answer["text"]["format"] == {**FORMAT, "description": None, "strict": False}
     assert answer["reasoning"] == {"effort": "low", "summary": None}
@@ -262,14 +264,14 @@ def texts(*pieces: str) -> tuple[TextPart, ...]:
         ),
     ],
 )
-async def test_items_become_messages(
+async def test_input_items_become_messages(
     client: httpx.AsyncClient, engine: ScriptedEngine, items: Any, expected: list[Message]
 ) -> None:
     await send(client, asking(items))
     assert list(engine.submitted[0].messages) == [*expected, Message("user", texts("U"))]
 
 
-async def test_messages_say_which_item_they_came_from(
+async def test_messages_keep_the_path_of_their_input_item(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     items = [user("U"), thought("T"), call("1"), result("1", "R"), user("V")]
@@ -277,20 +279,24 @@ async def test_messages_say_which_item_they_came_from(
     assert engine.params[0] == ("instructions", "input[0]", "input[1]", "input[3]", "input[4]")
 
 
-async def test_an_unfinished_answer_is_continued(
+async def test_incomplete_response_is_continued(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     await send(client, asking([user("U"), assistant("A", status="incomplete")]))
     assert engine.submitted[0].template.continue_final
 
 
-async def test_videos(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_input_video_reaches_the_engine(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     video = {"type": "input_video", "video_url": clips.data_url(clips.encode(clips.noise(1, 3)))}
     await send(client, asking([user(video)]))
     assert engine.submitted[0].messages[0].content == (VideoPart(0),)
 
 
-async def test_detail(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_input_image_detail_sets_pixel_limit_and_grounding(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     for detail in ("low", "high", "auto", "original", None):
         picture = {"type": "input_image", "image_url": PNG_URL, "detail": detail}
         await send(client, asking([user(picture)]))
@@ -301,29 +307,33 @@ async def test_detail(client: httpx.AsyncClient, engine: ScriptedEngine) -> None
 
 
 @pytest.mark.parametrize("kind", ["input_file", "made_up"])
-async def test_an_unknown_part_type_is_refused_with_the_known_ones(
+async def test_unknown_input_part_is_refused_with_the_known_types(
     client: httpx.AsyncClient, kind: str
 ) -> None:
     answer = await client.post(ROUTE, json=asking([user({"type": kind})]))
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
-    assert all(f"'{each}'" in message for each in ("input_text", "input_image", "input_video"))
+    assert all(
+        f"'{kind_name}'" in message for kind_name in ("input_text", "input_image", "input_video")
+    )
 
 
-async def test_what_codex_sends_as_tools(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_codex_namespaced_tools_reach_the_engine(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = (calls(0, "{}", id="call_a", name="look"), ended("tool_calls"), finished())
     namespace = {"type": "namespace", "name": "mcp__eyes", "tools": [tool("look"), tool("blink")]}
     tools = [tool("shell"), namespace, {"type": "web_search", "external_web_access": True}]
     answer = await client.post(ROUTE, json=asking(tools=tools))
     assert answer.status_code == 200, answer.text
-    given = engine.submitted[0].tools
-    assert given is not None
-    told = [each["function"] for each in json.loads(given.definitions)]
-    assert [each["name"] for each in told] == ["shell", "look", "blink"]
-    assert all("namespace" not in each for each in told)
+    offered = engine.submitted[0].tools
+    assert offered is not None
+    functions = [function["function"] for function in json.loads(offered.definitions)]
+    assert [function["name"] for function in functions] == ["shell", "look", "blink"]
+    assert all("namespace" not in function for function in functions)
     assert answer.headers["x-vlm-ignored"] == "tools[].namespace, tools[].web_search"
-    (made,) = answer.json()["output"]
-    assert (made["name"], made["namespace"]) == ("look", "mcp__eyes")
+    (returned_call,) = answer.json()["output"]
+    assert (returned_call["name"], returned_call["namespace"]) == ("look", "mcp__eyes")
 
 
 @pytest.mark.parametrize(
@@ -335,7 +345,7 @@ async def test_what_codex_sends_as_tools(client: httpx.AsyncClient, engine: Scri
         ({"name": "n", "tools": [tool("a"), "b"]}, "tools[0].tools[1].type"),
     ],
 )
-async def test_a_wrong_namespace_is_named(
+async def test_wrong_tool_namespace_is_refused_by_name(
     client: httpx.AsyncClient, wrong: dict[str, Any], param: str
 ) -> None:
     answer = await client.post(ROUTE, json=asking(tools=[{"type": "namespace", **wrong}]))
@@ -431,7 +441,7 @@ HOSTED = {"type": "file_search"}
         ({"model": "demo"}, "input", "invalid_value"),
     ],
 )
-async def test_refusals_name_the_field(
+async def test_responses_refusals_name_the_field(
     client: httpx.AsyncClient, engine: ScriptedEngine, body: Any, param: str | None, code: str
 ) -> None:
     content = json.dumps(body)
@@ -489,7 +499,7 @@ NAMES = ("x\r\nSet-Cookie: a=b", "na\xefve\u2603", "y" * 300)
     ("place", "name"),
     [("", "\ud800"), *itertools.product(("", "reasoning", "text", "input"), NAMES)],
 )
-async def test_names_of_clients_are_fit_for_a_header(
+async def test_ignored_field_names_are_printable_in_the_header(
     connect: Connect, place: str, name: str
 ) -> None:
     client = connect(Settings(server=Server(unknown_fields="ignore")))
@@ -505,14 +515,14 @@ async def test_names_of_clients_are_fit_for_a_header(
     assert len(shown) < 100
 
 
-async def test_calls_that_must_be_made_match_no_schema(
+async def test_responses_required_calls_have_no_schema(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     await send(client, asking(tools=[tool("a")], tool_choice="required", text={"format": FORMAT}))
     assert engine.submitted[0].sampling.json_schema is None
 
 
-async def test_null_is_as_good_as_nothing(
+async def test_null_responses_fields_equal_absent_ones(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     names = {field.name for field in msgspec.structs.fields(ResponsesRequest)}
@@ -522,12 +532,13 @@ async def test_null_is_as_good_as_nothing(
     assert "x-vlm-ignored" not in answer.headers
     await send(client, asking())
     first, second = (
-        (each.messages, each.sampling, each.tools, each.template) for each in engine.submitted
+        (submit.messages, submit.sampling, submit.tools, submit.template)
+        for submit in engine.submitted
     )
     assert first == second
 
 
-async def test_ignored_parameters_in_a_url_are_reported(client: httpx.AsyncClient) -> None:
+async def test_ignored_url_parameters_are_reported(client: httpx.AsyncClient) -> None:
     stored = await send(client, asking())
     route = f"{ROUTE}/{stored['id']}"
     for path, query, named in (
@@ -549,7 +560,7 @@ async def test_ignored_parameters_in_a_url_are_reported(client: httpx.AsyncClien
         ({"include_usage": True}, None),
     ],
 )
-async def test_stream_options_have_no_effect(
+async def test_responses_stream_options_have_no_effect(
     client: httpx.AsyncClient, options: dict[str, bool], ignored: str | None
 ) -> None:
     answer = await client.post(ROUTE, json=asking(stream=True, stream_options=options))

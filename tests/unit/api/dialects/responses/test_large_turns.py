@@ -1,4 +1,4 @@
-"""Turns that are large, or read in a process, or too large."""
+"""Turns near and over the limits, turns parsed in a process, and the store's paging."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from vlm_server.settings import Limits, Server, Settings
 LONG = "x" * (SMALL_BYTES + 1)
 
 
-async def create(client: httpx.AsyncClient, given: Any, **fields: Any) -> dict[str, Any]:
-    answer = await client.post(ROUTE, json=asking(given, **fields))
+async def create(client: httpx.AsyncClient, input: Any, **fields: Any) -> dict[str, Any]:
+    answer = await client.post(ROUTE, json=asking(input, **fields))
     assert answer.status_code == 200, answer.text
     decoded: dict[str, Any] = answer.json()
     return decoded
 
 
-async def test_a_short_turn_continues_a_long_one(
+async def test_short_turn_continues_a_long_one(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     first = await create(client, LONG)
     second = await create(client, "And?", previous_response_id=first["id"])
     await create(client, LONG, previous_response_id=second["id"])
-    sizes = [[len(m.content[0].text) for m in each.messages] for each in engine.submitted]  # type: ignore[union-attr]
+    sizes = [[len(m.content[0].text) for m in submit.messages] for submit in engine.submitted]  # type: ignore[union-attr]
     hello = len("Hello world")
     assert sizes == [
         [len(LONG)],
@@ -61,7 +61,7 @@ async def test_a_picture_with_an_unknown_previous_response_is_refused(
     assert answer.json()["error"]["code"] == "previous_response_not_found"
 
 
-async def test_all_turns_together_are_bounded_as_a_body(
+async def test_total_bytes_of_all_turns_are_bounded(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(limits=Limits(max_body_bytes=4096)))
@@ -73,7 +73,7 @@ async def test_all_turns_together_are_bounded_as_a_body(
     await create(client, "x" * 100, previous_response_id=first["id"])
 
 
-async def test_limits_hold_for_all_turns_together(connect: Connect) -> None:
+async def test_message_limits_count_all_turns(connect: Connect) -> None:
     client = connect(Settings(limits=Limits(max_images=2)))
     pictures = [{"type": "input_image", "image_url": PNG_URL}] * 2
     first = await create(client, [user(*pictures)])
@@ -82,31 +82,31 @@ async def test_limits_hold_for_all_turns_together(connect: Connect) -> None:
     assert answer.json()["error"]["message"] == "At most 2 images are allowed (limits.max_images)."
 
 
-async def test_a_server_that_keeps_nothing_says_so(connect: Connect) -> None:
+async def test_response_reports_store_false_without_a_store(connect: Connect) -> None:
     client = connect(Settings(server=Server(responses_store_bytes=0)))
     response = await create(client, "Hi", store=True)
     assert response["store"] is False
     assert (await client.get(f"{ROUTE}/{response['id']}")).status_code == 404
 
 
-async def test_a_stored_response_is_not_streamed_again(client: httpx.AsyncClient) -> None:
+async def test_stored_response_cannot_be_streamed_again(client: httpx.AsyncClient) -> None:
     response = await create(client, "Hi")
     answer = await client.get(f"{ROUTE}/{response['id']}", params={"stream": "true"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
 
 
-async def test_an_error_after_keep_alives_is_a_whole_stream(
+async def test_response_error_after_keep_alives_is_a_complete_stream(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
     engine.script = (never(), failed("engine_died", "The engine ended."))
-    asked = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
+    pending = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
     await engine.waiting.wait()
     await asyncio.sleep(0.1)
     (waited, _) = engine.script
     assert isinstance(waited, asyncio.Event)
     waited.set()
-    answer = await asked
+    answer = await pending
     assert answer.status_code == 200
     assert answer.text.startswith(": keep-alive\n\n")
     lines = [line for line in answer.text.splitlines() if line.startswith("event: ")]
@@ -118,20 +118,18 @@ async def test_an_error_after_keep_alives_is_a_whole_stream(
     ]
 
 
-async def test_held_back_text_is_sent_before_an_error(
-    connect: Connect, engine: ScriptedEngine
-) -> None:
-    """An answer that ends with its first text, after signs of life, and then fails."""
+async def test_held_back_text_precedes_the_error(connect: Connect, engine: ScriptedEngine) -> None:
+    """The answer ends with its first text, after keep-alives, and then fails."""
     client = connect(Settings(server=Server(stream_keepalive_seconds=0.01)))
     engine.script = (never(), last("Hello"), failed("engine_died", "The engine ended."))
-    asked = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
+    pending = asyncio.create_task(client.post(ROUTE, json=asking(stream=True)))
     await engine.waiting.wait()
     await asyncio.sleep(0.1)
     (waited, *_) = engine.script
     assert isinstance(waited, asyncio.Event)
     waited.set()
-    told = events((await asked).text.replace(": keep-alive\n\n", ""))
-    assert [event["type"].removeprefix("response.") for event in told] == [
+    stream = events((await pending).text.replace(": keep-alive\n\n", ""))
+    assert [event["type"].removeprefix("response.") for event in stream] == [
         *("created", "in_progress", "output_item.added", "content_part.added"),
         *("output_text.delta", "output_text.done", "content_part.done", "output_item.done"),
         *("failed", "error"),
@@ -151,8 +149,8 @@ async def test_a_failed_response_has_the_output_so_far(
         calls(0, '{"x": '),
         failed("engine_died", "The engine ended."),
     )
-    told = events((await client.post(ROUTE, json=asking(stream=True))).text)
-    *_, arguments, item, whole, error = told
+    stream = events((await client.post(ROUTE, json=asking(stream=True))).text)
+    *_, arguments, item, whole, error = stream
     assert arguments["type"] == "response.function_call_arguments.done"
     assert item["type"] == "response.output_item.done"
     assert item["item"]["status"] == "incomplete"
@@ -166,7 +164,7 @@ async def test_a_failed_response_has_the_output_so_far(
     }
 
 
-async def test_a_response_says_whether_it_is_stored(
+async def test_response_too_large_to_store_reports_store_false(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     client = connect(Settings(server=Server(responses_store_bytes=20000)))
@@ -174,11 +172,11 @@ async def test_a_response_says_whether_it_is_stored(
     response = await create(client, "Hi")
     assert response["store"] is False
     assert (await client.get(f"{ROUTE}/{response['id']}")).status_code == 404
-    told = events((await client.post(ROUTE, json=asking(stream=True))).text)
-    assert told[-1]["response"]["store"] is False
+    stream = events((await client.post(ROUTE, json=asking(stream=True))).text)
+    assert stream[-1]["response"]["store"] is False
 
 
-async def test_a_call_that_was_cut_off_can_be_continued(
+async def test_truncated_call_of_a_response_can_be_continued(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = (calls(0, '{"x": ', id="c", name="a"), ended("length"), finished())
@@ -192,7 +190,7 @@ async def test_a_call_that_was_cut_off_can_be_continued(
         assert call.arguments == '{"arguments": "{\\"x\\": "}'
 
 
-async def test_stored_responses_are_measured_and_forgotten_in_time(connect: Connect) -> None:
+async def test_stored_responses_are_measured_and_expire(connect: Connect) -> None:
     client = connect(
         Settings(server=Server(responses_store_bytes=10000, responses_store_seconds=0.3))
     )
@@ -217,7 +215,7 @@ async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-async def test_pages_of_items(client: httpx.AsyncClient) -> None:
+async def test_input_items_are_listed_in_pages(client: httpx.AsyncClient) -> None:
     response = await create(client, [user(str(i)) for i in range(5)])
     route = f"{ROUTE}/{response['id']}/input_items"
     first = (await client.get(route, params={"limit": 2})).json()
@@ -227,6 +225,11 @@ async def test_pages_of_items(client: httpx.AsyncClient) -> None:
     rest = (await client.get(route, params={"after": first["last_id"]})).json()
     assert [item["content"][0]["text"] for item in rest["data"]] == ["2", "1", "0"]
     assert not rest["has_more"]
+
+
+async def test_wrong_paging_parameters_are_refused_by_name(client: httpx.AsyncClient) -> None:
+    response = await create(client, "Hi")
+    route = f"{ROUTE}/{response['id']}/input_items"
     for wrong in (
         {"limit": 0},
         {"limit": "x"},
@@ -240,7 +243,7 @@ async def test_pages_of_items(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_paging_comes_to_an_end(client: httpx.AsyncClient, order: str) -> None:
+async def test_paging_with_repeated_item_ids_ends(client: httpx.AsyncClient, order: str) -> None:
     same = {"id": "same", **user("S")}
     first = await create(client, [same, same, user("U")])
     second = await create(client, "And?", previous_response_id=first["id"])
@@ -255,7 +258,7 @@ async def test_paging_comes_to_an_end(client: httpx.AsyncClient, order: str) -> 
     assert len(ids) == len(set(ids)) == 5
 
 
-async def test_an_item_that_is_sent_again_does_not_stop_the_paging(
+async def test_paging_after_a_repeated_item_id_ends(
     client: httpx.AsyncClient,
 ) -> None:
     same = {"id": "same", **user("S")}
@@ -269,7 +272,7 @@ async def test_an_item_that_is_sent_again_does_not_stop_the_paging(
 async def test_a_result_without_its_call_reaches_the_engine(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
-    """The turn of the call was deleted; its result stays where it is."""
+    """The turn of the call was deleted; the result keeps its place."""
     result = {"type": "function_call_output", "call_id": "c", "output": "R"}
     await create(client, [user("U"), result])
     assert engine.submitted[0].messages[1] == Message(

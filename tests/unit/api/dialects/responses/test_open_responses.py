@@ -1,8 +1,7 @@
-"""The cases that Open Responses asks of a server (all but files), and the shape it gives answers.
+"""The cases of Open Responses (all but files), and the shape of their responses.
 
-The specification: https://www.openresponses.org. What is required of a response is its
-`ResponseResource`; the cases are our own words for those of its compliance tests.
-"""
+The specification: https://www.openresponses.org. `ResponseResource` says what a response requires;
+the cases restate those of the specification's compliance tests."""
 
 from __future__ import annotations
 
@@ -134,7 +133,7 @@ CALLING: tuple[Step, ...] = (
 
 
 async def responses_to(client: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The response to `body`, whole and streamed, both as they should be."""
+    """The response to `body`, whole and streamed, each validated."""
     answer = await client.post(ROUTE, json=body)
     assert answer.status_code == 200, answer.text
     streamed = await client.post(ROUTE, json=body | {"stream": True})
@@ -147,7 +146,7 @@ async def responses_to(client: httpx.AsyncClient, body: dict[str, Any]) -> list[
 
 
 def events(stream: str) -> list[dict[str, Any]]:
-    """Those of a stream, whose names are those of their data, and which ends with `[DONE]`."""
+    """The events of a stream; each name equals its data's type, and `[DONE]` ends the stream."""
     *blocks, done, rest = stream.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     decoded = []
@@ -159,26 +158,30 @@ def events(stream: str) -> list[dict[str, Any]]:
     return decoded
 
 
-async def test_a_text(client: httpx.AsyncClient) -> None:
+async def test_open_responses_text_case(client: httpx.AsyncClient) -> None:
     message = {"type": "message", "role": "user", "content": "Say hello."}
     for response in await responses_to(client, asking([message])):
         assert response["output"][0]["content"][0]["text"] == "Hello world"
 
 
-async def test_a_stream(client: httpx.AsyncClient) -> None:
+async def test_open_responses_stream_case(client: httpx.AsyncClient) -> None:
     answer = await client.post(ROUTE, json=asking([user("Count.")], stream=True))
     assert answer.headers["content-type"].startswith("text/event-stream")
     pieces = [event["delta"] for event in events(answer.text) if event["type"].endswith(".delta")]
     assert pieces == ["Hello", " world"]
 
 
-async def test_a_system_prompt(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_open_responses_system_prompt_case(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     system = {"type": "message", "role": "system", "content": "You are a pirate."}
     await responses_to(client, asking([system, user("Say hello.")]))
     assert engine.submitted[0].messages[0] == Message("system", (TextPart("You are a pirate."),))
 
 
-async def test_a_tool_call(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_open_responses_tool_call_case(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = CALLING
     for response in await responses_to(client, asking([user("Weather?")], tools=[WEATHER])):
         (call,) = response["output"]
@@ -186,11 +189,13 @@ async def test_a_tool_call(client: httpx.AsyncClient, engine: ScriptedEngine) ->
         assert json.loads(call["arguments"]) == {"location": "SF"}
 
 
-async def test_a_streamed_tool_call(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_open_responses_streamed_tool_call_case(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     engine.script = CALLING
     wanted = asking([user("Weather?")], tools=[WEATHER], stream=True)
-    told = events((await client.post(ROUTE, json=wanted)).text)
-    kinds = [event["type"].removeprefix("response.") for event in told]
+    stream = events((await client.post(ROUTE, json=wanted)).text)
+    kinds = [event["type"].removeprefix("response.") for event in stream]
     assert kinds[2:-1] == [
         "output_item.added",
         "function_call_arguments.delta",
@@ -198,29 +203,37 @@ async def test_a_streamed_tool_call(client: httpx.AsyncClient, engine: ScriptedE
         "function_call_arguments.done",
         "output_item.done",
     ]
-    assert told[2]["item"]["type"] == told[-2]["item"]["type"] == "function_call"
-    assert told[2]["item"]["arguments"] == ""
-    assert told[-3]["arguments"] == told[-2]["item"]["arguments"]
+    assert stream[2]["item"]["type"] == stream[-2]["item"]["type"] == "function_call"
+    assert stream[2]["item"]["arguments"] == ""
+    assert stream[-3]["arguments"] == stream[-2]["item"]["arguments"]
 
 
-async def test_a_picture(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_open_responses_picture_case(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     text = {"type": "input_text", "text": "What is this?"}
     picture = {"type": "input_image", "image_url": PNG_URL}
     await responses_to(client, asking([user(text, picture)]))
     assert engine.submitted[0].messages[0].content[1] == ImagePart(0)
 
 
-async def test_several_turns(client: httpx.AsyncClient, engine: ScriptedEngine) -> None:
+async def test_open_responses_multi_turn_case(
+    client: httpx.AsyncClient, engine: ScriptedEngine
+) -> None:
     turns = [
         user("My name is Alice."),
         {"type": "message", "role": "assistant", "content": "Hello Alice!"},
         user("What is my name?"),
     ]
     await responses_to(client, asking(turns))
-    assert [each.role for each in engine.submitted[0].messages] == ["user", "assistant", "user"]
+    assert [message.role for message in engine.submitted[0].messages] == [
+        "user",
+        "assistant",
+        "user",
+    ]
 
 
-async def test_the_phases_of_an_assistant(
+async def test_assistant_phases_are_kept_in_input_items(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     turns = [
@@ -239,7 +252,7 @@ async def test_the_phases_of_an_assistant(
     ]
 
 
-async def test_the_shape_of_reasoning_and_calls(
+async def test_reasoning_and_calls_have_the_specified_shape(
     client: httpx.AsyncClient, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -253,7 +266,7 @@ async def test_the_shape_of_reasoning_and_calls(
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-async def test_an_empty_answer_is_an_empty_message(
+async def test_empty_response_is_an_empty_message(
     client: httpx.AsyncClient, engine: ScriptedEngine, reason: Any
 ) -> None:
     engine.script = (ended(reason), finished())

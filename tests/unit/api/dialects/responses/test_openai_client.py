@@ -1,4 +1,4 @@
-"""The official client, through a real server: responses, streams, turns and its exceptions."""
+"""OpenAI's client against the real front: responses, streams, turns, exceptions."""
 
 from __future__ import annotations
 
@@ -67,15 +67,17 @@ async def base_url(engine: ScriptedEngine) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=base_url, api_key=KEYS[0], max_retries=0) as made:
-        yield made
+    async with AsyncOpenAI(base_url=base_url, api_key=KEYS[0], max_retries=0) as sdk:
+        yield sdk
 
 
-def said(text: str) -> Message:
+def user_turn(text: str) -> Message:
     return Message("user", (TextPart(text),))
 
 
-async def test_a_response_and_its_fields(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+async def test_openai_client_reads_the_fields_of_a_response(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
     response = await client.responses.create(
         model="demo", input="Hi", instructions="Be brief.", metadata={"a": "b"}, temperature=0
     )
@@ -92,11 +94,13 @@ async def test_a_response_and_its_fields(client: AsyncOpenAI, engine: ScriptedEn
     assert response.usage.total_tokens == 9
     assert response.usage.input_tokens_details.cached_tokens == 3
     (submit,) = engine.submitted
-    assert submit.messages == (Message("system", (TextPart("Be brief."),)), said("Hi"))
+    assert submit.messages == (Message("system", (TextPart("Be brief."),)), user_turn("Hi"))
     assert submit.sampling.temperature == 0
 
 
-async def test_a_picture(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+async def test_openai_client_sends_a_picture_with_low_detail(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
     content: Any = [
         {"type": "input_text", "text": "What is this?"},
         {"type": "input_image", "image_url": PNG_URL, "detail": "low"},
@@ -107,7 +111,7 @@ async def test_a_picture(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
     assert submit.images[0].max_side_pixels == 512
 
 
-async def test_an_answer_of_reasoning_text_and_calls(
+async def test_openai_client_reads_reasoning_text_and_calls(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -164,7 +168,7 @@ EVENTS = [
 ]
 
 
-async def test_a_stream_has_its_events_in_order(
+async def test_response_stream_events_come_in_order(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -183,7 +187,9 @@ async def test_a_stream_has_its_events_in_order(
     assert whole.usage == last.response.usage
 
 
-async def test_the_clients_own_stream_helper(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+async def test_openai_response_stream_helper_collects_the_response(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
     engine.script = AGENT
     async with client.responses.stream(model="demo", input="Click", tools=[TOOL]) as stream:
         final = await stream.get_final_response()
@@ -197,7 +203,7 @@ class Answer(BaseModel):
     shape: str
 
 
-async def test_the_clients_own_structured_output(
+async def test_openai_client_parses_structured_responses(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says('{"shape": "circle"}'), ended(), finished())
@@ -209,7 +215,7 @@ async def test_the_clients_own_structured_output(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_is_cut_off(
+async def test_truncated_response_is_incomplete(
     client: AsyncOpenAI, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (says("Once upon"), ended("length"), finished())
@@ -229,7 +235,7 @@ async def test_an_answer_that_is_cut_off(
 # ---- turns -----------------------------------------------------------------------------
 
 
-async def test_the_next_turn_continues_the_same_messages(
+async def test_next_turn_continues_the_same_messages(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = AGENT
@@ -272,7 +278,9 @@ async def test_the_next_turn_continues_the_same_messages(
     assert engine.submitted[2].images[0].content_hash == after.images[0].content_hash
 
 
-async def test_input_tokens(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
+async def test_input_tokens_count_includes_the_previous_response(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
     first = await client.responses.create(model="demo", input="One")
     engine.script = (finished(Usage(9, 0, 3)),)
     counted = await client.responses.input_tokens.count(
@@ -280,35 +288,37 @@ async def test_input_tokens(client: AsyncOpenAI, engine: ScriptedEngine) -> None
     )
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", 9)
     hello = Message("assistant", (TextPart("Hello world"),))
-    assert engine.submitted[1].messages == (said("One"), hello, said("Two"))
+    assert engine.submitted[1].messages == (user_turn("One"), hello, user_turn("Two"))
     assert engine.submitted[1].count_only
 
 
-async def test_stored_items_can_be_referenced(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    """As the AI SDK does in every turn but the first."""
+async def test_stored_items_are_resolved_by_reference(
+    client: AsyncOpenAI, engine: ScriptedEngine
+) -> None:
+    """The AI SDK sends references in every turn but the first."""
     engine.script = AGENT
-    asked: Any = {"role": "user", "content": "Click"}
-    first = await client.responses.create(model="demo", input=[asked], tools=[TOOL])
+    question: Any = {"role": "user", "content": "Click"}
+    first = await client.responses.create(model="demo", input=[question], tools=[TOOL])
     results: Any = [
         {"type": "function_call_output", "call_id": call_id, "output": "done"}
         for call_id in ("call_a", "call_b")
     ]
     echoed: Any = [item.model_dump() for item in first.output]
-    await client.responses.create(model="demo", input=[asked, *echoed, *results])
+    await client.responses.create(model="demo", input=[question, *echoed, *results])
     referred: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
-    second = await client.responses.create(model="demo", input=[asked, *referred, *results])
+    second = await client.responses.create(model="demo", input=[question, *referred, *results])
     assert engine.submitted[2].messages == engine.submitted[1].messages
     listed = await client.responses.input_items.list(second.id, order="asc")
     assert [item.type for item in listed.data[1:-2]] == [item.type for item in first.output]
 
     await client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError) as caught:
-        await client.responses.create(model="demo", input=[asked, *referred])
+        await client.responses.create(model="demo", input=[question, *referred])
     assert caught.value.param == "input[1]"
     (theirs,) = [item for item in listed.data if item.type == "message" and item.role == "user"]
     again: Any = [{"type": "item_reference", "id": theirs.id}, {"role": "user", "content": "?"}]
     await client.responses.create(model="demo", input=again)
-    assert engine.submitted[-1].messages == (said("Click"), said("?"))
+    assert engine.submitted[-1].messages == (user_turn("Click"), user_turn("?"))
 
 
 async def test_instructions_are_not_carried_over(
@@ -317,7 +327,7 @@ async def test_instructions_are_not_carried_over(
     first = await client.responses.create(model="demo", input="One", instructions="Rhyme.")
     await client.responses.create(model="demo", input="Two", previous_response_id=first.id)
     hello = Message("assistant", (TextPart("Hello world"),))
-    assert engine.submitted[1].messages == (said("One"), hello, said("Two"))
+    assert engine.submitted[1].messages == (user_turn("One"), hello, user_turn("Two"))
 
 
 async def test_a_streamed_response_can_be_continued(
@@ -357,10 +367,10 @@ async def test_a_deleted_response_disappears_from_later_turns(
     await client.responses.delete(first.id)
     await client.responses.create(model="demo", input="Three", previous_response_id=second.id)
     hello = Message("assistant", (TextPart("Hello world"),))
-    assert engine.submitted[2].messages == (said("Two"), hello, said("Three"))
+    assert engine.submitted[2].messages == (user_turn("Two"), hello, user_turn("Three"))
 
 
-async def test_another_clients_response_does_not_exist(client: AsyncOpenAI, base_url: str) -> None:
+async def test_response_of_another_client_is_not_found(client: AsyncOpenAI, base_url: str) -> None:
     mine = await client.responses.create(model="demo", input="One")
     async with AsyncOpenAI(base_url=base_url, api_key=KEYS[1], max_retries=0) as other:
         for lost in (other.responses.retrieve, other.responses.delete, other.responses.cancel):
@@ -374,7 +384,7 @@ async def test_another_clients_response_does_not_exist(client: AsyncOpenAI, base
     assert caught.value.param == "previous_response_id"
 
 
-async def test_another_key_of_the_same_name_sees_no_responses(
+async def test_new_key_of_the_same_name_sees_no_responses(
     engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys"
@@ -409,7 +419,7 @@ async def test_a_response_with_store_false_is_not_stored(client: AsyncOpenAI) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_error_before_the_first_token_has_its_status(
+async def test_response_engine_error_before_the_first_token_has_its_status(
     client: AsyncOpenAI, engine: ScriptedEngine, stream: bool
 ) -> None:
     engine.script = (failed("engine_died", "The engine ended."),)
@@ -418,7 +428,7 @@ async def test_an_engine_error_before_the_first_token_has_its_status(
     assert caught.value.status_code == 502
 
 
-async def test_an_engine_error_in_a_stream_is_an_event(
+async def test_engine_error_in_a_response_stream_is_an_event(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
@@ -442,7 +452,7 @@ async def test_an_engine_error_in_a_stream_is_an_event(
         await client.responses.retrieve(last.response.id)
 
 
-async def test_the_streaming_helper_raises_the_error(
+async def test_response_stream_helper_raises_the_engine_error(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("He"), failed("engine_died", "The engine ended."))
@@ -451,7 +461,7 @@ async def test_the_streaming_helper_raises_the_error(
             await stream.get_final_response()
 
 
-async def test_closing_a_stream_aborts_and_stores_nothing(
+async def test_closing_a_response_stream_aborts_and_stores_nothing(
     client: AsyncOpenAI, engine: ScriptedEngine
 ) -> None:
     engine.script = (says("one"), never())

@@ -1,4 +1,4 @@
-"""Stored responses: whose they are, how long they stay, and how much they take."""
+"""Stored responses: their owners, lifetimes and sizes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def store(clock: Clock) -> ResponseStore:
 def answer(
     store: ResponseStore, name: str, previous: str | None = None, size: int = 0, client: str = ""
 ) -> bool:
-    """A whole turn: its items are its name, padded to `size`."""
+    """Store a whole turn; its items are `name`, padded to `size`."""
     begun = store.begin(client, name, previous, name.encode().ljust(size), b"")
     kept = store.finish(client, name, b"R" + name.encode(), name.upper().encode())
     assert kept == begun
     return kept
 
 
-def test_turns_are_recalled_in_their_order(store: ResponseStore) -> None:
+def test_store_recalls_turns_in_their_order(store: ResponseStore) -> None:
     answer(store, "a")
     answer(store, "b", "a")
     answer(store, "c", "b")
@@ -51,7 +51,7 @@ def test_turns_are_recalled_in_their_order(store: ResponseStore) -> None:
     assert store.response("", "c") == b"Rc"
 
 
-def test_other_owners_see_no_responses(store: ResponseStore) -> None:
+def test_store_hides_responses_of_other_owners(store: ResponseStore) -> None:
     answer(store, "a", client="me")
     with pytest.raises(PreviousResponseNotFound):
         store.recall("you", "a")
@@ -62,7 +62,7 @@ def test_other_owners_see_no_responses(store: ResponseStore) -> None:
     assert store.response("me", "a") == b"Ra"
 
 
-def test_an_unfinished_response_can_be_retrieved_but_not_continued(store: ResponseStore) -> None:
+def test_unfinished_response_is_retrievable_but_not_continuable(store: ResponseStore) -> None:
     store.begin("", "a", None, b"a", b"so far")
     assert store.response("", "a") == b"so far"
     with pytest.raises(PreviousResponseNotFound):
@@ -98,7 +98,7 @@ def test_a_response_is_dropped_when_it_expires(store: ResponseStore, clock: Cloc
     assert (len(store), store.size_bytes) == (0, 0)
 
 
-def test_the_oldest_responses_are_evicted(store: ResponseStore) -> None:
+def test_store_evicts_the_oldest_responses(store: ResponseStore) -> None:
     for name in "abc":
         answer(store, name, size=2 * OVERHEAD_BYTES)
     answer(store, "d", size=2 * OVERHEAD_BYTES)
@@ -108,7 +108,7 @@ def test_the_oldest_responses_are_evicted(store: ResponseStore) -> None:
     assert store.size_bytes <= 10 * OVERHEAD_BYTES
 
 
-def test_the_owner_with_the_most_bytes_loses_responses(store: ResponseStore) -> None:
+def test_store_evicts_from_the_largest_owner(store: ResponseStore) -> None:
     for name in "abc":
         answer(store, name, size=2 * OVERHEAD_BYTES - 16, client="mine")
     for i in range(20):
@@ -120,7 +120,7 @@ def test_the_owner_with_the_most_bytes_loses_responses(store: ResponseStore) -> 
     assert store.size_bytes <= 10 * OVERHEAD_BYTES
 
 
-def test_an_owner_exceeds_its_share_only_in_bytes_that_others_leave(store: ResponseStore) -> None:
+def test_owner_exceeds_its_share_only_in_unused_bytes(store: ResponseStore) -> None:
     assert answer(store, "a", size=2 * OVERHEAD_BYTES, client="mine")
     assert answer(store, "x", size=5 * OVERHEAD_BYTES, client="other")
     assert not answer(store, "y", size=7 * OVERHEAD_BYTES, client="other")
@@ -140,14 +140,14 @@ def test_the_store_tells_when_the_next_response_expires(store: ResponseStore, cl
     assert (len(store), store.seconds_left()) == (1, 10)
 
 
-def test_a_response_that_can_not_fit_drops_no_other(store: ResponseStore) -> None:
+def test_oversized_response_evicts_no_other(store: ResponseStore) -> None:
     answer(store, "a", size=5 * OVERHEAD_BYTES)
     assert not answer(store, "b", "a", size=5 * OVERHEAD_BYTES)
     assert not answer(store, "c", size=11 * OVERHEAD_BYTES)
     assert store.response("", "a") == b"Ra"
 
 
-def test_an_answer_that_grows_too_large_is_dropped(store: ResponseStore) -> None:
+def test_response_that_grows_too_large_is_dropped(store: ResponseStore) -> None:
     answer(store, "a")
     store.begin("", "b", "a", b"b", b"")
     assert not store.finish("", "b", b"R" * 10 * OVERHEAD_BYTES, b"B")
@@ -156,13 +156,13 @@ def test_an_answer_that_grows_too_large_is_dropped(store: ResponseStore) -> None
     assert store.response("", "a") == b"Ra"
 
 
-def test_without_room_nothing_is_kept() -> None:
+def test_store_of_zero_bytes_keeps_nothing() -> None:
     store = ResponseStore(Server(responses_store_bytes=0))
     assert not answer(store, "a")
     assert (len(store), store.size_bytes) == (0, 0)
 
 
-def test_the_size_is_exact_and_bounded_after_random_operations(
+def test_store_size_is_exact_and_bounded_after_random_operations(
     store: ResponseStore, clock: Clock
 ) -> None:
     rng = random.Random(7)

@@ -1,4 +1,4 @@
-"""Which requests may share cache entries: those of one API key, unless the settings say all."""
+"""Requests of one API key share cache entries; two keys do unless settings separate them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.unit.api.conftest import Connect
 from tests.unit.api.requests import ROUTE, chat
 from tests.unit.api.scripted_engine import ScriptedEngine
-from vlm_server.settings import Cache, Server, Settings
+from vlm_server.settings import CacheSettings, Server, Settings
 
 ONE, OTHER = "correct-horse-battery", "second-key-é"
 TWO_KEYS = Server(api_keys=(ONE, OTHER))
@@ -22,21 +22,21 @@ async def ask(client: httpx.AsyncClient, authorization: str) -> None:
 
 
 async def salts(client: httpx.AsyncClient, engine: ScriptedEngine, *keys: str) -> list[str]:
-    """What the engine gets when each of `keys` asks in turn."""
+    """The salts the engine gets from requests with each of `keys` in turn."""
     engine.submitted.clear()
     for key in keys:
         await ask(client, f"Bearer {key}")
     return [submit.cache_salt for submit in engine.submitted]
 
 
-async def test_each_key_has_a_salt_of_its_own(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_cache_salts_of_two_keys_differ(connect: Connect, engine: ScriptedEngine) -> None:
     client = connect(Settings(server=TWO_KEYS))
     one, other, again = await salts(client, engine, ONE, OTHER, ONE)
     assert one == again
     assert len({one, other, ""}) == 3
 
 
-async def test_a_salt_depends_on_the_key_alone(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_cache_salt_depends_on_the_key_only(connect: Connect, engine: ScriptedEngine) -> None:
     client = connect(Settings(server=TWO_KEYS))
     await ask(client, f"Bearer {ONE}")
     await ask(client, f"bearer   {ONE}")
@@ -45,20 +45,22 @@ async def test_a_salt_depends_on_the_key_alone(connect: Connect, engine: Scripte
     assert len({submit.cache_salt for submit in engine.submitted}) == 1
 
 
-async def test_a_salt_tells_no_key(connect: Connect, engine: ScriptedEngine) -> None:
+async def test_cache_salt_does_not_reveal_the_key(connect: Connect, engine: ScriptedEngine) -> None:
     (salt,) = await salts(connect(Settings(server=TWO_KEYS)), engine, ONE)
     assert ONE not in salt
     assert salt != hashlib.sha256(ONE.encode()).hexdigest()
 
 
 @pytest.mark.parametrize("separate", [True, False])
-async def test_without_keys_all_share(
+async def test_requests_share_the_cache_without_keys(
     connect: Connect, engine: ScriptedEngine, separate: bool
 ) -> None:
-    client = connect(Settings(cache=Cache(separate_api_keys=separate)))
+    client = connect(Settings(cache=CacheSettings(separate_api_keys=separate)))
     assert await salts(client, engine, ONE, OTHER) == ["", ""]
 
 
-async def test_all_share_if_the_settings_say_so(connect: Connect, engine: ScriptedEngine) -> None:
-    client = connect(Settings(server=TWO_KEYS, cache=Cache(separate_api_keys=False)))
+async def test_requests_share_the_cache_if_separation_is_off(
+    connect: Connect, engine: ScriptedEngine
+) -> None:
+    client = connect(Settings(server=TWO_KEYS, cache=CacheSettings(separate_api_keys=False)))
     assert await salts(client, engine, ONE, OTHER) == ["", ""]

@@ -1,4 +1,4 @@
-"""Who is let in: Host, Origin and keys."""
+"""Access by Host, Origin and API key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def status(client: httpx.AsyncClient, **headers: str) -> int:
     "host",
     ["127.0.0.1:8000", "localhost", "LOCALHOST:8000", "localhost.", "[::1]:8000", "127.0.0.2"],
 )
-async def test_loopback_names_are_ours(client: httpx.AsyncClient, host: str) -> None:
+async def test_loopback_host_names_are_accepted(client: httpx.AsyncClient, host: str) -> None:
     assert await status(client, host=host) == 200
 
 
@@ -37,7 +37,7 @@ async def test_loopback_names_are_ours(client: httpx.AsyncClient, host: str) -> 
     ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000", "192.168.1.9", "",
      "[::1", "evil.example@localhost:80:80", "localhost/../evil.example:1:2", "0x7f000001", "::1"],
 )  # fmt: skip
-async def test_other_names_are_refused(client: httpx.AsyncClient, host: str) -> None:
+async def test_foreign_host_names_are_refused(client: httpx.AsyncClient, host: str) -> None:
     assert await status(client, host=host) == 403
     assert (await client.get("/health/live", headers={"host": host})).status_code == 403
 
@@ -49,7 +49,7 @@ async def test_a_repeated_host_is_refused(client: httpx.AsyncClient) -> None:
     assert answer.status_code == 403
 
 
-async def test_the_address_listened_on_is_ours(connect: Connect) -> None:
+async def test_listening_address_is_an_accepted_host(connect: Connect) -> None:
     client = connect(settings(host="192.168.1.9"))
     assert await status(client, host="192.168.1.9:8000") == 200
     assert await status(client, host="192.168.1.10:8000") == 403
@@ -62,7 +62,7 @@ async def test_allowed_hosts_replace_the_usual_names(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_every_address_with_a_key_takes_every_name(connect: Connect, host: str) -> None:
+async def test_public_listener_with_keys_accepts_every_host(connect: Connect, host: str) -> None:
     key = {"authorization": f"Bearer {KEY}"}
     assert await status(connect(settings(host=host, api_keys=(KEY,))), host="box.lan", **key) == 200
     assert await status(connect(settings(host=host)), host="box.lan") == 403
@@ -86,10 +86,10 @@ async def test_a_foreign_origin_is_refused(
 
 
 @pytest.mark.parametrize("path", ["/v1/settings", "/v1/status", "/metrics", "/health"])
-async def test_what_other_pages_embed_or_link_to_is_refused(
+async def test_cross_site_embeds_and_links_are_refused(
     client: httpx.AsyncClient, path: str
 ) -> None:
-    """A browser sends no Origin for it."""
+    """Browsers send no Origin for embeds and links."""
     for html in ("text/html,*/*", "image/png,*/*"):
         foreign = await client.get(path, headers={"sec-fetch-site": "cross-site", "accept": html})
         assert (foreign.status_code, foreign.json()["error"]["code"]) == (403, "forbidden")
@@ -97,14 +97,14 @@ async def test_what_other_pages_embed_or_link_to_is_refused(
         assert (await client.get(path, headers={"sec-fetch-site": site})).status_code == 200
 
 
-async def test_other_pages_may_link_to_ours(client: httpx.AsyncClient) -> None:
+async def test_cross_site_links_to_the_page_are_accepted(client: httpx.AsyncClient) -> None:
     followed = {"sec-fetch-site": "cross-site", "accept": "text/html"}
     assert (await client.get("/", headers=followed)).status_code == 200
     assert (await client.get("/", headers=followed | {"accept": "image/*"})).status_code == 403
     assert (await client.get("/page/main.js", headers=followed)).status_code == 200
 
 
-async def test_our_own_origin_is_let_in_and_no_cors_header_is_sent(
+async def test_own_origin_is_accepted_without_cors_headers(
     client: httpx.AsyncClient,
 ) -> None:
     answer = await client.post(ROUTE, json=chat(), headers={"origin": "http://127.0.0.1:8000"})
@@ -112,7 +112,7 @@ async def test_our_own_origin_is_let_in_and_no_cors_header_is_sent(
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-async def test_a_preflight_gets_no_leave(client: httpx.AsyncClient) -> None:
+async def test_foreign_preflight_is_refused(client: httpx.AsyncClient) -> None:
     headers = {"origin": "https://evil.example", "access-control-request-method": "POST"}
     answer = await client.options(ROUTE, headers=headers)
     assert answer.status_code == 403
@@ -131,26 +131,26 @@ PREFLIGHT = {
     "origin", ["https://app.example", "http://localhost:3000", "null", "chrome-extension://abc"]
 )
 @pytest.mark.parametrize("key", ["", KEY])
-async def test_listed_origins_are_let_in_and_told(
+async def test_listed_origins_get_cors_headers(
     connect: Connect, engine: ScriptedEngine, origin: str, key: str
 ) -> None:
     client = connect(settings(cors_origins=LISTED, api_keys=(key,) if key else ()))
     page = {"origin": origin, "sec-fetch-site": "cross-site"}
     preflight = await client.options(ROUTE, headers=page | PREFLIGHT)
     assert preflight.status_code == 200
-    told = preflight.headers
-    assert "POST" in told["access-control-allow-methods"]
-    assert "authorization" in told["access-control-allow-headers"]
-    assert told["access-control-allow-private-network"] == "true"
+    cors = preflight.headers
+    assert "POST" in cors["access-control-allow-methods"]
+    assert "authorization" in cors["access-control-allow-headers"]
+    assert cors["access-control-allow-private-network"] == "true"
     refused = await client.post(ROUTE, json=chat(temperature=9), headers=page)
     assert refused.status_code == (401 if key else 400)
     bearer = {"authorization": f"Bearer {key}"} if key else {}
     answer = await client.post(ROUTE, json=chat(), headers=page | bearer)
     assert answer.status_code == 200
-    for each in (preflight, refused, answer):
-        assert each.headers["access-control-allow-origin"] == origin
-        assert "origin" in each.headers["vary"].lower()
-        assert "access-control-allow-credentials" not in each.headers
+    for response in (preflight, refused, answer):
+        assert response.headers["access-control-allow-origin"] == origin
+        assert "origin" in response.headers["vary"].lower()
+        assert "access-control-allow-credentials" not in response.headers
     assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
 
 
@@ -159,7 +159,7 @@ async def test_listed_origins_are_let_in_and_told(
     ["https://app.example.evil.example", "http://app.example", "https://app.example:444",
      "http://localhost:30001", "moz-extension://abc", "https://xapp.example"],
 )  # fmt: skip
-async def test_other_origins_than_those_listed_are_refused(connect: Connect, origin: str) -> None:
+async def test_unlisted_origins_are_refused_with_the_setting(connect: Connect, origin: str) -> None:
     client = connect(settings(cors_origins=LISTED))
     for answer in (
         await client.options(ROUTE, headers={"origin": origin, **PREFLIGHT}),
@@ -171,7 +171,7 @@ async def test_other_origins_than_those_listed_are_refused(connect: Connect, ori
         assert "access-control-allow-origin" not in answer.headers
 
 
-async def test_every_origin_may_be_let_in(connect: Connect) -> None:
+async def test_wildcard_accepts_every_origin(connect: Connect) -> None:
     client = connect(settings(cors_origins=("*",)))
     answer = await client.post(ROUTE, json=chat(), headers={"origin": "https://any.example"})
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
@@ -180,7 +180,7 @@ async def test_every_origin_may_be_let_in(connect: Connect) -> None:
 @pytest.mark.parametrize(
     "authorization", [f"Bearer {KEY}", f"bearer  {KEY}", "Bearer second-key-é"]
 )
-async def test_a_key_opens(connect: Connect, authorization: str) -> None:
+async def test_valid_key_is_accepted(connect: Connect, authorization: str) -> None:
     client = connect(settings(api_keys=(KEY, "second-key-é")))
     headers = [(b"authorization", authorization.encode())]
     assert (await client.get("/v1/models", headers=headers)).status_code == 200
@@ -194,7 +194,7 @@ async def test_a_key_opens(connect: Connect, authorization: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/models", "/v1/status", "/metrics", "/", "/nowhere", "/healthy"]
 )
-async def test_no_key_no_answer(connect: Connect, authorization: str, path: str) -> None:
+async def test_missing_or_wrong_key_is_401(connect: Connect, authorization: str, path: str) -> None:
     client = connect(settings(api_keys=(KEY,)))
     answer = await client.get(path, headers=[(b"authorization", authorization.encode())])
     assert answer.status_code == 401
@@ -217,7 +217,7 @@ async def test_no_key_no_answer(connect: Connect, authorization: str, path: str)
         ([("x-api-key", "wrong"), ("authorization", KEY)], 401),
     ],
 )
-async def test_a_key_may_have_a_header_of_its_own(
+async def test_x_api_key_header_is_checked(
     connect: Connect, headers: list[tuple[str, str]], expected: int
 ) -> None:
     client = connect(settings(api_keys=(KEY,)))
@@ -229,7 +229,7 @@ async def test_health_needs_no_key(connect: Connect, path: str) -> None:
     assert (await connect(settings(api_keys=(KEY,))).get(path)).status_code == 200
 
 
-async def test_the_gate_comes_before_everything_else(
+async def test_key_is_checked_before_engine_and_body(
     connect: Connect, engine: ScriptedEngine
 ) -> None:
     engine.be("restarting")

@@ -1,4 +1,4 @@
-"""The file of API keys: whose it may be, what is in it, and what its errors do not show."""
+"""The file of API keys: its owner and mode, its contents, and errors without keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(path: Path, text: str | bytes = GOOD, mode: int = 0o600) -> Path:
     return path
 
 
-def test_names_keys_and_limits(path: Path) -> None:
+def test_key_file_holds_names_keys_and_limits(path: Path) -> None:
     more = '[agents]\nkey = "another-key-é"\nmax_requests = 3\nadmin = true\n'
     assert read(write(path, GOOD + more)) == {
         "laptop": KeyEntry(SECRET),
@@ -37,12 +37,12 @@ def test_names_keys_and_limits(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o777, 0o610])
-def test_a_file_that_others_can_open_is_refused(path: Path, mode: int) -> None:
+def test_key_file_open_to_others_is_refused(path: Path, mode: int) -> None:
     with pytest.raises(ConfigError, match="chmod 600"):
         read(write(path, mode=mode))
 
 
-def test_a_file_of_somebody_else_is_refused(path: Path) -> None:
+def test_key_file_of_another_user_is_refused(path: Path) -> None:
     if os.geteuid():
         pytest.skip("only root can give a file away")
     os.chown(write(path), 12345, -1)
@@ -50,7 +50,7 @@ def test_a_file_of_somebody_else_is_refused(path: Path) -> None:
         read(path)
 
 
-def test_what_is_no_regular_file_is_refused_and_never_waited_for(path: Path) -> None:
+def test_key_file_that_is_not_regular_is_refused_at_once(path: Path) -> None:
     os.mkfifo(path, 0o600)
     with pytest.raises(ConfigError, match="regular file"):
         read(path)
@@ -58,7 +58,7 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(path: Path) -> 
         read(path.parent)
 
 
-def test_a_link_to_a_private_file_is_followed(path: Path) -> None:
+def test_link_to_a_private_key_file_is_followed(path: Path) -> None:
     link = path.with_name("link")
     link.symlink_to(write(path))
     assert list(read(link)) == ["laptop"]
@@ -100,19 +100,19 @@ def test_a_link_to_a_private_file_is_followed(path: Path) -> None:
         ("#" * (MAX_FILE_BYTES + 1), "larger than"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_without_the_key(path: Path, text: str | bytes, reason: str) -> None:
+def test_key_file_errors_do_not_show_the_key(path: Path, text: str | bytes, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
         read(write(path, text))
     assert "swordfish" not in str(caught.value)
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_file_is_named(path: Path) -> None:
+def test_missing_key_file_is_named(path: Path) -> None:
     with pytest.raises(ConfigError, match=r"keys\.toml: No such file"):
         read(path)
 
 
-def test_a_file_is_read_again_only_when_it_changed(path: Path) -> None:
+def test_key_file_is_read_again_only_after_a_change(path: Path) -> None:
     watched = WatchedKeyFile(write(path))
     assert list(watched.read()) == ["laptop"]
     assert watched.read_if_changed() is None
@@ -121,7 +121,7 @@ def test_a_file_is_read_again_only_when_it_changed(path: Path) -> None:
     assert watched.read_if_changed() is None
 
 
-def test_a_file_that_breaks_is_logged_once_and_read_again_when_mended(
+def test_broken_key_file_is_logged_once_and_read_after_repair(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched = WatchedKeyFile(write(path))

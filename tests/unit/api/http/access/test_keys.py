@@ -1,4 +1,4 @@
-"""API keys from the settings and from a file: who is let in, to what, and how often at once."""
+"""API keys from settings and file: access, rights, request limits, cache salts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("own", [(), (OWN,)])
-async def test_keys_of_the_file_and_of_the_settings_open(
+async def test_keys_of_file_and_settings_are_accepted(
     connect: Connect, path: Path, own: tuple[str, ...]
 ) -> None:
     client = connect(Settings(server=server(path, *own)))
@@ -64,7 +64,9 @@ async def test_keys_of_the_file_and_of_the_settings_open(
 
 
 @pytest.mark.parametrize("route", ["/v1/status", "/metrics"])
-async def test_only_admins_see_the_figures(connect: Connect, path: Path, route: str) -> None:
+async def test_status_and_metrics_need_an_admin_key(
+    connect: Connect, path: Path, route: str
+) -> None:
     client = connect(Settings(server=server(path, OWN)))
     for key in (ADMIN, OWN):
         assert (await client.get(route, headers=bearer(key))).status_code == 200
@@ -75,13 +77,13 @@ async def test_only_admins_see_the_figures(connect: Connect, path: Path, route: 
     assert (await connect().get(route)).status_code == 200
 
 
-async def test_two_keys_in_one_request_are_none(connect: Connect, path: Path) -> None:
+async def test_two_authorization_headers_are_401(connect: Connect, path: Path) -> None:
     client = connect(Settings(server=server(path)))
     twice = [("authorization", f"Bearer {USER}"), ("authorization", f"Bearer {ADMIN}")]
     assert (await client.get("/v1/models", headers=twice)).status_code == 401
 
 
-async def test_the_log_has_the_name_and_not_the_key(
+async def test_log_names_the_key_and_hides_its_value(
     connect: Connect, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect(Settings(server=server(path, OWN)))
@@ -100,7 +102,7 @@ async def test_the_log_has_the_name_and_not_the_key(
     assert not any(key in caplog.text for key in (USER, ADMIN, OWN, "not-a-key"))
 
 
-async def test_a_key_has_no_more_requests_in_flight_than_it_may(
+async def test_key_over_its_request_limit_is_429(
     connect: Connect, engine: ScriptedEngine, path: Path
 ) -> None:
     release = asyncio.Event()
@@ -113,10 +115,10 @@ async def test_a_key_has_no_more_requests_in_flight_than_it_may(
     refused = await client.post(ROUTE, json=chat(), headers=bearer(USER))
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "key_limit_reached")
     assert refused.headers["retry-after"]
-    others = asyncio.create_task(client.post(ROUTE, json=chat(), headers=bearer(ADMIN)))
+    of_admin = asyncio.create_task(client.post(ROUTE, json=chat(), headers=bearer(ADMIN)))
     await submissions(engine, 3)
     release.set()
-    assert [(await one).status_code for one in (*running, others)] == [200] * 3
+    assert [(await task).status_code for task in (*running, of_admin)] == [200] * 3
     assert (await client.post(ROUTE, json=chat(), headers=bearer(USER))).status_code == 200
 
 
@@ -126,7 +128,7 @@ async def submissions(engine: ScriptedEngine, count: int) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_keys_have_salts_of_their_own_that_stay(
+async def test_keys_keep_their_own_cache_salts(
     connect: Connect, engine: ScriptedEngine, path: Path
 ) -> None:
     client = connect(Settings(server=server(path)))
@@ -139,7 +141,7 @@ async def test_keys_have_salts_of_their_own_that_stay(
     assert len({first, second, ""}) == 3
 
 
-def test_a_changed_file_counts_within_a_second_and_a_broken_one_never(path: Path) -> None:
+def test_changed_key_file_applies_within_a_second(path: Path) -> None:
     clock = Clock()
     ring = KeyRing(server(path), clock)
     write(path, '[new]\nkey = "a-key-that-is-new"\n')
@@ -147,6 +149,13 @@ def test_a_changed_file_counts_within_a_second_and_a_broken_one_never(path: Path
     assert not ring.find(b"a-key-that-is-new")
     clock.now += CHECK_SECONDS
     assert not ring.find(USER.encode())
+    assert ring.find(b"a-key-that-is-new")
+
+
+def test_broken_or_missing_key_file_keeps_the_earlier_keys(path: Path) -> None:
+    clock = Clock()
+    write(path, '[new]\nkey = "a-key-that-is-new"\n')
+    ring = KeyRing(server(path), clock)
     assert ring.find(b"a-key-that-is-new")
     for text in ("[broken", "", '[new]\nkey = " "\n'):
         write(path, text)
@@ -157,7 +166,7 @@ def test_a_changed_file_counts_within_a_second_and_a_broken_one_never(path: Path
     assert ring.find(b"a-key-that-is-new")
 
 
-def test_the_file_is_looked_at_once_a_second_at_most(path: Path) -> None:
+def test_key_file_is_checked_at_most_once_a_second(path: Path) -> None:
     clock = Clock()
     ring = KeyRing(server(path), clock)
     clock.now += CHECK_SECONDS
@@ -167,27 +176,27 @@ def test_the_file_is_looked_at_once_a_second_at_most(path: Path) -> None:
     assert not ring.find(b"a-key-that-is-new")
 
 
-def test_only_hashes_of_the_files_keys_are_kept(path: Path) -> None:
+def test_key_ring_keeps_only_hashes_of_keys(path: Path) -> None:
     ring = KeyRing(server(path))
     key = ring.find(USER.encode())
     held = reachable(ring)
-    assert any(one is key for one in held)
-    assert not [one for one in held if isinstance(one, str | bytes) and USER in str(one)]
+    assert any(value is key for value in held)
+    assert not [value for value in held if isinstance(value, str | bytes) and USER in str(value)]
 
 
 def reachable(root: object) -> list[object]:
-    """All that `root` refers to, but for code."""
+    """All objects that `root` refers to, except code."""
     found: dict[int, object] = {}
     waiting = [root]
     while waiting:
-        one = waiting.pop()
-        if id(one) not in found and not isinstance(one, type | ModuleType | FunctionType):
-            found[id(one)] = one
-            waiting += gc.get_referents(one)
+        value = waiting.pop()
+        if id(value) not in found and not isinstance(value, type | ModuleType | FunctionType):
+            found[id(value)] = value
+            waiting += gc.get_referents(value)
     return list(found.values())
 
 
-def test_a_file_that_can_not_be_used_stops_the_start(path: Path) -> None:
+def test_unusable_key_file_stops_the_start(path: Path) -> None:
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
         keys.check_settings(server(path))
@@ -195,7 +204,7 @@ def test_a_file_that_can_not_be_used_stops_the_start(path: Path) -> None:
 
 
 class Unpinned(OneModel):
-    """Its model is loaded and unloaded as requests say: `kept` is for how long."""
+    """A fake model that requests load and unload; `kept` records the requested times."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         super().__init__(engine)
@@ -219,16 +228,20 @@ class Unpinned(OneModel):
 
 
 @pytest.mark.parametrize("wanted", [0, -1, "1ms", "24h"])
-async def test_only_admins_say_how_long_a_model_stays_loaded(
+async def test_keep_alive_needs_an_admin_key(
     engine: ScriptedEngine, path: Path, wanted: float | str
 ) -> None:
     models = Unpinned(engine)
     app = create_app(Settings(server=server(path)), models, parsing_pool())
-    asked = {"model": "demo", "keep_alive": wanted, "stream": False}
+    request = {"model": "demo", "keep_alive": wanted, "stream": False}
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000"
     ) as client:
-        for body in ({**asked, "prompt": "Hi"}, {**asked, "messages": chat()["messages"]}, asked):
+        for body in (
+            {**request, "prompt": "Hi"},
+            {**request, "messages": chat()["messages"]},
+            request,
+        ):
             route = "/api/chat" if "messages" in body else "/api/generate"
             for key in (USER, ADMIN):
                 models.kept.clear()
@@ -236,7 +249,7 @@ async def test_only_admins_say_how_long_a_model_stays_loaded(
                 if key == ADMIN:
                     assert (answer.status_code, models.kept[0] is not None) == (200, True)
                     assert "x-vlm-ignored" not in answer.headers
-                elif body is asked and wanted == 0:
+                elif body is request and wanted == 0:
                     assert (answer.status_code, models.kept) == (403, [])
                 else:
                     assert (answer.status_code, models.kept) == (200, [None])

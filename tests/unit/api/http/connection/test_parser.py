@@ -1,4 +1,4 @@
-"""Heads and bodies from bytes, however they are cut."""
+"""Request heads and bodies are parsed alike from any fragments."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def body_of(parser: RequestParser) -> bytes:
 
 
 @given(st.lists(st.integers(1, 40), max_size=8), st.sampled_from([b"", b"\r\n", b"\n\r\n"]))
-def test_a_head_is_taken_however_it_is_cut(cuts: list[int], before: bytes) -> None:
+def test_head_is_parsed_from_any_fragments(cuts: list[int], before: bytes) -> None:
     head = HEAD + b"\r\n"
     data, reader = before + head + b"rest", HeadReader()
-    taken = None
+    parsed_head = None
     for cut in [*cuts, len(data)]:
         reader.buffer += data[:cut]
         data = data[cut:]
-        taken = taken or reader.take_head()
-    assert taken == head
+        parsed_head = parsed_head or reader.take_head()
+    assert parsed_head == head
     assert reader.buffer == b"rest"
 
 
@@ -51,21 +51,21 @@ def test_a_head_is_taken_however_it_is_cut(cuts: list[int], before: bytes) -> No
         HEAD + b"a:\r\n" * MAX_HEAD_LINES + b"\r\n",
     ],
 )
-def test_a_large_head_is_refused(data: bytes) -> None:
+def test_oversized_head_is_refused(data: bytes) -> None:
     reader = HeadReader()
     reader.buffer += data
     with pytest.raises(HeadersTooLarge):
         reader.take_head()
 
 
-def test_lines_of_a_body_are_not_counted() -> None:
+def test_body_lines_do_not_count_as_headers() -> None:
     reader = HeadReader()
     reader.buffer += HEAD + b"\r\n" + b"\n" * 10_000
     assert reader.take_head() == HEAD + b"\r\n"
 
 
 @given(st.lists(st.integers(1, 30), max_size=8))
-def test_a_chunked_body_is_read_however_it_is_cut(cuts: list[int]) -> None:
+def test_chunked_body_is_parsed_from_any_fragments(cuts: list[int]) -> None:
     data = chunks(1, 5) + chunks(16, 3) + b"0\r\n\r\nGET /"
     parser, body = RequestParser(CHUNKED), b""
     for cut in [*cuts, len(data)]:
@@ -78,7 +78,7 @@ def test_a_chunked_body_is_read_however_it_is_cut(cuts: list[int]) -> None:
     assert (parser.rest + data).endswith(b"GET /")
 
 
-def test_a_slice_ends_before_its_bytes_do() -> None:
+def test_chunked_body_is_parsed_in_small_slices() -> None:
     parser = RequestParser(CHUNKED)
     parser.feed(chunks(1, 1000) + b"0\r\n\r\n")
     slices = [parser.parse()]
@@ -90,7 +90,7 @@ def test_a_slice_ends_before_its_bytes_do() -> None:
 
 
 @pytest.mark.parametrize("piece", [chunks(1, 100), b"1;" + b"a" * 1000 + b"\r\nx\r\n"])
-def test_framing_without_end_is_refused(piece: bytes) -> None:
+def test_endless_small_chunks_are_refused(piece: bytes) -> None:
     parser = RequestParser(CHUNKED)
 
     def send_on() -> None:
@@ -103,7 +103,7 @@ def test_framing_without_end_is_refused(piece: bytes) -> None:
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 20_000), (600, 20_000)])
-def test_what_clients_send_is_taken(size: int, count: int) -> None:
+def test_small_and_large_chunks_of_clients_are_accepted(size: int, count: int) -> None:
     parser, num_bytes = RequestParser(CHUNKED), 0
     for _ in range(count // 100):
         parser.feed(chunks(size, 100))
@@ -126,13 +126,13 @@ def test_what_clients_send_is_taken(size: int, count: int) -> None:
         HEAD + b"secret header\r\n\r\n",
     ],
 )
-def test_a_bad_head_is_refused_without_an_echo(head: bytes) -> None:
+def test_bad_head_is_refused_without_an_echo(head: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
         RequestParser(head)
     assert "secret" not in caught.value.message
 
 
-def test_what_is_left_of_a_body_is_known_if_declared() -> None:
+def test_remaining_bytes_are_known_from_content_length() -> None:
     parser = RequestParser(HEAD + b"Content-Length: 10\r\n\r\n")
     parser.feed(b"abc")
     assert (parser.parse(), parser.remaining_bytes) == (b"abc", 7)

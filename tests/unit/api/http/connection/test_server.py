@@ -1,4 +1,4 @@
-"""How the HTTP server ends while somebody else keeps its socket open."""
+"""Shutdown of the HTTP server while another process keeps its socket open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @dataclass
 class Application:
-    """Answers once `may_answer` is set. `begun` are the requests that it has begun with."""
+    """A fake application: answers once `may_answer` is set, counts requests in `begun`."""
 
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     begun: int = 0
@@ -72,7 +72,7 @@ async def response(reader: asyncio.StreamReader) -> bytes:
         return await reader.readuntil(b"answered")
 
 
-async def test_a_client_whose_machine_is_gone_is_noticed_in_minutes(
+async def test_tcp_keepalive_finds_lost_clients_within_minutes(
     listener: socket.socket,
 ) -> None:
     async with running(listener) as run:
@@ -85,11 +85,11 @@ async def test_a_client_whose_machine_is_gone_is_noticed_in_minutes(
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         silence = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
         times = [silence, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
-        assert [ours.getsockopt(socket.IPPROTO_TCP, each) for each in times] == [60, 15, 4]
+        assert [ours.getsockopt(socket.IPPROTO_TCP, option) for option in times] == [60, 15, 4]
         writer.close()
 
 
-async def test_a_response_has_the_date_without_a_timer(listener: socket.socket) -> None:
+async def test_response_date_is_current_without_a_timer(listener: socket.socket) -> None:
     async with running(listener) as run:
         run.application.may_answer.set()
         reader, writer = await run.connect()
@@ -97,13 +97,13 @@ async def test_a_response_has_the_date_without_a_timer(listener: socket.socket) 
             writer.write(GET)
             head = (await response(reader)).decode()
             line = next(each for each in head.splitlines() if each.startswith("date: "))
-            told = email.utils.parsedate_to_datetime(line.removeprefix("date: "))
-            assert abs(told.timestamp() - time.time()) < 3
+            date = email.utils.parsedate_to_datetime(line.removeprefix("date: "))
+            assert abs(date.timestamp() - time.time()) < 3
             await asyncio.sleep(1.1)
         writer.close()
 
 
-async def test_who_is_connected_may_ask_once_more_and_is_told(listener: socket.socket) -> None:
+async def test_open_connections_get_one_last_answer_before_close(listener: socket.socket) -> None:
     async with running(listener) as run:
         run.application.may_answer.set()
         silent, used = await run.connect(), await run.connect()
@@ -120,7 +120,7 @@ async def test_who_is_connected_may_ask_once_more_and_is_told(listener: socket.s
         assert time.monotonic() - began < LAST_CALL_SECONDS, "nobody is left to wait for"
 
 
-async def test_who_is_accepted_at_the_last_moment_is_answered(listener: socket.socket) -> None:
+async def test_connection_accepted_during_shutdown_is_answered(listener: socket.socket) -> None:
     async with running(listener) as run:
         run.application.may_answer.set()
         with socket.create_connection(listener.getsockname()) as client:
@@ -134,7 +134,7 @@ async def test_who_is_accepted_at_the_last_moment_is_answered(listener: socket.s
                 assert b"200 OK" in await asyncio.get_running_loop().sock_recv(client, 65536)
 
 
-async def test_who_says_nothing_is_not_waited_for(listener: socket.socket) -> None:
+async def test_silent_connection_does_not_prolong_the_last_call(listener: socket.socket) -> None:
     async with running(listener) as run:
         _, writer = await run.connect()
         await asyncio.sleep(0.1)
@@ -144,7 +144,7 @@ async def test_who_says_nothing_is_not_waited_for(listener: socket.socket) -> No
         writer.close()
 
 
-async def test_it_lasts_until_the_engine_has_what_was_sent(listener: socket.socket) -> None:
+async def test_last_call_lasts_until_requests_reach_the_engine(listener: socket.socket) -> None:
     async with running(listener) as run:
         reader, writer = await run.connect()
         writer.write(GET)
@@ -160,10 +160,10 @@ async def test_it_lasts_until_the_engine_has_what_was_sent(listener: socket.sock
         writer.close()
 
 
-async def test_who_asks_while_it_drains_is_told_to_come_back(listener: socket.socket) -> None:
+async def test_draining_server_answers_503_with_retry_after(listener: socket.socket) -> None:
     async with running(listener) as run:
-        asked, idle = await run.connect(), await run.connect()
-        asked[1].write(GET)
+        busy, idle = await run.connect(), await run.connect()
+        busy[1].write(GET)
         async with asyncio.timeout(5):
             while not run.application.begun:  # noqa: ASYNC110  uvicorn offers nothing to wait for
                 await asyncio.sleep(0.005)
@@ -180,10 +180,12 @@ async def test_who_asks_while_it_drains_is_told_to_come_back(listener: socket.so
             writer.close()
         assert run.application.begun == 1
         run.application.may_answer.set()
-        assert b"200 OK" in await response(asked[0])
+        assert b"200 OK" in await response(busy[0])
 
 
-async def test_who_connects_afterwards_is_served_by_the_next(listener: socket.socket) -> None:
+async def test_connection_after_last_call_is_served_by_the_successor(
+    listener: socket.socket,
+) -> None:
     async with running(listener) as first:
         await first.server.last_call(lambda: 0)
         reader, writer = await first.connect()

@@ -1,4 +1,4 @@
-"""Which connection gives way, deadlines, and turns."""
+"""Eviction of connections, deadlines, and turns of parsing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from vlm_server.api.http.connection.outgoing import Deadline
 from vlm_server.api.http.connection.server import RESERVED_FILES, ConnectionLimit
-from vlm_server.api.http.connection.table import ConnectionTable, ParseQueue, Stage
+from vlm_server.api.http.connection.table import ConnectionStage, ConnectionTable, ParseQueue
 
 
 @dataclass(eq=False)
 class Connection:
-    stage: Stage
+    stage: ConnectionStage
     since: float = 0.0
     is_gone: bool = False
 
@@ -24,55 +24,57 @@ class Connection:
         self.is_gone = True
 
 
-def test_the_one_that_is_worth_least_gives_way() -> None:
+def test_least_valuable_connection_is_evicted() -> None:
     order = [
-        Connection(Stage.CLOSING, 5),
-        Connection(Stage.SILENT, 1),
-        Connection(Stage.SILENT, 2),
-        Connection(Stage.IDLE, 1),
-        Connection(Stage.HEAD, 1),
-        Connection(Stage.BODY, 1),
-        Connection(Stage.BODY, 3),
+        Connection(ConnectionStage.CLOSING, 5),
+        Connection(ConnectionStage.SILENT, 1),
+        Connection(ConnectionStage.SILENT, 2),
+        Connection(ConnectionStage.IDLE, 1),
+        Connection(ConnectionStage.HEAD, 1),
+        Connection(ConnectionStage.BODY, 1),
+        Connection(ConnectionStage.BODY, 3),
     ]
     table = ConnectionTable(lambda: len(order))
-    assert all(table.add(one) for one in reversed(order))
+    assert all(table.add(connection) for connection in reversed(order))
     for count in range(1, len(order) + 1):
-        assert table.add(Connection(Stage.ANSWER))
-        assert [one.is_gone for one in order] == [True] * count + [False] * (len(order) - count)
-    late = Connection(Stage.SILENT)
+        assert table.add(Connection(ConnectionStage.ANSWER))
+        assert [connection.is_gone for connection in order] == [True] * count + [False] * (
+            len(order) - count
+        )
+    late = Connection(ConnectionStage.SILENT)
     assert not table.add(late)
     assert len(table) == len(order)
     table.discard(late)
     assert len(table) == len(order)
 
 
-def test_a_limit_that_falls_is_kept_and_answers_go_on() -> None:
+def test_lowered_connection_limit_evicts_idle_and_keeps_answers() -> None:
     limit = 6
     table = ConnectionTable(lambda: limit)
-    answering = [Connection(Stage.ANSWER, since) for since in range(2)]
-    idle = [Connection(Stage.IDLE, since) for since in range(4)]
-    assert all(table.add(each) for each in (*answering, *idle))
+    answering = [Connection(ConnectionStage.ANSWER, since) for since in range(2)]
+    idle = [Connection(ConnectionStage.IDLE, since) for since in range(4)]
+    assert all(table.add(connection) for connection in (*answering, *idle))
     limit = 4
     assert table.make_room()
-    assert [each.is_gone for each in idle] == [True, True, False, False]
+    assert [connection.is_gone for connection in idle] == [True, True, False, False]
     limit = 1
-    late = Connection(Stage.SILENT)
+    late = Connection(ConnectionStage.SILENT)
     assert not table.add(late)
     assert len(table) == len(answering)
     limit = 3
     assert table.add(late)
-    assert not any(each.is_gone for each in answering)
+    assert not any(connection.is_gone for connection in answering)
 
 
 @pytest.fixture
 def files() -> Iterator[Callable[[int], None]]:
-    """Sets the limit on open files until the end."""
+    """Set the limit on open files until the end."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield lambda number: resource.setrlimit(resource.RLIMIT_NOFILE, (number, before[1]))
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_lower_limit_on_open_files_is_noticed(
+def test_connection_limit_follows_the_file_limit(
     files: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     limit = ConnectionLimit(500)
@@ -84,7 +86,7 @@ def test_a_lower_limit_on_open_files_is_noticed(
     assert limit() == 500
 
 
-async def test_a_deadline_may_be_moved_both_ways_and_cleared() -> None:
+async def test_deadline_can_be_moved_and_cleared() -> None:
     met: list[float] = []
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -106,7 +108,7 @@ async def test_a_deadline_may_be_moved_both_ways_and_cleared() -> None:
     assert len(met) == 1
 
 
-async def test_one_slice_in_each_turn_of_the_loop() -> None:
+async def test_parse_queue_runs_one_slice_per_loop_turn() -> None:
     queue, parsed = ParseQueue(), []
 
     class Parsing:

@@ -1,7 +1,6 @@
-"""The process that reads URLs, with 127.0.0.1 as the internet.
+"""The process for media URLs, with 127.0.0.1 as the internet.
 
-Its arguments are the memory, the port of all URLs, and the file of a certificate to trust.
-"""
+Arguments: its memory limit, the port of all URLs, and the file of a trusted certificate."""
 
 import ssl
 import sys

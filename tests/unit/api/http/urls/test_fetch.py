@@ -1,4 +1,4 @@
-"""Fetching over real TLS from a server on loopback, which a resolver and a rule of ours reach."""
+"""Fetching over real TLS from a server on loopback, with a fake resolver and address rule."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ HOME = {"pictures.example": ["127.0.0.1"], "other.example": ["127.0.0.1"]}
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[TlsServer]:
-    async with tls_server(tmp_path, *NAMES) as made:
-        made.pages["/a.png"] = page(PICTURE)
-        yield made
+    async with tls_server(tmp_path, *NAMES) as tls:
+        tls.pages["/a.png"] = page(PICTURE)
+        yield tls
 
 
 class Resolver:
-    """Knows some names; remembers which it was asked for."""
+    """A fake resolver of some names; records the names it was asked for."""
 
     def __init__(self, addresses: dict[str, list[str]] | None = None) -> None:
         self.addresses = HOME | (addresses or {})
@@ -64,7 +64,7 @@ async def fetch(server: TlsServer, path: str, host: str = "pictures.example") ->
     return await fetcher(server).fetch(url(server, path, host), LIMIT)
 
 
-async def test_a_picture_arrives_from_the_checked_address_under_its_name(server: TlsServer) -> None:
+async def test_fetch_connects_to_the_checked_address_by_name(server: TlsServer) -> None:
     resolver = Resolver()
     assert await fetcher(server, resolver).fetch(url(server), LIMIT) == PICTURE
     assert resolver.asked == ["pictures.example"]
@@ -82,13 +82,13 @@ async def test_a_picture_arrives_from_the_checked_address_under_its_name(server:
     ["HTTPS://Pictures.Example:{port}/a.png", "https://pictures.example.:{port}/a.png",
      "https://pictures.example:{port}/a.png#part", "https://127.0.0.1:{port}/a.png"],
 )  # fmt: skip
-async def test_harmless_spellings(server: TlsServer, spelling: str) -> None:
+async def test_fetch_accepts_harmless_url_spellings(server: TlsServer, spelling: str) -> None:
     resolver = Resolver({"127.0.0.1": ["127.0.0.1"]})
     fetched = await fetcher(server, resolver).fetch(spelling.format(port=server.port), LIMIT)
     assert fetched == PICTURE
 
 
-async def test_the_query_is_sent_as_it_is(server: TlsServer) -> None:
+async def test_fetch_sends_the_query_verbatim(server: TlsServer) -> None:
     server.pages["/?q=%20@:b%2F"] = page(PICTURE)
     assert await fetch(server, "?q=%20@:b%2F") == PICTURE
     server.pages["/a%2e%2e/b;c"] = page(PICTURE)
@@ -112,16 +112,14 @@ async def test_the_query_is_sent_as_it_is(server: TlsServer) -> None:
      "https://pictures.example:-1/a.png", "https://pictures.example:/a.png",
      "https://pictures.example:{port}/" + "a" * 5000],
 )  # fmt: skip
-async def test_other_urls_are_refused_before_anything_is_looked_up(
-    server: TlsServer, bad: str
-) -> None:
+async def test_fetch_refuses_other_urls_before_lookup(server: TlsServer, bad: str) -> None:
     resolver = Resolver()
     with pytest.raises(FetchError, match=r"plain `https:` URL|usual port"):
         await fetcher(server, resolver).fetch(bad.format(port=server.port), LIMIT)
     assert (resolver.asked, server.connections) == ([], 0)
 
 
-async def test_another_port_is_refused(server: TlsServer) -> None:
+async def test_fetch_refuses_another_port(server: TlsServer) -> None:
     with pytest.raises(FetchError, match="usual port"):
         await fetcher(server).fetch("https://pictures.example/a.png", LIMIT)
     assert server.connections == 0
@@ -137,9 +135,7 @@ INNER = [
 
 
 @pytest.mark.parametrize("address", INNER)
-async def test_a_name_that_leads_inwards_is_never_connected_to(
-    server: TlsServer, address: str
-) -> None:
+async def test_fetch_never_connects_to_inner_addresses(server: TlsServer, address: str) -> None:
     for addresses in ([address], ["127.0.0.1", address], [address, "127.0.0.1"]):
         resolver = Resolver({"pictures.example": addresses})
         with pytest.raises(FetchError, match="without a public address"):
@@ -154,16 +150,14 @@ async def test_a_name_that_leads_inwards_is_never_connected_to(
      "localhost.", "10.0.0.1", "192.168.0.1", "100.64.0.1", "169.254.169.254",
      "[fd00:ec2::254]", "[fe80::1]"],
 )  # fmt: skip
-async def test_no_spelling_of_an_inner_address_passes_the_real_resolver(
-    server: TlsServer, host: str
-) -> None:
+async def test_real_resolver_passes_no_inner_address(server: TlsServer, host: str) -> None:
     real = Fetcher(("*",), port=server.port, context=server.trusting)
     with pytest.raises(FetchError, match="without a public address"):
         await real.fetch(url(server, host=host), LIMIT)
     assert server.connections == 0
 
 
-async def test_a_name_that_resolves_anew_leads_to_the_checked_address(server: TlsServer) -> None:
+async def test_dns_rebinding_does_not_change_the_checked_address(server: TlsServer) -> None:
     resolver = Resolver()
     answers = iter((["127.0.0.1"], ["10.0.0.1"], ["10.0.0.1"]))
 
@@ -178,7 +172,7 @@ async def test_a_name_that_resolves_anew_leads_to_the_checked_address(server: Tl
         await pinned.fetch(url(server), LIMIT)
 
 
-async def test_the_next_address_is_tried_if_one_can_not_be_reached(server: TlsServer) -> None:
+async def test_fetch_tries_the_next_address(server: TlsServer) -> None:
     def is_near(address: str) -> bool:
         return address.startswith("127.")
 
@@ -201,7 +195,7 @@ async def test_the_next_address_is_tried_if_one_can_not_be_reached(server: TlsSe
         ("other.example", ("pictures.example",), False),
     ],
 )
-async def test_only_named_hosts(
+async def test_fetch_allows_only_named_hosts(
     server: TlsServer, host: str, patterns: tuple[str, ...], is_named: bool
 ) -> None:
     resolver = Resolver()
@@ -214,9 +208,7 @@ async def test_only_named_hosts(
     assert resolver.asked == []
 
 
-async def test_a_certificate_for_another_name_or_of_nobody_is_refused(
-    server: TlsServer, tmp_path: Path
-) -> None:
+async def test_fetch_refuses_invalid_certificates(server: TlsServer, tmp_path: Path) -> None:
     resolver = Resolver({"wrong.example": ["127.0.0.1"]})
     with pytest.raises(FetchError, match="valid certificate"):
         await fetcher(server, resolver).fetch(url(server, host="wrong.example"), LIMIT)
@@ -234,7 +226,7 @@ async def test_redirects_are_followed(server: TlsServer) -> None:
     assert server.server_names == ["pictures.example"] * 2 + ["other.example"] * 2
 
 
-async def test_four_redirects_are_too_many_and_so_is_a_circle(server: TlsServer) -> None:
+async def test_four_redirects_or_a_loop_are_refused(server: TlsServer) -> None:
     for i in range(4):
         server.pages[f"/{i}"] = redirect(f"/{i + 1}")
     server.pages["/4"] = page(PICTURE)
@@ -255,20 +247,20 @@ async def test_four_redirects_are_too_many_and_so_is_a_circle(server: TlsServer)
      "https://pictures.example/a.png", "ftp://pictures.example/a.png", "data:image/png;base64,AAAA",
      "javascript:1", "https://pictures.example:{port}/\u00e9"],
 )  # fmt: skip
-async def test_a_redirect_is_judged_like_a_url(server: TlsServer, location: str) -> None:
+async def test_redirect_target_is_checked_like_a_url(server: TlsServer, location: str) -> None:
     server.pages["/1"] = redirect(location.format(port=server.port))
     resolver = Resolver({"inner.example": ["10.0.0.1"], "10.0.0.1": ["10.0.0.1"], "::1": ["::1"]})
     with pytest.raises(FetchError, match=r"URL|public address|port|too often"):
         await fetcher(server, resolver).fetch(url(server, "/1"), LIMIT)
 
 
-async def test_a_redirect_leaves_the_named_hosts_no_more_than_a_url(server: TlsServer) -> None:
+async def test_redirect_cannot_leave_the_named_hosts(server: TlsServer) -> None:
     server.pages["/1"] = redirect(url(server, host="other.example"))
     with pytest.raises(FetchError, match=r"urls\.https_hosts"):
         await fetcher(server, None, "pictures.example").fetch(url(server, "/1"), LIMIT)
 
 
-async def test_a_cookie_is_not_sent_back(server: TlsServer) -> None:
+async def test_fetch_sends_no_cookies(server: TlsServer) -> None:
     server.pages["/1"] = page(b"", "Location: /a.png", "Set-Cookie: a=b", status="302 Found")
     assert await fetch(server, "/1") == PICTURE
     assert "cookie" not in server.asked[1].lower()
@@ -320,19 +312,21 @@ async def endless_headers(writer: asyncio.StreamWriter) -> None:
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 5, FetchError),
     ],
 )
-async def test_hostile_answers(server: TlsServer, answer: bytes, error: type[Exception]) -> None:
+async def test_fetch_refuses_hostile_responses(
+    server: TlsServer, answer: bytes, error: type[Exception]
+) -> None:
     server.pages["/a.png"] = answer
     async with asyncio.timeout(10):
         with pytest.raises(error):
             await fetch(server, "/a.png")
 
 
-async def test_what_is_longer_than_it_says_ends_where_it_says(server: TlsServer) -> None:
+async def test_fetch_ends_at_the_declared_length(server: TlsServer) -> None:
     server.pages["/a.png"] = page(PICTURE, length=100)
     assert await fetch(server, "/a.png") == PICTURE[:100]
 
 
-async def test_exactly_the_limit_is_not_too_large(server: TlsServer) -> None:
+async def test_fetch_accepts_exactly_the_limit(server: TlsServer) -> None:
     server.pages["/a.png"] = page(b"x" * LIMIT)
     assert len(await fetch(server, "/a.png")) == LIMIT
 

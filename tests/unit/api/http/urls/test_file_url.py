@@ -1,4 +1,4 @@
-"""Which files a client can have read, and that it learns nothing of the others."""
+"""`file:` URLs read files below the root folders only, and reveal nothing of others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PICTURE = b"picture"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with a picture; next to it is what nobody may read."""
+    """A folder with a picture, next to a secret file."""
     root = tmp_path / "root"
     (root / "inner").mkdir(parents=True)
     (root / "a.png").write_bytes(PICTURE)
@@ -37,7 +37,7 @@ def ask(root: Path, url: str, max_bytes: int = 100) -> bytes:
      "file://{root}/inner/b%20c.png", "file://{root}/inner/b c.png", "file://{root}//a.png",
      "file://{root}/%61.png", "file://{root}/./a.png"],
 )  # fmt: skip
-def test_a_file_below_the_root_is_read(root: Path, url: str) -> None:
+def test_file_below_the_root_is_read(root: Path, url: str) -> None:
     assert ask(root, url) == PICTURE
 
 
@@ -53,13 +53,13 @@ def test_a_file_below_the_root_is_read(root: Path, url: str) -> None:
      "file://[{root}/a.png", "https://{root}/a.png", "file:////etc/passwd", "file:~/a.png",
      "file:///proc/self/environ", "file:///dev/zero", "file://{root}/" + "a" * 5000],
 )  # fmt: skip
-def test_whatever_else_is_asked_for_the_answer_is_one(root: Path, url: str) -> None:
+def test_unreadable_file_urls_have_one_error(root: Path, url: str) -> None:
     with pytest.raises(NotReadable) as caught:
         ask(root, url)
     assert str(caught.value) == ""
 
 
-def test_links_within_the_root_are_followed_and_others_not(root: Path) -> None:
+def test_only_links_within_the_root_are_followed(root: Path) -> None:
     (root / "near.png").symlink_to("a.png")
     (root / "inner-too").symlink_to(root / "inner")
     (root / "far.png").symlink_to(root.parent / "secret")
@@ -72,7 +72,7 @@ def test_links_within_the_root_are_followed_and_others_not(root: Path) -> None:
             ask(root, f"file://{root}/{name}")
 
 
-def test_a_root_may_be_a_link(root: Path) -> None:
+def test_root_folder_may_be_a_link(root: Path) -> None:
     link = root.with_name("link")
     link.symlink_to(root)
     assert ask(link, "file://{root}/a.png") == PICTURE
@@ -80,14 +80,14 @@ def test_a_root_may_be_a_link(root: Path) -> None:
         read(f"file://{root}/a.png", [link], 100)
 
 
-def test_any_of_several_roots(root: Path) -> None:
+def test_files_below_any_root_are_read(root: Path) -> None:
     roots = [root.parent / "absent", root / "inner", root]
     assert read(f"file://{root}/a.png", roots, 100) == PICTURE
     with pytest.raises(NotReadable):
         read(f"file://{root}/a.png", [], 100)
 
 
-def test_a_pipe_or_a_device_is_never_waited_for(root: Path) -> None:
+def test_pipes_and_devices_are_refused_at_once(root: Path) -> None:
     os.mkfifo(root / "pipe")
     with pytest.raises(NotReadable):
         ask(root, "file://{root}/pipe")
@@ -95,7 +95,7 @@ def test_a_pipe_or_a_device_is_never_waited_for(root: Path) -> None:
         read("file:///dev/zero", [Path("/")], 100)
 
 
-def test_a_file_has_no_more_bytes_than_allowed(root: Path) -> None:
+def test_file_over_the_limit_is_refused(root: Path) -> None:
     assert ask(root, "file://{root}/a.png", len(PICTURE)) == PICTURE
     with pytest.raises(TooLarge):
         ask(root, "file://{root}/a.png", len(PICTURE) - 1)
@@ -106,8 +106,8 @@ def test_a_file_has_no_more_bytes_than_allowed(root: Path) -> None:
     )
 
 
-def test_a_folder_that_becomes_a_link_leads_nowhere(root: Path) -> None:
-    """What happens if somebody exchanges a folder between the check and the opening."""
+def test_folder_replaced_by_a_link_is_not_followed(root: Path) -> None:
+    """The folder is replaced between the check and the opening."""
     (root / "inner").rename(root / "moved")
     (root / "inner").symlink_to(root.parent)
     with pytest.raises(OSError, match=r"directory|links"):

@@ -1,4 +1,4 @@
-"""Requests with `https:` and `file:` URLs, through the process that reads them."""
+"""Requests with `https:` and `file:` URLs, read in the process for media URLs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def error_of(client: httpx.AsyncClient, *urls: str, status: int = 400) -> 
     return error
 
 
-async def test_files_take_their_places_among_the_other_pictures(
+async def test_file_images_keep_their_place_among_images(
     open_client: httpx.AsyncClient, engine: ScriptedEngine, root: Path
 ) -> None:
     urls = [file_url(root), PNG_URL, file_url(root, "b.jpg"), file_url(root)]
@@ -71,15 +71,15 @@ async def test_a_file_has_the_cache_key_of_its_bytes(
     (root / "a.png").write_bytes(encoded("PNG"))
     for url in (PNG_URL, file_url(root)):
         await open_client.post(ROUTE, json=chat(user(picture(url))))
-    one, other = engine.submitted
-    assert one.images[0].content_hash == other.images[0].content_hash
+    from_file, other = engine.submitted
+    assert from_file.images[0].content_hash == other.images[0].content_hash
 
 
 @pytest.mark.parametrize(
     ("url", "words"),
     [("https://example.org/a.png", "fetches no"), ("file:///etc/passwd", "reads no")],
 )
-async def test_both_are_off_by_default(
+async def test_https_and_file_urls_are_off_by_default(
     client: httpx.AsyncClient, engine: ScriptedEngine, url: str, words: str
 ) -> None:
     error = await error_of(client, url)
@@ -88,7 +88,7 @@ async def test_both_are_off_by_default(
     assert engine.submitted == []
 
 
-async def test_one_that_is_on_leaves_the_other_off(connect: Connect, root: Path) -> None:
+async def test_https_and_file_urls_are_enabled_separately(connect: Connect, root: Path) -> None:
     files = connect(Settings(urls=Urls(file_roots=(str(root),))))
     assert "fetches no" in (await error_of(files, "https://example.org/"))["message"]
     web = connect(Settings(urls=Urls(https_hosts=("*",))))
@@ -102,7 +102,7 @@ BAD = [
 ]  # fmt: skip
 
 
-async def test_a_bad_url_names_its_part_and_nothing_else(
+async def test_bad_url_error_names_only_its_part(
     open_client: httpx.AsyncClient, engine: ScriptedEngine, root: Path
 ) -> None:
     for url in BAD:
@@ -113,22 +113,20 @@ async def test_a_bad_url_names_its_part_and_nothing_else(
     assert engine.submitted == []
 
 
-async def test_files_outside_are_refused_alike_whether_they_exist_or_not(
+async def test_outside_files_are_refused_alike_if_absent_or_present(
     open_client: httpx.AsyncClient, root: Path
 ) -> None:
     urls = ("file:///etc/passwd", "file:///etc/absent", "file:///etc", f"file://{root}/absent")
     assert len({(await error_of(open_client, url))["message"] for url in urls}) == 1
 
 
-async def test_nothing_is_read_for_a_request_that_is_wrong_elsewhere(
-    open_client: httpx.AsyncClient, root: Path
-) -> None:
+async def test_invalid_request_reads_no_file(open_client: httpx.AsyncClient, root: Path) -> None:
     wrong = user(picture(file_url(root, "absent.png")), picture("data:image/png;base64,!!!!"))
     answer = await open_client.post(ROUTE, json=chat(wrong))
     assert answer.json()["error"]["param"] == "messages[0].content[1]"
 
 
-async def test_limits_hold_for_files(connect: Connect, root: Path) -> None:
+async def test_file_images_obey_the_limits(connect: Connect, root: Path) -> None:
     urls = Urls(file_roots=(str(root),))
     small = connect(Settings(urls=urls, limits=Limits(max_image_bytes=len(PNG) - 1)))
     error = await error_of(small, file_url(root), status=413)
@@ -153,9 +151,9 @@ async def test_limits_hold_for_files(connect: Connect, root: Path) -> None:
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[TlsServer]:
-    async with tls_server(tmp_path, *NAMES) as made:
-        made.pages["/a.png"] = page(PNG)
-        yield made
+    async with tls_server(tmp_path, *NAMES) as tls:
+        tls.pages["/a.png"] = page(PNG)
+        yield tls
 
 
 def media_urls(server: TlsServer, seconds: float = 10.0, limits: Limits | None = None) -> MediaUrls:
@@ -173,7 +171,7 @@ def external(server: TlsServer, path: str = "/a.png", kind: str = "image") -> Me
     return MediaUrl(url, f"messages[0].content[{path}]", kind, LIMIT)  # type: ignore[arg-type]
 
 
-async def test_several_are_fetched_at_once_and_each_is_told_apart(server: TlsServer) -> None:
+async def test_urls_are_fetched_concurrently_and_mapped(server: TlsServer) -> None:
     together = asyncio.Barrier(3)
 
     def waiting(body: bytes) -> Serve:
@@ -185,8 +183,8 @@ async def test_several_are_fetched_at_once_and_each_is_told_apart(server: TlsSer
 
     urls = [external(server, f"/{i}") for i in range(3)]
     server.pages |= {f"/{i}": waiting(str(i).encode()) for i in range(3)}
-    given = await media_urls(server).read(urls)
-    assert given == {url.url: str(i).encode() for i, url in enumerate(urls)}
+    fetched = await media_urls(server).read(urls)
+    assert fetched == {url.url: str(i).encode() for i, url in enumerate(urls)}
 
 
 async def silent(writer: asyncio.StreamWriter) -> None:
@@ -202,7 +200,7 @@ async def trickle(writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.parametrize("slow", [silent, trickle])
-async def test_what_is_slow_ends_with_the_time(server: TlsServer, slow: Serve) -> None:
+async def test_slow_fetch_ends_at_the_time_limit(server: TlsServer, slow: Serve) -> None:
     server.pages["/slow"] = slow
     reader = media_urls(server, seconds=2)
     started = time.monotonic()
@@ -221,7 +219,7 @@ async def test_what_is_slow_ends_with_the_time(server: TlsServer, slow: Serve) -
         ("/large", "video", PayloadTooLarge, "The video is larger than 100000 bytes"),
     ],
 )
-async def test_the_first_that_fails_is_named(
+async def test_first_failing_url_is_named(
     server: TlsServer, path: str, kind: str, error: type[RequestError], words: str
 ) -> None:
     server.pages["/slow"] = silent
@@ -232,7 +230,7 @@ async def test_the_first_that_fails_is_named(
     assert caught.value.param == f"messages[0].content[{path}]"
 
 
-async def test_the_bytes_of_all_together_are_bounded(server: TlsServer) -> None:
+async def test_total_fetched_bytes_are_bounded(server: TlsServer) -> None:
     server.pages |= {f"/{i}": page(bytes(40_000)) for i in range(3)}
     reader = media_urls(server, limits=Limits(max_body_bytes=100_000))
     with pytest.raises(PayloadTooLarge, match="100000 bytes together"):
@@ -240,7 +238,7 @@ async def test_the_bytes_of_all_together_are_bounded(server: TlsServer) -> None:
     assert len(await reader.read([external(server, f"/{i}") for i in range(2)])) == 2
 
 
-async def test_one_that_is_cancelled_leaves_at_once(server: TlsServer) -> None:
+async def test_cancelled_fetch_closes_its_connection_at_once(server: TlsServer) -> None:
     is_asked, is_gone = asyncio.Event(), asyncio.Event()
 
     async def never(writer: asyncio.StreamWriter) -> None:
@@ -265,7 +263,7 @@ async def test_one_that_is_cancelled_leaves_at_once(server: TlsServer) -> None:
     assert await reader.read([external(server)])
 
 
-async def test_a_flood_of_tiny_chunks_ends_and_the_loop_goes_on(server: TlsServer) -> None:
+async def test_flood_of_tiny_chunks_ends_at_the_time_limit(server: TlsServer) -> None:
     async def flood(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         while True:

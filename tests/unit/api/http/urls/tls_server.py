@@ -1,4 +1,4 @@
-"""An HTTPS server on loopback that answers with any bytes, and has a certificate of its own."""
+"""An HTTPS server on loopback with its own certificate and arbitrary answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Serve = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class TlsServer:
-    """`pages` are the answers by path; `asked` are the heads of the requests that came."""
+    """`pages` maps paths to answers; `asked` holds the heads of received requests."""
 
     port: int
     trusting: ssl.SSLContext
@@ -35,7 +35,7 @@ class TlsServer:
 
 
 def page(body: bytes, *headers: str, status: str = "200 OK", length: int | None = None) -> bytes:
-    """A whole answer; `length` is what it says of itself."""
+    """A whole HTTP response; `length` is its declared Content-Length."""
     size = len(body) if length is None else length
     head = [f"HTTP/1.1 {status}", f"Content-Length: {size}", *headers, "", ""]
     return "\r\n".join(head).encode() + body
@@ -47,23 +47,23 @@ def redirect(location: str, status: str = "302 Found") -> bytes:
 
 @asynccontextmanager
 async def tls_server(folder: Path, *names: str) -> AsyncIterator[TlsServer]:
-    """A server whose certificate is for `names`; its files go to `folder`."""
+    """A server with a certificate for `names`; its files go to `folder`."""
     chain, trusting = _certificates(folder, names)
     offering = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     offering.load_cert_chain(chain)
-    made = TlsServer(0, trusting, folder / CERTIFICATE)
+    tls = TlsServer(0, trusting, folder / CERTIFICATE)
 
     def note_name(_: ssl.SSLObject, name: str | None, __: ssl.SSLContext) -> None:
-        made.server_names.append(name)
+        tls.server_names.append(name)
 
     offering.sni_callback = note_name
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        made.connections += 1
+        tls.connections += 1
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            made.asked.append(head)
-            found = made.pages.get(head.split()[1], page(b"", status="404 Not Found"))
+            tls.asked.append(head)
+            found = tls.pages.get(head.split()[1], page(b"", status="404 Not Found"))
             if isinstance(found, bytes):
                 writer.write(found)
                 await writer.drain()
@@ -75,9 +75,9 @@ async def tls_server(folder: Path, *names: str) -> AsyncIterator[TlsServer]:
             writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=offering)
-    made.port = server.sockets[0].getsockname()[1]
+    tls.port = server.sockets[0].getsockname()[1]
     try:
-        yield made
+        yield tls
     finally:
         server.close()
 

@@ -32,7 +32,7 @@ def png_chunk(name: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int, *chunks: bytes, pixels: bytes = b"") -> bytes:
-    """A PNG whose header says what it likes."""
+    """A PNG with arbitrary header values."""
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     body = png_chunk(b"IDAT", zlib.compress(pixels)) + png_chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + body

@@ -1,3 +1,5 @@
+"""Data URLs and bare base64 are decoded exactly, within the limit, or refused with their part."""
+
 import base64
 import tracemalloc
 
@@ -30,30 +32,37 @@ def decode(url: str, max_bytes: int = 1 << 20) -> bytes:
     ],
     ids=["plain", "upper", "untyped", "charset", "name", "lying", "newlines", "spaces"],
 )
-def test_valid_urls_are_read(url: str) -> None:
+def test_valid_data_urls_are_decoded(url: str) -> None:
     assert decode(url) == DATA
 
 
-def test_base64_may_come_alone() -> None:
-    def alone(base64: str, max_bytes: int = 1 << 20) -> bytes:
-        return data_url.decode_base64(MediaUrl(base64, PARAM, "image", max_bytes))
+def decode_bare(base64: str, max_bytes: int = 1 << 20) -> bytes:
+    return data_url.decode_base64(MediaUrl(base64, PARAM, "image", max_bytes))
 
-    assert alone(BASE64) == DATA
+
+def test_bare_base64_is_decoded_within_the_limit() -> None:
+    assert decode_bare(BASE64) == DATA
+    with pytest.raises(PayloadTooLarge):
+        decode_bare(BASE64, len(DATA) - 1)
+
+
+def test_text_that_is_no_bare_base64_is_refused() -> None:
     for wrong in ("", "a", "@@@@", f"data:image/png;base64,{BASE64}"):
         with pytest.raises(InvalidImage) as refused:
-            alone(wrong)
+            decode_bare(wrong)
         assert refused.value.param == PARAM
     assert "alone" in refused.value.message
+
+
+def test_path_or_url_in_place_of_base64_is_refused_without_an_echo() -> None:
     for place in ("/home/me/passwd.png", "http://passwd.org/x.png", "file:///passwd", "a.png"):
         with pytest.raises(InvalidImage, match="base64 of the image, not a ") as refused:
-            alone(place)
+            decode_bare(place)
         assert "passwd" not in refused.value.message
-    with pytest.raises(PayloadTooLarge):
-        alone(BASE64, len(DATA) - 1)
 
 
 @pytest.mark.parametrize("length", range(8))
-def test_every_padding_is_read(length: int) -> None:
+def test_every_base64_padding_is_decoded(length: int) -> None:
     data = bytes(range(1, length + 2))
     assert decode("data:image/png;base64," + base64.b64encode(data).decode()) == data
 
@@ -97,7 +106,7 @@ def test_every_padding_is_read(length: int) -> None:
         ("data:image/png;base64,_-_-", "URL-safe"),
     ],
 )
-def test_bad_urls_are_refused_by_part(url: str, reason: str) -> None:
+def test_bad_data_urls_are_refused_with_their_part(url: str, reason: str) -> None:
     with pytest.raises(InvalidImage, match=reason) as caught:
         decode(url)
     assert caught.value.param == PARAM
@@ -105,13 +114,13 @@ def test_bad_urls_are_refused_by_part(url: str, reason: str) -> None:
     assert "example" not in caught.value.message
 
 
-def test_padding_does_not_hide_what_follows() -> None:
+def test_bytes_after_base64_padding_are_refused() -> None:
     with pytest.raises(InvalidImage, match="padded"):
         decode("data:image/png;base64,QQ==QUJD")
 
 
 @pytest.mark.parametrize("size", [10, 11, 12])
-def test_the_cap_counts_decoded_bytes_exactly(size: int) -> None:
+def test_image_limit_counts_decoded_bytes_exactly(size: int) -> None:
     url = "data:image/png;base64," + base64.b64encode(bytes(size)).decode()
     assert decode(url, max_bytes=size) == bytes(size)
     with pytest.raises(PayloadTooLarge) as caught:
@@ -119,7 +128,7 @@ def test_the_cap_counts_decoded_bytes_exactly(size: int) -> None:
     assert caught.value.param == PARAM
 
 
-def test_the_cap_is_checked_before_decoding() -> None:
+def test_image_limit_is_checked_before_decoding() -> None:
     url = "data:image/png;base64," + "A" * (8 << 20)
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Damaged media and made-up URLs: each is read, or refused by our errors and no other."""
+"""Damaged media and arbitrary URLs are read, or refused by our own errors."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ HEAD = st.sampled_from(
 
 @settings(derandomize=True)
 @given(HEAD, st.text(max_size=60) | st.text("AQg+/=\n -_", max_size=60), st.integers(0, 60))
-def test_any_url_is_decoded_or_refused(head: str, payload: str, max_bytes: int) -> None:
+def test_arbitrary_urls_are_decoded_or_refused(head: str, payload: str, max_bytes: int) -> None:
     with contextlib.suppress(InvalidImage, PayloadTooLarge):
         assert len(urls.decode(MediaUrl(head + payload, "p", "image", max_bytes))) <= max_bytes
 
 
 @settings(derandomize=True)
 @given(st.binary(min_size=1, max_size=80))
-def test_what_is_encoded_is_what_is_decoded(data: bytes) -> None:
+def test_base64_round_trip_returns_the_bytes(data: bytes) -> None:
     assert urls.decode(MediaUrl(data_url(data), "p", "image", 80)) == data
     if len(data) > 1:
         with pytest.raises(PayloadTooLarge):
@@ -46,7 +46,7 @@ def test_what_is_encoded_is_what_is_decoded(data: bytes) -> None:
 
 @settings(max_examples=examples(200), derandomize=True)
 @given(st.data())
-def test_a_damaged_picture_is_read_or_refused(data: st.DataObject) -> None:
+def test_damaged_picture_header_is_read_or_refused(data: st.DataObject) -> None:
     picture = bytearray(data.draw(st.sampled_from(PICTURES)))
     places = st.integers(0, len(picture) - 1)
     for place in data.draw(st.lists(places, max_size=6)):
@@ -60,7 +60,7 @@ def test_a_damaged_picture_is_read_or_refused(data: st.DataObject) -> None:
 
 @settings(derandomize=True)
 @given(st.data())
-def test_a_damaged_clip_is_read_or_refused(data: st.DataObject) -> None:
+def test_damaged_video_header_is_read_or_refused(data: st.DataObject) -> None:
     clip = bytearray(CLIP)
     places = st.integers(0, 400)
     for place in data.draw(st.lists(places, max_size=6)):
@@ -69,14 +69,14 @@ def test_a_damaged_clip_is_read_or_refused(data: st.DataObject) -> None:
         video_header.read(bytes(clip), "p")
 
 
-def test_white_space_in_a_url_of_other_characters_is_refused_at_once() -> None:
+def test_white_space_in_a_non_ascii_url_is_refused_at_once() -> None:
     with pytest.raises(InvalidImage, match="not base64"):
         urls.decode(MediaUrl("data:;base64," + "🦊\n" * 1_000_000, "p", "image", 1 << 30))
 
 
-def test_an_image_is_named_by_the_bytes_that_came() -> None:
+def test_image_hash_ignores_base64_line_breaks() -> None:
     from vlm_server.settings import Limits
 
     lines = base64.encodebytes(PICTURES[0]).decode()
-    one = parse_image(f"data:image/png;base64,{lines}", "p", Limits())
-    assert one == parse_image(data_url(PICTURES[0]), "p", Limits())
+    image = parse_image(f"data:image/png;base64,{lines}", "p", Limits())
+    assert image == parse_image(data_url(PICTURES[0]), "p", Limits())

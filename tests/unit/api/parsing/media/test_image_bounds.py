@@ -1,4 +1,4 @@
-"""Headers that keep readers busy for minutes are refused at once; honest ones never are."""
+"""Headers that keep readers busy for minutes are refused at once; ordinary files pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEBP = encoded("WEBP", SIZE)
 
 
 def inserted(data: bytes, position: int, unit: bytes, mebibytes: int = 20) -> bytes:
-    """`data` with as many of `unit` at `position` as make it so large."""
+    """`data`, grown to the wanted size by repeating `unit` at `position`."""
     return data[:position] + unit * (((mebibytes << 20) - len(data)) // len(unit)) + data[position:]
 
 
@@ -67,7 +67,7 @@ def tiff_of_strips(count: int) -> bytes:
 
 
 def gif_start() -> int:
-    """Where the blocks of `GIF` begin."""
+    """The offset of the first block of `GIF`."""
     return 13 + (3 << ((GIF[10] & 7) + 1) if GIF[10] & 0x80 else 0)
 
 
@@ -114,7 +114,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_header_bomb_is_refused_at_once(name: str) -> None:
+def test_header_bomb_is_refused_at_once(name: str) -> None:
     data = BOMBS[name]()
     with (
         processor_time() as measured,
@@ -125,7 +125,7 @@ def test_a_header_bomb_is_refused_at_once(name: str) -> None:
 
 
 def with_much_else() -> bytes:
-    """A PNG as tools for pictures write it, with texts of all kinds and a profile."""
+    """A PNG with texts of all kinds and a profile, as image tools write it."""
     info = PngImagePlugin.PngInfo()
     for number in range(100):
         info.add_text(f"key {number}", "value " * 100)
@@ -176,12 +176,12 @@ def long_film() -> bytes:
         inserted(GIF, len(GIF), b"!\xfe\1c\0", 1),
     ],
 )
-def test_honest_files_pass(data: bytes) -> None:
+def test_ordinary_files_pass_the_bounds(data: bytes) -> None:
     image_bounds.check(data)
     assert image_header.read(data, "p", 50_000_000).width > 0
 
 
-def test_a_mebibyte_takes_milliseconds() -> None:
+def test_bounds_of_a_mebibyte_take_milliseconds() -> None:
     data = encoded("JPEG", (64, 48))[:-2] + bytes(range(256)) * 4096 + b"\xff\xd9"
     with processor_time() as measured:
         image_bounds.check(data)
@@ -191,6 +191,6 @@ def test_a_mebibyte_takes_milliseconds() -> None:
 @pytest.mark.parametrize(
     "data", [PNG, JPEG, GIF, WEBP, encoded("TIFF", (8, 6)), with_much_else()[:2000]]
 )
-def test_a_file_cut_anywhere_is_walked_to_its_end(data: bytes) -> None:
+def test_truncated_file_is_walked_to_its_end(data: bytes) -> None:
     for end in range(len(data)):
         image_bounds.check(data[:end])

@@ -1,3 +1,5 @@
+"""An image's format and size, read from its header without decoding."""
+
 import contextlib
 import io
 import struct
@@ -22,18 +24,18 @@ def read(data: bytes, max_pixels: int = 50_000_000) -> ImageHeader:
 
 
 @pytest.mark.parametrize("file_format", ALLOWED)
-def test_every_format_is_read(file_format: str) -> None:
+def test_header_of_every_format_is_read(file_format: str) -> None:
     # HEVC has whole blocks, which are clipped afterwards.
     size = (64, 64) if file_format == "HEIC" else (40, 30)
     assert read(encoded(file_format, (40, 30))) == ImageHeader(file_format, *size)
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "WEBP", "GIF"])
-def test_an_animation_is_one_picture(file_format: str) -> None:
+def test_animation_is_read_as_one_picture(file_format: str) -> None:
     assert read(animated(file_format)) == ImageHeader(file_format, 4, 3)
 
 
-def test_a_jpeg_with_a_second_picture_is_a_jpeg() -> None:
+def test_jpeg_with_a_second_picture_is_a_jpeg() -> None:
     out = io.BytesIO()
     first, second = Image.new("RGB", (8, 6)), Image.new("RGB", (8, 6))
     first.save(out, "MPO", save_all=True, append_images=[second])
@@ -46,7 +48,7 @@ def test_odd_sizes_are_read(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16"])
-def test_every_mode_of_png_is_read(mode: str) -> None:
+def test_header_of_every_png_mode_is_read(mode: str) -> None:
     assert read(encoded("PNG", mode=mode)).format == "PNG"
 
 
@@ -55,7 +57,7 @@ def test_cmyk_jpeg_is_read() -> None:
 
 
 @pytest.mark.parametrize("file_format", ["EPS", "ICO", "PDF", "PPM", "TGA"])
-def test_other_formats_are_refused_by_the_names_of_the_allowed(file_format: str) -> None:
+def test_unsupported_format_error_names_the_supported_ones(file_format: str) -> None:
     with pytest.raises(InvalidImage, match=READABLE) as caught:
         read(encoded(file_format))
     assert caught.value.param == PARAM
@@ -76,7 +78,7 @@ def test_other_formats_are_refused_by_the_names_of_the_allowed(file_format: str)
     ],
     ids=["svg", "heif", "bigtiff", "jp2", "psd", "fits", "exe", "nul", "empty"],
 )
-def test_what_is_no_picture_is_refused(data: bytes) -> None:
+def test_non_pictures_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidImage, match=READABLE):
         read(data)
 
@@ -95,14 +97,14 @@ def test_what_is_no_picture_is_refused(data: bytes) -> None:
         (encoded("AVIF")[:150], "AVIF"),
     ],
 )
-def test_a_damaged_header_is_named_as_such(data: bytes, name: str) -> None:
-    """And not as another format: clients would convert it to the one that it has."""
+def test_damaged_header_is_reported_as_damaged(data: bytes, name: str) -> None:
+    """Reported as another format, clients would convert to the format the file already has."""
     with pytest.raises(InvalidImage, match=f"begins like {name}, but .* damaged") as caught:
         read(data)
     assert "not a readable" not in caught.value.message
 
 
-def test_without_its_reader_a_heic_is_refused_and_the_extra_named(
+def test_heic_without_its_extra_is_refused_with_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(image_header, "_HAS_HEIC", False)
@@ -113,8 +115,8 @@ def test_without_its_reader_a_heic_is_refused_and_the_extra_named(
 
 @pytest.mark.parametrize("name", ["AVIF", "HEIC"])
 @pytest.mark.parametrize("size", [(9000, 9000), (1, 2**32 - 1), (2**32 - 1, 2**32 - 1)])
-def test_the_largest_picture_in_a_file_counts(name: str, size: tuple[int, int]) -> None:
-    """Its readers are for a process of their own: the size comes from its boxes."""
+def test_largest_picture_of_a_file_counts(name: str, size: tuple[int, int]) -> None:
+    """HEIC readers run in a process of their own, so the size comes from the file's boxes."""
     data = bytearray(encoded(name, (64, 48)))
     struct.pack_into(">II", data, data.index(b"ispe") + 8, *size)
     with pytest.raises(InvalidImage, match="more than 50000000 pixels"):
@@ -122,7 +124,7 @@ def test_the_largest_picture_in_a_file_counts(name: str, size: tuple[int, int]) 
 
 
 @pytest.mark.parametrize("size", [(0, 0), (0, 5), (5, 0)])
-def test_no_pixels_is_refused(size: tuple[int, int]) -> None:
+def test_picture_without_pixels_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(InvalidImage):
         read(png(*size))
 
@@ -151,7 +153,7 @@ def test_the_pixel_limit_is_exact() -> None:
     ],
     ids=["zTXt", "iCCP", "iTXt"],
 )
-def test_compressed_chunks_are_not_blown_up(chunk: bytes) -> None:
+def test_compressed_chunks_are_not_decompressed(chunk: bytes) -> None:
     data = png(4, 3, chunk, pixels=bytes(3 * 13))
     tracemalloc.start()
     try:
@@ -164,13 +166,13 @@ def test_compressed_chunks_are_not_blown_up(chunk: bytes) -> None:
 
 
 @pytest.mark.parametrize("file_format", ALLOWED)
-def test_a_picture_cut_anywhere_is_read_or_refused(file_format: str) -> None:
+def test_truncated_picture_header_is_read_or_refused(file_format: str) -> None:
     data = encoded(file_format, (64, 48))
     for eighth in range(1, 8):
         with contextlib.suppress(InvalidImage):
             assert read(data[: len(data) * eighth // 8]) == ImageHeader(file_format, 64, 48)
 
 
-def test_a_polyglot_is_what_its_first_bytes_say() -> None:
+def test_polyglot_has_the_format_of_its_first_bytes() -> None:
     assert read(encoded("PNG") + encoded("GIF")).format == "PNG"
     assert read(encoded("GIF") + b"%PDF-1.7").format == "GIF"

@@ -1,3 +1,5 @@
+"""Data URLs become images and videos with their bytes, hash and size, within the limits."""
+
 import hashlib
 
 import pytest
@@ -11,7 +13,7 @@ from vlm_server.settings import Limits
 PARAM = "messages[0].content[0]"
 
 
-def test_a_picture_travels_as_it_came_and_is_keyed_by_all_its_bytes() -> None:
+def test_parsed_image_keeps_its_bytes_and_their_hash() -> None:
     data = encoded("PNG", (40, 30))
     image = parse_image(data_url(data), PARAM, Limits())
     assert image.data == data
@@ -19,12 +21,12 @@ def test_a_picture_travels_as_it_came_and_is_keyed_by_all_its_bytes() -> None:
     assert (image.format, image.width, image.height, image.param) == ("PNG", 40, 30, PARAM)
 
 
-def test_the_bytes_decide_whatever_the_mime_type_says() -> None:
+def test_image_format_comes_from_bytes_despite_mime_type() -> None:
     image = parse_image(data_url(encoded("JPEG"), "image/png"), PARAM, Limits())
     assert image.format == "JPEG"
 
 
-def test_twins_of_equal_pixels_have_keys_of_their_own() -> None:
+def test_images_of_equal_pixels_and_other_sizes_have_different_hashes() -> None:
     wide, tall = encoded("PNG", (40, 30)), encoded("PNG", (30, 40))
     keys = {parse_image(data_url(data), PARAM, Limits()).content_hash for data in (wide, tall)}
     assert len(keys) == 2
@@ -34,12 +36,12 @@ def test_twins_of_equal_pixels_have_keys_of_their_own() -> None:
     ("limits", "error"),
     [(Limits(max_image_bytes=50), PayloadTooLarge), (Limits(max_image_pixels=1199), InvalidImage)],
 )
-def test_limits_hold(limits: Limits, error: type[Exception]) -> None:
+def test_parsed_image_obeys_the_limits(limits: Limits, error: type[Exception]) -> None:
     with pytest.raises(error):
         parse_image(data_url(encoded("PNG", (40, 30))), PARAM, limits)
 
 
-def test_a_video_is_keyed_by_its_bytes() -> None:
+def test_parsed_video_has_the_hash_of_its_bytes() -> None:
     data = clips.encode(clips.noise(1, 3), "webm")
     video = parse_video(clips.data_url(data, "mp4"), PARAM, Limits())
     assert (video.data, video.format, video.param) == (data, "WEBM", PARAM)
@@ -56,7 +58,7 @@ def test_a_video_is_keyed_by_its_bytes() -> None:
         ("data:video/mp4;base64,AAAAAAAA", Limits(max_video_bytes=5), PayloadTooLarge, "The video"),
     ],
 )
-def test_what_is_no_video_is_refused(
+def test_non_videos_are_refused(
     url: str, limits: Limits, error: type[RequestError], words: str
 ) -> None:
     with pytest.raises(error, match=words) as caught:

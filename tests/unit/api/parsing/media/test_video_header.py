@@ -1,3 +1,5 @@
+"""A video's container and completeness, read from its first bytes."""
+
 import struct
 from contextlib import suppress
 
@@ -29,20 +31,20 @@ def refusal(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_the_bytes_say_what_it_is(container: str) -> None:
+def test_video_container_is_read_from_bytes(container: str) -> None:
     assert read(encoded(container)) == VideoHeader(CONTAINERS[container], is_cut=False)
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
 @pytest.mark.parametrize("eighth", range(8))
-def test_a_video_cut_short_is_known_or_refused(container: str, eighth: int) -> None:
+def test_truncated_video_is_marked_or_refused(container: str, eighth: int) -> None:
     data = encoded(container)
     with suppress(InvalidVideo):
         assert read(data[: len(data) * eighth // 8]).is_cut
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_one_byte_less_is_noticed(container: str) -> None:
+def test_video_missing_one_byte_is_marked_truncated(container: str) -> None:
     data = encoded(container)[:-1]
     if CONTAINERS[container] == "MP4":  # its index is at the end
         assert "is truncated" in refusal(data)
@@ -52,7 +54,7 @@ def test_one_byte_less_is_noticed(container: str) -> None:
     assert read(data).is_cut
 
 
-def test_a_live_recording_declares_no_size() -> None:
+def test_live_recording_has_no_declared_size() -> None:
     data = encoded("webm")
     start = data.index(b"\x18\x53\x80\x67") + 4
     size = 9 - data[start].bit_length()
@@ -61,7 +63,7 @@ def test_a_live_recording_declares_no_size() -> None:
     assert read(live) == VideoHeader("WEBM", is_cut=False)
 
 
-def test_a_box_may_be_long_or_run_to_the_end() -> None:
+def test_mp4_box_may_be_64_bit_or_open_ended() -> None:
     kind = struct.pack(">I4s4sI", 16, b"ftyp", b"isom", 0)
     index = struct.pack(">I4s", 8, b"moov")
     long = struct.pack(">I4sQ", 1, b"mdat", 20) + b"data"
@@ -88,7 +90,7 @@ def test_a_box_may_be_long_or_run_to_the_end() -> None:
     ],
     ids=["empty", "playlist", "concat", "rtsp", "avi", "riff", "png", "other EBML", "bare EBML"],
 )
-def test_everything_else_is_refused_without_an_echo(data: bytes) -> None:
+def test_non_video_bytes_are_refused_without_an_echo(data: bytes) -> None:
     message = refusal(data)
     readable, _, guess = message.partition(".")
     assert readable == "The video is not a readable MP4, MOV, WebM, Matroska or GIF"

@@ -72,16 +72,16 @@ def test_it_takes_blocks_and_masks_of_few_queries():
     attention = CudaAttention(4096)
     q, k, _ = halves(256, 512)
     few = mx.ones((1, 1, 16, 512), dtype=mx.bool_)
-    assert attention.takes(q, k, "causal")
-    assert attention.takes(q[:, :, :16], k, few)
-    assert not attention.takes(q, k, None)
-    assert not attention.takes(q[:, :, :100], k, "causal")
-    assert not attention.takes(q, k[:, :, :500], "causal")
-    assert attention.takes(*halves(256, 512, rows=2)[:2], "causal")
-    assert not attention.takes(*halves(256, 40_960, rows=2)[:2], "causal")
-    assert not attention.takes(q, k, mx.ones((1, 1, 256, 512), dtype=mx.bool_))
-    assert not attention.takes(q[:, :, :16], k, few.astype(mx.bfloat16))
-    assert not attention.takes(q.astype(mx.float32), k.astype(mx.float32), "causal")
+    assert attention.supports(q, k, "causal")
+    assert attention.supports(q[:, :, :16], k, few)
+    assert not attention.supports(q, k, None)
+    assert not attention.supports(q[:, :, :100], k, "causal")
+    assert not attention.supports(q, k[:, :, :500], "causal")
+    assert attention.supports(*halves(256, 512, rows=2)[:2], "causal")
+    assert not attention.supports(*halves(256, 40_960, rows=2)[:2], "causal")
+    assert not attention.supports(q, k, mx.ones((1, 1, 256, 512), dtype=mx.bool_))
+    assert not attention.supports(q[:, :, :16], k, few.astype(mx.bfloat16))
+    assert not attention.supports(q.astype(mx.float32), k.astype(mx.float32), "causal")
 
 
 class Planned:
@@ -115,14 +115,14 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
 
 
 def plan_all(attention: CudaAttention) -> None:
-    while attention.schedule_next():
+    while attention.precompile_next():
         pass
 
 
 def attend(attention: CudaAttention, queries: int, keys: int) -> None:
     q = mx.zeros((1, 2, queries, 8), mx.bfloat16)
     k = mx.zeros((1, 1, keys, 8), mx.bfloat16)
-    assert attention.takes(q, k, "causal")
+    assert attention.supports(q, k, "causal")
     assert attention(q, k, k, SCALE, "causal").shape == q.shape
 
 
@@ -178,19 +178,19 @@ def test_a_chunk_that_was_met_goes_at_once_when_it_is_planned(planned: Planned):
     plan_all(attention)
     attend(attention, 768, 1024)
     assert (768, 1024) not in planned.shapes
-    assert attention.schedule_next()
+    assert attention.precompile_next()
     assert (768, 1024) in planned.shapes
     planned.shapes.clear()
     attend(attention, 768, 1024)
     assert planned.shapes == {(768, 1024)}
-    assert not attention.schedule_next()
+    assert not attention.precompile_next()
 
 
 def test_before_anything_is_planned_a_chunk_waits_for_one_plan(planned: Planned):
     attention = CudaAttention(4096)
     attend(attention, 1024, 2048)
     assert planned.shapes == {(1024, 2048)}
-    assert attention.schedule_next()  # which looks whether it works
+    assert attention.precompile_next()  # which looks whether it works
     attend(attention, 768, 2048)
     assert planned.shapes == {(1024, 2048), (768, 2048)}
     plan_all(attention)
@@ -199,30 +199,30 @@ def test_before_anything_is_planned_a_chunk_waits_for_one_plan(planned: Planned)
 
 def test_it_says_what_is_planned_and_plans_what_it_was_asked_for(planned: Planned):
     attention = CudaAttention(4096)
-    assert attention.is_scheduled(768, 1024)  # as far as is known: nothing has attended
+    assert attention.is_precompiled(768, 1024)  # as far as is known: nothing has attended
     attend(attention, 256, 256)
-    assert not attention.is_scheduled(768, 1024)
+    assert not attention.is_precompiled(768, 1024)
     for _ in range(3):  # whether it works, what attended, and what was asked for
-        assert attention.schedule_next()
+        assert attention.precompile_next()
     assert (768, 1024) in planned.shapes
-    assert attention.is_scheduled(768, 1024)
-    assert not attention.is_scheduled(768, 2048)
+    assert attention.is_precompiled(768, 1024)
+    assert not attention.is_precompiled(768, 2048)
     plan_all(attention)
     new = planned.new
     for shape in [(768, 1024), (768, 2048), (1792, 4096)]:
-        assert attention.is_scheduled(*shape)
+        assert attention.is_precompiled(*shape)
         attend(attention, *shape)
     assert planned.new == new
-    assert attention.is_scheduled(768, 65536)  # blocks end before that
+    assert attention.is_precompiled(768, 65536)  # blocks end before that
 
 
 def test_what_is_not_sound_is_left_to_mlx(planned: Planned, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: False)
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
-    assert not attention.is_scheduled(768, 1024)
+    assert not attention.is_precompiled(768, 1024)
     plan_all(attention)
-    assert attention.is_scheduled(768, 1024)
+    assert attention.is_precompiled(768, 1024)
 
 
 def test_a_check_that_fails_is_not_tried_for_ever(
@@ -235,8 +235,8 @@ def test_a_check_that_fails_is_not_tried_for_ever(
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
     with pytest.raises(RuntimeError):
-        attention.schedule_next()
-    assert not attention.schedule_next()
+        attention.precompile_next()
+    assert not attention.precompile_next()
     attend(attention, 768, 1024)
 
 
@@ -249,7 +249,7 @@ def test_prompts_beyond_the_blocks_wait_for_one_plan(planned: Planned):
 
 
 def test_what_is_remembered_is_bounded(planned: Planned, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cuda_attention, "_MOST_CHUNK_SHAPES", 3)
+    monkeypatch.setattr(cuda_attention, "_MAX_CHUNK_SHAPES", 3)
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
     plan_all(attention)
@@ -273,7 +273,7 @@ def test_where_it_does_not_work_it_is_mlxs(monkeypatch: pytest.MonkeyPatch):
     for _ in range(2):
         found = attention(q, k, k, SCALE, "causal")
         assert distance(found, theirs(q, k, k, "causal")) == 0
-        assert not attention.schedule_next()
+        assert not attention.precompile_next()
 
 
 def test_where_planning_does_not_last_it_is_mlxs():
@@ -281,5 +281,5 @@ def test_where_planning_does_not_last_it_is_mlxs():
     attention = CudaAttention(4096)
     q, k, _ = halves(256, 512)
     attention(q, k, k, SCALE, "causal")
-    assert not attention.schedule_next()
+    assert not attention.precompile_next()
     assert distance(attention(q, k, k, SCALE, "causal"), theirs(q, k, k, "causal")) == 0

@@ -1,8 +1,8 @@
-"""Chat templates, which are programs of the checkpoint's, rendered in a sandbox with a budget.
+"""Chat templates, programs from the checkpoint, rendered in a sandbox with a budget.
 
-jinja2's immutable sandbox bounds neither time nor memory: of 33 hostile templates (see
-tests/unit/prompt/test_sandbox) it refuses 3. Here a rendering has a budget of steps and seconds,
-and the result of a call is bounded by the size of its arguments.
+jinja2's immutable sandbox bounds neither time nor memory: of 33 hostile templates
+(tests/unit/prompt/template/test_sandbox) it refuses 3. Here a rendering has a budget of steps and
+seconds, and the result of a call is bounded by the size of its arguments.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 _MAX_STEPS = 2_000_000
 _MAX_SECONDS = 10.0
 _MAX_CHARACTERS = 64 << 20
-"""The longest text or list. A request's text has less, by default."""
+"""The longest text or list; the default limit on a request's text is lower."""
 _MAX_PARTS = 1_000_000
-"""The most values that become one text."""
+"""The most values rendered into one text."""
 _MAX_BITS = 64
 _MAX_WIDTH = 1000
 _WIDE = re.compile(r"\d{4,}|\*|\{[^}]*\{")
@@ -43,24 +43,24 @@ _TEXT_FILTERS = (
     "capitalize", "e", "escape", "forceescape", "indent", "join", "lower", "replace", "safe",
     "string", "striptags", "title", "tojson", "trim", "truncate", "upper", "urlencode", "wordcount",
 )  # fmt: skip
-"""Filters that make a text of any value."""
+"""Filters that render any value as a text."""
 _UNKNOWN_GLOBALS = ("cycler", "joiner", "lipsum")
 _METER, _CONCATENATE = "metered", "concatenated"
 
 
 class TemplateError(Exception):
-    """A template that is wrong, refuses what it is given, or takes too much; says why."""
+    """A template is invalid, refuses its input, or exceeds its budget; the message says which."""
 
 
 class TemplateRefusal(TemplateError):
-    """A template refuses what it is given, in words of its own."""
+    """A template refuses its input, with a message of its own."""
 
 
 class SandboxedTemplate:
     """One chat template. Rendering is thread-safe."""
 
     def __init__(self, source: str) -> None:
-        """Raises TemplateError for what is no template."""
+        """Raises TemplateError for an invalid template."""
         try:
             self._template = _Environment().from_string(source)
         except (jinja2.TemplateError, RecursionError, KeyError) as error:
@@ -104,7 +104,7 @@ _budget: ContextVar[_Budget] = ContextVar("budget")
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The environment that templates of the hub expect, as transformers has it."""
+    """The environment that templates of the hub expect: that of transformers."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -126,7 +126,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals |= {"namespace": _Namespace}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """The template with a meter at every loop, and texts joined by a function of ours."""
+        """The template with every loop metered, and concatenation by a bounded function."""
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
             if loop.recursive:
@@ -174,7 +174,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what trainers learn from; here it means nothing."""
+    """`{% generation %}`, which marks training targets; it has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -185,7 +185,7 @@ class _Generation(Extension):
 
 
 class _Namespace(utils.Namespace):
-    """Takes no names that begin with an underscore, as those of Python's own attributes do."""
+    """A namespace without names that begin with an underscore, as Python's own attributes do."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *others = args
@@ -198,11 +198,11 @@ class _Namespace(utils.Namespace):
         super().__setitem__(name, value)
 
 
-# ---- what templates call -----------------------------------------------------------------
+# ---- functions of templates -----------------------------------------------------------------
 
 
 def _metered(values: Iterable[Any]) -> Iterator[Any]:
-    """The iterations of a loop, each of which is counted."""
+    """The items of a loop, counted against the budget."""
     budget = _budget.get()
     for value in values:
         budget.take()
@@ -246,7 +246,7 @@ def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-# ---- what is bounded ---------------------------------------------------------------------
+# ---- bounds ------------------------------------------------------------------------------
 
 
 def _filtered(node: Any, name: str) -> nodes.Filter:
@@ -254,7 +254,7 @@ def _filtered(node: Any, name: str) -> nodes.Filter:
 
 
 def _measuring(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that is given nothing too large to become a text."""
+    """`inner`, a filter, with bounds on the values that it renders."""
     offset = int(hasattr(inner, "jinja_pass_arg"))
 
     @wraps(inner)
@@ -275,7 +275,7 @@ def _finalized(value: Any) -> Any:
 
 
 def _check_value(value: Any) -> None:
-    """Raises TemplateRuntimeError for what would become too long a text."""
+    """Raises TemplateRuntimeError for a value with too long a text."""
     if isinstance(value, str):
         _check_size(len(value))
         return
@@ -308,8 +308,8 @@ def _checked_arguments(text: str, name: str, args: tuple[Any, ...]) -> tuple[Any
     return args
 
 
-def _check_size(size: int, most: int = _MAX_CHARACTERS) -> None:
-    if size > most:
+def _check_size(size: int, limit: int = _MAX_CHARACTERS) -> None:
+    if size > limit:
         raise jinja2.TemplateRuntimeError("it makes too long a text")
 
 

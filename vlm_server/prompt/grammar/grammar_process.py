@@ -4,7 +4,8 @@
      └ grammar, one for a constraint: compiles it, then waits for sockets
         └ answers, one for a request: replies to tokens with masks
 
-Each serves one socket, and ends when that is closed. The engine's side is `server` and `answers`.
+Each serves one socket, and ends when that is closed. Engine's side: `grammar_client` (server and
+grammar) and `remote_matcher` (answers).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
@@ -30,19 +31,26 @@ from llguidance import LLMatcher, LLTokenizer
 from vlm_server.platform.child import messages, passing
 from vlm_server.platform.footprint import footprint_bytes
 from vlm_server.prompt.grammar.constraints import decode
-from vlm_server.prompt.grammar.peer import COUNT, PID, Compiled, Follow, Masks, SchemaError
+from vlm_server.prompt.grammar.forked_process import (
+    COUNT,
+    PID,
+    Compiled,
+    Follow,
+    Masks,
+    SchemaError,
+)
 from vlm_server.prompt.grammar.schema import compile_constraint
 
 _MAX_FORCED = 16
 _UNKNOWN_BYTES = 4 << 20
-"""Taken for the size of a grammar where the system does not tell."""
+"""The assumed size of a grammar where the system does not report it."""
 
 
 def main() -> None:
     """Serve the socket that is the standard input until it is closed."""
     control = socket.socket(fileno=os.dup(0))
     _drop_standard_files()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system buries the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the system
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     described, _ = messages.read(_reader(control))
     start = json.loads(described)
@@ -67,7 +75,7 @@ def main() -> None:
 def _serve_grammar(
     connection: socket.socket, *, tokenizer: LLTokenizer, memory_bytes: int, seconds: float
 ) -> None:
-    """Compile the constraint that is sent, then fork for the answers of each request."""
+    """Compile the constraint received, then fork for the answers of each request."""
     described, _ = messages.read(_reader(connection))
     _limit_memory(memory_bytes)
     try:
@@ -121,7 +129,7 @@ def _masks(matcher: LLMatcher, asked: Follow) -> tuple[list[bytes], list[int]]:
 def _fork(
     work: Callable[[socket.socket], None], connection: socket.socket, listener: socket.socket
 ) -> None:
-    """Let a new process do `work` with `connection`; where there can be none, that is closed."""
+    """Do `work` with `connection` in a new process; if the fork fails, the connection closes."""
     try:
         if os.fork():
             return
@@ -137,14 +145,14 @@ def _fork(
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """End the process if this takes longer, even if nobody is left who would."""
+    """End the process if the block takes longer, even if the engine is gone."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Bound the memory that the process may add, on Linux; on macOS the engine does (`Peer`)."""
+    """Bound the memory that the process may add, on Linux; on macOS `ForkedProcess` does."""
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * mmap.PAGESIZE + more_bytes
@@ -153,7 +161,7 @@ def _limit_memory(more_bytes: int) -> None:
 
 def _private_bytes() -> int:
     """Memory that this process does not share with the one that forked it."""
-    if sys.platform == "darwin":  # a page that it has only read may count as its own
+    if sys.platform == "darwin":  # counts shared pages that were only read
         return footprint_bytes() or _UNKNOWN_BYTES
     try:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -170,8 +178,8 @@ def _drop_standard_files() -> None:
     os.close(nowhere)
 
 
-def _reader(connection: socket.socket) -> BinaryIO:
-    return connection.makefile("rb", buffering=0)  # type: ignore[return-value]
+def _reader(connection: socket.socket) -> messages.PipeReader:
+    return connection.makefile("rb", buffering=0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Tool calls and results, arranged for what a chat template has a place for.
+"""Tool calls and results, arranged as a chat template can render them.
 
-Pictures keep their order, whichever turn they end up in.
+Pictures keep their order, even if they are moved to another turn.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from vlm_server.prompt.chat import arguments_of, with_gap
+from vlm_server.prompt.template.chat import arguments_of, with_gap
 from vlm_server.protocol import ContentPart, Message, TextPart, ToolCall, VideoPart
 
 MakeId = Callable[[ToolCall, int], str]
-"""(call, how many came before it in the conversation) to the id that the template takes."""
+"""Makes the id that a template takes from (call, its number in the conversation)."""
 
 
 def given_id(call: ToolCall, index: int) -> str:
-    """The client's own, or one for a client that has none."""
+    """The client's own id, or a made-up one."""
     return call.id or f"call_{index}"
 
 
 def short_id(call: ToolCall, index: int) -> str:
-    """Nine letters and digits, as Mistral's templates insist."""
+    """An id of nine letters and digits, as Mistral's templates require."""
     return hashlib.sha256(given_id(call, index).encode()).hexdigest()[:9]
 
 
 def numbered_id(call: ToolCall, index: int) -> str:
-    """As Kimi's models write them."""
+    """An id as Kimi's models write them."""
     return f"functions.{call.name}:{index}"
 
 
@@ -47,7 +47,7 @@ def name_results(messages: Sequence[Message], make_id: MakeId) -> tuple[Message,
     given = {call.id for message in messages for call in message.tool_calls}
     given |= {message.tool_call_id for message in messages}
     waiting = defaultdict[tuple[str, str], list[_WaitingCall]](list)
-    """By id, by name, and all: the newest turn last, and within a turn the oldest call last."""
+    """Calls without a result, by id, by name, and all: newest turn last, in it oldest call last."""
     num_calls = 0
     named: list[Message] = []
     results: list[tuple[int, Message]] = []
@@ -56,15 +56,15 @@ def name_results(messages: Sequence[Message], make_id: MakeId) -> tuple[Message,
         for index, call in enumerate(message.tool_calls, num_calls):
             made.append(_WaitingCall(call, make_id(_with_id(call, index, given), index), index))
         num_calls += len(made)
-        for each in reversed(made):
-            for key in {("id", each.call.id), ("name", each.call.name), _ANY}:
-                waiting[key].append(each)
+        for open_call in reversed(made):
+            for key in {("id", open_call.call.id), ("name", open_call.call.name), _ANY}:
+                waiting[key].append(open_call)
         if made:
-            calls = tuple(replace(each.call, id=each.new_id) for each in made)
+            calls = tuple(replace(open_call.call, id=open_call.new_id) for open_call in made)
             message = replace(message, tool_calls=calls)
         if message.role == "tool":
             found = _take(waiting[_key_of(message)])
-            if found is None:  # the conversation does not have this call
+            if found is None:  # no such call in the conversation
                 call = ToolCall(message.tool_call_id, message.name, "{}")
                 new_id = make_id(_with_id(call, num_calls, given), num_calls)
                 found = _WaitingCall(call, new_id, num_calls)
@@ -78,12 +78,12 @@ def name_results(messages: Sequence[Message], make_id: MakeId) -> tuple[Message,
 
 
 def _in_order(results: Iterable[tuple[int, Message]]) -> Iterator[Message]:
-    """Results by the indices of their calls."""
+    """Results in the order of their calls."""
     return (result for _, result in sorted(results, key=itemgetter(0)))
 
 
 def _with_id(call: ToolCall, index: int, given: Container[str]) -> ToolCall:
-    """`call` with an id that no other has."""
+    """`call` with a unique id."""
     new_id = call.id or given_id(call, index)
     while not call.id and new_id in given:
         new_id += "_"
@@ -91,7 +91,7 @@ def _with_id(call: ToolCall, index: int, given: Container[str]) -> ToolCall:
 
 
 def _take(waiting: list[_WaitingCall]) -> _WaitingCall | None:
-    """The next call without a result, which waits no longer; None if there is none."""
+    """Remove and return the next call without a result; None if there is none."""
     while waiting:
         found = waiting.pop()
         if not found.is_taken:
@@ -102,7 +102,7 @@ def _take(waiting: list[_WaitingCall]) -> _WaitingCall | None:
 
 @dataclass(slots=True)
 class _WaitingCall:
-    """A call, the id that it gets, and how many came before it in the conversation."""
+    """A call, its new id, and its number in the conversation."""
 
     call: ToolCall
     new_id: str
@@ -120,7 +120,7 @@ def _key_of(result: Message) -> tuple[str, str]:
 
 
 def move_media_to_user(messages: Sequence[Message]) -> Iterator[Message]:
-    """Messages whose tools' results have pointers for media, which follow in the next user turn."""
+    """Messages with the media of tool results moved to the next user turn, and pointers to them."""
     moved: list[ContentPart] = []
     for message in messages:
         if message.role == "tool":
@@ -137,7 +137,7 @@ def move_media_to_user(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _pointers(parts: Sequence[ContentPart], moved: list[ContentPart]) -> Iterator[ContentPart]:
-    """`parts` as texts alone; the others are added to `moved`."""
+    """`parts` as texts only; media are added to `moved`."""
     for part in parts:
         if isinstance(part, TextPart):
             yield part
@@ -148,7 +148,7 @@ def _pointers(parts: Sequence[ContentPart], moved: list[ContentPart]) -> Iterato
 
 
 def add_to_results(messages: Sequence[Message]) -> Iterator[Message]:
-    """Messages in which a user's text after a tool's result is a part of that result."""
+    """Messages with a user's text after a tool's result made a part of that result."""
     result: Message | None = None
     for message in messages:
         if result is not None and message.role == "user":
@@ -164,7 +164,7 @@ def add_to_results(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def write_as_text(messages: Sequence[Message]) -> Iterator[Message]:
-    """Messages with calls as JSON of the assistant's, and their results as turns of the user's."""
+    """Messages with calls as JSON in the assistant's text, and their results as user turns."""
     results: list[ContentPart] = []
     for message in messages:
         if message.role == "tool":
@@ -188,7 +188,7 @@ def _calls_text(calls: Sequence[ToolCall]) -> str:
 
 
 def instruction(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The prompt of a model that must call tools, and whose template has no place for them."""
+    """The instruction for a model that must call tools its template can't render."""
     return (
         "You can call these tools:\n"
         + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
@@ -200,7 +200,7 @@ def instruction(tools: Sequence[Mapping[str, Any]]) -> str:
 def with_instruction(
     messages: Sequence[Message], text: str, *, takes_system: bool
 ) -> Iterator[Message]:
-    """`messages` with `text` in the system message; in the first one if there is no such role."""
+    """`messages` with `text` in the system message, else in the first message."""
     first, *others = messages
     if first.role == "system":
         yield replace(first, content=(*first.content, TextPart("\n\n" + text)))

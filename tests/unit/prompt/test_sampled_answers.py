@@ -1,4 +1,4 @@
-"""Answers drawn at random from what a grammar allows: each conforms to its schema."""
+"""Answers sampled at random from the tokens that a grammar allows conform to its schema."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from vlm_server.errors import InvalidRequest
 from vlm_server.interfaces import AnswerMatcher, Grammar
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.prompt.grammar.constraints import Schema
+from vlm_server.prompt.grammar.grammar_client import GrammarLimits
 from vlm_server.prompt.grammar.grammars import Grammars
-from vlm_server.prompt.grammar.server import GrammarLimits
-from vlm_server.settings import Engine
+from vlm_server.settings import EngineSettings
 
 TEXT = """\
 The colour of the red square is "red": [true, false, null], {"count": 12, "label": "circle"}.
@@ -33,8 +33,8 @@ START, END = "<|im_start|>", "<|im_end|>"
 
 
 @dataclass(frozen=True)
-class Host:
-    """What a `Grammars` reads of a `ModelSpec`."""
+class FakeModelSpec:
+    """The fields of a `ModelSpec` that `Grammars` reads."""
 
     backend: tokenizers.Tokenizer
     eos_token_ids: frozenset[int]
@@ -43,7 +43,7 @@ class Host:
 
 
 def merged_tokenizer() -> tokenizers.Tokenizer:
-    """Bytes, a hundred merges and two control tokens, as those of Qwen."""
+    """A tokenizer like Qwen's: bytes, a hundred merges and two control tokens."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -56,37 +56,39 @@ def merged_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def host_of(backend: tokenizers.Tokenizer, end: str) -> Host:
-    return Host(backend, frozenset({backend.token_to_id(end)}), backend.get_vocab_size())
+def host_of(backend: tokenizers.Tokenizer, end: str) -> FakeModelSpec:
+    return FakeModelSpec(backend, frozenset({backend.token_to_id(end)}), backend.get_vocab_size())
 
 
 HOST = host_of(merged_tokenizer(), END)
 
 
 def new_grammars(host: Any) -> Grammars:
-    """With generous limits; the machine may be busy."""
-    return Grammars(host, GrammarLimits(60.0, Engine().schema_memory_bytes, 60.0), 128 << 20)
+    """Grammars with generous limits: the machine may be busy."""
+    return Grammars(
+        host, GrammarLimits(60.0, EngineSettings().schema_memory_bytes, 60.0), 128 << 20
+    )
 
 
-Compile = Callable[[Host, Any], Grammar]
+Compile = Callable[[FakeModelSpec, Any], Grammar]
 
 
 @pytest.fixture(scope="module")
 def grammar_of() -> Iterator[Compile]:
     """Compiles a schema for a model."""
-    made = dict[int, tuple[Host, Grammars]]()
+    grammars_of_hosts = dict[int, tuple[FakeModelSpec, Grammars]]()
 
-    def compiled(host: Host, schema: Any) -> Grammar:
-        _, grammars = made.setdefault(id(host), (host, new_grammars(host)))
+    def compiled(host: FakeModelSpec, schema: Any) -> Grammar:
+        _, grammars = grammars_of_hosts.setdefault(id(host), (host, new_grammars(host)))
         return grammars.compile(Schema(json.dumps(schema)), "", Cancellation())
 
     yield compiled
-    for _, grammars in made.values():
+    for _, grammars in grammars_of_hosts.values():
         grammars.close()
 
 
 def allowed(matcher: AnswerMatcher) -> NDArray[np.bool_]:
-    """What may come next, once that is known."""
+    """The mask of the next token, once it is computed."""
     assert matcher.wait(30)
     return matcher.allowed()
 
@@ -96,8 +98,8 @@ def begin(grammar: Grammar) -> AnswerMatcher:
     return matcher
 
 
-def drawn_text(host: Host, grammar: Grammar, rng: np.random.Generator) -> str:
-    """A random answer, hurried to its end after a while."""
+def sampled_text(host: FakeModelSpec, grammar: Grammar, rng: np.random.Generator) -> str:
+    """A random answer; after 60 tokens, tokens that close something are preferred."""
     matcher, tokens = begin(grammar), list[int]()
     ends = host.eos_token_ids
     while not tokens or tokens[-1] not in ends:
@@ -113,7 +115,7 @@ def drawn_text(host: Host, grammar: Grammar, rng: np.random.Generator) -> str:
     return host.backend.decode(tokens, skip_special_tokens=True)
 
 
-def test_no_other_token_than_an_end_follows_the_end(grammar_of: Compile):
+def test_complete_answer_allows_only_end_tokens(grammar_of: Compile):
     matcher = begin(grammar_of(HOST, {"const": 5}))
     first = np.flatnonzero(allowed(matcher))
     assert [HOST.backend.decode([i]) for i in first] == ["5"]
@@ -122,7 +124,7 @@ def test_no_other_token_than_an_end_follows_the_end(grammar_of: Compile):
     assert matcher.fault is None
 
 
-def test_control_tokens_are_never_allowed_within(grammar_of: Compile):
+def test_grammar_never_allows_control_tokens_inside_strings(grammar_of: Compile):
     matcher = begin(grammar_of(HOST, {"type": "string"}))
     matcher.advance([HOST.backend.token_to_id('"')])
     inside = np.flatnonzero(allowed(matcher)).tolist()
@@ -132,7 +134,7 @@ def test_control_tokens_are_never_allowed_within(grammar_of: Compile):
 
 
 @pytest.mark.parametrize("change", [-5, 0, 70])
-def test_logits_and_vocabulary_may_differ_in_size(grammar_of: Compile, change: int):
+def test_grammar_mask_has_size_of_logits(grammar_of: Compile, change: int):
     num_tokens = len(HOST.backend.get_vocab())
     size = num_tokens + change
     end = min(size, num_tokens) - 1
@@ -148,20 +150,20 @@ def test_logits_and_vocabulary_may_differ_in_size(grammar_of: Compile, change: i
 
 
 @pytest.mark.parametrize("text", ["e\u0301 \u2126 ", "<|im_end|>", "<|im_start|>\ufb01"])
-def test_a_schemas_text_is_written_as_it_stands(grammar_of: Compile, text: str):
-    """Also where the tokenizer would compose characters, or read control tokens."""
+def test_schema_constants_are_not_normalized_by_tokenizer(grammar_of: Compile, text: str):
+    """Also if the tokenizer would normalize characters, or parse control tokens."""
     normalizing = tokenizers.Tokenizer.from_str(HOST.backend.to_str())
     normalizing.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.NFKC()])
     changed = replace(HOST, backend=normalizing)
     rng = np.random.default_rng(0)
     for schema in ({"const": text}, {"enum": [f"{text}a", f"{text}b"]}):
         jsonschema.validate(
-            json.loads(drawn_text(changed, grammar_of(changed, schema), rng)), schema
+            json.loads(sampled_text(changed, grammar_of(changed, schema), rng)), schema
         )
 
 
 def sentencepiece_tokenizer(*more_pieces: str) -> tokenizers.Tokenizer:
-    """Blanks as \u2581 and a token for each byte, as those of Llama and Gemma."""
+    """A tokenizer like Llama's and Gemma's: blanks as \u2581, and a token for each byte."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
     pieces += [
         *'\u2581abcdefghijklmnopqrstuvwxyz"{}[]:,0123456789<>/',
@@ -192,16 +194,16 @@ def wordpiece_tokenizer() -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_bytes_and_blanks_of_sentencepiece_are_read(grammar_of: Compile, seed: int):
+def test_grammar_handles_sentencepiece_bytes_and_blanks(grammar_of: Compile, seed: int):
     backend = sentencepiece_tokenizer()
     host = host_of(backend, "</s>")
     text = {"const": {"a ab": ["</s>\u00e9<s>", " a"]}}
     schema = {"type": "array", "prefixItems": [text, {"type": "string"}], "minItems": 2}
     rng = np.random.default_rng(seed)
-    jsonschema.validate(json.loads(drawn_text(host, grammar_of(host, schema), rng)), schema)
+    jsonschema.validate(json.loads(sampled_text(host, grammar_of(host, schema), rng)), schema)
 
 
-def test_a_wrong_token_leaves_nothing_to_draw(grammar_of: Compile):
+def test_token_outside_grammar_leaves_empty_mask_and_fault(grammar_of: Compile):
     matcher = begin(grammar_of(HOST, {"type": "null"}))
     matcher.advance([HOST.backend.token_to_id("x")])
     assert not allowed(matcher).any()
@@ -209,7 +211,7 @@ def test_a_wrong_token_leaves_nothing_to_draw(grammar_of: Compile):
     assert "too complex to follow" in matcher.fault.message
 
 
-def test_answers_of_one_grammar_are_apart(grammar_of: Compile):
+def test_matchers_of_one_grammar_are_independent(grammar_of: Compile):
     grammar = grammar_of(HOST, {"enum": ["a", "b"]})
     first, second = grammar.begin(2)
     first.advance([HOST.backend.token_to_id('"')])
@@ -224,9 +226,9 @@ def test_answers_of_one_grammar_are_apart(grammar_of: Compile):
         host_of(sentencepiece_tokenizer("<0xZZ>"), "</s>"),
         host_of(wordpiece_tokenizer(), "</s>"),
     ],
-    ids=["no end", "a byte that is none", "neither bytes nor characters"],
+    ids=["no-end-token", "invalid-byte-token", "wordpiece"],
 )
-def test_a_model_that_can_not_be_held_to_json_refuses_it(host: Host):
+def test_unsupported_tokenizer_refuses_response_format(host: FakeModelSpec):
     grammars = new_grammars(host)
     for _ in range(2):
         with pytest.raises(InvalidRequest) as caught:
@@ -275,11 +277,11 @@ def objects(schemas: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 def arrays(schemas: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.tuples(schemas, st.integers(0, 2), st.integers(0, 3)).map(
-        lambda made: {
+        lambda drawn: {
             "type": "array",
-            "items": made[0],
-            "minItems": made[1],
-            "maxItems": made[1] + made[2],
+            "items": drawn[0],
+            "minItems": drawn[1],
+            "maxItems": drawn[1] + drawn[2],
         }
     )
 
@@ -297,6 +299,6 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32 - 1))
-def test_whatever_is_drawn_conforms(grammar_of: Compile, schema: Any, seed: int):
-    text = drawn_text(HOST, grammar_of(HOST, schema), np.random.default_rng(seed))
+def test_randomly_sampled_answers_conform_to_schema(grammar_of: Compile, schema: Any, seed: int):
+    text = sampled_text(HOST, grammar_of(HOST, schema), np.random.default_rng(seed))
     jsonschema.validate(json.loads(text), schema)

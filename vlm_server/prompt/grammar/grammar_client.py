@@ -1,4 +1,4 @@
-"""The engine's side of `process`: the server process, and compiled grammars."""
+"""The engine's client of `grammar_process`, and compiled grammars."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from vlm_server.errors import InternalError
 from vlm_server.platform.child import launch, messages
 from vlm_server.platform.child.cancellation import Cancellation
 from vlm_server.platform.child.passing import PassedSocket
-from vlm_server.prompt.grammar.answers import AnswerProcess, RemoteMatcher, unpacked
 from vlm_server.prompt.grammar.constraints import Constraint, encode
-from vlm_server.prompt.grammar.peer import Compiled, Peer, SchemaError
+from vlm_server.prompt.grammar.forked_process import Compiled, ForkedProcess, SchemaError
+from vlm_server.prompt.grammar.remote_matcher import AnswerProcess, RemoteMatcher, unpacked
 
 logger = logging.getLogger(__name__)
 
@@ -37,24 +37,23 @@ class GrammarsUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """Limits on one constraint.
-
-    compile_seconds: to compile it, or to compute one mask. memory_bytes: of each process, beyond
-    what it shares. follow_seconds: CPU time for the masks of one request, beyond 5 ms each.
-    """
+    """Limits on one constraint."""
 
     compile_seconds: float
+    """Time to compile it, and to compute one mask."""
     memory_bytes: int
+    """Memory of each process, beyond the memory that it shares."""
     follow_seconds: float
+    """CPU time for the masks of one request, beyond 5 ms each."""
 
 
-class GrammarServer:
-    """The process that knows the vocabulary, started on demand and restarted. Thread-safe."""
+class GrammarClient:
+    """Compiles constraints in the grammar process, started on demand. Thread-safe."""
 
     def __init__(
         self, describe: Callable[[], dict[str, Any]], vocabulary_size: int, limits: GrammarLimits
     ) -> None:
-        """describe: makes the start message. Masks have `vocabulary_size` bits."""
+        """describe: returns the start message. Masks have `vocabulary_size` bits."""
         self._describe = describe
         self._vocabulary_size = vocabulary_size
         self._limits = limits
@@ -64,18 +63,18 @@ class GrammarServer:
         self._end: Callable[[], object] = lambda: None
 
     def warm_up(self) -> None:
-        """Start it in the background: the first schema then does not wait for that."""
+        """Start the process in the background, so that the first schema does not wait for it."""
 
         def start() -> None:
-            with contextlib.suppress(InternalError, GrammarsUnavailable):  # said when it is needed
+            with contextlib.suppress(InternalError, GrammarsUnavailable):  # raised by `compile`
                 self._running()
 
         threading.Thread(target=start, name="grammar-server", daemon=True).start()
 
     def compile(self, constraint: Constraint, cancellation: Cancellation) -> CompiledGrammar:
-        """The grammar of `constraint`. Raises SchemaError, GrammarsUnavailable, and InternalError,
-        also when cancelled."""
-        process = Peer(self._connect(), self._limits.memory_bytes)
+        """The grammar of `constraint`. Raises SchemaError, GrammarsUnavailable and InternalError,
+        the last also when cancelled."""
+        process = ForkedProcess(self._connect(), self._limits.memory_bytes)
         try:
             compiled = self._compile(process, encode(constraint), cancellation)
         except BaseException:
@@ -85,12 +84,14 @@ class GrammarServer:
         return CompiledGrammar(process, constraint, first, compiled.size_bytes, self._limits)
 
     def close(self) -> None:
-        """End the server process. Compiled grammars live on."""
+        """End the process. Compiled grammars live on."""
         with self._lock:
             self._end()
             self._control = None
 
-    def _compile(self, process: Peer, described: bytes, cancellation: Cancellation) -> Compiled:
+    def _compile(
+        self, process: ForkedProcess, described: bytes, cancellation: Cancellation
+    ) -> Compiled:
         seconds = self._limits.compile_seconds
         started = time.monotonic()
         try:
@@ -104,7 +105,7 @@ class GrammarServer:
         except (OSError, EOFError):
             process.kill()
             if cancellation.is_cancelled:
-                raise InternalError("Nobody waits for it any more.") from None
+                raise InternalError("The request was cancelled.") from None
             if time.monotonic() - started >= seconds:
                 raise SchemaError(f"it takes more than {seconds:g} seconds") from None
             raise SchemaError("it takes too much memory, or is nested too deeply") from None
@@ -115,8 +116,8 @@ class GrammarServer:
         return msgspec.msgpack.decode(answer, type=Compiled)
 
     def _connect(self) -> PassedSocket:
-        """A socket whose other end was passed to the server."""
-        for _ in range(2):  # it may have been killed since it was asked last
+        """A socket with its other end passed to the process."""
+        for _ in range(2):  # the process may have been killed since its last use
             control = self._running()
             passed = PassedSocket()
             try:
@@ -130,7 +131,7 @@ class GrammarServer:
         raise InternalError("Schemas can't be compiled.")
 
     def _running(self) -> socket.socket:
-        """The server's socket, once it knows the vocabulary. Raises as `compile` does."""
+        """The socket of the process, once it knows the vocabulary. Raises as `compile` does."""
         with self._lock:
             if self._unavailable is not None:
                 raise GrammarsUnavailable(self._unavailable)
@@ -143,7 +144,7 @@ class GrammarServer:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                launch.command("vlm_server.prompt.grammar.process"),
+                launch.command("vlm_server.prompt.grammar.grammar_process"),
                 stdin=theirs.fileno(),
                 env=launch.environment(),
                 cwd="/",
@@ -158,7 +159,7 @@ class GrammarServer:
         try:
             ours.sendall(messages.packed(json.dumps(described).encode()))
             with ours.makefile("rb", buffering=0) as reader:
-                reason, flag = messages.read(reader)  # type: ignore[arg-type]
+                reason, flag = messages.read(reader)
         except (OSError, EOFError):
             self._end()
             raise InternalError("Schemas can't be compiled.") from None
@@ -172,14 +173,12 @@ class GrammarServer:
 
 @dataclass(frozen=True, eq=False)
 class CompiledGrammar:
-    """The `Grammar` of a constraint: a process that has compiled it, and forks for each request.
+    """The `Grammar` of a constraint: a process that has compiled it, and forks for each request."""
 
-    first: (vocabulary,) bool, the tokens that an answer may begin with.
-    """
-
-    process: Peer
+    process: ForkedProcess
     constraint: Constraint
     first: NDArray[np.bool_]
+    """(vocabulary,) bool, the tokens that an answer may begin with."""
     size_bytes: int
     limits: GrammarLimits
 
@@ -188,17 +187,17 @@ class CompiledGrammar:
         return not self.process.has_hung_up
 
     def begin(self, count: int) -> list[RemoteMatcher]:
-        """Matchers at the beginning of `count` answers of a request, which one process follows."""
+        """Matchers of the `count` answers of a request, which one process follows."""
         passed = PassedSocket()
-        with contextlib.suppress(OSError):  # the first token meets a closed socket
+        with contextlib.suppress(OSError):  # the first token then fails
             self.process.begin(count, passed)
-        process = Peer(passed, self.limits.memory_bytes)
+        process = ForkedProcess(passed, self.limits.memory_bytes)
         answers = AnswerProcess(process, self.limits.follow_seconds, count)
         return [RemoteMatcher(answers, i, self.constraint, self.first) for i in range(count)]
 
 
 def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """The server ends when its socket is closed, unless it is busy with the vocabulary."""
+    """Close the socket, which ends an idle process, and kill one busy with the vocabulary."""
     control.close()
     process.kill()
     process.wait()

@@ -1,4 +1,4 @@
-"""The traits of a chat template, found out by rendering short conversations with it."""
+"""The traits of a chat template, probed by rendering short conversations."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_server.prompt.tool_turns import MakeId, given_id, numbered_id, short_id
+from vlm_server.prompt.template.tool_turns import MakeId, given_id, numbered_id, short_id
 from vlm_server.protocol import ToolCall
 
 Apply = Callable[[Sequence[Mapping[str, Any]], bool, Mapping[str, Any]], str]
-"""(messages, add_generation_prompt, variables of the template's own, `tools` among them) to the
-prompt's text."""
+"""Renders a prompt from (messages, add_generation_prompt, template variables with `tools`)."""
 PROBE = "probe of the template"
 PROBE_PARTS = [{"type": "text", "text": PROBE}]
 _VALUE, _RESULT, _TOOL = "probed_value", "probed result", "probed_tool"
@@ -35,10 +34,9 @@ class CallStyle:
 class TemplateTraits:
     """The traits of a chat template.
 
-    placeholder, video_placeholder: what it writes for an image, and for a video, if anything.
-    roles_with_parts: roles whose messages may be lists of parts, with media. calls: None if it has
-    no place for calls in the conversation. takes_user_after_result: whether the user may speak
-    next.
+    placeholder, video_placeholder: the text rendered for an image, and for a video, if any.
+    roles_with_parts: roles whose messages may be lists of parts, with media. calls: None if calls
+    are not rendered. takes_user_after_result: whether a user's turn may follow a tool's result.
     """
 
     placeholder: str
@@ -46,7 +44,7 @@ class TemplateTraits:
     roles_with_parts: frozenset[str]
     takes_system: bool
     takes_late_system: bool
-    """Whether there may be one after the first message, between any two turns."""
+    """Whether a system message may stand between any two turns."""
     takes_tools: bool
     calls: CallStyle | None
     takes_user_after_result: bool
@@ -87,7 +85,7 @@ class TemplateProbe:
         )
 
     def _find_video_placeholder(self, video_token: str | None) -> str | None:
-        """The token with the marks that templates of Qwen's families write around it."""
+        """`video_token` with the marks that templates of Qwen's families write around it."""
         if video_token is None:
             return None
         marked = f"<|vision_start|>{video_token}<|vision_end|>"
@@ -150,5 +148,5 @@ class TemplateProbe:
 
 
 def _is_repr(prompt: str) -> bool:
-    """Whether a list of parts was written as if it were a text."""
+    """Whether a list of parts was rendered as Python prints it."""
     return "'type'" in prompt or '"type"' in prompt

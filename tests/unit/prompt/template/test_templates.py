@@ -1,12 +1,12 @@
-"""Templates differ in what they take; a conversation is rendered the way each one wants."""
+"""A conversation is adapted to the content shapes that each chat template supports."""
 
 from __future__ import annotations
 
 import pytest
 
 from vlm_server.errors import InvalidRequest
-from vlm_server.prompt.chat import Chat
-from vlm_server.prompt.templates import ChatTemplate, sandboxed
+from vlm_server.prompt.template.chat import Chat
+from vlm_server.prompt.template.templates import ChatTemplate, sandboxed
 from vlm_server.protocol import ImagePart, Message, TextPart
 
 CONVERSATION = (
@@ -31,22 +31,24 @@ def render(body: str) -> str:
     [
         pytest.param(
             "{% for p in m.content %}{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}",
-            id="lists everywhere",
+            id="parts-in-every-role",
         ),
-        pytest.param(USER_PARTS + "{% else %}{{ m.content + '' }}{% endif %}", id="users' alone"),
-        pytest.param("{{ m.content + '' }}", id="strings alone"),
         pytest.param(
-            "{% if m.content is string %}{{ m.content }}{% endif %}", id="lists left out in silence"
+            USER_PARTS + "{% else %}{{ m.content + '' }}{% endif %}", id="parts-of-users-only"
+        ),
+        pytest.param("{{ m.content + '' }}", id="strings-only"),
+        pytest.param(
+            "{% if m.content is string %}{{ m.content }}{% endif %}", id="parts-silently-dropped"
         ),
     ],
 )
-def test_every_kind_of_template_gets_the_same_conversation(body: str):
+def test_content_shape_is_adapted_to_template(body: str):
     assert render(body) == (
         "[system]be brief[user]before<image>after[assistant]a circle[user]sure?"
     )
 
 
-def test_a_template_that_refuses_is_the_request_s_error():
+def test_template_exception_is_invalid_request():
     with pytest.raises(InvalidRequest, match="no system role"):
         render(
             "{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"

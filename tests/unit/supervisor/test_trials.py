@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from vlm_server.errors import RequestTooCostly
-from vlm_server.supervisor import in_flight
-from vlm_server.supervisor.in_flight import Trials
+from vlm_server.supervisor import trials
+from vlm_server.supervisor.trials import Trials
 
 
 def innocent() -> bool:
@@ -58,7 +58,7 @@ async def test_a_suspect_waits_for_the_others_and_they_for_it() -> None:
 async def test_a_trial_does_not_wait_long_for_answers_but_for_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(in_flight, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(trials, "_PATIENCE_SECONDS", 0.05)
     made = Trials()
     await made.turn("starting", innocent)
     await made.turn("answering", innocent)

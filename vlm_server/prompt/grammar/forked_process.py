@@ -1,4 +1,4 @@
-"""The engine's end of a socket to a forked process (`process`), and the messages over it."""
+"""The engine's end of a socket to a process forked by `grammar_process`, and its messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vlm_server.platform.child.passing import ACKNOWLEDGEMENT, PassedSocket
 from vlm_server.platform.footprint import POLL_SECONDS, MemoryBound
 
 COUNT = struct.Struct("<I")
-"""The number of answers of a request; sent with their socket."""
+"""The message with a socket: the number of the request's answers."""
 PID = struct.Struct("<I")
 
 
@@ -30,7 +30,7 @@ class Compiled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of the answer `choice`: sampled ones, or drafts, after which it is as it was."""
+    """Sampled tokens to append to the answer `choice`, or drafts to try on it."""
 
     choice: int
     token_ids: Sequence[int]
@@ -38,14 +38,12 @@ class Follow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Masks(msgspec.Struct, frozen=True, array_like=True):
-    """The reply to `Follow`: a mask after all sampled tokens, or after each draft token.
-
-    masks: bits of the allowed tokens; empty if the answer can't go on. forced: the tokens that the
-    grammar forces next, if known. cpu_seconds: to compute the masks.
-    """
+    """The reply to `Follow`: a mask after all sampled tokens, or after each draft token."""
 
     masks: list[bytes]
+    """Bits of the allowed tokens; empty if the answer can't go on."""
     forced: tuple[int, ...]
+    """Tokens that the grammar forces next, if known."""
     cpu_seconds: float
 
 
@@ -57,17 +55,17 @@ _GREETING_BYTES = len(ACKNOWLEDGEMENT) + PID.size
 _HUNG_UP = select.POLLHUP | select.POLLERR | select.POLLNVAL
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 2.0
-"""After its time a process ends itself; later than this it is taken for dead."""
+"""Time after its own deadline, at which a process ends itself, until it counts as dead."""
 _PROMPT_SECONDS = 0.05
 _LONG_NICENESS = 5
-"""The niceness of longer work: running answers come first."""
+"""The niceness of work that takes longer than `_PROMPT_SECONDS`: running answers come first."""
 
 
-class Peer:
+class ForkedProcess:
     """A forked process at the other end of a socket; it sends its process id first."""
 
     def __init__(self, passed: PassedSocket, memory_bytes: int) -> None:
-        """memory_bytes: the most that it may take beyond what it starts with."""
+        """memory_bytes: bound on the memory that the process may add."""
         self._passed = passed
         self._memory_bytes = memory_bytes
         self._bound: MemoryBound | None = None
@@ -82,20 +80,20 @@ class Peer:
     def has_hung_up(self) -> bool:
         poll = select.poll()
         try:
-            poll.register(self._socket, select.POLLIN)  # macOS tells nobody who asks for nothing
-        except ValueError:  # it is closed
+            poll.register(self._socket, select.POLLIN)  # macOS reports no hang-up without an event
+        except ValueError:  # closed
             return True
         return any(event & _HUNG_UP for _, event in poll.poll(0))
 
     def greet(self) -> None:
-        """Wait for its process id. Raises TimeoutError, OSError or EOFError."""
+        """Receive the process id. Raises TimeoutError, OSError or EOFError."""
         deadline = time.monotonic() + _START_SECONDS
         while not self._pid:
             if not self._read(deadline - time.monotonic()):
                 raise TimeoutError
 
     def send(self, message: bytes) -> None:
-        """Send `message`. Raises OSError if it is not read for long."""
+        """Send `message`. Raises OSError, also if the process does not read it in time."""
         rest = memoryview(message)
         while rest:
             try:
@@ -105,7 +103,7 @@ class Peer:
                     raise TimeoutError from None
 
     def begin(self, count: int, passed: PassedSocket) -> None:
-        """Have it fork a process that follows `count` answers over `passed`. Raises OSError."""
+        """Make the process fork one that follows `count` answers over `passed`. Raises OSError."""
         passed.send(self._socket, COUNT.pack(count))
 
     def receive(self, seconds: float) -> tuple[bytes, bool] | None:
@@ -120,7 +118,7 @@ class Peer:
         return body, flag
 
     def receive_late(self, seconds: float) -> tuple[bytes, bool]:
-        """`receive` after up to `seconds` of work, at a lower priority if that is long.
+        """`receive` a reply that may take `seconds`; longer work gets a lower priority.
 
         Raises TimeoutError, OSError or EOFError.
         """
@@ -132,14 +130,14 @@ class Peer:
         raise TimeoutError
 
     def be_nice(self, niceness: int) -> None:
-        """Lower its priority; it can't be raised again."""
+        """Lower the process's priority, which can't be raised again."""
         if niceness > self._niceness and self._pid and not self.has_hung_up:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, self._pid, niceness)
                 self._niceness = niceness
 
     def kill(self) -> None:
-        """End it. While its end of the socket is open, its process id is still its own."""
+        """Kill the process. Its id is not reused while its end of the socket is open."""
         if self._pid and not self.has_hung_up:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)
@@ -148,9 +146,9 @@ class Peer:
         self._passed.close()
 
     def _read(self, seconds: float) -> bool:
-        """Receive for up to `seconds`; returns whether anything may have come.
+        """Receive for up to `seconds`; returns whether anything may have arrived.
 
-        Also kills a process that has outgrown its bound. Raises OSError or EOFError.
+        Also kills a process that exceeds its memory bound. Raises OSError or EOFError.
         """
         if self._bound is not None and self._bound.is_exceeded():
             self.kill()
@@ -160,7 +158,7 @@ class Peer:
         with contextlib.suppress(BlockingIOError):
             while chunk := self._socket.recv(1 << 18):
                 self._received += chunk
-            if len(self._received) == size:  # else the end is met by the next call
+            if len(self._received) == size:  # otherwise the next call raises it
                 raise EOFError
         if self._received and not self._pid:
             self._passed.acknowledge()

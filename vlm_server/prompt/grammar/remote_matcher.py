@@ -1,4 +1,4 @@
-"""The engine's side of the process that follows a request's answers: tokens out, masks in."""
+"""The engine's side of the process that follows a request's answers: sends tokens, gets masks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from vlm_server.errors import RequestError
 from vlm_server.platform.child import messages
 from vlm_server.prompt.grammar.constraints import Constraint
-from vlm_server.prompt.grammar.peer import Follow, Masks, Peer
+from vlm_server.prompt.grammar.forked_process import Follow, ForkedProcess, Masks
 
 _LATE_NICENESS = 15
 _FREE_SECONDS = 0.005
-"""CPU time that each mask may take without being counted."""
+"""CPU time of each mask that is not counted."""
 _TOO_COMPLEX = "it is too complex to follow"
 _TOO_SLOW = "it is too slow to follow"
 _TOO_LARGE = "it is too slow to follow, or takes too much memory"
@@ -26,16 +26,16 @@ _TOO_LARGE = "it is too slow to follow, or takes too much memory"
 class AnswerProcess:
     """The process that follows the answers of one request, and its replies."""
 
-    def __init__(self, process: Peer, follow_seconds: float, num_open: int) -> None:
+    def __init__(self, process: ForkedProcess, follow_seconds: float, num_open: int) -> None:
         self.process = process
         self._seconds_left = follow_seconds
         self._num_open = num_open
         self._asked = deque[Follow]()
-        """Requests for masks, in order."""
+        """Requests for masks without a reply, in order."""
         self.replies = defaultdict[int, list[tuple[Follow, Masks]]](list)
-        """Replies that no matcher has taken, by choice, in order of request."""
+        """Replies not yet taken by a matcher, by choice, in order of request."""
         self.fault: str | None = None
-        """Why the process ended; all answers of the request fail with it."""
+        """The reason why the process ended; all answers of the request fail with it."""
 
     def ask(self, asked: Follow) -> None:
         """Request masks."""
@@ -49,7 +49,7 @@ class AnswerProcess:
         return any(asked.choice == choice for asked in self._asked)
 
     def read(self, seconds: float) -> bool:
-        """Receive the next reply within `seconds`; returns whether it came, or never will."""
+        """Receive the next reply within `seconds`; returns whether it, or a failure, arrived."""
         if not self._asked:
             return False
         try:
@@ -102,7 +102,7 @@ class RemoteMatcher:
         self._ahead: list[NDArray[np.bool_]] = []
         self.forced: tuple[int, ...] = ()
         self.fault: RequestError | None = None
-        """Why the answer can't go on, if it can't."""
+        """The reason why the answer can't go on, if any."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Append sampled tokens; `allowed` is valid once `wait` returns true."""
@@ -110,14 +110,14 @@ class RemoteMatcher:
             self._answers.ask(Follow(self._choice, token_ids, are_drafts=False))
 
     def look_ahead(self, token_ids: Sequence[int]) -> None:
-        """Request the masks after each of these draft tokens: see `ahead`."""
+        """Request the masks after each of these draft tokens: see `draft_masks`."""
         self._take_replies()
         self._ahead = []
         if self.fault is None and token_ids:
             self._answers.ask(Follow(self._choice, token_ids, are_drafts=True))
 
     def wait(self, seconds: float) -> bool:
-        """Whether `allowed` and `ahead` are known, within `seconds`."""
+        """Whether `allowed` and `draft_masks` are known, within `seconds`."""
         answers, deadline = self._answers, time.monotonic() + seconds
         while answers.waits_for(self._choice):
             left = deadline - time.monotonic()
@@ -134,7 +134,7 @@ class RemoteMatcher:
             self._allowed = np.zeros_like(self._allowed)
         return self._allowed
 
-    def ahead(self) -> Sequence[NDArray[np.bool_]]:
+    def draft_masks(self) -> Sequence[NDArray[np.bool_]]:
         """(vocabulary,) bool after each token of `look_ahead`, while those are allowed."""
         self._take_replies()
         return self._ahead
@@ -150,7 +150,7 @@ class RemoteMatcher:
             if not self._allowed.any():
                 self.fault = self._constraint.refusal(_TOO_COMPLEX)
 
-    def yield_to_others(self) -> None:
+    def lower_priority(self) -> None:
         """Lower the priority of the process, whose masks come late."""
         self._answers.process.be_nice(_LATE_NICENESS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_server.engine.scheduler.limits import suitable_num_seqs
+from vlm_server.engine.scheduler.config import suitable_num_seqs
 
 MIB = 1 << 20
 

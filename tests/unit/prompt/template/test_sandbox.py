@@ -1,4 +1,4 @@
-"""Chat templates are programs of somebody else's: they reach nothing, and end."""
+"""Chat templates are untrusted programs: they reach no internals, and end in bounded time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from vlm_server.prompt import sandbox
-from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError
+from vlm_server.prompt.template import sandbox
+from vlm_server.prompt.template.sandbox import SandboxedTemplate, TemplateError
 
 MESSAGES = [
     {"role": "system", "content": "be brief"},
@@ -32,7 +32,7 @@ def little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "_MAX_SECONDS", 0.5)
 
 
-# ---- what real templates do ----------------------------------------------------------
+# ---- features of real templates ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,16 @@ def little_time(monkeypatch: pytest.MonkeyPatch) -> None:
         ("{{ bos_token }}{{ tools is none }}{{ missing is defined }}", None),
     ],
 )
-def test_what_templates_of_chats_use(source: str, expected: str | None):
+def test_sandbox_renders_features_of_chat_templates(source: str, expected: str | None):
     text = render(source, bos_token="<s>", tools=None)
     assert expected is None or text == expected
 
 
-def test_a_refusal_of_the_templates_own():
+def test_sandbox_reports_raise_exception_of_template():
     assert refusal("{{ raise_exception('roles must alternate') }}") == "roles must alternate"
 
 
-# ---- what they can't reach -----------------------------------------------------------
+# ---- unreachable internals -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_a_refusal_of_the_templates_own():
         "{{ messages|attr('__class__')|string + 1 }}",
     ],
 )
-def test_nothing_behind_what_it_is_given(source: str):
+def test_sandbox_reaches_no_internals_and_changes_no_messages(source: str):
     with contextlib.suppress(TemplateError):
         assert not render(source), "it is undefined"
     assert MESSAGES[0] == {"role": "system", "content": "be brief"}
     assert len(MESSAGES) == 2
 
 
-# ---- what they may take --------------------------------------------------------------
+# ---- bounds of time and memory -------------------------------------------------------
 
 GROWING = "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}"
 
@@ -156,12 +156,12 @@ GROWING = "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}"
     ],
 )
 @pytest.mark.usefixtures("little_time")
-def test_what_takes_too_much_ends(source: str):
+def test_sandbox_ends_templates_beyond_time_or_memory(source: str):
     started = time.monotonic()
     assert len(refusal(source)) < 500
     assert time.monotonic() - started < 20
 
 
-def test_what_is_no_template():
+def test_sandbox_refuses_invalid_syntax():
     for source in ("{% for %}", "{{", "{% nothing %}", "{{ x|nothing }}"):
         refusal(source)

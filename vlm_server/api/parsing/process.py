@@ -1,4 +1,4 @@
-"""The process that parses bodies for the front: see `parsing.body_parser`. Knows every dialect."""
+"""The process that parses bodies of all dialects for the front: see `body_parser`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def answer(job: bytearray) -> bytearray:
-    """The outcome of reading a body, encoded."""
+    """The outcome of parsing a body, encoded."""
     try:
         return encode_outcome(_read(job))
     except Exception:

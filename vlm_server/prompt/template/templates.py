@@ -1,6 +1,6 @@
 """A conversation rendered to one prompt string with the checkpoint's chat template.
 
-Conversations are arranged (`tool_turns.py`) by the traits of the template (`template_traits.py`).
+Conversations are arranged (`tool_turns.py`) by the traits of the template (`traits.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from vlm_server.errors import InvalidRequest, ModelLoadError
 from vlm_server.interfaces.model_spec import ModelSpec
-from vlm_server.prompt.chat import (
+from vlm_server.prompt.template.chat import (
     Chat,
     arguments_of,
     cleaned,
@@ -25,9 +25,8 @@ from vlm_server.prompt.chat import (
     join_texts,
     join_turns,
 )
-from vlm_server.prompt.sandbox import SandboxedTemplate, TemplateError, TemplateRefusal
-from vlm_server.prompt.template_traits import PROBE, PROBE_PARTS, Apply, CallStyle, TemplateProbe
-from vlm_server.prompt.tool_turns import (
+from vlm_server.prompt.template.sandbox import SandboxedTemplate, TemplateError, TemplateRefusal
+from vlm_server.prompt.template.tool_turns import (
     add_to_results,
     given_id,
     instruction,
@@ -36,16 +35,17 @@ from vlm_server.prompt.tool_turns import (
     with_instruction,
     write_as_text,
 )
+from vlm_server.prompt.template.traits import PROBE, PROBE_PARTS, Apply, CallStyle, TemplateProbe
 from vlm_server.protocol import Message, TextPart, ToolCall, VideoPart
 
 _DEFAULTS = {"tools": None, "documents": None, "enable_thinking": False, "thinking": False}
-"""Variables that templates read. Reasoning is off unless a request asks for it: others would wait
-and pay for text that many clients never show."""
+"""Variables that templates read. Reasoning is off unless a request asks for it: many clients never
+show its text, and would wait for it."""
 _END = "\ue0fc"
-"""Marks, in as many as the text does not hold, where the answer goes on."""
+"""Marks the place where the answer continues, repeated until the text does not contain it."""
 _ENDS = re.compile(f"{_END}+")
 _TAIL_CHARACTERS = 20
-"""The end of a continued message that must stand where the prompt is cut off."""
+"""The length of a continued message's end that must precede the cut in the prompt."""
 Clean = Callable[[str], str]
 
 
@@ -104,12 +104,12 @@ class ChatTemplate:
         self.placeholder = self._traits.placeholder
         """The text of one image in a rendered prompt."""
         self.video_placeholder = self._traits.video_placeholder
-        """The text of one video in a rendered prompt; None if the template knows none."""
+        """The text of one video in a rendered prompt; None if the template takes no videos."""
 
     def arrange(self, chat: Chat, *, must_call: bool = False) -> Chat:
         """`chat` as the template takes it, with its media in the order in which they are rendered.
 
-        Tools that the template has no place for are described to the system if one of them
+        Tools that the template can't render are described in the system message if one of them
         `must_call`; otherwise, raises InvalidRequest.
         """
         traits = self._traits
@@ -133,7 +133,7 @@ class ChatTemplate:
         return replace(chat, messages=tuple(instructed), tools=())
 
     def render(self, chat: Chat, clean: Clean) -> str:
-        """The prompt up to where the answer begins; users' text goes through `clean` first.
+        """The prompt up to the beginning of the answer; users' text is cleaned by `clean` first.
 
         Raises InvalidRequest if the template refuses the messages, or can't leave the last one
         open.
@@ -149,7 +149,7 @@ class ChatTemplate:
         return self._render(chat.messages, clean, variables)
 
     def check(self) -> None:
-        """Raises ModelLoadError for a template that can't even render one message."""
+        """Raises ModelLoadError for a template that can't render one message."""
         try:
             self._apply([self._question()], True, {})
         except TemplateError as error:

@@ -1,19 +1,25 @@
-"""Results find the calls that they are of, whatever was never answered before."""
+"""Tool results are matched to their calls, also after unanswered ones."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.processor_time import processor_time
-from vlm_server.prompt.tool_turns import MakeId, given_id, name_results, numbered_id, short_id
+from vlm_server.prompt.template.tool_turns import (
+    MakeId,
+    given_id,
+    name_results,
+    numbered_id,
+    short_id,
+)
 from vlm_server.protocol import Message, TextPart, ToolCall
 
 ASK = Message("user", (TextPart("go on"),))
 
 
-def called(*calls: tuple[str, str]) -> Message:
-    made = tuple(ToolCall(call_id, name, "{}") for call_id, name in calls)
-    return Message("assistant", (), tool_calls=made)
+def calls_turn(*calls: tuple[str, str]) -> Message:
+    assistant_calls = tuple(ToolCall(call_id, name, "{}") for call_id, name in calls)
+    return Message("assistant", (), tool_calls=assistant_calls)
 
 
 def result(call_id: str = "", name: str = "") -> Message:
@@ -21,7 +27,7 @@ def result(call_id: str = "", name: str = "") -> Message:
 
 
 def answered(*messages: Message, make_id: MakeId = given_id) -> list[tuple[int, str]]:
-    """(number of the call that the conversation has, its name) of each result; -1: of none."""
+    """(index of the matched call, name) of each result; the index is -1 without a call."""
     named = name_results(messages, make_id)
     ids: list[str] = []
     found = []
@@ -38,32 +44,32 @@ def answered(*messages: Message, make_id: MakeId = given_id) -> list[tuple[int, 
 
 
 @pytest.mark.parametrize("call_id", ["", "call_0"])
-def test_a_result_is_of_the_newest_turn_that_has_such_a_call(call_id: str):
-    turns = (ASK, called((call_id, "old")), ASK, called((call_id, "new")), result(call_id))
+def test_tool_result_matches_newest_turn_with_its_call(call_id: str):
+    turns = (ASK, calls_turn((call_id, "old")), ASK, calls_turn((call_id, "new")), result(call_id))
     assert answered(*turns) == [(1, "new")]
 
 
-def test_calls_of_one_turn_are_answered_as_they_came():
-    calls = called(("", "f"), ("", "g"), ("", "f"))
+def test_tool_results_without_ids_match_calls_by_name_and_order():
+    calls = calls_turn(("", "f"), ("", "g"), ("", "f"))
     results = (result(name="g"), result(name="f"), result())
     assert answered(ASK, calls, *results) == [(0, "f"), (1, "g"), (2, "f")]
 
 
-def test_results_are_in_the_order_of_their_calls():
-    calls = called(("a", "f"), ("b", "g"), ("c", "h"))
+def test_tool_results_are_reordered_to_calls():
+    calls = calls_turn(("a", "f"), ("b", "g"), ("c", "h"))
     results = (result("c"), result("nobody's"), result("a"), ASK, result("b"))
     assert answered(ASK, calls, *results) == [(0, "f"), (2, "h"), (-1, ""), (1, "g")]
 
 
-def test_a_late_result_finds_an_earlier_turn():
-    turns = (ASK, called(("a", "old")), ASK, called(("b", "new")), result("a"), result("b"))
+def test_late_tool_result_matches_earlier_turn():
+    turns = (ASK, calls_turn(("a", "old")), ASK, calls_turn(("b", "new")), result("a"), result("b"))
     assert answered(*turns) == [(0, "old"), (1, "new")]
 
 
 @pytest.mark.parametrize("make_id", [given_id, short_id, numbered_id])
 @pytest.mark.parametrize("given", ["call_0", "call_1", "call_2"])
-def test_ids_that_are_made_are_not_those_of_others(make_id: MakeId, given: str):
-    turns = (ASK, called(("", "f"), (given, "g"), ("", "h")))
+def test_generated_call_ids_are_unique(make_id: MakeId, given: str):
+    turns = (ASK, calls_turn(("", "f"), (given, "g"), ("", "h")))
     named = name_results((*turns, result(name="h"), result(given), result(name="f")), make_id)
     ids = [call.id for message in named for call in message.tool_calls]
     assert len(set(ids)) == 3
@@ -72,15 +78,15 @@ def test_ids_that_are_made_are_not_those_of_others(make_id: MakeId, given: str):
 
 
 @pytest.mark.parametrize("call_id", ["", "nobody's"])
-def test_thousands_of_calls_and_results_take_no_time(call_id: str):
-    calls = called(*((f"id {i}", "f") for i in range(13_000)))
+def test_matching_thousands_of_tool_results_is_fast(call_id: str):
+    calls = calls_turn(*((f"id {i}", "f") for i in range(13_000)))
     with processor_time() as measured:
         named = name_results((ASK, calls, *[result(call_id)] * 2_000), given_id)
     assert measured.seconds < 0.5
     assert named[2].tool_call_id == (call_id or "id 0")
 
 
-def test_a_result_of_no_call_has_an_id_of_its_own():
-    named = name_results((ASK, called(("call_1", "f")), result(name="g")), given_id)
+def test_tool_result_without_call_gets_unused_id():
+    named = name_results((ASK, calls_turn(("call_1", "f")), result(name="g")), given_id)
     assert named[-1].tool_call_id not in ("", "call_1")
     assert named[-1].name == "g"

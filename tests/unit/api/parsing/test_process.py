@@ -1,4 +1,4 @@
-"""What a process makes of a job; it imports little, since it starts anew after each kill."""
+"""The parsing process answers each job, and imports little: it starts anew after each kill."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.unit.api.requests import chat, picture, user
-from vlm_server.api import parsing_process
+from vlm_server.api.parsing import process as parsing_process
 from vlm_server.api.parsing.parsed_request import (
     Context,
     KnownModel,
@@ -25,17 +25,17 @@ JOB = ParsingJob("openai", Context((KnownModel("demo"),), "chatcmpl-1", "", "", 
 
 
 def sent(body: bytes, job: ParsingJob = JOB) -> bytearray:
-    """As it arrives in the process."""
+    """The message of a job with `body`, as the process receives it."""
     return bytearray(b"".join(with_body(job, bytearray(body)).parts))
 
 
-def test_a_job_is_told_from_its_body() -> None:
+def test_parse_job_is_separated_from_its_body() -> None:
     message = sent(b"body")
     assert take_job(message) == JOB
     assert message == b"body"
 
 
-def test_a_request_is_answered_by_what_the_front_has_to_know() -> None:
+def test_parsing_process_returns_the_parsed_request() -> None:
     body = json.dumps(chat(user(picture(), picture()), n=3, stream=True)).encode()
     request, answering = decode_outcome(parsing_process.answer(sent(body)))
     assert request.submit.request_id == "chatcmpl-1"
@@ -43,7 +43,7 @@ def test_a_request_is_answered_by_what_the_front_has_to_know() -> None:
     assert request.shape == answering.shape
 
 
-def test_a_bad_request_is_answered_by_its_error() -> None:
+def test_parsing_process_returns_the_error_of_a_bad_request() -> None:
     body = json.dumps(chat(user(picture("data:;base64,AAAA")))).encode()
     with pytest.raises(InvalidImage) as caught:
         decode_outcome(parsing_process.answer(sent(body)))
@@ -51,20 +51,20 @@ def test_a_bad_request_is_answered_by_its_error() -> None:
 
 
 @pytest.mark.parametrize("url", ["https://x/\\ud800", "file:///\\ud800", "\\ud800"])
-def test_a_url_with_half_a_character_is_a_bad_request(url: str) -> None:
+def test_url_with_a_lone_surrogate_is_a_bad_request(url: str) -> None:
     body = json.dumps(chat(user(picture("URL")))).replace("URL", url).encode()
     with pytest.raises(InvalidRequest):
         decode_outcome(parsing_process.answer(sent(body)))
 
 
-def test_a_mistake_of_ours_ends_no_process() -> None:
+def test_internal_error_does_not_end_the_parsing_process() -> None:
     with pytest.raises(InternalError):
         decode_outcome(parsing_process.answer(sent(b"{}", ParsingJob("no dialect", JOB.context))))
 
 
-def test_the_process_imports_little() -> None:
+def test_parsing_process_imports_little() -> None:
     names = "['asyncio', 'starlette', 'anyio', 'numpy', 'mlx', 'uvicorn', 'ssl']"
     shown = f"print([name for name in {names} if name in sys.modules])"
-    code = f"import sys, vlm_server.api.parsing_process; {shown}"
+    code = f"import sys, vlm_server.api.parsing.process; {shown}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

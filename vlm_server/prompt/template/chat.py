@@ -21,7 +21,7 @@ _STRUCTURE = frozenset({
     "oneOf", "allOf", "additionalProperties", "nullable", "default", "format", "title", "strict",
     "return", "response", "$defs", "$ref", "minimum", "maximum",
 })  # fmt: skip
-"""Words of tool definitions that templates look for; they stay as they are."""
+"""Words of tool definitions that templates look for, which are never cleaned."""
 _GAP = TextPart("\n\n")
 
 
@@ -29,8 +29,8 @@ _GAP = TextPart("\n\n")
 class Chat:
     """A conversation as the chat template takes it.
 
-    tools: as in `protocol.Tools.definitions`. variables: more of the template's own. With
-    `continue_final` the answer goes on where the last message ends.
+    tools: as in `protocol.Tools.definitions`. variables: the template's own. With
+    `continue_final` the answer continues the last message.
     """
 
     messages: tuple[Message, ...]
@@ -58,8 +58,7 @@ def read_chat(submit: Submit) -> Chat:
 
 
 def _variables(options: TemplateOptions) -> Mapping[str, Any]:
-    """The template variables of a request, over `enable_thinking`, which templates know by two
-    names."""
+    """The template variables of a request; `enable_thinking` under both of its names."""
     param = "chat_template_kwargs"
     try:
         own = json.loads(options.variables)
@@ -86,15 +85,15 @@ def arguments_of(text: str) -> dict[str, Any]:
 
 
 def field_of(messages: Sequence[Message]) -> str:
-    """The field of the request that has `messages`, as its dialect calls it."""
+    """The name of the request's field with `messages`, in its dialect."""
     param = messages[-1].param if messages else ""
     return param.partition("[")[0] or "messages"
 
 
 def join_turns(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """`messages` with adjacent turns of a role as one, since many templates refuse two.
+    """`messages` with adjacent turns of a role merged, since many templates refuse two.
 
-    Results of tools stay separate, and so does the assistant's text after a call.
+    Tool results stay separate, and so does the assistant's text after a call.
     """
     joined = list[Message]()
     for message in messages:
@@ -124,10 +123,9 @@ def with_gap(
 
 
 def join_texts(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """`messages` with neighbouring text parts as one, as the model reads them.
+    """`messages` with neighbouring text parts merged, as the model reads them.
 
-    Templates trim parts, and a control token that is split between two parts is whole once
-    rendered.
+    Templates trim parts, and a control token split between two parts is whole once rendered.
     """
     return tuple(replace(message, content=tuple(_joined(message.content))) for message in messages)
 
@@ -154,7 +152,7 @@ def strings_in(value: Any) -> Iterator[str]:
 
 
 def cleaned(value: Any, clean: Callable[[str], str]) -> Any:
-    """A JSON value whose strings went through `clean`, except those that templates look for."""
+    """A JSON value with its strings cleaned by `clean`, except those that templates look for."""
     if isinstance(value, str):
         return value if value in _STRUCTURE else clean(value)
     if isinstance(value, Mapping):
@@ -167,7 +165,7 @@ def cleaned(value: Any, clean: Callable[[str], str]) -> Any:
 def fold_system(
     messages: Sequence[Message], *, takes_first: bool, takes_later: bool
 ) -> tuple[Message, ...]:
-    """`messages` without system messages that the template refuses: those become user turns."""
+    """`messages` with the system messages that the template refuses as user turns."""
     return join_turns(
         replace(message, role="user")
         if message.role == "system" and not (takes_later if index else takes_first)
