@@ -71,7 +71,7 @@ class SimulatedRequest:
         return self.question.prompt_tokens - self.num_prefilled
 
     @property
-    def spans_to_encode(self) -> list[int]:
+    def encode_lengths(self) -> list[int]:
         return [picture.tokens for picture in self.missing]
 
     @property

@@ -190,7 +190,7 @@ def test_a_request_that_leaves_while_it_is_late_frees_its_grammar(engine: Callab
     made.run()
     assert delay.num_closed == 2
     assert not made.runner._groups._detached
-    assert not made.runner._groups._times_late
+    assert not made.runner._groups._num_detachments
 
 
 def test_a_process_that_dies_ends_its_request_alone(engine: Callable[[], Engine]):

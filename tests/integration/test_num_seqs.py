@@ -27,7 +27,7 @@ def test_a_sequence_takes_what_was_planned_and_planning_changes_no_answer(
     before = Engine(loaded, preparer)
     tokens = before.answer(ask("a", "what?", picture(1)))
     planned = planned_state_size(loaded.language_model, loaded.family)
-    assert [planned.of(count) for count in (1, 100, 5000)] == [
+    assert [planned.bytes_for(count) for count in (1, 100, 5000)] == [
         before.runner.kv_bytes(count) for count in (1, 100, 5000)
     ]
     assert Engine(loaded, preparer).answer(ask("a", "what?", picture(1))) == tokens
@@ -59,7 +59,7 @@ def test_the_automatic_number_is_chosen_by_memory_and_told(
 ) -> None:
     """The choices of a request decode together: of three with eight each all, or those of two."""
     one = planned_state_size(loaded.language_model, loaded.family)
-    seq_bytes = one.of(min(4096, loaded.spec.context_tokens))
+    seq_bytes = one.bytes_for(min(4096, loaded.spec.context_tokens))
     free = 2 * wanted * seq_bytes + seq_bytes
     eight = SamplingParams(n=8, max_tokens=40, temperature=1.0, seed=1)
     try:

@@ -29,7 +29,7 @@ def test_long_system_prompts_are_not_all_remembered(
         text = f"{number} " + "ab cd " * 500
         chat = Chat((Message("system", (TextPart(text),)), Message("user", (TextPart("what?"),))))
         token_ids = np.array(prompts.tokenize(chat, []), dtype=np.int32)
-        return points.of(chat, token_ids, (), salt)
+        return points.points_in(chat, token_ids, (), salt)
 
     wanted = ask(0, "")
     assert len(wanted) == 2, "after the system prompt, and before the answer"

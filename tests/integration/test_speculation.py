@@ -202,8 +202,8 @@ def test_an_answer_that_has_ended_needs_no_further_token(
 ):
     """A wide step that begins with its end draws one for it all the same, if others have drafts."""
     engine = some(num_draft_tokens=15)
-    may_be_worth_it = Speculation.may_be_worth_it
-    monkeypatch.setattr(Speculation, "may_be_worth_it", lambda *_: False)
+    can_gain = Speculation.can_gain
+    monkeypatch.setattr(Speculation, "can_gain", lambda *_: False)
     host = engine.loaded.spec
     ended = ask("ended", "a text", sampling=LONGER)
     made = prepare(engine.preparer, ended)
@@ -215,7 +215,7 @@ def test_an_answer_that_has_ended_needs_no_further_token(
     engine.step_until(lambda: len(engine.tokens.get("repeating", ())) > 20)
     engine.add(ended)
     engine.step_until(lambda: len(engine.tokens.get("ended", ())) == 2)
-    monkeypatch.setattr(Speculation, "may_be_worth_it", may_be_worth_it)
+    monkeypatch.setattr(Speculation, "can_gain", can_gain)
     engine.step()
     assert spec_counts(engine).spec_drafts > 0
     engine.run()

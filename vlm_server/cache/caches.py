@@ -175,7 +175,7 @@ class Caches:
         key, limit, salt = wanted.key, wanted.limit, wanted.salt
         if not wanted.prefix_tokens or is_cancelled():
             return
-        match = self.prefixes.improve(self.prefixes.match_nothing(), key, limit, salt)
+        match = self.prefixes.improve(self.prefixes.empty_match(), key, limit, salt)
         result.prefix = match
         for source in self._disk.read_prefix(key, match.length, wanted.prefix_tokens, salt):
             self.prefixes.insert(key.part(0, source.length), source, salt)

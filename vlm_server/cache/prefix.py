@@ -110,7 +110,7 @@ class PrefixCache(MemoryCache, Generic[T, S]):
             self._misses += not match.length
             return match
 
-    def match_nothing(self) -> PrefixMatch[T, S]:
+    def empty_match(self) -> PrefixMatch[T, S]:
         """An empty match for `improve`; neither a hit nor a miss."""
         with self._lock:
             self._num_references += 1
@@ -124,7 +124,7 @@ class PrefixCache(MemoryCache, Generic[T, S]):
         salt: str = "",
         min_length: int = 0,
     ) -> PrefixMatch[T, S]:
-        """`match`, or a longer one of the same prompt; the other is released.
+        """The longer of `match` and the longest match of `prompt` now; the other one is released.
 
         Neither a hit nor a miss.
         """

@@ -44,7 +44,7 @@ def encode_in_parts(encoder: Encoder, works: Sequence[EncodeWork]) -> _Parts:
             has_failed = True
             if not isinstance(error, RequestError):
                 logger.exception("encoding %d images failed", len(call))
-                error = InternalError("The model failed while encoding a picture.")
+                error = InternalError("The model failed while encoding an image.")
             if len(call) > 1:
                 calls = [[work] for work in call]
             else:

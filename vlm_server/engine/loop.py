@@ -3,7 +3,7 @@
     plan     = scheduler.schedule()            all work of this step
     preparers.start(plan.prepare), disk_reader.start(plan.disk_read), encoder.start(plan.encode)
     launched = runner.launch(plan)             returns when the device has its work
-    encoder.start(plan.encode_next)            during the launched step
+    encoder.start(plan.encode_during_step)            during the launched step
     result   = launched.result()               waits for the tokens
     events   = scheduler.update(plan, result)
     encoder.advance_encode()                   if it has no thread of its own
@@ -93,7 +93,7 @@ class EngineLoop:
             pass
 
     def run_until_idle(self) -> None:
-        """Run steps until no request posted so far is left, nor a trace of one."""
+        """Run steps until all requests posted so far have ended and left the runner."""
         while not (self._last_plan.is_idle and self.inbox.empty()):
             self.step()
 
@@ -131,7 +131,7 @@ class EngineLoop:
         if plan.prefill:
             self.governor.before_chunk()
         launched = self.runner.launch(plan)
-        self._start_encode(plan.encode_next, plan)
+        self._start_encode(plan.encode_during_step, plan)
         result = launched.result()
         _log_step(plan, time.perf_counter() - started)
         return result
@@ -179,7 +179,7 @@ class EngineLoop:
         self._count_failures(plan, result)
 
     def _handle_device_limits(self, errors: Collection[object]) -> None:
-        """Count errors of the device's limits; free unused memory if it ran out."""
+        """Count `DeviceLimit` errors by code; free unused device memory after an `OutOfMemory`."""
         for error in errors:
             if isinstance(error, DeviceLimit):
                 self.governor.count_decision(f"failure_{error.code}")

@@ -133,7 +133,7 @@ class SchedulerOutput:
     disk_read: DiskReadWork | None = None
     encode: tuple[EncodeWork, ...] = ()
     """Media to encode in one call, before the step is launched."""
-    encode_next: tuple[EncodeWork, ...] = ()
+    encode_during_step: tuple[EncodeWork, ...] = ()
     """Media to encode once the step is launched."""
     # For the runner.
     finished_seqs: tuple[SeqId, ...] = ()

@@ -13,7 +13,7 @@ _LINGER_SECONDS = 5.0
 
 
 class Awake:
-    """An assertion against idle sleep, held by caffeinate(8). Of the event loop.
+    """An assertion against idle sleep, held by caffeinate(8). For use from the event loop only.
 
     It ends with a pipe of ours, and so also when this process dies or becomes another program. On
     Linux, servers do not fall asleep, and it does nothing.

@@ -68,7 +68,7 @@ def reason_of_end(status: int | None, hung: str | None) -> str:
     threads that made no progress, if it was ended for that.
     """
     if hung is not None:
-        return f"did not get on ({hung}) and was ended"
+        return f"made no progress ({hung}) and was ended"
     if status is None:
         return "could not be started"
     if status < 0:

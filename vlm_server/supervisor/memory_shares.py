@@ -25,7 +25,7 @@ _GIVE_BACK_SECONDS = 60.0
 
 
 class MemoryShares:
-    """One memory limit for all of `models`, which may become more. A single one has all of it."""
+    """Divides one memory limit between `models`, which may grow. A single model gets all of it."""
 
     def __init__(
         self, memory: MemorySettings, models: Mapping[str, ServedModel], look: Look

@@ -35,7 +35,7 @@ class _Record:
 
 
 class Quarantine:
-    """Which loads crashed engines. `seconds` is how long that counts; 0 refuses nothing."""
+    """Counts crashes by device load; refuses guilty loads for `seconds` (0: never)."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self.num_refused = 0

@@ -262,7 +262,7 @@ class ServedModel:
 
     @contextmanager
     def load_deadline(self, request_id: str, seconds: float) -> Iterator[None]:
-        """Within: a waiting request fails if the load does not begin in time (0: no limit)."""
+        """Fails, while open, a request whose load has not begun within `seconds` (0: no limit)."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(seconds, self._miss_deadline, request_id) if seconds else None
         try:
@@ -327,7 +327,7 @@ class ServedModel:
         return max(0.0, self._failed_until - time.monotonic())
 
     def unloadable(self) -> EngineUnavailable:
-        """The error of requests that come before another load may be tried."""
+        """The error of a request that arrives while loading is paused after a failure."""
         return EngineUnavailable(
             f"The model `{self.name}` can't be loaded at present; the server's log says why.",
             "model",

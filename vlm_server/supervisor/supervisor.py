@@ -313,7 +313,7 @@ class Supervisor:
         return await EngineProcess.start("vlm_server.engine", environment)
 
     async def _watch(self, process: EngineProcess) -> None:
-        """End an engine that does not get ready in time, or makes no progress."""
+        """End an engine that is not ready in time, or makes no progress."""
         engine = self._settings.engine
         num_ticks = 0
         while True:

@@ -15,7 +15,7 @@ _MAX_SECONDS = 30.0
 
 
 class Trials:
-    """Turns at the engine: a suspect request runs alone, later ones wait. Of one event loop."""
+    """Runs suspect requests alone, while later ones wait. For use from one event loop only."""
 
     def __init__(self) -> None:
         self._alone: str | None = None

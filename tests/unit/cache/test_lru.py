@@ -29,24 +29,24 @@ def held(cache: LruCache[str]) -> str:
     return "".join(key for key in "abcdefgh" if key in cache)
 
 
-def test_what_was_put_is_there() -> None:
+def test_put_value_is_found() -> None:
     cache = cache_of("a", "b")
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == ("a", "b", None)
     assert cache.lease("c") is None
 
 
-def test_what_was_put_longest_ago_goes_first() -> None:
+def test_oldest_entry_is_evicted_first() -> None:
     assert held(cache_of("a", "b", "c", "d")) == "bcd"
 
 
-def test_what_was_got_goes_later() -> None:
+def test_get_counts_as_use() -> None:
     cache = cache_of("a", "b", "c")
     cache.get("a")
     cache.put("d", "d", 1).release()
     assert held(cache) == "acd"
 
 
-def test_asking_whether_a_key_is_there_is_no_use() -> None:
+def test_contains_is_neither_use_nor_hit() -> None:
     cache = cache_of("a", "b", "c")
     assert "a" in cache
     cache.put("d", "d", 1).release()
@@ -54,7 +54,7 @@ def test_asking_whether_a_key_is_there_is_no_use() -> None:
     assert (cache.read().hits, cache.read().misses) == (0, 0)
 
 
-def test_only_as_many_go_as_must() -> None:
+def test_put_evicts_no_more_than_needed() -> None:
     cache = cache_of("a", "b", "c")
     cache.put("d", "d", 2).release()
     assert held(cache) == "cd"
@@ -75,7 +75,7 @@ def test_a_value_of_all_the_room_is_kept_and_a_larger_one_evicts_nothing() -> No
     assert held(cache) == "d"
 
 
-def test_what_is_put_is_leased() -> None:
+def test_put_returns_a_lease() -> None:
     cache = cache_of("a", "b")
     lease = cache.put("c", "c", 1)
     assert (lease.value, cache.read().pinned_bytes) == ("c", 1)
@@ -85,7 +85,7 @@ def test_what_is_put_is_leased() -> None:
     assert cache.read().pinned_bytes == 0
 
 
-def test_what_is_put_twice_is_a_lease_and_a_use_of_the_first() -> None:
+def test_second_put_leases_and_uses_the_first_value() -> None:
     cache = cache_of("a", "b", "c")
     lease = cache.put("a", "other", 2)
     assert (lease.value, cache.read().pinned_bytes) == ("a", 1)
@@ -95,7 +95,7 @@ def test_what_is_put_twice_is_a_lease_and_a_use_of_the_first() -> None:
     assert (cache.read().hits, cache.read().misses) == (0, 0)
 
 
-def test_what_finds_no_room_is_leased_though_not_kept() -> None:
+def test_value_without_room_is_leased_but_not_stored() -> None:
     cache = cache_of("a")
     lease = cache.put("b", "b", 4)
     assert lease.value == "b"
@@ -118,7 +118,7 @@ def test_a_lease_keeps_its_entry() -> None:
     assert lease.value == "a"
 
 
-def test_nothing_goes_for_what_finds_no_room_beside_the_leases() -> None:
+def test_value_without_room_beside_leases_evicts_nothing() -> None:
     cache = cache_of("a", "b", "c")
     lease = cache.lease("a")
     assert lease is not None
@@ -144,7 +144,7 @@ def test_releasing_twice_raises_and_releases_no_other_lease() -> None:
     assert cache.read().pinned_bytes == cache.num_references == 0
 
 
-def test_a_lease_of_what_is_not_stored_is_a_hold_too() -> None:
+def test_lease_of_unstored_value_counts_as_reference() -> None:
     cache = cache_of("a")
     lease = cache.put("b", "b", 4)
     assert cache.num_references == 1
@@ -154,7 +154,7 @@ def test_a_lease_of_what_is_not_stored_is_a_hold_too() -> None:
         lease.release()
 
 
-def test_a_reading_counts() -> None:
+def test_read_counts_hits_misses_and_evictions() -> None:
     cache = cache_of("a", "b", "c", "d")
     cache.get("a")
     cache.get("b")

@@ -73,17 +73,17 @@ def growth(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_trim_gives_back_what_is_free():
+def test_trim_returns_free_memory_to_the_system():
     assert growth() > 50_000_000
     assert growth(last="heap.trim()") < 5_000_000
 
 
-def test_it_can_be_called_anywhere():
+def test_trim_works_after_keep_bodies_on_any_platform():
     assert growth(first="heap.keep_bodies()", last="heap.trim()") < 5_000_000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_what_threads_freed_is_trimmed():
+def test_trim_reaches_memory_freed_by_threads():
     """Of a thread's own heap, trimming does not reach what is free at the end."""
     assert growth(last="heap.trim()", program=OTHER_THREAD) > 20_000_000
     kept = growth(first="heap.keep_bodies()", last="heap.trim()", program=OTHER_THREAD)
@@ -91,7 +91,7 @@ def test_what_threads_freed_is_trimmed():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the preload is for Linux")
-def test_what_a_preloaded_mimalloc_keeps_is_trimmed():
+def test_trim_returns_memory_kept_by_mimalloc():
     preload = {
         "LD_PRELOAD": str(
             distribution("cmeel-mimalloc").locate_file("cmeel.prefix/lib/libmimalloc.so.3")
@@ -106,7 +106,7 @@ def test_what_a_preloaded_mimalloc_keeps_is_trimmed():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_what_bodies_leave_stays_mapped_is_known_and_goes_at_the_end():
+def test_keep_bodies_keeps_freed_bodies_mapped_until_trim():
     program = """
 import resource
 from vlm_server.platform import heap
@@ -133,14 +133,14 @@ print(again)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_one_heap_keeps_what_threads_freed_until_it_is_trimmed():
+def test_shared_heap_keeps_memory_freed_by_threads_until_trim():
     first = "heap.share_one_heap()"
     assert growth(first=first, program=OTHER_THREAD, count=120) > 10_000_000
     assert growth(first=first, last="heap.trim()", program=OTHER_THREAD, count=120) < 5_000_000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_what_an_image_takes_stays_mapped_for_the_next():
+def test_keep_images_keeps_two_megapixels_mapped():
     """Those of two megapixels, and not all of what a large one took."""
     program = """
 import resource
@@ -163,7 +163,7 @@ print(faults() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_what_a_matrix_product_takes_in_passing_stays_mapped():
+def test_openblas_buffers_stay_mapped():
     """OpenBLAS takes 2.1 MB for each: to have them mapped anew made pictures 1.6 times as slow."""
     program = """
 import resource

@@ -56,7 +56,7 @@ def test_an_hour_is_kept_and_what_held_when_it_began() -> None:
         (-9, None, "was ended by SIGKILL"),
         (1, None, "ended with status 1"),
         (None, None, "could not be started"),
-        (-9, "encoder", "did not get on (encoder) and was ended"),
+        (-9, "encoder", "made no progress (encoder) and was ended"),
     ],
 )
 def test_why_an_engine_ended(status: int | None, hung: str | None, reason: str) -> None:

@@ -68,7 +68,7 @@ class Check:
 
 
 def within(seconds: float, function: Callable[[], T]) -> T | None:
-    """Result of `function`; None if it takes longer: its thread then goes on alone."""
+    """The result of `function`; None after `seconds`, while its thread keeps running."""
     returned: list[T] = []
     thread = threading.Thread(target=lambda: returned.append(function()), daemon=True)
     thread.start()

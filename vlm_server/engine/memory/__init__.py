@@ -1,1 +1,1 @@
-"""Device memory: who is admitted, what is freed when, and what work needs."""
+"""Device memory: the admission of requests, estimates of their peaks, and when memory is freed."""

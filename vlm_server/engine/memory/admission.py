@@ -29,7 +29,7 @@ class Admission:
         self._kv_bytes = kv_bytes
         self._max_chunk_tokens = max_chunk_tokens
         self._last_waiting: str | None = None
-        """The request that had to wait last: each wait is counted once."""
+        """The request counted last as waiting, so that each wait is counted once."""
 
     def decide(
         self, request: Request, admitted: Sequence[Request], *, some_are_ending: bool
@@ -136,7 +136,7 @@ class Admission:
         """
         prompt, cached = request.prompt, request.num_cached_tokens
         batch = [request, *admitted]
-        to_encode = request.spans_to_encode
+        to_encode = request.encode_lengths
         chunk = max(
             min(self._max_chunk_tokens, prompt.num_tokens - cached),
             prompt.atomic_prefill_tokens - cached,

@@ -242,9 +242,9 @@ class Governor:
             self._clear("decode")
 
     def give_back_to_other_programs(self) -> None:
-        """Free memory if other programs need some: the pool, or half of the caches if it is empty.
+        """If other programs need memory, clear the pool or, if it is empty, evict half the caches.
 
-        Decides by the driver's last report.
+        Whether they do is what the driver last reported (`_ask_driver`).
         """
         if not self._is_short:
             return

@@ -89,7 +89,7 @@ class AutoCallParser:
         deltas = []
         for name, arguments in read:
             if not self._calls.is_full:
-                deltas += [self._calls.begin(name), self._calls.go_on(arguments)]
+                deltas += [self._calls.begin(name), self._calls.append_arguments(arguments)]
                 self._calls.num_valid += 1
         return deltas
 

@@ -46,8 +46,8 @@ class Calls:
         self.num_begun += 1
         return ToolCallDelta(self.num_begun - 1, call_id, name)
 
-    def go_on(self, arguments: str) -> ToolCallDelta:
-        """A further delta of the call begun last, with a part of its arguments."""
+    def append_arguments(self, arguments: str) -> ToolCallDelta:
+        """A delta that appends `arguments` to the last call."""
         return ToolCallDelta(self.num_begun - 1, arguments=arguments)
 
 

@@ -141,7 +141,7 @@ class RequiredCallParser:
             arguments = self._held[: body.push(self._held)]
             self._held = self._held[len(arguments) :]
             if arguments:
-                self._pieces.append(self._calls.go_on(arguments))
+                self._pieces.append(self._calls.append_arguments(arguments))
             if body.is_closed:
                 return
             yield

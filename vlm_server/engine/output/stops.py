@@ -17,7 +17,7 @@ class StopChecker:
         self.reached: str | None = None
 
     @property
-    def are_any(self) -> bool:
+    def has_any(self) -> bool:
         """Whether there are stop strings."""
         return bool(self._stops)
 

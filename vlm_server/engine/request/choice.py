@@ -90,7 +90,7 @@ class Choice:
 
     def _stop_in(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """The pieces before a stop string, which ends the answer."""
-        if not self._stops.are_any:
+        if not self._stops.has_any:
             return pieces
         emitted: list[Piece] = []
         for piece in pieces:

@@ -115,7 +115,7 @@ class Request:
         return 0 if self._references is None else self._references.num_media_tokens
 
     @property
-    def spans_to_encode(self) -> list[int]:
+    def encode_lengths(self) -> list[int]:
         """Lengths, in tokens, of the media to encode."""
         if self._references is None:
             return []
@@ -204,7 +204,7 @@ class Request:
         self._start_after_prefix(prepared.references)
         self.move_to(State.WAITING_FOR_MEMORY)
 
-    def set_counted(self, prepared: Prepared) -> None:
+    def finish_count(self, prepared: Prepared) -> None:
         """Take over the prompt of a request that only wants its tokens, and end it."""
         self._prompt, self._references = prepared.prompt, prepared.references
         self.num_cached_tokens = prepared.references.num_cached_tokens
@@ -339,8 +339,8 @@ class Request:
         self.num_prefilled = self.num_cached_tokens = references.num_cached_tokens
 
     def _enter_encoding_or_prefill(self) -> None:
-        self.move_to(State.ENCODING if self.spans_to_encode else State.PREFILL)
+        self.move_to(State.ENCODING if self.encode_lengths else State.PREFILL)
 
     def _end_encoding(self) -> None:
-        if self.state is State.ENCODING and not self.spans_to_encode:
+        if self.state is State.ENCODING and not self.encode_lengths:
             self.move_to(State.PREFILL)

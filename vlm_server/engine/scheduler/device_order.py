@@ -56,8 +56,8 @@ def fair_turn(waiting: Sequence[Waiting], last: str | None, room: int = 0) -> st
 class DeviceOrder:
     """The turns of the encoder, and those of the prefill; each by `fair_turn`.
 
-    `start_encode` and `start_chunk` take a turn; without them, repeated questions get the same
-    answers.
+    Only `start_encode`, `finish_encode` and `start_chunk` change the order; all other methods are
+    queries.
     """
 
     def __init__(self, requests: Mapping[str, Request], max_num_seqs: int) -> None:
@@ -91,7 +91,7 @@ class DeviceOrder:
             return None
         can_prefill = self.next_to_prefill() is not None
         waiting = [
-            _device_work_left(r)
+            _encode_candidate(r)
             for r in self._requests.values()
             if r is not during
             and (r.state is State.ENCODING or (can_prefill and _has_media_chunk(r)))
@@ -111,10 +111,10 @@ class DeviceOrder:
         ]
         while True:
             num_encoded[turn.request_id] += 1
-            left = [_device_work_left(r, num_encoded[r.request_id]) for r in waiting]
+            left = [_encode_candidate(r, num_encoded[r.request_id]) for r in waiting]
             request_id = fair_turn(left, turn.request_id)
             turn = next(r for r in waiting if r.request_id == request_id)
-            if len(turn.spans_to_encode) <= num_encoded[turn.request_id]:
+            if len(turn.encode_lengths) <= num_encoded[turn.request_id]:
                 return
             yield turn
 
@@ -142,7 +142,7 @@ class DeviceOrder:
     def _prefill_turn(self, last: str | None, done: Collection[Request]) -> Request | None:
         """The request to prefill after `last`, assuming that those in `done` are prefilled."""
         waiting = [
-            _prefill_left(r)
+            _prefill_candidate(r)
             for r in self._requests.values()
             if r.state is State.PREFILL
             and r not in done
@@ -177,17 +177,17 @@ def _has_media_chunk(request: Request) -> bool:
     return request.state is State.PREFILL and request.has_uncached_media
 
 
-def _device_work_left(request: Request, num_encoded: int = 0) -> Waiting:
-    """The request as it waits for the device, with all tokens to encode and to prefill.
+def _encode_candidate(request: Request, num_encoded: int = 0) -> Waiting:
+    """A candidate for the encoder; its remaining work: all tokens to encode and to prefill.
 
     num_encoded: the number of its media to assume encoded in addition.
     """
-    left = request.num_prefill_tokens_left + sum(request.spans_to_encode[num_encoded:])
+    left = request.num_prefill_tokens_left + sum(request.encode_lengths[num_encoded:])
     return Waiting(request.request_id, left, request.is_begun or num_encoded > 0)
 
 
-def _prefill_left(request: Request) -> Waiting:
-    """The request as it waits for the prefill, which adds all its sequences to the batch."""
+def _prefill_candidate(request: Request) -> Waiting:
+    """A candidate for the prefill's turn, at whose end all its sequences join the decode batch."""
     return Waiting(
         request.request_id,
         request.num_prefill_tokens_left,

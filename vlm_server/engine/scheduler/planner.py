@@ -90,13 +90,13 @@ class Planner:
         # Listed before the chunk: a prompt that ends with it decodes from the next step on.
         decode = tuple(seq for r in self._requests.in_state(State.DECODE) for seq in r.seqs)
         new, prefills = self._start_prefills(num_decoding=len(decode))
-        encode_next = self._start_encode_next(prefills)
+        encode_during_step = self._start_encode_during_step(prefills)
         requests = self._requests.values()
         return SchedulerOutput(
             prepare=prepare,
             disk_read=disk_read,
             encode=encode,
-            encode_next=encode_next,
+            encode_during_step=encode_during_step,
             finished_seqs=finished_seqs,
             stored_prompts=stored_prompts,
             stored_answers=stored_answers,
@@ -146,14 +146,13 @@ class Planner:
                 others_decode=bool(plan.decode),
             )
 
-    def finish_seqs(self, request: Request, seqs: Sequence[SeqId], *, is_sound: bool) -> None:
+    def drop_seqs(self, request: Request, seqs: Sequence[SeqId], *, kv_is_valid: bool) -> None:
         """Have the runner drop sequences of `request` in the next plan.
 
-        If their KV `is_sound`, it is stored first; that of a cancelled prefill up to its last
-        chunk.
+        If `kv_is_valid`, their KV is stored first; of a cancelled prefill, up to its last chunk.
         """
         self._finished_seqs += seqs
-        if not (is_sound and self._can_reuse(request)):
+        if not (kv_is_valid and self._can_reuse(request)):
             return
         if request.state is State.PREFILL:
             self._stored_prompts.append(request.request_id)
@@ -186,7 +185,7 @@ class Planner:
 
     @property
     def _under_way(self) -> set[str]:
-        """Requests of the disk read and the encode under way; some may have ended."""
+        """Requests that the disk reader or the encoder works for; some may have ended."""
         under_way = {work.request_id for work in self._device_order.encoding}
         return under_way if self._disk_reading is None else under_way | {self._disk_reading}
 
@@ -255,7 +254,7 @@ class Planner:
             return tuple(works)
         return ()
 
-    def _start_encode_next(self, prefills: Sequence[PrefillWork]) -> tuple[EncodeWork, ...]:
+    def _start_encode_during_step(self, prefills: Sequence[PrefillWork]) -> tuple[EncodeWork, ...]:
         """Encodes to start once a step with `prefills` is launched."""
         if not prefills or not prefills[0].is_last:
             return ()

@@ -1,4 +1,4 @@
-"""Accepts requests, has each step planned (`schedule`), and returns its events (`update`).
+"""Accepts requests, plans each step (`schedule`), and makes events of its result (`update`).
 
 `engine.loop` drives the steps and passes messages on. `Planner` decides and starts the work, the
 scheduler handles its results; nothing else changes a request.
@@ -121,7 +121,7 @@ class Scheduler:
     def on_prepared(self, request_id: str, outcome: Prepared | RequestError) -> list[Event]:
         """Handle a prepared request, which may have been aborted since."""
         self._planner.on_prepared(request_id)
-        request = self._finished_work(request_id)
+        request = self._end_thread_work(request_id)
         if isinstance(outcome, RequestError):
             return [] if request is None else self._fail(request, outcome)
         if request is None:
@@ -141,7 +141,7 @@ class Scheduler:
     def on_disk_read(self, request_id: str, result: DiskReadResult) -> None:
         """Handle the disk read of a request, which may have been aborted since."""
         self._planner.on_disk_read()
-        request = self._finished_work(request_id)
+        request = self._end_thread_work(request_id)
         if request is None:
             result.release()
         else:
@@ -264,15 +264,15 @@ class Scheduler:
         """The deltas of a sequence's tokens; a choice that ends releases its sequence."""
         deltas = self._output.append(request, seq, result, self._clock(), self._counts)
         if request.choices[seq.choice].finish_reason is not None:
-            self._planner.finish_seqs(request, [seq], is_sound=True)
+            self._planner.drop_seqs(request, [seq], kv_is_valid=True)
         return deltas
 
     def _fail_or_retry(self, request: Request, error: RequestError) -> list[Event]:
         """Restart a prefill that was too much for the device, with smaller chunks; else fail."""
         is_too_much = request.state is State.PREFILL and isinstance(error, DeviceLimit)
         if not (is_too_much and self._may_retry(request.request_id, error)):
-            return self._fail(request, error, is_sound=False)
-        self._planner.finish_seqs(request, request.seqs, is_sound=False)
+            return self._fail(request, error, kv_is_valid=False)
+        self._planner.drop_seqs(request, request.seqs, kv_is_valid=False)
         request.restart()
         return []
 
@@ -288,26 +288,28 @@ class Scheduler:
 
     def _count(self, request: Request, prepared: Prepared) -> list[Event]:
         """End a request that wants only its prompt's tokens."""
-        request.set_counted(prepared)
+        request.finish_count(prepared)
         self._end(request, request.state)
         prompt = prepared.prompt
         return [_finished(request, tuple(prompt.token_ids.tolist()), prompt.text)]
 
-    def _fail(self, request: Request, error: RequestError, *, is_sound: bool = True) -> list[Event]:
-        self._end(request, State.FINISHED_FAILED, is_sound=is_sound)
+    def _fail(
+        self, request: Request, error: RequestError, *, kv_is_valid: bool = True
+    ) -> list[Event]:
+        self._end(request, State.FINISHED_FAILED, kv_is_valid=kv_is_valid)
         return [_failed(request.request_id, error)]
 
-    def _finished_work(self, request_id: str) -> Request | None:
-        """The request of a thread's finished work, if it is live."""
+    def _end_thread_work(self, request_id: str) -> Request | None:
+        """Clear the cancellation of finished work; returns its request if that is still live."""
         request = self._requests.get(request_id)
         if request is not None:
             request.cancellation = None
         return request
 
-    def _end(self, request: Request, state: State, *, is_sound: bool = True) -> None:
-        """End a request in `state`; `is_sound`: whether no step of it failed."""
+    def _end(self, request: Request, state: State, *, kv_is_valid: bool = True) -> None:
+        """End a request in `state`; `kv_is_valid`: whether no step failed that wrote its KV."""
         if request.is_known_to_runner:
-            self._planner.finish_seqs(request, request.seqs, is_sound=is_sound)
+            self._planner.drop_seqs(request, request.seqs, kv_is_valid=kv_is_valid)
         request.end(state)
         del self._requests[request.request_id]
         self._counts.add_ended(request)

@@ -10,9 +10,10 @@ from vlm_server.protocol import CacheStats, RequestProgress
 
 @dataclass
 class SchedulerStats:
-    """The scheduler's part of `protocol.Stats`, by the same names: counts, and what a reading adds.
+    """The scheduler's fields of `protocol.Stats`.
 
-    Counts are those since the last `reset_stats`; tool calls are those of requests that have ended.
+    The fields up to `spec_accepted_tokens` are counters since `reset_stats`; those of tool calls
+    count ended requests only. `Scheduler.read` fills in the others.
     """
 
     generated_tokens: int = 0

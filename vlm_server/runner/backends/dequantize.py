@@ -1,7 +1,9 @@
 """Dequantized weights where a device multiplies dense ones faster.
 
 MLX multiplies quantized weights on CPUs by a loop of its own, row by row, and dense ones by
-OpenBLAS: of 2048 x 512 numbers in 4 bits, eight rows take 7.6 ms, and 0.4 in float32.
+OpenBLAS: of 2048 x 512 numbers in 4 bits, eight rows take 7.6 ms, and 0.4 in float32. On an H100,
+1,152 rows and 11008 x 2048 numbers take 0.41 ms, 0.13 with the time to dequantize them, and 0.09
+if they are dense.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _DENSE: dict[type, type] = {
 _SHARE_OF_FREE = 2
 """Dense copies may take one in so many of the free bytes."""
 _FEW_ROWS = 3
-"""So many rows take less time by MLX's product than the weights to be dequantized."""
+"""The number of rows that MLX's quantized product multiplies sooner than it dequantizes weights."""
 
 
 class DequantizingLinear(QuantizedLinear):  # type: ignore[misc]
@@ -48,9 +50,7 @@ def dequantize(model: Any, free_bytes: int) -> None:
     layers = [each for each in model.modules() if type(each) in _DENSE and each.mode == "affine"]
     added = sum(_dense_bytes(layer) - _packed_bytes(layer) for layer in layers)
     if added > free_bytes // _SHARE_OF_FREE:
-        for layer in layers:
-            if type(layer) is QuantizedLinear:
-                layer.__class__ = DequantizingLinear
+        dequantize_for_many_rows(model)
         return
     if layers:
         logger.info("dequantized the weights: %d MiB more, and faster on this device", added >> 20)
@@ -62,6 +62,13 @@ def dequantize(model: Any, free_bytes: int) -> None:
             delattr(layer, name)
         layer.__class__ = _DENSE[type(layer)]
         layer.weight = weight
+
+
+def dequantize_for_many_rows(model: Any) -> None:
+    """Let the quantized linear layers of a loaded model dequantize their weights for many rows."""
+    for layer in model.modules():
+        if type(layer) is QuantizedLinear and layer.mode == "affine":
+            layer.__class__ = DequantizingLinear
 
 
 def _dequantized(layer: Any) -> mx.array:

@@ -190,7 +190,7 @@ class DiskCache(DiskTier):
             if is_transient(error) or is_gone(error):
                 return
             header = None
-        if isinstance(header, records.PrefixHeader) and header.is_sound(self._fingerprint, key):
+        if isinstance(header, records.PrefixHeader) and header.kv_is_valid(self._fingerprint, key):
             with self._lock:
                 self._blocks.add(header.block)
         else:

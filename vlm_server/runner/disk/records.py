@@ -86,7 +86,7 @@ class PrefixHeader(msgspec.Struct, frozen=True, tag="prefix"):
         part = subject.part
         return own == (fingerprint, subject.parent, subject.key, _ids(part), part.spans)
 
-    def is_sound(self, fingerprint: str, key: str) -> bool:
+    def kv_is_valid(self, fingerprint: str, key: str) -> bool:
         """Whether this is a valid header of `key`, of a block that is not empty."""
         length, odd = divmod(len(self.token_ids), 4)
         ends = [0, *(span.end for span in self.spans)]

@@ -62,7 +62,8 @@ _NEXT_STATE = {
     (_State.FORWARDED, "result"): _State.WAITING,
     (_State.WAITING, "sample"): _State.IDLE,
 }
-"""The legal calls. The batch goes round the first three, a detached one round the others."""
+"""The legal calls. The main batch cycles through the first three; a detached batch cycles through
+the last two."""
 
 
 @dataclass(slots=True)
@@ -278,7 +279,7 @@ class DecodeBatch:
             matcher.lower_priority()
 
     def result(self) -> Sampled:
-        """The tokens that `forward` began with, but for those that `join` reported, and drafts.
+        """The tokens that `forward` began with and `join` has not reported, and accepted drafts.
 
         `NO_TOKEN` for a sequence to be removed: its logits are NaN, or its grammar ends it.
         """
@@ -314,7 +315,7 @@ class DecodeBatch:
 
         A wide step needs the newest tokens on the host.
         """
-        if self._newest is None or not self._speculation.may_be_worth_it(self._seqs):
+        if self._newest is None or not self._speculation.can_gain(self._seqs):
             return None
         tokens = self._append_newest(self._newest)
         found = self._speculation.drafts(self._seqs, self._loaded.spec.eos_token_ids)

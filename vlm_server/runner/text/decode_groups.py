@@ -1,8 +1,8 @@
-"""All sequences that decode: one batch, and the requests that are detached from it.
+"""All sequences that decode: the main batch, and a batch for each detached request.
 
-A request whose grammar is late is detached: it decodes whenever its masks are ready, and the batch
-goes on without it. After enough steps in time it is reattached; the more often it was detached, the
-more steps that takes.
+A request whose grammar mask is not ready in time is detached: it decodes in a batch of its own,
+whenever its mask is ready. After `_STEPS_IN_TIME` steps without a wait it is reattached; the number
+doubles with each detachment.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DecodeGroups:
         """False with several ranks, whose steps must be the same: all wait for late grammars."""
         self._detached: dict[str, _Detached] = {}
         """Detached requests; the one that waits longest for its turn first."""
-        self._times_late: dict[str, int] = {}
+        self._num_detachments: dict[str, int] = {}
         """Number of times that each request was detached."""
         self._patience_seconds = _MAX_PATIENCE_SECONDS
 
@@ -83,9 +83,11 @@ class DecodeGroups:
         self._detached = {
             name: request for name, request in self._detached.items() if request.batch.seq_ids
         }
-        if self._times_late:
+        if self._num_detachments:
             staying = {seq.request_id for seq in self.seq_ids}
-            self._times_late = {n: times for n, times in self._times_late.items() if n in staying}
+            self._num_detachments = {
+                n: times for n, times in self._num_detachments.items() if n in staying
+            }
 
     def launch(self, *, is_alone: bool = True, chunk: PromptChunk | None = None) -> mx.array | None:
         """Begin the next step of the batch, and of one detached request whose masks are ready.
@@ -132,11 +134,14 @@ class DecodeGroups:
             batch = self._batch.detach(request_id)
             batch.lower_priority()
             self._detached[request_id] = _Detached(batch)
-            self._times_late[request_id] = self._times_late.get(request_id, 0) + 1
+            self._num_detachments[request_id] = self._num_detachments.get(request_id, 0) + 1
         self._patience_seconds = max(patience - (time.monotonic() - started), 0.0)
 
     def _step_one(self, detached: list[str]) -> None:
-        """Step the first request whose masks are ready; wait a moment if nothing else decodes."""
+        """Run a step of the first detached request whose masks are ready.
+
+        If nothing else decodes, waits up to `_ALONE_SECONDS` for the masks of the first one.
+        """
         ready = next((name for name in detached if self._is_ready(name)), None)
         if ready is None and not self._batch.seq_ids:
             first = detached[0]
@@ -159,7 +164,7 @@ class DecodeGroups:
 
     def _reattach(self) -> None:
         for request_id, request in list(self._detached.items()):
-            wanted = _STEPS_IN_TIME << min(self._times_late[request_id] - 1, 16)
+            wanted = _STEPS_IN_TIME << min(self._num_detachments[request_id] - 1, 16)
             if request.in_time >= wanted and not request.batch.late_requests(0.0):
                 request.batch.sample()
                 self._batch.reattach(request.batch)

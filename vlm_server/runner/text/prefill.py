@@ -32,7 +32,7 @@ Storable = tuple[PromptKey, SequenceState, str]
 
 
 class Prefilled:
-    """A request whose prompt is in `cache`, or will be.
+    """A request's prompt, and the KV cache that holds it once it is prefilled.
 
     row: the prompt's row in the cache of a batched prefill; None if the cache is its own.
     snapshots: those at the prompt's snapshot points, by the number of tokens before them.
@@ -49,7 +49,7 @@ class Prefilled:
         self.snapshots: dict[int, LayerStates] = {}
 
     def storable(self, *, are_free: bool) -> Storable:
-        """All of the prompt. `are_free`: see `SequenceState`."""
+        """The entry of the whole prompt for the prefix cache. `are_free`: see `SequenceState`."""
         are_free = are_free and self.row is None
         return self._storable(self.prompt.key, self.snapshots, are_free=are_free)
 
@@ -62,7 +62,7 @@ class Prefilled:
 
 
 class Prefill(Prefilled):
-    """A request from its first prompt token that was not cached to the last."""
+    """The prefill of one request: from its first uncached prompt token to its last."""
 
     def __init__(self, loaded: LoadedModel, request: NewRequest) -> None:
         super().__init__(loaded, request, make_prompt_cache(loaded.language_model))
@@ -118,8 +118,8 @@ class Prefill(Prefilled):
         mx.eval(launched, [layer.state for layer in self.cache])
         self.is_piggybacked = False
 
-    def end_early(self) -> Storable | None:
-        """The prefilled part of a cancelled prompt.
+    def end_cancelled(self) -> Storable | None:
+        """End a cancelled prefill; returns the entry of its prefilled part for the prefix cache.
 
         Waits for the last chunk, and raises its error. None if its logits are NaN, or if the
         prompt has not got beyond its first media item.

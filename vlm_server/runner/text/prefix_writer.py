@@ -50,7 +50,7 @@ class LateErrors:
                 self._error = error
 
     def attribute_to_others(self) -> None:
-        """Attribute all errors so far to other work; `synchronize` must have been called before."""
+        """Count all late errors so far as errors of other work; call `synchronize` first."""
         self._num_of_others = self._faults.num_late
 
     @property
@@ -84,7 +84,7 @@ class PrefixWriter:
 
     def store_cancelled(self, prefill: Prefill) -> None:
         """Store a prompt up to where its prefill was cancelled."""
-        self._write(prefill.end_early)
+        self._write(prefill.end_cancelled)
 
     def store_answer(self, seq: SeqId) -> None:
         """Store a sequence that is about to be removed, for the next turn of its conversation."""

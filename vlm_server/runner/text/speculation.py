@@ -59,7 +59,7 @@ class Speculation:
         self._last: tuple[float, int] | None = None
         """The end of the last step and its width; None if other work ran since it began."""
 
-    def may_be_worth_it(self, seqs: Sequence[DecodingSequence]) -> bool:
+    def can_gain(self, seqs: Sequence[DecodingSequence]) -> bool:
         """Whether to wait for the newest tokens, in order to verify drafts after them."""
         if not self.widths or len(seqs) > MAX_DRAFTING_ROWS:
             return False

@@ -23,7 +23,7 @@ from vlm_server.runner.vision.tile_encoder import TileCache, encode_tiles
 
 logger = logging.getLogger(__name__)
 
-_FAILED = "The model failed while encoding a picture."
+_FAILED = "The model failed while encoding an image."
 _TURN_SECONDS = 0.01
 """Time that an encode may add to a decode step: about a step's own time."""
 
@@ -269,4 +269,4 @@ def _embeddings(
 
 def _check_count(num_rows: int, num_tokens: int) -> None:
     if num_rows != num_tokens:
-        raise InternalError(f"a picture's {num_tokens} tokens got {num_rows} rows of features")
+        raise InternalError(f"an image's {num_tokens} tokens got {num_rows} rows of features")

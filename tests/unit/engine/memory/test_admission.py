@@ -93,7 +93,7 @@ class Engine(driver.Engine):
 # A request of 5 prompt tokens and up to 20 of its answer takes 25 tokens until it ends.
 
 
-def test_those_that_fit_run_together_and_the_others_wait_in_order():
+def test_fitting_requests_run_together_and_the_rest_wait_in_order():
     engine = Engine(room=61)
     engine.ask("a", "b", "c", "d", max_tokens=20, ignore_eos=True)
     assert engine.answered == ["a", "b", "c", "d"]
@@ -102,7 +102,7 @@ def test_those_that_fit_run_together_and_the_others_wait_in_order():
     assert engine.num_tracked == 0
 
 
-def test_who_could_never_fit_is_refused_and_those_after_it_are_not():
+def test_refused_request_does_not_block_later_ones():
     engine = Engine(room=61)
     engine.answer(submit("huge", max_tokens=60), submit("b", max_tokens=20))
     (failed,) = [event for event in engine.events if isinstance(event, Failed)]
@@ -141,7 +141,7 @@ def test_short_sequences_beside_a_long_one_are_as_wide_as_it():
     assert engine.answered == ["long", "short"]
 
 
-def test_pressure_from_elsewhere_ends_with_it():
+def test_admission_resumes_after_external_memory_pressure():
     engine = Engine(room=61)
     engine.memory.limit_bytes -= 40
     engine.ask("a", "b", max_tokens=10)
@@ -153,7 +153,7 @@ def test_pressure_from_elsewhere_ends_with_it():
     assert engine.decisions.get("wait", 0) == waits
 
 
-def test_an_abort_of_who_waits_leaves_nothing():
+def test_abort_of_a_waiting_request_leaves_nothing():
     engine = Engine(room=35)
     engine.prepare(submit("a", max_tokens=20, ignore_eos=True), submit("b", max_tokens=20))
     engine.step()
@@ -206,7 +206,7 @@ def test_an_idle_engine_clears_once_and_then_waits_for_requests():
     assert engine.governor.seconds_until_clear() is None
 
 
-def test_a_step_that_ran_out_of_memory_frees_what_nobody_uses():
+def test_out_of_memory_step_evicts_unused_entries():
     engine = Engine(room=1000)
     engine.runner.chunk_errors["a"] = [OutOfMemory("none")]
     engine.ask("a", max_tokens=5)
@@ -247,7 +247,7 @@ def test_an_encode_that_ran_out_of_memory_is_tried_once_more():
     assert engine.decisions["clear_failure"] == 1
 
 
-def test_two_fit_together_if_there_is_room_for_both_of_their_worst_moments():
+def test_requests_overlap_if_both_peaks_fit():
     engine = Engine(room=100)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     a, b, c = (waiting(name) for name in "abc")
@@ -299,7 +299,7 @@ def admit(request: Request, admission: Admission, *admitted: Request) -> bool:
     return transient_bytes is not None
 
 
-def test_the_worst_moment_of_who_was_admitted_before_stays_reserved():
+def test_transient_bytes_of_admitted_requests_stay_reserved():
     """The picture of the first takes 30 more for a while; the second, a text, must not use them."""
     engine = Engine(room=81)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)

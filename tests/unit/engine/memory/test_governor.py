@@ -81,18 +81,18 @@ def ground() -> Ground:
 # ---- admission ---------------------------------------------------------------------------
 
 
-def test_what_fits_is_admitted(ground: Ground):
+def test_fitting_request_is_admitted(ground: Ground):
     assert ground.admit(800, 100) == "admit"
     assert ground.decisions == {}
 
 
-def test_what_fits_but_for_what_is_reserved_waits(ground: Ground):
+def test_request_waits_if_only_reserved_bytes_are_free(ground: Ground):
     ground.hold(active=300)
     assert ground.admit(300, 100, reserved=200, others_run=True) == "admit"
     assert ground.admit(300, 101, reserved=200, others_run=True) == "wait"
 
 
-def test_caches_go_first_the_oldest_of_them_and_no_more_than_needed(ground: Ground):
+def test_admission_evicts_oldest_cache_entries_as_needed(ground: Ground):
     for name in ("oldest", "middle", "newest"):
         ground.cache(name, 150)
     ground.admit(600, others_run=True)
@@ -101,7 +101,7 @@ def test_caches_go_first_the_oldest_of_them_and_no_more_than_needed(ground: Grou
     assert ground.decisions["evict"] == 1
 
 
-def test_what_a_request_uses_is_not_evicted(ground: Ground):
+def test_leased_features_are_not_evicted(ground: Ground):
     ground.cache("in use", 400)
     lease = ground.caches.features.lease("in use")
     assert ground.admit(600, others_run=True) == "wait"
@@ -111,18 +111,18 @@ def test_what_a_request_uses_is_not_evicted(ground: Ground):
     assert ground.cached == 0
 
 
-def test_what_could_never_fit_is_refused_whatever_is_free(ground: Ground):
+def test_request_larger_than_the_limit_is_refused(ground: Ground):
     assert ground.admit(901) == "refuse"
     ground.hold(active=500)
     assert ground.admit(901, others_run=True) == "refuse"
 
 
-def test_nobody_is_refused_for_what_was_learned(ground: Ground):
+def test_learned_transient_bytes_never_refuse_a_request(ground: Ground):
     assert ground.admit(100, 5000, others_run=True) == "wait"
     assert ground.admit(100, 5000) == "admit"
 
 
-def test_what_has_ended_but_is_held_yet_costs_no_cache(ground: Ground):
+def test_request_waits_for_ending_requests_before_eviction(ground: Ground):
     ground.cache("a", 400)
     ground.hold(active=450)
     assert ground.admit(300, others_run=True, some_are_ending=True) == "wait"
@@ -132,7 +132,7 @@ def test_what_has_ended_but_is_held_yet_costs_no_cache(ground: Ground):
     assert ground.cached == 400
 
 
-def test_what_a_step_under_way_still_holds_costs_no_cache(ground: Ground):
+def test_admission_synchronizes_before_it_evicts(ground: Ground):
     ground.cache("a", 400)
     ground.hold(active=300)
     ground.memory.unsettled_bytes = 300 * MIB
@@ -141,7 +141,7 @@ def test_what_a_step_under_way_still_holds_costs_no_cache(ground: Ground):
     assert ground.decisions == {}
 
 
-def test_caches_make_room_for_what_was_reserved_before(ground: Ground):
+def test_reserved_bytes_evict_newer_cache_entries(ground: Ground):
     """What was cached since then lies where a row will grow."""
     ground.cache("old", 150)
     ground.cache("new", 150)
@@ -154,7 +154,7 @@ def test_caches_make_room_for_what_was_reserved_before(ground: Ground):
     assert ground.decisions == {"evict": 1}
 
 
-def test_memory_of_work_under_way_is_waited_for_in_every_eighth_step_at_most(ground: Ground):
+def test_make_room_for_reserved_synchronizes_in_at_most_every_eighth_step(ground: Ground):
     """A decode step holds memory while it runs: settling in each would cost all their overlap."""
     ground.cache("a", 100)
     ground.hold(active=700)
@@ -175,7 +175,7 @@ def test_memory_of_work_under_way_is_waited_for_in_every_eighth_step_at_most(gro
     assert ground.decisions == {}
 
 
-def test_what_work_under_way_explained_once_is_looked_at_again(ground: Ground):
+def test_shortage_explained_by_launched_work_is_checked_again_after_eight_steps(ground: Ground):
     """The same shortage may come of what grew, with nothing under way."""
     ground.cache("a", 100)
     ground.hold(active=740)
@@ -188,7 +188,7 @@ def test_what_work_under_way_explained_once_is_looked_at_again(ground: Ground):
     assert ground.cached == 0
 
 
-def test_what_work_under_way_does_not_explain_is_made_room_for_at_once(ground: Ground):
+def test_shortage_beyond_launched_work_evicts_at_once(ground: Ground):
     ground.cache("a", 100)
     ground.hold(active=740)
     ground.memory.unsettled_bytes = 10 * MIB
@@ -203,7 +203,7 @@ def test_an_eviction_of_nothing_is_none(ground: Ground):
     assert ground.decisions == {"clear_failure": 1}
 
 
-def test_it_never_latches(ground: Ground):
+def test_admission_recovers_from_pressure_of_other_programs(ground: Ground):
     """Somebody else took the memory and gives it back; in between, who could fit waits or runs."""
     ground.hold(active=850)
     assert ground.admit(300, others_run=True) == "wait"
@@ -286,7 +286,7 @@ def test_the_driver_is_asked_every_five_seconds_at_most():
     assert 20 <= ground.memory.num_driver_calls <= 21
 
 
-def test_what_another_program_needs_is_given_once_by_what_the_driver_said():
+def test_pool_is_cleared_once_per_driver_report_of_shortage():
     """In any step, be there answers or a prompt alone; until it says so again."""
     ground = gpu()
     ground.memory.others_need_some = True
@@ -302,7 +302,7 @@ def test_what_another_program_needs_is_given_once_by_what_the_driver_said():
 
 
 @pytest.mark.parametrize(("needed", "pool"), [(False, 12 * GIB), (True, 32)])
-def test_nothing_is_given_to_nobody_and_no_small_pool(needed: bool, pool: int):
+def test_pool_is_kept_without_need_or_if_small(needed: bool, pool: int):
     ground = gpu()
     ground.memory.others_need_some = needed
     ground.hold(active=10 * GIB, pool=pool)
@@ -367,7 +367,7 @@ def learn(ground: Ground, work: Literal["encode", "prefill"], num_tokens: int, s
     estimator.end(work, num_tokens)
 
 
-def test_what_a_tile_took_is_not_spread_over_its_picture(ground: Ground):
+def test_encode_peak_is_attributed_to_tokens_per_call(ground: Ground):
     """Or a picture of a single tile would be thought to take a fraction of it."""
     ground.governor.before_encode(800)
     ground.memory.peak_bytes = ground.memory.active_bytes + 80 * MIB
@@ -494,14 +494,14 @@ def test_the_most_that_a_token_took_counts(ground: Ground):
     assert ground.governor.estimator.bytes_for("encode", 400) == 200 * MIB
 
 
-def test_what_was_long_ago_is_forgotten(ground: Ground):
+def test_estimator_forgets_peaks_after_32_measurements(ground: Ground):
     learn(ground, "encode", 100, 500)
     for _ in range(32):
         learn(ground, "encode", 100, 10)
     assert ground.governor.estimator.bytes_for("encode", 100) == 10 * MIB
 
 
-def test_of_what_overlaps_nothing_is_learned():
+def test_estimator_ignores_peaks_of_overlapping_work():
     memory = replace(FakeMemory(), active_bytes=100, peak_bytes=0)
     estimator = MemoryEstimator(memory)
     estimator.begin("prefill")
@@ -518,7 +518,7 @@ def test_of_what_overlaps_nothing_is_learned():
     assert estimator.peak_bytes == 90_000
 
 
-def test_what_stays_is_not_transient(ground: Ground):
+def test_estimator_excludes_memory_that_stays_allocated(ground: Ground):
     """A long prompt's buffers, or those of a prefix that was found."""
     estimator = ground.governor.estimator
     estimator.begin("prefill")
@@ -528,7 +528,7 @@ def test_what_stays_is_not_transient(ground: Ground):
     assert estimator.bytes_for("prefill", 100) == 20 * MIB
 
 
-def test_a_chunk_that_has_merged_is_no_measure(ground: Ground):
+def test_estimator_ignores_chunk_that_joined_running_sequences(ground: Ground):
     learn(ground, "prefill", 100, 10)
     ground.governor.before_chunk()
     ground.memory.peak_bytes = ground.memory.active_bytes + 800 * MIB
@@ -536,7 +536,7 @@ def test_a_chunk_that_has_merged_is_no_measure(ground: Ground):
     assert ground.governor.estimator.bytes_for("prefill", 100) == 10 * MIB
 
 
-def test_a_few_tokens_teach_nothing(ground: Ground):
+def test_estimator_ignores_work_of_few_tokens(ground: Ground):
     before = ground.governor.estimator.bytes_for("prefill", 100)
     learn(ground, "prefill", 3, 1)
     assert ground.governor.estimator.bytes_for("prefill", 100) == before
@@ -559,7 +559,7 @@ def test_a_smaller_limit_evicts_what_is_beyond_it_and_gives_the_pool_back(ground
     assert ground.governor.read().limit_bytes == 400 * MIB
 
 
-def test_a_smaller_limit_takes_nothing_that_was_promised(ground: Ground) -> None:
+def test_smaller_limit_keeps_reserved_bytes(ground: Ground) -> None:
     ground.cache("a", 200)
     ground.hold(active=100)
     ground.governor.set_limit(450 * MIB, 100 * MIB)
@@ -577,7 +577,7 @@ def test_requests_are_admitted_by_the_new_limit(ground: Ground) -> None:
     assert ground.admit(800) == "admit"
 
 
-def test_an_operator_clears_what_nobody_uses(ground: Ground) -> None:
+def test_clear_caches_drops_unused_entries_and_pool(ground: Ground) -> None:
     ground.cache("a", 200)
     ground.hold(pool=10)
     ground.governor.clear_caches()

@@ -97,19 +97,19 @@ def test_the_pictures_of_a_request_are_encoded_together():
     assert texts(engine.events)["a"] == answer_text(made_of("a", 6))
 
 
-def test_one_after_the_other_where_that_gains_nothing():
+def test_images_are_not_batched_on_a_device_without_gain():
     engine = new_engine(cpu)
     arrive(engine, a=6)
     assert calls_of(engine) == [["a"]] * 6
 
 
-def test_one_after_the_other_where_the_model_takes_one():
+def test_images_are_not_batched_if_limited_to_one():
     engine = new_engine(gpu, most=1)
     arrive(engine, a=3)
     assert calls_of(engine) == [["a"]] * 3
 
 
-def test_those_of_another_request_are_not_waited_for():
+def test_prompt_is_prefilled_before_images_of_the_next_request():
     """Its prefill comes first, and so does that of a short one beside the pictures of a long."""
     engine = new_engine(gpu)
     arrive(engine, a=1, b=1)
@@ -125,7 +125,7 @@ def test_two_requests_are_encoded_together_if_that_takes_as_long_as_one():
     assert calls_of(engine)[0] == ["a", "b"], "and no third one is begun"
 
 
-def test_one_that_waits_for_room_is_not_made_to_wait_for_others_pictures():
+def test_prompt_waiting_for_room_limits_the_encode_batch():
     engine = new_engine(gpu, max_num_seqs=1)
     engine.add("running", max_tokens=500, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
@@ -136,21 +136,21 @@ def test_one_that_waits_for_room_is_not_made_to_wait_for_others_pictures():
     assert [work.request_id for work in engine.encoder.works] == ["b"]
 
 
-def test_one_picture_at_a_time_beside_a_text_that_waits_for_its_prefill():
+def test_images_are_not_batched_while_text_waits_for_prefill():
     engine = new_engine(gpu)
     arrive(engine, text=0, a=4)
     engine.step()
     assert len(engine.encoder.works) == 1
 
 
-def test_one_picture_beside_the_last_chunk_of_a_prompt():
+def test_images_are_not_batched_during_a_last_chunk():
     engine = new_engine(gpu)
     arrive(engine, a=1, b=4)
     engine.step()
     engine.encoder.finish()
     plan = engine.step()
     assert plan.prefill
-    assert [work.request_id for work in plan.encode_next] == ["b"]
+    assert [work.request_id for work in plan.encode_during_step] == ["b"]
 
 
 def test_beside_answers_it_lasts_no_longer_than_a_chunk_may():
@@ -208,7 +208,7 @@ def test_as_many_as_there_is_memory_for():
 # ---- when something happens to one of them -----------------------------------------------
 
 
-def test_one_that_fails_fails_its_request_alone():
+def test_failed_image_fails_only_its_request():
     engine = new_engine(launch_bound)
     arrive(engine, a=1, b=1)
     engine.step()
@@ -231,7 +231,7 @@ def test_a_request_whose_pictures_all_ran_out_of_memory_is_tried_once_more():
     assert texts(engine.events)["a"] == answer_text(made_of("a", 4))
 
 
-def test_calls_that_fail_time_and_again_are_made_no_more():
+def test_batched_encode_is_given_up_after_failures():
     engine = new_engine(lambda count: math.inf if count > 1 else ENCODE_SECONDS)
     arrive(engine, a=6)
     assert calls_of(engine) == [["a"]] * 6
@@ -249,7 +249,7 @@ class SuddenCache(LruCache[EncodedImage]):
         return super().__contains__(key)
 
 
-def test_what_another_thread_has_just_stored_is_no_error():
+def test_features_stored_by_another_thread_are_used():
     engine = new_engine(gpu)
     engine.caches.features = SuddenCache("encoder", 1 << 20)
     arrive(engine, a=3)
@@ -257,7 +257,7 @@ def test_what_another_thread_has_just_stored_is_no_error():
     assert texts(engine.events)["a"] == answer_text(made_of("a", 3))
 
 
-def test_one_that_is_aborted_leaves_the_others_as_they_were():
+def test_abort_leaves_the_rest_of_the_encode_batch():
     engine = new_engine(launch_bound)
     arrive(engine, a=1, b=1)
     engine.step()
@@ -272,7 +272,7 @@ def test_one_that_is_aborted_leaves_the_others_as_they_were():
     assert ended["a"].is_aborted
 
 
-def test_all_are_aborted_while_they_are_encoded():
+def test_abort_of_a_whole_encode_batch_leaves_nothing():
     engine = new_engine(launch_bound)
     arrive(engine, a=1, b=1)
     engine.step()
@@ -314,7 +314,7 @@ def first_tokens(device: Device, most: int, images: dict[str, int]) -> dict[str,
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("device", [gpu, launch_bound, cpu])
-def test_nobodys_first_token_comes_later_than_in_turn(device: Device, seed: int):
+def test_batched_encode_delays_no_first_token(device: Device, seed: int):
     """But for the moment by which an encode ends before the decode step beside it."""
     drawn = random.Random(seed)
     names = "abcdef"[: drawn.randint(1, 6)]
@@ -324,7 +324,7 @@ def test_nobodys_first_token_comes_later_than_in_turn(device: Device, seed: int)
     assert max(together[name] - in_turn[name] for name in names) <= most, (images, in_turn)
 
 
-def test_two_agents_that_arrive_together_are_both_sooner():
+def test_batched_encode_speeds_up_simultaneous_agents():
     in_turn = first_tokens(launch_bound, 1, {"a": 1, "b": 1})
     together = first_tokens(launch_bound, 8, {"a": 1, "b": 1})
     assert all(together[name] < in_turn[name] for name in "ab")

@@ -143,7 +143,7 @@ def course_of(engine: Engine) -> list[tuple[str, str]]:
     for plan in engine.plans:
         course += [("encode", work.request_id) for work in plan.encode]
         course += [("chunk", plan.prefill.request_id)] if plan.prefill else []
-        course += [("encode", work.request_id) for work in plan.encode_next]
+        course += [("encode", work.request_id) for work in plan.encode_during_step]
     return course
 
 
@@ -342,7 +342,7 @@ def test_the_next_picture_is_encoded_beside_the_last_chunk_of_a_prompt():
         plan = engine.step()
         assert not plan.encode, "it is the prompt's turn"
         assert plan.prefill
-        begun.append((plan.prefill.is_last, [work.request_id for work in plan.encode_next]))
+        begun.append((plan.prefill.is_last, [work.request_id for work in plan.encode_during_step]))
     assert len(begun) > 1
     assert begun == [(False, [])] * (len(begun) - 1) + [(True, ["b"])]
     assert engine.step().prefill is None, "its picture is not encoded yet"
@@ -359,6 +359,6 @@ def test_no_picture_is_encoded_beside_a_prompt_if_there_is_no_memory_for_both():
     plan = engine.step()
     assert plan.prefill
     assert plan.prefill.is_last
-    assert not plan.encode_next
+    assert not plan.encode_during_step
     plan = engine.step()
     assert [work.request_id for work in plan.encode] == ["b"]

@@ -68,19 +68,19 @@ def test_prompts_that_wait_are_prefilled_together_in_their_order():
     assert texts(engine.events) == dict.fromkeys("abcdef", answer_text(prompt()))
 
 
-def test_one_after_the_other_where_that_gains_nothing():
+def test_prompts_are_not_batched_on_a_device_without_gain():
     engine = new_engine(cpu)
     engine.ready(*"abc")
     assert together(engine) == [["a"], ["b"], ["c"]]
 
 
-def test_one_after_the_other_where_the_model_can_not():
+def test_prompts_are_not_batched_if_limited_to_one():
     engine = new_engine(most=1)
     engine.ready(*"abc")
     assert together(engine) == [["a"], ["b"], ["c"]]
 
 
-def test_one_with_a_picture_goes_alone_and_nobody_overtakes_it():
+def test_prompt_with_image_is_prefilled_alone_and_in_order():
     engine = new_engine()
     usual, engine.preparers.outcome = engine.preparers.outcome, None
     engine.add("a", "b")
@@ -95,7 +95,7 @@ def test_one_with_a_picture_goes_alone_and_nobody_overtakes_it():
     assert sorted(name for names in found for name in names) == [*"abcde"]
 
 
-def test_one_whose_tokens_attend_to_later_ones_goes_alone():
+def test_atomic_prompt_is_prefilled_alone():
     """In a row of several it would attend to the padding."""
     engine = new_engine()
     usual, engine.preparers.outcome = engine.preparers.outcome, None
@@ -111,19 +111,19 @@ def test_one_whose_tokens_attend_to_later_ones_goes_alone():
     assert [*"ef"] in found
 
 
-def test_no_more_than_the_batch_has_room_for():
+def test_batched_prefill_respects_max_num_seqs():
     engine = new_engine(max_num_seqs=16)
     engine.ready(*"abcd", n=5)
     assert together(engine)[0] == [*"ab"]
 
 
-def test_no_more_tokens_than_a_step_may_have():
+def test_batched_prefill_respects_chunk_tokens():
     engine = new_engine(lambda plan: 0.01, prefill_chunk_tokens=64)
     engine.ready(*"abcdef", text="w" * 14)
     assert together(engine)[0] == [*"abcd"]
 
 
-def test_while_answers_are_written_a_step_takes_no_longer_than_it_may():
+def test_batched_prefill_respects_max_step_seconds_while_decoding():
     def slow(plan: SchedulerOutput) -> float:
         return 0.06 + 0.0001 * len(plan.prefills)
 
@@ -134,7 +134,7 @@ def test_while_answers_are_written_a_step_takes_no_longer_than_it_may():
     assert [len(names) for names in together(engine)] == [1] * 5
 
 
-def test_only_with_memory_for_all_at_once():
+def test_batched_prefill_is_halved_to_fit_memory():
     def first_chunk(limit_bytes: int) -> list[str]:
         engine = new_engine(memory=FakeMemory(limit_bytes=limit_bytes))
         engine.governor.reset_stats()
@@ -156,7 +156,7 @@ def add_texts(engine: Engine, **said: str) -> None:
     engine.add(*said)
 
 
-def test_they_begin_after_what_is_cached_of_all():
+def test_batched_prefill_starts_after_shortest_cached_prefix():
     """Some tokens more that are cached of one are computed again."""
     engine = new_engine(caches=Caches(prefix_bytes=1 << 20))
     add_texts(engine, one="hello you")
@@ -170,7 +170,7 @@ def test_they_begin_after_what_is_cached_of_all():
     assert engine.is_clean()
 
 
-def test_one_of_which_much_is_cached_goes_alone():
+def test_prompt_with_long_cached_prefix_is_prefilled_alone():
     engine = new_engine(caches=Caches(prefix_bytes=1 << 20))
     add_texts(engine, one="x" * 100)
     engine.run()
@@ -182,7 +182,7 @@ def test_one_of_which_much_is_cached_goes_alone():
 # ---- what may happen to them -------------------------------------------------------------
 
 
-def test_one_that_fails_leaves_the_others():
+def test_failed_prompt_leaves_the_rest_of_its_batch():
     engine = new_engine()
     engine.ready(*"abc")
     engine.runner.failing_prefills = {"b"}
@@ -191,7 +191,7 @@ def test_one_that_fails_leaves_the_others():
     assert texts(engine.events) == dict.fromkeys("ac", answer_text(prompt()))
 
 
-def test_calls_that_fail_are_made_no_more():
+def test_batched_prefill_is_given_up_after_failures():
     """Each of their prompts was prefilled once more, alone."""
     engine = new_engine()
     launch = engine.runner.launch
@@ -212,7 +212,7 @@ def test_calls_that_fail_are_made_no_more():
     assert together(engine) == [["a"], ["b"]]
 
 
-def test_all_are_announced_before_they_begin():
+def test_batched_prompts_are_all_announced_on_device():
     """A crash is held against all of them."""
     engine = new_engine()
     engine.ready(*"ab")
@@ -221,7 +221,7 @@ def test_all_are_announced_before_they_begin():
     assert ("a", "b") in working
 
 
-def test_one_that_is_aborted_leaves_the_others_as_they_were():
+def test_abort_leaves_the_rest_of_the_prefill_batch():
     engine = new_engine()
     engine.ready(*"ab")
     engine.step()
@@ -251,7 +251,7 @@ def first_tokens(device: Device, most: int, sizes: dict[str, int]) -> dict[str, 
 
 @pytest.mark.parametrize("seed", few_of(range(12), range(4)))
 @pytest.mark.parametrize("device", [gpu, cpu])
-def test_nobodys_first_token_comes_later_than_in_turn(device: Device, seed: int):
+def test_batched_prefill_delays_no_first_token(device: Device, seed: int):
     """But for a tenth of what the first of those takes that share a call."""
     drawn = random.Random(seed)
     names = "abcdefghij"[: drawn.randint(1, 10)]
@@ -261,7 +261,7 @@ def test_nobodys_first_token_comes_later_than_in_turn(device: Device, seed: int)
         assert shared[name] <= 1.1 * in_turn[name] + 1e-9, (sizes, in_turn, shared)
 
 
-def test_two_that_arrive_together_are_sooner():
+def test_batched_prefill_speeds_up_simultaneous_prompts():
     in_turn = first_tokens(gpu, 1, dict.fromkeys("abcdefgh", 6))
     shared = first_tokens(gpu, 8, dict.fromkeys("abcdefgh", 6))
     assert shared["a"] <= 1.1 * in_turn["a"]

@@ -71,7 +71,7 @@ class Watched(Scheduler):
 
     def schedule(self) -> SchedulerOutput:
         plan = super().schedule()
-        is_encoding = bool(self._planner._device_order.encoding) and not plan.encode_next
+        is_encoding = bool(self._planner._device_order.encoding) and not plan.encode_during_step
         prompts = [r for r in self._requests.values() if r.state is State.PREFILL]
         ready = [r for r in prompts if not (r.has_uncached_media and is_encoding)]
         if ready:
@@ -286,8 +286,8 @@ class Lives(RuleBasedStateMachine):
 
     def beat(self) -> None:
         plan = self.engine.step()
-        assert not (plan.encode and plan.encode_next)
-        works = plan.encode or plan.encode_next
+        assert not (plan.encode and plan.encode_during_step)
+        works = plan.encode or plan.encode_during_step
         assert len({work.span.mm_hash for work in works}) == len(works), "one picture twice"
         assert not [work for work in works if work.span.mm_hash in self.caches.features], (
             "it is there"
