@@ -1,12 +1,10 @@
-"""Linear layers, dense or quantized, that take the rows of a decode step by our own kernel on CUDA.
+"""Linear layers on CUDA, dense or quantized, that multiply the rows of a decode step by our kernel.
 
-MLX multiplies more than one row, or one with a bias, by cuBLAS, which the host has to record for
-each product; of quantized weights, its product of few rows takes as many times as long as there are
-rows, and its product of rows of one (rows, 1, depth) does for any number. Layers that take the same
-input are one product: queries, keys and values, or both halves of an MLP. So they are in a pass
-that reads a prompt, too, whose products are too large for our kernel; to the model, its tokens are
-rows of one. Of more rows, quantized weights are dequantized: a dense product, with that, takes less
-time than MLX's quantized one from some 64 rows on, and MLX compiles the latter for half a minute.
+MLX multiplies more than one row, or one with a bias, by cuBLAS; recording that takes the host
+longer than most of the products take. Its quantized product reads all weights again for each of a
+few rows, and for each row of one, (rows, 1, depth), the tokens of a mixed step. So quantized
+weights are dequantized for more rows than our kernel takes. Layers with the same input are one
+product: queries, keys and values, or both halves of an MLP; in mixed steps, too.
 """
 
 from __future__ import annotations
@@ -38,48 +36,39 @@ Multiply = Callable[
 """`x @ weight.T + bias`, (..., columns), in parts of such widths: see `skinny_linear`."""
 
 
-class FewRowsLinear(Linear):  # type: ignore[misc]
+class _LinearByProduct:
+    product: Product
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self.product.takes(x):
+            return self.product.part_of(self, x)
+        return super().__call__(x)  # type: ignore[misc, no-any-return]
+
+
+class _EmbeddingByProduct:
+    product: Product
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """The logits of `x`, where the embedding is the lm_head, too."""
+        if self.product.takes(x):
+            return self.product.part_of(self, x)
+        return super().as_linear(x)  # type: ignore[misc, no-any-return]
+
+
+class FewRowsLinear(_LinearByProduct, Linear):  # type: ignore[misc]
     """A `Linear` whose weights `skinny_linear` takes."""
 
-    product: Product
 
-    def __call__(self, x: mx.array) -> mx.array:
-        if self.product.takes(x):
-            return self.product.part_of(self, x)
-        return super().__call__(x)  # type: ignore[no-any-return]
-
-
-class FewRowsQuantizedLinear(QuantizedLinear):  # type: ignore[misc]
+class FewRowsQuantizedLinear(_LinearByProduct, QuantizedLinear):  # type: ignore[misc]
     """A `QuantizedLinear` whose weights `skinny_linear` takes."""
 
-    product: Product
 
-    def __call__(self, x: mx.array) -> mx.array:
-        if self.product.takes(x):
-            return self.product.part_of(self, x)
-        return super().__call__(x)  # type: ignore[no-any-return]
+class FewRowsEmbedding(_EmbeddingByProduct, Embedding):  # type: ignore[misc]
+    """An `Embedding` whose weights `skinny_linear` takes."""
 
 
-class FewRowsEmbedding(Embedding):  # type: ignore[misc]
-    """An `Embedding` that may be the lm_head, too."""
-
-    product: Product
-
-    def as_linear(self, x: mx.array) -> mx.array:
-        if self.product.takes(x):
-            return self.product.part_of(self, x)
-        return super().as_linear(x)  # type: ignore[no-any-return]
-
-
-class FewRowsQuantizedEmbedding(QuantizedEmbedding):  # type: ignore[misc]
-    """A `QuantizedEmbedding` that may be the lm_head, too."""
-
-    product: Product
-
-    def as_linear(self, x: mx.array) -> mx.array:
-        if self.product.takes(x):
-            return self.product.part_of(self, x)
-        return super().as_linear(x)  # type: ignore[no-any-return]
+class FewRowsQuantizedEmbedding(_EmbeddingByProduct, QuantizedEmbedding):  # type: ignore[misc]
+    """A `QuantizedEmbedding` whose weights `skinny_linear` takes."""
 
 
 class Product:
