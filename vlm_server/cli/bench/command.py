@@ -93,6 +93,13 @@ def _add_servers(group: argparse._ArgumentGroup) -> None:
     where = "its folder, or its name if it is on this machine"
     group.add_argument("--model", metavar="NAME", help=f"checkpoint for --start: {where}")
     group.add_argument(
+        "--drafts",
+        choices=("on", "off"),
+        default="on",
+        help="whether --start ours drafts tokens (default: %(default)s); a random model repeats "
+        "itself, which flatters drafts",
+    )
+    group.add_argument(
         "--url",
         action="append",
         default=[],

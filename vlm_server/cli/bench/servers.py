@@ -66,6 +66,15 @@ KINDS = {
 }
 
 
+def server_kind(name: str, *, with_drafts: bool) -> ServerKind:
+    """The kind `name`; without drafts, `ours` is started with `num_speculative_tokens = 0`."""
+    kind = KINDS[name]
+    if with_drafts or name != "ours":
+        return kind
+    setting = ("--set", "scheduler.num_speculative_tokens=0")
+    return msgspec.structs.replace(kind, command=(*kind.command, *setting))
+
+
 class BenchTarget(msgspec.Struct, frozen=True):
     """A server to ask: `base_url` ends in `/v1`; `model` is the name in requests."""
 

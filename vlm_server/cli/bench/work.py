@@ -21,7 +21,14 @@ from vlm_server.cli.bench.day import DaySample
 from vlm_server.cli.bench.figures import Figure
 from vlm_server.cli.bench.material import Material, parse_size
 from vlm_server.cli.bench.report import BenchPlan, BenchRun
-from vlm_server.cli.bench.servers import KINDS, BenchTarget, Client, find_model, parse_url, started
+from vlm_server.cli.bench.servers import (
+    BenchTarget,
+    Client,
+    find_model,
+    parse_url,
+    server_kind,
+    started,
+)
 from vlm_server.cli.progress import ProgressLine
 from vlm_server.cli.text import did_you_mean
 from vlm_server.errors import ConfigError
@@ -140,9 +147,10 @@ async def _targets(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -
     look = partial(for_any_server, private, with_openblas=True)
     environment = await asyncio.to_thread(look) if args.start else {}
     ready = []
-    for name, kind in zip(names, args.start, strict=False):
+    for name, kind_name in zip(names, args.start, strict=False):
         _say(f"starting {name}")
-        server = started(name, KINDS[kind], folder, environment)
+        kind = server_kind(kind_name, with_drafts=args.drafts == "on")
+        server = started(name, kind, folder, environment)
         ready.append(await stack.enter_async_context(server))
     return ready + [await find_model(target) for target in targets]
 

@@ -24,6 +24,7 @@ from vlm_server.cli.bench.servers import (
     ServerUnusable,
     find_model,
     parse_url,
+    server_kind,
     started,
 )
 from vlm_server.cli.main import build_parser
@@ -168,6 +169,13 @@ async def test_bench_reports_output_of_server_that_exits_at_start(tmp_path: Path
             pass
     assert "\n" not in str(caught.value)
     assert caught.value.details.count("\n") >= 1
+
+
+def test_drafts_are_turned_off_for_our_servers_alone():
+    for name in KINDS:
+        assert server_kind(name, with_drafts=True) == KINDS[name]
+    assert "scheduler.num_speculative_tokens=0" in server_kind("ours", with_drafts=False).command
+    assert server_kind("mlx-vlm", with_drafts=False) == KINDS["mlx-vlm"]
 
 
 async def test_bench_starts_and_stops_server(tmp_path: Path):
