@@ -649,8 +649,13 @@ def multiply(
     return mx.split(product, list(accumulate(widths[:-1])), axis=-1)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("bits", [None, 4])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
+@pytest.mark.parametrize(
+    ("family", "bits"),
+    [
+        *((name, None) for name in ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "smolvlm")),
+        *((name, 4) for name in ("qwen2_5_vl", "qwen3_vl", "smolvlm")),
+    ],
+)
 def test_few_rows_are_multiplied_as_before(tiny_model: TinyModel, family: str, bits: int | None):
     loaded = load_model(tiny_model(family))
     language_model = loaded.language_model

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,7 @@ from vlm_server.prompt.preparer import MultimodalPreparer
 from vlm_server.protocol import Failed, Finished, SamplingParams
 from vlm_server.runner.kv.segments import needs_snapshots
 from vlm_server.runner.loaded import LoadedModel
+from vlm_server.runner.model import gated_delta
 from vlm_server.runner.vision.encoder import ImageEncoder
 
 Served = tuple[LoadedModel, MultimodalPreparer]
@@ -344,15 +346,27 @@ def gold(loaded: LoadedModel, *turns: tuple[str, tuple[Part, ...]]) -> list[int]
         pictures += [part for part in parts if not isinstance(part, str)]
         messages.append({"role": role, "content": content})
     text = rendered(loaded, messages)
-    results = stream_generate(
-        loaded.model,
-        loaded.processor,
-        for_mlx_vlm(loaded, text, has_pictures=bool(pictures)),
-        image=pictures or None,
-        max_tokens=24,
-        temperature=0.0,
-    )
+    with mlx_vlms_gated_delta():
+        results = list(
+            stream_generate(
+                loaded.model,
+                loaded.processor,
+                for_mlx_vlm(loaded, text, has_pictures=bool(pictures)),
+                image=pictures or None,
+                max_tokens=24,
+                temperature=0.0,
+            )
+        )
     return [int(result.token) for result in results][:24]  # the last comes twice
+
+
+@contextmanager
+def mlx_vlms_gated_delta() -> Iterator[None]:
+    """Let hybrid models compute mlx-vlm's own rule, which `use_gated_delta` replaced."""
+    with pytest.MonkeyPatch.context() as patch:
+        for (module, name), original in gated_delta._MLX_VLM.items():
+            patch.setattr(module, name, original)
+        yield
 
 
 def rendered(loaded: LoadedModel, messages: list[dict[str, Any]]) -> str:

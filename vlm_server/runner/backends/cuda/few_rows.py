@@ -25,7 +25,11 @@ from vlm_server.runner.backends.cuda import kernels
 from vlm_server.runner.backends.cuda.kernels import Packing
 
 _DTYPES = (mx.bfloat16, mx.float16)
-_SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_SAME_INPUT = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+)
 """Names of layers that mlx-vlm's modules call with one input."""
 _PARAMETERS = ("weight", "scales", "biases", "bias")
 """What a layer may have, a row of each for each of its columns."""
