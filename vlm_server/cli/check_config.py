@@ -64,7 +64,7 @@ def check_models(settings: Settings) -> None:
 
 
 def render_defaults() -> str:
-    """Text of `configs/default.toml`."""
+    """The text of `configs/default.toml`."""
     defaults = Settings()
     sections = [_render_section(name, section) for name, section in defaults.sections()]
     sections.insert(_MODEL_SECTIONS, _render_example(ListedModel(path="org/name")))
@@ -72,7 +72,7 @@ def render_defaults() -> str:
 
 
 def describe(section: type[msgspec.Struct], name: str) -> str:
-    """Description of one setting, with its choices if it has any."""
+    """The description of one setting, with its choices if it has any."""
     kind = get_type_hints(section)[name]
     text = descriptions(section)[name]
     if get_origin(kind) is Literal:
@@ -90,7 +90,7 @@ def _render_section(name: str, section: msgspec.Struct) -> str:
 
 
 def _render_example(model: ListedModel) -> str:
-    """Table of one more model, all of it as comments."""
+    """The table of one more model, all of it as comments."""
     lines = _render_section("models.NAME", model).splitlines(keepends=True)
     heading = "# More models, a table for each; see docs/models.md.\n"
     return heading + "".join(f"# {line}" for line in lines)

@@ -48,7 +48,7 @@ def with_terminal_log(settings: Settings, sources: Sources) -> Settings:
 
 
 def has_started() -> None:
-    """Log errors of loading from now on; before, they are the last line of `serve`."""
+    """The log errors of loading from now on; before, they are the last line of `serve`."""
     logging.getLogger(_LOADING_LOGGER).removeFilter(_is_no_error)
 
 

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser(words: Sequence[str] | None = None) -> Parser:
-    """Parser of the command line; it sets `run` to the place of the command's function.
+    """The parser of the command line; it sets `run` to the place of the command's function.
 
     Only the command that `words` begin with is imported; all, if they are None.
     """
@@ -114,7 +114,7 @@ def report(error: BaseException, options: argparse.Namespace) -> int:
 
 
 def code_of(error: BaseException) -> int:
-    """Exit code of `error`."""
+    """The exit code of `error`."""
     return next(code for kind, code in _CODES.items() if isinstance(error, kind))
 
 

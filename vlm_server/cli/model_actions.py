@@ -131,7 +131,7 @@ def _listed(found: find.Found, config: dict[str, Any]) -> _ModelRow:
 
 
 def _begun(found: find.Found) -> _ModelRow:
-    """Row of an unfinished download."""
+    """The row of an unfinished download."""
     size = sum(path.stat().st_size for path in (found.folder / "blobs").iterdir())
     folder = str(found.folder)
     return _ModelRow(found.name, size, place=found.place, folder=folder, complete=False)

@@ -128,5 +128,5 @@ def fitted(stage: str, columns: int) -> str:
 
 
 def _kind_of(stage: str) -> str:
-    """Beginning of a stage's text, which stays while its numbers change."""
+    """The beginning of a stage's text, which stays while its numbers change."""
     return re.split(r"[\d:]", stage, maxsplit=1)[0]

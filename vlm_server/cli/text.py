@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Lines of `rows`, the first of which is the head, in columns as wide as their cells."""
+    """The lines of `rows`, the first of which is the head, in columns as wide as their cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

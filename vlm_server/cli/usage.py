@@ -59,7 +59,7 @@ OVERVIEW = Manual(
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser of the program, and of each command. Options can't be shortened."""
+    """The parser of the program, and of each command. Options can't be shortened."""
 
     def __init__(self, **options: Any) -> None:
         options |= {"formatter_class": _Formatter, "allow_abbrev": False, "add_help": False}
@@ -112,7 +112,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"there is no {value!r}{close}")
 
     def format_help(self) -> str:
-        """Help of argparse, and the sections of the manual."""
+        """The help of argparse, and the sections of the manual."""
         self._action_groups.sort(key=lambda group: group is self.others)
         sections = self._get_formatter()
         codes = () if commands_of(self) else self.manual.exit_codes
@@ -133,7 +133,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Formatter of argparse in which an empty line begins a paragraph."""
+    """The formatter of argparse in which an empty line begins a paragraph."""
 
     def __init__(self, prog: str) -> None:
         columns = shutil.get_terminal_size().columns - 2

@@ -35,7 +35,7 @@ class ChatReply:
 
 
 class ChatSession:
-    """Messages of a conversation; each question is sent with all earlier messages."""
+    """The messages of a conversation; each question is sent with all earlier messages."""
 
     def __init__(
         self, daemon: Daemon, model: dict[str, Any], max_tokens: int | None, system: str | None

@@ -74,7 +74,7 @@ class Medium:
 
     @property
     def part(self) -> dict[str, Any]:
-        """Content part of a chat message."""
+        """The content part of a chat message."""
         kind = "video_url" if self.is_video else "image_url"
         return {"type": kind, kind: {"url": self.url}}
 

@@ -89,7 +89,7 @@ def find_regions(text: str, scale: tuple[float, float] = (_THOUSAND, _THOUSAND))
 
 
 def _region(match: re.Match[str], scale: tuple[float, float], label: str) -> Region:
-    """Region of a match: two numbers are a point, four a box."""
+    """The region of a match: two numbers are a point, four a box."""
     numbers = [float(number) for number in match.groups() if number is not None]
     if match.re is _Y_FIRST_BOX:
         numbers = [numbers[place] for place in (1, 0, 3, 2)]
@@ -168,7 +168,7 @@ def save(image: Image.Image, path: Path) -> None:
 
 
 def protocol_of(environment: Mapping[str, str]) -> Protocol | None:
-    """Image protocol of the terminal; None inside tmux and screen, which pass on neither."""
+    """The image protocol of the terminal; None inside tmux and screen, which pass on neither."""
     term = environment.get("TERM", "")
     if environment.get("TMUX") or term.startswith(_MULTIPLEXERS) or term in ("", "dumb"):
         return None

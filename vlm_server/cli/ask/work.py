@@ -110,7 +110,7 @@ def ready_daemon(
 
 
 def _wait_for(daemon: Daemon, arguments: argparse.Namespace, settings: Settings) -> ServedModel:
-    """Model of a running daemon, once loaded: `/v1/models` then has all its fields."""
+    """The model of a running daemon, once loaded: `/v1/models` then has all its fields."""
     progress = ProgressLine(sys.stderr)
     try:
         daemon.wait_ready(settings.engine.start_timeout_seconds, progress.show)

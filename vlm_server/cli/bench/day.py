@@ -64,7 +64,7 @@ class DaySample(msgspec.Struct, frozen=True):
 
 
 async def spend_day(client: Client, material: Material, seconds: float) -> list[DaySample]:
-    """Samples of whole rounds of `seconds` or a little longer, as the answers ended."""
+    """The samples of whole rounds of `seconds` or a little longer, as the answers ended."""
     day = Day(client, material)
     while day.elapsed_seconds < seconds:
         await day.spend_round()
@@ -72,7 +72,7 @@ async def spend_day(client: Client, material: Material, seconds: float) -> list[
 
 
 class Day:
-    """Rounds of a day with one server; `samples` are those of the rounds so far."""
+    """The rounds of a day with one server; `samples` are those of the rounds so far."""
 
     def __init__(self, client: Client, material: Material) -> None:
         self._client = client
@@ -178,7 +178,7 @@ def parts(samples: Sequence[DaySample]) -> list[list[DaySample]]:
 
 
 def kinds(samples: Sequence[DaySample]) -> list[str]:
-    """Kinds of request, without the fixed work."""
+    """The kinds of request, without the fixed work."""
     return sorted({sample.kind for sample in samples} - {FIXED_WORK})
 
 

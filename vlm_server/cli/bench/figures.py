@@ -11,7 +11,7 @@ import msgspec
 
 
 class Unit(Enum):
-    """Unit of a figure, as it is printed."""
+    """The unit of a figure, as it is printed."""
 
     MILLISECONDS = "ms"
     PERCENT = "%"
@@ -67,7 +67,7 @@ def quotient(above: float | None, below: float | None) -> float | None:
 
 
 def increase(before: int | None, after: int | None) -> float | None:
-    """Increase of a counter; None if one reading is unknown."""
+    """The increase of a counter; None if one reading is unknown."""
     return None if before is None or after is None else float(after - before)
 
 
@@ -76,7 +76,7 @@ def milliseconds(name: str, seconds: float | None) -> Figure:
 
 
 def percent(name: str, ratio: float | None) -> Figure:
-    """Excess of `ratio` over 1, in percent."""
+    """The excess of `ratio` over 1, in percent."""
     return Figure(name, None if ratio is None else 100 * (ratio - 1), Unit.PERCENT)
 
 

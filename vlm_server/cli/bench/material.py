@@ -92,7 +92,7 @@ class Material:
         return self._rng.sample(items, len(items))
 
     def seconds(self, low: float, high: float) -> float:
-        """Pause of a user."""
+        """The pause of a user."""
         return self._rng.uniform(low, high)
 
     def _end(self) -> str:

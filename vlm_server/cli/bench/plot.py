@@ -27,7 +27,7 @@ _DOT = 1.8
 
 
 def svg(runs: Sequence[BenchRun]) -> str:
-    """Drawing of all days among `runs`, one below the other."""
+    """The drawing of all days among `runs`, one below the other."""
     days = [run for run in runs if run.samples]
     height = max(1, len(days)) * _HEIGHT
     drawn: list[str] = []

@@ -40,7 +40,7 @@ class BenchPlan(msgspec.Struct, frozen=True):
     day_seconds: float
 
     def num_runs(self, num_servers: int) -> int:
-        """Number of runs that `measure` makes, with the warm-up of each server."""
+        """The number of runs that `measure` makes, with the warm-up of each server."""
         return num_servers * (1 + self.rounds * len(self.scenarios))
 
 
@@ -54,11 +54,11 @@ class BenchRun(msgspec.Struct, frozen=True):
     figures: list[Figure]
     answers: list[TimedAnswer]
     samples: list[DaySample] = []
-    """Samples of a day; empty for other scenarios."""
+    """The samples of a day; empty for other scenarios."""
 
 
 def comparison(targets: Sequence[BenchTarget], plan: BenchPlan, runs: Sequence[BenchRun]) -> str:
-    """Table of each figure's median [min - max] by server, and its ratio to the first one's."""
+    """The table of each figure's median [min - max] by server, and its ratio to the first one's."""
     names = [target.name for target in targets]
     rows = [["scenario", "figure", "", names[0]]]
     for name in names[1:]:
@@ -108,7 +108,7 @@ def progress(run: BenchRun) -> str:
 
 
 def _by_figure(runs: Sequence[BenchRun]) -> dict[Key, dict[str, list[float | None]]]:
-    """Values of each figure in all rounds, by server."""
+    """The values of each figure in all rounds, by server."""
     values: dict[Key, dict[str, list[float | None]]] = {}
     for run in runs:
         for figure in run.figures:

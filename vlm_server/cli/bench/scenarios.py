@@ -92,7 +92,7 @@ async def agent(client: Client, material: Material) -> list[Figure]:
 
 
 async def long_agent(client: Client, material: Material) -> list[Figure]:
-    """Two conversations of 25 turns: the second runs on a warm server."""
+    """The two conversations of 25 turns: the second runs on a warm server."""
     figures = []
     for name in ("first", "second"):
         ttfts = [answer.ttft for answer in await _conversation(client, material, _MANY_TURNS)]
@@ -148,7 +148,7 @@ async def _conversation(
     answers: list[TimedAnswer] = []
     key = ""
     shown: dict[int, str] = {}
-    """Words of the messages that still have their picture, by their place."""
+    """The words of the messages that still have their picture, by their place."""
     for turn in range(1, turns + 1):
         words = shown[len(messages)] = f"Step {turn}: what changed?"
         messages.append(user(words, material.image()))

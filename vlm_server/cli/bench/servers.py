@@ -170,7 +170,7 @@ async def _wait_ready(process: subprocess.Popen[bytes], url: str) -> bool:
 
 
 class Client(ChatClient):
-    """Client of one target. Every request gives a `TimedAnswer`, kept until `take_answers`."""
+    """The client of one target. Every request gives a `TimedAnswer`, kept until `take_answers`."""
 
     def __init__(self, target: BenchTarget, timeout_seconds: float) -> None:
         super().__init__(target.base_url, api_key=None, timeout=None, trust_env=False)
@@ -198,7 +198,7 @@ class Client(ChatClient):
         return answer
 
     async def num_clears(self) -> int | None:
-        """Number of times that an idle target returned freed device memory; None if unknown."""
+        """The number of times that an idle target returned freed device memory; None if unknown."""
         await asyncio.sleep(_STATUS_DELAY_SECONDS)
         try:
             async with httpx.AsyncClient(trust_env=False, timeout=_STATUS_SECONDS) as http:

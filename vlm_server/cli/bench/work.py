@@ -83,7 +83,7 @@ async def bench(args: argparse.Namespace) -> int:
 
 
 async def measure(clients: Sequence[Client], plan: BenchPlan) -> AsyncIterator[BenchRun]:
-    """Runs of `plan`. Servers alternate within each scenario, in a rotating order."""
+    """The runs of `plan`. Servers alternate within each scenario, in a rotating order."""
     for client in clients:
         yield await _run("warm-up", 0, client, plan)
     for round_ in range(1, plan.rounds + 1):
@@ -167,7 +167,7 @@ def _check(args: argparse.Namespace, names: list[str], targets: list[BenchTarget
 
 
 def checkpoint(text: str) -> Path:
-    """Folder of the checkpoint `text`. Raises ConfigError if it is not on this machine."""
+    """The folder of the checkpoint `text`. Raises ConfigError if it is not on this machine."""
     if (found := find.find(text)) is not None:
         return found.folder.absolute()
     if to_download(text) is not None:

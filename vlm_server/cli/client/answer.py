@@ -12,7 +12,7 @@ _MAX_ERROR_CHARS = 300
 
 
 class EventReader:
-    """Reader of server-sent events: turns bytes into the `data` of complete events."""
+    """The reader of server-sent events: turns bytes into the `data` of complete events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -34,7 +34,7 @@ class EventReader:
 
 
 class MessageDelta(msgspec.Struct):
-    """Part of a message; `reasoning` is other servers' name of `reasoning_content`."""
+    """The part of a message; `reasoning` is other servers' name of `reasoning_content`."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -81,12 +81,12 @@ class Chunk(msgspec.Struct):
 
     @property
     def content(self) -> str:
-        """Text of all choices, without reasoning."""
+        """The text of all choices, without reasoning."""
         return "".join((choice.delta and choice.delta.content) or "" for choice in self.choices)
 
     @property
     def reasoning(self) -> str:
-        """Reasoning of all choices."""
+        """The reasoning of all choices."""
         deltas = [choice.delta for choice in self.choices if choice.delta is not None]
         return "".join(delta.reasoning_content or delta.reasoning or "" for delta in deltas)
 
@@ -100,7 +100,7 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 
 class ChunkReader:
-    """Reader of a stream's chunks. `has_ended` is whether `[DONE]` has come."""
+    """The reader of a stream's chunks. `has_ended` is whether `[DONE]` has come."""
 
     def __init__(self) -> None:
         self._events = EventReader()
@@ -121,7 +121,7 @@ class ChunkReader:
 
 
 class TimedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one request. Times are seconds since it was sent.
+    """The result of one request. Times are seconds since it was sent.
 
     `arrivals` has an entry for each delta with text. Token counts are None if the server gave none.
     """
@@ -146,7 +146,7 @@ class TimedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def failed(reason: str, total_seconds: float) -> TimedAnswer:
-    """Result of a request without an answer."""
+    """The result of a request without an answer."""
     return TimedAnswer(error=reason[:_MAX_ERROR_CHARS], total_seconds=total_seconds)
 
 

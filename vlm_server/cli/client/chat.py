@@ -81,7 +81,7 @@ class ChatClient:
 
 
 async def stream_chunks(daemon: Daemon, body: bytes, key: str = "") -> AsyncGenerator[Chunk, None]:
-    """Chunks of the answer to a request with `"stream": true`, without a time limit.
+    """The chunks of the answer to a request with `"stream": true`, without a time limit.
 
     `key` is the conversation's `routing_key`. Raises CommandFailed.
     """

@@ -40,7 +40,7 @@ class Readiness(NamedTuple):
 
 
 class Daemon:
-    """Client of the daemon at `url`, which ends in `/v1`, or of a Shepherd Model Gateway.
+    """The client of the daemon at `url`, which ends in `/v1`, or of a Shepherd Model Gateway.
 
     `seconds` limits each request for the state; `has_proxy` is False for a daemon started here.
     """
@@ -78,7 +78,7 @@ class Daemon:
             return False
 
     def readiness(self) -> Readiness:
-        """State of the daemon's models. Raises CommandFailed if no daemon answers."""
+        """The state of the daemon's models. Raises CommandFailed if no daemon answers."""
         response = self._get(f"{self._root}/health/ready")
         if response.status_code == 404:
             response = self._get(f"{self._root}/readiness")  # the gateway's
@@ -109,7 +109,7 @@ class Daemon:
         return found
 
     def listed(self) -> list[dict[str, Any]]:
-        """Entries of `/v1/models`. Raises CommandFailed."""
+        """The entries of `/v1/models`. Raises CommandFailed."""
         response = self._get_ok("models")
         try:
             return [model for model in response.json()["data"] if "id" in model]
@@ -157,7 +157,7 @@ def is_local(url: str) -> bool:
 
 
 def refusal(status: int, body: bytes) -> str:
-    """Message of a response of `status` that is an error."""
+    """The message of a response of `status` that is an error."""
     try:
         return error_message(json.loads(body)["error"])
     except (ValueError, LookupError, TypeError):

@@ -44,7 +44,7 @@ def picture_questions() -> Iterator[PictureQuestion]:
 
 
 def answer_about(picture: PictureQuestion, daemon: Daemon, seconds: float | None = None) -> str:
-    """Answer of the default model. Raises CommandFailed, and TimeoutError after `seconds`."""
+    """The answer of the default model. Raises CommandFailed, and TimeoutError after `seconds`."""
     image = {"type": "image_url", "image_url": {"url": picture.url}}
     content = [image, {"type": "text", "text": picture.question}]
     body = {

@@ -49,7 +49,7 @@ def port(server: Server) -> Finding:
 
 
 def listener(server: Server) -> str:
-    """State of the address: `ours`, `foreign` or `silent` if in use, else `free`."""
+    """The state of the address: `ours`, `foreign` or `silent` if in use, else `free`."""
     root = url_of(server.host, server.port).removesuffix("/v1")
     headers = host_header(server)
     try:

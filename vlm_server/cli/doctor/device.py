@@ -36,7 +36,7 @@ def look_at_device(situation: Situation) -> list[Finding]:
 
 
 def tried(settings: EngineSettings) -> DeviceReport:
-    """Report of a probe of the device in an engine's environment."""
+    """The report of a probe of the device in an engine's environment."""
     private = PrivateFolder()
     try:
         added = for_models(private, settings)
@@ -125,7 +125,7 @@ def wired_limit(said: str | None, memory: MemorySettings, found: DeviceReport) -
 
 
 def nvidia_driver() -> str | None:
-    """Version of NVIDIA's driver; None without a GPU of theirs."""
+    """The version of NVIDIA's driver; None without a GPU of theirs."""
     words = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     said = (output_of(words) or "").strip()
     return said.splitlines()[0] if said else None

@@ -75,7 +75,7 @@ def print_finding(finding: Finding) -> None:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Number of problems and warnings, in one line."""
+    """The number of problems and warnings, in one line."""
     counts = Counter(finding.level for finding in findings if finding.level != "ok")
     words = [f"{n} {level}{'s' * (n != 1)}" for level, n in sorted(counts.items())]
     return " and ".join(words) + "." if words else "Everything is well."

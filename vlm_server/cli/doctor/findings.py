@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Result of a check: `text`, and `advice` unless all is well, one line each.
+    """The result of a check: `text`, and `advice` unless all is well, one line each.
 
     A `problem` keeps the daemon from working as the settings say; a `warning` does not.
     """
@@ -51,7 +51,7 @@ class Check:
     seconds: float = 20.0
 
     def run(self, situation: Situation) -> Sequence[Finding]:
-        """Findings of the check; a problem if it fails or takes too long."""
+        """The findings of the check; a problem if it fails or takes too long."""
 
         def look() -> Finding | Sequence[Finding]:
             try:
@@ -77,7 +77,7 @@ def within(seconds: float, function: Callable[[], T]) -> T | None:
 
 
 def output_of(words: Sequence[str], seconds: float = 10.0) -> str | None:
-    """Output of a program; None if it is missing, fails, or takes longer."""
+    """The output of a program; None if it is missing, fails, or takes longer."""
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False

@@ -94,7 +94,7 @@ def _chip_name(name: str) -> str:
 
 
 def _in_file(path: Path, pattern: str) -> str:
-    """Match of `pattern` in a file of the system; empty if there is none."""
+    """The match of `pattern` in a file of the system; empty if there is none."""
     try:
         found = re.search(pattern, path.read_text(), re.MULTILINE)
     except OSError:
@@ -103,7 +103,7 @@ def _in_file(path: Path, pattern: str) -> str:
 
 
 def macos_version() -> str:
-    """Version of macOS, empty elsewhere; an old Python gets 16 for macOS 26."""
+    """The version of macOS, empty elsewhere; an old Python gets 16 for macOS 26."""
     if platform.system() != "Darwin":
         return ""
     told = (output_of(("sw_vers", "-productVersion")) or "").strip()
@@ -156,7 +156,7 @@ def room(check: str, folder: Path, wanted: int, advice: str) -> Finding:
 
 
 def temporary_folder() -> Path:
-    """Folder of temporary files; the root if there is none."""
+    """The folder of temporary files; the root if there is none."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:

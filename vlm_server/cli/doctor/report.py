@@ -98,13 +98,13 @@ def contents(
 
 
 def packages() -> dict[str, str]:
-    """Versions of all installed distributions, by name."""
+    """The versions of all installed distributions, by name."""
     found = {str(package.metadata["Name"]): package.version for package in metadata.distributions()}
     return dict(sorted(found.items()))
 
 
 def running(server: Server) -> dict[str, Any]:
-    """Answers of the running daemon about itself, by path; empty if none runs."""
+    """The answers of the running daemon about itself, by path; empty if none runs."""
     if not server.port or listener(server) != "ours":
         return {}
     paths = ("/health/ready", "/v1/models", "/v1/status", "/metrics")
@@ -136,7 +136,7 @@ def _answer(http: httpx.Client, path: str) -> Any:
 
 
 def tail(path: Path | None, service: ServiceManager) -> list[str]:
-    """End of the log at `path`, or of the service's."""
+    """The end of the log at `path`, or of the service's."""
     if path is None:
         return (output_of(service.log_command(NUM_LINES, follow=False)) or "").splitlines()
     try:

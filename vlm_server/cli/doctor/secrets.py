@@ -105,7 +105,7 @@ def _in_settings(text: str) -> Iterator[str]:
 
 
 def _path(url: str) -> str:
-    """Path of a URL, which need not be a valid one."""
+    """The path of a URL, which need not be a valid one."""
     found = _URL_PATH.match(url)
     return found[1].strip("/") if found else ""
 
@@ -132,7 +132,7 @@ def _is_harmless(run: str) -> bool:
 
 
 def _read(path: Path | None) -> str:
-    """Text of the file; empty if this user may read none."""
+    """The text of the file; empty if this user may read none."""
     if path is None:
         return ""
     try:

@@ -25,7 +25,7 @@ _EXPECTED = "circle"
 
 
 def ask_running(situation: Situation) -> Finding:
-    """Answer of the running daemon, else of the settings' model if it is on this machine."""
+    """The answer of the running daemon, else of the settings' model if it is on this machine."""
     server = situation.settings.server
     if server.port and listener(server) == "ours":
         if host_header(server):
@@ -41,7 +41,7 @@ def ask_running(situation: Situation) -> Finding:
 
 
 def ask_embedded(_: Situation) -> Finding:
-    """Answer of the embedded model with the default settings, whatever runs here."""
+    """The answer of the embedded model with the default settings, whatever runs here."""
     return ask_own_daemon(options.parse_settings([]), ANSWER_SECONDS)
 
 

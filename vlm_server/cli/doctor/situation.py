@@ -19,7 +19,7 @@ from vlm_server.settings import ModelSettings, Settings, Sources
 
 @dataclass(frozen=True)
 class Situation:
-    """Subject of one run of the doctor.
+    """The subject of one run of the doctor.
 
     `fault` is the reason why the given settings can't be used; `settings` are then the defaults.
     `model` is `settings.model` with the folder found; `model_fault` says why there is none.

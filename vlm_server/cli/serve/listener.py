@@ -215,7 +215,7 @@ def _address(listener: socket.socket) -> tuple[str, int]:
 
 
 def activate(name: str, library: Any = None) -> list[int]:
-    """Descriptors of the sockets `name` in this job's file of launchd; available once.
+    """The descriptors of the sockets `name` in this job's file of launchd; available once.
 
     `library` has launch_activate_socket, libSystem by default. Raises ConfigError.
     """

@@ -125,7 +125,7 @@ class Launchd(ServiceManager):
 
     @property
     def _domain(self) -> str:
-        """Domain of services: `gui` exists only with a login at the screen."""
+        """The domain of services: `gui` exists only with a login at the screen."""
         first, other = (f"{name}/{os.getuid()}" for name in _DOMAINS)
         return first if self.run(("launchctl", "print", first)).returncode == 0 else other
 
@@ -167,7 +167,7 @@ class Launchd(ServiceManager):
             waited += _PAUSE_SECONDS
 
     def _memory_bytes(self, pid: int) -> int:
-        """Resident bytes of the process and its descendants."""
+        """The resident bytes of the process and its descendants."""
         rows = self.run(("ps", "-axo", "pid=,ppid=,rss=")).stdout.splitlines()
         table = [[int(word) for word in row.split()] for row in rows if len(row.split()) == 3]
         own, found = set[int](), {pid}
@@ -190,7 +190,7 @@ class _LoadedService:
 
     @property
     def last_exit(self) -> str | None:
-        """End of its last process; None before."""
+        """The end of its last process; None before."""
         if found := _LAST_SIGNAL.search(self.text):
             return found[1]
         code = self._number(_LAST_EXIT)
@@ -202,7 +202,7 @@ class _LoadedService:
 
     @property
     def state(self) -> ServicePhase:
-        """Phase of a service without a process."""
+        """The phase of a service without a process."""
         if self.last_exit is None:
             return "starting"
         if self._number(_LAST_EXIT) != 0:

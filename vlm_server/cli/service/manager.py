@@ -62,7 +62,7 @@ class ServiceCommand:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """State of the service as reported by its manager; None where not reported.
+    """The state of the service as reported by its manager; None where not reported.
 
     `starting` is before the first process, `restarting` between a crash and the next try, `failed`
     after the last one. `memory_bytes` are those of all processes.
@@ -114,7 +114,7 @@ class ServiceManager(Protocol):
     def render(self, command: ServiceCommand) -> Files: ...
 
     def files(self) -> Files:
-        """Contents of the installed files."""
+        """The contents of the installed files."""
         return {path: path.read_bytes() for path in self.paths if path.exists()}
 
     def read_words(self) -> list[str]:
@@ -177,7 +177,7 @@ def exit_text(code: int) -> str:
 
 
 def manager_for(platform: str, home: Path, environment: Mapping[str, str]) -> ServiceManager:
-    """Manager of this system's services; `platform` is `sys.platform`."""
+    """The manager of this system's services; `platform` is `sys.platform`."""
     from vlm_server.cli.service.launchd import Launchd
     from vlm_server.cli.service.systemd import SystemdUser
 

@@ -44,7 +44,7 @@ def installed_program() -> Path:
 
 
 def lasting(program: Path, folders: Iterable[str]) -> Path:
-    """Permanent path of `program`. Raises CommandFailed in one of `folders`, or in a cache."""
+    """The permanent path of `program`. Raises CommandFailed in one of `folders`, or in a cache."""
     throw_away = throw_away_folder(program, folders)
     if throw_away is not None:
         raise CommandFailed(
@@ -83,7 +83,7 @@ def throw_away_folder(program: Path, folders: Iterable[str]) -> Path | None:
 
 
 def stable(program: Path) -> Path:
-    """Permanent path of `program`: the link in Homebrew's `opt`, not a version in `Cellar`."""
+    """The permanent path of `program`: the link in Homebrew's `opt`, not a version in `Cellar`."""
     parts = program.parts
     if "Cellar" not in parts or len(parts) < (at := parts.index("Cellar")) + 4:
         return program

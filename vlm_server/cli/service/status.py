@@ -71,7 +71,7 @@ def _warning(address: str, settings: Settings | None, fault: str) -> str | None:
 
 
 def _health(url: str | None) -> str:
-    """State of loading, `ready`, or `no answer`."""
+    """The state of loading, `ready`, or `no answer`."""
     if url is None:
         return "no answer"
     with Daemon(url, seconds=_LOOK_SECONDS, has_proxy=False) as daemon:
@@ -87,7 +87,7 @@ def _readiness(daemon: Daemon) -> Readiness:
 
 
 def wait_for_answer(manager: ServiceManager, settings: Settings, say: Callable[[str], None]) -> str:
-    """Answer of the service to a question about a picture; `say` gets the stages of loading.
+    """The answer of the service to a question about a picture; `say` gets the stages of loading.
 
     Raises CommandFailed if the service ends, or takes longer than `engine.start_timeout_seconds`,
     without downloads.

@@ -46,7 +46,7 @@ _EXITED, _RUNNING = "1", "0"
 
 @dataclass(frozen=True, slots=True)
 class SystemdUser(ServiceManager):
-    """Units of the user's systemd manager; `config_home` replaces `~/.config`."""
+    """The units of the user's systemd manager; `config_home` replaces `~/.config`."""
 
     home: Path
     run: RunCommand = run_command
@@ -149,7 +149,7 @@ class SystemdUser(ServiceManager):
 
 
 def _last_exit(shown: dict[str, str]) -> str | None:
-    """End of the last process, or the number of restarts."""
+    """The end of the last process, or the number of restarts."""
     code, status = shown.get("ExecMainCode", _RUNNING), shown.get("ExecMainStatus", "")
     if code == _EXITED and status.isdecimal():
         return exit_text(int(status))
