@@ -284,7 +284,7 @@ class AmpleProcess:
 
 
 @dataclass
-class Engine:
+class EngineHarness:
     """The real loop on one thread: scheduler, runner, encoder and preparer of one model."""
 
     loaded: LoadedModel
@@ -437,4 +437,4 @@ class Engine:
                 pass
 
 
-NewEngine = Callable[..., Engine]
+NewEngine = Callable[..., EngineHarness]

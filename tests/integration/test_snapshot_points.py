@@ -18,7 +18,7 @@ from vlm_server.runner.loaded import LoadedModel
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 
-def test_long_system_prompts_are_not_all_remembered(
+def test_remembered_system_prompts_are_bounded_in_bytes(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(snapshot_points, "_HEAD_BYTES", 100_000)

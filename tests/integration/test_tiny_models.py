@@ -106,7 +106,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_one_seed_gives_the_same_bytes(family: str, tiny_model: TinyModel, tmp_path: Path):
+def test_tiny_checkpoint_bytes_follow_from_its_seed(
+    family: str, tiny_model: TinyModel, tmp_path: Path
+):
     first = contents(tiny_model(family))
     assert contents(make(family, tmp_path / "again")) == first
     other = contents(make(family, tmp_path / "other", seed=1))

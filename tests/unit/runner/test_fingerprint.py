@@ -72,7 +72,7 @@ def test_a_file_is_read_once(weights: Path, read: list[str], monkeypatch: pytest
     assert kept.stat().st_mode & 0o077 == 0
 
 
-def test_what_was_just_written_is_read_again(weights: Path, read: list[str]):
+def test_recently_written_file_is_hashed_again(weights: Path, read: list[str]):
     first = named(weights)
     read.clear()
     assert named(weights) == first
@@ -109,7 +109,7 @@ def test_a_replaced_file_is_seen(weights: Path, monkeypatch: pytest.MonkeyPatch)
     assert named(weights) != first
 
 
-def test_what_an_earlier_process_left_half_written_does_no_harm(
+def test_half_written_hash_file_of_same_pid_is_ignored(
     weights: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     """It had the same number as this one."""
@@ -124,7 +124,7 @@ def test_what_an_earlier_process_left_half_written_does_no_harm(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "model-2.safetensors"])
-def test_what_was_changed_after_loading_is_not_named(weights: Path, name: str):
+def test_checkpoint_changed_after_loading_gets_no_fingerprint(weights: Path, name: str):
     checkpoint = Checkpoint(weights.parent, "auto")
     hashes = KeptHashes(weights.parents[1] / "cache" / "hashes.json")
     assert checkpoint.fingerprint(hashes) == named(weights)
@@ -155,14 +155,14 @@ def test_kept_hashes_that_are_damaged_are_made_again(
     assert len(kept.read_text()) > 64
 
 
-def test_a_folder_that_can_not_be_written_costs_time_alone(weights: Path, read: list[str]):
+def test_unwritable_hash_folder_only_costs_time(weights: Path, read: list[str]):
     blocked = weights.parents[1] / "cache"
     blocked.write_text("a file where a folder should be")
     assert named(weights) == named(weights)
     assert read.count("model.safetensors") == 2
 
 
-def test_a_glance_sees_changes_and_reads_no_weights(weights: Path, read: list[str]):
+def test_checkpoint_digest_sees_changes_without_reading_weights(weights: Path, read: list[str]):
     checkpoint = Checkpoint(weights.parent, "auto")
     first = checkpoint.digest()
     assert "model.safetensors" not in read
@@ -174,7 +174,7 @@ def test_a_glance_sees_changes_and_reads_no_weights(weights: Path, read: list[st
     assert len({first, second, checkpoint.digest()}) == 3
 
 
-def test_all_that_computes_is_named():
+def test_program_digest_covers_all_computing_sources():
     """A new kind of source must not be forgotten."""
     found = {
         path
@@ -187,7 +187,7 @@ def test_all_that_computes_is_named():
 
 
 @pytest.mark.parametrize("kind", ["*.py", "*.cu", "*.cuh"])
-def test_another_source_is_another_program(
+def test_changed_source_changes_program_and_state_fingerprints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     copy = tmp_path / "vlm_server"

@@ -63,7 +63,7 @@ def wait_until_written(cache: DiskCache) -> None:
         time.sleep(0.01)
 
 
-def test_a_block_that_is_stored_again_as_its_eviction_becomes_known(tmp_path: Path):
+def test_block_stored_again_during_eviction_notice_is_found(tmp_path: Path):
     files = Store(tmp_path)
     cache = DiskCache(files, "fingerprint", lambda: LOTS, needs_snapshots=False)
     store(cache, [1, 2, 3])
@@ -82,7 +82,9 @@ def test_a_block_that_is_stored_again_as_its_eviction_becomes_known(tmp_path: Pa
     cache.close(10)
 
 
-def test_no_memory_for_what_another_engine_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_failed_header_read_of_another_engines_file_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def no_memory(_: Path) -> NoReturn:
         raise MemoryError
 
@@ -108,7 +110,7 @@ def test_a_file_with_another_header_is_deleted(tmp_path: Path, header: bytes):
     cache.close(10)
 
 
-def test_a_snapshot_that_two_threads_have_was_computed(tmp_path: Path):
+def test_storing_a_failed_snapshot_raises_on_the_calling_thread(tmp_path: Path):
     """If it can't be, the one that computes is told, and not the disk's thread."""
     failing = mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu)  # type: ignore[arg-type]
     state = SequenceState([], {3: LayerStates(((failing, None),), ((),))})

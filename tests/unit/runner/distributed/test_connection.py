@@ -81,7 +81,7 @@ def test_a_stranger_is_not_let_in():
     assert [hello.rank for hello in meeting.followers().hellos] == [1]
 
 
-def test_a_stranger_who_says_nothing_delays_the_others_alone(monkeypatch: pytest.MonkeyPatch):
+def test_silent_stranger_only_delays_the_followers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connection, "_HELLO_SECONDS", 0.3)
     meeting = Meeting(2)
     stranger = until_listening(
@@ -114,6 +114,6 @@ def until_listening(connect: Callable[[], T]) -> T:
             assert time.monotonic() < deadline
 
 
-def test_the_others_end_with_rank_0(meeting: Meeting):
+def test_followers_end_with_rank_0(meeting: Meeting):
     meeting.followers()  # which nobody keeps
     assert [meeting.ends.get(timeout=SECONDS) for _ in range(2)] == [0, 0]

@@ -68,7 +68,7 @@ def test_a_rank_with_other_weights_is_refused(tmp_path: Path):
             leading.load(settings.ModelSettings(path=str(model)), current_device(), 1 << 30)
 
 
-def test_what_is_cleared_is_free_on_all_ranks():
+def test_clear_frees_dropped_segments_on_all_ranks():
     """Without a plan after it."""
     ours, theirs = Pipe()
     log = SegmentLog()

@@ -83,7 +83,7 @@ def tokens_of(held: HeldPrefix) -> list[int]:
     return [int(value) - 1000 for part in parts for value in part]
 
 
-def test_a_prompt_that_goes_on_and_one_that_parts():
+def test_extended_and_diverging_prompts_are_held_by_the_follower():
     pair = Pair(1000)
     for prompt in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 9, 9]):
         pair.store(prompt)
@@ -92,7 +92,7 @@ def test_a_prompt_that_goes_on_and_one_that_parts():
         assert tokens_of(held) == prompt
 
 
-def test_what_nobody_refers_to_is_dropped():
+def test_unreferenced_segments_are_dropped_by_the_follower():
     pair = Pair(1000)
     pair.store([1, 2, 3, 4])
     pair.store([1, 2, 7, 8])
@@ -103,7 +103,7 @@ def test_what_nobody_refers_to_is_dropped():
     assert len(pair.following) == 0
 
 
-def test_what_a_match_holds_stays_until_it_is_released():
+def test_matched_segments_stay_on_the_follower_until_release():
     pair = Pair(1000)
     pair.store([1, 2, 3, 4])
     match = pair.caches.prefixes.match(PromptKey(np.array([1, 2, 3, 4], np.int32)), 4)
@@ -116,7 +116,7 @@ def test_what_a_match_holds_stays_until_it_is_released():
     assert len(pair.following) == 0
 
 
-def test_many_prompts_in_little_room():
+def test_follower_matches_rank_0_under_evictions():
     pair, draw = Pair(60), random.Random(1)
     for _ in range(400):
         prompt = [draw.randrange(3) for _ in range(draw.randrange(1, 25))]
@@ -129,7 +129,7 @@ def test_many_prompts_in_little_room():
     assert pair.caches.prefixes.read().evictions > 50
 
 
-def test_a_store_that_fails_half_way_is_told():
+def test_partial_store_failure_is_reported_to_the_follower():
     class Failing(SequenceState):
         def take(self, start: int, end: int) -> KVSegment:
             raise MemoryError

@@ -53,6 +53,6 @@ def test_a_message_is_continued(source: str):
     assert made(source).render(Chat((ASK, begun), continue_final=True), str).endswith("It is")
 
 
-def test_the_formats(source: str):
+def test_tiny_templates_have_no_tools_and_declare_reasoning(source: str):
     assert tool_parser(source, "auto") is None
     assert (reasoning_format(source) is not None) == ("<think>" in source)
