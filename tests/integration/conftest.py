@@ -121,5 +121,5 @@ def answered(served: tuple[LoadedModel, MultimodalPreparer]) -> EngineHarness:
 
 @pytest.fixture(scope="session")
 def answered_in_pairs(served: tuple[LoadedModel, MultimodalPreparer]) -> list[list[int]]:
-    """What `in_pairs` gives if no prompt is cut into chunks and nothing is cached."""
+    """The result of `in_pairs` without chunks and caches."""
     return in_pairs(EngineHarness(*served))

@@ -1,4 +1,4 @@
-"""Prompts that may not be chunked anywhere: the policy, the chunks, and what caches still give."""
+"""Atomic prompts: chunk policy, chunks, and cache hits."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_cached_prefix_before_a_new_picture_is_not_used(gemma4: Served):
 
 
 def test_concurrent_prompts_with_shared_prefix_answer_as_alone(gemma4: Served):
-    """What is looked up again when a prompt's turn comes may not be too short either."""
+    """The second look-up, at a prompt's turn, may not end inside the atomic part either."""
     engine, plain = (
         EngineHarness(*gemma4, caches=caches_of(gemma4), chunk_tokens=7),
         EngineHarness(*gemma4),

@@ -80,7 +80,7 @@ def talk(engine: EngineHarness, name: str, num_turns: int, seed: int) -> list[li
 
 @pytest.fixture(scope="module")
 def plain(served: Served) -> Callable[..., list[list[int]]]:
-    """What a conversation is without caches."""
+    """Answers of a conversation without caches."""
     return cache(lambda *arguments: talk(EngineHarness(*served), *arguments))
 
 
@@ -143,7 +143,7 @@ def test_cached_prefix_reaches_to_where_prompts_diverge(served: Served):
 
 
 def test_concurrent_rows_leave_their_shared_cached_prefix_unchanged(served: Served):
-    """Two go on from it at once, with choices, and run past a window; then it is asked again."""
+    """Two requests with choices extend the prefix past a window; then each repeats."""
     long = msgspec.structs.replace(GREEDY, max_tokens=70, ignore_eos=True)
     asked = {name: ("See", A, name) for name in ("what?", "which one?")}
     alone = {
@@ -223,7 +223,7 @@ def cancel_at(engine: EngineHarness, submit: Submit, num_tokens: int) -> list[in
 
 
 def test_cancelled_prefill_stores_no_partial_picture(served: Served):
-    """What is before it is known, a state that can't be cut included."""
+    """The prefix before the picture stays cached, also with states that can't be cut."""
     parts = "Look at the button, and then at this:", A, "what?"
     plain = EngineHarness(*served, chunk_tokens=4)
     wanted = plain.answer(with_system("a", *parts))
@@ -296,7 +296,7 @@ def test_failed_picture_between_leases_releases_all_leases(
 
 
 def test_prompt_with_nan_logits_is_not_stored(load_tiny: Callable[[str], Served]):
-    """Of none of its choices, though they leave one after the other."""
+    """No choice is stored, though the choices end one after the other."""
     served = load_tiny("qwen3_vl")
     engine = new_engine(served)
     sick = ask("sick", A, "what?", sampling=msgspec.structs.replace(GREEDY, n=3))

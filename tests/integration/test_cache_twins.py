@@ -1,4 +1,4 @@
-"""What looks alike and is not: no cache ever answers one with the other's.
+"""Lookalike inputs: no cache answers one with another's entry.
 
 One family each that appends its KV with M-RoPE, with deepstack, has recurrent states, has
 windows, or counts positions plainly.
@@ -43,7 +43,7 @@ Asked = tuple[Part, ...]
 
 
 class Counting:
-    """The engine's encoder, and which pictures it encoded."""
+    """The engine's encoder, with the keys of the pictures encoded."""
 
     def __init__(self, engine: EngineHarness) -> None:
         self._encoder = engine.encoder.encoder
@@ -184,7 +184,7 @@ AROUND: list[Asked] = [
 
 
 def test_prefixes_that_part_around_a_picture_answer_as_alone(served: Served):
-    """Each parts from those before it at another position: before, after or in the image."""
+    """Each prompt diverges from earlier ones at another position: before, after or in the image."""
     engine, encoder = new_engine(served)
     for number, parts in enumerate(AROUND):
         tokens = engine.answer(ask(f"{number}", *parts, sampling=SHORT))

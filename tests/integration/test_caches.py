@@ -52,7 +52,7 @@ def asked(name: str, request_id: str = "") -> Submit:
 
 @pytest.fixture(scope="session")
 def alone(served: Served) -> Callable[[str], list[int]]:
-    """What a prompt gets without any cache."""
+    """The answer to a prompt without any cache."""
     return cache(lambda name: EngineHarness(*served).answer(asked(name)))
 
 
@@ -64,7 +64,7 @@ class Parted(Caches):
 
 
 def test_rank_out_of_step_breaks_the_engine(load_tiny: Callable[[str], Served]):
-    """What else goes wrong as a prompt is stored costs nobody anything."""
+    """Other errors while storing a prompt fail no request."""
     engine = EngineHarness(*load_tiny("qwen3_vl"), caches=Parted(prefix_bytes=LOTS))
     with pytest.raises(EngineBroken):
         engine.answer(asked("text"))
@@ -134,7 +134,7 @@ def test_next_turn_is_prefilled_after_the_cached_answer(served: Served, engine: 
 def test_agent_dropping_old_screenshots_encodes_no_picture_twice(
     served: Served, engine: EngineHarness
 ):
-    """Each turn drops the oldest picture, so that all after it is another prompt."""
+    """Each turn drops the oldest picture, which changes the prompt after that position."""
     plain, kept = EngineHarness(*served), 2
     turns: Turns = (("system", ("Answer in short words.",)),)
     shown: list[int] = []
@@ -157,7 +157,7 @@ def test_agent_dropping_old_screenshots_encodes_no_picture_twice(
 
 
 def prefilled_share(engine: EngineHarness, request_id: str) -> float:
-    """How much of a prompt was read by now; 0 if it is not being read."""
+    """Share of a prompt that is prefilled; 0 if its prefill is not in progress."""
     by_id = {each.request_id: each for each in engine.scheduler.read().progress}
     progress = by_id.get(request_id)
     return progress.done / progress.total if progress and progress.total else 0.0

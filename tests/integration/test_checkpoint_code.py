@@ -1,4 +1,4 @@
-"""Every way from a checkpoint to code is shut: what is planted never runs."""
+"""No file of a checkpoint can make its code run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mark(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, mark: Path) -> Path:
-    """One with modules that leave the mark when they run, under many names."""
+    """A checkpoint with modules under many names that leave the mark when they run."""
     folder = build("qwen2_5_vl", tmp_path / "model")
     code = f"open({str(mark)!r}, 'w').close()\nclass Evil:\n    pass\n"
     for name in ("evil", "modeling_evil", "tokenization_evil", "processing_evil", "custom_model"):
@@ -44,7 +44,7 @@ def edit(file: Path, **changes: Any) -> None:
 
 
 def load_anyhow(folder: Path) -> str:
-    """The refusal, or nothing if it loads; all that is loaded then is used once."""
+    """Load a checkpoint and build its preparer; returns the refusal, or "" if it loads."""
     try:
         new_preparer(load_model(folder))
     except ModelLoadError as error:

@@ -1,4 +1,4 @@
-"""Several choices from one prefill: each is what a request alone would get with its seed."""
+"""Choices of one prefill each equal a single request with their seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that is run by compiled graphs gives the answers that it gives without."""
+"""A compiled model gives the same answers as the uncompiled model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ CANT_BE_COMPILED = ("glm4v", "glm4v_moe", "paddleocr_vl", "qwen3_omni_moe")
 
 
 class Compiled(CompiledModel):
-    """Counts what it was asked, and did."""
+    """Records its compiled steps and the chunks that it ran."""
 
     num_steps = 0
     chunks: list[int]
@@ -97,7 +97,7 @@ def new_model(kind: type[Model], loaded: LoadedModel, mixed_step_tokens: int) ->
 def compiled(
     served: Served, mixed_step_tokens: int = 0, **limits: Any
 ) -> tuple[EngineHarness, Compiled]:
-    """An engine whose model is compiled, and that."""
+    """An engine whose model is compiled, and the model."""
     loaded, preparer = served
     model = new_model(Compiled, loaded, mixed_step_tokens)
     model.chunks, model.piggybacked = [], []
@@ -138,7 +138,7 @@ READ_BESIDE = {
 
 
 def learn(engine: EngineHarness) -> None:
-    """What it has to know of a model before it reads prompts beside decode steps."""
+    """Run the steps that a compiled model learns from before mixed steps."""
     for words in ("Hello.", "Good morning."):
         engine.answer(ask(words, words))
 
@@ -245,7 +245,7 @@ def test_uncached_prompt_tail_is_prefilled_by_compiled_chunks(some: Served):
 
 
 def of_prompt(loaded: LoadedModel, token_ids: list[int], start: int) -> dict[str, mx.array]:
-    """What a language model with M-RoPE gets of a text's tokens from `start` on."""
+    """Inputs of a language model with M-RoPE for a text's tokens from `start` on."""
     positions = mx.arange(start, start + len(token_ids))
     return {
         "inputs_embeds": loaded.language_model.model.embed_tokens(mx.array(token_ids)[None]),
@@ -280,7 +280,7 @@ def check_alike(found: mx.array, wanted: mx.array) -> None:
 def test_long_compiled_chunk_equals_the_eager_model(
     typed: LoadedModel, tiny_model: TinyModel, count: int
 ):
-    """In half precision, both are as far from what float32 gives."""
+    """In half precision, both are equally far from the float32 logits."""
     loaded, language_model = typed, typed.language_model
     model = new_model(CompiledModel, loaded, 0)
     row = make_prompt_cache(language_model)
@@ -414,7 +414,7 @@ def test_cancelled_piggybacked_prompt_is_stored(some: Served):
 def test_failed_mixed_step_fails_its_prompt_and_stores_nothing(
     some: Served, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nobody knows what became of its chunk: no answer is made of it, and nothing is stored."""
+    """The state of the prompt's chunk is unknown, so the request fails and stores nothing."""
     engine, model = decoding(some, caches=caches_of(some))
     known = engine.caches.prefixes.read().entries
     read = decode_batch.DecodeBatch.result
@@ -507,7 +507,7 @@ def test_uncompilable_model_runs_uncompiled(load_tiny: Load):
 
 
 class Broken:
-    """An attention whose kernel can't be compiled, which is found out when it runs."""
+    """An attention whose kernel fails to compile at its first run."""
 
     appends_in_place = False
 
@@ -560,7 +560,7 @@ def test_compiled_step_out_of_memory_once_is_retried(
 
 
 def by_mlx(sources: list[KeysAndValues], places: mx.array, capacity: int) -> KeysAndValues:
-    """What `arrange_rows` is to give."""
+    """The reference for `arrange_rows`."""
     runs = [Run(row, 1, start, n, to, source) for source, row, start, n, to, _ in places.tolist()]
     keys, values = zip(*sources, strict=True)
     return kv_rows._arranged(keys, runs, capacity), kv_rows._arranged(values, runs, capacity)
@@ -573,7 +573,7 @@ def swapped(sources: list[KeysAndValues], places: mx.array, capacity: int) -> Ke
 def rotated(
     queries: mx.array, keys: mx.array, cosines: mx.array, sines: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """What `rotate_heads` is to give."""
+    """The reference for `rotate_heads`."""
     half = cosines.shape[-1]
     made = []
     for x in (queries, keys):

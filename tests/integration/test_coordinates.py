@@ -45,7 +45,7 @@ def screenshot() -> PillowImage.Image:
 
 
 def shown(inputs: Any, patch_size: int, merged: int) -> NDArray[np.float64]:
-    """(height, width): what the vision encoder gets, put together from its patches."""
+    """The vision encoder's input, (height, width), assembled from its patches."""
     _, rows, columns = inputs["image_grid_thw"].reshape(3)
     side = patch_size
     blocks = inputs["pixel_bytes"].reshape(

@@ -57,7 +57,7 @@ def test_rotation_reaches_all_families_outside_the_core():
 @pytest.mark.whole
 @pytest.mark.parametrize("name", FAMILIES)
 def test_mechanism_lists_match_the_loaded_models(name: str, tiny_model: TinyModel):
-    """What the table of families does not say, loaded models do."""
+    """Mechanisms that the family table lacks are checked against loaded models."""
     loaded = load_model(tiny_model(name))
     language: nn.Module = loaded.language_model
     layers = make_prompt_cache(language)

@@ -1,4 +1,4 @@
-"""Prompts get the same answers by our attention for CUDA as by mlx-vlm's, whatever is planned."""
+"""Our CUDA attention gives mlx-vlm's answers with any set of planned shapes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def as_on_cuda(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
 def test_cuda_attention_answers_equal_mlx_vlms_before_and_after_planning(
     answered_in_pairs: list[list[int]], as_on_cuda: Served, chunk_tokens: int
 ):
-    """The first time, then block by block, then as what was met is planned."""
+    """First unplanned, then in blocks, then with all seen shapes planned."""
     cached = caches_of(as_on_cuda)
     for caches in (cached, cached, caches_of(as_on_cuda)):
         engine = EngineHarness(*as_on_cuda, chunk_tokens=chunk_tokens, caches=caches)

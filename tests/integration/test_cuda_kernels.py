@@ -1,4 +1,4 @@
-"""Our CUDA kernels give what float32 gives, and a row the same numbers whatever runs beside it.
+"""Our CUDA kernels match float32, and a row's numbers do not depend on its batch.
 
 They run only where there is a CUDA GPU: `pytest -m gpu tests/integration/test_cuda_kernels.py`.
 """

@@ -1,4 +1,4 @@
-"""What is on disk after a restart is what was computed, or nothing at all."""
+"""Disk entries after a restart are exactly as computed, or absent."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def engine_on(
     is_checked: bool = True,
     prefix_bytes: int = LOTS,
 ) -> Iterator[EngineHarness]:
-    """An engine that was just started, with what lies in `folder`."""
+    """A new engine with the disk cache in `folder`."""
     settings = CacheSettings(
         token_layout_bytes=LOTS,
         pixel_bytes=LOTS,
@@ -102,7 +102,7 @@ def files_in(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def alone(served: Served) -> Callable[[int], list[int]]:
-    """What a conversation gets without any cache."""
+    """Answers of a conversation without any cache."""
     return cache(lambda turns: EngineHarness(*served).answer(talk(turns)))
 
 
@@ -114,7 +114,7 @@ def qwen(load_tiny: Callable[[str], Served]) -> Served:
 def test_conversation_is_cached_across_a_restart(
     served: Served, alone: Callable[[int], list[int]], tmp_path: Path
 ):
-    """As far as it would have with all in memory."""
+    """As many tokens are cached as with everything in memory."""
     with engine_on(served, tmp_path / "of one that runs on") as engine:
         asked = [talk(2), talk(4), talk(4, "again")]
         for submit in asked:
@@ -144,7 +144,7 @@ def test_picture_is_cached_for_other_prompts_across_a_restart(served: Served, tm
 def test_features_on_disk_suffice_for_another_process(
     served: Served, tiny_model: TinyModel, tmp_path: Path
 ):
-    """A model that has encoded nothing yet may lack what encoding sets on it."""
+    """A model that has encoded nothing lacks attributes that encoding sets."""
     submit = ask("second", "Something else", picture(1), "and what?", sampling=GREEDY)
     with engine_on(served, tmp_path) as engine:
         engine.answer(ask("first", picture(1), QUESTION, sampling=GREEDY))
@@ -296,7 +296,7 @@ def test_vanished_cache_folder_is_recreated_and_fails_no_request(qwen: Served, t
 
 
 class Tight(DiskStore):
-    """On a disk that is full: it has room for `room_bytes`, or fails with `error`."""
+    """A store on a disk with room for `room_bytes`, which fails with `error` beyond."""
 
     room_bytes = 0
     error = errno.ENOSPC
@@ -397,7 +397,7 @@ def no_descriptors(*_: object) -> NoReturn:
 
 
 def test_prefix_is_read_file_by_file(qwen: Served, tmp_path: Path):
-    """What is held besides the cache itself is a file at a time, however long the prompt."""
+    """Besides the cache itself, one file at a time is held, for any prompt length."""
     turns: tuple[tuple[str, tuple[str, ...]], ...] = ()
     with engine_on(qwen, tmp_path) as engine:
         for number in range(4):

@@ -1,4 +1,4 @@
-"""A conversation that moves to another engine goes on where it was, if both have one folder."""
+"""A conversation that moves to another engine keeps its cached prefix by a shared disk folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def qwen(load_tiny: Callable[[str], Served]) -> Served:
 def test_conversation_moves_between_engines_by_shared_disk(
     load_tiny: Callable[[str], Served], family: str, tmp_path: Path
 ):
-    """It finds as much as if it had stayed, and is answered as without any cache."""
+    """As many tokens are cached as without the moves, and answers equal those without caches."""
     served = load_tiny(family)
     asked = [talk(2), talk(4), talk(4, "again")]
     with engine_on(served, tmp_path / "one that stays") as engine:
@@ -75,7 +75,7 @@ def test_salts_share_nothing_between_engines(qwen: Served, tmp_path: Path):
 
 
 def test_prefix_computed_by_two_engines_is_stored_once(qwen: Served, tmp_path: Path):
-    """Whether the other one knows of it in time or not."""
+    """The other engine may or may not have seen the file in time."""
     with engine_on(qwen, tmp_path / "alone") as engine:
         engine.answer(talk(2))
     expected = [path.name.rpartition("-")[0] for path in files_in(tmp_path / "alone")]

@@ -1,4 +1,4 @@
-"""Features of pictures that are encoded in one call are those that each has alone."""
+"""Features of pictures encoded in one call equal those of pictures encoded alone."""
 
 from __future__ import annotations
 

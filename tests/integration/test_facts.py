@@ -1,4 +1,4 @@
-"""What is told of a model: counted, not copied from its configuration."""
+"""Model facts are counted, not copied from the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every family must keep: who runs beside a request changes nothing of its answer."""
+"""In every family, an answer does not depend on the requests that run beside it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ONE_IMAGE_IS_RIGHT = {
 
 @pytest.fixture(scope="session")
 def alone(answered: EngineHarness) -> Callable[[str], list[int]]:
-    """The 24 tokens that a prompt gets when nothing runs beside it, prefilled whole."""
+    """The 24 tokens of a prompt that runs alone and is prefilled whole."""
     return lambda name: answered.tokens[name]
 
 
@@ -164,7 +164,7 @@ def test_broken_picture_fails_only_its_request(
 def test_failed_encode_fails_only_its_request(
     new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
 ):
-    """Pixels that the tower can't take: nobody else notices, and nothing stays."""
+    """Pixels of a wrong shape fail in the tower; other answers are unchanged."""
     engine = new_engine()
     engine.add(asked("text", LONGER))
     engine.step(4)
@@ -277,7 +277,7 @@ def add_changed(
     preparer: MultimodalPreparer,
     change: Callable[[Prepared], Prepared],
 ) -> None:
-    """Add the request "picture" as if the preparer had made something else of it."""
+    """Add the request "picture" with a changed preparer result."""
     engine.preparers.outcomes["picture"] = change(prepare(preparer, asked("picture")))
     engine.add(asked("picture"))
 

@@ -1,4 +1,4 @@
-"""The table of families says what their models say; adding a family is adding a row."""
+"""The family table agrees with the models; a family is added by its row."""
 
 from __future__ import annotations
 

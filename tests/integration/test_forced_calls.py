@@ -1,4 +1,4 @@
-"""Forced calls and thoughts in the engine: valid whatever a random model would rather write."""
+"""Required calls and reasoning in the engine are valid for any random model."""
 
 from __future__ import annotations
 
@@ -203,13 +203,13 @@ def test_stuck_tool_grammar_error_names_the_tools_field(load_tiny: Load):
 
 @pytest.fixture
 def thinker(load_tiny: Load) -> EngineHarness:
-    """A model whose thoughts have marks, which it never writes by chance."""
+    """A model with reasoning marks, which it never samples by chance."""
     loaded, _ = load_tiny("qwen3_5")
     return with_template(loaded, reasoning_format=THINK, tool_parser=HERMES)
 
 
 def add_in_thought(engine: EngineHarness, submit: Submit) -> None:
-    """Add a request whose prompt ends inside a thought."""
+    """Add a request whose prompt ends inside reasoning."""
     made = prepare(engine.preparer, submit)
     marks = engine.preparer._marks
     grammar = engine.preparer._grammar(submit, Cancellation())
@@ -222,7 +222,7 @@ def add_in_thought(engine: EngineHarness, submit: Submit) -> None:
 
 
 def raw_texts(engine: EngineHarness, request_id: str) -> list[str]:
-    """What was drawn for each choice up to its end, control tokens included."""
+    """The text of each choice up to its end, control tokens included."""
     host = engine.preparer._spec
     seqs = sorted(seq for seq in engine.seqs if seq.request_id == request_id)
     drawn = [[i for i in engine.seqs[seq] if i not in host.eos_token_ids] for seq in seqs]
@@ -295,7 +295,7 @@ def test_reasoning_does_not_depend_on_the_batch(thinker: EngineHarness, load_tin
 
 
 def test_strict_arguments_conform_in_automatic_calls(thinker: EngineHarness):
-    """Pushed to begin a call, a random model finishes it as its schema wants it."""
+    """A random model, biased to begin a call, finishes the call by its schema."""
     offered = tools("count", choice="auto", strict=("count",), parallel=False)
     backend = thinker.preparer._spec.backend
     schema = json.dumps({"const": 1})

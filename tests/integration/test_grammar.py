@@ -1,4 +1,4 @@
-"""Answers held to a JSON schema: what is drawn conforms, and rows beside it notice nothing."""
+"""Answers held to a JSON schema conform, and leave other rows unchanged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def held_to(schema: Any, seed: int | None = None, **changes: Any) -> SamplingPar
 
 
 def conforming(engine: EngineHarness, request_id: str, schema: Any) -> Any:
-    """What a request was answered, which is all of its answer and as its schema wants it."""
+    """The answer of a request, checked against its schema."""
     end = engine.ends[request_id]
     assert isinstance(end, Finished), end
     assert engine.finish_reasons[SeqId(request_id)] == "stop"

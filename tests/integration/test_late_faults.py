@@ -48,7 +48,7 @@ def served(
 
 @pytest.fixture(params=[OutOfMemory, StepTooLong])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the error is taken for."""
+    """The error's kind."""
     name = "_ALLOCATIONS" if request.param is OutOfMemory else "_TIME_OUTS"
     monkeypatch.setattr(arrays, name, (WORDS,))
     return request.param
@@ -62,7 +62,7 @@ def failing() -> mx.array:
 def spoil(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, spoiled: Callable[[Any], Any]
 ) -> list[int]:
-    """Let the next call return something that fails; how often that is left."""
+    """Make the next call return a failing array; returns the number of such calls left."""
     real, left = getattr(owner, name), [1]
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ def alone(served: Served) -> dict[str, list[int]]:
 
 
 def check(engine: EngineHarness, alone: dict[str, list[int]]) -> None:
-    """Whatever was told is right, nothing is left, and the caches have nothing wrong."""
+    """Answers are right, no request is left, and the caches are intact."""
     for name, tokens in alone.items():
         if name not in engine.ends:
             continue

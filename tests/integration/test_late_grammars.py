@@ -29,7 +29,7 @@ FREE = SamplingParams(max_tokens=120, temperature=1.1, seed=3)
 
 @dataclass
 class Delay:
-    """Whether matchers are late now, and what they were asked."""
+    """Switch that makes matchers late, with counts of their calls."""
 
     is_late: bool = False
     num_late: int = 0

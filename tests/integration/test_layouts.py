@@ -89,7 +89,7 @@ def of_transformers_5(config: Json) -> Json:
 
 
 def as_transformers_5_saves(config: Json) -> Json:
-    """`config` as transformers writes it, but for what it leaves out because it is old."""
+    """`config` as transformers 5 writes it, without obsolete keys."""
     if config["model_type"] == "pixtral":  # transformers has its parts alone
         parts = {key: of_transformers_5(config[key]) for key in ("text_config", "vision_config")}
         return config | parts

@@ -1,4 +1,4 @@
-"""Logits are made of the last token alone, and are those that mlx-vlm makes of it."""
+"""Logits are computed for the last token alone, and equal mlx-vlm's."""
 
 from __future__ import annotations
 

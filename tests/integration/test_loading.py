@@ -1,4 +1,4 @@
-"""What is refused at loading, before anything of the checkpoint runs, and what is read from it."""
+"""Unservable checkpoints are refused before any of their code runs; facts read from the others."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_model_file_is_refused_before_it_runs(
 def test_a_family_that_runs_the_checkpoints_code_is_refused(
     checkpoint: Path, plant: Callable[[], Path], family: str
 ):
-    """mlx-vlm's processors of these trust remote code, whatever the caller says."""
+    """mlx-vlm's processors of these families always trust remote code."""
     mark = plant()
     automatic = {"AutoTokenizer": [EVIL, EVIL]}
     edit(checkpoint / "config.json", model_type=family, auto_map=automatic)
@@ -260,7 +260,7 @@ def test_the_context_is_the_smaller_of_the_models_and_the_settings(
 
 
 def test_the_vocabulary_is_as_wide_as_the_logits(served: tuple[LoadedModel, MultimodalPreparer]):
-    """Whatever the configuration calls it, and though nothing was computed to learn it."""
+    """For any name in the configuration, and without a forward pass."""
     loaded, _ = served
     output = loaded.language_model(mx.array([[1, 2]]))
     loaded.forget_positions()

@@ -1,4 +1,4 @@
-"""The engine's threads on real models: what is prepared and encoded beside steps is as alone."""
+"""The engine's threads on real models: preparing and encoding beside steps changes no answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.families("caches", "turns")
 
 @dataclass
 class Served:
-    """The engine of one model with its threads, and everything that it sent."""
+    """The engine of one model with its threads, and all events sent."""
 
     loaded: LoadedModel
     start: Start
@@ -106,7 +106,7 @@ def test_threaded_loop_releases_memory_of_a_crowd(crowded: Served):
 def test_prefill_seconds_include_time_between_launch_and_result(
     served: tuple[LoadedModel, MultimodalPreparer],
 ):
-    """What happens between its launch and its result, as a guard that waits for it, included."""
+    """Includes waits between the chunk's launch and its result."""
     engine = EngineHarness(*served)
     seconds = list[float]()
     launch, finish = engine.runner.launch, engine.runner.finish

@@ -1,4 +1,4 @@
-"""Device memory with the real allocator: what is held, what is given back, and when it runs out."""
+"""Device memory with the real allocator: held and returned bytes, and out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_peak_memory_is_reported_once(memory: MlxMemory):
 
 
 def test_allocator_trims_pool_at_limit_where_backend_says_so():
-    """So much is freed that the limit holds what is allocated then, but not the pool besides."""
+    """After the free, the limit has room for the next allocation, but not for the pool besides."""
     mx.clear_cache()
     memory = MlxMemory(MemorySettings(limit_bytes=active_bytes() + 96 * MIB), current_device())
     try:

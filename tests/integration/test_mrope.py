@@ -1,4 +1,4 @@
-"""One M-RoPE embedding for all layers gives what mlx-vlm's own gives, and keeps nothing of it."""
+"""One M-RoPE embedding for all layers equals mlx-vlm's and keeps no memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_mrope_layers_share_one_rotary_embedding(tiny_model: TinyModel, family: 
 
 
 def test_metal_mrope_kernel_is_replaced(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch):
-    """It is compiled for each shape, too."""
+    """mlx-vlm's fused kernel is compiled for each shape, too."""
     monkeypatch.setattr(rope_utils, "_HAS_METAL", True)
     model, _ = mlx_vlm.load(str(tiny_model("qwen2_5_vl")))
     assert model.language_model.layers[0].self_attn.rotary_emb.fused_apply
@@ -152,7 +152,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def heap_bytes() -> int:
-    """What is in use of the C library's heap, without the pool of MLX."""
+    """Bytes in use on the C library's heap, without MLX's pool."""
     mx.synchronize()
     mx.clear_cache()
     mallinfo2 = ctypes.CDLL(None).mallinfo2

@@ -50,7 +50,7 @@ def test_patch_processor_batches_equal_mlx_vlms():
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_pictures_without_tokenizing_equal_processor_output(load_tiny: LoadTiny, family: str):
-    """Whose tokens are not tokenized."""
+    """Their placeholder tokens come from the first picture, without tokenizing."""
     loaded, preparer = load_tiny(family)
     placeholder = preparer._prompts.template.placeholder
     ours = ModelProcessor(loaded.processor, loaded.spec.image_token_id)
@@ -107,7 +107,7 @@ def test_unsupported_image_processors_are_not_replaced(
 def test_family_without_own_tower_keeps_its_image_processor(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nobody else could tell what the bytes mean."""
+    """Only our tower can read the patch processor's bytes."""
     row = replace(FAMILIES["qwen2_vl"], tower=None)
     monkeypatch.setitem(FAMILIES, "qwen2_vl", row)
     loaded = load_model(tiny_model("qwen2_vl"))

@@ -1,4 +1,4 @@
-"""The size at which a picture is shown: what was asked for, what is told, and what caches make."""
+"""Picture sizes as requested, as reported, and as cached."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_batched_prompts_join_running_sequences(served: Served, in_turn: EngineH
 
 @pytest.mark.usefixtures("eligible")
 def test_batched_prompts_use_and_fill_the_prefix_cache(served: Served, in_turn: EngineHarness):
-    """Also where chance has more cached of some; and answers go on from what was cached."""
+    """Also if cached lengths differ by chance; and answers continue from cached prefixes."""
     caches = caches_of(served)
     engine = new_engine_of(served, caches=caches)
     for question in questions():

@@ -1,4 +1,4 @@
-"""How tokens are drawn: greedy, the nucleus, and the same by seed whatever runs beside."""
+"""Sampling: greedy, nucleus, penalties, and seeds that do not depend on the batch."""
 
 from __future__ import annotations
 

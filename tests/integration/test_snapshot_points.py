@@ -1,4 +1,4 @@
-"""What is remembered of system prompts is bounded in bytes, and not shared between salts."""
+"""Remembered system prompts are bounded in bytes and not shared between salts."""
 
 from __future__ import annotations
 

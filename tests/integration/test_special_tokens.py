@@ -1,4 +1,4 @@
-"""A model's control tokens in users' text stay text, and other text is what mlx-vlm makes of it."""
+"""Control tokens in users' text stay text, and other text is tokenized as by mlx-vlm."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_token_ids_are_int32_within_the_vocabulary(served: Served):
 
 
 def test_added_tokens_that_are_not_special_stay_tokens(tmp_path: Path):
-    """As real Qwen3 tokenizers have `<think>`: text, though it is one token."""
+    """As `<think>` in real Qwen3 tokenizers: text of a single token."""
     file = build("qwen3_5", tmp_path) / "tokenizer.json"
     content = json.loads(file.read_text())
     (think,) = [token for token in content["added_tokens"] if token["content"] == "<think>"]
@@ -214,7 +214,7 @@ def test_added_tokens_that_are_not_special_stay_tokens(tmp_path: Path):
 
 
 def test_control_string_completed_by_the_template_stays_text(tmp_path: Path):
-    """Templates take reasoning out of earlier answers; what stood around it meets."""
+    """Templates remove reasoning from earlier answers, which joins the text around it."""
     folder = build("qwen2_5_vl", tmp_path)
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"

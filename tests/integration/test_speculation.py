@@ -42,7 +42,7 @@ def eligible(served: Served) -> None:
 def drafting(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[EngineHarness], None]:
-    """Let engines from now on draft what another one answered."""
+    """Make later engines draft the answers of another engine."""
 
     def install(engine: EngineHarness) -> None:
         answers: dict[tuple[int, ...], list[list[int]]] = {}
@@ -63,7 +63,7 @@ def run_all(engine: EngineHarness, params: SamplingParams, stagger: int = 0) -> 
 
 
 def taken(engine: EngineHarness, params: SamplingParams) -> Answers:
-    """What answers took of the tokens that the runner brought: it may bring too many at the end."""
+    """The tokens of answers, without surplus tokens of the last step."""
     return {seq: tokens[: params.max_tokens] for seq, tokens in engine.seqs.items()}
 
 
@@ -145,7 +145,7 @@ def test_sampled_speculative_answers_equal_plain_answers(
 
 
 def test_drafts_are_used_in_repetitive_answers(some: NewEngine):
-    """A bias lets it say the same over and over."""
+    """A logit bias makes the answer repeat itself."""
     params = SamplingParams(max_tokens=60, temperature=0.0, logit_bias={7: 200.0})
     plain, wide = some(), some(num_draft_tokens=15)
     wanted = plain.answer(ask("a", "say", sampling=params))
@@ -202,7 +202,7 @@ class EndsAfterTwo:
 def test_an_answer_that_has_ended_needs_no_further_token(
     some: NewEngine, monkeypatch: pytest.MonkeyPatch
 ):
-    """A wide step that begins with its end draws one for it all the same, if others have drafts."""
+    """A wide step still samples a token for an ended sequence if others have drafts."""
     engine = some(num_draft_tokens=15)
     can_gain = Speculation.can_gain
     monkeypatch.setattr(Speculation, "can_gain", lambda *_: False)

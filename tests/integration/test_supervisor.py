@@ -80,7 +80,7 @@ def settings_for(folder: Path) -> Settings:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def supervisor(tiny_model: TinyModel) -> AsyncIterator[Supervisor]:
-    """One engine for most tests; those that kill it wait until it is back."""
+    """One engine for most tests; tests that kill it wait for its restart."""
     made = supervisor_for(settings_for(tiny_model(FAMILY)))
     await made.start()
     await asyncio.wait_for(made.wait_ready(), START_SECONDS)
@@ -264,7 +264,7 @@ async def test_an_engine_whose_steps_fail_in_a_row_is_replaced(supervisor: Super
 async def started(
     tiny_model: TinyModel, kind: type[Supervisor] = Supervisor, **engine: float
 ) -> tuple[Supervisor, int]:
-    """One that is ready, for a test that stops it, and its engine's process."""
+    """A ready supervisor that its test stops, and its engine's process id."""
     settings = settings_for(tiny_model(FAMILY))
     settings = replace(settings, engine=replace(settings.engine, **engine))
     made = kind(settings, ignore_progress)
@@ -296,7 +296,7 @@ async def _rest(stream: AsyncIterator[RequestEvent]) -> list[RequestEvent]:
 
 @pytest.mark.whole  # it waits for seconds, as it should
 async def test_stop_ends_an_unresponsive_engine(tiny_model: TinyModel):
-    """A client that left has filled what lies between the two."""
+    """An aborted request's upload fills the pipe to the engine."""
     made, pid = await started(tiny_model)
     os.kill(pid, signal.SIGSTOP)
     upload = image_of(os.urandom(8 << 20), "PNG", 100, 100)
@@ -350,7 +350,7 @@ async def test_unservable_checkpoint_is_not_retried(tmp_path: Path, engine: type
 async def test_model_loaded_before_is_retried_until_it_loads(
     tiny_model: TinyModel, tmp_path: Path, engine: type[Supervisor], damage: str
 ):
-    """Whatever ailed the restart may be over soon: a disk that is back, memory that is free."""
+    """The cause of a failed restart may be temporary: a missing disk, or used memory."""
     folder = tmp_path / "model"
     shutil.copytree(tiny_model(FAMILY), folder)
     (folder / UNLOADABLE).write_text("")
@@ -449,7 +449,7 @@ COSTLY = picture(1, 1200, 1200)
 
 
 class Perilous(Supervisor):
-    """Its engine is killed as soon as it says that it works on a request `costly...`."""
+    """Kills its engine as soon as that reports work on a request `costly...`."""
 
     is_scripted = False
 
@@ -480,7 +480,7 @@ async def perilous(
 
 
 async def die_of(supervisor: Supervisor, request: EngineRequest) -> None:
-    """Ask for what the engine dies of, and wait for the next one."""
+    """Send a request that kills the engine, and wait for the restart."""
     events = await all_events(supervisor, request)
     assert not [event for event in events if isinstance(event, Tokens)]
     assert isinstance(events[-1], Failed)

@@ -1,4 +1,4 @@
-"""What is said of a checkpoint before it is loaded is what the engine finds once it is."""
+"""A survey before loading gives the figures that the engine has after loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures encoded tile by tile are those encoded at once, bit for bit, whatever is cached."""
+"""Pictures encoded by tiles equal pictures encoded whole, bit for bit, with any tiles cached."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_tiled_encode_features_equal_whole_encode(served: Served, size: tuple[in
 
 
 def test_encode_reports_tokens_per_call(served: Served):
-    """As the memory that an encode takes is learned from it."""
+    """The memory estimate of an encode is learned from this number."""
     work, alone = work_of(served, picture(1, 500, 170)), ImageEncoder(served[0], new_cache())
     num_tokens, num_tiles = work.num_tokens, len(keys_of(served, work))
     at_once = alone.encode([work])[0].tokens_per_call

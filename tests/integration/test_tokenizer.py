@@ -1,4 +1,4 @@
-"""Prompts that are no Unicode text are the client's fault, however they came about."""
+"""Prompts that are no valid Unicode are refused as client errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts with tools: what is shared between turns, pictures in results, and control tokens."""
+"""Prompts with tools: shared prefixes, pictures in results, and control tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tower of ours gives the rows that mlx-vlm's own gives, whatever the grid."""
+"""Our vision towers give mlx-vlm's rows for any grid."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_metal_tower_attention_equals_cpu_attention(patches: int, size: int):
 
 @pytest.mark.parametrize("size", [64, 72, 80, 96, 128])
 def test_head_sizes_fused_by_metal_are_not_padded(monkeypatch: pytest.MonkeyPatch, size: int):
-    """Those that `ScaledDotProductAttention::has_fused_kernel` of MLX 0.32 names, up to 128."""
+    """Sizes that `ScaledDotProductAttention::has_fused_kernel` of MLX 0.32 names, up to 128."""
     sizes = sizes_attended_to(monkeypatch, size)
     assert sizes == {size}
 

@@ -76,7 +76,7 @@ def by_frames(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]
 
 @pytest.fixture(scope="module")
 def alone(served: Served) -> Callable[[str], list[int]]:
-    """The 20 tokens that a prompt gets when nothing runs beside it, prefilled whole."""
+    """The 20 tokens of a prompt that runs alone and is prefilled whole."""
     return cache(lambda name: EngineHarness(*served, chunk_tokens=8192).answer(asked(name)))
 
 

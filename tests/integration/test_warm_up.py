@@ -1,4 +1,4 @@
-"""The first requests of an engine: on all that its family takes, and gone without a trace."""
+"""Warm-up requests cover all media of the family and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_warm_up_compiles_batched_prefill_and_drafts(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """All that another kernel is compiled for: prompts together, and rows of different lengths."""
+    """Batched prompts and rows of different lengths each need further compiled kernels."""
     served = Served(load_tiny("qwen2_5_vl")[0], START)
     together, wide = list[set[int]](), list[list[int]]()
     launch, take = model_runner.launch_batched, WideStep.result

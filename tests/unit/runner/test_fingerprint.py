@@ -51,7 +51,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def settle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what was written so far be long ago."""
+    """Make all files written so far count as old."""
     later = time.time_ns() + 60_000_000_000
     monkeypatch.setattr(time, "time_ns", lambda: later)
 
@@ -112,7 +112,7 @@ def test_a_replaced_file_is_seen(weights: Path, monkeypatch: pytest.MonkeyPatch)
 def test_half_written_hash_file_of_same_pid_is_ignored(
     weights: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """It had the same number as this one."""
+    """The earlier process had the same process id."""
     settle(monkeypatch)
     kept = weights.parents[1] / "cache" / "hashes.json"
     kept.parent.mkdir()

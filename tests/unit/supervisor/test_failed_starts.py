@@ -1,4 +1,4 @@
-"""Engines that never get ready are tried a few times, and then it is said why they end."""
+"""Engines that never get ready are retried a few times, then given up with the reason."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def test_remaining_memory_is_shared_equally() -> None:
 
 
 def test_memory_shares_never_exceed_the_limit() -> None:
-    """Engines may find that they hold more than was surveyed."""
+    """Engines may hold more than was surveyed."""
     shares = divide({"a": 10, "b": 20, "c": 20}, 40)
     assert sum(shares.values()) <= 40
     assert min(shares.values()) > 0

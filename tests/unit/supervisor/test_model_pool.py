@@ -1,4 +1,4 @@
-"""Who is loaded, who waits and who makes room: the real pool around engines that load nothing."""
+"""Loading, waiting and unloading of models: the real pool around fake engines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOAD_SECONDS = 0.02
 
 
 class World:
-    """All engines there are, and what they hold."""
+    """All fake engines, and the memory that they hold."""
 
     def __init__(self, limit_bytes: int, weights: dict[str, int]) -> None:
         self.limit_bytes = limit_bytes
@@ -83,7 +83,7 @@ class World:
 
 
 class FakeEngine:
-    """What the pool asks of a `Supervisor`. It fills its limit with what could be evicted."""
+    """Stands in for `Supervisor`; fills its memory limit with evictable bytes."""
 
     def __init__(self, world: World, settings: Settings) -> None:
         self.world = world
@@ -234,7 +234,7 @@ async def test_least_recently_used_idle_model_is_unloaded() -> None:
 
 
 async def test_model_with_large_kv_minimum_gets_room_for_requests() -> None:
-    """Its engine would end, for it leaves no room for a short request."""
+    """Without this room, its engine would end: not even a short request fits."""
     world = World(6 * GB, {"a": GB, "b": GB})
     world.least_kv["b"] = 2 * GB
     pool = pool_of(world)
@@ -314,7 +314,7 @@ async def test_alternating_models_serve_requests_between_loads() -> None:
 async def test_restarting_unsurveyed_model_counts_towards_memory(
     tmp_path: Path,
 ) -> None:
-    """One that was alone was not: nobody asked what it holds."""
+    """A single model is never surveyed, so its memory is only known from its engine."""
     world = World(20 * GB, {"demo": 8 * GB, "org/b": GB})
     settings = Settings(
         model=ModelSettings(path=str(EMBEDDED), name="demo", search_paths=(str(tmp_path),)),
@@ -435,7 +435,7 @@ async def test_request_sets_the_models_keep_alive() -> None:
 
 
 async def test_zero_keep_alive_keeps_a_shared_model_for_others() -> None:
-    """A model that is shared stays as long as its load took; who uses it alone, gets rid of it."""
+    """A shared model stays as long as its load took; a sole user unloads it at once."""
     world = World(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     async with pool.lease("a", "alone", keep_alive_seconds=0.0):
@@ -683,7 +683,7 @@ async def test_clear_caches_reaches_the_loaded_models() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_any_mix_of_clients_is_served_within_the_limit(seed: int) -> None:
-    """Random sizes, clients, pauses and cancellations: nobody is lost, nothing is left."""
+    """Random sizes, clients, pauses and cancellations lose no request and leave nothing."""
     draw = random.Random(seed)
     weights = {name: draw.randint(1, 4) * GB for name in "abcde"}
     world = World(draw.randint(6, 14) * GB, weights)

@@ -1,4 +1,4 @@
-"""What is blamed for a crash, what is tried alone after it, and what is refused, for how long."""
+"""Crashes blame loads on the device: suspects run alone, condemned loads are refused."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_crash_blames_only_loads_on_the_device(quarantine: Quarantine) -> None:
 
 
 def test_aborted_picture_still_under_encode_is_blamed(quarantine: Quarantine) -> None:
-    """The encoder goes on with it after an abort, whatever is prefilled beside it."""
+    """The encoder continues an aborted picture while other prompts are prefilled."""
     for _ in range(2):
         admit(quarantine, LARGE)
         quarantine.record_work(OnDevice(("large",), ("large",)))

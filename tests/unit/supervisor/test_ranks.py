@@ -1,4 +1,4 @@
-"""A hostfile is read as MLX's own launcher reads it; what is wrong with one is said."""
+"""Hostfiles are read as MLX's launcher reads them, and errors name the fault."""
 
 from __future__ import annotations
 

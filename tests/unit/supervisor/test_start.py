@@ -1,4 +1,4 @@
-"""What processes that run models get beside our own environment."""
+"""Environment variables of processes that run models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The supervisor around a process that is none: what it is sent, and when it has ended."""
+"""The supervisor around a fake process: messages sent, restarts, and the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READY = Ready("demo", "cpu", 100, ModelFacts())
 
 
 class FakeProcess:
-    """What a supervisor asks of an `EngineProcess`. It says what it is told to, with `say`."""
+    """Stands in for `EngineProcess`; `say` makes it send an event."""
 
     pid = 1
     end_seconds = 0.0
@@ -32,7 +32,7 @@ class FakeProcess:
         self._said = asyncio.Queue[Event | None]()
 
     def say(self, event: Event | None) -> None:
-        """None is its death."""
+        """Send an event; None ends the process."""
         self._said.put_nowait(event)
 
     async def events(self) -> AsyncIterator[Event]:

@@ -1,4 +1,4 @@
-"""A suspect request has the device to itself; who comes later waits, and goes on in order."""
+"""A suspect request runs alone on the device; later requests wait and continue in order."""
 
 from __future__ import annotations
 

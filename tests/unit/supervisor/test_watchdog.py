@@ -1,4 +1,4 @@
-"""What counts as hanging, and what does not: more work, other threads' work, a front that stood."""
+"""Silence of an engine with work is overdue; idle time and a stopped front don't count."""
 
 from __future__ import annotations
 

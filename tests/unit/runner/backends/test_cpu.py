@@ -1,4 +1,4 @@
-"""Our attention on a CPU gives what MLX's does."""
+"""Our CPU attention equals MLX's."""
 
 from __future__ import annotations
 

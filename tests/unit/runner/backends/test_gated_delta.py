@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks gives what the rule gives token by token."""
+"""The chunked gated delta rule equals the rule applied token by token."""
 
 from __future__ import annotations
 

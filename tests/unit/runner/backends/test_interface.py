@@ -1,4 +1,4 @@
-"""What follows from the kind of a device."""
+"""Properties of a backend that follow from the device's kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ways to apply RoPE give the same, which is what complex numbers give."""
+"""Both implementations of RoPE agree with each other and with complex rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of each kind of device."""
+"""Facts of the current device, per kind of device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MLX's errors become for requests, by their words."""
+"""MLX's errors become request errors according to their words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others do to the folder, or lack of memory, costs no more than what was stored."""
+"""Changes to the folder by other processes, or lack of memory, cost only stored entries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOTS = 1 << 20
 
 
 class Store(DiskStore):
-    """Writes while `may_write`; `meanwhile` is called once what others did is known."""
+    """Writes while `may_write`; calls `meanwhile` after reading other processes' changes."""
 
     def __init__(self, folder: Path) -> None:
         self.may_write = threading.Event()
@@ -111,7 +111,7 @@ def test_a_file_with_another_header_is_deleted(tmp_path: Path, header: bytes):
 
 
 def test_storing_a_failed_snapshot_raises_on_the_calling_thread(tmp_path: Path):
-    """If it can't be, the one that computes is told, and not the disk's thread."""
+    """The computing thread gets the error of a failed snapshot, not the disk's thread."""
     failing = mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu)  # type: ignore[arg-type]
     state = SequenceState([], {3: LayerStates(((failing, None),), ((),))})
     cache = DiskCache(Store(tmp_path), "fingerprint", lambda: LOTS, needs_snapshots=True)

@@ -1,4 +1,4 @@
-"""What is known to be on disk, or about to be, while other threads evict and store."""
+"""The disk cache's index stays right while other threads evict and store."""
 
 from __future__ import annotations
 

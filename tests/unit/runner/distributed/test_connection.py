@@ -1,4 +1,4 @@
-"""Rank 0 and the others find each other; nobody without the secret is let in."""
+"""Rank 0 and its followers find each other; a connection without the secret is rejected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Rank 0 and the others, in one process; `ends` has what the others ended with."""
+    """Rank 0 and its followers in one process; `ends` holds the followers' exit statuses."""
 
     def __init__(self, size: int) -> None:
         self.rank = Rank(
@@ -105,7 +105,7 @@ def connected(address: tuple[str, int], secret: bytes) -> object:
 
 
 def until_listening(connect: Callable[[], T]) -> T:
-    """As soon as somebody listens."""
+    """Retry until the port is listening."""
     deadline = time.monotonic() + SECONDS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Rank 0 takes only ranks that make the same tensors of a plan, and tells them what it clears."""
+"""Rank 0 accepts only ranks that compute the same tensors, and sends them what it clears."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_rank_with_other_weights_is_refused(tmp_path: Path):
 
 
 def test_clear_frees_dropped_segments_on_all_ranks():
-    """Without a plan after it."""
+    """No plan follows the clear."""
     ours, theirs = Pipe()
     log = SegmentLog()
     memory = RankZeroMemory(settings.MemorySettings(), current_device(), Followers([ours], []), log)

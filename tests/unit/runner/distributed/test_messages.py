@@ -1,4 +1,4 @@
-"""A plan arrives as the runner of another rank needs it."""
+"""Plans survive encoding with everything that a follower's runner needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is stored, split and dropped, another rank holds what rank 0 refers to, and no more."""
+"""A follower holds exactly the segments that rank 0 refers to, through stores, splits and drops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKEN_BYTES = 2 * 2 * 4 * 4
 
 
 class Pair:
-    """Rank 0 and another, whose messages arrive at once. They have different heads."""
+    """Rank 0 and a follower with different heads; messages arrive at once."""
 
     def __init__(self, limit_tokens: int) -> None:
         self.caches = Caches(
@@ -48,7 +48,7 @@ class Pair:
         assert not self.sent
 
     def match(self, token_ids: list[int]) -> tuple[int, HeldPrefix]:
-        """How much of a prompt rank 0 has, and what the other has of that."""
+        """Length of a prompt's prefix on rank 0, and the follower's state for that prefix."""
         key = PromptKey(np.array(token_ids, dtype=np.int32))
         found = self.caches.prefixes.match(key, len(token_ids))
         segments = tuple(SegmentRef(s.number, num_tokens) for s, num_tokens in found.segments)
@@ -70,7 +70,7 @@ class Pair:
 
 
 def state_of(token_ids: list[int], rank: int) -> SequenceState:
-    """A layer whose KV says of which tokens it is, and of which rank."""
+    """A layer whose KV encodes its tokens and its rank."""
     layer = KVCache()
     values = mx.array(token_ids, dtype=mx.float32)[None, None, :, None] + 1000 * rank
     values = mx.broadcast_to(values, (1, 2, len(token_ids), 4))

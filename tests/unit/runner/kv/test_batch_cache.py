@@ -1,4 +1,4 @@
-"""Rows that come and go hold, each, what their prompt and their steps put in."""
+"""Each row of a batch cache holds its own prompt and steps, through joins and removals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADS, SIZE = 2, 3
 
 @dataclass
 class Model:
-    """What each row should hold, (heads, tokens, size), beside the layer under test."""
+    """The expected (heads, tokens, size) array of each row, beside the layer under test."""
 
     rows: list[NDArray[np.float32]] = field(default_factory=list)
     layers: list[KVCache | RowsKVCache] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What is stored of a prompt is a copy, or buffers that no sequence runs on."""
+"""A stored prefix is a copy, or buffers that no sequence uses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_free_buffers_are_stored_as_they_are():
 @pytest.mark.parametrize(
     ("are_free", "start", "end"),
     [(False, 0, NUM_TOKENS), (True, 60, NUM_TOKENS), (True, 0, 150)],
-    ids=["somebody runs on them", "most is known", "most is empty"],
+    ids=["buffers in use", "mostly stored before", "mostly empty"],
 )
 def test_shared_or_sparse_buffers_are_stored_as_copies(are_free: bool, start: int, end: int):
     state = SequenceState(layers(), {}, are_free=are_free)

@@ -1,4 +1,4 @@
-"""What the templates of the tiny models take; none of them knows tools."""
+"""Templates of the tiny models render calls, results and pictures; none declares a tool format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What weights will take is known from their files' headers, and too much is refused by them."""
+"""Bytes of weights are known from their files' headers, and models that can't fit are refused."""
 
 from __future__ import annotations
 

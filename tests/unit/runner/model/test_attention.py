@@ -1,4 +1,4 @@
-"""mlx-vlm's language models call our attention for a while, and it takes what it should."""
+"""Our attention is called in mlx-vlm's models only while in place, for causal masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sequence's own past suggests comes next."""
+"""The drafter guesses next tokens from a sequence's own past."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be stored after errors that come late, and whom they end."""
+"""After a late error, no prefix is stored, and the error is raised once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention on CUDA: the same numbers as MLX's, in shapes that are planned while nobody waits."""
+"""CUDA attention equals MLX's, and its shapes are planned while the device is idle."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_cuda_attention_supports_causal_blocks_and_few_query_masks():
 
 
 class Planned:
-    """What cuDNN has planned, as it would: each shape the first time that it is met."""
+    """A fake of cuDNN's plans: each shape is planned when it is first used."""
 
     def __init__(self) -> None:
         self.shapes = set[Shape]()

@@ -1,4 +1,4 @@
-"""How the work of attention to segments is divided; what it computes is tested on a GPU."""
+"""Division of segment attention into blocks; its numbers are tested on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gets past all flags of the libraries: the code of a checkpoint does not run."""
+"""Code of a checkpoint never runs, even past the libraries' own flags."""
 
 from __future__ import annotations
 
