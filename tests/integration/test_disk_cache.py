@@ -181,7 +181,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
 @pytest.mark.parametrize("damage", few_of(DAMAGE, list(DAMAGE)[:3]))
-def test_a_damaged_file_is_deleted_and_counted(
+def test_damaged_file_is_deleted_and_counted(
     load_tiny: Callable[[str], Served], family: str, damage: str, tmp_path: Path
 ):
     served = load_tiny(family)
@@ -207,7 +207,7 @@ def test_a_damaged_file_is_deleted_and_counted(
         assert cached_tokens(engine, talk(2)) > 0, "it was written again"
 
 
-def test_a_file_of_another_model_is_never_used(
+def test_file_of_another_model_is_never_used(
     load_tiny: Callable[[str], Served], qwen: Served, tmp_path: Path
 ):
     """Neither from its own folder nor moved to this model's."""

@@ -49,7 +49,7 @@ def test_documented_capabilities_match_the_family_table():
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "pixtral"])
-def test_a_checked_family_loads_without_a_warning(
+def test_checked_family_loads_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str
 ):
     with caplog.at_level(logging.WARNING, "vlm_server"):

@@ -66,7 +66,7 @@ def test_model_file_is_refused_before_it_runs(
 
 
 @pytest.mark.parametrize("family", ["got", "GOT", "inkling", "inkling_mm_model", "moondream1"])
-def test_a_family_that_runs_the_checkpoints_code_is_refused(
+def test_family_running_checkpoint_code_is_refused(
     checkpoint: Path, plant: Callable[[], Path], family: str
 ):
     """mlx-vlm's processors of these families always trust remote code."""
@@ -95,7 +95,7 @@ def test_a_family_that_runs_the_checkpoints_code_is_refused(
         ),
     ],
 )
-def test_an_auto_map_never_runs(tmp_path: Path, family: str, file: str, changes: dict[str, Any]):
+def test_auto_map_code_never_runs(tmp_path: Path, family: str, file: str, changes: dict[str, Any]):
     folder, mark = build(family, tmp_path / "model"), tmp_path / "mark"
     (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Evil:\n    pass\n")
     edit(folder / file, **changes)
@@ -115,7 +115,7 @@ def test_empty_folder_is_refused(tmp_path: Path):
     assert "config.json" in refusal(tmp_path)
 
 
-def test_a_repository_name_is_not_fetched():
+def test_repository_name_is_not_fetched():
     assert "config.json" in refusal(Path("some-owner/some-model"))
 
 
@@ -252,14 +252,12 @@ def test_missing_generation_config_defaults_to_plain_sampling(checkpoint: Path):
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0, 8192), (100, 100), (10**9, 8192)])
-def test_the_context_is_the_smaller_of_the_models_and_the_settings(
-    checkpoint: Path, limit: int, expected: int
-):
+def test_context_is_the_smaller_of_model_and_settings(checkpoint: Path, limit: int, expected: int):
     loaded = load_model(checkpoint, max_context_tokens=limit)
     assert loaded.spec.context_tokens == expected
 
 
-def test_the_vocabulary_is_as_wide_as_the_logits(served: tuple[LoadedModel, MultimodalPreparer]):
+def test_vocabulary_size_equals_the_width_of_logits(served: tuple[LoadedModel, MultimodalPreparer]):
     """For any name in the configuration, and without a forward pass."""
     loaded, _ = served
     output = loaded.language_model(mx.array([[1, 2]]))

@@ -23,7 +23,7 @@ def random_logits(rows: int, vocabulary_size: int) -> mx.array:
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5, 20])
-def test_the_likeliest_tokens_come_in_order(num_top: int):
+def test_top_logprobs_are_ordered_by_probability(num_top: int):
     logits = random_logits(3, 1000)
     logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     for row, found in zip(logprobs, scored(logits, *[num_top] * 3), strict=True):

@@ -184,7 +184,7 @@ def counted(engine: EngineHarness, submit: Submit, name: str) -> Finished:
     return end
 
 
-def test_a_raw_prompt_is_answered_and_read_back(load_tiny: Load):
+def test_raw_prompt_is_answered_and_read_back(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     engine = EngineHarness(loaded, preparer)
     raw = replace(ask("a"), messages=(), prompt="a red circle")
@@ -202,7 +202,7 @@ def test_invalid_raw_prompt_is_refused(load_tiny: Load, prompt: str | tuple[int,
         prompt_of(load_tiny("qwen2_5_vl")[1], replace(ask("a"), messages=(), prompt=prompt))
 
 
-def test_a_raw_prompt_has_no_pictures(load_tiny: Load):
+def test_raw_prompt_has_no_pictures(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     raw = replace(ask("a"), messages=(), prompt=(5, loaded.spec.image_token_id))
     with pytest.raises(InvalidRequest, match="stand for images"):

@@ -72,12 +72,12 @@ def test_top_p_keeps_the_nucleus_in_proportion(top_p: float, kept: int):
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-10, 1e-38, 1e-45, 1e-60])
-def test_a_tiny_temperature_is_greedy(temperature: float):
+def test_tiny_temperature_is_greedy(temperature: float):
     assert set(draws(temperature, 1.0, count=50)) == {LIKELIEST}
     assert set(draws(temperature, 0.5, count=50)) == {LIKELIEST}
 
 
-def test_a_tiny_temperature_is_greedy_with_large_logits_of_either_sign():
+def test_tiny_temperature_is_greedy_with_large_logits_of_either_sign():
     for logits in ([79.0, 80.0, 5.0], [-6.0, -5.0, -80.0]):
         row = row_of(3, temperature=1e-37, seed=0)
         assert set(draw(row, mx.array(logits), 20)) == {1}
@@ -130,7 +130,7 @@ def test_frequency_and_presence_penalties_count_the_answer():
     assert draw(row_of(5, temperature=0.0, frequency_penalty=1.0), logits, 5) == [3, 1, 4, 3, 0]
 
 
-def test_a_repetition_penalty_counts_the_prompt_too():
+def test_repetition_penalty_counts_the_prompt_too():
     logits = mx.array([2.0, 1.9, -9.0, 1.5, -1.0])
     row = row_of(5, temperature=0.0, repetition_penalty=2.0)
     assert draw(row, logits, 2) == [3, 0]
@@ -152,7 +152,7 @@ def test_min_tokens_ignores_eos_tokens_without_logits(strangers: tuple[int, ...]
     assert draw(row, logits, 2) == [1, 1]
 
 
-def test_a_prompts_tokens_without_a_logit_are_not_penalized():
+def test_prompt_tokens_without_logits_are_not_penalized():
     """The placeholders of some families' pictures stand beyond the logits."""
     logits = mx.array([2.0, 1.9, -9.0, 1.5, -1.0])
     row = row_of(5, prompt_ids=(0, 5, 2**31 - 1), temperature=0.0, repetition_penalty=2.0)
@@ -161,7 +161,7 @@ def test_a_prompts_tokens_without_a_logit_are_not_penalized():
 
 @pytest.mark.parametrize("penalty", [1e-5, 1e-30, 5e-324])
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0])
-def test_a_tiny_repetition_penalty_does_not_overflow(penalty: float, temperature: float):
+def test_tiny_repetition_penalty_does_not_overflow(penalty: float, temperature: float):
     logits = mx.array([50.0, 49.0, -9.0, 60.0, -90.0])
     row = row_of(5, temperature=temperature, repetition_penalty=penalty, seed=1)
     assert set(draw(row, logits, 5)) == {0}

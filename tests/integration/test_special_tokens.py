@@ -145,7 +145,7 @@ def test_pictures_have_separate_spans_beside_control_strings(served: Served):
         assert len(prepared.spans) == 2
 
 
-def test_a_control_string_cut_between_two_parts_stays_text(served: Served):
+def test_control_string_cut_between_two_parts_stays_text(served: Served):
     loaded, preparer = served
     plain = controls_in(loaded, prompt_of(preparer, ask("a", "a", "b")).token_ids)
     for string in control_strings(loaded):

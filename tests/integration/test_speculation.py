@@ -199,9 +199,7 @@ class EndsAfterTwo:
         pass
 
 
-def test_an_answer_that_has_ended_needs_no_further_token(
-    some: NewEngine, monkeypatch: pytest.MonkeyPatch
-):
+def test_ended_answer_needs_no_further_token(some: NewEngine, monkeypatch: pytest.MonkeyPatch):
     """A wide step still samples a token for an ended sequence if others have drafts."""
     engine = some(num_draft_tokens=15)
     can_gain = Speculation.can_gain

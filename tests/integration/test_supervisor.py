@@ -122,7 +122,7 @@ async def into(stream: AsyncIterator[RequestEvent], tokens: int) -> None:
         tokens -= isinstance(event, Tokens)
 
 
-async def test_a_request_is_accepted_streamed_and_finished(supervisor: Supervisor):
+async def test_request_is_accepted_streamed_and_finished(supervisor: Supervisor):
     events = await all_events(supervisor, ask("a", picture(1), "What is this?"))
     assert isinstance(events[0], Accepted)
     first = next(number for number, event in enumerate(events) if isinstance(event, Tokens))
@@ -236,7 +236,7 @@ async def test_engine_sending_invalid_messages_is_replaced(
     await made.stop()
 
 
-async def test_an_engine_whose_steps_fail_in_a_row_is_replaced(supervisor: Supervisor):
+async def test_engine_with_consecutive_failed_steps_is_replaced(supervisor: Supervisor):
     """The API never lets such a number through: MLX raises when the first token is scored."""
     restarts = supervisor.status.restarts
     hostile = SamplingParams(max_tokens=4, logprobs=-(10**9))
@@ -373,7 +373,7 @@ async def test_model_loaded_before_is_retried_until_it_loads(
     ("engine", "silence_seconds"),
     few_of(((ScriptedSupervisor, 0.6), (Supervisor, 2.0)), ((ScriptedSupervisor, 0.6),)),
 )
-async def test_an_engine_that_hangs_is_replaced(
+async def test_hanging_engine_is_replaced(
     tiny_model: TinyModel, engine: type[Supervisor], silence_seconds: float
 ):
     made, pid = await started(tiny_model, engine, silence_timeout_seconds=silence_seconds)

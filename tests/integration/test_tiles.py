@@ -127,7 +127,7 @@ def test_changed_tiles_alone_are_encoded(served: Served):
     assert cache.read().entries == len(keys | known)
 
 
-def test_tiles_that_look_the_same_are_encoded_once(served: Served):
+def test_equal_tiles_are_encoded_once(served: Served):
     work, cache = work_of(served, PillowImage.new("RGB", (500, 170), (30, 60, 90))), new_cache()
     keys = keys_of(served, work)
     assert_equal(
@@ -215,7 +215,7 @@ def test_cached_tiles_of_a_picture_survive_its_new_tiles(smol: Served):
     assert cache.read().misses - misses == num_new
 
 
-def test_features_that_are_not_finite_are_not_stored(served: Served):
+def test_non_finite_tile_features_are_not_stored(served: Served):
     work, cache = work_of(served, picture(9, 500, 170)), new_cache()
     pixels = work.inputs["pixel_values"].copy()
     pixels.reshape(-1)[-1] = np.nan  # the last tile's, or the small copy's

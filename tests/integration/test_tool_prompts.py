@@ -154,7 +154,7 @@ def test_prompt_may_end_in_reasoning(load_tiny: Load):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "gemma4", "mistral3", "smolvlm"])
-def test_an_answer_goes_on_where_the_last_message_ends(load_tiny: Load, family: str):
+def test_continued_answer_starts_where_the_last_message_ends(load_tiny: Load, family: str):
     loaded, preparer = load_tiny(family)
     submit = conversation("a", ("user", ("what is it?",)), ("assistant", ("The colour is",)))
     prompt = prompt_of(preparer, altered(submit, template=TemplateOptions(continue_final=True)))

@@ -277,7 +277,7 @@ def test_window_layout_places_tokens_in_exactly_one_window(rows: int, columns: i
 # ---- towers that stay ----------------------------------------------------------------
 
 
-def test_a_tower_that_is_not_known_is_not_replaced(load_mlx_vlms: LoadMlxVlms):
+def test_unknown_tower_is_not_replaced(load_mlx_vlms: LoadMlxVlms):
     class OtherTower(VisionModel):
         pass
 

@@ -240,7 +240,7 @@ def test_video_positions_equal_those_of_the_whole_prompt(native: Served, name: s
     assert prompt.rope_delta == int(np.array(deltas).reshape(-1)[0])
 
 
-def test_a_long_video_is_encoded_in_units(native: Served, monkeypatch: pytest.MonkeyPatch):
+def test_long_video_is_encoded_in_units(native: Served, monkeypatch: pytest.MonkeyPatch):
     loaded, preparer = native
     whole = prompt_of(preparer, asked("video"))
     assert len(whole.spans) == 1
@@ -306,7 +306,7 @@ def test_video_shown_as_pictures_has_at_most_sixteen_frames(by_frames: Served):
     assert len({span.mm_hash for span in prompt_of(by_frames[1], ask("a", long)).spans}) == 16
 
 
-def test_a_template_that_knows_no_videos_is_shown_frames(tiny_model: TinyModel, tmp_path: Path):
+def test_template_without_videos_gets_frames_as_pictures(tiny_model: TinyModel, tmp_path: Path):
     folder = shutil.copytree(tiny_model("qwen2_vl"), tmp_path / "model")
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text().replace("<|video_pad|>", "").replace("video", "clip"))

@@ -61,7 +61,9 @@ def named(weights: Path) -> str:
     return Checkpoint(weights.parent, "auto").fingerprint(hashes)
 
 
-def test_a_file_is_read_once(weights: Path, read: list[str], monkeypatch: pytest.MonkeyPatch):
+def test_unchanged_file_is_hashed_once(
+    weights: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+):
     settle(monkeypatch)
     first = named(weights)
     assert "model.safetensors" in read
@@ -81,7 +83,7 @@ def test_recently_written_file_is_hashed_again(weights: Path, read: list[str]):
 
 @pytest.mark.parametrize("restores_time", [False, True])
 @pytest.mark.parametrize("at", [0, 2 * MIB + 5, 5 * MIB - 1])
-def test_a_change_in_place_is_seen(
+def test_in_place_change_changes_the_fingerprint(
     weights: Path, monkeypatch: pytest.MonkeyPatch, at: int, restores_time: bool
 ):
     """Of one byte, of the same size, and with the old time of change put back."""
@@ -98,7 +100,7 @@ def test_a_change_in_place_is_seen(
     assert named(weights) != first
 
 
-def test_a_replaced_file_is_seen(weights: Path, monkeypatch: pytest.MonkeyPatch):
+def test_replaced_file_changes_the_fingerprint(weights: Path, monkeypatch: pytest.MonkeyPatch):
     settle(monkeypatch)
     first = named(weights)
     other = weights.with_name("other")
@@ -134,7 +136,7 @@ def test_checkpoint_changed_after_loading_gets_no_fingerprint(weights: Path, nam
         checkpoint.fingerprint(hashes)
 
 
-def test_a_copy_elsewhere_has_the_same_fingerprint(
+def test_copied_checkpoint_has_the_same_fingerprint(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     settle(monkeypatch)
@@ -144,7 +146,7 @@ def test_a_copy_elsewhere_has_the_same_fingerprint(
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"a": 1}', "\x00"])
-def test_kept_hashes_that_are_damaged_are_made_again(
+def test_damaged_hash_file_is_recomputed(
     weights: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ):
     settle(monkeypatch)

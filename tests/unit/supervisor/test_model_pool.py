@@ -480,7 +480,7 @@ async def test_queued_load_names_its_blocker_and_times_out() -> None:
     await pool.stop()
 
 
-async def test_a_pinned_model_that_is_not_ready_is_not_called_loaded() -> None:
+async def test_unready_pinned_model_is_not_reported_as_loaded() -> None:
     world = World(20 * GB, {"a": GB})
     pool = pool_of(world, {"a": table(pinned=True)})
     await pool.start()
@@ -590,7 +590,7 @@ async def test_failed_load_fails_all_waiters_and_is_retried_later() -> None:
     await pool.stop()
 
 
-async def test_a_pinned_model_that_fails_ends_the_start() -> None:
+async def test_failed_pinned_model_ends_the_start() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     world.broken.add("b")
     pool = pool_of(world, {"a": table(), "b": table(pinned=True)})

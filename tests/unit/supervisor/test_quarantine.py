@@ -83,7 +83,7 @@ def test_second_crash_makes_a_load_suspect_but_not_refused(quarantine: Quarantin
     assert not is_suspect(quarantine, ask("other", "", (640, 480)))
 
 
-def test_a_suspect_that_succeeds_is_cleared_of_all_crashes(quarantine: Quarantine) -> None:
+def test_successful_suspect_is_cleared_of_all_crashes(quarantine: Quarantine) -> None:
     die(quarantine, LARGE)
     die(quarantine, LARGE)
     succeed(quarantine, SAME)
@@ -198,9 +198,7 @@ def test_expired_refusal_clears_the_load(quarantine: Quarantine, clock: Clock) -
 # ---- notes ---------------------------------------------------------------------------
 
 
-def test_crashes_that_are_far_apart_do_not_count_together(
-    quarantine: Quarantine, clock: Clock
-) -> None:
+def test_crashes_far_apart_do_not_count_together(quarantine: Quarantine, clock: Clock) -> None:
     for _ in range(4):
         die(quarantine, LARGE)
         clock.now += SECONDS

@@ -17,7 +17,7 @@ def with_pixels(request: Submit, **limits: int) -> Submit:
     return replace(request, images=images)
 
 
-def test_pictures_count_at_the_size_that_was_asked_for() -> None:
+def test_pictures_count_at_their_requested_size() -> None:
     large, small = ask("a", "", (2048, 2048)), ask("b", "", (512, 512))
     assert shape_of(with_pixels(large, max_pixels=512 * 512)) == shape_of(small)
     assert shape_of(with_pixels(small, min_pixels=2048 * 2048)) == shape_of(large)
@@ -84,7 +84,7 @@ def test_requests_of_different_cost_have_different_shapes(other: Submit) -> None
     assert shape_of(other) != shape_of(ask("a", "What?", SCREENSHOT))
 
 
-def test_the_encoder_sees_one_image_at_a_time_the_prompt_all() -> None:
+def test_encode_load_counts_one_image_and_prefill_load_all() -> None:
     one, many = shape_of(ask("a", "", SCREENSHOT)), shape_of(ask("b", "", *[SCREENSHOT] * 8))
     assert one.encoding == many.encoding == EncoderLoad(2048, 1024, 0)
     assert one.prefilling == PrefillLoad(2 << 20, 0, 0, 1)

@@ -88,9 +88,7 @@ def test_thread_work_stays_overdue_after_the_last_request(watchdog: Watchdog, cl
     assert watchdog.overdue_seconds == (0.0, INFERENCE)
 
 
-def test_time_in_which_the_front_was_stopped_does_not_count(
-    watchdog: Watchdog, clock: Clock
-) -> None:
+def test_time_while_the_front_is_stopped_does_not_count(watchdog: Watchdog, clock: Clock) -> None:
     watchdog.record_request("a")
     watchdog.record_event(stats(encoder=1))
     wait(watchdog, clock, 3)
@@ -99,7 +97,7 @@ def test_time_in_which_the_front_was_stopped_does_not_count(
     assert watchdog.overdue_seconds[0] == 4.0
 
 
-def test_a_clock_that_went_back_does_not_count(watchdog: Watchdog, clock: Clock) -> None:
+def test_clock_set_back_does_not_count_as_silence(watchdog: Watchdog, clock: Clock) -> None:
     watchdog.record_request("a")
     wait(watchdog, clock, 3)
     clock.now -= 3600.0

@@ -66,7 +66,7 @@ def test_used_bytes_are_counted_by_cuda_driver_alone(
 
 
 @pytest.mark.parametrize(("used", "is_short"), [(0, False), (3100, False), (3101, True)])
-def test_a_gpu_is_short_of_memory_if_little_is_free(
+def test_gpu_is_short_of_memory_if_little_is_free(
     monkeypatch: pytest.MonkeyPatch, used: int, is_short: bool
 ):
     """A driver that says nothing says 0."""
@@ -75,7 +75,7 @@ def test_a_gpu_is_short_of_memory_if_little_is_free(
 
 
 @pytest.mark.parametrize(("level", "is_short"), [(1, False), (2, True), (4, True)])
-def test_a_mac_is_short_of_memory_if_the_system_says_so(
+def test_mac_is_short_of_memory_if_the_system_says_so(
     monkeypatch: pytest.MonkeyPatch, level: int, is_short: bool
 ):
     monkeypatch.setattr("vlm_server.platform.machine.memory_pressure", lambda: level)

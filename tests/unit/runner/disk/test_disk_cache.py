@@ -101,7 +101,7 @@ def test_failed_header_read_of_another_engines_file_keeps_it(
 
 
 @pytest.mark.parametrize("header", [b"{}", b'{"__metadata__":{"vlm_server":5}}', b"[]"])
-def test_a_file_with_another_header_is_deleted(tmp_path: Path, header: bytes):
+def test_file_with_another_header_is_deleted(tmp_path: Path, header: bytes):
     name = f"prefix-{'b' * 64}-{'c' * 64}.safetensors"
     (tmp_path / OWNER).mkdir()
     (tmp_path / OWNER / name).write_bytes(len(header).to_bytes(8, "little") + header)

@@ -54,7 +54,7 @@ def meeting() -> Meeting:
     return made
 
 
-def test_followers_are_in_the_order_of_their_ranks(meeting: Meeting):
+def test_followers_are_ordered_by_rank(meeting: Meeting):
     followers = meeting.followers()
     assert [hello.rank for hello in followers.hellos] == [1, 2]
     meeting.leaders[1].send(Loaded("a"))
@@ -62,7 +62,7 @@ def test_followers_are_in_the_order_of_their_ranks(meeting: Meeting):
     assert followers.answers() == [Loaded("a"), Loaded("b")]
 
 
-def test_a_message_reaches_all_in_order(meeting: Meeting):
+def test_messages_reach_all_followers_in_order(meeting: Meeting):
     followers = meeting.followers()
     followers.send(SetLimit(5))
     followers.send(Clear(()))
@@ -72,7 +72,7 @@ def test_a_message_reaches_all_in_order(meeting: Meeting):
             leader.expect(SetLimit)
 
 
-def test_a_stranger_is_not_let_in():
+def test_connection_without_the_secret_is_rejected():
     meeting = Meeting(2)
     address = (meeting.rank.host, meeting.rank.port)
     with pytest.raises((AuthenticationError, EOFError, ConnectionResetError)):
@@ -92,7 +92,7 @@ def test_silent_stranger_only_delays_the_followers(monkeypatch: pytest.MonkeyPat
     stranger.close()
 
 
-def test_a_port_that_is_taken_is_named():
+def test_port_in_use_is_named_in_the_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         rank = Rank(0, 2, "ring", {}, {}, "127.0.0.1", port, "secret", settings.Log())

@@ -57,13 +57,13 @@ def test_weight_bytes_count_only_loaded_files(tmp_path: Path) -> None:
     assert bytes_as("auto", tensors_in(tmp_path)) == 10
 
 
-def test_a_cpu_computes_in_float32() -> None:
+def test_cpu_defaults_to_float32() -> None:
     assert dtype_on(CPU, "auto") == "float32"
     assert dtype_on(GPU, "auto") == "auto"
     assert dtype_on(CPU, "bfloat16") == "bfloat16"
 
 
-def test_files_that_can_not_fit_are_refused_with_the_figures(tmp_path: Path) -> None:
+def test_oversized_weights_are_refused_with_figures(tmp_path: Path) -> None:
     sparse(tmp_path / "model.safetensors", a=("BF16", [131 * GIB // 2], 131 * GIB))
     with pytest.raises(ModelLoadError) as refused:
         check_fits(tensors_in(tmp_path), "float32", Budget(3 * GIB, CPU))
@@ -87,7 +87,7 @@ def test_memory_limit_above_the_device_is_capped_by_it() -> None:
         check_fits({"I8": 101 * GIB}, "auto", Budget(1 << 50, GPU), 101 * GIB)
 
 
-def test_tensors_that_a_model_may_not_use_refuse_nothing(tmp_path: Path) -> None:
+def test_possibly_unused_tensors_do_not_refuse_a_model(tmp_path: Path) -> None:
     """The size that is loaded is known a little later."""
     sparse(tmp_path / "model.safetensors", a=("I8", [11 * GIB // 10], 11 * GIB // 10))
     check_fits(tensors_in(tmp_path), "auto", Budget(GIB, CPU))

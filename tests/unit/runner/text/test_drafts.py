@@ -26,7 +26,7 @@ def test_drafter_needs_a_match_of_two_tokens():
     assert drafter().guess(3) == drafter(1).guess(3) == []
 
 
-def test_the_longest_match_counts_and_of_equal_ones_the_newest():
+def test_drafter_uses_the_longest_and_newest_match():
     assert drafter(7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2).guess(1) == [5]
     assert drafter(1, 2, 5, 1, 2, 6, 1, 2).guess(1) == [6]
 

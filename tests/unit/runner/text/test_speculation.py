@@ -53,7 +53,7 @@ def test_single_outlier_time_is_forgotten():
     ("slope", "chance", "width"),
     [(0.02, 1.0, 16), (0.02, 0.1, 1), (1.0, 1.0, 1), (0.1, 0.8, 6), (0.8, 0.9, 1)],
 )
-def test_the_width_fits_hit_rates_and_times(slope: float, chance: float, width: int):
+def test_best_width_follows_hit_rates_and_step_times(slope: float, chance: float, width: int):
     found = best_width(WIDTHS, [[chance] * 15], measured(slope))
     assert found == width or (width > 1 and abs(found - width) <= 2)
 

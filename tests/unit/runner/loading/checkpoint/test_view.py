@@ -43,7 +43,7 @@ def test_trust_remote_code_runs_no_checkpoint_code(checkpoint: Path, mark: Path)
     assert not mark.exists()
 
 
-def test_a_module_of_the_checkpoint_is_not_imported(checkpoint: Path, mark: Path):
+def test_module_of_the_checkpoint_is_not_imported(checkpoint: Path, mark: Path):
     with no_code_of(checkpoint):
         pass
     spec = importlib.util.spec_from_file_location("evil", checkpoint / "evil.py")
