@@ -34,7 +34,7 @@ from vlm_server.runner.vision.encoder import ImageEncoder
 Served = tuple[LoadedModel, MultimodalPreparer]
 
 
-def test_family_row_matches_what_probing_finds(family: str, mlx_vlms: LoadedModel):
+def test_family_row_matches_its_probed_properties(family: str, mlx_vlms: LoadedModel):
     """But for what can't be probed: which rule of M-RoPE, whether videos are taken, what pointing
     takes, what mlx-vlm has wrong, how its files were spelled, whether images can be stacked or
     are cut into tiles, whether rows must be even.
@@ -203,7 +203,7 @@ def test_position_writing_encode_excludes_the_language_model(
     assert found == answers(load_tiny("glm4v"))
 
 
-def test_only_position_writing_encodes_lock_the_language_model(served: Served):
+def test_language_model_is_locked_by_position_writing_encodes_alone(served: Served):
     family = served[0].family
     writes = family.tower is None and bool(family.position_state)
     assert isinstance(served[0].position_lock, nullcontext) != writes

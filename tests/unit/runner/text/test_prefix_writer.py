@@ -48,7 +48,7 @@ class Ground:
         self.writer = PrefixWriter(self.store, self.groups, self.faults, self.errors)  # type: ignore[arg-type]
 
 
-def test_only_answers_of_known_sequences_are_stored():
+def test_answers_of_known_sequences_are_stored_and_others_ignored():
     ground = Ground()
     ground.writer.store_answer(SEQ)
     ground.writer.store_answer(SeqId("gone", 0))
