@@ -12,7 +12,7 @@ import mlx_vlm
 import numpy as np
 import pytest
 
-from tests.integration.harness import Engine, NewEngine, load_model, new_preparer
+from tests.integration.harness import EngineHarness, NewEngine, load_model, new_preparer
 from tests.integration.prompts import LONGER, PROMPTS, asked, in_pairs
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel, tiny_model
@@ -107,13 +107,13 @@ def mlx_vlms(family: str, load_mlx_vlms: Callable[[str], LoadedModel]) -> Loaded
 @pytest.fixture
 def new_engine(served: tuple[LoadedModel, MultimodalPreparer]) -> NewEngine:
     """A function to a fresh engine on the family's model; its arguments are limits."""
-    return lambda **limits: Engine(*served, **limits)
+    return lambda **limits: EngineHarness(*served, **limits)
 
 
 @pytest.fixture(scope="session")
-def answered(served: tuple[LoadedModel, MultimodalPreparer]) -> Engine:
+def answered(served: tuple[LoadedModel, MultimodalPreparer]) -> EngineHarness:
     """An engine that has answered all PROMPTS, each alone and prefilled whole."""
-    engine = Engine(*served)
+    engine = EngineHarness(*served)
     for name in PROMPTS:
         engine.answer(asked(name, LONGER))
     return engine
@@ -121,5 +121,5 @@ def answered(served: tuple[LoadedModel, MultimodalPreparer]) -> Engine:
 
 @pytest.fixture(scope="session")
 def answered_in_pairs(served: tuple[LoadedModel, MultimodalPreparer]) -> list[list[int]]:
-    """What `in_pairs` gives if no prompt is cut into chunks and nothing is cached."""
-    return in_pairs(Engine(*served))
+    """The result of `in_pairs` without chunks and caches."""
+    return in_pairs(EngineHarness(*served))

@@ -1,4 +1,4 @@
-"""A real engine on a tiny model, driven step by step: the test says what runs beside what."""
+"""A real engine on a tiny model, driven step by step by its test."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
 
 
 def video_of(data: bytes, name: str = "MP4") -> Video:
-    """A video as the front would hand it over."""
+    """A video as the front hands it over."""
     return Video(data, hashlib.sha256(data).hexdigest(), name, "messages[0]")
 
 
@@ -156,25 +156,25 @@ def new_preparer(
     grammars: Grammars | None = None,
     caches: Caches | None = None,
 ) -> MultimodalPreparer:
-    """A preparer with the default settings, whose caches keep nothing unless they are given."""
+    """A preparer with the default settings, without caches unless they are given."""
     grammars = grammars or new_grammars(loaded.spec)
     return MultimodalPreparer(loaded.spec, decoders, grammars, caches or Caches())
 
 
 def prepare(preparer: MultimodalPreparer, submit: Submit) -> Prepared:
-    """What `preparer` makes of a request that nobody cancels."""
+    """Prepare a request without cancellation."""
     return preparer.prepare(submit, Cancellation())
 
 
 def prompt_of(preparer: MultimodalPreparer, submit: Submit) -> PreparedPrompt:
-    """The prompt of a request; the caches keep nothing for it."""
+    """The prompt of a request; its cache references are released."""
     made = prepare(preparer, submit)
     made.references.release()
     return made.prompt
 
 
 def encode_works(preparer: MultimodalPreparer, submit: Submit) -> list[EncodeWork]:
-    """What there is to encode of a request."""
+    """The encode work of a request."""
     made = prepare(preparer, submit)
     made.references.release()
     inputs = sorted(made.inputs.items())
@@ -182,7 +182,7 @@ def encode_works(preparer: MultimodalPreparer, submit: Submit) -> list[EncodeWor
 
 
 class ImpatientQueue(SimpleQueue[InboxMessage]):
-    """An inbox that is empty instead of waiting: nobody else would put anything into it."""
+    """An inbox that raises Empty instead of waiting, as no other thread fills it."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> InboxMessage:
         return super().get(block=False)
@@ -284,7 +284,7 @@ class AmpleProcess:
 
 
 @dataclass
-class Engine:
+class EngineHarness:
     """The real loop on one thread: scheduler, runner, encoder and preparer of one model."""
 
     loaded: LoadedModel
@@ -377,7 +377,7 @@ class Engine:
         return self.scheduler.read().tracked + self.runner.num_tracked
 
     def add(self, submit: Submit) -> None:
-        """It is prepared with the next step."""
+        """Add a request, to be prepared with the next step."""
         self.inbox.put(submit)
 
     def abort(self, request_id: str) -> None:
@@ -400,7 +400,7 @@ class Engine:
         assert self.num_tracked == 0
 
     def answer(self, submit: Submit) -> list[int]:
-        """All tokens of a request that runs with whatever else is there."""
+        """Run a request with all others to the end; returns its tokens."""
         self.add(submit)
         self.run()
         end = self.ends[submit.request_id]
@@ -437,4 +437,4 @@ class Engine:
                 pass
 
 
-NewEngine = Callable[..., Engine]
+NewEngine = Callable[..., EngineHarness]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.harness import GREEDY, Engine, Part, ask
+from tests.integration.harness import GREEDY, EngineHarness, Part, ask
 from tests.tiny_models.pictures import picture
 from vlm_server.protocol import SamplingParams, Submit
 
@@ -29,7 +29,7 @@ def asked(name: str, sampling: SamplingParams = GREEDY) -> Submit:
     return ask(name, *PROMPTS[name], sampling=sampling)
 
 
-def in_pairs(engine: Engine) -> list[list[int]]:
+def in_pairs(engine: EngineHarness) -> list[list[int]]:
     """Answers to five prompts, two at once. Two of them begin with the same picture."""
     requests = [ask(f"{i}", *parts, sampling=_SHORT) for i, parts in enumerate(_IN_PAIRS)]
     for first, second in zip(requests[::2], [*requests[1::2], None], strict=True):

@@ -1,4 +1,4 @@
-"""What our kernel for the segments of a picture computes, by MLX's attention."""
+"""Reference for our kernel for the segments of a picture, by MLX's attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts that may not be chunked anywhere: the policy, the chunks, and what caches still give."""
+"""Atomic prompts: chunk policy, chunks, and cache hits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.integration.harness import (
-    Engine,
+    EngineHarness,
     Part,
     ask,
     conversation,
@@ -61,11 +61,11 @@ def talk(name: str, *turns: tuple[str, tuple[Part, ...]]) -> Submit:
     return conversation(name, SYSTEM, *turns, sampling=GREEDY)
 
 
-def cached_tokens(engine: Engine, name: str) -> int:
+def cached_tokens(engine: EngineHarness, name: str) -> int:
     return engine.ends[name].usage.cached_tokens
 
 
-def chunk_ends(engine: Engine, submit: Submit) -> list[int]:
+def chunk_ends(engine: EngineHarness, submit: Submit) -> list[int]:
     """Where each chunk of a request ended that runs alone."""
     engine.add(submit)
     engine.step(2)
@@ -78,7 +78,7 @@ def chunk_ends(engine: Engine, submit: Submit) -> list[int]:
     return [end for end in ends if end]
 
 
-def test_a_prompt_is_atomic_up_to_its_last_picture(gemma4: Served):
+def test_prompt_is_atomic_up_to_last_picture(gemma4: Served):
     prompt = prompt_of(gemma4[1], asked("a", "First", A, "and then", B, QUESTION))
     assert prompt.atomic_prefill_tokens == prompt.spans[-1].end < prompt.num_tokens
     assert prompt.token_types is not None
@@ -90,7 +90,9 @@ def test_a_prompt_is_atomic_up_to_its_last_picture(gemma4: Served):
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3", "llava"])
-def test_other_families_may_be_chunked_anywhere(load_tiny: Callable[[str], Served], family: str):
+def test_causal_families_have_no_atomic_prefill_tokens(
+    load_tiny: Callable[[str], Served], family: str
+):
     prompt = prompt_of(load_tiny(family)[1], asked("a", "First", A, QUESTION))
     assert (prompt.atomic_prefill_tokens, prompt.token_types) == (0, None)
 
@@ -99,26 +101,26 @@ def test_chunks_begin_after_the_last_picture(gemma4: Served):
     submit = asked("a", "First", A, "and then", B, QUESTION)
     prompt = prompt_of(gemma4[1], submit)
     first, last = prompt.atomic_prefill_tokens, prompt.num_tokens
-    ends = chunk_ends(Engine(*gemma4, chunk_tokens=7), submit)
+    ends = chunk_ends(EngineHarness(*gemma4, chunk_tokens=7), submit)
     assert ends == [*range(first, last, 7), last]
 
 
-def test_tokens_of_a_picture_see_each_other(gemma4: Served):
+def test_picture_tokens_attend_to_each_other(gemma4: Served):
     """The tests against mlx-vlm would not tell if the mask changed nothing."""
     loaded, preparer = gemma4
     submit = asked("a", A, QUESTION)
-    whole = Engine(loaded, preparer).answer(submit)
+    whole = EngineHarness(loaded, preparer).answer(submit)
     loaded.language_model.config.use_bidirectional_attention = None
     try:
         causal = probed_anew(loaded)
         assert prompt_of(causal[1], submit).atomic_prefill_tokens == 0
-        assert Engine(*causal).answer(submit) != whole
+        assert EngineHarness(*causal).answer(submit) != whole
     finally:
         loaded.language_model.config.use_bidirectional_attention = "vision"
 
 
-def test_a_question_about_a_known_picture_goes_on_after_it(gemma4: Served):
-    engine, plain = Engine(*gemma4, caches=caches_of(gemma4)), Engine(*gemma4)
+def test_question_about_cached_picture_resumes_after_the_picture(gemma4: Served):
+    engine, plain = EngineHarness(*gemma4, caches=caches_of(gemma4)), EngineHarness(*gemma4)
     first = ("user", (A, QUESTION))
     engine.answer(talk("first", first))
     more = (("assistant", (engine.texts["first"],)), ("user", ("And on the right?",)))
@@ -130,8 +132,8 @@ def test_a_question_about_a_known_picture_goes_on_after_it(gemma4: Served):
     assert cached_tokens(engine, "other") == engine.prompts["other"].spans[-1].end
 
 
-def test_a_beginning_before_a_new_picture_is_not_used(gemma4: Served):
-    engine, plain = Engine(*gemma4, caches=caches_of(gemma4)), Engine(*gemma4)
+def test_cached_prefix_before_a_new_picture_is_not_used(gemma4: Served):
+    engine, plain = EngineHarness(*gemma4, caches=caches_of(gemma4)), EngineHarness(*gemma4)
     first = ("user", (A, QUESTION))
     engine.answer(talk("first", first))
     more = (("assistant", (engine.texts["first"],)), ("user", (B, "And here?")))
@@ -142,9 +144,12 @@ def test_a_beginning_before_a_new_picture_is_not_used(gemma4: Served):
     assert engine.preparers.num_read["second"] == 1, "the first one's features are cached"
 
 
-def test_two_that_share_a_beginning_and_run_together_are_as_alone(gemma4: Served):
-    """What is looked up again when a prompt's turn comes may not be too short either."""
-    engine, plain = Engine(*gemma4, caches=caches_of(gemma4), chunk_tokens=7), Engine(*gemma4)
+def test_concurrent_prompts_with_shared_prefix_answer_as_alone(gemma4: Served):
+    """The second look-up, at a prompt's turn, may not end inside the atomic part either."""
+    engine, plain = (
+        EngineHarness(*gemma4, caches=caches_of(gemma4), chunk_tokens=7),
+        EngineHarness(*gemma4),
+    )
     submits = [talk("A", ("user", (A, QUESTION))), talk("A B", ("user", (A, "or", B, QUESTION)))]
     submits.append(talk("A again", ("user", (A, "How many?"))))
     for submit in submits:
@@ -155,9 +160,12 @@ def test_two_that_share_a_beginning_and_run_together_are_as_alone(gemma4: Served
     assert cached_tokens(engine, "A B") == 0
 
 
-def test_of_a_family_that_is_never_chunked_nothing_is_stored(never_chunked: Served):
+def test_never_chunked_family_stores_no_prefixes(never_chunked: Served):
     caches = caches_of(never_chunked)
-    engine, plain = Engine(*never_chunked, caches=caches, chunk_tokens=7), Engine(*never_chunked)
+    engine, plain = (
+        EngineHarness(*never_chunked, caches=caches, chunk_tokens=7),
+        EngineHarness(*never_chunked),
+    )
     for number, parts in enumerate([(QUESTION,), (A, QUESTION), (A, QUESTION)]):
         submit = asked(f"{number}", *parts)
         prompt = prompt_of(never_chunked[1], submit)

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.harness import (
     DECODERS,
     GREEDY,
-    Engine,
+    EngineHarness,
     Part,
     ask,
     conversation,
@@ -62,11 +62,11 @@ def served(request: pytest.FixtureRequest, load_tiny: Callable[[str], Served]) -
     return load_tiny(request.param)
 
 
-def new_engine(served: Served, **sizes: int) -> Engine:
-    return Engine(*served, chunk_tokens=48, caches=caches_of(served, **sizes))
+def new_engine(served: Served, **sizes: int) -> EngineHarness:
+    return EngineHarness(*served, chunk_tokens=48, caches=caches_of(served, **sizes))
 
 
-def talk(engine: Engine, name: str, num_turns: int, seed: int) -> list[list[int]]:
+def talk(engine: EngineHarness, name: str, num_turns: int, seed: int) -> list[list[int]]:
     """A conversation with a picture in each turn; the answers' tokens."""
     turns: Turns = (("system", (SYSTEM,)),)
     answers = []
@@ -80,11 +80,13 @@ def talk(engine: Engine, name: str, num_turns: int, seed: int) -> list[list[int]
 
 @pytest.fixture(scope="module")
 def plain(served: Served) -> Callable[..., list[list[int]]]:
-    """What a conversation is without caches."""
-    return cache(lambda *arguments: talk(Engine(*served), *arguments))
+    """Answers of a conversation without caches."""
+    return cache(lambda *arguments: talk(EngineHarness(*served), *arguments))
 
 
-def test_six_turns_with_pictures(served: Served, plain: Callable[..., list[list[int]]]):
+def test_six_turn_conversations_answer_as_without_caches(
+    served: Served, plain: Callable[..., list[list[int]]]
+):
     engine = new_engine(served)
     assert talk(engine, "a", 6, 10) == plain("a", 6, 10)
     assert engine.prompts["a 5"].num_tokens > 3 * 64, "the windows wrap"
@@ -93,7 +95,7 @@ def test_six_turns_with_pictures(served: Served, plain: Callable[..., list[list[
 
 
 @pytest.mark.parametrize("size", few_of(SIZES, ["no prefixes", "one picture of each"]))
-def test_caches_of_any_size_change_nothing(
+def test_caches_of_any_size_change_no_answer(
     served: Served, plain: Callable[..., list[list[int]]], size: str
 ):
     engine = new_engine(served, **sizes_of(served, size))
@@ -105,7 +107,7 @@ def test_caches_of_any_size_change_nothing(
         assert all(reading.evictions for reading in readings[:3]), readings
 
 
-def test_many_at_once_in_little_room(served: Served):
+def test_concurrent_requests_answer_as_alone_with_tiny_caches(served: Served):
     engine = new_engine(served, **sizes_of(served, "one picture of each"))
     prompts: list[tuple[Part, ...]] = [(A, "what?"), (B, "what?"), (A, B, "both?"), (A, "which?")]
     for number in range(8):
@@ -113,7 +115,7 @@ def test_many_at_once_in_little_room(served: Served):
         engine.step(number % 3)
     engine.run()
     for number, parts in enumerate(prompts):
-        wanted = Engine(*served).answer(ask("a", SYSTEM, *parts))
+        wanted = EngineHarness(*served).answer(ask("a", SYSTEM, *parts))
         assert engine.tokens[f"{number}"] == engine.tokens[f"{number + 4}"] == wanted
     settle(engine)
 
@@ -125,7 +127,7 @@ def with_system(name: str, *parts: Part, sampling: SamplingParams = GREEDY):
     return conversation(name, ("system", (SYSTEM,)), ("user", parts), sampling=sampling)
 
 
-def test_beginnings_are_known_where_prompts_part(served: Served):
+def test_cached_prefix_reaches_to_where_prompts_diverge(served: Served):
     engine = new_engine(served)
     engine.answer(with_system("first", "See", A, "what is on the left?"))
     span = engine.prompts["first"].spans[0]
@@ -140,12 +142,12 @@ def test_beginnings_are_known_where_prompts_part(served: Served):
     settle(engine)
 
 
-def test_rows_that_share_a_beginning_leave_it_as_it_was(served: Served):
-    """Two go on from it at once, with choices, and run past a window; then it is asked again."""
+def test_concurrent_rows_leave_their_shared_cached_prefix_unchanged(served: Served):
+    """Two requests with choices extend the prefix past a window; then each repeats."""
     long = msgspec.structs.replace(GREEDY, max_tokens=70, ignore_eos=True)
     asked = {name: ("See", A, name) for name in ("what?", "which one?")}
     alone = {
-        name: Engine(*served).answer(with_system("a", *parts, sampling=long))
+        name: EngineHarness(*served).answer(with_system("a", *parts, sampling=long))
         for name, parts in asked.items()
     }
     engine = new_engine(served)
@@ -161,25 +163,25 @@ def test_rows_that_share_a_beginning_leave_it_as_it_was(served: Served):
     settle(engine)
 
 
-def test_a_window_that_is_written_token_by_token_is_not_the_snapshots(
+def test_token_by_token_window_writes_leave_snapshots_unchanged(
     load_tiny: Callable[[str], Served],
 ):
     served = load_tiny("gemma3")
     first = with_system("first", "See", A, "what is on the left?")
     other = with_system("other", "See", A, "How many are there, and which colour have they?")
-    engine = Engine(*served, chunk_tokens=1, caches=caches_of(served))
+    engine = EngineHarness(*served, chunk_tokens=1, caches=caches_of(served))
     wanted = engine.answer(first)
     assert engine.prompts["first"].spans[0].end > 64, "the window is full"
     engine.answer(other)
     again = msgspec.structs.replace(other, request_id="again")
-    assert engine.answer(again) == Engine(*served).answer(other)
+    assert engine.answer(again) == EngineHarness(*served).answer(other)
     last = with_system("last", "See", A, "which one?")
-    assert engine.answer(last) == Engine(*served).answer(last)
-    assert wanted == Engine(*served).answer(first)
+    assert engine.answer(last) == EngineHarness(*served).answer(last)
+    assert wanted == EngineHarness(*served).answer(first)
     settle(engine)
 
 
-def test_an_aborted_answer_goes_on(served: Served):
+def test_next_turn_after_an_aborted_answer_uses_its_prefix(served: Served):
     engine = new_engine(served)
     long = msgspec.structs.replace(GREEDY, max_tokens=40, ignore_eos=True)
     engine.add(with_system("beside", B, "what?", sampling=long))
@@ -191,14 +193,14 @@ def test_an_aborted_answer_goes_on(served: Served):
     turns: Turns = (("system", (SYSTEM,)), ("user", (A, "what?")), ("assistant", (told,)))
     turns += (("user", ("go on",)),)
     submit = conversation("after", *turns)
-    assert engine.answer(submit) == Engine(*served).answer(submit)
+    assert engine.answer(submit) == EngineHarness(*served).answer(submit)
     assert cached_tokens(engine, "after") >= engine.prompts["after"].spans[0].end
     settle(engine)
 
 
-def test_aborts_at_every_step_leave_nothing_wrong(served: Served):
+def test_aborts_at_every_step_leave_answers_unchanged(served: Served):
     engine = new_engine(served, encoder_bytes=6000)
-    wanted = Engine(*served).answer(ask("a", A, "and", B, "?", sampling=GREEDY))
+    wanted = EngineHarness(*served).answer(ask("a", A, "and", B, "?", sampling=GREEDY))
     two = msgspec.structs.replace(GREEDY, n=2)
     for steps in range(7):
         engine.add(ask(f"{steps} gone", A, "and", B, "?", sampling=two))
@@ -208,7 +210,7 @@ def test_aborts_at_every_step_leave_nothing_wrong(served: Served):
     assert engine.answer(ask("whole", A, "and", B, "?")) == wanted
 
 
-def cancel_at(engine: Engine, submit: Submit, num_tokens: int) -> list[int]:
+def cancel_at(engine: EngineHarness, submit: Submit, num_tokens: int) -> list[int]:
     """Cancel a request once so much of its prompt is read; returns where its chunks ended."""
     ends = [0]
     engine.add(submit)
@@ -220,15 +222,15 @@ def cancel_at(engine: Engine, submit: Submit, num_tokens: int) -> list[int]:
     return ends
 
 
-def test_a_picture_whose_prefill_is_cancelled_is_not_cut(served: Served):
-    """What is before it is known, a state that can't be cut included."""
+def test_cancelled_prefill_stores_no_partial_picture(served: Served):
+    """The prefix before the picture stays cached, also with states that can't be cut."""
     parts = "Look at the button, and then at this:", A, "what?"
-    plain = Engine(*served, chunk_tokens=4)
+    plain = EngineHarness(*served, chunk_tokens=4)
     wanted = plain.answer(with_system("a", *parts))
     prompt = plain.prompts["a"]
     (span,) = prompt.spans
     for num_tokens in (span.start - 3, span.start + 2, span.end - 3, span.end):
-        engine = Engine(*served, chunk_tokens=4, caches=caches_of(served))
+        engine = EngineHarness(*served, chunk_tokens=4, caches=caches_of(served))
         ends = cancel_at(engine, with_system("late", *parts), num_tokens)
         assert engine.answer(with_system("again", *parts)) == wanted
         known = prompt.key.floor(ends[-1])
@@ -238,7 +240,7 @@ def test_a_picture_whose_prefill_is_cancelled_is_not_cut(served: Served):
         settle(engine)
 
 
-def test_other_ranks_store_what_the_first_stores_of_a_cancelled_prefill(
+def test_follower_ranks_store_same_cancelled_prefill_as_rank_0(
     load_tiny: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
 ):
     """A second runner does all plans, with no more than messages."""
@@ -263,7 +265,7 @@ def test_other_ranks_store_what_the_first_stores_of_a_cancelled_prefill(
     cancel_at(engine, with_system("late", *parts), 48)
     num_stored = len(following)
     assert num_stored == engine.caches.prefixes.read().entries > 0
-    assert engine.answer(with_system("again", *parts)) == Engine(*served).answer(
+    assert engine.answer(with_system("again", *parts)) == EngineHarness(*served).answer(
         with_system("a", *parts)
     )
     assert cached_tokens(engine, "again") >= 48
@@ -273,7 +275,9 @@ def test_other_ranks_store_what_the_first_stores_of_a_cancelled_prefill(
 # ---- failures --------------------------------------------------------------------------
 
 
-def test_a_failure_between_leases_leaves_no_pins(served: Served, monkeypatch: pytest.MonkeyPatch):
+def test_failed_picture_between_leases_releases_all_leases(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
     engine = new_engine(served)
     engine.answer(ask("b", B))
     for gone in (engine.caches.prefixes, engine.caches.features, engine.caches.pixels):
@@ -291,8 +295,8 @@ def test_a_failure_between_leases_leaves_no_pins(served: Served, monkeypatch: py
     settle(engine)
 
 
-def test_a_prompt_whose_scores_are_no_numbers_is_not_stored(load_tiny: Callable[[str], Served]):
-    """Of none of its choices, though they leave one after the other."""
+def test_prompt_with_nan_logits_is_not_stored(load_tiny: Callable[[str], Served]):
+    """No choice is stored, though the choices end one after the other."""
     served = load_tiny("qwen3_vl")
     engine = new_engine(served)
     sick = ask("sick", A, "what?", sampling=msgspec.structs.replace(GREEDY, n=3))
@@ -306,15 +310,17 @@ def test_a_prompt_whose_scores_are_no_numbers_is_not_stored(load_tiny: Callable[
         embedding.weight = whole
     assert isinstance(engine.ends["sick"], Failed)
     assert not engine.caches.prefixes.read().entries
-    assert engine.answer(ask("well", A, "what?")) == Engine(*served).answer(ask("a", A, "what?"))
+    assert engine.answer(ask("well", A, "what?")) == EngineHarness(*served).answer(
+        ask("a", A, "what?")
+    )
     settle(engine)
 
 
-def test_a_cancelled_prefill_whose_scores_are_no_numbers_is_not_stored(
+def test_cancelled_prefill_with_nan_logits_is_not_stored(
     load_tiny: Callable[[str], Served],
 ):
     served = load_tiny("qwen3_5")
-    engine = Engine(*served, chunk_tokens=16, caches=caches_of(served))
+    engine = EngineHarness(*served, chunk_tokens=16, caches=caches_of(served))
     embedding = served[0].language_model.model.embed_tokens
     whole = embedding.weight
     embedding.weight = whole * mx.nan
@@ -325,10 +331,10 @@ def test_a_cancelled_prefill_whose_scores_are_no_numbers_is_not_stored(
     assert not engine.caches.prefixes.read().entries
 
 
-def test_a_chunk_that_fails_leaves_nothing_of_its_prompt(
+def test_failed_chunk_stores_no_prefix_of_its_prompt(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ):
-    engine = Engine(*served, chunk_tokens=16, caches=caches_of(served))
+    engine = EngineHarness(*served, chunk_tokens=16, caches=caches_of(served))
     wait, num_waits = Prefill.wait, 0
 
     def fail(prefill: Prefill) -> None:
@@ -348,12 +354,12 @@ def test_a_chunk_that_fails_leaves_nothing_of_its_prompt(
 # ---- how tokens are drawn ----------------------------------------------------------------
 
 
-def test_what_is_drawn_does_not_tell_a_hit(served: Served):
+def test_cache_hits_change_neither_sampled_tokens_nor_logprobs(served: Served):
     """Seeds, penalties that count the prompt, several choices, and scores."""
     drawn = SamplingParams(
         max_tokens=8, temperature=1.2, seed=5, repetition_penalty=1.3, n=3, logprobs=2
     )
-    plain, engine = Engine(*served), new_engine(served)
+    plain, engine = EngineHarness(*served), new_engine(served)
     plain.answer(ask("miss", "See", A, "what?", sampling=drawn))
     engine.answer(ask("miss", "See", A, "what?", sampling=drawn))
     engine.answer(ask("hit", "See", A, "what?", sampling=drawn))
@@ -372,11 +378,11 @@ def scores(told: list[TokenLogprob]) -> list[float]:
     return [each.logprob for token in told for each in (token.token, *token.top)]
 
 
-def test_a_schema_is_followed_on_a_hit(load_tiny: Callable[[str], Served]):
+def test_schema_is_followed_on_a_cache_hit(load_tiny: Callable[[str], Served]):
     served = load_tiny("qwen3_5")
     schema = '{"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 3, "maxItems": 5}'
     strict = SamplingParams(max_tokens=30, temperature=0.0, json_schema=schema)
-    wanted = Engine(*served).answer(ask("a", A, "how many?", sampling=strict))
+    wanted = EngineHarness(*served).answer(ask("a", A, "how many?", sampling=strict))
     engine = new_engine(served)
     engine.preparers.preparer = new_preparer(served[0], caches=engine.caches)
     engine.answer(ask("free", A, "how many?"))

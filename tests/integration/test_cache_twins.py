@@ -1,4 +1,4 @@
-"""What looks alike and is not: no cache ever answers one with the other's.
+"""Lookalike inputs: no cache answers one with another's entry.
 
 One family each that appends its KV with M-RoPE, with deepstack, has recurrent states, has
 windows, or counts positions plainly.
@@ -18,7 +18,7 @@ from PIL import Image as PillowImage
 from tests import clips
 from tests.integration.harness import (
     DECODERS,
-    Engine,
+    EngineHarness,
     Part,
     ask,
     encoded,
@@ -43,9 +43,9 @@ Asked = tuple[Part, ...]
 
 
 class Counting:
-    """The engine's encoder, and which pictures it encoded."""
+    """The engine's encoder, with the keys of the pictures encoded."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineHarness) -> None:
         self._encoder = engine.encoder.encoder
         self.keys: list[str] = []
 
@@ -66,8 +66,8 @@ class Counted:
         return self._function(*arguments)
 
 
-def new_engine(served: Served, **sizes: int) -> tuple[Engine, Counting]:
-    engine = Engine(*served, caches=caches_of(served, **sizes))
+def new_engine(served: Served, **sizes: int) -> tuple[EngineHarness, Counting]:
+    engine = EngineHarness(*served, caches=caches_of(served, **sizes))
     engine.encoder.encoder = counting = Counting(engine)
     return engine, counting
 
@@ -90,7 +90,7 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return counted
 
 
-def settle(engine: Engine) -> None:
+def settle(engine: EngineHarness) -> None:
     """Nothing runs: nothing is held, and all is counted."""
     engine.run()
     engine.caches.check_integrity()
@@ -99,7 +99,7 @@ def settle(engine: Engine) -> None:
 
 
 def alone(served: Served, *parts: Part) -> list[int]:
-    return Engine(*served).answer(ask("alone", *parts, sampling=SHORT))
+    return EngineHarness(*served).answer(ask("alone", *parts, sampling=SHORT))
 
 
 # ---- pictures ------------------------------------------------------------------------
@@ -147,7 +147,7 @@ TWINS: dict[str, tuple[Image, Image]] = {
 }
 
 
-def test_twins_get_their_own_answers(served: Served):
+def test_lookalike_prompts_get_their_own_answers(served: Served):
     engine, _ = new_engine(served)
     for name, twins in TWINS.items():
         wanted = [alone(served, "Look", twin, "what?") for twin in twins]
@@ -159,11 +159,11 @@ def test_twins_get_their_own_answers(served: Served):
     settle(engine)
 
 
-def test_the_same_picture_in_other_bytes_is_as_alone(few: Served):
+def test_picture_reencoded_losslessly_gets_the_same_answer(few: Served):
     files = [encoded(A), encoded(A, compress_level=0), encoded(A, "WEBP", lossless=True)]
     engine, _ = new_engine(few)
     answers = [engine.answer(ask(f"{n}", file, "what?")) for n, file in enumerate(files)]
-    assert answers == [Engine(*few).answer(ask("a", A, "what?"))] * 3
+    assert answers == [EngineHarness(*few).answer(ask("a", A, "what?"))] * 3
 
 
 AROUND: list[Asked] = [
@@ -183,8 +183,8 @@ AROUND: list[Asked] = [
 ]
 
 
-def test_beginnings_that_end_around_a_picture(served: Served):
-    """Each parts from those before it at another position: before, after or in the image."""
+def test_prefixes_that_part_around_a_picture_answer_as_alone(served: Served):
+    """Each prompt diverges from earlier ones at another position: before, after or in the image."""
     engine, encoder = new_engine(served)
     for number, parts in enumerate(AROUND):
         tokens = engine.answer(ask(f"{number}", *parts, sampling=SHORT))
@@ -197,7 +197,7 @@ def test_beginnings_that_end_around_a_picture(served: Served):
 # ---- work that is done once ------------------------------------------------------------
 
 
-def test_a_new_picture_in_two_requests_at_once_is_read_and_encoded_once(
+def test_new_picture_in_concurrent_requests_is_decoded_and_encoded_once(
     few: Served, decodes: Counted
 ):
     engine, encoder = new_engine(few)
@@ -216,11 +216,11 @@ def test_a_new_picture_in_two_requests_at_once_is_read_and_encoded_once(
     settle(engine)
     assert decodes.num_calls == len(encoder.keys) == 1
     for name in "ab":
-        assert engine.tokens[name] == Engine(*few).answer(ask("", A, f"what of {name}?", A))
+        assert engine.tokens[name] == EngineHarness(*few).answer(ask("", A, f"what of {name}?", A))
 
 
 @pytest.mark.parametrize("gone", [("features", "pixels"), ("prefixes", "pixels")])
-def test_a_picture_that_one_cache_knows_is_neither_read_nor_encoded(
+def test_picture_in_one_cache_is_neither_decoded_nor_encoded(
     few: Served, decodes: Counted, gone: tuple[str, str]
 ):
     engine, encoder = new_engine(few)
@@ -232,7 +232,7 @@ def test_a_picture_that_one_cache_knows_is_neither_read_nor_encoded(
     settle(engine)
 
 
-def test_what_has_another_salt_shares_nothing(few: Served, decodes: Counted):
+def test_requests_with_different_cache_salts_share_no_entries(few: Served, decodes: Counted):
     asked: list[Asked] = [("a text alone",), ("Look", A, "what?")]
     wanted = [alone(few, *parts) for parts in asked]
     decodes.num_calls = 0
@@ -259,7 +259,7 @@ def clip_decodes(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return counted
 
 
-def test_a_clip_that_is_known_is_not_read_again(
+def test_cached_clip_is_not_decoded_again(
     few: Served, clip_decodes: Counted, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(processing, "_UNIT_TOKENS", 8)
@@ -278,19 +278,19 @@ def test_a_clip_that_is_known_is_not_read_again(
     settle(engine)
 
 
-def test_other_frames_of_a_clip_are_another_entry(few: Served):
+def test_different_frames_of_a_clip_are_cached_separately(few: Served):
     engine, _ = new_engine(few)
     answers = []
     for limits in (VideoSettings(), VideoSettings(fps=1.0), VideoSettings(max_side_pixels=64)):
         decoders = Decoders(ImageSettings(), limits, 1)
-        plain = Engine(few[0], new_preparer(few[0], decoders))
+        plain = EngineHarness(few[0], new_preparer(few[0], decoders))
         answers.append(plain.answer(ask("a", CLIP, "what?")))
         engine.preparers.preparer = new_preparer(few[0], decoders, caches=engine.caches)
         assert engine.answer(ask(f"{len(answers)}", CLIP, "what?")) == answers[-1]
     assert len(set(map(tuple, answers))) == 3
 
 
-def test_a_gif_is_not_taken_for_its_first_frame(few: Served):
+def test_gif_video_and_gif_image_are_cached_separately(few: Served):
     shown: list[Part] = [image_of(GIF, "GIF", 96, 64), video_of(GIF, "GIF")]
     engine, _ = new_engine(few)
     for number, part in enumerate([*shown, *shown]):

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from tests.integration.harness import Engine, Part, ask, conversation
+from tests.integration.harness import EngineHarness, Part, ask, conversation
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.cache.caches import Caches
@@ -52,8 +52,8 @@ def asked(name: str, request_id: str = "") -> Submit:
 
 @pytest.fixture(scope="session")
 def alone(served: Served) -> Callable[[str], list[int]]:
-    """What a prompt gets without any cache."""
-    return cache(lambda name: Engine(*served).answer(asked(name)))
+    """The answer to a prompt without any cache."""
+    return cache(lambda name: EngineHarness(*served).answer(asked(name)))
 
 
 class Parted(Caches):
@@ -63,27 +63,29 @@ class Parted(Caches):
         raise EngineBroken("a rank of the model has left")
 
 
-def test_a_rank_that_is_not_in_step_any_more_ends_the_engine(load_tiny: Callable[[str], Served]):
-    """What else goes wrong as a prompt is stored costs nobody anything."""
-    engine = Engine(*load_tiny("qwen3_vl"), caches=Parted(prefix_bytes=LOTS))
+def test_rank_out_of_step_breaks_the_engine(load_tiny: Callable[[str], Served]):
+    """Other errors while storing a prompt fail no request."""
+    engine = EngineHarness(*load_tiny("qwen3_vl"), caches=Parted(prefix_bytes=LOTS))
     with pytest.raises(EngineBroken):
         engine.answer(asked("text"))
 
 
 @pytest.fixture
 def engine(served: Served):
-    engine = Engine(*served, caches=caches_of(served))
+    engine = EngineHarness(*served, caches=caches_of(served))
     yield engine
     engine.caches.check_integrity()
     assert engine.caches.num_references == 0
     assert not any(reading.pinned_bytes for reading in engine.caches.read())
 
 
-def cached_tokens(engine: Engine, request_id: str) -> int:
+def cached_tokens(engine: EngineHarness, request_id: str) -> int:
     return engine.ends[request_id].usage.cached_tokens
 
 
-def test_the_same_again_is_equal(engine: Engine, alone: Callable[[str], list[int]]):
+def test_repeated_requests_answer_as_without_caches(
+    engine: EngineHarness, alone: Callable[[str], list[int]]
+):
     for name in PROMPTS:
         for time in ("first", "second"):
             assert engine.answer(asked(name, f"{name}, {time}")) == alone(name), (name, time)
@@ -94,7 +96,9 @@ def test_the_same_again_is_equal(engine: Engine, alone: Callable[[str], list[int
         assert not uncached, "nothing is decoded nor encoded again"
 
 
-def test_at_once_is_equal(engine: Engine, alone: Callable[[str], list[int]]):
+def test_concurrent_repeated_requests_answer_as_without_caches(
+    engine: EngineHarness, alone: Callable[[str], list[int]]
+):
     names = [*PROMPTS, *PROMPTS]
     for number, name in enumerate(names):
         engine.add(asked(name, f"{number}"))
@@ -104,9 +108,9 @@ def test_at_once_is_equal(engine: Engine, alone: Callable[[str], list[int]]):
 
 
 @pytest.mark.families("caches", "turns")
-def test_a_conversation_goes_on_after_its_answer(served: Served, engine: Engine):
+def test_next_turn_is_prefilled_after_the_cached_answer(served: Served, engine: EngineHarness):
     turns: Turns = (("system", ("Answer in short words.",)),)
-    plain = Engine(*served)
+    plain = EngineHarness(*served)
     for number in range(4):
         turns += (("user", (f"Step {number}", picture(10 + number), "what changed?")),)
         submit = conversation(f"turn {number}", *turns, sampling=GREEDY)
@@ -127,9 +131,11 @@ def test_a_conversation_goes_on_after_its_answer(served: Served, engine: Engine)
 
 
 @pytest.mark.families("tiling")
-def test_an_agent_that_forgets_encodes_nothing_twice(served: Served, engine: Engine):
-    """Each turn drops the oldest picture, so that all after it is another prompt."""
-    plain, kept = Engine(*served), 2
+def test_agent_dropping_old_screenshots_encodes_no_picture_twice(
+    served: Served, engine: EngineHarness
+):
+    """Each turn drops the oldest picture, which changes the prompt after that position."""
+    plain, kept = EngineHarness(*served), 2
     turns: Turns = (("system", ("Answer in short words.",)),)
     shown: list[int] = []
     for number in range(5):
@@ -150,8 +156,8 @@ def test_an_agent_that_forgets_encodes_nothing_twice(served: Served, engine: Eng
         assert cached_tokens(engine, submit.request_id) >= wanted
 
 
-def prefilled_share(engine: Engine, request_id: str) -> float:
-    """How much of a prompt was read by now; 0 if it is not being read."""
+def prefilled_share(engine: EngineHarness, request_id: str) -> float:
+    """Share of a prompt that is prefilled; 0 if its prefill is not in progress."""
     by_id = {each.request_id: each for each in engine.scheduler.read().progress}
     progress = by_id.get(request_id)
     return progress.done / progress.total if progress and progress.total else 0.0
@@ -166,10 +172,12 @@ CANCELLED: dict[str, tuple[Part, ...]] = {
 
 @pytest.mark.families("caches", "prompts")
 @pytest.mark.parametrize("name", few_of(CANCELLED, ["picture before"]))
-def test_a_prefill_that_is_cancelled_is_not_lost(served: Served, engine: Engine, name: str):
+def test_cancelled_prefill_is_stored_for_the_next_request(
+    served: Served, engine: EngineHarness, name: str
+):
     """A client that times out after three quarters, and asks again, waits for the rest alone."""
-    engine = Engine(*served, chunk_tokens=16, caches=engine.caches)
-    wanted = Engine(*served, chunk_tokens=16).answer(ask("alone", *CANCELLED[name]))
+    engine = EngineHarness(*served, chunk_tokens=16, caches=engine.caches)
+    wanted = EngineHarness(*served, chunk_tokens=16).answer(ask("alone", *CANCELLED[name]))
     engine.add(ask("late", *CANCELLED[name]))
     engine.step_until(lambda: prefilled_share(engine, "late") >= 0.77)
     engine.abort("late")
@@ -181,8 +189,8 @@ def test_a_prefill_that_is_cancelled_is_not_lost(served: Served, engine: Engine,
     assert engine.answer(ask("once more", *CANCELLED[name])) == wanted
 
 
-def test_what_can_not_be_stored_fails_nobody(
-    engine: Engine, alone: Callable[[str], list[int]], monkeypatch: pytest.MonkeyPatch
+def test_failed_prefix_store_changes_no_answer(
+    engine: EngineHarness, alone: Callable[[str], list[int]], monkeypatch: pytest.MonkeyPatch
 ):
     """As when the device has no memory for the copies."""
 

@@ -1,4 +1,4 @@
-"""Every way from a checkpoint to code is shut: what is planted never runs."""
+"""No file of a checkpoint can make its code run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mark(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, mark: Path) -> Path:
-    """One with modules that leave the mark when they run, under many names."""
+    """A checkpoint with modules under many names that leave the mark when they run."""
     folder = build("qwen2_5_vl", tmp_path / "model")
     code = f"open({str(mark)!r}, 'w').close()\nclass Evil:\n    pass\n"
     for name in ("evil", "modeling_evil", "tokenization_evil", "processing_evil", "custom_model"):
@@ -44,7 +44,7 @@ def edit(file: Path, **changes: Any) -> None:
 
 
 def load_anyhow(folder: Path) -> str:
-    """The refusal, or nothing if it loads; all that is loaded then is used once."""
+    """Load a checkpoint and build its preparer; returns the refusal, or "" if it loads."""
     try:
         new_preparer(load_model(folder))
     except ModelLoadError as error:
@@ -78,7 +78,7 @@ AUTO_MAP |= {"AutoProcessor": EVIL, "AutoImageProcessor": EVIL, "AutoVideoProces
     ],
     ids=["auto_map", "classes", "processors", "custom", "modules"],
 )
-def test_what_the_configuration_names_never_runs(
+def test_code_named_in_config_files_never_runs(
     checkpoint: Path, mark: Path, file: str, changes: dict[str, Any]
 ):
     edit(checkpoint / file, **changes)
@@ -87,7 +87,7 @@ def test_what_the_configuration_names_never_runs(
 
 
 @pytest.mark.parametrize("model_type", ["evil", "..evil", "../model/evil", "evil.Evil", "os"])
-def test_a_model_type_names_no_module_of_the_checkpoint(
+def test_model_type_never_imports_a_checkpoint_module(
     checkpoint: Path, mark: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(checkpoint)
@@ -96,7 +96,7 @@ def test_a_model_type_names_no_module_of_the_checkpoint(
     assert not mark.exists()
 
 
-def test_a_relative_folder_that_one_stands_in(
+def test_checkpoint_code_in_working_directory_never_runs(
     checkpoint: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(checkpoint)
@@ -129,7 +129,7 @@ WEIGHTS = ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "weights.npz"
 WEIGHTS += ["model.ckpt", "adapters.npz", "optimizer.pkl"]
 
 
-def test_pickled_weights_that_lie_there_are_not_read(checkpoint: Path, mark: Path):
+def test_unreferenced_pickled_weights_are_not_read(checkpoint: Path, mark: Path):
     for name in WEIGHTS:
         (checkpoint / name).write_bytes(weights_with_code(name, mark))
     assert not load_anyhow(checkpoint)
@@ -138,7 +138,9 @@ def test_pickled_weights_that_lie_there_are_not_read(checkpoint: Path, mark: Pat
 
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("is_alone", [True, False])
-def test_an_index_names_no_pickled_weights(checkpoint: Path, mark: Path, name: str, is_alone: bool):
+def test_weight_index_naming_pickled_weights_is_refused(
+    checkpoint: Path, mark: Path, name: str, is_alone: bool
+):
     (checkpoint / name).write_bytes(weights_with_code(name, mark))
     if is_alone:
         (checkpoint / "model.safetensors").unlink()
@@ -147,7 +149,7 @@ def test_an_index_names_no_pickled_weights(checkpoint: Path, mark: Path, name: s
     assert not mark.exists()
 
 
-def test_pickled_weights_by_the_name_of_safe_ones(checkpoint: Path, mark: Path):
+def test_pickled_weights_named_safetensors_are_refused(checkpoint: Path, mark: Path):
     (checkpoint / "model.safetensors").write_bytes(weights_with_code("weights.npz", mark))
     assert load_anyhow(checkpoint)
     assert not mark.exists()
@@ -156,7 +158,7 @@ def test_pickled_weights_by_the_name_of_safe_ones(checkpoint: Path, mark: Path):
 @pytest.mark.parametrize(
     "name", ["../outside.safetensors", "/etc/x.safetensors", "a/b.safetensors"]
 )
-def test_an_index_names_nothing_outside_of_its_folder(checkpoint: Path, name: str):
+def test_weight_index_with_outside_path_is_refused(checkpoint: Path, name: str):
     """A shard with a data type that mlx does not know would even be written to."""
     (checkpoint.parent / "outside.safetensors").write_bytes(
         (checkpoint / "model.safetensors").read_bytes()
@@ -166,7 +168,7 @@ def test_an_index_names_nothing_outside_of_its_folder(checkpoint: Path, name: st
 
 
 @pytest.mark.parametrize("key", ["chat_template", "chat_template.jinja"])
-def test_a_chat_template_runs_in_the_sandbox(checkpoint: Path, mark: Path, key: str):
+def test_chat_template_runs_in_the_sandbox(checkpoint: Path, mark: Path, key: str):
     source = (
         "{% for name in ['lipsum', 'cycler', 'joiner', 'namespace', 'dict', 'range'] %}{% endfor %}"
         f"{{{{ cycler.__init__.__globals__.os.system('touch {mark}') }}}}"
@@ -181,7 +183,7 @@ def test_a_chat_template_runs_in_the_sandbox(checkpoint: Path, mark: Path, key: 
 
 
 @pytest.mark.parametrize("name", ["list", "function"])
-def test_a_chat_template_that_is_no_text(checkpoint: Path, name: str):
+def test_non_text_chat_template_loads_or_is_refused_cleanly(checkpoint: Path, name: str):
     template: Any = {"list": [{"name": "x", "template": "{{ 1 }}"}], "function": 5}[name]
     edit(checkpoint / "tokenizer_config.json", chat_template=template)
     for file in checkpoint.glob("chat_template*"):

@@ -1,4 +1,4 @@
-"""Several choices from one prefill: each is what a request alone would get with its seed."""
+"""Choices of one prefill each equal a single request with their seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.active_memory import active_bytes
-from tests.integration.harness import GREEDY, Engine, NewEngine, ask
+from tests.integration.harness import GREEDY, EngineHarness, NewEngine, ask
 from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.tiny_models.pictures import picture
 from vlm_server.interfaces import SeqId
@@ -33,7 +33,7 @@ def drawn(seed: int | None, n: int = 1, **changes: Any) -> SamplingParams:
     return SamplingParams(seed=seed, n=n, **values)
 
 
-def tokens_of(engine: Engine, name: str, n: int) -> list[list[int]]:
+def tokens_of(engine: EngineHarness, name: str, n: int) -> list[list[int]]:
     return [engine.seqs[SeqId(name, choice)] for choice in range(n)]
 
 
@@ -42,10 +42,10 @@ def tokens_of(engine: Engine, name: str, n: int) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def greedy(served: Served) -> Callable[[str], list[int]]:
-    return lambda name: Engine(*served).answer(asked(name, LONGER))
+    return lambda name: EngineHarness(*served).answer(asked(name, LONGER))
 
 
-def test_greedy_choices_are_equal_and_as_alone_beside_others(
+def test_greedy_choices_equal_the_answer_alone_in_any_batch(
     new_engine: NewEngine, greedy: Callable[[str], list[int]]
 ):
     engine = new_engine(chunk_tokens=16)
@@ -60,7 +60,7 @@ def test_greedy_choices_are_equal_and_as_alone_beside_others(
     assert engine.tokens["picture"] == greedy("picture")[:10]
 
 
-def test_each_choice_is_what_its_seed_gets_alone(new_engine: NewEngine):
+def test_choices_equal_single_requests_with_their_seeds(new_engine: NewEngine):
     engine = new_engine()
     params = drawn(7, n=4)
     engine.answer(ask("a", *PROMPTS["picture"], sampling=params))
@@ -69,7 +69,7 @@ def test_each_choice_is_what_its_seed_gets_alone(new_engine: NewEngine):
         assert tokens == new_engine().answer(ask("b", *PROMPTS["picture"], sampling=alone))
 
 
-def test_choices_that_end_early_leave_their_siblings_as_they_were(new_engine: NewEngine):
+def test_choices_ending_early_leave_their_siblings_unchanged(new_engine: NewEngine):
     """The stop string is a character that the choices come to at steps of their own."""
     free = new_engine()
     params = drawn(3, n=6, max_tokens=40)
@@ -92,7 +92,7 @@ def test_choices_that_end_early_leave_their_siblings_as_they_were(new_engine: Ne
     assert end.usage.prompt_tokens == engine.prompts["text"].num_tokens
 
 
-def test_aborted_choices_leave_the_others_as_they_were(
+def test_aborted_choices_leave_other_answers_unchanged(
     new_engine: NewEngine, greedy: Callable[[str], list[int]]
 ):
     engine = new_engine()
@@ -109,13 +109,13 @@ def test_aborted_choices_leave_the_others_as_they_were(
 
 
 @pytest.fixture(scope="module")
-def engine_of(load_tiny: Callable[[str], Served]) -> Callable[..., Engine]:
-    return lambda **limits: Engine(*load_tiny("qwen3_vl"), **limits)
+def engine_of(load_tiny: Callable[[str], Served]) -> Callable[..., EngineHarness]:
+    return lambda **limits: EngineHarness(*load_tiny("qwen3_vl"), **limits)
 
 
 @pytest.mark.parametrize("max_num_seqs", [5, 8, 16])
-def test_a_seed_gives_the_same_choices_whatever_runs_beside(
-    engine_of: Callable[..., Engine], max_num_seqs: int
+def test_seeded_choices_do_not_depend_on_the_batch(
+    engine_of: Callable[..., EngineHarness], max_num_seqs: int
 ):
     parts = (picture(1), "what?")
     alone = engine_of()
@@ -133,24 +133,24 @@ def test_a_seed_gives_the_same_choices_whatever_runs_beside(
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7, -1, -(2**63), 2**63 - 1, None])
-def test_drawn_choices_differ(engine_of: Callable[..., Engine], seed: int | None):
+def test_sampled_choices_differ(engine_of: Callable[..., EngineHarness], seed: int | None):
     engine = engine_of()
     engine.answer(ask("a", "a text", sampling=drawn(seed, n=8)))
     assert len({tuple(tokens) for tokens in tokens_of(engine, "a", 8)}) == 8
 
 
-def test_seeds_in_a_row_share_no_choice():
+def test_consecutive_seeds_share_no_choice():
     params = [SamplingParams(seed=seed) for seed in (*range(50), -1, -2, 2**63 - 1)]
     seeds = [choice_params(each, choice).seed for each in params for choice in range(8)]
     assert len(set(seeds)) == len(seeds)
 
 
-def test_the_first_choice_is_that_of_a_request_for_one(engine_of: Callable[..., Engine]):
+def test_first_choice_equals_a_single_choice_request(engine_of: Callable[..., EngineHarness]):
     one = engine_of().answer(ask("a", "a text", sampling=drawn(5)))
     assert engine_of().answer(ask("a", "a text", sampling=drawn(5, n=3))) == one
 
 
-def test_penalties_count_each_choice_for_itself(engine_of: Callable[..., Engine]):
+def test_penalties_are_counted_per_choice(engine_of: Callable[..., EngineHarness]):
     params = drawn(5, n=3, frequency_penalty=1.5, repetition_penalty=1.5)
     engine = engine_of()
     engine.answer(ask("a", "a text", sampling=params))
@@ -159,8 +159,8 @@ def test_penalties_count_each_choice_for_itself(engine_of: Callable[..., Engine]
         assert tokens == engine_of().answer(ask("b", "a text", sampling=alone))
 
 
-def test_a_choice_whose_scores_are_no_numbers_ends_its_request_alone(
-    engine_of: Callable[..., Engine],
+def test_choice_with_nan_logits_fails_only_its_request(
+    engine_of: Callable[..., EngineHarness],
 ):
     """A token that one choice draws has an embedding of NaN."""
     params = drawn(7, n=3)
@@ -185,7 +185,7 @@ def test_a_choice_whose_scores_are_no_numbers_ends_its_request_alone(
     assert engine.tokens["sick"] == first[: first.index(poison) + 1]
 
 
-def test_choices_leave_no_memory(engine_of: Callable[..., Engine]):
+def test_choices_return_their_device_memory(engine_of: Callable[..., EngineHarness]):
     engine = engine_of()
 
     def held_after(name: str, n: int, steps: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""A model that is run by compiled graphs gives the answers that it gives without."""
+"""A compiled model gives the same answers as the uncompiled model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlx import nn
 from mlx.nn import Linear, QuantizedLinear  # type: ignore[attr-defined]
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
-from tests.integration.harness import Engine, ask, conversation, load_model
+from tests.integration.harness import EngineHarness, ask, conversation, load_model
 from tests.integration.oracle import Oracle
 from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.integration.segments import attend_everywhere, attend_to_segments
@@ -64,7 +64,7 @@ CANT_BE_COMPILED = ("glm4v", "glm4v_moe", "paddleocr_vl", "qwen3_omni_moe")
 
 
 class Compiled(CompiledModel):
-    """Counts what it was asked, and did."""
+    """Records its compiled steps and the chunks that it ran."""
 
     num_steps = 0
     chunks: list[int]
@@ -94,19 +94,21 @@ def new_model(kind: type[Model], loaded: LoadedModel, mixed_step_tokens: int) ->
     )
 
 
-def compiled(served: Served, mixed_step_tokens: int = 0, **limits: Any) -> tuple[Engine, Compiled]:
-    """An engine whose model is compiled, and that."""
+def compiled(
+    served: Served, mixed_step_tokens: int = 0, **limits: Any
+) -> tuple[EngineHarness, Compiled]:
+    """An engine whose model is compiled, and the model."""
     loaded, preparer = served
     model = new_model(Compiled, loaded, mixed_step_tokens)
     model.chunks, model.piggybacked = [], []
-    return Engine(replace(loaded, text=model), preparer, **limits), model
+    return EngineHarness(replace(loaded, text=model), preparer, **limits), model
 
 
 def appends_only(loaded: LoadedModel) -> bool:
     return all(type(layer) is KVCache for layer in make_prompt_cache(loaded.language_model))
 
 
-def run_all(engine: Engine, params: SamplingParams, stagger: int) -> Mapping[str, list[int]]:
+def run_all(engine: EngineHarness, params: SamplingParams, stagger: int) -> Mapping[str, list[int]]:
     for name in PROMPTS:
         engine.add(asked(name, params))
         engine.step(stagger)
@@ -115,7 +117,9 @@ def run_all(engine: Engine, params: SamplingParams, stagger: int) -> Mapping[str
 
 
 @pytest.mark.parametrize("stagger", [pytest.param(0, marks=pytest.mark.whole), 4])
-def test_answers_are_those_without(served: Served, answered: Engine, stagger: int):
+def test_compiled_answers_equal_uncompiled_answers(
+    served: Served, answered: EngineHarness, stagger: int
+):
     engine, model = compiled(served)
     assert run_all(engine, LONGER, stagger) == answered.tokens
     is_compiled = appends_only(served[0]) and served[0].family.name not in CANT_BE_COMPILED
@@ -133,13 +137,13 @@ READ_BESIDE = {
 """What of which families' prompts is read in the pass of a decode step."""
 
 
-def learn(engine: Engine) -> None:
-    """What it has to know of a model before it reads prompts beside decode steps."""
+def learn(engine: EngineHarness) -> None:
+    """Run the steps that a compiled model learns from before mixed steps."""
     for words in ("Hello.", "Good morning."):
         engine.answer(ask(words, words))
 
 
-def decoding(served: Served, **limits: Any) -> tuple[Engine, Compiled]:
+def decoding(served: Served, **limits: Any) -> tuple[EngineHarness, Compiled]:
     """An engine that answers "long", and reads other prompts beside that."""
     engine, model = compiled(served, 24, **limits)
     learn(engine)
@@ -149,8 +153,8 @@ def decoding(served: Served, **limits: Any) -> tuple[Engine, Compiled]:
 
 
 @pytest.mark.parametrize("mixed_step_tokens", [24, pytest.param(256, marks=pytest.mark.whole)])
-def test_prompts_are_read_beside_decode_steps(
-    served: Served, answered: Engine, mixed_step_tokens: int
+def test_prompts_are_piggybacked_on_decode_steps(
+    served: Served, answered: EngineHarness, mixed_step_tokens: int
 ):
     engine, model = compiled(served, mixed_step_tokens)
     learn(engine)
@@ -173,10 +177,10 @@ def some(request: pytest.FixtureRequest, load_tiny: Load) -> Served:
 @pytest.mark.parametrize(
     "rate", [pytest.param(0.0, marks=pytest.mark.whole, id="right"), pytest.param(0.5, id="mixed")]
 )
-def test_drafts_are_verified(
+def test_compiled_steps_verify_drafts_without_changing_answers(
     some: Served, monkeypatch: pytest.MonkeyPatch, rate: float, mixed_step_tokens: int
 ):
-    plain = Engine(*some)
+    plain = EngineHarness(*some)
     run_all(plain, LONGER, 0)
     answers = {
         tuple(plain.prompts[name].token_ids.tolist()): [tokens]
@@ -193,9 +197,9 @@ def test_drafts_are_verified(
 
 
 @pytest.mark.whole
-def test_buffers_grow(some: Served):
+def test_answers_stay_equal_while_compiled_buffers_grow(some: Served):
     params = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
-    engines = compiled(some)[0], Engine(*some)
+    engines = compiled(some)[0], EngineHarness(*some)
     for engine in engines:
         engine.add(asked("text", params))
         engine.step(200)
@@ -206,9 +210,9 @@ def test_buffers_grow(some: Served):
 
 
 @pytest.mark.parametrize("mixed_step_tokens", [0, 24])
-def test_choices_and_aborts(some: Served, mixed_step_tokens: int):
+def test_choices_and_aborts_answer_as_uncompiled(some: Served, mixed_step_tokens: int):
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=3, n=3)
-    engines = compiled(some, mixed_step_tokens)[0], Engine(*some)
+    engines = compiled(some, mixed_step_tokens)[0], EngineHarness(*some)
     learn(engines[0])
     for engine in engines:
         engine.add(asked("text", params))
@@ -225,14 +229,14 @@ def test_choices_and_aborts(some: Served, mixed_step_tokens: int):
     assert len(first) == 4
 
 
-def test_what_is_new_of_a_prompt_is_read_by_a_graph(some: Served):
+def test_uncached_prompt_tail_is_prefilled_by_compiled_chunks(some: Served):
     image = picture(1)
     first = ask("first", image, "What is this?")
     again = ask("again", image, "What is this?")
     other = ask("other", image, "And which colour has it?")
     turns = ("user", (image, "What is this?")), ("assistant", ("It.",)), ("user", ("Sure?",))
     engine, model = compiled(some, caches=caches_of(some))
-    plain = Engine(*some, caches=caches_of(some))
+    plain = EngineHarness(*some, caches=caches_of(some))
     for submit in (first, again, other, conversation("next", *turns)):
         assert engine.answer(submit) == plain.answer(submit)
     assert len(model.chunks) >= 3  # the first finds no buffers to learn from
@@ -241,7 +245,7 @@ def test_what_is_new_of_a_prompt_is_read_by_a_graph(some: Served):
 
 
 def of_prompt(loaded: LoadedModel, token_ids: list[int], start: int) -> dict[str, mx.array]:
-    """What a language model with M-RoPE gets of a text's tokens from `start` on."""
+    """Inputs of a language model with M-RoPE for a text's tokens from `start` on."""
     positions = mx.arange(start, start + len(token_ids))
     return {
         "inputs_embeds": loaded.language_model.model.embed_tokens(mx.array(token_ids)[None]),
@@ -273,10 +277,10 @@ def check_alike(found: mx.array, wanted: mx.array) -> None:
 
 
 @pytest.mark.parametrize("count", few_of([129, 700, 1280], [129]))
-def test_a_long_chunk_gives_what_the_model_does(
+def test_long_compiled_chunk_equals_the_eager_model(
     typed: LoadedModel, tiny_model: TinyModel, count: int
 ):
-    """In half precision, both are as far from what float32 gives."""
+    """In half precision, both are equally far from the float32 logits."""
     loaded, language_model = typed, typed.language_model
     model = new_model(CompiledModel, loaded, 0)
     row = make_prompt_cache(language_model)
@@ -322,7 +326,7 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     prompts = [" ".join([word] * 130) for word in ("red", "blue")]
     turns = ("user", prompts[:1]), ("assistant", ("Yes.",)), ("user", prompts[1:])
     engine, model = compiled(some, caches=caches_of(some))
-    plain = Engine(*some, caches=caches_of(some))
+    plain = EngineHarness(*some, caches=caches_of(some))
     learn(engine)
     del model.chunks[:]
     for number in (1, 3):
@@ -334,7 +338,7 @@ def test_long_chunks_after_many_tokens_take_graphs_until_attention_is_planned(
     assert len(long) == (1 if is_precompiled else 2)
 
 
-def test_a_pass_gives_what_two_give(typed: LoadedModel):
+def test_mixed_step_equals_separate_decode_and_prefill(typed: LoadedModel):
     loaded, language_model = typed, typed.language_model
     model = new_model(CompiledModel, loaded, 64)
 
@@ -364,7 +368,7 @@ def test_a_pass_gives_what_two_give(typed: LoadedModel):
         check_alike(one, two)
 
 
-def test_an_eager_chunk_after_a_pass_writes_in_place(
+def test_eager_chunk_after_a_mixed_step_writes_in_place(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ):
     served = load_tiny("qwen2_5_vl")
@@ -378,23 +382,23 @@ def test_an_eager_chunk_after_a_pass_writes_in_place(
     engine.abort("long")
     engine.step_until(lambda: "columns" not in vars(layer))
     engine.run()
-    assert engine.tokens["pictures"] == Engine(*served).answer(asked("pictures", LONGER))
+    assert engine.tokens["pictures"] == EngineHarness(*served).answer(asked("pictures", LONGER))
 
 
-def test_an_aborted_prompt_leaves_nothing_in_those_it_was_read_beside(some: Served):
+def test_aborted_piggybacked_prompt_leaves_decoding_answers_unchanged(some: Served):
     engine, model = decoding(some)
     engine.add(asked("pictures", LONGER))
     engine.step_until(lambda: bool(model.piggybacked))
     engine.abort("pictures")
     engine.add(asked("text", LONGER))
     engine.run()
-    plain = Engine(*some)
+    plain = EngineHarness(*some)
     assert engine.tokens["long"] == plain.answer(asked("long", LONGER))
     assert engine.tokens["text"] == plain.answer(asked("text", LONGER))
     assert engine.num_tracked == 0
 
 
-def test_a_prompt_that_is_cancelled_beside_others_is_not_lost(some: Served):
+def test_cancelled_piggybacked_prompt_is_stored(some: Served):
     engine, model = decoding(some, caches=caches_of(some))
     engine.add(asked("pictures", LONGER))
     engine.step_until(lambda: bool(model.piggybacked))
@@ -402,15 +406,15 @@ def test_a_prompt_that_is_cancelled_beside_others_is_not_lost(some: Served):
     engine.abort("pictures")
     engine.run()
     again = msgspec.structs.replace(asked("pictures", LONGER), request_id="again")
-    assert engine.answer(again) == Engine(*some).answer(again)
+    assert engine.answer(again) == EngineHarness(*some).answer(again)
     key = engine.prompts["again"].key
     assert cached_tokens(engine, "again") == key.floor(progress["pictures"])
 
 
-def test_a_decode_step_that_fails_ends_the_prompt_it_reads(
+def test_failed_mixed_step_fails_its_prompt_and_stores_nothing(
     some: Served, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nobody knows what became of its chunk: no answer is made of it, and nothing is stored."""
+    """The state of the prompt's chunk is unknown, so the request fails and stores nothing."""
     engine, model = decoding(some, caches=caches_of(some))
     known = engine.caches.prefixes.read().entries
     read = decode_batch.DecodeBatch.result
@@ -429,11 +433,11 @@ def test_a_decode_step_that_fails_ends_the_prompt_it_reads(
     assert engine.caches.prefixes.read().entries == known
 
 
-def test_a_cached_prefix_is_continued_beside_others(some: Served):
+def test_cached_prefix_is_continued_in_mixed_steps(some: Served):
     image = picture(1)
     turns = ("user", (image, "What is this?")), ("assistant", ("It.",)), ("user", ("Sure?",))
     engine, model = compiled(some, 24, caches=caches_of(some))
-    plain = Engine(*some)
+    plain = EngineHarness(*some)
     learn(engine)
     engine.answer(conversation("first", *turns[:1]))
     engine.add(asked("long", LONGER))
@@ -449,7 +453,7 @@ def test_a_cached_prefix_is_continued_beside_others(some: Served):
 @pytest.mark.parametrize(
     ("error", "goes_on"), [("[malloc] Unable to allocate", True), ("no such kernel", False)]
 )
-def test_a_pass_that_fails_is_done_in_two(
+def test_failed_mixed_step_is_repeated_as_two_steps(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch, error: str, goes_on: bool
 ):
     served = load_tiny("qwen2_5_vl")
@@ -466,13 +470,13 @@ def test_a_pass_that_fails_is_done_in_two(
         launch(*arrays)
 
     monkeypatch.setattr(mx, "async_eval", fail)
-    plain = Engine(*served)
+    plain = EngineHarness(*served)
     assert run_all(engine, LONGER, 4).items() >= run_all(plain, LONGER, 0).items()
     assert num_failed
     assert bool(model.piggybacked) == goes_on
 
 
-def test_a_prompt_that_can_not_be_continued_ends_alone(
+def test_failed_piggybacked_chunk_fails_only_its_prompt(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ):
     served = load_tiny("qwen2_5_vl")
@@ -485,25 +489,25 @@ def test_a_prompt_that_can_not_be_continued_ends_alone(
     engine.add(asked("text", LONGER))
     engine.run()
     assert isinstance(engine.ends["text"], Failed)
-    assert engine.tokens["long"] == Engine(*served).answer(asked("long", LONGER))
+    assert engine.tokens["long"] == EngineHarness(*served).answer(asked("long", LONGER))
     assert not model.piggybacked
 
 
-def test_a_model_that_changes_embeddings_is_not_read_beside(load_tiny: Load):
+def test_model_changing_embeddings_is_not_piggybacked(load_tiny: Load):
     assert plain_embedding(load_tiny("gemma4")[0].model) is None
     assert plain_embedding(load_tiny("qwen2_5_vl")[0].model) is not None
 
 
-def test_a_model_that_cannot_be_compiled_is_run_without(load_tiny: Load):
+def test_uncompilable_model_runs_uncompiled(load_tiny: Load):
     served = load_tiny("paddleocr_vl")
     engine, model = compiled(served)
-    assert engine.answer(asked("text")) == Engine(*served).answer(asked("text"))
+    assert engine.answer(asked("text")) == EngineHarness(*served).answer(asked("text"))
     assert not model.can_compile
     assert not model.precompile_next()
 
 
 class Broken:
-    """An attention whose kernel can't be compiled, which is found out when it runs."""
+    """An attention whose kernel fails to compile at its first run."""
 
     appends_in_place = False
 
@@ -526,16 +530,16 @@ class Broken:
         return False
 
 
-def test_kernels_that_fail_when_they_run_are_left_alone(load_tiny: Load):
+def test_failing_kernels_turn_compilation_off(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     attention = ModelAttention(loaded.language_model, Broken(loaded.attention.attention))
     model = CompiledModel(loaded.language_model, attention, loaded.decode_positions, (4,))
-    engine = Engine(replace(loaded, text=model), preparer)
-    assert engine.answer(asked("text")) == Engine(loaded, preparer).answer(asked("text"))
+    engine = EngineHarness(replace(loaded, text=model), preparer)
+    assert engine.answer(asked("text")) == EngineHarness(loaded, preparer).answer(asked("text"))
     assert not model.can_compile
 
 
-def test_a_graph_that_has_no_memory_once_is_tried_again(
+def test_compiled_step_out_of_memory_once_is_retried(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ):
     served = load_tiny("qwen2_5_vl")
@@ -549,14 +553,14 @@ def test_a_graph_that_has_no_memory_once_is_tried_again(
         evaluate(*arrays)
 
     monkeypatch.setattr(mx, "eval", fail_once)
-    assert engine.answer(asked("text")) == Engine(*served).answer(asked("text"))
+    assert engine.answer(asked("text")) == EngineHarness(*served).answer(asked("text"))
     assert failed
     assert model.can_compile
     assert model.num_steps
 
 
 def by_mlx(sources: list[KeysAndValues], places: mx.array, capacity: int) -> KeysAndValues:
-    """What `arrange_rows` is to give."""
+    """The reference for `arrange_rows`."""
     runs = [Run(row, 1, start, n, to, source) for source, row, start, n, to, _ in places.tolist()]
     keys, values = zip(*sources, strict=True)
     return kv_rows._arranged(keys, runs, capacity), kv_rows._arranged(values, runs, capacity)
@@ -569,7 +573,7 @@ def swapped(sources: list[KeysAndValues], places: mx.array, capacity: int) -> Ke
 def rotated(
     queries: mx.array, keys: mx.array, cosines: mx.array, sines: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """What `rotate_heads` is to give."""
+    """The reference for `rotate_heads`."""
     half = cosines.shape[-1]
     made = []
     for x in (queries, keys):
@@ -606,7 +610,7 @@ def without_the_last(
         ("skinny_linear", without_the_last),
     ],
 )
-def test_kernels_are_compared_with_mlx(
+def test_kernels_differing_from_mlx_are_not_used(
     monkeypatch: pytest.MonkeyPatch, name: str | None, replacement: Callable[..., Any]
 ):
     gpu = Device(DeviceKind.CUDA, "a GPU", 1, 1, runs_our_kernels=True)
@@ -622,7 +626,7 @@ def test_kernels_are_compared_with_mlx(
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="asks where there is no CUDA GPU")
-def test_kernels_are_not_used_where_they_cannot_be():
+def test_kernels_are_not_used_without_a_cuda_gpu():
     assert not kernels.can_be_used()
 
 
@@ -656,7 +660,9 @@ def multiply(
         *((name, 4) for name in ("qwen2_5_vl", "qwen3_vl", "smolvlm")),
     ],
 )
-def test_few_rows_are_multiplied_as_before(tiny_model: TinyModel, family: str, bits: int | None):
+def test_few_row_kernels_leave_logits_and_weight_bytes_unchanged(
+    tiny_model: TinyModel, family: str, bits: int | None
+):
     loaded = load_model(tiny_model(family))
     language_model = loaded.language_model
     if bits is not None:
@@ -684,7 +690,7 @@ def test_few_rows_are_multiplied_as_before(tiny_model: TinyModel, family: str, b
 
 
 @pytest.mark.parametrize(("shape", "is_shared"), [((40, 1, 64), True), ((1, 40, 64), False)])
-def test_rows_of_one_are_one_product(
+def test_qkv_projections_of_few_rows_are_one_product(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], is_shared: bool
 ):
     attention, calls = Linear(64, 64), []
@@ -707,7 +713,7 @@ def test_rows_of_one_are_one_product(
     assert len(calls) == is_shared
 
 
-def test_a_layer_with_an_input_of_its_own_gets_its_own():
+def test_combined_product_is_bypassed_for_a_different_input():
     layers = [Linear(64, size, bias=False) for size in (8, 4)]
     for layer in layers:
         layer.set_dtype(mx.bfloat16)
@@ -727,7 +733,7 @@ def test_a_layer_with_an_input_of_its_own_gets_its_own():
 @pytest.mark.parametrize(
     "family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "glm4v_moe"]
 )
-def test_a_tower_is_compiled_for_each_size(load_tiny: Load, family: str):
+def test_tower_is_compiled_once_per_size(load_tiny: Load, family: str):
     tower = copy.copy(load_tiny(family)[0].model.vision_tower)
     assert isinstance(tower, FrameTower)
     tower._backend = CudaBackend()

@@ -45,7 +45,7 @@ def screenshot() -> PillowImage.Image:
 
 
 def shown(inputs: Any, patch_size: int, merged: int) -> NDArray[np.float64]:
-    """(height, width): what the vision encoder gets, put together from its patches."""
+    """The vision encoder's input, (height, width), assembled from its patches."""
     _, rows, columns = inputs["image_grid_thw"].reshape(3)
     side = patch_size
     blocks = inputs["pixel_bytes"].reshape(
@@ -62,7 +62,7 @@ def shown(inputs: Any, patch_size: int, merged: int) -> NDArray[np.float64]:
     ids=str,
 )
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_mark_is_found_where_it_was_drawn(
+def test_scaled_mark_maps_back_to_its_screen_position(
     load_tiny: Load, to_screen: Any, family: str, wishes: dict[str, int], relative: bool
 ):
     loaded, preparer = load_tiny(family)
@@ -85,13 +85,13 @@ ROWS = re.findall(
 )
 
 
-def test_there_are_screenshots_in_the_table():
+def test_documented_coordinate_table_has_three_screenshots():
     assert len(ROWS) == 3
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}x{row[1]}")
 @pytest.mark.parametrize(("factor", "first"), [(28, 2), (32, 5)])
-def test_the_table_says_what_the_rule_makes_of_a_screenshot(
+def test_documented_screenshot_sizes_follow_the_resize_rule(
     row: tuple[str, ...], factor: int, first: int
 ):
     width, height, tokens = map(int, row[first : first + 3])

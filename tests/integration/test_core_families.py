@@ -17,7 +17,7 @@ from vlm_server.runner.kv.segments import needs_snapshots
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_every_mechanism_has_a_core_family(column: str):
+def test_core_families_cover_every_mechanism(column: str):
     """A family whose row has something new in a column becomes a core family."""
     for name in FAMILIES:
         missing = mechanisms_of(name, [column]) - {
@@ -26,38 +26,38 @@ def test_every_mechanism_has_a_core_family(column: str):
         assert not missing, f"{name} has {missing}, and no family of tests.selection.CORE has"
 
 
-def test_no_core_family_is_spare():
+def test_core_families_each_have_a_unique_mechanism():
     """Each has a mechanism that the others lack, so that the default run stays short."""
     for name in CORE:
         others = {value for core in CORE if core != name for value in mechanisms_of(core)}
         assert mechanisms_of(name) - others, f"{name} has nothing of its own"
 
 
-def test_a_cover_has_what_all_have():
+def test_cover_contains_the_mechanisms_of_all_families():
     for columns in (["rope", "caches"], ["tiling"], COLUMNS):
         wanted = {value for name in FAMILIES for value in mechanisms_of(name, columns)}
         found = {v for name in cover(FAMILIES, columns) for v in mechanisms_of(name, columns)}
         assert found == wanted
 
 
-def test_a_test_that_names_no_column_runs_for_two_families():
+def test_test_without_columns_runs_for_two_families():
     assert len(choose(FAMILIES, [])) == MIN_FAMILIES
 
 
-def test_a_list_of_a_test_keeps_its_mechanisms():
+def test_chosen_families_keep_the_mechanisms_of_a_tests_list():
     assert choose(["pixtral", "llava"], None) >= {"pixtral", "llava"}, "none of them is core"
     assert choose(["qwen2_5_vl", "llava", "qwen3_vl_moe"], ["batches"]) >= {"qwen3_vl_moe"}
 
 
-def test_every_other_family_has_its_turn():
+def test_rotation_reaches_all_families_outside_the_core():
     found = {rotating(f"{number:040x}") for number in range(1000)}
     assert found == set(FAMILIES) - set(CORE)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_lists_of_mechanisms_are_true(name: str, tiny_model: TinyModel):
-    """What the table of families does not say, loaded models do."""
+def test_mechanism_lists_match_the_loaded_models(name: str, tiny_model: TinyModel):
+    """Mechanisms that the family table lacks are checked against loaded models."""
     loaded = load_model(tiny_model(name))
     language: nn.Module = loaded.language_model
     layers = make_prompt_cache(language)

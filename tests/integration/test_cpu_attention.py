@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import Engine
+from tests.integration.harness import EngineHarness
 from tests.integration.prompts import in_pairs
 from tests.integration.test_caches import caches_of
 from tests.integration.test_padded_chunks import Served
@@ -44,17 +44,17 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return shapes
 
 
-def test_answers_are_mlx_vlms(
+def test_cpu_attention_answers_equal_mlx_vlms(
     served: Served, answered_in_pairs: list[list[int]], shapes: list[tuple[int, int]]
 ):
     loaded, preparer = served
     mlx_vlms = replace(loaded, attention=ModelAttention(loaded.language_model, TakesNothing()))
-    assert in_pairs(Engine(mlx_vlms, preparer)) == answered_in_pairs
+    assert in_pairs(EngineHarness(mlx_vlms, preparer)) == answered_in_pairs
     assert not shapes
 
 
 @pytest.mark.parametrize(("chunk_tokens", "is_cached"), [(512, False), (21, False), (21, True)])
-def test_answers_are_the_same_in_chunks(
+def test_cpu_attention_answers_are_equal_in_chunks(
     served: Served,
     answered_in_pairs: list[list[int]],
     shapes: list[tuple[int, int]],
@@ -62,7 +62,9 @@ def test_answers_are_the_same_in_chunks(
     is_cached: bool,
 ):
     caches = {"caches": caches_of(served)} if is_cached else {}
-    assert in_pairs(Engine(*served, chunk_tokens=chunk_tokens, **caches)) == answered_in_pairs
+    assert (
+        in_pairs(EngineHarness(*served, chunk_tokens=chunk_tokens, **caches)) == answered_in_pairs
+    )
     assert bool(shapes) == (served[0].family.name not in MASKED_THEMSELVES)
     if chunk_tokens < 30 and shapes:
         assert any(queries < keys for queries, keys in shapes)

@@ -1,4 +1,4 @@
-"""Prompts get the same answers by our attention for CUDA as by mlx-vlm's, whatever is planned."""
+"""Our CUDA attention gives mlx-vlm's answers with any set of planned shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import Engine
+from tests.integration.harness import EngineHarness
 from tests.integration.prompts import in_pairs
 from tests.integration.test_caches import caches_of
 from tests.integration.test_padded_chunks import Served
@@ -33,13 +33,13 @@ def as_on_cuda(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
 
 
 @pytest.mark.parametrize("chunk_tokens", [512, 21])
-def test_answers_are_the_same(
+def test_cuda_attention_answers_equal_mlx_vlms_before_and_after_planning(
     answered_in_pairs: list[list[int]], as_on_cuda: Served, chunk_tokens: int
 ):
-    """The first time, then block by block, then as what was met is planned."""
+    """First unplanned, then in blocks, then with all seen shapes planned."""
     cached = caches_of(as_on_cuda)
     for caches in (cached, cached, caches_of(as_on_cuda)):
-        engine = Engine(*as_on_cuda, chunk_tokens=chunk_tokens, caches=caches)
+        engine = EngineHarness(*as_on_cuda, chunk_tokens=chunk_tokens, caches=caches)
         assert in_pairs(engine) == answered_in_pairs
         while engine.runner.precompile_next():
             pass

@@ -1,4 +1,4 @@
-"""Our CUDA kernels give what float32 gives, and a row the same numbers whatever runs beside it.
+"""Our CUDA kernels match float32, and a row's numbers do not depend on its batch.
 
 They run only where there is a CUDA GPU: `pytest -m gpu tests/integration/test_cuda_kernels.py`.
 """
@@ -33,7 +33,7 @@ def distance(found: mx.array, expected: mx.array) -> float:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("depth", "columns"), [(2048, 2560), (11008, 2048), (64, 300), (128, 7)])
 @pytest.mark.parametrize("rows", [1, 3, 8, 9, 17, 25, 32])
-def test_few_rows_are_multiplied(dtype: mx.Dtype, depth: int, columns: int, rows: int):
+def test_few_row_products_match_float32(dtype: mx.Dtype, depth: int, columns: int, rows: int):
     x, weight = normal(rows, depth, dtype=dtype), normal(columns, depth, dtype=dtype)
     for bias in (None, normal(columns, dtype=dtype)):
         expected = x.astype(mx.float32) @ weight.astype(mx.float32).T
@@ -55,7 +55,7 @@ def test_few_rows_are_multiplied(dtype: mx.Dtype, depth: int, columns: int, rows
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (4, 32), (4, 128), (8, 64), (8, 128)])
 @pytest.mark.parametrize(("depth", "columns"), [(2048, 2560), (11008, 2048), (128, 7)])
 @pytest.mark.parametrize("rows", [1, 3, 8, 17, 32])
-def test_few_rows_are_multiplied_with_quantized_weights(
+def test_few_row_quantized_products_match_float32(
     dtype: mx.Dtype, bits: int, group_size: int, depth: int, columns: int, rows: int
 ):
     x, weight = normal(rows, depth, dtype=dtype), normal(columns, depth, dtype=dtype)
@@ -77,7 +77,7 @@ def test_few_rows_are_multiplied_with_quantized_weights(
 @pytest.mark.parametrize("dtype", [*DTYPES, mx.float32])
 @pytest.mark.parametrize("key_size", [32, 64, 96, 128, 256])
 @pytest.mark.parametrize(("rows", "count"), [(1, 1), (5, 1), (2, 37), (1, 300)])
-def test_the_gated_delta_rule_is_that_of_single_steps(
+def test_gated_delta_kernel_equals_single_steps(
     dtype: mx.Dtype, key_size: int, rows: int, count: int
 ):
     size, heads = key_size**-0.5, 4
@@ -100,7 +100,7 @@ def test_the_gated_delta_rule_is_that_of_single_steps(
 @pytest.mark.parametrize("dtype", [*DTYPES, mx.float32])
 @pytest.mark.parametrize("dim", [128, 96, 32])
 @pytest.mark.parametrize(("rows", "count"), [(1, 1), (5, 1), (2, 16), (1, 1200)])
-def test_heads_are_rotated(dtype: mx.Dtype, dim: int, rows: int, count: int):
+def test_rope_kernel_rotates_heads_as_float32(dtype: mx.Dtype, dim: int, rows: int, count: int):
     queries = normal(rows, count, 16, 128, dtype=dtype).swapaxes(1, 2)
     keys = normal(rows, count, 2, 128, dtype=dtype).swapaxes(1, 2)
     angles = 500 * mx.random.uniform(shape=(rows, count, dim // 2))[:, None]
@@ -154,7 +154,7 @@ def attend_in_float32(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-def test_new_tokens_are_written_and_attended_to(
+def test_decode_kernel_writes_and_attends_to_new_tokens(
     dtype: mx.Dtype,
     heads: tuple[int, int, int],
     rows: tuple[int, int, list[tuple[int, int, int]]],
@@ -196,7 +196,7 @@ def test_new_tokens_are_written_and_attended_to(
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("num_rows", [1, 7])
 @pytest.mark.parametrize(("count", "num_new", "start"), [(632, 632, 600), (300, 211, 0), (9, 4, 0)])
-def test_rows_beside_a_prompt_get_what_they_get_apart(
+def test_mixed_step_rows_equal_rows_computed_alone(
     dtype: mx.Dtype,
     heads: tuple[int, int, int],
     num_rows: int,
@@ -254,7 +254,7 @@ SEGMENTS = {
 @pytest.mark.parametrize("size", [80, 16, 128])
 @pytest.mark.parametrize("frames", [1, 3])
 @pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS)
-def test_patches_attend_to_their_own_segment(
+def test_segment_kernel_attends_within_segments(
     dtype: mx.Dtype, size: int, frames: int, segments: list[tuple[int, int]]
 ):
     patches, heads = sum(count * length for count, length in segments), 4
@@ -287,7 +287,7 @@ RUNS = {
 @pytest.mark.parametrize("dtype", [*DTYPES, mx.float32])
 @pytest.mark.parametrize("size", [128, 80, 8])
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
-def test_rows_are_arranged_as_mlx_does(dtype: mx.Dtype, size: int, runs: list[Run]):
+def test_row_kernel_arranges_rows_as_mlx(dtype: mx.Dtype, size: int, runs: list[Run]):
     running = [normal(3, 512, 4, size, dtype=dtype).swapaxes(1, 2) for _ in "kv"]
     prompt = [normal(1, 4, 320, size, dtype=dtype)[:, :, 20:] for _ in "kv"]
     sources = [tuple(running), tuple(prompt)]
@@ -297,6 +297,6 @@ def test_rows_are_arranged_as_mlx_does(dtype: mx.Dtype, size: int, runs: list[Ru
         assert mx.array_equal(found, rows._arranged(both, runs, 512))
 
 
-def test_rows_that_cannot_be_copied_in_wide_accesses_are_left_to_mlx():
+def test_rows_without_wide_alignment_are_left_to_mlx():
     side = normal(1, 2, 8, 12, dtype=mx.bfloat16)
     assert not kernels.takes_rows([(side, side)])

@@ -1,4 +1,4 @@
-"""What is on disk after a restart is what was computed, or nothing at all."""
+"""Disk entries after a restart are exactly as computed, or absent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tests.integration.harness import Engine, ask, conversation, load_model, new_preparer
+from tests.integration.harness import EngineHarness, ask, conversation, load_model, new_preparer
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
@@ -65,8 +65,8 @@ def engine_on(
     limit_bytes: int = LOTS,
     is_checked: bool = True,
     prefix_bytes: int = LOTS,
-) -> Iterator[Engine]:
-    """An engine that was just started, with what lies in `folder`."""
+) -> Iterator[EngineHarness]:
+    """A new engine with the disk cache in `folder`."""
     settings = CacheSettings(
         token_layout_bytes=LOTS,
         pixel_bytes=LOTS,
@@ -76,7 +76,7 @@ def engine_on(
         disk_path=str(folder),
     )
     caches = build_caches(settings, MemoryReading(0, 0, 0), served[0])
-    engine = Engine(*served, caches=caches)
+    engine = EngineHarness(*served, caches=caches)
     caches.begin_serving()
     try:
         yield engine
@@ -87,11 +87,11 @@ def engine_on(
     assert caches.num_references == 0
 
 
-def cached_tokens(engine: Engine, submit: Submit) -> int:
+def cached_tokens(engine: EngineHarness, submit: Submit) -> int:
     return engine.ends[submit.request_id].usage.cached_tokens
 
 
-def disk_of(engine: Engine) -> CacheStats:
+def disk_of(engine: EngineHarness) -> CacheStats:
     (reading,) = (each for each in engine.caches.read() if each.name == "disk")
     return reading
 
@@ -102,8 +102,8 @@ def files_in(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def alone(served: Served) -> Callable[[int], list[int]]:
-    """What a conversation gets without any cache."""
-    return cache(lambda turns: Engine(*served).answer(talk(turns)))
+    """Answers of a conversation without any cache."""
+    return cache(lambda turns: EngineHarness(*served).answer(talk(turns)))
 
 
 @pytest.fixture
@@ -111,10 +111,10 @@ def qwen(load_tiny: Callable[[str], Served]) -> Served:
     return load_tiny("qwen3_vl")
 
 
-def test_a_conversation_goes_on_after_a_restart(
+def test_conversation_is_cached_across_a_restart(
     served: Served, alone: Callable[[int], list[int]], tmp_path: Path
 ):
-    """As far as it would have with all in memory."""
+    """As many tokens are cached as with everything in memory."""
     with engine_on(served, tmp_path / "of one that runs on") as engine:
         asked = [talk(2), talk(4), talk(4, "again")]
         for submit in asked:
@@ -131,8 +131,8 @@ def test_a_conversation_goes_on_after_a_restart(
     assert not engine.preparers.num_uncached_spans["again"]
 
 
-def test_a_picture_is_known_in_another_prompt_after_a_restart(served: Served, tmp_path: Path):
-    plain = Engine(*served)
+def test_picture_is_cached_for_other_prompts_across_a_restart(served: Served, tmp_path: Path):
+    plain = EngineHarness(*served)
     with engine_on(served, tmp_path) as engine:
         engine.answer(ask("first", picture(1), QUESTION, sampling=GREEDY))
     other = ask("second", "Something else", picture(1), "and what?", sampling=GREEDY)
@@ -141,20 +141,20 @@ def test_a_picture_is_known_in_another_prompt_after_a_restart(served: Served, tm
         assert engine.preparers.num_read["second"] == 0
 
 
-def test_features_of_the_disk_are_all_that_another_process_needs(
+def test_features_on_disk_suffice_for_another_process(
     served: Served, tiny_model: TinyModel, tmp_path: Path
 ):
-    """A model that has encoded nothing yet may lack what encoding sets on it."""
+    """A model that has encoded nothing lacks attributes that encoding sets."""
     submit = ask("second", "Something else", picture(1), "and what?", sampling=GREEDY)
     with engine_on(served, tmp_path) as engine:
         engine.answer(ask("first", picture(1), QUESTION, sampling=GREEDY))
     loaded = load_model(tiny_model(served[0].family.name))
     with engine_on((loaded, new_preparer(loaded)), tmp_path) as engine:
-        assert engine.answer(submit) == Engine(*served).answer(submit)
+        assert engine.answer(submit) == EngineHarness(*served).answer(submit)
         assert engine.preparers.num_read["second"] == 0
 
 
-def test_salts_share_nothing(qwen: Served, tmp_path: Path):
+def test_requests_with_different_salts_share_no_disk_files(qwen: Served, tmp_path: Path):
     mine, other = (msgspec.structs.replace(talk(2), cache_salt=salt) for salt in ("mine", "other"))
     with engine_on(qwen, tmp_path) as engine:
         engine.answer(mine)
@@ -181,11 +181,11 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
 @pytest.mark.parametrize("damage", few_of(DAMAGE, list(DAMAGE)[:3]))
-def test_a_damaged_file_is_deleted_and_counted(
+def test_damaged_file_is_deleted_and_counted(
     load_tiny: Callable[[str], Served], family: str, damage: str, tmp_path: Path
 ):
     served = load_tiny(family)
-    wanted = Engine(*served).answer(talk(2))
+    wanted = EngineHarness(*served).answer(talk(2))
     with engine_on(served, tmp_path) as engine:
         engine.answer(talk(2))
     files = files_in(tmp_path)
@@ -207,7 +207,7 @@ def test_a_damaged_file_is_deleted_and_counted(
         assert cached_tokens(engine, talk(2)) > 0, "it was written again"
 
 
-def test_a_file_of_another_model_is_never_used(
+def test_file_of_another_model_is_never_used(
     load_tiny: Callable[[str], Served], qwen: Served, tmp_path: Path
 ):
     """Neither from its own folder nor moved to this model's."""
@@ -231,7 +231,7 @@ def test_a_file_of_another_model_is_never_used(
         assert disk_of(engine).damaged > 0
 
 
-def test_stays_within_its_bytes(qwen: Served, tmp_path: Path):
+def test_disk_cache_stays_within_byte_limit_across_restarts(qwen: Served, tmp_path: Path):
     with engine_on(qwen, tmp_path) as engine:
         engine.answer(talk(4))
     needed = sum(path.stat().st_size for path in files_in(tmp_path))
@@ -243,11 +243,11 @@ def test_stays_within_its_bytes(qwen: Served, tmp_path: Path):
     assert sum(path.stat().st_size for path in files_in(tmp_path)) <= limit
     with engine_on(qwen, tmp_path, limit) as engine:
         last = ask("5", *parts, sampling=GREEDY)
-        assert engine.answer(last) == Engine(*qwen).answer(last)
+        assert engine.answer(last) == EngineHarness(*qwen).answer(last)
         assert cached_tokens(engine, last) > 0
 
 
-def test_the_end_of_a_conversation_makes_room_first(qwen: Served, tmp_path: Path):
+def test_conversation_ends_are_evicted_from_disk_first(qwen: Served, tmp_path: Path):
     turns: tuple[tuple[str, tuple[str, ...]], ...] = ()
     with engine_on(qwen, tmp_path) as engine:
         for number in range(5):
@@ -261,19 +261,19 @@ def test_the_end_of_a_conversation_makes_room_first(qwen: Served, tmp_path: Path
     with engine_on(qwen, tmp_path, needed + 1000) as engine:
         assert disk_of(engine).entries > 2
         again = conversation("again", *turns[:-1], sampling=GREEDY)
-        assert engine.answer(again) == Engine(*qwen).answer(again)
+        assert engine.answer(again) == EngineHarness(*qwen).answer(again)
         assert cached_tokens(engine, again) >= begun
         assert engine.prompts["again"].num_tokens > cached_tokens(engine, again) + 1
 
 
-def test_nothing_is_stored_that_never_fits(qwen: Served, tmp_path: Path):
+def test_prefix_larger_than_the_disk_limit_is_not_stored(qwen: Served, tmp_path: Path):
     with engine_on(qwen, tmp_path, 1000) as engine:
         engine.answer(talk(4))
-        assert engine.answer(talk(4, "again")) == Engine(*qwen).answer(talk(4))
+        assert engine.answer(talk(4, "again")) == EngineHarness(*qwen).answer(talk(4))
     assert files_in(tmp_path) == []
 
 
-def test_a_folder_that_is_none_costs_no_request(qwen: Served, tmp_path: Path):
+def test_unusable_cache_folder_fails_no_request(qwen: Served, tmp_path: Path):
     path = tmp_path / "file"
     path.write_text("mine")
     with engine_on(qwen, path) as engine:
@@ -281,22 +281,22 @@ def test_a_folder_that_is_none_costs_no_request(qwen: Served, tmp_path: Path):
     assert path.read_text() == "mine"
 
 
-def test_a_folder_that_vanishes_costs_no_request_and_is_made_again(qwen: Served, tmp_path: Path):
+def test_vanished_cache_folder_is_recreated_and_fails_no_request(qwen: Served, tmp_path: Path):
     folder = tmp_path / "in one" / "gone"
     with engine_on(qwen, folder) as engine:
         engine.answer(talk(2))
     with engine_on(qwen, folder) as engine:
         shutil.rmtree(folder.parent)
-        assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
+        assert engine.answer(talk(4)) == EngineHarness(*qwen).answer(talk(4))
         wait_until_written(engine)
         engine.answer(talk(4, "later"))
     with engine_on(qwen, folder) as engine:
-        assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
+        assert engine.answer(talk(4)) == EngineHarness(*qwen).answer(talk(4))
         assert cached_tokens(engine, talk(4)) > 0, "it is stored as before"
 
 
 class Tight(DiskStore):
-    """On a disk that is full: it has room for `room_bytes`, or fails with `error`."""
+    """A store on a disk with room for `room_bytes`, which fails with `error` beyond."""
 
     room_bytes = 0
     error = errno.ENOSPC
@@ -320,7 +320,7 @@ def tight_disk(monkeypatch: pytest.MonkeyPatch) -> type[Tight]:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_evicts_warns_once_and_goes_on(
+def test_full_disk_evicts_and_warns_once(
     qwen: Served,
     tmp_path: Path,
     tight_disk: type[Tight],
@@ -342,17 +342,17 @@ def test_a_full_disk_evicts_warns_once_and_goes_on(
     assert [record.levelname for record in caplog.records].count("WARNING") == 1
     with engine_on(qwen, tmp_path / "tight") as engine:
         last = ask("5", *parts, sampling=GREEDY)
-        assert engine.answer(last) == Engine(*qwen).answer(last)
+        assert engine.answer(last) == EngineHarness(*qwen).answer(last)
         assert cached_tokens(engine, last) > 0, "what came last is there"
 
 
-def test_a_disk_that_takes_nothing_warns_once_and_costs_no_request(
+def test_unwritable_disk_warns_once_and_fails_no_request(
     qwen: Served, tmp_path: Path, tight_disk: type[Tight], caplog: pytest.LogCaptureFixture
 ):
     tight_disk.error = errno.EROFS
     with engine_on(qwen, tmp_path) as engine:
         for turns in (2, 4):
-            assert engine.answer(talk(turns)) == Engine(*qwen).answer(talk(turns))
+            assert engine.answer(talk(turns)) == EngineHarness(*qwen).answer(talk(turns))
             wait_until_written(engine)
         assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
         tight_disk.room_bytes = LOTS
@@ -370,7 +370,7 @@ def no_host_memory(*_: object) -> NoReturn:
 
 
 @pytest.mark.parametrize("failing", ["mlx", "host", "descriptors"])
-def test_an_allocation_that_fails_deletes_no_file(
+def test_failed_allocation_deletes_no_disk_file(
     qwen: Served, tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
 ):
     with engine_on(qwen, tmp_path) as engine:
@@ -383,7 +383,7 @@ def test_an_allocation_that_fails_deletes_no_file(
             patch.setattr(Path, "read_bytes", no_host_memory)
         else:
             patch.setattr(Path, "read_bytes", no_descriptors)
-        assert engine.answer(talk(2)) == Engine(*qwen).answer(talk(2))
+        assert engine.answer(talk(2)) == EngineHarness(*qwen).answer(talk(2))
         assert cached_tokens(engine, talk(2)) == 0
         assert disk_of(engine).damaged == 0
         assert set(before) <= set(files_in(tmp_path))
@@ -396,8 +396,8 @@ def no_descriptors(*_: object) -> NoReturn:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def test_a_prefix_is_read_file_by_file(qwen: Served, tmp_path: Path):
-    """What is held besides the cache itself is a file at a time, however long the prompt."""
+def test_prefix_is_read_file_by_file(qwen: Served, tmp_path: Path):
+    """Besides the cache itself, one file at a time is held, for any prompt length."""
     turns: tuple[tuple[str, tuple[str, ...]], ...] = ()
     with engine_on(qwen, tmp_path) as engine:
         for number in range(4):
@@ -412,7 +412,7 @@ def test_a_prefix_is_read_file_by_file(qwen: Served, tmp_path: Path):
     assert work.disk_read.transient_bytes == 2 * largest < work.disk_read.size_bytes
 
 
-def wait_until_written(engine: Engine) -> None:
+def wait_until_written(engine: EngineHarness) -> None:
     """Until nothing waits for the disk."""
     cache = engine.caches.disk
     assert isinstance(cache, disk_cache.DiskCache)
@@ -422,20 +422,20 @@ def wait_until_written(engine: Engine) -> None:
         time.sleep(0.01)
 
 
-def test_files_that_vanish_cost_no_request(qwen: Served, tmp_path: Path):
+def test_vanished_disk_files_fail_no_request(qwen: Served, tmp_path: Path):
     with engine_on(qwen, tmp_path) as engine:
         engine.answer(talk(2))
     with engine_on(qwen, tmp_path, is_checked=False) as engine:
         for path in files_in(tmp_path):
             shutil.rmtree(path.parent, ignore_errors=True)
-        assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
+        assert engine.answer(talk(4)) == EngineHarness(*qwen).answer(talk(4))
     with engine_on(qwen, tmp_path) as engine:
-        assert engine.answer(talk(4)) == Engine(*qwen).answer(talk(4))
+        assert engine.answer(talk(4)) == EngineHarness(*qwen).answer(talk(4))
         assert cached_tokens(engine, talk(4)) > 0, "it is stored as before"
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
-def test_records_come_back_as_they_were(dtype: mx.Dtype, tmp_path: Path):
+def test_records_are_read_back_unchanged(dtype: mx.Dtype, tmp_path: Path):
     array = mx.random.normal((1, 2, 3, 8)).astype(dtype)
     states = LayerStates(((array, None), (array + 1,)), (("4", "8"), ()))
     prompt_key = PromptKey(np.arange(3, dtype=np.int32), (MediaSpan(1, 3, "a picture"),))
@@ -459,7 +459,7 @@ def test_records_come_back_as_they_were(dtype: mx.Dtype, tmp_path: Path):
 
 
 @pytest.mark.parametrize("deepstack", [False, True])
-def test_features_come_back_as_they_were(deepstack: bool, tmp_path: Path):
+def test_features_are_read_back_unchanged(deepstack: bool, tmp_path: Path):
     rows = mx.random.normal((5, 8)).astype(mx.bfloat16)
     mask, layers = mx.array([True, False, True, True, False]), mx.stack([rows, rows])
     features = ImageFeatures(rows, mask, layers) if deepstack else ImageFeatures(rows, None, None)
@@ -481,9 +481,7 @@ def assert_same(read: Iterable[Iterable[Any]], written: Iterable[Iterable[Any]])
             assert a is None or (a.dtype == b.dtype and mx.array_equal(a, b))
 
 
-def test_what_is_loaded_of_a_prompt_follows_the_limit_of_the_cache_in_memory(
-    served: Served, tmp_path: Path
-):
+def test_disk_loads_follow_the_resized_prefix_cache_limit(served: Served, tmp_path: Path):
     """The front may change it while the engine runs."""
     with engine_on(served, tmp_path) as engine:
         engine.answer(talk(2))
@@ -497,7 +495,7 @@ def test_what_is_loaded_of_a_prompt_follows_the_limit_of_the_cache_in_memory(
         assert disk_of(engine).hits > 0
 
 
-def test_a_relative_folder_lies_in_that_of_the_system(tmp_path: Path):
+def test_relative_disk_path_is_inside_the_system_cache_folder(tmp_path: Path):
     assert disk_folder(CacheSettings(disk_path="model-1")) == default_folder() / "model-1"
     assert disk_folder(CacheSettings(disk_path=str(tmp_path))) == tmp_path
     assert disk_folder(CacheSettings()) == default_folder()

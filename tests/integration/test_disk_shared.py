@@ -1,4 +1,4 @@
-"""A conversation that moves to another engine goes on where it was, if both have one folder."""
+"""A conversation that moves to another engine keeps its cached prefix by a shared disk folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.integration.harness import Engine, ask
+from tests.integration.harness import EngineHarness, ask
 from tests.integration.test_disk_cache import (
     GREEDY,
     QUESTION,
@@ -31,10 +31,10 @@ def qwen(load_tiny: Callable[[str], Served]) -> Served:
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "qwen3_5"])
-def test_a_conversation_moves_to_and_fro(
+def test_conversation_moves_between_engines_by_shared_disk(
     load_tiny: Callable[[str], Served], family: str, tmp_path: Path
 ):
-    """It finds as much as if it had stayed, and is answered as without any cache."""
+    """As many tokens are cached as without the moves, and answers equal those without caches."""
     served = load_tiny(family)
     asked = [talk(2), talk(4), talk(4, "again")]
     with engine_on(served, tmp_path / "one that stays") as engine:
@@ -47,7 +47,7 @@ def test_a_conversation_moves_to_and_fro(
         engine_on(served, tmp_path / "shared") as other,
     ):
         for submit, count, engine in zip(asked, expected, (one, other, one), strict=True):
-            assert engine.answer(submit) == Engine(*served).answer(submit)
+            assert engine.answer(submit) == EngineHarness(*served).answer(submit)
             assert cached_tokens(engine, submit) == count
             wait_until_written(engine)
         assert disk_of(other).hits > 0
@@ -55,9 +55,9 @@ def test_a_conversation_moves_to_and_fro(
     assert other.preparers.num_uncached_spans[asked[1].request_id] == 1, "the new picture"
 
 
-def test_a_picture_that_another_engine_encoded_is_known(qwen: Served, tmp_path: Path):
+def test_picture_encoded_by_another_engine_is_found_on_disk(qwen: Served, tmp_path: Path):
     other_prompt = ask("second", "Something else", picture(1), "and what?", sampling=GREEDY)
-    wanted = Engine(*qwen).answer(other_prompt)
+    wanted = EngineHarness(*qwen).answer(other_prompt)
     with engine_on(qwen, tmp_path) as one, engine_on(qwen, tmp_path) as other:
         one.answer(ask("first", picture(1), QUESTION, sampling=GREEDY))
         wait_until_written(one)
@@ -74,8 +74,8 @@ def test_salts_share_nothing_between_engines(qwen: Served, tmp_path: Path):
         assert cached_tokens(other, theirs) == disk_of(other).hits == 0
 
 
-def test_what_both_compute_is_stored_once(qwen: Served, tmp_path: Path):
-    """Whether the other one knows of it in time or not."""
+def test_prefix_computed_by_two_engines_is_stored_once(qwen: Served, tmp_path: Path):
+    """The other engine may or may not have seen the file in time."""
     with engine_on(qwen, tmp_path / "alone") as engine:
         engine.answer(talk(2))
     expected = [path.name.rpartition("-")[0] for path in files_in(tmp_path / "alone")]
@@ -93,11 +93,11 @@ def test_what_both_compute_is_stored_once(qwen: Served, tmp_path: Path):
         assert cached_tokens(one, again) > cached_tokens(other, talk(4))
 
 
-def test_what_is_evicted_before_it_is_read_is_computed(
+def test_prefix_evicted_before_its_disk_read_is_recomputed(
     qwen: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """By another engine, between the look-up and the read."""
-    wanted = Engine(*qwen).answer(talk(2))
+    wanted = EngineHarness(*qwen).answer(talk(2))
     with engine_on(qwen, tmp_path) as one:
         one.answer(talk(2))
     read_bytes = Path.read_bytes
@@ -124,8 +124,8 @@ def size_of(folder: Path) -> int:
     return size
 
 
-def test_engines_that_evict_each_others_files_answer_as_alone(qwen: Served, tmp_path: Path):
-    wanted = [Engine(*qwen).answer(question(number)) for number in range(3)]
+def test_engines_evicting_each_others_files_answer_as_alone(qwen: Served, tmp_path: Path):
+    wanted = [EngineHarness(*qwen).answer(question(number)) for number in range(3)]
     with engine_on(qwen, tmp_path / "one prompt") as engine:
         engine.answer(question(0))
     limit = size_of(tmp_path / "one prompt") * 3 // 2

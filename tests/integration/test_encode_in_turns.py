@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.integration.harness import Engine, ask, encode_works
+from tests.integration.harness import EngineHarness, ask, encode_works
 from tests.integration.prompts import LONGER, asked
 from tests.integration.test_compiled_model import Load, Served, run_all
 from tests.tiny_models.pictures import picture
@@ -50,16 +50,16 @@ class Counting:
         return encoding
 
 
-def in_turns(served: Served) -> tuple[Engine, Counting]:
-    engine = Engine(*served)
+def in_turns(served: Served) -> tuple[EngineHarness, Counting]:
+    engine = EngineHarness(*served)
     counting = Counting(ImageEncoder(served[0], engine.caches.tiles))
     engine.loop.encoder = EncoderInTurns(counting, engine.inbox)  # type: ignore[arg-type]
     return engine, counting
 
 
 @pytest.mark.parametrize("stagger", few_of([0, 4], [4]))
-def test_answers_are_those_of_media_that_are_encoded_at_once(
-    served: Served, answered: Engine, stagger: int
+def test_encode_in_turns_answers_equal_single_encode(
+    served: Served, answered: EngineHarness, stagger: int
 ):
     engine, counting = in_turns(served)
     assert run_all(engine, LONGER, stagger) == answered.tokens
@@ -69,7 +69,7 @@ def test_answers_are_those_of_media_that_are_encoded_at_once(
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
-def test_sequences_decode_between_the_parts(load_tiny: Load, family: str):
+def test_sequences_decode_between_encode_parts(load_tiny: Load, family: str):
     engine, counting = in_turns(load_tiny(family))
     engine.add(asked("long", LONGER))
     engine.step_until(lambda: len(engine.tokens.get("long", ())) >= 2)
@@ -82,7 +82,7 @@ def test_sequences_decode_between_the_parts(load_tiny: Load, family: str):
     assert isinstance(engine.ends["picture"], Finished)
 
 
-def test_there_is_a_part_for_each_layer_and_one_for_the_rest(load_tiny: Load):
+def test_encode_in_turns_has_one_part_per_tower_layer(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     (work,) = encode_works(preparer, ask("a", picture(1, 600, 600), "what?"))
     encoding, number = ImageEncoder(loaded).begin([work]), 1
@@ -92,7 +92,7 @@ def test_there_is_a_part_for_each_layer_and_one_for_the_rest(load_tiny: Load):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm"])
-def test_what_takes_no_time_is_one_part(
+def test_fast_encode_is_a_single_part(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch, family: str
 ):
     monkeypatch.setattr(encoder, "_TURN_SECONDS", math.inf)

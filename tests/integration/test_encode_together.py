@@ -1,4 +1,4 @@
-"""Features of pictures that are encoded in one call are those that each has alone."""
+"""Features of pictures encoded in one call equal those of pictures encoded alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.active_memory import active_bytes
 from tests.integration.harness import (
-    Engine,
+    EngineHarness,
     Part,
     ask,
     encode_works,
@@ -59,7 +59,9 @@ def assert_equal(features: ImageFeatures, alone: ImageFeatures) -> None:
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("count", few_of([2, 3, 8], [3]))
-def test_features_are_as_alone(served: Served, size: tuple[int, int], count: int):
+def test_batched_encode_features_equal_single_encodes(
+    served: Served, size: tuple[int, int], count: int
+):
     encoder, works = ImageEncoder(served[0]), works_of(served, size, count)
     assert len({work.size for work in works}) == 1
     for work, features in zip(works, encoder.encode(works), strict=True):
@@ -67,7 +69,7 @@ def test_features_are_as_alone(served: Served, size: tuple[int, int], count: int
         assert_equal(features, alone)
 
 
-def test_each_has_memory_of_its_own(served: Served):
+def test_batched_encode_features_own_separate_memory(served: Served):
     """Else one that is kept would keep that of all."""
     works = works_of(served, (200, 140), 8)
     features = list(ImageEncoder(served[0]).encode(works))
@@ -78,7 +80,7 @@ def test_each_has_memory_of_its_own(served: Served):
     assert freed >= 7 * of_each - 16_384, "MLX copies nothing so small"
 
 
-def test_one_with_bad_pixels_fails_alone(served: Served):
+def test_image_with_nan_pixels_fails_alone_in_its_batch(served: Served):
     works = works_of(served, (84, 84), 3)
     pixels = [array for array in works[1].inputs.values() if array.dtype.kind == "f"]
     if not pixels:
@@ -101,10 +103,10 @@ class Counting:
         return self._encoder.begin(works)
 
 
-def test_answers_are_as_in_turn(served: Served):
+def test_batched_encode_answers_equal_encodes_in_turn(served: Served):
     """The engine measures two alone, tries two at once, and then four."""
-    in_turn = Engine(*served)
-    together = Engine(*served, max_images_per_encode=8)
+    in_turn = EngineHarness(*served)
+    together = EngineHarness(*served, max_images_per_encode=8)
     together.encoder.encoder = counting = Counting(together.encoder.encoder)
     together.encoder.seconds = 0.001  # however many there are: so it pays
     expected = in_turn.answer(ask("a", *MANY))

@@ -1,4 +1,4 @@
-"""What is told of a model: counted, not copied from its configuration."""
+"""Model facts are counted, not copied from the configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlm_server.interfaces.model_spec import ReasoningFormat
 from vlm_server.runner.loading.facts import model_facts
 
 
-def test_a_quantized_model_has_as_many_parameters_in_fewer_bytes(
+def test_quantized_model_reports_equal_parameters_in_fewer_bytes(
     tiny_model: TinyModel, tmp_path: Path
 ):
     folder = tiny_model("qwen2_5_vl")
@@ -30,7 +30,7 @@ def test_a_quantized_model_has_as_many_parameters_in_fewer_bytes(
     assert whole.modified_at == max(path.stat().st_mtime for path in files)
 
 
-def test_the_rule_of_its_pictures_and_what_it_can_do(tiny_model: TinyModel):
+def test_model_facts_report_image_rule_and_capabilities(tiny_model: TinyModel):
     folder = tiny_model("qwen2_5_vl")
     loaded = load_model(folder)
     facts = model_facts(loaded, folder)
@@ -44,6 +44,6 @@ def test_the_rule_of_its_pictures_and_what_it_can_do(tiny_model: TinyModel):
     assert "thinking" in model_facts(replace(loaded, spec=thinking), folder).capabilities
 
 
-def test_a_family_with_sizes_of_its_own_has_no_rule(tiny_model: TinyModel):
+def test_model_facts_of_fixed_size_family_have_no_image_rule(tiny_model: TinyModel):
     folder = tiny_model("gemma3")
     assert model_facts(load_model(folder), folder).image_side_multiple == 0

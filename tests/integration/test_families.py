@@ -1,4 +1,4 @@
-"""What every family must keep: who runs beside a request changes nothing of its answer."""
+"""In every family, an answer does not depend on the requests that run beside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlx_vlm.prompt_utils import apply_chat_template
 from tests.active_memory import active_bytes
 from tests.integration.harness import (
     GREEDY,
-    Engine,
+    EngineHarness,
     NewEngine,
     Part,
     ask,
@@ -53,15 +53,17 @@ ONE_IMAGE_IS_RIGHT = {
 
 
 @pytest.fixture(scope="session")
-def alone(answered: Engine) -> Callable[[str], list[int]]:
-    """The 24 tokens that a prompt gets when nothing runs beside it, prefilled whole."""
+def alone(answered: EngineHarness) -> Callable[[str], list[int]]:
+    """The 24 tokens of a prompt that runs alone and is prefilled whole."""
     return lambda name: answered.tokens[name]
 
 
 # ---- equal whatever runs beside ------------------------------------------------------
 
 
-def test_batched_is_as_alone(new_engine: NewEngine, alone: Callable[[str], list[int]]):
+def test_batched_answers_equal_answers_alone(
+    new_engine: NewEngine, alone: Callable[[str], list[int]]
+):
     engine = new_engine()
     for name in PROMPTS:
         engine.add(asked(name))
@@ -69,7 +71,9 @@ def test_batched_is_as_alone(new_engine: NewEngine, alone: Callable[[str], list[
     assert engine.tokens == {name: alone(name)[:10] for name in PROMPTS}
 
 
-def test_staggered_is_as_alone(new_engine: NewEngine, alone: Callable[[str], list[int]]):
+def test_staggered_answers_equal_answers_alone(
+    new_engine: NewEngine, alone: Callable[[str], list[int]]
+):
     engine = new_engine()
     for number, name in enumerate(PROMPTS):
         engine.add(asked(name, SamplingParams(max_tokens=6 + 4 * number, temperature=0.0)))
@@ -79,7 +83,7 @@ def test_staggered_is_as_alone(new_engine: NewEngine, alone: Callable[[str], lis
     assert engine.tokens == {name: alone(name)[: lengths[name]] for name in PROMPTS}
 
 
-def test_a_joiner_is_as_alone_and_so_are_those_it_joins(
+def test_joining_request_changes_no_running_answer(
     new_engine: NewEngine, alone: Callable[[str], list[int]]
 ):
     engine = new_engine(chunk_tokens=16)
@@ -93,7 +97,7 @@ def test_a_joiner_is_as_alone_and_so_are_those_it_joins(
     assert engine.tokens["pictures"] == alone("pictures")[:10]
 
 
-def test_rows_that_leave_in_any_order_leave_the_others_as_they_were(
+def test_rows_ending_in_any_order_leave_other_answers_unchanged(
     new_engine: NewEngine, alone: Callable[[str], list[int]]
 ):
     lengths = dict(zip(PROMPTS, (5, 20, 1, 12, 9), strict=True))
@@ -106,7 +110,9 @@ def test_rows_that_leave_in_any_order_leave_the_others_as_they_were(
 
 @pytest.mark.families("caches", "prompts", "deepstack", "rope")
 @pytest.mark.parametrize("chunk", few_of([7, 16], [7]))
-def test_chunked_is_as_whole(new_engine: NewEngine, alone: Callable[[str], list[int]], chunk: int):
+def test_chunked_prefill_answers_equal_whole_prefill(
+    new_engine: NewEngine, alone: Callable[[str], list[int]], chunk: int
+):
     engine = new_engine(chunk_tokens=chunk)
     for name in PROMPTS:
         engine.add(asked(name))
@@ -116,7 +122,7 @@ def test_chunked_is_as_whole(new_engine: NewEngine, alone: Callable[[str], list[
 
 @pytest.mark.families("caches")
 @pytest.mark.parametrize("state", ["encoding", "prefill", "decode", "first token"])
-def test_an_abort_leaves_the_others_as_they_were(
+def test_abort_leaves_other_answers_unchanged(
     new_engine: NewEngine, alone: Callable[[str], list[int]], state: str
 ):
     engine = new_engine(chunk_tokens=9)
@@ -142,7 +148,7 @@ def test_an_abort_leaves_the_others_as_they_were(
     assert ended.is_aborted
 
 
-def test_a_failing_picture_ends_its_own_request_alone(
+def test_broken_picture_fails_only_its_request(
     new_engine: NewEngine, alone: Callable[[str], list[int]]
 ):
     engine = new_engine()
@@ -157,10 +163,10 @@ def test_a_failing_picture_ends_its_own_request_alone(
     assert engine.tokens == {name: alone(name)[:10] for name in ("text", "picture")}
 
 
-def test_a_unit_that_fails_ends_its_own_request_alone(
+def test_failed_encode_fails_only_its_request(
     new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
 ):
-    """Pixels that the tower can't take: nobody else notices, and nothing stays."""
+    """Pixels of a wrong shape fail in the tower; other answers are unchanged."""
     engine = new_engine()
     engine.add(asked("text", LONGER))
     engine.step(4)
@@ -173,7 +179,7 @@ def test_a_unit_that_fails_ends_its_own_request_alone(
 
 
 @pytest.mark.families("caches", "batches")
-def test_scores_that_are_not_numbers_end_their_own_request_alone(
+def test_nan_logits_fail_only_their_request(
     new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
 ):
     """NaN in a picture's features comes out as NaN in the logits of every token after it."""
@@ -202,9 +208,7 @@ def test_scores_that_are_not_numbers_end_their_own_request_alone(
     assert engine.tokens == {name: alone(name) for name in ("text", "pictures")}
 
 
-def test_features_that_are_not_numbers_end_their_own_request_and_are_not_kept(
-    new_engine: NewEngine, served: Served
-):
+def test_nan_features_fail_their_request_and_are_not_cached(new_engine: NewEngine, served: Served):
     caches = Caches(encoder_bytes=1 << 20)
     engine = new_engine(caches=caches)
     add_changed(engine, served[1], with_pixels(lambda pixels: np.full_like(pixels, np.nan)))
@@ -215,7 +219,7 @@ def test_features_that_are_not_numbers_end_their_own_request_and_are_not_kept(
     assert not caches.features.read().entries
 
 
-def test_more_placeholders_than_features_end_their_own_request_alone(
+def test_more_placeholders_than_features_fail_only_their_request(
     new_engine: NewEngine, served: Served, alone: Callable[[str], list[int]]
 ):
     """A processor that counts a picture's tokens in another way than the model does."""
@@ -241,7 +245,7 @@ def test_more_placeholders_than_features_end_their_own_request_alone(
     assert engine.tokens == {"text": alone("text")}
 
 
-def test_a_model_that_makes_more_rows_than_a_picture_has_tokens_is_told_of(served: Served):
+def test_encoder_with_too_many_feature_rows_is_an_error(served: Served):
     """LLaVA-NeXT's merge does: one placeholder becomes a whole tile."""
     (work,) = encode_works(served[1], asked("picture"))
     if served[0].family.tower is not None:
@@ -271,11 +275,11 @@ def with_pixels(change: Callable[[Any], Any]) -> Callable[[Prepared], Prepared]:
 
 
 def add_changed(
-    engine: Engine,
+    engine: EngineHarness,
     preparer: MultimodalPreparer,
     change: Callable[[Prepared], Prepared],
 ) -> None:
-    """Add the request "picture" as if the preparer had made something else of it."""
+    """Add the request "picture" with a changed preparer result."""
     engine.preparers.outcomes["picture"] = change(prepare(preparer, asked("picture")))
     engine.add(asked("picture"))
 
@@ -283,20 +287,20 @@ def add_changed(
 # ---- pictures are looked at ----------------------------------------------------------
 
 
-def test_another_picture_gets_another_answer(new_engine: NewEngine):
+def test_different_pictures_get_different_answers(new_engine: NewEngine):
     engine = new_engine()
     first = engine.answer(ask("a", picture(1), "what?"))
     assert engine.answer(ask("b", picture(2), "what?")) != first
     assert engine.answer(ask("c", picture(1), "what?")) == first
 
 
-def test_the_order_of_pictures_matters(new_engine: NewEngine):
+def test_answer_depends_on_the_order_of_pictures(new_engine: NewEngine):
     engine = new_engine()
     a, b = picture(1), picture(2)
     assert engine.answer(ask("ab", a, b, "what?")) != engine.answer(ask("ba", b, a, "what?"))
 
 
-def test_where_a_picture_stands_in_the_text_matters(new_engine: NewEngine, served: Served):
+def test_answer_depends_on_the_pictures_position_in_text(new_engine: NewEngine, served: Served):
     if served[0].family.name == "llava":
         pytest.skip("its template puts all pictures first")
     engine = new_engine()
@@ -305,7 +309,7 @@ def test_where_a_picture_stands_in_the_text_matters(new_engine: NewEngine, serve
 
 
 @pytest.mark.families
-def test_the_same_pixels_in_another_format_get_the_same_answer(new_engine: NewEngine):
+def test_same_pixels_in_another_format_get_the_same_answer(new_engine: NewEngine):
     engine = new_engine()
     png = engine.answer(ask("png", encoded(picture(1)), "what?"))
     webp = encoded(picture(1), "WEBP", lossless=True)
@@ -389,7 +393,7 @@ def rendered(loaded: LoadedModel, messages: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_greedy_tokens_are_mlx_vlms(
+def test_greedy_tokens_equal_mlx_vlms(
     mlx_vlms: LoadedModel, alone: Callable[[str], list[int]], name: str
 ):
     if name == "pictures" and (reason := ONE_IMAGE_IS_RIGHT.get(mlx_vlms.family.name)):
@@ -397,7 +401,7 @@ def test_greedy_tokens_are_mlx_vlms(
     assert alone(name) == gold(mlx_vlms, ("user", PROMPTS[name]))
 
 
-def test_a_conversation_is_mlx_vlms(mlx_vlms: LoadedModel, new_engine: NewEngine):
+def test_conversation_tokens_equal_mlx_vlms(mlx_vlms: LoadedModel, new_engine: NewEngine):
     if reason := ONE_IMAGE_IS_RIGHT.get(mlx_vlms.family.name):
         pytest.skip(reason)
     turns: tuple[tuple[str, tuple[Part, ...]], ...] = (
@@ -415,7 +419,7 @@ def test_a_conversation_is_mlx_vlms(mlx_vlms: LoadedModel, new_engine: NewEngine
 
 
 @pytest.mark.families("caches", "tower")
-def test_memory_returns_to_its_baseline(new_engine: NewEngine):
+def test_device_memory_returns_to_baseline_after_request_bursts(new_engine: NewEngine):
     engine = new_engine(chunk_tokens=32)
     burst = [*PROMPTS, "abort me"]
 

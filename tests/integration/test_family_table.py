@@ -1,4 +1,4 @@
-"""The table of families says what their models say; adding a family is adding a row."""
+"""The family table agrees with the models; a family is added by its row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mlx_vlm.models.base import install_auto_processor_patch
 from mlx_vlm.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers import AutoProcessor
 
-from tests.integration.harness import Engine, ask, encode_works, load_model, new_preparer
+from tests.integration.harness import EngineHarness, ask, encode_works, load_model, new_preparer
 from tests.integration.test_videos import SMALL
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
@@ -34,7 +34,7 @@ from vlm_server.runner.vision.encoder import ImageEncoder
 Served = tuple[LoadedModel, MultimodalPreparer]
 
 
-def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
+def test_family_row_matches_its_probed_properties(family: str, mlx_vlms: LoadedModel):
     """But for what can't be probed: which rule of M-RoPE, whether videos are taken, what pointing
     takes, what mlx-vlm has wrong, how its files were spelled, whether images can be stacked or
     are cut into tiles, whether rows must be even.
@@ -66,7 +66,7 @@ def test_a_row_says_what_probing_finds(family: str, mlx_vlms: LoadedModel):
     )
 
 
-def test_a_loaded_model_carries_its_row(served: Served):
+def test_loaded_model_has_its_family_row(served: Served):
     loaded = served[0]
     assert loaded.family is FAMILIES[loaded.family.name]
     assert isinstance(loaded.spec.mrope, MRope) == (loaded.family.mrope is not None)
@@ -91,14 +91,14 @@ def new_family(tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def answers(served: Served) -> list[list[int]]:
-    engine = Engine(*served)
+    engine = EngineHarness(*served)
     return [
         engine.answer(ask(f"{number}", *parts))
         for number, parts in enumerate([("Hi",), (picture(1), "what?"), ("so", picture(2), "?")])
     ]
 
 
-def test_a_family_without_a_row_is_probed_and_served_with_a_warning(
+def test_family_without_row_is_probed_and_warned_about(
     new_family: Path, load_tiny: Callable[[str], Served], caplog: pytest.LogCaptureFixture
 ):
     with caplog.at_level(logging.WARNING, "vlm_server"):
@@ -110,7 +110,7 @@ def test_a_family_without_a_row_is_probed_and_served_with_a_warning(
     assert answers((loaded, new_preparer(loaded))) == answers(load_tiny("qwen2_vl"))
 
 
-def test_a_row_is_all_that_a_family_needs(
+def test_family_is_added_by_its_row_alone(
     new_family: Path,
     load_tiny: Callable[[str], Served],
     monkeypatch: pytest.MonkeyPatch,
@@ -123,7 +123,9 @@ def test_a_row_is_all_that_a_family_needs(
     served = loaded, new_preparer(loaded)
     assert answers(served) == answers(load_tiny("qwen2_vl"))
     video = ask("video", SMALL, "what?")
-    assert Engine(*served).answer(video) == Engine(*load_tiny("qwen2_vl")).answer(video)
+    assert EngineHarness(*served).answer(video) == EngineHarness(*load_tiny("qwen2_vl")).answer(
+        video
+    )
 
 
 # ---- encoding ------------------------------------------------------------------------
@@ -159,7 +161,7 @@ def test_encoding_writes_nothing_on_the_model(served: Served):
         assert changed(*served, part) == []
 
 
-def test_what_mlx_vlm_writes_is_seen_and_cleared(
+def test_positions_written_by_mlx_vlm_are_detected_and_cleared(
     load_mlx_vlms: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
 ):
     """The test above can fail: glm4v's own way to encode leaves positions on the model."""
@@ -174,7 +176,7 @@ def test_what_mlx_vlm_writes_is_seen_and_cleared(
     assert any("_position_ids" in name for name in names)
 
 
-def test_an_encode_that_writes_positions_excludes_the_language_model(
+def test_position_writing_encode_excludes_the_language_model(
     tiny_model: TinyModel, load_tiny: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
 ):
     """As of a family without a row: its `get_input_embeddings` writes on the shared module."""
@@ -201,7 +203,7 @@ def test_an_encode_that_writes_positions_excludes_the_language_model(
     assert found == answers(load_tiny("glm4v"))
 
 
-def test_encodes_exclude_nobody_unless_they_write_positions(served: Served):
+def test_language_model_is_locked_by_position_writing_encodes_alone(served: Served):
     family = served[0].family
     writes = family.tower is None and bool(family.position_state)
     assert isinstance(served[0].position_lock, nullcontext) != writes

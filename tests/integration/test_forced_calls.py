@@ -1,4 +1,4 @@
-"""Forced calls and thoughts in the engine: valid whatever a random model would rather write."""
+"""Required calls and reasoning in the engine are valid for any random model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from tests.integration.harness import Engine, ask, new_grammars, new_preparer, prepare
+from tests.integration.harness import EngineHarness, ask, new_grammars, new_preparer, prepare
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.interfaces import SeqId
@@ -73,12 +73,12 @@ HERMES = ToolParser(
 NAMES_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
 
 
-def with_template(loaded: LoadedModel, **changes: Any) -> Engine:
+def with_template(loaded: LoadedModel, **changes: Any) -> EngineHarness:
     """A model that is told the names of its tools, with other facts about it."""
     template = NAMES_TOOLS + str(loaded.spec.chat_template)
     host = replace(loaded.spec, chat_template=template, **changes)
     loaded = replace(loaded, spec=host)
-    return Engine(loaded, new_preparer(loaded, grammars=new_grammars(host)))
+    return EngineHarness(loaded, new_preparer(loaded, grammars=new_grammars(host)))
 
 
 def tools(*names: str, **changes: Any) -> Tools:
@@ -108,7 +108,7 @@ def check_calls(calls: list[Call], offered: Tools) -> list[Call]:
     return calls
 
 
-def answers(engine: Engine, request_id: str) -> list[list[Call]]:
+def answers(engine: EngineHarness, request_id: str) -> list[list[Call]]:
     """The calls of a request's choices, each of which has ended by itself and has no text."""
     end = engine.ends[request_id]
     assert isinstance(end, Finished), end
@@ -123,9 +123,9 @@ def answers(engine: Engine, request_id: str) -> list[list[Call]]:
 @pytest.mark.whole
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.whole)])
-def test_forced_answers_are_valid(load_tiny: Load, count: int):
+def test_required_call_answers_are_valid(load_tiny: Load, count: int):
     """Four choices each."""
-    engine = Engine(*load_tiny("qwen3_vl"))
+    engine = EngineHarness(*load_tiny("qwen3_vl"))
     kinds = [
         tools("wait"),
         tools("click", parallel=False),
@@ -154,8 +154,8 @@ def test_forced_answers_are_valid(load_tiny: Load, count: int):
 
 
 @pytest.mark.parametrize("family", few_of(["gemma3", "smolvlm", "pixtral"], ["smolvlm"]))
-def test_other_vocabularies_are_forced_too(load_tiny: Load, family: str):
-    engine, offered = Engine(*load_tiny(family)), tools()
+def test_required_calls_are_valid_in_other_vocabularies(load_tiny: Load, family: str):
+    engine, offered = EngineHarness(*load_tiny(family)), tools()
     for seed in range(4):
         engine.add(with_tools(ask(f"{seed}", "what?", sampling=sampling(seed)), offered))
     engine.run()
@@ -163,18 +163,18 @@ def test_other_vocabularies_are_forced_too(load_tiny: Load, family: str):
         check_calls(answers(engine, f"{seed}")[0], offered)
 
 
-def test_calls_that_are_forced_leave_the_others_alone(load_tiny: Load):
+def test_required_calls_leave_other_answers_unchanged(load_tiny: Load):
     free = ask("free", "a text", sampling=SamplingParams(max_tokens=40, temperature=1.1, seed=2))
-    alone = Engine(*load_tiny("qwen3_vl")).answer(free)
-    engine = Engine(*load_tiny("qwen3_vl"))
+    alone = EngineHarness(*load_tiny("qwen3_vl")).answer(free)
+    engine = EngineHarness(*load_tiny("qwen3_vl"))
     engine.add(free)
     engine.add(with_tools(ask("forced", "a text", sampling=sampling(1)), tools()))
     engine.run()
     assert engine.tokens["free"] == alone
 
 
-def test_tools_that_can_not_be_held_to_end_their_request_alone(load_tiny: Load):
-    engine = Engine(*load_tiny("qwen3_vl"))
+def test_unenforceable_tools_fail_only_their_request(load_tiny: Load):
+    engine = EngineHarness(*load_tiny("qwen3_vl"))
     wrong = Tools('[{"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}]')
     wrong = msgspec.structs.replace(wrong, choice="required")
     engine.add(with_tools(ask("wrong", "a text"), wrong))
@@ -186,7 +186,7 @@ def test_tools_that_can_not_be_held_to_end_their_request_alone(load_tiny: Load):
     check_calls(answers(engine, "right")[0], tools())
 
 
-def test_tools_that_get_stuck_are_named_by_their_field(load_tiny: Load):
+def test_stuck_tool_grammar_error_names_the_tools_field(load_tiny: Load):
     ways = {"anyOf": [{"type": "object", "properties": {f"k{i}": {}}} for i in range(700)]}
     definitions = [{"type": "function", "function": {"name": "f", "parameters": ways}}]
     engine = with_template(load_tiny("qwen3_vl")[0])
@@ -202,14 +202,14 @@ def test_tools_that_get_stuck_are_named_by_their_field(load_tiny: Load):
 
 
 @pytest.fixture
-def thinker(load_tiny: Load) -> Engine:
-    """A model whose thoughts have marks, which it never writes by chance."""
+def thinker(load_tiny: Load) -> EngineHarness:
+    """A model with reasoning marks, which it never samples by chance."""
     loaded, _ = load_tiny("qwen3_5")
     return with_template(loaded, reasoning_format=THINK, tool_parser=HERMES)
 
 
-def add_in_thought(engine: Engine, submit: Submit) -> None:
-    """Add a request whose prompt ends inside a thought."""
+def add_in_thought(engine: EngineHarness, submit: Submit) -> None:
+    """Add a request whose prompt ends inside reasoning."""
     made = prepare(engine.preparer, submit)
     marks = engine.preparer._marks
     grammar = engine.preparer._grammar(submit, Cancellation())
@@ -221,8 +221,8 @@ def add_in_thought(engine: Engine, submit: Submit) -> None:
     engine.add(submit)
 
 
-def raw_texts(engine: Engine, request_id: str) -> list[str]:
-    """What was drawn for each choice up to its end, control tokens included."""
+def raw_texts(engine: EngineHarness, request_id: str) -> list[str]:
+    """The text of each choice up to its end, control tokens included."""
     host = engine.preparer._spec
     seqs = sorted(seq for seq in engine.seqs if seq.request_id == request_id)
     drawn = [[i for i in engine.seqs[seq] if i not in host.eos_token_ids] for seq in seqs]
@@ -230,7 +230,7 @@ def raw_texts(engine: Engine, request_id: str) -> list[str]:
 
 
 @pytest.mark.parametrize("budget", [0, 1, 17])
-def test_a_budget_closes_a_thought(thinker: Engine, budget: int):
+def test_reasoning_budget_closes_the_reasoning(thinker: EngineHarness, budget: int):
     params = sampling(1, max_tokens=40, n=2, max_reasoning_tokens=budget)
     add_in_thought(thinker, ask("a", "what?", sampling=params))
     thinker.run()
@@ -242,7 +242,7 @@ def test_a_budget_closes_a_thought(thinker: Engine, budget: int):
         assert len(drawn) == 40
 
 
-def test_forced_calls_come_after_a_thought(thinker: Engine):
+def test_required_calls_come_after_reasoning(thinker: EngineHarness):
     offered = tools(parallel=False)
     for seed in range(8):
         params = sampling(seed, n=2, max_reasoning_tokens=5 * seed)
@@ -259,7 +259,7 @@ def test_forced_calls_come_after_a_thought(thinker: Engine):
             check_calls(calls, offered)
 
 
-def test_a_forced_answer_may_begin_a_thought(thinker: Engine):
+def test_required_answer_may_begin_with_reasoning(thinker: EngineHarness):
     bias = {thinker.preparer._spec.backend.token_to_id("<think>"): 1000.0}
     params = sampling(1, logit_bias=bias, max_reasoning_tokens=10)
     asked = with_tools(ask("a", "what?", sampling=params), tools(parallel=False))
@@ -270,7 +270,7 @@ def test_a_forced_answer_may_begin_a_thought(thinker: Engine):
     check_calls(answers(thinker, "a")[0], tools(parallel=False))
 
 
-def test_a_schema_is_followed_after_a_thought(thinker: Engine):
+def test_schema_is_followed_after_reasoning(thinker: EngineHarness):
     schema = json.dumps({"enum": ["a", "b"]})
     params = sampling(3, json_schema=schema, max_reasoning_tokens=6)
     add_in_thought(thinker, ask("a", "what?", sampling=params))
@@ -279,23 +279,23 @@ def test_a_schema_is_followed_after_a_thought(thinker: Engine):
     assert json.loads(text.partition("</think>")[2]) in ("a", "b")
 
 
-def test_thoughts_are_as_alone_whoever_decodes_beside_them(thinker: Engine, load_tiny: Load):
+def test_reasoning_does_not_depend_on_the_batch(thinker: EngineHarness, load_tiny: Load):
     params = sampling(7, max_reasoning_tokens=12)
     thought = with_tools(ask("thought", "what?", sampling=params), tools("count", parallel=False))
     free = ask("free", "a text", sampling=SamplingParams(max_tokens=50, temperature=1.1, seed=2))
-    alone = Engine(*load_tiny("qwen3_5")).answer(free)
+    alone = EngineHarness(*load_tiny("qwen3_5")).answer(free)
     add_in_thought(thinker, thought)
     thinker.run()
     drawn = thinker.tokens["thought"]
-    both = Engine(thinker.runner._loaded, thinker.preparer)
+    both = EngineHarness(thinker.runner._loaded, thinker.preparer)
     both.add(free)
     add_in_thought(both, thought)
     both.run()
     assert both.tokens == {"free": alone, "thought": drawn}
 
 
-def test_strict_arguments_conform_where_the_model_calls_by_itself(thinker: Engine):
-    """Pushed to begin a call, a random model finishes it as its schema wants it."""
+def test_strict_arguments_conform_in_automatic_calls(thinker: EngineHarness):
+    """A random model, biased to begin a call, finishes the call by its schema."""
     offered = tools("count", choice="auto", strict=("count",), parallel=False)
     backend = thinker.preparer._spec.backend
     schema = json.dumps({"const": 1})

@@ -1,4 +1,4 @@
-"""Answers held to a JSON schema: what is drawn conforms, and rows beside it notice nothing."""
+"""Answers held to a JSON schema conform, and leave other rows unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.integration.harness import GREEDY, Engine, NewEngine, ask
+from tests.integration.harness import GREEDY, EngineHarness, NewEngine, ask
 from tests.tiny_models.pictures import picture
 from vlm_server.interfaces import SeqId
 from vlm_server.prompt.grammar.constraints import SCHEMA_PARAM
@@ -43,8 +43,8 @@ def held_to(schema: Any, seed: int | None = None, **changes: Any) -> SamplingPar
     return SamplingParams(json_schema=json.dumps(schema), **fields | changes)
 
 
-def conforming(engine: Engine, request_id: str, schema: Any) -> Any:
-    """What a request was answered, which is all of its answer and as its schema wants it."""
+def conforming(engine: EngineHarness, request_id: str, schema: Any) -> Any:
+    """The answer of a request, checked against its schema."""
     end = engine.ends[request_id]
     assert isinstance(end, Finished), end
     assert engine.finish_reasons[SeqId(request_id)] == "stop"
@@ -54,14 +54,14 @@ def conforming(engine: Engine, request_id: str, schema: Any) -> Any:
 
 
 @pytest.fixture
-def engine(load_tiny: Load) -> Callable[[], Engine]:
-    return lambda: Engine(*load_tiny("qwen3_vl"))
+def engine(load_tiny: Load) -> Callable[[], EngineHarness]:
+    return lambda: EngineHarness(*load_tiny("qwen3_vl"))
 
 
 # ---- in the engine -------------------------------------------------------------------
 
 
-def test_an_answer_conforms_in_every_family(new_engine: NewEngine):
+def test_json_answer_conforms_to_schema_in_every_family(new_engine: NewEngine):
     made = new_engine()
     made.add(ask("a", picture(1), "what?", sampling=held_to(SHAPE)))
     made.add(ask("b", "what?", sampling=held_to(SHAPE, seed=1)))
@@ -70,7 +70,7 @@ def test_an_answer_conforms_in_every_family(new_engine: NewEngine):
     conforming(made, "b", SHAPE)
 
 
-def test_rows_of_all_kinds_are_as_alone(engine: Callable[[], Engine]):
+def test_constrained_and_free_rows_answer_as_alone(engine: Callable[[], EngineHarness]):
     free = SamplingParams(max_tokens=40, temperature=1.2, top_p=0.9, seed=5, logprobs=2)
     asked = {
         "greedy": ask("greedy", "a text", sampling=held_to(SHAPE)),
@@ -101,7 +101,7 @@ def replace_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
 
 
 @pytest.mark.whole
-def test_a_row_that_leaves_takes_nothing_from_the_others(engine: Callable[[], Engine]):
+def test_ended_constrained_row_leaves_other_answers_unchanged(engine: Callable[[], EngineHarness]):
     alone = engine().answer(ask("a", "a text", sampling=held_to(SHAPE, seed=2)))
     made = engine()
     for name in ("first", "a", "last"):
@@ -114,13 +114,13 @@ def test_a_row_that_leaves_takes_nothing_from_the_others(engine: Callable[[], En
     assert made.tokens["a"] == alone
 
 
-def test_an_answer_is_cut_at_its_limit(engine: Callable[[], Engine]):
+def test_constrained_answer_ends_at_max_tokens(engine: Callable[[], EngineHarness]):
     made = engine()
     assert len(made.answer(ask("a", "a text", sampling=held_to(SHAPE, max_tokens=6)))) == 6
     assert made.finish_reasons[SeqId("a")] == "length"
 
 
-def test_an_answer_with_one_way_to_go_goes_it(engine: Callable[[], Engine]):
+def test_const_schema_yields_its_only_value(engine: Callable[[], EngineHarness]):
     schema = {"const": {"a\n": ["é\u2028", 1.5, None, "<|im_end|>"]}}
     made = engine()
     made.add(ask("a", "a text", sampling=held_to(schema)))
@@ -129,7 +129,7 @@ def test_an_answer_with_one_way_to_go_goes_it(engine: Callable[[], Engine]):
     conforming(made, "a", schema)
 
 
-def test_a_stop_string_ends_json_too(engine: Callable[[], Engine]):
+def test_stop_string_ends_a_constrained_answer(engine: Callable[[], EngineHarness]):
     made = engine()
     made.add(ask("a", "a text", sampling=held_to(SHAPE, stop=('"count"',))))
     made.run()
@@ -137,7 +137,7 @@ def test_a_stop_string_ends_json_too(engine: Callable[[], Engine]):
     assert isinstance(made.ends["a"], Finished)
 
 
-def test_probabilities_are_the_models_own(engine: Callable[[], Engine]):
+def test_constrained_logprobs_are_the_models_own(engine: Callable[[], EngineHarness]):
     made = engine()
     made.add(ask("free", "a text", sampling=GREEDY_SCORED))
     made.add(ask("held", "a text", sampling=held_to(SHAPE, max_tokens=1, logprobs=3)))
@@ -148,7 +148,7 @@ def test_probabilities_are_the_models_own(engine: Callable[[], Engine]):
     assert held.token.logprob < free.token.logprob
 
 
-def test_a_grammar_that_gets_stuck_ends_its_request_alone(engine: Callable[[], Engine]):
+def test_stuck_grammar_fails_only_its_request(engine: Callable[[], EngineHarness]):
     alone = engine().answer(ask("free", "a text"))
     made = engine()
     made.add(ask("free", "a text"))
@@ -163,7 +163,7 @@ def test_a_grammar_that_gets_stuck_ends_its_request_alone(engine: Callable[[], E
     conforming(made, "held", SHAPE)
 
 
-def test_a_schema_that_is_wrong_ends_its_request_alone(engine: Callable[[], Engine]):
+def test_invalid_schema_fails_only_its_request(engine: Callable[[], EngineHarness]):
     made = engine()
     made.add(ask("free", "a text"))
     made.add(ask("wrong", "a text", sampling=held_to({"type": "text"})))

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import Engine, ask
+from tests.integration.harness import EngineHarness, ask
 from tests.integration.test_caches import cached_tokens, caches_of
 from tests.integration.test_compiled_model import Load, Served
 from tests.tiny_models.pictures import picture
@@ -48,7 +48,7 @@ def served(
 
 @pytest.fixture(params=[OutOfMemory, StepTooLong])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the error is taken for."""
+    """The error's kind."""
     name = "_ALLOCATIONS" if request.param is OutOfMemory else "_TIME_OUTS"
     monkeypatch.setattr(arrays, name, (WORDS,))
     return request.param
@@ -62,7 +62,7 @@ def failing() -> mx.array:
 def spoil(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, spoiled: Callable[[Any], Any]
 ) -> list[int]:
-    """Let the next call return something that fails; how often that is left."""
+    """Make the next call return a failing array; returns the number of such calls left."""
     real, left = getattr(owner, name), [1]
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -80,9 +80,9 @@ def add(result: Any) -> Any:
     return result + failing().astype(result.dtype)
 
 
-def in_turns(served: Served, chunk_tokens: int = 512) -> Engine:
+def in_turns(served: Served, chunk_tokens: int = 512) -> EngineHarness:
     caches = caches_of(served, prefix_bytes=LOTS, encoder_bytes=LOTS)
-    engine = Engine(*served, chunk_tokens, caches=caches)
+    engine = EngineHarness(*served, chunk_tokens, caches=caches)
     in_parts = ImageEncoder(served[0], engine.caches.tiles)
     engine.loop.encoder = EncoderInTurns(in_parts, engine.inbox)
     return engine
@@ -98,11 +98,11 @@ def second(name: str = "second") -> Submit:
 
 @pytest.fixture
 def alone(served: Served) -> dict[str, list[int]]:
-    return {each.request_id: Engine(*served).answer(each) for each in (first(), second())}
+    return {each.request_id: EngineHarness(*served).answer(each) for each in (first(), second())}
 
 
-def check(engine: Engine, alone: dict[str, list[int]]) -> None:
-    """Whatever was told is right, nothing is left, and the caches have nothing wrong."""
+def check(engine: EngineHarness, alone: dict[str, list[int]]) -> None:
+    """Answers are right, no request is left, and the caches are intact."""
     for name, tokens in alone.items():
         if name not in engine.ends:
             continue
@@ -116,7 +116,7 @@ def check(engine: Engine, alone: dict[str, list[int]]) -> None:
     assert engine.answer(second("both again")) == alone["second"], "something wrong was stored"
 
 
-def run(engine: Engine) -> None:
+def run(engine: EngineHarness) -> None:
     """The second comes while the first one's answer is written."""
     engine.add(first())
     engine.step_until(lambda: len(engine.tokens.get("first", ())) >= 3)
@@ -125,7 +125,7 @@ def run(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("at", few_of([1, 4, 7], [4]))
-def test_a_decode_step_fails_those_that_shared_it(
+def test_late_decode_error_fails_only_the_steps_requests(
     served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any, at: int
 ):
     engine = in_turns(served)
@@ -140,7 +140,7 @@ def test_a_decode_step_fails_those_that_shared_it(
     check(engine, alone)
 
 
-def test_a_prompt_is_read_again_and_the_others_go_on(
+def test_late_prefill_error_repeats_the_prompt_and_spares_others(
     served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any
 ):
     engine = in_turns(served)
@@ -155,7 +155,7 @@ def test_a_prompt_is_read_again_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("part", [1, 2])
-def test_an_encode_is_done_again_and_the_others_go_on(
+def test_late_encode_error_repeats_the_encode_and_spares_others(
     served: Served,
     alone: dict[str, list[int]],
     monkeypatch: pytest.MonkeyPatch,
@@ -176,7 +176,7 @@ def test_an_encode_is_done_again_and_the_others_go_on(
     check(engine, alone)
 
 
-def test_what_could_not_be_copied_is_not_stored(
+def test_prefix_with_late_copy_error_is_not_stored(
     served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any
 ):
     engine = in_turns(served)
@@ -186,7 +186,7 @@ def test_what_could_not_be_copied_is_not_stored(
     check(engine, alone)
 
 
-def test_what_could_not_be_copied_of_a_cancelled_prompt_is_not_stored(
+def test_cancelled_prefix_with_late_copy_error_is_not_stored(
     served: Served, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, kind: Any
 ):
     engine = in_turns(served, chunk_tokens=8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.integration.harness import Engine, ask, new_grammars, new_preparer, prepare
+from tests.integration.harness import EngineHarness, ask, new_grammars, new_preparer, prepare
 from tests.integration.test_grammar import SHAPE, conforming, held_to
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
@@ -29,7 +29,7 @@ FREE = SamplingParams(max_tokens=120, temperature=1.1, seed=3)
 
 @dataclass
 class Delay:
-    """Whether matchers are late now, and what they were asked."""
+    """Switch that makes matchers late, with counts of their calls."""
 
     is_late: bool = False
     num_late: int = 0
@@ -95,7 +95,7 @@ class SlowGrammar:
         return [SlowMatcher(each, self.delay) for each in self.inner.begin(count)]
 
 
-def add_slow(engine: Engine, submit: Submit) -> Delay:
+def add_slow(engine: EngineHarness, submit: Submit) -> Delay:
     """Add a request whose grammar is late from now on."""
     made, delay = prepare(engine.preparer, submit), Delay()
     assert made.prompt.grammar is not None
@@ -106,13 +106,13 @@ def add_slow(engine: Engine, submit: Submit) -> Delay:
 
 
 @pytest.fixture(params=few_of(["qwen3_vl", "gemma3", "qwen3_5"], ["qwen3_5"]))
-def engine(load_tiny: Load, request: pytest.FixtureRequest) -> Callable[[], Engine]:
+def engine(load_tiny: Load, request: pytest.FixtureRequest) -> Callable[[], EngineHarness]:
     """Plain KV, windows, and states that can't be cut."""
-    return lambda: Engine(*load_tiny(request.param))
+    return lambda: EngineHarness(*load_tiny(request.param))
 
 
 @pytest.mark.parametrize("n", few_of([1, 3], [3]))
-def test_answers_are_as_alone_whoever_is_late(engine: Callable[[], Engine], n: int):
+def test_late_grammars_change_no_answer(engine: Callable[[], EngineHarness], n: int):
     held = ask("held", picture(2), "and?", sampling=held_to(SHAPE, seed=7, n=n))
     free = ask("free", "a text", sampling=FREE)
     prompt = ask("prompt", "another text", sampling=held_to(SHAPE, seed=1))
@@ -142,7 +142,7 @@ def test_answers_are_as_alone_whoever_is_late(engine: Callable[[], Engine], n: i
 
 
 @pytest.mark.whole
-def test_who_is_in_time_again_comes_back(engine: Callable[[], Engine]):
+def test_recovered_grammar_rejoins_the_decode_batch(engine: Callable[[], EngineHarness]):
     schema = {"type": "string", "minLength": 250, "maxLength": 250, "pattern": "^[a-z]*$"}
     held = ask("held", "a text", sampling=held_to(schema, max_tokens=500))
     alone = engine().answer(held)
@@ -165,7 +165,7 @@ def replace_tokens(count: int) -> SamplingParams:
     return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
 
 
-def test_who_is_late_alone_is_waited_for_without_a_busy_loop(engine: Callable[[], Engine]):
+def test_lone_late_grammar_causes_no_busy_loop(engine: Callable[[], EngineHarness]):
     made = engine()
     delay = add_slow(made, ask("held", "a text", sampling=held_to(SHAPE)))
     made.step_until(lambda: len(made.tokens.get("held", ())) > 2)
@@ -179,7 +179,7 @@ def test_who_is_late_alone_is_waited_for_without_a_busy_loop(engine: Callable[[]
     conforming(made, "held", SHAPE)
 
 
-def test_a_request_that_leaves_while_it_is_late_frees_its_grammar(engine: Callable[[], Engine]):
+def test_aborted_request_with_late_grammar_closes_its_grammars(engine: Callable[[], EngineHarness]):
     made = engine()
     made.add(ask("free", "a text", sampling=FREE))
     delay = add_slow(made, ask("held", "a text", sampling=held_to(SHAPE, n=2)))
@@ -193,7 +193,7 @@ def test_a_request_that_leaves_while_it_is_late_frees_its_grammar(engine: Callab
     assert not made.runner._groups._num_detachments
 
 
-def test_a_process_that_dies_ends_its_request_alone(engine: Callable[[], Engine]):
+def test_killed_grammar_process_fails_only_its_request(engine: Callable[[], EngineHarness]):
     made = engine()
     alone = engine().answer(ask("free", "a text", sampling=FREE))
     made.add(ask("free", "a text", sampling=FREE))
@@ -215,9 +215,9 @@ def test_a_process_that_dies_ends_its_request_alone(engine: Callable[[], Engine]
 
 
 @pytest.mark.alone
-def test_a_slow_schema_leaves_the_others_their_speed(load_tiny: Load):
+def test_slow_schema_does_not_slow_other_requests(load_tiny: Load):
     loaded, preparer = load_tiny("qwen3_vl")
-    made = Engine(loaded, preparer)
+    made = EngineHarness(loaded, preparer)
     made.add(ask("free", "a text", sampling=replace_tokens(300)))
     made.add(ask("slow", "a text", sampling=held_to(SLOW, n=4, max_tokens=300)))
     made.step_until(lambda: "slow" in made.tokens)
@@ -230,10 +230,10 @@ def test_a_slow_schema_leaves_the_others_their_speed(load_tiny: Load):
     made.run()
 
 
-def test_a_schema_that_is_slow_for_long_ends_its_request_alone(load_tiny: Load):
+def test_schema_past_its_time_limit_fails_only_its_request(load_tiny: Load):
     loaded, _ = load_tiny("qwen3_vl")
     grammars = new_grammars(loaded.spec, follow_seconds=0.3)
-    made = Engine(loaded, new_preparer(loaded, grammars=grammars))
+    made = EngineHarness(loaded, new_preparer(loaded, grammars=grammars))
     made.add(ask("free", "a text", sampling=replace_tokens(30)))
     made.add(ask("slow", "a text", sampling=held_to(SLOW, max_tokens=300)))
     made.add(ask("held", "a text", sampling=held_to(SHAPE)))

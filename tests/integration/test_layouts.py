@@ -13,7 +13,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 
-from tests.integration.harness import GREEDY, Engine, ask, load_model, new_preparer, prompt_of
+from tests.integration.harness import (
+    GREEDY,
+    EngineHarness,
+    ask,
+    load_model,
+    new_preparer,
+    prompt_of,
+)
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.fixtures import TinyModel
 from tests.tiny_models.pictures import picture
@@ -49,7 +56,7 @@ def answer_of(tiny_model: TinyModel) -> Callable[[str], list[int]]:
 def answers(folder: Path) -> list[int]:
     """Greedy tokens of a text long enough for rotations and windows to tell, and of a picture."""
     loaded = load_model(folder)
-    engine = Engine(loaded, new_preparer(loaded))
+    engine = EngineHarness(loaded, new_preparer(loaded))
     text = "Look at the second button" + ", and read the number" * 12
     first = engine.answer(ask("text", text, sampling=GREEDY))
     return first + engine.answer(
@@ -82,7 +89,7 @@ def of_transformers_5(config: Json) -> Json:
 
 
 def as_transformers_5_saves(config: Json) -> Json:
-    """`config` as transformers writes it, but for what it leaves out because it is old."""
+    """`config` as transformers 5 writes it, without obsolete keys."""
     if config["model_type"] == "pixtral":  # transformers has its parts alone
         parts = {key: of_transformers_5(config[key]) for key in ("text_config", "vision_config")}
         return config | parts
@@ -94,7 +101,7 @@ def as_transformers_5_saves(config: Json) -> Json:
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in NOT_IN_TRANSFORMERS])
-def test_what_transformers_5_saves_is_read_as_what_transformers_4_saved(
+def test_transformers_5_config_answers_as_transformers_4_config(
     copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]], family: str
 ):
     folder = copy_of(family)
@@ -104,7 +111,7 @@ def test_what_transformers_5_saves_is_read_as_what_transformers_4_saved(
     assert answers(folder) == answer_of(family)
 
 
-def test_internvl_names_its_language_model_otherwise(
+def test_internvl_llm_config_is_read_as_text_config(
     copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]]
 ):
     folder = copy_of("internvl_chat")
@@ -118,7 +125,7 @@ def test_internvl_names_its_language_model_otherwise(
         load_model(folder)
 
 
-def test_bases_for_windows_and_for_all_are_both_read(copy_of: Callable[[str], Path]):
+def test_local_and_global_rope_bases_are_both_read(copy_of: Callable[[str], Path]):
     folder = copy_of("gemma3")
     config = read(folder)
     text = config["text_config"]
@@ -139,7 +146,7 @@ def test_bases_for_windows_and_for_all_are_both_read(copy_of: Callable[[str], Pa
     assert "layer_types" in refusal(folder)
 
 
-def test_a_scaling_that_mlx_vlm_ignores_is_told(
+def test_rope_scaling_ignored_by_mlx_vlm_is_warned_about(
     copy_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ):
     folder = copy_of("smolvlm")
@@ -157,7 +164,7 @@ def test_a_scaling_that_mlx_vlm_ignores_is_told(
 
 @pytest.mark.parametrize("family", ["glm4v", "llava", "gemma3", "internvl", "qwen2_vl"])
 @pytest.mark.parametrize("name", ["image_token_id", "image_token_index"])
-def test_the_image_token_of_the_configuration_goes_by_either_name(
+def test_image_token_is_read_under_either_config_key(
     copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]], family: str, name: str
 ):
     folder = copy_of(family)
@@ -201,7 +208,7 @@ RENAMED = {
 
 
 @pytest.mark.parametrize("family", RENAMED)
-def test_weights_named_as_transformers_names_them_since_4_52(
+def test_weights_with_transformers_4_52_names_answer_the_same(
     copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]], family: str
 ):
     folder = copy_of(family)
@@ -221,7 +228,7 @@ def test_weights_named_as_transformers_names_them_since_4_52(
 # ---- files that are none of the model's ----------------------------------------------
 
 
-def test_what_macos_leaves_beside_the_files_is_not_read(
+def test_macos_metadata_files_in_a_checkpoint_are_ignored(
     copy_of: Callable[[str], Path], answer_of: Callable[[str], list[int]]
 ):
     folder = copy_of("qwen2_5_vl")
@@ -234,7 +241,7 @@ def test_what_macos_leaves_beside_the_files_is_not_read(
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes", "hqq"])
-def test_quantized_weights_that_mlx_does_not_read(copy_of: Callable[[str], Path], method: str):
+def test_unsupported_quantization_is_refused(copy_of: Callable[[str], Path], method: str):
     folder = copy_of("qwen2_5_vl")
     write(folder, read(folder) | {"quantization_config": {"quant_method": method, "bits": 4}})
     reason = refusal(folder)
@@ -242,7 +249,7 @@ def test_quantized_weights_that_mlx_does_not_read(copy_of: Callable[[str], Path]
     assert "mlx-community" in reason
 
 
-def test_bitsandbytes_of_old(copy_of: Callable[[str], Path]):
+def test_old_bitsandbytes_config_is_refused(copy_of: Callable[[str], Path]):
     folder = copy_of("gemma3")
     config = read(folder)
     config["text_config"]["quantization_config"] = {"load_in_4bit": True}
@@ -250,7 +257,7 @@ def test_bitsandbytes_of_old(copy_of: Callable[[str], Path]):
     assert "bitsandbytes" in refusal(folder)
 
 
-def test_mlx_quantization_is_not_taken_for_another(
+def test_mlx_quantization_config_is_accepted(
     tiny_model: TinyModel, tmp_path: Path, copy_of: Callable[[str], Path]
 ):
     folder = copy_of("qwen2_5_vl")
@@ -275,7 +282,7 @@ def prompt_text(folder: Path, *parts: Any, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_without_a_template_turns_are_marked_and_people_are_told(
+def test_missing_chat_template_gets_turn_marks_and_a_warning(
     copy_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture, family: str
 ):
     folder = without_template(copy_of(family))
@@ -289,12 +296,12 @@ def test_without_a_template_turns_are_marked_and_people_are_told(
     assert text.rstrip().endswith(("assistant", "model", "ASSISTANT:"))
     loaded = load_model(folder)
     assert model_facts(loaded, folder).warnings == (told,)
-    engine = Engine(loaded, new_preparer(loaded))
+    engine = EngineHarness(loaded, new_preparer(loaded))
     first, second = (engine.answer(ask(str(n), picture(n), "What?")) for n in (1, 2))
     assert first != second, "the picture is seen"
 
 
-def test_a_turn_of_a_template_of_ours_ends_the_answer(copy_of: Callable[[str], Path]):
+def test_end_of_turn_of_fallback_template_ends_the_answer(copy_of: Callable[[str], Path]):
     folder = without_template(copy_of("qwen2_5_vl"))
     for name in ("config.json", "generation_config.json"):
         content = json.loads((folder / name).read_text()) | {"eos_token_id": 3}
@@ -305,7 +312,7 @@ def test_a_turn_of_a_template_of_ours_ends_the_answer(copy_of: Callable[[str], P
     assert host.tokenizer.convert_tokens_to_ids("<|im_end|>") in host.eos_token_ids
 
 
-def test_a_template_of_the_settings_is_used_in_place_of_the_checkpoints(
+def test_chat_template_setting_replaces_the_checkpoints_template(
     copy_of: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     file = tmp_path / "template.jinja"

@@ -1,4 +1,4 @@
-"""Logits are made of the last token alone, and are those that mlx-vlm makes of it."""
+"""Logits are computed for the last token alone, and equal mlx-vlm's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def logits_of(loaded: LoadedModel, token_ids: list[int]) -> mx.array:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_they_are_mlx_vlms_of_the_last_token(
+def test_last_token_logits_equal_mlx_vlms(
     load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]],
     load_mlx_vlms: Callable[[str], LoadedModel],
     family: str,
@@ -47,7 +47,7 @@ class _Model:
         self.model = _Text(embeddings)
 
 
-def test_quantized_heads_are_cut_too():
+def test_quantized_lm_head_computes_only_the_last_token():
     x = mx.random.normal((2, 3, 64))
     head, embeddings = nn.Linear(64, 32).to_quantized(32, 4), nn.Embedding(32, 64).to_quantized(32)
     expected = head(x)[:, -1:], embeddings.as_linear(x)[:, -1:]
@@ -57,7 +57,7 @@ def test_quantized_heads_are_cut_too():
     assert embeddings(mx.array([1, 2, 3])).shape == (3, 64)
 
 
-def test_another_head_stays():
+def test_custom_lm_head_class_is_not_replaced():
     class Head(nn.Linear):
         pass
 

@@ -1,4 +1,4 @@
-"""What is refused at loading, before anything of the checkpoint runs, and what is read from it."""
+"""Unservable checkpoints are refused before any of their code runs; facts read from the others."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def test_model_file_is_refused_before_it_runs(
 
 
 @pytest.mark.parametrize("family", ["got", "GOT", "inkling", "inkling_mm_model", "moondream1"])
-def test_a_family_that_runs_the_checkpoints_code_is_refused(
+def test_family_running_checkpoint_code_is_refused(
     checkpoint: Path, plant: Callable[[], Path], family: str
 ):
-    """mlx-vlm's processors of these trust remote code, whatever the caller says."""
+    """mlx-vlm's processors of these families always trust remote code."""
     mark = plant()
     automatic = {"AutoTokenizer": [EVIL, EVIL]}
     edit(checkpoint / "config.json", model_type=family, auto_map=automatic)
@@ -95,7 +95,7 @@ def test_a_family_that_runs_the_checkpoints_code_is_refused(
         ),
     ],
 )
-def test_an_auto_map_never_runs(tmp_path: Path, family: str, file: str, changes: dict[str, Any]):
+def test_auto_map_code_never_runs(tmp_path: Path, family: str, file: str, changes: dict[str, Any]):
     folder, mark = build(family, tmp_path / "model"), tmp_path / "mark"
     (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Evil:\n    pass\n")
     edit(folder / file, **changes)
@@ -107,48 +107,47 @@ def test_an_auto_map_never_runs(tmp_path: Path, family: str, file: str, changes:
 # ---- what is no checkpoint -----------------------------------------------------------
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path):
+def test_missing_folder_is_refused(tmp_path: Path):
     assert "config.json" in refusal(tmp_path / "nothing")
 
 
-def test_an_empty_folder(tmp_path: Path):
+def test_empty_folder_is_refused(tmp_path: Path):
     assert "config.json" in refusal(tmp_path)
 
 
-def test_a_repository_name_is_not_fetched():
+def test_repository_name_is_not_fetched():
     assert "config.json" in refusal(Path("some-owner/some-model"))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "{}", '{"model_type": 3}', "\xff"])
-def test_a_config_that_can_not_be_used(checkpoint: Path, content: str):
+def test_unusable_config_is_refused(checkpoint: Path, content: str):
     (checkpoint / "config.json").write_bytes(content.encode("latin-1"))
     assert "config.json" in refusal(checkpoint)
 
 
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
-def test_a_file_that_is_a_folder(checkpoint: Path, file: str):
+def test_directory_in_place_of_a_file_is_refused(checkpoint: Path, file: str):
     (checkpoint / file).unlink()
     (checkpoint / file).mkdir()
-    if file == "config.json":
-        assert "config.json" in refusal(checkpoint)
+    assert file in refusal(checkpoint)
 
 
-def test_an_encoder_decoder(checkpoint: Path):
+def test_encoder_decoder_model_is_refused(checkpoint: Path):
     edit(checkpoint / "config.json", is_encoder_decoder=True)
     assert "encoder-decoder" in refusal(checkpoint)
 
 
-def test_florence(checkpoint: Path):
+def test_florence_is_refused_as_encoder_decoder(checkpoint: Path):
     edit(checkpoint / "config.json", model_type="florence2")
     assert "encoder-decoder" in refusal(checkpoint)
 
 
-def test_an_unknown_family(checkpoint: Path):
+def test_unknown_family_is_refused(checkpoint: Path):
     edit(checkpoint / "config.json", model_type="no_such_family")
     assert "no_such_family" in refusal(checkpoint)
 
 
-def test_a_model_without_vision(tmp_path: Path, checkpoint: Path):
+def test_model_without_vision_is_refused(tmp_path: Path, checkpoint: Path):
     """A text model of mlx-lm's families: no image token in its config."""
     config = json.loads((checkpoint / "config.json").read_text())
     text = {key: value for key, value in config.items() if "vision" not in key}
@@ -158,13 +157,13 @@ def test_a_model_without_vision(tmp_path: Path, checkpoint: Path):
     assert refusal(checkpoint)
 
 
-def test_weights_that_are_missing(checkpoint: Path):
+def test_missing_weights_are_refused(checkpoint: Path):
     (checkpoint / "model.safetensors").unlink()
     assert refusal(checkpoint).endswith("has no *.safetensors: the checkpoint is not complete")
 
 
 @pytest.mark.parametrize("keep", [0, 7, 100, 5000, 20_000, -1])
-def test_weights_that_are_cut_short(checkpoint: Path, keep: int):
+def test_truncated_weights_are_refused(checkpoint: Path, keep: int):
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:keep])
     assert f"{weights} is cut short" in refusal(checkpoint)
@@ -180,21 +179,21 @@ def test_weights_that_are_cut_short(checkpoint: Path, keep: int):
         (b"<html>not found</html>", "no safetensors file"),
     ],
 )
-def test_weights_that_are_none(checkpoint: Path, content: bytes, reason: str):
+def test_invalid_weights_file_is_refused(checkpoint: Path, content: bytes, reason: str):
     (checkpoint / "model.safetensors").write_bytes(content)
     message = refusal(checkpoint)
     assert reason in message
     assert "\n" not in message
 
 
-def test_a_shard_that_is_missing(checkpoint: Path):
+def test_missing_weight_shard_is_refused(checkpoint: Path):
     edit(checkpoint / "model.safetensors.index.json", weight_map={"x": "model-2-of-2.safetensors"})
     load_model(checkpoint)  # the index is old: all the weights are there
     edit(checkpoint / "config.json", num_hidden_layers=9)
     assert "no model-2-of-2.safetensors, which its index names" in refusal(checkpoint)
 
 
-def test_weights_of_another_configuration(checkpoint: Path):
+def test_weights_of_another_configuration_are_refused(checkpoint: Path):
     edit(checkpoint / "config.json", num_hidden_layers=9)
     message = refusal(checkpoint)
     assert "Missing 60 parameters: language_model.model.layers.4" in message
@@ -202,25 +201,25 @@ def test_weights_of_another_configuration(checkpoint: Path):
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers"])
-def test_a_key_that_the_configuration_lacks(checkpoint: Path, key: str):
+def test_missing_config_key_is_refused(checkpoint: Path, key: str):
     content = json.loads((checkpoint / "config.json").read_text())
     del content[key]
     (checkpoint / "config.json").write_text(json.dumps(content))
     assert f"config.json lacks '{key}'" in refusal(checkpoint)
 
 
-def test_a_tokenizer_that_is_missing(checkpoint: Path):
+def test_missing_tokenizer_is_refused(checkpoint: Path):
     (checkpoint / "tokenizer.json").unlink()
     assert refusal(checkpoint).endswith("has no tokenizer.json: the checkpoint is not complete")
 
 
-def test_a_tokenizer_that_is_none(checkpoint: Path):
+def test_invalid_tokenizer_file_is_refused(checkpoint: Path):
     (checkpoint / "tokenizer.json").write_text("{}")
     assert refusal(checkpoint).endswith("'added_tokens' is missing")
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "preprocessor_config.json"])
-def test_a_json_file_that_is_cut_short(checkpoint: Path, file: str):
+def test_truncated_json_file_is_refused(checkpoint: Path, file: str):
     (checkpoint / file).write_text((checkpoint / file).read_text()[:50])
     assert f"can't read {checkpoint / file}: " in refusal(checkpoint)
 
@@ -237,7 +236,7 @@ def test_a_json_file_that_is_cut_short(checkpoint: Path, file: str):
         ({"do_sample": True, "temperature": None, "top_p": None}, 1.0, 1.0),
     ],
 )
-def test_how_to_draw_comes_from_generation_config(
+def test_default_sampling_comes_from_generation_config(
     checkpoint: Path, changes: dict[str, Any], temperature: float, top_p: float
 ):
     edit(checkpoint / "generation_config.json", **changes)
@@ -245,22 +244,20 @@ def test_how_to_draw_comes_from_generation_config(
     assert (loaded.default_temperature, loaded.default_top_p) == (temperature, top_p)
 
 
-def test_without_generation_config_it_samples_plainly(checkpoint: Path):
+def test_missing_generation_config_defaults_to_plain_sampling(checkpoint: Path):
     (checkpoint / "generation_config.json").unlink()
     loaded = load_model(checkpoint)
     assert (loaded.default_temperature, loaded.default_top_p) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0, 8192), (100, 100), (10**9, 8192)])
-def test_the_context_is_the_smaller_of_the_models_and_the_settings(
-    checkpoint: Path, limit: int, expected: int
-):
+def test_context_is_the_smaller_of_model_and_settings(checkpoint: Path, limit: int, expected: int):
     loaded = load_model(checkpoint, max_context_tokens=limit)
     assert loaded.spec.context_tokens == expected
 
 
-def test_the_vocabulary_is_as_wide_as_the_logits(served: tuple[LoadedModel, MultimodalPreparer]):
-    """Whatever the configuration calls it, and though nothing was computed to learn it."""
+def test_vocabulary_size_equals_the_width_of_logits(served: tuple[LoadedModel, MultimodalPreparer]):
+    """For any name in the configuration, and without a forward pass."""
     loaded, _ = served
     output = loaded.language_model(mx.array([[1, 2]]))
     loaded.forget_positions()
@@ -268,7 +265,7 @@ def test_the_vocabulary_is_as_wide_as_the_logits(served: tuple[LoadedModel, Mult
     assert loaded.spec.backend.get_vocab_size() <= loaded.spec.vocabulary_size
 
 
-def test_every_end_of_the_config_files_ends_an_answer(checkpoint: Path):
+def test_eos_tokens_of_all_config_files_are_used(checkpoint: Path):
     edit(checkpoint / "generation_config.json", eos_token_id=[3, 4])
     edit(checkpoint / "config.json", eos_token_id=5)
     loaded = load_model(checkpoint)
@@ -279,7 +276,7 @@ def test_every_end_of_the_config_files_ends_an_answer(checkpoint: Path):
     ("name", "expected"),
     [("auto", mx.float32), ("float32", mx.float32), ("bfloat16", mx.bfloat16)],
 )
-def test_weights_have_the_type_that_was_asked_for(checkpoint: Path, name: str, expected: mx.Dtype):
+def test_weights_have_the_requested_dtype(checkpoint: Path, name: str, expected: mx.Dtype):
     loaded = load_model(checkpoint, dtype=name)  # type: ignore[arg-type]
     types = {array.dtype for _, array in tree_flatten(loaded.model.parameters())}
     assert types == {expected}

@@ -23,7 +23,7 @@ def random_logits(rows: int, vocabulary_size: int) -> mx.array:
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5, 20])
-def test_the_likeliest_tokens_come_in_order(num_top: int):
+def test_top_logprobs_are_ordered_by_probability(num_top: int):
     logits = random_logits(3, 1000)
     logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     for row, found in zip(logprobs, scored(logits, *[num_top] * 3), strict=True):
@@ -33,18 +33,18 @@ def test_the_likeliest_tokens_come_in_order(num_top: int):
         assert found.logprob == pytest.approx(row.max())
 
 
-def test_each_row_gets_as_many_as_it_asks_for():
+def test_rows_get_their_requested_number_of_logprobs():
     counts = [0, 3, 20, 1]
     assert [len(found.top) for found in scored(random_logits(4, 50), *counts)] == counts
 
 
-def test_no_more_are_listed_than_there_are():
+def test_top_logprobs_are_limited_to_the_vocabulary():
     (found,) = scored(random_logits(1, 7), 20)
     assert sorted(token_id for token_id, _ in found.top) == list(range(7))
 
 
 @pytest.mark.parametrize("num_top", [1, 2, 5])
-def test_of_equals_the_greedy_token_is_the_first(num_top: int):
+def test_greedy_token_is_listed_first_among_equal_logprobs(num_top: int):
     logits = mx.zeros((1, 300), dtype=mx.bfloat16)
     logits[0, 100:200] = 4.0
     (found,) = scored(logits, num_top)
@@ -53,7 +53,7 @@ def test_of_equals_the_greedy_token_is_the_first(num_top: int):
 
 
 @pytest.mark.parametrize("worst", [-float("inf"), float("nan")])
-def test_no_logit_is_too_strange(worst: float):
+def test_infinite_and_nan_logits_still_give_top_logprobs(worst: float):
     logits = mx.full((1, 10), worst)
     logits[0, 3] = 1.0
     (found,) = scored(logits, 4)

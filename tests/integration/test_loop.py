@@ -1,4 +1,4 @@
-"""The engine's threads on real models: what is prepared and encoded beside steps is as alone."""
+"""The engine's threads on real models: preparing and encoding beside steps changes no answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.active_memory import active_bytes
-from tests.integration.harness import GREEDY, Engine, ask
+from tests.integration.harness import GREEDY, EngineHarness, ask
 from tests.integration.prompts import PROMPTS
 from vlm_server import settings
 from vlm_server.engine.inbox import Inbox
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.families("caches", "turns")
 
 @dataclass
 class Served:
-    """The engine of one model with its threads, and everything that it sent."""
+    """The engine of one model with its threads, and all events sent."""
 
     loaded: LoadedModel
     start: Start
@@ -70,10 +70,10 @@ def crowded(served: tuple[LoadedModel, MultimodalPreparer]) -> Served:
     return Served(served[0], start)
 
 
-def test_a_crowd_gets_what_each_would_get_alone(
+def test_threaded_loop_answers_a_crowd_as_alone(
     served: tuple[LoadedModel, MultimodalPreparer], crowded: Served
 ):
-    alone = Engine(*served)
+    alone = EngineHarness(*served)
     for name, parts in PROMPTS.items():
         alone.answer(ask(name, *parts))
     for number in range(4):
@@ -91,7 +91,7 @@ def test_a_crowd_gets_what_each_would_get_alone(
     assert all(isinstance(end, Finished) for end in crowded.ends.values())
 
 
-def test_a_crowd_leaves_no_memory(crowded: Served):
+def test_threaded_loop_releases_memory_of_a_crowd(crowded: Served):
     def crowd(name: str) -> int:
         for number in range(6):
             crowded.inbox.put(ask(f"{name} {number}", *PROMPTS["pictures"], sampling=GREEDY))
@@ -103,9 +103,11 @@ def test_a_crowd_leaves_no_memory(crowded: Served):
     assert not [e for e in crowded.events if isinstance(e, Stats) and e.tracked > 6]
 
 
-def test_a_chunk_counts_all_its_time(served: tuple[LoadedModel, MultimodalPreparer]):
-    """What happens between its launch and its result, as a guard that waits for it, included."""
-    engine = Engine(*served)
+def test_prefill_seconds_include_time_between_launch_and_result(
+    served: tuple[LoadedModel, MultimodalPreparer],
+):
+    """Includes waits between the chunk's launch and its result."""
+    engine = EngineHarness(*served)
     seconds = list[float]()
     launch, finish = engine.runner.launch, engine.runner.finish
 

@@ -1,4 +1,4 @@
-"""Device memory with the real allocator: what is held, what is given back, and when it runs out."""
+"""Device memory with the real allocator: held and returned bytes, and out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from tests.active_memory import active_bytes
-from tests.integration.harness import Engine, ask
+from tests.integration.harness import EngineHarness, ask
 from tests.tiny_models.pictures import picture
 from vlm_server.errors import OutOfMemory
 from vlm_server.platform import heap
@@ -45,7 +45,7 @@ def memory():
     mx.set_cache_limit(limits[1])
 
 
-def test_what_is_freed_goes_to_the_pool_and_from_there_to_the_system(memory: MlxMemory):
+def test_freed_arrays_go_to_the_pool_and_clear_empties_it(memory: MlxMemory):
     memory.clear()
     before = memory.read()
     array = mx.zeros((MIB,))
@@ -59,13 +59,13 @@ def test_what_is_freed_goes_to_the_pool_and_from_there_to_the_system(memory: Mlx
     assert memory.read().pool_bytes == 0
 
 
-def test_the_pool_stays_under_its_limit(memory: MlxMemory):
+def test_pool_stays_under_its_limit(memory: MlxMemory):
     for number in range(8):
         mx.eval(mx.zeros((5 * MIB + number,)))
     assert memory.read().pool_bytes <= memory.pool_limit_bytes
 
 
-def test_a_peak_is_told_once(memory: MlxMemory):
+def test_peak_memory_is_reported_once(memory: MlxMemory):
     memory.read_peak()
     mx.eval(mx.zeros((MIB,)))
     active = memory.read().active_bytes
@@ -73,8 +73,8 @@ def test_a_peak_is_told_once(memory: MlxMemory):
     assert memory.read_peak() < active + 4 * MIB
 
 
-def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
-    """So much is freed that the limit holds what is allocated then, but not the pool besides."""
+def test_allocator_trims_pool_at_limit_where_backend_says_so():
+    """After the free, the limit has room for the next allocation, but not for the pool besides."""
     mx.clear_cache()
     memory = MlxMemory(MemorySettings(limit_bytes=active_bytes() + 96 * MIB), current_device())
     try:
@@ -92,7 +92,7 @@ def test_the_allocator_gives_way_at_its_limit_or_is_not_said_to():
         MlxMemory(MemorySettings(), current_device())
 
 
-def test_the_footprint_grows_with_what_is_held():
+def test_process_footprint_includes_held_arrays():
     # An array that fits into the pool, or into the heap, takes nothing from the system.
     mx.clear_cache()
     heap.trim()
@@ -107,15 +107,15 @@ def test_the_footprint_grows_with_what_is_held():
 # ---- what a row holds --------------------------------------------------------------------
 
 
-def prefilled(served: Served, chunk_tokens: int) -> tuple[Engine, list[Any]]:
+def prefilled(served: Served, chunk_tokens: int) -> tuple[EngineHarness, list[Any]]:
     """An engine in which one long prompt has just joined, and that row's layers."""
-    engine = Engine(*served, chunk_tokens=chunk_tokens)
+    engine = EngineHarness(*served, chunk_tokens=chunk_tokens)
     engine.add(ask("a", LONG, picture(1), LONG))
     engine.step_until(lambda: bool(engine.tokens))
     return engine, engine.runner._groups._batch._cache
 
 
-def test_the_size_of_a_row_is_known_beforehand(served: Served):
+def test_row_bytes_are_predicted_before_allocation(served: Served):
     engine, _ = prefilled(served, 512)
     engine.step()  # windows are cut back when a token follows the prompt
     layers = engine.runner._groups._batch._cache
@@ -135,7 +135,7 @@ def test_the_size_of_a_row_is_known_beforehand(served: Served):
     engine.run()
 
 
-def test_a_prompts_buffers_are_made_once(served: Served, monkeypatch: pytest.MonkeyPatch):
+def test_prompt_buffers_are_allocated_once(served: Served, monkeypatch: pytest.MonkeyPatch):
     sizes = set[int]()
     launch = Prefill.launch
 
@@ -190,13 +190,13 @@ def comes_back_to(baseline: int) -> bool:
 
 
 @pytest.fixture
-def busy(served: Served, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, int]:
+def busy(served: Served, monkeypatch: pytest.MonkeyPatch) -> tuple[EngineHarness, int]:
     """An engine that decodes one request, and what was held before it.
 
     It logs no tracebacks: pytest would keep them, and what their frames hold.
     """
     monkeypatch.setattr(model_runner.logger, "exception", lambda *_: None)
-    engine = Engine(*served)
+    engine = EngineHarness(*served)
     engine.answer(ask("warm", "hello", picture(7)))
     baseline = active_bytes()
     engine.add(ask("other", "something", picture(2)))
@@ -212,8 +212,8 @@ WORK = pytest.mark.parametrize(
 
 
 @WORK
-def test_what_a_request_waits_for_is_tried_once_more(
-    busy: tuple[Engine, int],
+def test_out_of_memory_work_is_retried_once(
+    busy: tuple[EngineHarness, int],
     monkeypatch: pytest.MonkeyPatch,
     alone_tokens: list[int],
     owner: Any,
@@ -228,8 +228,8 @@ def test_what_a_request_waits_for_is_tried_once_more(
 
 
 @WORK
-def test_who_runs_out_of_memory_fails_alone(
-    busy: tuple[Engine, int],
+def test_request_out_of_memory_twice_fails_alone(
+    busy: tuple[EngineHarness, int],
     monkeypatch: pytest.MonkeyPatch,
     alone_tokens: list[int],
     owner: Any,
@@ -247,8 +247,8 @@ def test_who_runs_out_of_memory_fails_alone(
     assert engine.answer(ask("again", "what?", picture(1))) == alone_tokens
 
 
-def test_rows_that_run_out_of_memory_end_and_others_come(
-    busy: tuple[Engine, int],
+def test_decode_out_of_memory_ends_rows_and_admits_later_requests(
+    busy: tuple[EngineHarness, int],
     monkeypatch: pytest.MonkeyPatch,
     alone_tokens: list[int],
 ):
@@ -265,4 +265,4 @@ def test_rows_that_run_out_of_memory_end_and_others_come(
 
 @pytest.fixture
 def alone_tokens(served: Served) -> list[int]:
-    return Engine(*served).answer(ask("a", "what?", picture(1)))
+    return EngineHarness(*served).answer(ask("a", "what?", picture(1)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.harness import Engine, ask, new_preparer
+from tests.integration.harness import EngineHarness, ask, new_preparer
 from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.integration.test_caches import caches_of
 from tests.integration.test_compiled_model import Served
@@ -39,7 +39,7 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "_TURN_SECONDS", 0.0)
 
 
-def in_turns(engine: Engine) -> Engine:
+def in_turns(engine: EngineHarness) -> EngineHarness:
     """As the program does where `Backend.encodes_in_turns`."""
     in_parts = ImageEncoder(engine.loaded, engine.caches.tiles)
     engine.loop.encoder = EncoderInTurns(in_parts, engine.inbox)
@@ -48,10 +48,10 @@ def in_turns(engine: Engine) -> Engine:
 
 @pytest.fixture(scope="module")
 def alone(served: Served) -> dict[str, list[int]]:
-    return {name: Engine(*served).answer(asked(name, LONGER)) for name in PROMPTS}
+    return {name: EngineHarness(*served).answer(asked(name, LONGER)) for name in PROMPTS}
 
 
-def test_it_has_metals_branches(served: Served):
+def test_served_model_uses_the_metal_branches(served: Served):
     loaded = served[0]
     assert isinstance(loaded.attention.attention, MetalAttention)
     assert loaded.tiling is loaded.family.tiling
@@ -60,10 +60,10 @@ def test_it_has_metals_branches(served: Served):
 
 @pytest.mark.parametrize("chunk_tokens", few_of([512, 21], [21]))
 @pytest.mark.parametrize("stagger", few_of([0, 3], [3]))
-def test_together_and_in_chunks_as_alone(
+def test_metal_batched_and_chunked_answers_equal_answers_alone(
     served: Served, alone: dict[str, list[int]], chunk_tokens: int, stagger: int
 ):
-    engine = in_turns(Engine(*served, chunk_tokens=chunk_tokens))
+    engine = in_turns(EngineHarness(*served, chunk_tokens=chunk_tokens))
     for name in PROMPTS:
         engine.add(asked(name, LONGER))
         engine.step(stagger)
@@ -72,8 +72,8 @@ def test_together_and_in_chunks_as_alone(
     assert engine.num_tracked == 0
 
 
-def test_from_caches_as_without(served: Served, alone: dict[str, list[int]]):
-    engine = in_turns(Engine(*served, caches=caches_of(served)))
+def test_metal_cached_answers_equal_uncached_answers(served: Served, alone: dict[str, list[int]]):
+    engine = in_turns(EngineHarness(*served, caches=caches_of(served)))
     for name in PROMPTS:
         assert engine.answer(asked(name, LONGER)) == alone[name]
     for name in PROMPTS:
@@ -83,8 +83,8 @@ def test_from_caches_as_without(served: Served, alone: dict[str, list[int]]):
     assert engine.caches.num_references == 0
 
 
-def test_drafts_change_nothing(served: Served, alone: dict[str, list[int]]):
-    engine = in_turns(Engine(*served, num_draft_tokens=7))
+def test_metal_drafts_change_no_answer(served: Served, alone: dict[str, list[int]]):
+    engine = in_turns(EngineHarness(*served, num_draft_tokens=7))
     for name in PROMPTS:
         engine.add(asked(name, LONGER))
     engine.run()

@@ -1,4 +1,4 @@
-"""One M-RoPE embedding for all layers gives what mlx-vlm's own gives, and keeps nothing of it."""
+"""One M-RoPE embedding for all layers equals mlx-vlm's and keeps no memory."""
 
 from __future__ import annotations
 
@@ -25,24 +25,22 @@ HEAD = 64
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_layers_share_one(tiny_model: TinyModel, family: str):
+def test_mrope_layers_share_one_rotary_embedding(tiny_model: TinyModel, family: str):
     loaded = load_model(tiny_model(family))
     assert loaded.decode_positions is DecodePositions.ONE
     attentions = [getattr(layer, "self_attn", None) for layer in loaded.language_model.layers]
     assert len({id(each.rotary_emb) for each in attentions if each is not None}) == 1
 
 
-def test_metals_own_kernel_is_replaced_as_well(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-):
-    """It is compiled for each shape, too."""
+def test_metal_mrope_kernel_is_replaced(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch):
+    """mlx-vlm's fused kernel is compiled for each shape, too."""
     monkeypatch.setattr(rope_utils, "_HAS_METAL", True)
     model, _ = mlx_vlm.load(str(tiny_model("qwen2_5_vl")))
     assert model.language_model.layers[0].self_attn.rotary_emb.fused_apply
     assert use_shared_mrope(model.language_model) is DecodePositions.ONE
 
 
-def test_other_families_keep_their_own(tiny_model: TinyModel):
+def test_families_without_mrope_keep_their_rotary_embedding(tiny_model: TinyModel):
     model, _ = mlx_vlm.load(str(tiny_model("gemma3")))
     assert use_shared_mrope(model.language_model) is DecodePositions.THREE
     assert load_model(tiny_model("gemma3")).decode_positions is DecodePositions.NONE
@@ -71,7 +69,7 @@ def inputs(tokens: int, rows: int = 1, dtype: Any = mx.float32) -> tuple[Any, An
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize("rotated", [HEAD, HEAD // 4])
 @pytest.mark.parametrize("style", ["chunked", "interleaved"])
-def test_rotates_as_mlx_vlm_does(style: str, rotated: int, dtype: Any):
+def test_shared_mrope_rotates_as_mlx_vlm(style: str, rotated: int, dtype: Any):
     own = embedding(style, rotated)
     for tokens, rows in [(7, 1), (33, 1), (1, 3), (5, 2)]:  # compiled at the first, once
         q, k, positions = inputs(tokens, rows, dtype)
@@ -82,7 +80,7 @@ def test_rotates_as_mlx_vlm_does(style: str, rotated: int, dtype: Any):
             assert mx.abs(mine - theirs).max() <= 4 * size * mx.finfo(dtype).eps
 
 
-def test_a_kernel_gets_the_angles_of_all_layers():
+def test_mrope_kernel_gets_the_angles_of_all_layers():
     calls = []
 
     def rotate(*arguments: mx.array) -> tuple[mx.array, mx.array]:
@@ -101,7 +99,7 @@ def test_a_kernel_gets_the_angles_of_all_layers():
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_token_of_text_has_one_position(rows: int):
+def test_text_token_has_one_mrope_position(rows: int):
     own = embedding("interleaved")
     q, k, _ = inputs(1, rows)
     positions = mx.array([[7 + 100 * row] for row in range(rows)])
@@ -113,7 +111,7 @@ def test_a_token_of_text_has_one_position(rows: int):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc what is in use")
-def test_new_lengths_leave_nothing():
+def test_new_prompt_lengths_leave_no_mrope_memory():
     rotary = shared(embedding("interleaved"))
     apply(rotary, range(1, 50))
     before = heap_bytes()
@@ -121,7 +119,7 @@ def test_new_lengths_leave_nothing():
     assert heap_bytes() - before < 100 * 1000
 
 
-def test_positions_go_with_the_last_layer():
+def test_mrope_positions_are_dropped_after_the_last_layer():
     rotary = shared(embedding("interleaved"), num_layers=2)
     q, k, positions = inputs(1000)
     apply_layer(rotary, q, k, positions)
@@ -154,7 +152,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def heap_bytes() -> int:
-    """What is in use of the C library's heap, without the pool of MLX."""
+    """Bytes in use on the C library's heap, without MLX's pool."""
     mx.synchronize()
     mx.clear_cache()
     mallinfo2 = ctypes.CDLL(None).mallinfo2

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import GREEDY, Engine, ask
+from tests.integration.harness import GREEDY, EngineHarness, ask
 from tests.integration.test_loop import Served
 from tests.tiny_models.pictures import picture
 from vlm_server import settings
@@ -20,17 +20,17 @@ from vlm_server.runner.memory import MlxMemory
 pytestmark = pytest.mark.families("caches")
 
 
-def test_a_sequence_takes_what_was_planned_and_planning_changes_no_answer(
+def test_planned_sequence_bytes_match_use_and_change_no_answer(
     served: tuple[LoadedModel, MultimodalPreparer],
 ) -> None:
     loaded, preparer = served
-    before = Engine(loaded, preparer)
+    before = EngineHarness(loaded, preparer)
     tokens = before.answer(ask("a", "what?", picture(1)))
     planned = planned_state_size(loaded.language_model, loaded.family)
     assert [planned.bytes_for(count) for count in (1, 100, 5000)] == [
         before.runner.kv_bytes(count) for count in (1, 100, 5000)
     ]
-    assert Engine(loaded, preparer).answer(ask("a", "what?", picture(1))) == tokens
+    assert EngineHarness(loaded, preparer).answer(ask("a", "what?", picture(1))) == tokens
 
 
 def start(limit_bytes: int, **scheduler: int) -> Start:
@@ -54,7 +54,7 @@ def loaded(load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]]) -
 
 
 @pytest.mark.parametrize(("wanted", "together"), [(20, 16), (100, 24)])
-def test_the_automatic_number_is_chosen_by_memory_and_told(
+def test_automatic_max_num_seqs_follows_memory_and_is_reported(
     loaded: LoadedModel, wanted: int, together: int
 ) -> None:
     """The choices of a request decode together: of three with eight each all, or those of two."""
@@ -77,7 +77,7 @@ def test_the_automatic_number_is_chosen_by_memory_and_told(
     assert most == together
 
 
-def test_a_number_that_is_named_holds(loaded: LoadedModel) -> None:
+def test_explicit_max_num_seqs_is_kept(loaded: LoadedModel) -> None:
     engine = Served(loaded, start(0, max_num_seqs=3))
     engine.inbox.put(ask("a", "what?", sampling=GREEDY))
     engine.loop.run_until_idle()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
-from tests.integration.harness import Engine, new_preparer
+from tests.integration.harness import EngineHarness, new_preparer
 from tests.integration.prompts import in_pairs
 from tests.integration.test_caches import caches_of
 from tests.whole import few_of
@@ -49,7 +49,7 @@ def as_on(kind: DeviceKind, served: Served) -> Served:
 
 @pytest.mark.parametrize("chunk_tokens", few_of([512, 21], [21]))
 @pytest.mark.parametrize("is_cached", [False, True])
-def test_answers_are_the_same(
+def test_padded_chunk_answers_equal_unpadded_answers(
     served: Served,
     answered_in_pairs: list[list[int]],
     chunks: list[PaddedChunk],
@@ -57,7 +57,7 @@ def test_answers_are_the_same(
     is_cached: bool,
 ):
     caches = {"caches": caches_of(served)} if is_cached else {}
-    engine = Engine(*as_on(DeviceKind.CUDA, served), chunk_tokens=chunk_tokens, **caches)
+    engine = EngineHarness(*as_on(DeviceKind.CUDA, served), chunk_tokens=chunk_tokens, **caches)
     assert in_pairs(engine) == answered_in_pairs
     layers = make_prompt_cache(served[0].language_model)
     by_place = served[0].family.deepstack is Deepstack.BY_PLACE
@@ -71,37 +71,37 @@ def test_answers_are_the_same(
 
 
 @pytest.mark.parametrize("chunk_tokens", few_of([512, 21], [21]))
-def test_nothing_is_padded_on_a_cpu(
+def test_cpu_prefill_has_no_padded_chunks(
     served: Served,
     answered_in_pairs: list[list[int]],
     chunks: list[PaddedChunk],
     chunk_tokens: int,
 ):
-    engine = Engine(*as_on(DeviceKind.CPU, served), chunk_tokens=chunk_tokens)
+    engine = EngineHarness(*as_on(DeviceKind.CPU, served), chunk_tokens=chunk_tokens)
     assert in_pairs(engine) == answered_in_pairs
     assert not chunks
 
 
-def test_tokens_that_see_later_ones_are_not_padded(
+def test_atomic_prompts_are_not_padded(
     chunks: list[PaddedChunk], load_tiny: Callable[[str], Served]
 ):
     """As in families that allow no chunks: all tokens see each other."""
     loaded, _ = as_on(DeviceKind.CUDA, load_tiny("qwen3_vl"))
     loaded = replace(loaded, spec=replace(loaded.spec, chunk_policy=ChunkPolicy.NOWHERE))
-    engine = Engine(loaded, new_preparer(loaded))
+    engine = EngineHarness(loaded, new_preparer(loaded))
     in_pairs(engine)
     assert all(prompt.is_atomic for prompt in engine.prompts.values())
     assert not chunks
 
 
-def test_a_padded_chunk_is_the_least_around_its_tokens():
+def test_padded_chunk_is_minimal_around_its_tokens():
     assert PaddedChunk.around(70, 400, 256) == PaddedChunk(70, 400, 0, 512)
     assert PaddedChunk.around(256, 512, 256).is_exact
     assert PaddedChunk.around(0, 1, 256).is_exact, "one token has a kernel of its own"
     assert PaddedChunk.around(70, 400, 1).is_exact
 
 
-def test_a_padded_chunk_fits_into_the_room_of_its_prompt():
+def test_padded_chunk_fits_the_prompts_buffer_capacity():
     for num_tokens in range(1, 2000):
         chunk = PaddedChunk.around(num_tokens // 2, num_tokens, CudaBackend.prefill_padding_tokens)
         assert chunk.last <= buffer_capacity(num_tokens)

@@ -30,7 +30,9 @@ KINDS = {
 
 @pytest.mark.parametrize("size", [(84, 84), (112, 56), (101, 77), (5, 9), (640, 31)])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_every_bit_is_the_same(kind: dict[str, object], size: tuple[int, int]):
+def test_patch_processor_pixels_equal_mlx_vlms_bit_for_bit(
+    kind: dict[str, object], size: tuple[int, int]
+):
     own, ours = Qwen3VLImageProcessor(**kind), PatchProcessor(**kind)
     made, expected = ours([picture(1, *size)]), own([picture(1, *size)])
     values = np.array(PixelValues(own)(made["pixel_bytes"]))
@@ -39,7 +41,7 @@ def test_every_bit_is_the_same(kind: dict[str, object], size: tuple[int, int]):
     assert made["image_grid_thw"].tolist() == expected["image_grid_thw"].tolist()
 
 
-def test_several_pictures_are_the_same():
+def test_patch_processor_batches_equal_mlx_vlms():
     pictures = [picture(1, 84, 84), picture(2, 56, 112)]
     own, ours = Qwen3VLImageProcessor(patch_size=14), PatchProcessor(patch_size=14)
     values = PixelValues(own)(ours(pictures)["pixel_bytes"])
@@ -47,8 +49,8 @@ def test_several_pictures_are_the_same():
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_later_pictures_get_what_the_processor_gives(load_tiny: LoadTiny, family: str):
-    """Whose tokens are not tokenized."""
+def test_pictures_without_tokenizing_equal_processor_output(load_tiny: LoadTiny, family: str):
+    """Their placeholder tokens come from the first picture, without tokenizing."""
     loaded, preparer = load_tiny(family)
     placeholder = preparer._prompts.template.placeholder
     ours = ModelProcessor(loaded.processor, loaded.spec.image_token_id)
@@ -72,7 +74,7 @@ class _Processor:
         self.image_processor = image_processor
 
 
-def test_settings_are_kept(tiny_model: TinyModel):
+def test_patch_processor_keeps_the_processors_settings(tiny_model: TinyModel):
     model = load_model(tiny_model("qwen2_vl")).model
     processor = _Processor(Qwen3VLImageProcessor(**KINDS["small"]))
     before = dict(vars(processor.image_processor))
@@ -94,16 +96,18 @@ class _Other(Qwen3VLImageProcessor):
     ],
     ids=["another class", "not normalized", "not rescaled"],
 )
-def test_others_stay(load_tiny: LoadTiny, image_processor: Qwen3VLImageProcessor, family: str):
+def test_unsupported_image_processors_are_not_replaced(
+    load_tiny: LoadTiny, image_processor: Qwen3VLImageProcessor, family: str
+):
     processor = _Processor(image_processor)
     use_fast_patches(processor, load_tiny(family)[0].model.vision_tower)
     assert processor.image_processor is image_processor
 
 
-def test_a_family_without_our_tower_keeps_its_own(
+def test_family_without_own_tower_keeps_its_image_processor(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nobody else could tell what the bytes mean."""
+    """Only our tower can read the patch processor's bytes."""
     row = replace(FAMILIES["qwen2_vl"], tower=None)
     monkeypatch.setitem(FAMILIES, "qwen2_vl", row)
     loaded = load_model(tiny_model("qwen2_vl"))
@@ -111,5 +115,5 @@ def test_a_family_without_our_tower_keeps_its_own(
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_loaded_models_have_it(load_tiny: LoadTiny, family: str):
+def test_loaded_qwen_models_use_the_patch_processor(load_tiny: LoadTiny, family: str):
     assert type(load_tiny(family)[0].processor.image_processor) is PatchProcessor

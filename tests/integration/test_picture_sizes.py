@@ -1,4 +1,4 @@
-"""The size at which a picture is shown: what was asked for, what is told, and what caches make."""
+"""Picture sizes as requested, as reported, and as cached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image as PillowImage
 
-from tests.integration.harness import Engine, ask, encoded, new_preparer, prepare, prompt_of
+from tests.integration.harness import EngineHarness, ask, encoded, new_preparer, prepare, prompt_of
 from tests.tiny_models import FAMILIES
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
@@ -54,7 +54,7 @@ def uses(preparer: MultimodalPreparer, *images: Image) -> tuple[ImageUse, ...]:
     ],
     ids=str,
 )
-def test_qwens_see_a_picture_as_large_as_asked_within_the_checkpoints_bounds(
+def test_qwen_picture_size_follows_the_request_within_checkpoint_bounds(
     load_tiny: Load, wishes: dict[str, object], size: tuple[int, int]
 ):
     (use,) = uses(load_tiny("qwen2_5_vl")[1], shot(**wishes))
@@ -62,7 +62,7 @@ def test_qwens_see_a_picture_as_large_as_asked_within_the_checkpoints_bounds(
     assert use.tokens == use.width * use.height // 28**2
 
 
-def test_what_we_scale_is_what_the_processor_itself_would_make(load_tiny: Load):
+def test_scaled_picture_equals_the_processors_own_scaling(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     wanted = shot(min_pixels=400 * 300)
     (ours,) = prepare(preparer, ask("a", wanted, "what?")).inputs.values()
@@ -77,7 +77,7 @@ def with_settings(loaded: LoadedModel, **changes: int) -> MultimodalPreparer:
     )
 
 
-def test_the_settings_bound_what_is_asked(load_tiny: Load):
+def test_image_settings_bound_requested_picture_sizes(load_tiny: Load):
     loaded = load_tiny("qwen2_5_vl")[0]
     limited = with_settings(loaded, max_pixels=200 * 200)
     (as_set, asked) = uses(limited, shot(), shot(min_pixels=1 << 30))
@@ -90,7 +90,7 @@ def test_the_settings_bound_what_is_asked(load_tiny: Load):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_tells_what_it_saw_and_obeys_max_pixels(load_tiny: Load, family: str):
+def test_families_report_picture_sizes_and_obey_max_pixels(load_tiny: Load, family: str):
     preparer = load_tiny(family)[1]
     whole, small = uses(preparer, shot(), shot(max_pixels=50 * 50))
     prompt = prompt_of(preparer, ask("a", shot(), "what?"))
@@ -101,13 +101,13 @@ def test_every_family_tells_what_it_saw_and_obeys_max_pixels(load_tiny: Load, fa
 
 
 @pytest.mark.parametrize("family", ["gemma3", "pixtral"])
-def test_min_pixels_are_refused_where_sizes_are_the_processors_own(load_tiny: Load, family: str):
+def test_min_pixels_are_refused_in_families_without_pixel_rule(load_tiny: Load, family: str):
     with pytest.raises(InvalidRequest) as refused:
         uses(load_tiny(family)[1], shot(min_pixels=1000))
     assert refused.value.param == "mm_processor_kwargs.min_pixels"
 
 
-def test_a_frame_of_a_video_is_no_picture_of_the_request(load_tiny: Load):
+def test_video_frames_are_not_reported_as_pictures(load_tiny: Load):
     from tests.integration.test_videos import SMALL
 
     assert prompt_of(load_tiny("gemma3")[1], ask("a", SMALL, "what?")).images == ()
@@ -127,28 +127,28 @@ WISHES: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("family", few_of(["qwen2_5_vl", "qwen3_vl", "pixtral"], ["qwen2_5_vl"]))
-def test_one_picture_in_many_sizes_never_shares_what_differs(load_tiny: Load, family: str):
+def test_cached_pictures_of_different_sizes_answer_as_uncached(load_tiny: Load, family: str):
     """A hit equals a miss: one engine with caches answers as engines without do."""
     loaded, preparer = load_tiny(family)
     wishes = [w for w in WISHES if loaded.spec.pixel_rule or "min_pixels" not in w]
-    cached = Engine(loaded, preparer, caches=Caches(**CACHING))
+    cached = EngineHarness(loaded, preparer, caches=Caches(**CACHING))
     for number, wish in enumerate(wishes):
         submit = ask(f"{number}", shot(**wish), "what?")
-        fresh = Engine(loaded, preparer)
+        fresh = EngineHarness(loaded, preparer)
         assert cached.answer(submit) == fresh.answer(submit), wish
         assert images_of(cached, submit) == images_of(fresh, submit), wish
 
 
-def images_of(engine: Engine, submit: Submit) -> tuple[ImageUse, ...]:
+def images_of(engine: EngineHarness, submit: Submit) -> tuple[ImageUse, ...]:
     end = engine.ends[submit.request_id]
     assert isinstance(end, Finished)
     assert end.images
     return end.images
 
 
-def test_wishes_that_change_nothing_share_the_cache(load_tiny: Load):
+def test_size_requests_without_effect_share_the_cache(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
-    engine = Engine(loaded, preparer, caches=Caches(**CACHING))
+    engine = EngineHarness(loaded, preparer, caches=Caches(**CACHING))
     engine.answer(ask("a", shot(), "what?"))
     again = ask("b", shot(min_pixels=1, max_pixels=1 << 30), "what?")
     engine.answer(again)
@@ -160,9 +160,9 @@ def test_wishes_that_change_nothing_share_the_cache(load_tiny: Load):
 # ---- counting ------------------------------------------------------------------------
 
 
-def test_counting_says_what_an_answer_costs_and_what_is_cached(load_tiny: Load):
+def test_token_count_reports_prompt_and_cached_tokens(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
-    engine = Engine(loaded, preparer, caches=Caches(**CACHING))
+    engine = EngineHarness(loaded, preparer, caches=Caches(**CACHING))
     asked = ask("a", shot(), "what?")
     cold = counted(engine, asked, "cold")
     engine.answer(asked)
@@ -176,7 +176,7 @@ def test_counting_says_what_an_answer_costs_and_what_is_cached(load_tiny: Load):
     assert list(cold.token_ids) == engine.prompts["a"].token_ids.tolist()
 
 
-def counted(engine: Engine, submit: Submit, name: str) -> Finished:
+def counted(engine: EngineHarness, submit: Submit, name: str) -> Finished:
     engine.add(replace(submit, request_id=name, count_only=True))
     engine.run()
     end = engine.ends[name]
@@ -184,9 +184,9 @@ def counted(engine: Engine, submit: Submit, name: str) -> Finished:
     return end
 
 
-def test_a_raw_prompt_is_answered_and_read_back(load_tiny: Load):
+def test_raw_prompt_is_answered_and_read_back(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
-    engine = Engine(loaded, preparer)
+    engine = EngineHarness(loaded, preparer)
     raw = replace(ask("a"), messages=(), prompt="a red circle")
     as_ids = counted(engine, raw, "ids").token_ids
     back = counted(engine, replace(raw, prompt=as_ids), "back")
@@ -197,12 +197,12 @@ def test_a_raw_prompt_is_answered_and_read_back(load_tiny: Load):
 
 
 @pytest.mark.parametrize("prompt", ["", (10**6,), (0, -1)])
-def test_a_raw_prompt_that_is_none_is_refused(load_tiny: Load, prompt: str | tuple[int, ...]):
+def test_invalid_raw_prompt_is_refused(load_tiny: Load, prompt: str | tuple[int, ...]):
     with pytest.raises(InvalidRequest):
         prompt_of(load_tiny("qwen2_5_vl")[1], replace(ask("a"), messages=(), prompt=prompt))
 
 
-def test_a_raw_prompt_has_no_pictures(load_tiny: Load):
+def test_raw_prompt_has_no_pictures(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     raw = replace(ask("a"), messages=(), prompt=(5, loaded.spec.image_token_id))
     with pytest.raises(InvalidRequest, match="stand for images"):
@@ -210,7 +210,7 @@ def test_a_raw_prompt_has_no_pictures(load_tiny: Load):
 
 
 @pytest.mark.parametrize("size", [(1000, 4), (4, 1000)], ids=["wide", "tall"])
-def test_a_refusal_says_why(load_tiny: Load, size: tuple[int, int]):
+def test_picture_size_refusal_gives_the_reason(load_tiny: Load, size: tuple[int, int]):
     with pytest.raises(InvalidImage, match=r"x.* pixels: .*aspect ratio must be smaller than 200"):
         uses(load_tiny("qwen2_5_vl")[1], encoded(PillowImage.new("RGB", size)))
 
@@ -223,7 +223,7 @@ def test_a_refusal_says_why(load_tiny: Load, size: tuple[int, int]):
         (ValueError(), ""),
     ],
 )
-def test_a_refusal_says_no_more_than_processors_say_of_pictures(
+def test_processor_error_details_in_refusals_are_limited(
     load_tiny: Load, error: Exception, told: str
 ):
     def fail(*_: object) -> ProcessedMedia:

@@ -65,7 +65,7 @@ def check(loaded: LoadedModel, ids: list[int], token_id: int, grid: Grid, name: 
 
 @QUICK
 @given(shape=SHAPES)
-def test_an_image(loaded: LoadedModel, shape: tuple[int, int]):
+def test_mrope_positions_of_an_image_equal_mlx_vlms(loaded: LoadedModel, shape: tuple[int, int]):
     token_id = loaded.spec.image_token_id
     ids = media_ids(loaded, token_id, 1, shape, 0)
     check(loaded, ids, token_id, grid_of(loaded, 1, shape), "image_grid_thw")
@@ -73,7 +73,9 @@ def test_an_image(loaded: LoadedModel, shape: tuple[int, int]):
 
 @QUICK
 @given(shape=SHAPES, groups=st.integers(1, 6), gap=st.integers(0, 9))
-def test_a_video(loaded: LoadedModel, shape: tuple[int, int], groups: int, gap: int):
+def test_mrope_positions_of_a_video_equal_mlx_vlms(
+    loaded: LoadedModel, shape: tuple[int, int], groups: int, gap: int
+):
     token_id = loaded.spec.video_token_id
     if token_id is None:
         pytest.skip("its videos are shown as images")
@@ -83,7 +85,9 @@ def test_a_video(loaded: LoadedModel, shape: tuple[int, int], groups: int, gap: 
 
 @QUICK
 @given(shapes=st.lists(st.tuples(SHAPES, st.integers(1, 5)), max_size=4))
-def test_a_prompt_of_several_images(loaded: LoadedModel, shapes: list[tuple[tuple[int, int], int]]):
+def test_mrope_positions_of_several_images_equal_mlx_vlms(
+    loaded: LoadedModel, shapes: list[tuple[tuple[int, int], int]]
+):
     """Text of any length before, between and after them."""
     begin, token_id = media_start(loaded.model.config), loaded.spec.image_token_id
     rule = loaded.spec.mrope

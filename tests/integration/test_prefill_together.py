@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.integration.harness import Engine, ask
+from tests.integration.harness import EngineHarness, ask
 from tests.integration.test_caches import caches_of
 from tests.integration.test_cuda_attention import as_on_cuda
 from tests.integration.test_grammar import SHAPE, conforming, held_to
@@ -63,9 +63,9 @@ def eligible(served: Served) -> None:
         pytest.skip("not all of this family's layers only append")
 
 
-def new_engine_of(served: Served, most: int = 8, **options: Any) -> Engine:
+def new_engine_of(served: Served, most: int = 8, **options: Any) -> EngineHarness:
     """One that was told that several prompts take as long as one."""
-    engine = Engine(*served, max_prompts_per_prefill=most, max_num_seqs=64, **options)
+    engine = EngineHarness(*served, max_prompts_per_prefill=most, max_num_seqs=64, **options)
     engine.runner.prefill_seconds = 0.001
     # Two alone, beside nobody and beside others, of each size; then two at once, and four.
     for number, text in enumerate(("Yes", "Count to three" + ", and then to four" * 3) * 9):
@@ -83,18 +83,18 @@ def questions() -> list[Submit]:
     ]
 
 
-def answers(engine: Engine) -> dict[SeqId, list[int]]:
+def answers(engine: EngineHarness) -> dict[SeqId, list[int]]:
     return {seq: tokens for seq, tokens in engine.seqs.items() if seq.request_id[0] == "q"}
 
 
-def scores(engine: Engine) -> dict[str, list[Any]]:
+def scores(engine: EngineHarness) -> dict[str, list[Any]]:
     return {name: found for name, found in engine.logprobs.items() if name[0] == "q" and found}
 
 
 @pytest.fixture(scope="session")
-def in_turn(served: Served) -> Engine:
+def in_turn(served: Served) -> EngineHarness:
     """One that has answered all, each prompt alone."""
-    engine = Engine(*served, max_num_seqs=64)
+    engine = EngineHarness(*served, max_num_seqs=64)
     for question in questions():
         engine.answer(question)
     return engine
@@ -102,7 +102,9 @@ def in_turn(served: Served) -> Engine:
 
 @pytest.mark.usefixtures("eligible")
 @pytest.mark.parametrize("num_draft_tokens", few_of([0, 7], [7]))
-def test_answers_are_as_in_turn(served: Served, in_turn: Engine, num_draft_tokens: int):
+def test_batched_prefill_answers_equal_prefill_in_turn(
+    served: Served, in_turn: EngineHarness, num_draft_tokens: int
+):
     engine = new_engine_of(served, num_draft_tokens=num_draft_tokens)
     for question in questions():
         engine.add(question)
@@ -121,7 +123,7 @@ def test_answers_are_as_in_turn(served: Served, in_turn: Engine, num_draft_token
 
 
 @pytest.mark.usefixtures("eligible")
-def test_they_join_those_that_run(served: Served, in_turn: Engine):
+def test_batched_prompts_join_running_sequences(served: Served, in_turn: EngineHarness):
     engine = new_engine_of(served)
     first, *others = questions()
     engine.add(first)
@@ -134,8 +136,8 @@ def test_they_join_those_that_run(served: Served, in_turn: Engine):
 
 
 @pytest.mark.usefixtures("eligible")
-def test_what_is_cached_of_them_is_used_and_they_are_cached(served: Served, in_turn: Engine):
-    """Also where chance has more cached of some; and answers go on from what was cached."""
+def test_batched_prompts_use_and_fill_the_prefix_cache(served: Served, in_turn: EngineHarness):
+    """Also if cached lengths differ by chance; and answers continue from cached prefixes."""
     caches = caches_of(served)
     engine = new_engine_of(served, caches=caches)
     for question in questions():
@@ -155,7 +157,7 @@ def test_what_is_cached_of_them_is_used_and_they_are_cached(served: Served, in_t
 
 
 @pytest.mark.usefixtures("eligible")
-def test_who_leaves_in_the_middle_changes_nothing(served: Served, in_turn: Engine):
+def test_abort_within_a_batch_changes_no_other_answer(served: Served, in_turn: EngineHarness):
     engine = new_engine_of(served)
     for question in questions():
         engine.add(question)
@@ -170,8 +172,8 @@ def test_who_leaves_in_the_middle_changes_nothing(served: Served, in_turn: Engin
 
 
 @pytest.mark.usefixtures("eligible")
-def test_answers_are_the_same_by_attention_for_cuda(
-    as_on_cuda: Served, in_turn: Engine, monkeypatch: pytest.MonkeyPatch
+def test_cuda_attention_batched_prefill_answers_equal_prefill_in_turn(
+    as_on_cuda: Served, in_turn: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ):
     rows = list[int]()
     masked = cuda_attention.masked_attention
@@ -191,7 +193,7 @@ def test_answers_are_the_same_by_attention_for_cuda(
     assert answers(engine) == answers(in_turn)
 
 
-def test_attention_for_cuda_takes_no_rows_with_too_many_scores():
+def test_cuda_attention_takes_no_rows_with_too_many_scores():
     def takes(rows: int, count: int) -> bool:
         queries = mx.zeros((rows, 16, count, 64), mx.bfloat16)
         return cuda_attention.CudaAttention(256).supports(queries, queries, "causal")
@@ -206,9 +208,9 @@ def one(load_tiny: Load) -> Served:
     return load_tiny("qwen2_5_vl")
 
 
-def test_grammars_are_followed(one: Served):
+def test_batched_prompts_follow_their_grammars(one: Served):
     asks = [ask(f"q{i}", f"{i} what?", sampling=held_to(SHAPE, seed=i)) for i in range(6)]
-    alone = Engine(*one)
+    alone = EngineHarness(*one)
     for each in asks:
         alone.answer(each)
     together = new_engine_of(one)
@@ -222,11 +224,11 @@ def test_grammars_are_followed(one: Served):
 
 
 @pytest.mark.parametrize("fails_at_launch", [True, False])
-def test_what_fails_together_is_done_one_by_one(
+def test_failed_batched_prefill_is_repeated_one_by_one(
     one: Served, monkeypatch: pytest.MonkeyPatch, fails_at_launch: bool
 ):
     """As if the model could not take several, and one of them not even alone."""
-    engine, alone = new_engine_of(one), Engine(*one, max_num_seqs=64)
+    engine, alone = new_engine_of(one), EngineHarness(*one, max_num_seqs=64)
     bad = ask("bad", "What is this again?", sampling=KINDS[0])
 
     def failing(*_: Any) -> None:
@@ -256,10 +258,8 @@ def test_what_fails_together_is_done_one_by_one(
     assert answers(engine) == answers(alone)
 
 
-def test_scores_that_can_not_be_read_leave_no_sequence_behind(
-    one: Served, monkeypatch: pytest.MonkeyPatch
-):
-    engine, alone = new_engine_of(one), Engine(*one)
+def test_unreadable_logits_leave_no_sequence_behind(one: Served, monkeypatch: pytest.MonkeyPatch):
+    engine, alone = new_engine_of(one), EngineHarness(*one)
     asks = [ask(f"q{number}", text, sampling=KINDS[1]) for number, text in enumerate(TEXTS[3:7])]
     for each in asks:
         alone.answer(each)
@@ -284,5 +284,5 @@ def test_scores_that_can_not_be_read_leave_no_sequence_behind(
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
-def test_families_with_other_layers_are_prefilled_in_turn(load_tiny: Load, family: str):
+def test_families_with_unsupported_layers_are_prefilled_in_turn(load_tiny: Load, family: str):
     assert not can_batch_prefills(load_tiny(family)[0])

@@ -1,4 +1,4 @@
-"""What preparing a request costs is bounded, whatever it holds."""
+"""The cost of preparing a request is bounded."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from tests.integration.harness import Engine, ask, load_model, new_preparer
+from tests.integration.harness import EngineHarness, ask, load_model, new_preparer
 from tests.integration.prompts import PROMPTS
 from tests.tiny_models import FAMILIES, build
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -44,9 +44,9 @@ def quantized(
     return loaded, new_preparer(loaded)
 
 
-def test_batched_and_chunked_is_as_alone(quantized: Served):
-    whole = {name: Engine(*quantized).answer(ask(name, *PROMPTS[name])) for name in PROMPTS}
-    engine = Engine(*quantized, chunk_tokens=7)
+def test_quantized_batched_and_chunked_answers_equal_answers_alone(quantized: Served):
+    whole = {name: EngineHarness(*quantized).answer(ask(name, *PROMPTS[name])) for name in PROMPTS}
+    engine = EngineHarness(*quantized, chunk_tokens=7)
     for name in PROMPTS:
         engine.add(ask(name, *PROMPTS[name]))
         engine.step(2)

@@ -1,4 +1,4 @@
-"""How tokens are drawn: greedy, the nucleus, and the same by seed whatever runs beside."""
+"""Sampling: greedy, nucleus, penalties, and seeds that do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.active_memory import active_bytes
-from tests.integration.harness import GREEDY, Engine, ask, prompt_of
+from tests.integration.harness import GREEDY, EngineHarness, ask, prompt_of
 from tests.tiny_models.pictures import picture
 from tests.whole import few_of
 from vlm_server.prompt.preparer import MultimodalPreparer
@@ -53,7 +53,7 @@ def shares(tokens: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("temperature", few_of([0.5, 1.0, 2.0], [0.5]))
-def test_tokens_come_as_often_as_the_temperature_says(temperature: float):
+def test_token_frequencies_follow_the_temperature(temperature: float):
     expected = PROBABILITIES ** (1 / temperature)
     expected /= expected.sum()
     assert shares(draws(temperature, 1.0)) == pytest.approx(expected, abs=0.04)
@@ -63,7 +63,7 @@ NUCLEI = [(0.0, 1), (0.39, 1), (0.41, 2), (0.71, 3), (0.9, 4), (0.96, 5), (1e-9,
 
 
 @pytest.mark.parametrize(("top_p", "kept"), few_of(NUCLEI, NUCLEI[1:4]))
-def test_top_p_keeps_the_nucleus_and_its_proportions(top_p: float, kept: int):
+def test_top_p_keeps_the_nucleus_in_proportion(top_p: float, kept: int):
     least = np.sort(PROBABILITIES)[-kept]
     expected = np.where(least <= PROBABILITIES, PROBABILITIES, 0)
     found = shares(draws(1.0, top_p))
@@ -72,25 +72,25 @@ def test_top_p_keeps_the_nucleus_and_its_proportions(top_p: float, kept: int):
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-10, 1e-38, 1e-45, 1e-60])
-def test_a_tiny_temperature_is_greedy(temperature: float):
+def test_tiny_temperature_is_greedy(temperature: float):
     assert set(draws(temperature, 1.0, count=50)) == {LIKELIEST}
     assert set(draws(temperature, 0.5, count=50)) == {LIKELIEST}
 
 
-def test_a_tiny_temperature_is_greedy_with_large_logits_of_either_sign():
+def test_tiny_temperature_is_greedy_with_large_logits_of_either_sign():
     for logits in ([79.0, 80.0, 5.0], [-6.0, -5.0, -80.0]):
         row = row_of(3, temperature=1e-37, seed=0)
         assert set(draw(row, mx.array(logits), 20)) == {1}
 
 
-def test_temperature_0_takes_the_largest():
+def test_temperature_0_takes_the_largest_logit():
     rows = [row_of(temperature=0.0, seed=seed) for seed in range(8)]
     logits = mx.array(np.random.default_rng(0).normal(size=(8, 50)).astype(np.float32))
     assert sample(logits, rows).tolist() == mx.argmax(logits, axis=-1).tolist()
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_greedy_and_drawn_rows_share_a_batch(dtype: mx.Dtype):
+def test_greedy_and_sampled_rows_share_a_batch(dtype: mx.Dtype):
     logits = mx.array(np.random.default_rng(0).normal(size=(4, 50)), dtype=dtype)
     params = [
         {"temperature": 0.0},
@@ -117,7 +117,7 @@ def test_min_p_is_relative_to_the_likeliest():
     assert (found > 0).tolist() == (0.3 * PROBABILITIES.max() <= PROBABILITIES).tolist()
 
 
-def test_a_bias_moves_and_bans_tokens():
+def test_logit_bias_forces_and_bans_tokens():
     assert set(draw(row_of(5, temperature=0.0, logit_bias={1: 100.0}), count=5)) == {1}
     banned = draw(row_of(5, temperature=1.0, seed=1, logit_bias={LIKELIEST: -100.0}))
     assert LIKELIEST not in banned
@@ -130,7 +130,7 @@ def test_frequency_and_presence_penalties_count_the_answer():
     assert draw(row_of(5, temperature=0.0, frequency_penalty=1.0), logits, 5) == [3, 1, 4, 3, 0]
 
 
-def test_a_repetition_penalty_counts_the_prompt_too():
+def test_repetition_penalty_counts_the_prompt_too():
     logits = mx.array([2.0, 1.9, -9.0, 1.5, -1.0])
     row = row_of(5, temperature=0.0, repetition_penalty=2.0)
     assert draw(row, logits, 2) == [3, 0]
@@ -138,13 +138,13 @@ def test_a_repetition_penalty_counts_the_prompt_too():
     assert draw(row_of(5, temperature=0.0, repetition_penalty=2.0), lower, 1) == [3]
 
 
-def test_min_tokens_hold_the_end_back():
+def test_min_tokens_delays_eos():
     logits = mx.array([0.0, 1.0, 9.0, 0.5, 0.5])
     assert draw(row_of(5, temperature=0.0, min_tokens=2), logits, 4) == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("strangers", [(), (-1,), (5,), (2**31 - 1, 2**40)])
-def test_an_end_without_a_logit_holds_nothing_back(strangers: tuple[int, ...]):
+def test_min_tokens_ignores_eos_tokens_without_logits(strangers: tuple[int, ...]):
     logits = mx.array([0.0, 1.0, 9.0, 0.5, 0.5])
     row = row_of(5, eos_token_ids=frozenset(strangers), temperature=0.0, min_tokens=9)
     assert draw(row, logits, 2) == [2, 2]
@@ -152,7 +152,7 @@ def test_an_end_without_a_logit_holds_nothing_back(strangers: tuple[int, ...]):
     assert draw(row, logits, 2) == [1, 1]
 
 
-def test_a_prompts_tokens_without_a_logit_are_not_penalized():
+def test_prompt_tokens_without_logits_are_not_penalized():
     """The placeholders of some families' pictures stand beyond the logits."""
     logits = mx.array([2.0, 1.9, -9.0, 1.5, -1.0])
     row = row_of(5, prompt_ids=(0, 5, 2**31 - 1), temperature=0.0, repetition_penalty=2.0)
@@ -161,23 +161,23 @@ def test_a_prompts_tokens_without_a_logit_are_not_penalized():
 
 @pytest.mark.parametrize("penalty", [1e-5, 1e-30, 5e-324])
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0])
-def test_a_tiny_repetition_penalty_does_not_overflow(penalty: float, temperature: float):
+def test_tiny_repetition_penalty_does_not_overflow(penalty: float, temperature: float):
     logits = mx.array([50.0, 49.0, -9.0, 60.0, -90.0])
     row = row_of(5, temperature=temperature, repetition_penalty=penalty, seed=1)
     assert set(draw(row, logits, 5)) == {0}
 
 
-def test_seeds_and_steps_all_draw_differently():
+def test_seeds_and_steps_give_different_samples():
     runs = {tuple(draws(2.0, 1.0, seed, 30)) for seed in (0, 1, 2, 2**31, 2**32, 2**63 - 1)}
     assert len(runs) == 6
 
 
 @pytest.mark.parametrize("seed", [-1, -(2**63), 2**63, 2**64 - 1, 2**70])
-def test_any_whole_number_is_a_seed(seed: int):
+def test_any_integer_is_accepted_as_seed(seed: int):
     assert draws(1.0, 1.0, seed, 5) == draws(1.0, 1.0, seed, 5)
 
 
-def test_without_a_seed_runs_differ():
+def test_unseeded_runs_differ():
     assert len({tuple(draw(row_of(5, temperature=2.0), count=30)) for _ in range(4)}) == 4
 
 
@@ -192,9 +192,7 @@ def test_without_a_seed_runs_differ():
         {"temperature": 1.0, "presence_penalty": 1.0},
     ],
 )
-def test_a_row_without_a_best_score_draws_no_token(
-    dtype: mx.Dtype, broken: float, params: dict[str, float]
-):
+def test_row_of_nan_logits_draws_no_token(dtype: mx.Dtype, broken: float, params: dict[str, float]):
     logits = mx.array(np.random.default_rng(0).normal(size=(3, 50)), dtype=dtype)
     expected = sample(logits, [row_of(seed=seed, **params) for seed in range(3)]).tolist()
     logits[1] = broken
@@ -202,7 +200,7 @@ def test_a_row_without_a_best_score_draws_no_token(
     assert tokens == [expected[0], NO_TOKEN, expected[2]]
 
 
-def test_a_row_that_can_not_adjust_its_scores_draws_no_token():
+def test_row_with_failing_logit_adjustment_draws_no_token():
     class Broken(SequenceSampler):
         def adjust(self, scores: mx.array) -> mx.array:
             raise RuntimeError("a bug of this row")
@@ -220,8 +218,8 @@ def test_a_row_that_can_not_adjust_its_scores_draws_no_token():
 @pytest.fixture(scope="module")
 def engine(
     load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]],
-) -> Callable[[], Engine]:
-    return lambda: Engine(*load_tiny("qwen3_vl"))
+) -> Callable[[], EngineHarness]:
+    return lambda: EngineHarness(*load_tiny("qwen3_vl"))
 
 
 def drawn(seed: int | None, **changes: float) -> SamplingParams:
@@ -229,7 +227,7 @@ def drawn(seed: int | None, **changes: float) -> SamplingParams:
     return SamplingParams(max_tokens=20, seed=seed, **values)
 
 
-def test_a_seed_gives_the_same_tokens_whatever_runs_beside(engine: Callable[[], Engine]):
+def test_seeded_tokens_do_not_depend_on_the_batch(engine: Callable[[], EngineHarness]):
     alone = engine().answer(ask("a", picture(1), "what?", sampling=drawn(7)))
     beside = engine()
     beside.add(ask("greedy", "a text", sampling=GREEDY))
@@ -244,7 +242,7 @@ def test_a_seed_gives_the_same_tokens_whatever_runs_beside(engine: Callable[[], 
     assert beside.tokens["sibling"] != alone
 
 
-def test_greedy_is_greedy_beside_drawn_rows(engine: Callable[[], Engine]):
+def test_greedy_answer_is_unchanged_beside_sampled_rows(engine: Callable[[], EngineHarness]):
     alone = engine().answer(ask("a", "a text"))
     beside = engine()
     beside.add(ask("drawn", "a text", sampling=drawn(1)))
@@ -254,7 +252,7 @@ def test_greedy_is_greedy_beside_drawn_rows(engine: Callable[[], Engine]):
     assert beside.tokens["drawn"] != alone
 
 
-def test_scores_leave_no_memory(engine: Callable[[], Engine]):
+def test_sampling_keeps_no_logits_in_memory(engine: Callable[[], EngineHarness]):
     made = engine()
     asking = SamplingParams(max_tokens=5, temperature=0.0, logprobs=3)
 
@@ -267,13 +265,13 @@ def test_scores_leave_no_memory(engine: Callable[[], Engine]):
 
 
 @pytest.mark.parametrize("where", ["prompt", "answer"])
-def test_a_poisoned_token_ends_the_requests_that_meet_it_alone(
+def test_nan_embedding_fails_only_requests_with_that_token(
     load_tiny: Callable[[str], tuple[LoadedModel, MultimodalPreparer]], where: str
 ):
     """Its embedding is NaN: at the first token of a prompt, or in the middle of an answer."""
     served = load_tiny("qwen3_vl")
-    healthy = Engine(*served).answer(ask("healthy", "a text"))
-    sick = Engine(*served)
+    healthy = EngineHarness(*served).answer(ask("healthy", "a text"))
+    sick = EngineHarness(*served)
     answer = sick.answer(ask("sick", "How many buttons?"))
     prompt = sick.prompts["sick"].token_ids.tolist()
     only = set(prompt if where == "prompt" else answer[2:-1])
@@ -284,7 +282,7 @@ def test_a_poisoned_token_ends_the_requests_that_meet_it_alone(
     whole = embedding.weight
     embedding.weight = mx.where(mx.arange(len(whole))[:, None] == poison, mx.nan, whole)
     try:
-        engine = Engine(*served)
+        engine = EngineHarness(*served)
         engine.add(ask("healthy", "a text"))
         engine.add(ask("sick", "How many buttons?"))
         engine.run()

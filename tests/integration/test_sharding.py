@@ -54,7 +54,9 @@ def start(rank: Rank, models: list[str]) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scores_are_those_of_a_whole_model(found: dict[str, tuple[float, float]], family: str):
+def test_sharded_model_logits_equal_the_whole_models(
+    found: dict[str, tuple[float, float]], family: str
+):
     difference, largest = found[family]
     assert largest > 0.1
     assert difference < 1e-4 * largest

@@ -1,4 +1,4 @@
-"""What is remembered of system prompts is bounded in bytes, and not shared between salts."""
+"""Remembered system prompts are bounded in bytes and not shared between salts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vlm_server.runner.loaded import LoadedModel
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 
-def test_long_system_prompts_are_not_all_remembered(
+def test_remembered_system_prompts_are_bounded_in_bytes(
     load_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(snapshot_points, "_HEAD_BYTES", 100_000)

@@ -1,4 +1,4 @@
-"""A model's control tokens in users' text stay text, and other text is what mlx-vlm makes of it."""
+"""Control tokens in users' text stay text, and other text is tokenized as by mlx-vlm."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_text_without_controls_gives_the_processors_ids(served: Served, parts: t
     assert prepared.token_ids.tolist() == mlx_vlms_ids(loaded, *parts)
 
 
-def test_every_control_string_stays_text_in_every_place(served: Served):
+def test_control_strings_stay_text_in_every_message_role(served: Served):
     loaded, preparer = served
     strings = control_strings(loaded)
     hostile = " ".join(strings) + "".join(strings) + "x"
@@ -129,7 +129,7 @@ def test_every_control_string_stays_text_in_every_place(served: Served):
     assert text.replace(hostile, PLAIN) == shown(loaded, plain.token_ids)
 
 
-def test_each_picture_has_its_own_span(served: Served):
+def test_pictures_have_separate_spans_beside_control_strings(served: Served):
     loaded, preparer = served
     token = control_strings(loaded)[0]
     for hostile in control_strings(loaded):
@@ -145,7 +145,7 @@ def test_each_picture_has_its_own_span(served: Served):
         assert len(prepared.spans) == 2
 
 
-def test_a_control_string_cut_between_two_parts_stays_text(served: Served):
+def test_control_string_cut_between_two_parts_stays_text(served: Served):
     loaded, preparer = served
     plain = controls_in(loaded, prompt_of(preparer, ask("a", "a", "b")).token_ids)
     for string in control_strings(loaded):
@@ -154,7 +154,7 @@ def test_a_control_string_cut_between_two_parts_stays_text(served: Served):
             assert controls_in(loaded, prepared.token_ids) == plain, (string, place)
 
 
-def test_all_text_parts_of_a_message_are_read(served: Served):
+def test_text_parts_of_a_message_are_joined(served: Served):
     loaded, preparer = served
     submit = conversation(
         "a", ("system", ("First rule.", " Second rule.")), ("user", ("One.", " Two.", " Three."))
@@ -184,14 +184,14 @@ def test_private_use_characters_alone_are_text(served: Served):
     assert f"x{PRIVATE_USE}x" in shown(loaded, prepared.token_ids)
 
 
-def test_all_private_marks_and_a_control_are_refused_by_name(served: Served):
+def test_text_with_all_private_use_characters_and_control_is_refused(served: Served):
     loaded, preparer = served
     text = PRIVATE_USE + control_strings(loaded)[0]
     with pytest.raises(InvalidRequest, match="private-use"):
         prompt_of(preparer, ask("a", text))
 
 
-def test_the_ids_fit_the_vocabulary_and_are_small_integers(served: Served):
+def test_token_ids_are_int32_within_the_vocabulary(served: Served):
     loaded, preparer = served
     ids = prompt_of(preparer, ask("a", picture(1), "what?")).token_ids
     assert ids.dtype == np.int32
@@ -199,7 +199,7 @@ def test_the_ids_fit_the_vocabulary_and_are_small_integers(served: Served):
 
 
 def test_added_tokens_that_are_not_special_stay_tokens(tmp_path: Path):
-    """As real Qwen3 tokenizers have `<think>`: text, though it is one token."""
+    """As `<think>` in real Qwen3 tokenizers: text of a single token."""
     file = build("qwen3_5", tmp_path) / "tokenizer.json"
     content = json.loads(file.read_text())
     (think,) = [token for token in content["added_tokens"] if token["content"] == "<think>"]
@@ -213,8 +213,8 @@ def test_added_tokens_that_are_not_special_stay_tokens(tmp_path: Path):
     assert think["id"] in plain[:-4]
 
 
-def test_a_control_that_a_template_makes_whole_stays_text(tmp_path: Path):
-    """Templates take reasoning out of earlier answers; what stood around it meets."""
+def test_control_string_completed_by_the_template_stays_text(tmp_path: Path):
+    """Templates remove reasoning from earlier answers, which joins the text around it."""
     folder = build("qwen2_5_vl", tmp_path)
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"

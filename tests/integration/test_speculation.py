@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.integration.harness import Engine, NewEngine, ask, prepare
+from tests.integration.harness import EngineHarness, NewEngine, ask, prepare
 from tests.integration.oracle import Oracle
 from tests.integration.prompts import LONGER, PROMPTS, asked
 from tests.integration.test_grammar import SHAPE, conforming, held_to
@@ -41,10 +41,10 @@ def eligible(served: Served) -> None:
 @pytest.fixture(params=few_of([0.0, 0.3, 1.0], [0.3]), ids=["right", "mixed", "wrong"])
 def drafting(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Engine], None]:
-    """Let engines from now on draft what another one answered."""
+) -> Callable[[EngineHarness], None]:
+    """Make later engines draft the answers of another engine."""
 
-    def install(engine: Engine) -> None:
+    def install(engine: EngineHarness) -> None:
         answers: dict[tuple[int, ...], list[list[int]]] = {}
         for seq, tokens in engine.seqs.items():
             key = tuple(engine.prompts[seq.request_id].token_ids.tolist())
@@ -54,7 +54,7 @@ def drafting(
     return install
 
 
-def run_all(engine: Engine, params: SamplingParams, stagger: int = 0) -> Answers:
+def run_all(engine: EngineHarness, params: SamplingParams, stagger: int = 0) -> Answers:
     for name in PROMPTS:
         engine.add(asked(name, params))
         engine.step(stagger)
@@ -62,21 +62,21 @@ def run_all(engine: Engine, params: SamplingParams, stagger: int = 0) -> Answers
     return taken(engine, params)
 
 
-def taken(engine: Engine, params: SamplingParams) -> Answers:
-    """What answers took of the tokens that the runner brought: it may bring too many at the end."""
+def taken(engine: EngineHarness, params: SamplingParams) -> Answers:
+    """The tokens of answers, without surplus tokens of the last step."""
     return {seq: tokens[: params.max_tokens] for seq, tokens in engine.seqs.items()}
 
 
-def spec_counts(engine: Engine) -> Any:
+def spec_counts(engine: EngineHarness) -> Any:
     return engine.scheduler.read()
 
 
 @pytest.mark.parametrize("stagger", [0, 3])
 @pytest.mark.usefixtures("eligible")
-def test_batched_answers_are_equal(
+def test_batched_speculative_answers_equal_plain_answers(
     new_engine: NewEngine,
-    answered: Engine,
-    drafting: Callable[[Engine], None],
+    answered: EngineHarness,
+    drafting: Callable[[EngineHarness], None],
     stagger: int,
 ):
     wide = new_engine(num_draft_tokens=15)
@@ -87,8 +87,8 @@ def test_batched_answers_are_equal(
 
 
 @pytest.mark.usefixtures("eligible")
-def test_one_answer_is_equal(
-    new_engine: NewEngine, answered: Engine, drafting: Callable[[Engine], None]
+def test_single_speculative_answer_equals_plain_answer(
+    new_engine: NewEngine, answered: EngineHarness, drafting: Callable[[EngineHarness], None]
 ):
     wide = new_engine(num_draft_tokens=7)
     drafting(answered)
@@ -118,10 +118,10 @@ WAYS = {
 
 @pytest.fixture(params=["qwen2_5_vl", "llava", "qwen3_vl_moe"])
 def some(request: pytest.FixtureRequest, load_tiny: Load) -> NewEngine:
-    return lambda **limits: Engine(*load_tiny(request.param), **limits)
+    return lambda **limits: EngineHarness(*load_tiny(request.param), **limits)
 
 
-def ask_all(engine: Engine) -> Engine:
+def ask_all(engine: EngineHarness) -> EngineHarness:
     for number, (name, params) in enumerate(WAYS.items()):
         engine.add(ask(name, "tell", picture(number), "me more", sampling=params))
         engine.step(number)
@@ -129,7 +129,9 @@ def ask_all(engine: Engine) -> Engine:
     return engine
 
 
-def test_whatever_is_drawn_is_equal(some: NewEngine, drafting: Callable[[Engine], None]):
+def test_sampled_speculative_answers_equal_plain_answers(
+    some: NewEngine, drafting: Callable[[EngineHarness], None]
+):
     plain = ask_all(some(max_num_seqs=12))
     drafting(plain)
     wide = ask_all(some(max_num_seqs=12, num_draft_tokens=15))
@@ -142,8 +144,8 @@ def test_whatever_is_drawn_is_equal(some: NewEngine, drafting: Callable[[Engine]
         assert [top.text for top in one.top] == [top.text for top in other.top]
 
 
-def test_own_drafts_are_used_where_an_answer_repeats_itself(some: NewEngine):
-    """A bias lets it say the same over and over."""
+def test_drafts_are_used_in_repetitive_answers(some: NewEngine):
+    """A logit bias makes the answer repeat itself."""
     params = SamplingParams(max_tokens=60, temperature=0.0, logit_bias={7: 200.0})
     plain, wide = some(), some(num_draft_tokens=15)
     wanted = plain.answer(ask("a", "say", sampling=params))
@@ -197,10 +199,8 @@ class EndsAfterTwo:
         pass
 
 
-def test_an_answer_that_has_ended_needs_no_further_token(
-    some: NewEngine, monkeypatch: pytest.MonkeyPatch
-):
-    """A wide step that begins with its end draws one for it all the same, if others have drafts."""
+def test_ended_answer_needs_no_further_token(some: NewEngine, monkeypatch: pytest.MonkeyPatch):
+    """A wide step still samples a token for an ended sequence if others have drafts."""
     engine = some(num_draft_tokens=15)
     can_gain = Speculation.can_gain
     monkeypatch.setattr(Speculation, "can_gain", lambda *_: False)
@@ -224,7 +224,9 @@ def test_an_answer_that_has_ended_needs_no_further_token(
     assert end.usage.completion_tokens == 3
 
 
-def test_who_leaves_and_joins_changes_nothing(some: NewEngine, drafting: Callable[[Engine], None]):
+def test_abort_and_join_change_no_speculative_answer(
+    some: NewEngine, drafting: Callable[[EngineHarness], None]
+):
     names = ("text", "picture", "pictures")
     plain = some()
     for name in names:
@@ -242,12 +244,12 @@ def test_who_leaves_and_joins_changes_nothing(some: NewEngine, drafting: Callabl
         assert wide.tokens[name][:24] == plain.tokens[name]
 
 
-def test_what_is_stored_of_an_answer_is_what_was_drawn(
-    some: NewEngine, drafting: Callable[[Engine], None]
+def test_stored_speculative_answer_equals_its_sampled_tokens(
+    some: NewEngine, drafting: Callable[[EngineHarness], None]
 ):
     """The next turn finds the answer in the prefix cache, and answers as without one."""
 
-    def second(engine: Engine, answer: str) -> list[int]:
+    def second(engine: EngineHarness, answer: str) -> list[int]:
         return engine.answer(ask("second", "go on", answer, "and then?", sampling=LONGER))[:24]
 
     plain, without = some(), some()

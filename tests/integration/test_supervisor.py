@@ -80,7 +80,7 @@ def settings_for(folder: Path) -> Settings:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def supervisor(tiny_model: TinyModel) -> AsyncIterator[Supervisor]:
-    """One engine for most tests; those that kill it wait until it is back."""
+    """One engine for most tests; tests that kill it wait for its restart."""
     made = supervisor_for(settings_for(tiny_model(FAMILY)))
     await made.start()
     await asyncio.wait_for(made.wait_ready(), START_SECONDS)
@@ -122,7 +122,7 @@ async def into(stream: AsyncIterator[RequestEvent], tokens: int) -> None:
         tokens -= isinstance(event, Tokens)
 
 
-async def test_a_request_is_accepted_streamed_and_finished(supervisor: Supervisor):
+async def test_request_is_accepted_streamed_and_finished(supervisor: Supervisor):
     events = await all_events(supervisor, ask("a", picture(1), "What is this?"))
     assert isinstance(events[0], Accepted)
     first = next(number for number, event in enumerate(events) if isinstance(event, Tokens))
@@ -136,7 +136,7 @@ async def test_a_request_is_accepted_streamed_and_finished(supervisor: Superviso
     assert text_of(events)
 
 
-async def test_streams_at_the_same_time_are_as_alone(supervisor: Supervisor):
+async def test_concurrent_streams_answer_as_alone(supervisor: Supervisor):
     submits = [ask(f"r{n}", picture(n), f"Question {n}?") for n in range(5)]
     apart = [text_of(await all_events(supervisor, submit)) for submit in submits]
     together = await asyncio.gather(*(all_events(supervisor, submit) for submit in submits))
@@ -144,7 +144,7 @@ async def test_streams_at_the_same_time_are_as_alone(supervisor: Supervisor):
     assert len(set(apart)) == 5
 
 
-async def test_a_picture_that_can_not_be_read_is_an_error_of_that_request(supervisor: Supervisor):
+async def test_unreadable_picture_fails_only_its_stream(supervisor: Supervisor):
     whole = encoded(picture(1))
     cut = image_of(whole.data[:200], whole.format, whole.width, whole.height)
     broken = ask("bad", cut, "what?")
@@ -156,7 +156,7 @@ async def test_a_picture_that_can_not_be_read_is_an_error_of_that_request(superv
     assert isinstance(good[-1], Finished)
 
 
-async def test_closing_a_stream_aborts_it_and_leaves_nothing(supervisor: Supervisor):
+async def test_closed_stream_aborts_its_request(supervisor: Supervisor):
     streams = [supervisor.stream(ask(f"gone {n}", picture(n), sampling=LONG)) for n in range(3)]
     for stream in streams:
         await into(stream, 2)
@@ -170,7 +170,7 @@ async def test_closing_a_stream_aborts_it_and_leaves_nothing(supervisor: Supervi
     assert supervisor.num_in_flight == 0
 
 
-async def test_closing_before_the_first_event_aborts_too(supervisor: Supervisor):
+async def test_stream_closed_before_first_event_aborts_its_request(supervisor: Supervisor):
     tasks = [
         asyncio.create_task(all_events(supervisor, ask(f"t{n}", picture(n), sampling=LONG)))
         for n in range(6)
@@ -185,7 +185,7 @@ async def test_closing_before_the_first_event_aborts_too(supervisor: Supervisor)
     assert supervisor.num_in_flight == 0
 
 
-async def test_memory_returns_after_a_burst(supervisor: Supervisor):
+async def test_engine_memory_returns_to_baseline_after_a_burst(supervisor: Supervisor):
     async def burst(name: str) -> int:
         submits = [ask(f"{name} {n}", picture(n, 200, 150), "what?") for n in range(8)]
         await asyncio.gather(*(all_events(supervisor, submit) for submit in submits))
@@ -198,7 +198,7 @@ async def test_memory_returns_after_a_burst(supervisor: Supervisor):
     assert await burst("second") <= baseline * 1.01
 
 
-async def test_a_killed_engine_ends_its_streams_and_comes_back(supervisor: Supervisor):
+async def test_killed_engine_fails_its_streams_and_restarts(supervisor: Supervisor):
     expected = text_of(await all_events(supervisor, ask("before", "Hello")))
     pid, restarts = supervisor.status.pid, supervisor.status.restarts
     assert pid is not None
@@ -222,7 +222,7 @@ async def test_a_killed_engine_ends_its_streams_and_comes_back(supervisor: Super
 
 
 @either
-async def test_an_engine_that_talks_nonsense_is_replaced(
+async def test_engine_sending_invalid_messages_is_replaced(
     tiny_model: TinyModel, engine: type[Supervisor]
 ):
     made, _ = await started(tiny_model, engine)
@@ -236,7 +236,7 @@ async def test_an_engine_that_talks_nonsense_is_replaced(
     await made.stop()
 
 
-async def test_an_engine_whose_steps_fail_in_a_row_is_replaced(supervisor: Supervisor):
+async def test_engine_with_consecutive_failed_steps_is_replaced(supervisor: Supervisor):
     """The API never lets such a number through: MLX raises when the first token is scored."""
     restarts = supervisor.status.restarts
     hostile = SamplingParams(max_tokens=4, logprobs=-(10**9))
@@ -264,7 +264,7 @@ async def test_an_engine_whose_steps_fail_in_a_row_is_replaced(supervisor: Super
 async def started(
     tiny_model: TinyModel, kind: type[Supervisor] = Supervisor, **engine: float
 ) -> tuple[Supervisor, int]:
-    """One that is ready, for a test that stops it, and its engine's process."""
+    """A ready supervisor that its test stops, and its engine's process id."""
     settings = settings_for(tiny_model(FAMILY))
     settings = replace(settings, engine=replace(settings.engine, **engine))
     made = kind(settings, ignore_progress)
@@ -295,8 +295,8 @@ async def _rest(stream: AsyncIterator[RequestEvent]) -> list[RequestEvent]:
 
 
 @pytest.mark.whole  # it waits for seconds, as it should
-async def test_stop_ends_an_engine_that_does_not_listen(tiny_model: TinyModel):
-    """A client that left has filled what lies between the two."""
+async def test_stop_ends_an_unresponsive_engine(tiny_model: TinyModel):
+    """An aborted request's upload fills the pipe to the engine."""
     made, pid = await started(tiny_model)
     os.kill(pid, signal.SIGSTOP)
     upload = image_of(os.urandom(8 << 20), "PNG", 100, 100)
@@ -309,9 +309,7 @@ async def test_stop_ends_an_engine_that_does_not_listen(tiny_model: TinyModel):
 
 
 @either
-async def test_stop_while_it_loads_leaves_no_process(
-    tiny_model: TinyModel, engine: type[Supervisor]
-):
+async def test_stop_during_load_leaves_no_process(tiny_model: TinyModel, engine: type[Supervisor]):
     settings = settings_for(tiny_model(FAMILY))
     made = engine(replace(settings, model=replace(settings.model, name=SLOW)), ignore_progress)
     await made.start()
@@ -326,9 +324,7 @@ async def test_stop_while_it_loads_leaves_no_process(
 
 
 @either
-async def test_a_checkpoint_that_can_not_be_served_is_not_tried_again(
-    tmp_path: Path, engine: type[Supervisor]
-):
+async def test_unservable_checkpoint_is_not_retried(tmp_path: Path, engine: type[Supervisor]):
     (tmp_path / UNLOADABLE).write_text("config.json is missing")  # as real engines find
     made = engine(settings_for(tmp_path), ignore_progress)
     await made.start()
@@ -351,10 +347,10 @@ async def test_a_checkpoint_that_can_not_be_served_is_not_tried_again(
         ((ScriptedSupervisor, UNLOADABLE),),
     ),
 )
-async def test_a_model_that_ran_is_tried_again_until_it_loads(
+async def test_model_loaded_before_is_retried_until_it_loads(
     tiny_model: TinyModel, tmp_path: Path, engine: type[Supervisor], damage: str
 ):
-    """Whatever ailed the restart may be over soon: a disk that is back, memory that is free."""
+    """The cause of a failed restart may be temporary: a missing disk, or used memory."""
     folder = tmp_path / "model"
     shutil.copytree(tiny_model(FAMILY), folder)
     (folder / UNLOADABLE).write_text("")
@@ -377,7 +373,7 @@ async def test_a_model_that_ran_is_tried_again_until_it_loads(
     ("engine", "silence_seconds"),
     few_of(((ScriptedSupervisor, 0.6), (Supervisor, 2.0)), ((ScriptedSupervisor, 0.6),)),
 )
-async def test_an_engine_that_hangs_is_replaced(
+async def test_hanging_engine_is_replaced(
     tiny_model: TinyModel, engine: type[Supervisor], silence_seconds: float
 ):
     made, pid = await started(tiny_model, engine, silence_timeout_seconds=silence_seconds)
@@ -396,7 +392,7 @@ async def test_an_engine_that_hangs_is_replaced(
 
 
 @either
-async def test_engines_that_get_ready_are_replaced_without_a_growing_pause(
+async def test_restart_backoff_does_not_grow_after_readiness(
     tiny_model: TinyModel, engine: type[Supervisor]
 ):
     made, _ = await started(tiny_model, engine)
@@ -419,7 +415,7 @@ async def test_engines_that_get_ready_are_replaced_without_a_growing_pause(
 
 
 @either
-async def test_who_comes_while_the_engine_restarts_is_told_what_a_start_takes(
+async def test_retry_after_during_restart_is_the_last_start_time(
     tiny_model: TinyModel, engine: type[Supervisor]
 ):
     """A client that comes again too soon gives up before the engine is back."""
@@ -434,7 +430,7 @@ async def test_who_comes_while_the_engine_restarts_is_told_what_a_start_takes(
 
 
 @pytest.mark.whole
-async def test_whatever_is_wrong_with_a_checkpoint_is_said(tiny_model: TinyModel, tmp_path: Path):
+async def test_load_error_message_reaches_wait_ready(tiny_model: TinyModel, tmp_path: Path):
     folder = tmp_path / "model"
     shutil.copytree(tiny_model(FAMILY), folder)
     (folder / "generation_config.json").write_text('{"top_p": "x"}')
@@ -453,7 +449,7 @@ COSTLY = picture(1, 1200, 1200)
 
 
 class Perilous(Supervisor):
-    """Its engine is killed as soon as it says that it works on a request `costly...`."""
+    """Kills its engine as soon as that reports work on a request `costly...`."""
 
     is_scripted = False
 
@@ -484,7 +480,7 @@ async def perilous(
 
 
 async def die_of(supervisor: Supervisor, request: EngineRequest) -> None:
-    """Ask for what the engine dies of, and wait for the next one."""
+    """Send a request that kills the engine, and wait for the restart."""
     events = await all_events(supervisor, request)
     assert not [event for event in events if isinstance(event, Tokens)]
     assert isinstance(events[-1], Failed)
@@ -493,7 +489,7 @@ async def die_of(supervisor: Supervisor, request: EngineRequest) -> None:
     assert supervisor._quarantine.num_tracked == 0
 
 
-async def test_what_killed_two_engines_and_then_one_alone_is_not_tried_again(perilous: Perilous):
+async def test_request_that_kills_three_engines_is_refused(perilous: Perilous):
     for number in range(2):
         running = perilous.stream(ask("running", picture(2), sampling=LONG))
         await into(running, 2)
@@ -520,7 +516,7 @@ async def test_what_killed_two_engines_and_then_one_alone_is_not_tried_again(per
     assert perilous.num_in_flight == perilous._quarantine.num_tracked == 0
 
 
-async def test_two_engines_that_somebody_killed_refuse_nobody_a_picture(perilous: Perilous):
+async def test_externally_killed_engines_refuse_no_picture(perilous: Perilous):
     for number in range(2):
         await die_of(perilous, ask(f"costly {number}", COSTLY, ENCODE))
     suspect = ask("harmless", COSTLY)
@@ -531,7 +527,7 @@ async def test_two_engines_that_somebody_killed_refuse_nobody_a_picture(perilous
     assert not perilous._quarantine.is_suspect(suspect.shape)
 
 
-async def test_a_picture_whose_client_left_is_blamed_while_it_is_encoded(perilous: Perilous):
+async def test_abandoned_picture_under_encode_is_blamed_for_crashes(perilous: Perilous):
     for number in range(2):
         left = asyncio.create_task(all_events(perilous, ask(f"left {number}", COSTLY, ENCODE_ON)))
         await wait_until(lambda: bool(perilous._quarantine._working))
@@ -579,7 +575,7 @@ MOMENTS = ("streaming", "loading", "idle", "in the middle of a message")
 @pytest.mark.parametrize(
     "moments", [MOMENTS[:1], pytest.param(MOMENTS[1:], marks=pytest.mark.whole)], ids=str
 )
-async def test_no_engine_outlives_a_front_that_was_killed(
+async def test_killed_front_leaves_no_engine_process(
     tiny_model: TinyModel, tmp_path: Path, moments: tuple[str, ...]
 ):
     model = str(tiny_model(FAMILY))
@@ -603,7 +599,7 @@ async def test_no_engine_outlives_a_front_that_was_killed(
     assert not orphans
 
 
-async def test_pictures_do_not_stay_in_the_front_while_they_are_answered(supervisor: Supervisor):
+async def test_front_releases_picture_bytes_during_the_answer(supervisor: Supervisor):
     request = ask("large", picture(1), "what?", sampling=LONG)
     data = request.submit.images
     stream = supervisor.stream(request)

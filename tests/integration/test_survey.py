@@ -1,4 +1,4 @@
-"""What is said of a checkpoint before it is loaded is what the engine finds once it is."""
+"""A survey before loading gives the figures that the engine has after loading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from tests.active_memory import active_bytes
-from tests.integration.harness import Engine, ask
+from tests.integration.harness import EngineHarness, ask
 from tests.tiny_models import FAMILIES, build
 from tests.tiny_models.fixtures import TinyModel
 from vlm_server.hub import layout
@@ -35,7 +35,7 @@ def plan_of(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_figures_are_those_of_the_engine(
+def test_survey_figures_equal_the_engines(
     family: str, load_tiny: Callable[[str], Any], tiny_model: TinyModel
 ) -> None:
     found = survey(
@@ -48,14 +48,14 @@ def test_the_figures_are_those_of_the_engine(
     assert found.weight_bytes == pytest.approx(
         sum(array.nbytes for array in arrays_of(loaded.model)), rel=0.02
     )
-    engine = Engine(loaded, preparer)
+    engine = EngineHarness(loaded, preparer)
     engine.add(ask("first", "What is this?"))
     engine.run()
     assert found.kv_bytes == engine.runner.kv_bytes(found.context_tokens)
     assert found.least_kv_bytes == engine.runner.kv_bytes(min(100, found.context_tokens))
 
 
-def test_no_weights_are_read(tmp_path: Path) -> None:
+def test_survey_reads_no_weights(tmp_path: Path) -> None:
     folder = build("qwen3_vl", tmp_path)
     mx.reset_peak_memory()
     before = active_bytes()
@@ -79,14 +79,14 @@ def test_less_memory_fits_less_context(tmp_path: Path) -> None:
     assert few.fitting_tokens == few.context_tokens == 100
 
 
-def test_what_does_not_fit_is_refused_with_figures(tmp_path: Path) -> None:
+def test_survey_refuses_oversized_model_with_figures(tmp_path: Path) -> None:
     folder = str(build("qwen3_vl", tmp_path))
     found = survey(SurveyRequest(ModelSettings(path=folder), MemorySettings(100_000)))
     assert "the weights do not fit" in found.refusal
     assert found.family == "qwen3_vl"
 
 
-def test_the_hub_s_figures_lead_to_the_same(tmp_path: Path) -> None:
+def test_survey_of_hub_figures_equals_survey_of_files(tmp_path: Path) -> None:
     folder = build("qwen3_vl", tmp_path)
     here = survey(SurveyRequest(ModelSettings(path=str(folder)), MemorySettings(GIB)))
     config = layout.read_object(folder / layout.CONFIG)
@@ -101,7 +101,7 @@ def test_the_hub_s_figures_lead_to_the_same(tmp_path: Path) -> None:
     assert "do not fit" in survey(SurveyRequest(model, MemorySettings(GIB), too_many)).refusal
 
 
-def test_without_the_hub_s_figures_the_files_sizes_count() -> None:
+def test_survey_without_hub_figures_uses_file_sizes() -> None:
     config = {"model_type": "qwen3_vl", "vision_config": {}, "torch_dtype": "bfloat16"}
     plan = plan_of(config, {}, 1000)
     found = survey(SurveyRequest(ModelSettings(dtype="float32"), MemorySettings(GIB), plan))
@@ -120,7 +120,7 @@ def test_without_the_hub_s_figures_the_files_sizes_count() -> None:
         ({"model_type": "florence2", "vision_config": {}}, "encoder-decoder"),
     ],
 )
-def test_what_can_not_be_served_is_known_from_the_configuration(
+def test_survey_refuses_unsupported_config_with_the_reason(
     config: dict[str, Any], words: str
 ) -> None:
     assert (
@@ -130,7 +130,9 @@ def test_what_can_not_be_served_is_known_from_the_configuration(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_checked_family_is_taken_for_blind(family: str, tiny_model: TinyModel) -> None:
+def test_checked_families_are_recognized_as_vision_models(
+    family: str, tiny_model: TinyModel
+) -> None:
     folder = tiny_model(family)
     assert layout.sees(json.loads((folder / "config.json").read_text()))
     assert layout.is_complete(folder)

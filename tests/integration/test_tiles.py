@@ -1,4 +1,4 @@
-"""Pictures encoded tile by tile are those encoded at once, bit for bit, whatever is cached."""
+"""Pictures encoded by tiles equal pictures encoded whole, bit for bit, with any tiles cached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image as PillowImage
 
 from tests.active_memory import active_bytes
 from tests.desktop import screenshots
-from tests.integration.harness import GREEDY, Engine, ask, conversation, encode_works
+from tests.integration.harness import GREEDY, EngineHarness, ask, conversation, encode_works
 from tests.integration.test_caches import Served, Turns, caches_of
 from tests.tiny_models.pictures import picture
 from vlm_server.cache.lru import LruCache
@@ -83,7 +83,7 @@ def with_a_spot(shown: PillowImage.Image) -> PillowImage.Image:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_tile_by_tile_is_at_once(served: Served, size: tuple[int, int]):
+def test_tiled_encode_features_equal_whole_encode(served: Served, size: tuple[int, int]):
     work, cache = work_of(served, picture(1, *size)), new_cache()
     encoder, wanted = ImageEncoder(served[0], cache), ImageEncoder(served[0]).encode([work])[0]
     assert_equal(encoder.encode([work])[0], wanted)
@@ -98,8 +98,8 @@ def test_tile_by_tile_is_at_once(served: Served, size: tuple[int, int]):
     assert cache.num_references == 0
 
 
-def test_it_is_told_how_many_tokens_were_encoded_at_once(served: Served):
-    """As the memory that an encode takes is learned from it."""
+def test_encode_reports_tokens_per_call(served: Served):
+    """The memory estimate of an encode is learned from this number."""
     work, alone = work_of(served, picture(1, 500, 170)), ImageEncoder(served[0], new_cache())
     num_tokens, num_tiles = work.num_tokens, len(keys_of(served, work))
     at_once = alone.encode([work])[0].tokens_per_call
@@ -109,12 +109,12 @@ def test_it_is_told_how_many_tokens_were_encoded_at_once(served: Served):
     assert ImageEncoder(served[0]).encode([work])[0].tokens_per_call is None
 
 
-def test_each_family_is_tried_with_several_tiles(served: Served):
+def test_picture_sizes_give_several_tiles_in_each_family(served: Served):
     works = [work_of(served, picture(1, *size)) for size in SIZES]
     assert sum(len(keys_of(served, work)) > 2 for work in works) >= 2
 
 
-def test_only_what_changed_is_encoded(served: Served):
+def test_changed_tiles_alone_are_encoded(served: Served):
     shown, cache = picture(2, 500, 170), new_cache()
     before, after = work_of(served, shown), work_of(served, with_a_spot(shown))
     encoder = ImageEncoder(served[0], cache)
@@ -127,7 +127,7 @@ def test_only_what_changed_is_encoded(served: Served):
     assert cache.read().entries == len(keys | known)
 
 
-def test_tiles_that_look_the_same_are_encoded_once(served: Served):
+def test_equal_tiles_are_encoded_once(served: Served):
     work, cache = work_of(served, PillowImage.new("RGB", (500, 170), (30, 60, 90))), new_cache()
     keys = keys_of(served, work)
     assert_equal(
@@ -137,10 +137,10 @@ def test_tiles_that_look_the_same_are_encoded_once(served: Served):
     assert len(set(keys)) < len(keys)
 
 
-def test_a_conversation_about_screenshots_is_answered_as_without(served: Served):
+def test_screenshot_conversation_answers_as_without_tile_cache(served: Served):
     """Whole requests, with every cache and the tile cache, against none."""
-    plain = Engine(*served)
-    engine = Engine(*served, caches=caches_of(served, tile_bytes=LOTS))
+    plain = EngineHarness(*served)
+    engine = EngineHarness(*served, caches=caches_of(served, tile_bytes=LOTS))
     shown, turns = picture(3, 500, 170), cast(Turns, ())
     for number in range(3):
         turns += (("user", (f"Step {number}", shown, "what changed?")),)
@@ -158,7 +158,7 @@ def test_a_conversation_about_screenshots_is_answered_as_without(served: Served)
 # ---- who shares --------------------------------------------------------------------------
 
 
-def test_nobody_meets_another_clients_tiles(served: Served):
+def test_tiles_of_different_salts_are_not_shared(served: Served):
     shown, cache = picture(5, 500, 170), new_cache()
     encoder = ImageEncoder(served[0], cache)
     mine, theirs = work_of(served, shown, "mine"), work_of(served, shown, "theirs")
@@ -168,7 +168,7 @@ def test_nobody_meets_another_clients_tiles(served: Served):
     assert cache.read().hits == 0
 
 
-def test_a_tile_is_named_by_all_that_it_follows_from():
+def test_tile_key_depends_on_pixels_shapes_types_and_salt():
     zeros = np.zeros((1, 3, 4, 4), np.float32)
     tiles = [
         {"pixel_values": zeros},
@@ -185,7 +185,7 @@ def test_a_tile_is_named_by_all_that_it_follows_from():
 
 
 @pytest.mark.parametrize("part", [0.0, 0.4, 1.0])
-def test_a_cache_that_is_too_small_changes_nothing(smol: Served, part: float):
+def test_tile_cache_too_small_changes_no_features(smol: Served, part: float):
     first, second = (work_of(smol, picture(seed, 200, 140)) for seed in (6, 7))
     whole = new_cache()
     ImageEncoder(smol[0], whole).encode([first])[0]
@@ -198,7 +198,7 @@ def test_a_cache_that_is_too_small_changes_nothing(smol: Served, part: float):
     assert (cache.read().evictions > 0) == (part > 0)
 
 
-def test_what_is_known_is_not_displaced_by_what_is_new(smol: Served):
+def test_cached_tiles_of_a_picture_survive_its_new_tiles(smol: Served):
     """Though the tiles that are looked up last were used longest ago."""
     shown = picture(8, 200, 140)
     before, cache = work_of(smol, shown), new_cache()
@@ -215,7 +215,7 @@ def test_what_is_known_is_not_displaced_by_what_is_new(smol: Served):
     assert cache.read().misses - misses == num_new
 
 
-def test_features_that_are_not_finite_are_not_stored(served: Served):
+def test_non_finite_tile_features_are_not_stored(served: Served):
     work, cache = work_of(served, picture(9, 500, 170)), new_cache()
     pixels = work.inputs["pixel_values"].copy()
     pixels.reshape(-1)[-1] = np.nan  # the last tile's, or the small copy's
@@ -231,8 +231,8 @@ def test_features_that_are_not_finite_are_not_stored(served: Served):
     assert cache.num_references == 0
 
 
-def test_what_is_cleared_is_given_back(smol: Served):
-    engine = Engine(*smol, caches=caches_of(smol, tile_bytes=LOTS))
+def test_cleared_tiles_return_their_memory(smol: Served):
+    engine = EngineHarness(*smol, caches=caches_of(smol, tile_bytes=LOTS))
 
     def show(seed: int) -> None:
         engine.answer(ask(f"{seed}", picture(seed, 200, 140), "what?"))
@@ -263,7 +263,7 @@ def test_tiles_are_part_of_the_encoder_caches_bytes(
         assert limits["tile"] + limits["encoder"] == encoder_bytes
 
 
-def test_on_cuda_a_picture_is_encoded_at_once(smol: Served):
+def test_cuda_encodes_a_picture_in_one_call(smol: Served):
     loaded = smol[0]
     cuda = replace(loaded, device=replace(loaded.device, kind=DeviceKind.CUDA))
     metal = replace(loaded, device=replace(loaded.device, kind=DeviceKind.METAL))
@@ -277,7 +277,7 @@ def test_on_cuda_a_picture_is_encoded_at_once(smol: Served):
 # ---- which families ----------------------------------------------------------------------
 
 
-def test_the_families_are_those_that_are_documented():
+def test_documented_tiled_families_match_the_table():
     page = (Path(__file__).parents[2] / "docs" / "caches.md").read_text()
     section = page.partition("## Tiles")[2].partition("\n## ")[0]
     assert {name for name in re.findall(r"`(\w+)`", section) if name in FAMILIES} == set(TILED)
@@ -286,7 +286,7 @@ def test_the_families_are_those_that_are_documented():
 # ---- inputs of other kinds ---------------------------------------------------------------
 
 
-def test_inputs_that_are_not_known_are_encoded_at_once(smol: Served):
+def test_unknown_encoder_inputs_are_not_tiled(smol: Served):
     work, tiling = work_of(smol, picture(1, 200, 140)), smol[0].tiling
     assert tiling is not None
     assert len(tiling.split(work.inputs)) > 1
@@ -297,7 +297,7 @@ def test_inputs_that_are_not_known_are_encoded_at_once(smol: Served):
 # ---- what it saves -----------------------------------------------------------------------
 
 
-def test_screenshots_of_somebody_at_work_share_most_tiles(load_tiny: Callable[[str], Served]):
+def test_successive_screenshots_share_most_tiles(load_tiny: Callable[[str], Served]):
     served = load_tiny("lfm2_vl")
     shown = [set(keys_of(served, work_of(served, each))) for each in screenshots(1, 4)]
     new = [len(after - before) for before, after in pairwise(shown)]

@@ -106,7 +106,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_one_seed_gives_the_same_bytes(family: str, tiny_model: TinyModel, tmp_path: Path):
+def test_tiny_checkpoint_bytes_follow_from_its_seed(
+    family: str, tiny_model: TinyModel, tmp_path: Path
+):
     first = contents(tiny_model(family))
     assert contents(make(family, tmp_path / "again")) == first
     other = contents(make(family, tmp_path / "other", seed=1))
@@ -114,12 +116,12 @@ def test_one_seed_gives_the_same_bytes(family: str, tiny_model: TinyModel, tmp_p
     assert other.items() <= first.items()
 
 
-def test_a_checkpoint_is_small(family: str, tiny_model: TinyModel):
+def test_tiny_checkpoint_is_small(family: str, tiny_model: TinyModel):
     most = LARGE_CHECKPOINT_BYTES if family in LARGE else MAX_CHECKPOINT_BYTES
     assert sum(map(len, contents(tiny_model(family)).values())) <= most
 
 
-def test_the_vocabulary_is_the_tokenizers(loaded: Loaded):
+def test_tiny_model_vocabulary_equals_its_tokenizers(loaded: Loaded):
     language = loaded.model.language_model
     embeddings = getattr(language, "model", language).embed_tokens.weight
     spare = SPARE_ROWS if loaded.model.config.model_type == "llava_qwen2" else 0
@@ -127,7 +129,7 @@ def test_the_vocabulary_is_the_tokenizers(loaded: Loaded):
     assert embeddings.dtype == mx.float32
 
 
-def test_a_text_gets_a_varied_endless_reply(loaded: Loaded):
+def test_text_gets_a_varied_endless_reply(loaded: Loaded):
     tokens, logits = loaded.reply("What changed?")
     assert bool(mx.all(mx.isfinite(logits)).item())
     if loaded.model.config.model_type != "gemma3n":  # stuck after this text, not after others
@@ -135,7 +137,7 @@ def test_a_text_gets_a_varied_endless_reply(loaded: Loaded):
     assert not set(tokens) & set(loaded.processor.tokenizer.get_added_vocab().values())
 
 
-def test_a_reply_survives_the_tokenizer(loaded: Loaded):
+def test_reply_survives_the_tokenizer(loaded: Loaded):
     tokens, _ = loaded.reply("What changed?")
     tokenizer = loaded.processor.tokenizer
     text = tokenizer.decode(tokens)
@@ -144,7 +146,7 @@ def test_a_reply_survives_the_tokenizer(loaded: Loaded):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_reply_depends_on_the_pictures(loaded: Loaded, count: int):
+def test_reply_depends_on_the_pictures(loaded: Loaded, count: int):
     if loaded.model.config.model_type in ONE_IMAGE and count > 1:
         pytest.skip("mlx-vlm can't show it several images")
     alike = [picture(number) for number in range(count - 1)]
@@ -156,7 +158,7 @@ def test_a_reply_depends_on_the_pictures(loaded: Loaded, count: int):
 
 
 @pytest.mark.parametrize("size", [(64, 64), (112, 84), (70, 112)])
-def test_a_picture_takes_few_tokens(loaded: Loaded, size: tuple[int, int]):
+def test_picture_takes_few_tokens_in_tiny_models(loaded: Loaded, size: tuple[int, int]):
     ids = loaded.prepare("What changed?", [picture(1, *size)])["input_ids"]
     count = int(mx.sum(ids == loaded.image_token_id).item())
     assert 1 <= count <= MAX_IMAGE_TOKENS

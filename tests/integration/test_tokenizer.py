@@ -1,4 +1,4 @@
-"""Prompts that are no Unicode text are the client's fault, however they came about."""
+"""Prompts that are no valid Unicode are refused as client errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vlm_server.runner.loaded import LoadedModel
 Load = Callable[[str], tuple[LoadedModel, MultimodalPreparer]]
 
 
-def test_a_lone_surrogate_is_refused_by_name(load_tiny: Load):
+def test_lone_surrogate_is_refused_with_its_field(load_tiny: Load):
     prompts = PromptTokenizer(load_tiny("gemma3")[0].spec)
     chat = Chat((Message("user", (TextPart("a\ud800b"),)),))
     with pytest.raises(InvalidRequest) as refused:
@@ -30,7 +30,7 @@ def test_a_lone_surrogate_is_refused_by_name(load_tiny: Load):
     assert refused.value.param == "prompt"
 
 
-def test_ids_that_stand_for_pictures_can_be_read_but_not_run(load_tiny: Load):
+def test_placeholder_ids_are_detokenized_but_refused_as_prompt(load_tiny: Load):
     loaded, preparer = load_tiny("qwen3_vl")
     ids = tuple(prompt_of(preparer, ask("one", encoded(picture(1)))).token_ids.tolist())
     submit = Submit("r", (), (), SamplingParams(), prompt=ids, count_only=True)

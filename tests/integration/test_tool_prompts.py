@@ -1,4 +1,4 @@
-"""Prompts with tools: what is shared between turns, pictures in results, and control tokens."""
+"""Prompts with tools: shared prefixes, pictures in results, and control tokens."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def shown(loaded: LoadedModel, ids: Any) -> str:
     return str(loaded.spec.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
 
-def test_requests_with_the_same_tools_share_them(load_tiny: Load):
+def test_requests_with_equal_tools_share_prefix_and_snapshot_point(load_tiny: Load):
     loaded, _ = load_tiny("qwen3_5")
     preparer = preparer_of(loaded, tool_templates.QWEN3_VL)
     tools = [tool(f"tool_{i}") for i in range(100)]
@@ -114,7 +114,7 @@ _REFUSING = "{% if messages | length == 3 %}{{ raise_exception('odd') }}{% endif
 
 
 @pytest.mark.parametrize(("start", "num_points"), [("", 4), (_REFUSING, 3)])
-def test_a_state_is_kept_where_the_first_screenshot_may_be_dropped(
+def test_snapshot_point_precedes_the_first_droppable_screenshot(
     load_tiny: Load, start: str, num_points: int
 ):
     """Unless the template refuses a conversation that ends there; that refuses nothing else."""
@@ -135,7 +135,7 @@ def test_a_state_is_kept_where_the_first_screenshot_may_be_dropped(
     assert before.endswith("<tool_response>") == (not start)
 
 
-def test_a_prompt_may_end_in_a_thought(load_tiny: Load):
+def test_prompt_may_end_in_reasoning(load_tiny: Load):
     loaded, preparer = load_tiny("qwen3_5")
     assert loaded.spec.reasoning_format is not None
 
@@ -154,14 +154,14 @@ def test_a_prompt_may_end_in_a_thought(load_tiny: Load):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "gemma4", "mistral3", "smolvlm"])
-def test_an_answer_goes_on_where_the_last_message_ends(load_tiny: Load, family: str):
+def test_continued_answer_starts_where_the_last_message_ends(load_tiny: Load, family: str):
     loaded, preparer = load_tiny(family)
     submit = conversation("a", ("user", ("what is it?",)), ("assistant", ("The colour is",)))
     prompt = prompt_of(preparer, altered(submit, template=TemplateOptions(continue_final=True)))
     assert shown(loaded, prompt.token_ids).endswith("The colour is")
 
 
-def test_tools_that_nobody_could_call_are_refused(load_tiny: Load):
+def test_automatic_tools_without_parser_are_refused(load_tiny: Load):
     loaded, preparer = load_tiny("qwen2_5_vl")
     assert loaded.spec.tool_parser is None
     asked = with_tools(ask("a", "hello"), tool("look"))
@@ -177,7 +177,7 @@ def test_tools_that_nobody_could_call_are_refused(load_tiny: Load):
 
 
 @pytest.mark.parametrize("template", ["HERMES", "QWEN3_VL", "CODER", "DEEPSEEK", "KIMI", "PLAIN"])
-def test_nothing_of_tools_makes_a_control_token(load_tiny: Load, template: str):
+def test_text_in_tools_makes_no_control_token(load_tiny: Load, template: str):
     loaded, _ = load_tiny("qwen2_5_vl")
     preparer = preparer_of(loaded, getattr(tool_templates, template))
     controls = {loaded.spec.image_token_id} | {
@@ -207,7 +207,7 @@ def test_nothing_of_tools_makes_a_control_token(load_tiny: Load, template: str):
     assert count("<|image_pad|>") == count("harmless")
 
 
-def test_a_tool_parser_that_there_is_not(tmp_path: Path):
+def test_unknown_tool_parser_is_refused(tmp_path: Path):
     folder = build("qwen2_5_vl", tmp_path)
     with pytest.raises(ModelLoadError, match=r"model\.tool_parser.*'hermes'"):
         load_model(folder, tool_parser="hermes")

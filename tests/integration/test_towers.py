@@ -1,4 +1,4 @@
-"""A tower of ours gives the rows that mlx-vlm's own gives, whatever the grid."""
+"""Our vision towers give mlx-vlm's rows for any grid."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def distance(these: Rows, those: Rows) -> float:
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
-def test_rows_are_mlx_vlms(towers: tuple[FrameTower, nn.Module], grid: tuple[int, int, int]):
+def test_tower_rows_equal_mlx_vlms(
+    towers: tuple[FrameTower, nn.Module], grid: tuple[int, int, int]
+):
     ours, own = towers
     if isinstance(ours, GlmTower) and grid[0] > 1:
         pytest.skip("mlx-vlm 0.7.10 can't tell frames apart there")
@@ -105,7 +107,7 @@ def test_rows_are_mlx_vlms(towers: tuple[FrameTower, nn.Module], grid: tuple[int
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
-def test_rows_are_the_same_if_all_windows_are_attended_to_at_once(
+def test_tower_rows_are_equal_with_one_call_for_all_windows(
     monkeypatch: pytest.MonkeyPatch, load_mlx_vlms: LoadMlxVlms, grid: tuple[int, int, int]
 ):
     monkeypatch.setattr(attention, "takes_segments", lambda *_: True)
@@ -128,7 +130,7 @@ def test_rows_are_the_same_if_all_windows_are_attended_to_at_once(
     [[(1, 10, 12), (1, 4, 6), (1, 8, 8)], [(1, 4, 6), (1, 4, 6), (1, 8, 8)]],
     ids=["of three sizes", "of two sizes"],
 )
-def test_rows_of_several_pictures_are_mlx_vlms(
+def test_tower_rows_of_several_pictures_equal_mlx_vlms(
     towers: tuple[FrameTower, nn.Module], grids: list[tuple[int, int, int]]
 ):
     ours, own = towers
@@ -136,7 +138,7 @@ def test_rows_of_several_pictures_are_mlx_vlms(
     assert distance(rows_of(ours, patches, *grids), rows_of(own, patches, *grids)) < 1e-5
 
 
-def test_a_frame_is_as_alone(towers: tuple[FrameTower, nn.Module]):
+def test_tower_rows_of_a_frame_equal_the_frame_alone(towers: tuple[FrameTower, nn.Module]):
     tower, _ = towers
     together = pixels(tower, (3, 10, 12))
     rows = rows_of(tower, together, (3, 10, 12))
@@ -148,7 +150,7 @@ def test_a_frame_is_as_alone(towers: tuple[FrameTower, nn.Module]):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_pictures_features_are_those_that_enter_mlx_vlms_text(
+def test_picture_features_equal_those_mlx_vlm_gives_its_text_model(
     load_tiny: LoadTiny, load_mlx_vlms: LoadMlxVlms, family: str
 ):
     made, own = (
@@ -166,7 +168,7 @@ def test_a_pictures_features_are_those_that_enter_mlx_vlms_text(
         assert made.visual_mask.tolist() == own.visual_mask.tolist()
 
 
-def test_rows_that_are_not_as_many_as_the_tokens_are_refused(load_tiny: LoadTiny):
+def test_wrong_number_of_tower_rows_is_refused(load_tiny: LoadTiny):
     loaded, preparer = load_tiny("qwen2_5_vl")
     (work,) = encode_works(preparer, ask("a", picture(1), "what?"))
     shorter = replace(work.span, end=work.span.end - 1)
@@ -175,7 +177,7 @@ def test_rows_that_are_not_as_many_as_the_tokens_are_refused(load_tiny: LoadTiny
         ImageEncoder(loaded).encode([replace(work, prompt=prompt)])
 
 
-def test_bfloat16_rows_are_as_near_to_exact_ones(load_mlx_vlms: LoadMlxVlms):
+def test_bfloat16_tower_rows_are_as_exact_as_mlx_vlms(load_mlx_vlms: LoadMlxVlms):
     own = load_mlx_vlms("qwen2_5_vl").model.vision_tower
     half = VisionModel(own.config)
     half.update(own.parameters())
@@ -191,7 +193,7 @@ def test_bfloat16_rows_are_as_near_to_exact_ones(load_mlx_vlms: LoadMlxVlms):
 
 @pytest.mark.parametrize("size", [16, 64, 72, 80, 128, 160])
 @pytest.mark.parametrize("patches", few_of([1, 64, 900], [1, 64]))
-def test_attention_is_the_same_on_either_device(patches: int, size: int):
+def test_metal_tower_attention_equals_cpu_attention(patches: int, size: int):
     """900 patches are more than are worked on at once on a CPU."""
     q, k, v = (mx.random.normal((2, 3, patches, size), key=mx.random.key(n)) for n in range(3))
     on_gpu, on_cpu = MetalBackend().attend(q, k, v, 0.3), attention_on_cpu(q, k, v, 0.3)
@@ -199,14 +201,14 @@ def test_attention_is_the_same_on_either_device(patches: int, size: int):
 
 
 @pytest.mark.parametrize("size", [64, 72, 80, 96, 128])
-def test_no_head_size_that_metal_fuses_is_padded(monkeypatch: pytest.MonkeyPatch, size: int):
-    """Those that `ScaledDotProductAttention::has_fused_kernel` of MLX 0.32 names, up to 128."""
+def test_head_sizes_fused_by_metal_are_not_padded(monkeypatch: pytest.MonkeyPatch, size: int):
+    """Sizes that `ScaledDotProductAttention::has_fused_kernel` of MLX 0.32 names, up to 128."""
     sizes = sizes_attended_to(monkeypatch, size)
     assert sizes == {size}
 
 
 @pytest.mark.parametrize(("size", "fused"), [(32, 64), (88, 96), (112, 128), (160, 160)])
-def test_other_head_sizes_are_padded_to_the_next(
+def test_unfused_head_sizes_are_padded_to_the_next_fused_size(
     monkeypatch: pytest.MonkeyPatch, size: int, fused: int
 ):
     assert sizes_attended_to(monkeypatch, size) == {fused}
@@ -233,7 +235,7 @@ def sizes_attended_to(monkeypatch: pytest.MonkeyPatch, size: int) -> set[int]:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_layer_that_is_filled_up_gives_the_same(bias: bool):
+def test_padded_layer_output_is_unchanged(bias: bool):
     mlp = MLP(16, 30)
     for name in ("gate_proj", "up_proj", "down_proj"):
         linear = getattr(mlp, name)
@@ -249,7 +251,7 @@ def test_a_layer_that_is_filled_up_gives_the_same(bias: bool):
 
 
 @pytest.mark.parametrize("width", [64, 128])
-def test_a_layer_that_needs_none_stays(width: int):
+def test_layer_without_need_of_padding_is_not_replaced(width: int):
     mlp = MLP(16, width)
     MetalBackend().prepare_mlp(mlp)
     assert mlp.gate_proj.weight.shape == (width, 16)
@@ -259,7 +261,7 @@ def test_a_layer_that_needs_none_stays(width: int):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 8), (9, 8), (8, 11), (7, 6), (3, 2), (1, 13)])
-def test_every_token_lies_in_one_window(rows: int, columns: int):
+def test_window_layout_places_tokens_in_exactly_one_window(rows: int, columns: int):
     layout = window_layout(rows, columns, 4)
     assert sorted(layout.order.tolist()) == list(range(rows * columns))
     start = 0
@@ -275,7 +277,7 @@ def test_every_token_lies_in_one_window(rows: int, columns: int):
 # ---- towers that stay ----------------------------------------------------------------
 
 
-def test_a_tower_that_is_not_known_is_not_replaced(load_mlx_vlms: LoadMlxVlms):
+def test_unknown_tower_is_not_replaced(load_mlx_vlms: LoadMlxVlms):
     class OtherTower(VisionModel):
         pass
 

@@ -1,4 +1,4 @@
-"""The first requests of an engine: on all that its family takes, and gone without a trace."""
+"""Warm-up requests cover all media of the family and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def units_encoded(caches: Caches) -> int:
     return caches.features.read().entries
 
 
-def test_pictures_and_videos_are_encoded_and_nothing_stays(
+def test_warm_up_encodes_media_and_leaves_nothing(
     loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ):
     served = Served(loaded, START)
@@ -64,7 +64,7 @@ def test_pictures_and_videos_are_encoded_and_nothing_stays(
     assert not any(cache.entries or cache.hits or cache.misses for cache in stats.caches)
 
 
-def test_a_text_is_decoded_until_the_picture_is_answered_and_no_longer(loaded: LoadedModel):
+def test_warm_up_text_decodes_until_the_picture_is_answered(loaded: LoadedModel):
     served = Served(loaded, START)
     stage = next(
         stage
@@ -97,12 +97,12 @@ def test_a_text_is_decoded_until_the_picture_is_answered_and_no_longer(loaded: L
 
 
 @pytest.mark.alone  # grammars that are late because of others are asked for no drafts
-def test_texts_together_and_drafts_are_compiled(
+def test_warm_up_compiles_batched_prefill_and_drafts(
     load_tiny: Callable[[str], Loaded],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """All that another kernel is compiled for: prompts together, and rows of different lengths."""
+    """Batched prompts and rows of different lengths each need further compiled kernels."""
     served = Served(load_tiny("qwen2_5_vl")[0], START)
     together, wide = list[set[int]](), list[list[int]]()
     launch, take = model_runner.launch_batched, WideStep.result
@@ -126,7 +126,7 @@ def test_texts_together_and_drafts_are_compiled(
     assert any(len(counts) == 2 and counts[0] != counts[1] for counts in wide)
 
 
-def test_a_video_that_fails_is_told_and_refuses_nobody(
+def test_failed_warm_up_video_is_logged_and_tolerated(
     load_tiny: Callable[[str], Loaded], caplog: pytest.LogCaptureFixture
 ):
     start = replace(START, video=settings.VideoSettings(max_pixels=1))
@@ -138,7 +138,7 @@ def test_a_video_that_fails_is_told_and_refuses_nobody(
     assert "1 pixels" in record.getMessage()
 
 
-def test_a_video_that_ends_the_loop_refuses_nobody(load_tiny: Callable[[str], Loaded]):
+def test_warm_up_video_that_breaks_the_loop_is_tolerated(load_tiny: Callable[[str], Loaded]):
     served = Served(load_tiny("qwen3_vl")[0], START)
     video = next(
         stage
@@ -157,7 +157,7 @@ def test_a_video_that_ends_the_loop_refuses_nobody(load_tiny: Callable[[str], Lo
         warm_up(served.loop, text)
 
 
-def test_what_is_needed_and_fails_refuses_the_model(load_tiny: Callable[[str], Loaded]):
+def test_failed_required_warm_up_refuses_the_model(load_tiny: Callable[[str], Loaded]):
     served = Served(load_tiny("qwen3_vl")[0], START)
     broken = image_of(b"\x89PNG\r\n\x1a\n nothing", "PNG", 8, 8)
     stage = WarmUpStage("a picture", (ask("a picture", broken),))
@@ -165,7 +165,7 @@ def test_what_is_needed_and_fails_refuses_the_model(load_tiny: Callable[[str], L
         warm_up(served.loop, stage)
 
 
-def test_a_warm_up_that_need_not_be_thorough_is_one_small_picture(loaded: LoadedModel):
+def test_quick_warm_up_is_one_small_picture(loaded: LoadedModel):
     served = Served(loaded, START)
     (stage,) = stages(is_thorough=False, compiles=False, with_video=True, context_tokens=8192)
     warm_up(served.loop, stage)
@@ -176,7 +176,7 @@ def test_a_warm_up_that_need_not_be_thorough_is_one_small_picture(loaded: Loaded
         warm_up(served.loop, WarmUpStage("a picture", (ask("a", broken),)))
 
 
-def test_a_family_without_videos_is_shown_none():
+def test_warm_up_shows_no_video_to_families_without_video():
     assert "a video" not in [
         stage.name
         for stage in stages(is_thorough=True, compiles=False, with_video=False, context_tokens=8192)

@@ -61,7 +61,7 @@ from vlm_server.protocol import (
 from vlm_server.settings import MemorySettings
 
 
-class Engine:
+class ThreadedEngine:
     """A loop around fakes, and everything that it sent."""
 
     def __init__(
@@ -129,13 +129,13 @@ class Engine:
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = Engine()
+def engine() -> Iterator[ThreadedEngine]:
+    made = ThreadedEngine()
     yield made
     made.preparer.gate.set()
 
 
-def test_requests_posted_together_all_get_their_answers(engine: Engine):
+def test_requests_posted_together_all_get_their_answers(engine: ThreadedEngine):
     for n in range(10):
         engine.inbox.put(submit(f"r{n}", f"text {n}", n % 3))
     engine.loop.run_until_idle()
@@ -145,7 +145,7 @@ def test_requests_posted_together_all_get_their_answers(engine: Engine):
     assert engine.num_tracked == 0
 
 
-def test_accepted_comes_first_and_the_end_comes_last(engine: Engine):
+def test_accepted_comes_first_and_the_end_comes_last(engine: ThreadedEngine):
     engine.inbox.put(submit("a"))
     engine.loop.run_until_idle()
     kinds = [type(event) for event in engine.events if not isinstance(event, Stats)]
@@ -154,14 +154,14 @@ def test_accepted_comes_first_and_the_end_comes_last(engine: Engine):
     assert kinds.count(Finished) == kinds.count(Accepted) == 1
 
 
-def test_a_refused_preparation_tells_why(engine: Engine):
+def test_a_refused_preparation_tells_why(engine: ThreadedEngine):
     engine.inbox.put(submit("a", "refuse this"))
     engine.loop.run_until_idle()
     assert engine.wait_for(Failed, "a") == Failed("a", "invalid_value", "refused", "messages[0]")
 
 
 @pytest.mark.parametrize("text", ["crash here", "panic here"])
-def test_a_preparer_that_crashes_fails_that_request_alone(engine: Engine, text: str):
+def test_a_preparer_that_crashes_fails_that_request_alone(engine: ThreadedEngine, text: str):
     engine.inbox.put(submit("a", text))
     engine.inbox.put(submit("b"))
     engine.loop.run_until_idle()
@@ -173,7 +173,7 @@ def test_a_preparer_that_crashes_fails_that_request_alone(engine: Engine, text: 
 
 
 def test_a_slow_preparation_does_not_hold_up_the_others():
-    engine = Engine(threads=1)
+    engine = ThreadedEngine(threads=1)
     engine.thread.start()
     engine.inbox.put(submit("a"))
     engine.wait_for(Finished, "a")
@@ -198,7 +198,7 @@ def test_a_text_is_prepared_while_pictures_keep_all_preparers_busy():
                 return super().prepare(submit, cancellation)
             return outcome_of(submit)
 
-    engine = Engine(threads=1, preparer=SlowWithPictures())
+    engine = ThreadedEngine(threads=1, preparer=SlowWithPictures())
     engine.preparer.gate.clear()
     engine.thread.start()
     engine.inbox.put(submit("picture", images=1))
@@ -210,7 +210,7 @@ def test_a_text_is_prepared_while_pictures_keep_all_preparers_busy():
 
 
 def test_a_loop_that_waits_wakes_for_a_deadline():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.preparer.gate.clear()
     engine.thread.start()
     asked = msgspec.structs.replace(submit("a"), deadlines=Deadlines(queue_seconds=0.2))
@@ -228,7 +228,7 @@ def test_a_loop_that_waits_wakes_for_a_deadline():
 
 
 def test_an_abort_while_preparing_is_answered_at_once_and_its_outcome_dropped():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
     engine.inbox.put(submit("a"))
@@ -247,7 +247,7 @@ def test_an_abort_while_preparing_is_answered_at_once_and_its_outcome_dropped():
 
 
 def test_aborted_preparations_do_not_pile_up_before_the_next():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
     for n in range(20):
@@ -263,7 +263,7 @@ def test_aborted_preparations_do_not_pile_up_before_the_next():
 
 
 def test_drain_finishes_what_runs_refuses_newcomers_and_ends():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
     engine.inbox.put(submit("a", images=2))
@@ -280,7 +280,7 @@ def test_drain_finishes_what_runs_refuses_newcomers_and_ends():
 
 
 def test_an_encoder_that_crashes_fails_its_request_alone():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.encoder.fails = True
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -305,7 +305,7 @@ def test_a_picture_that_fails_beside_others_fails_alone():
 
 
 def test_text_runs_on_while_a_picture_is_encoded():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -317,14 +317,14 @@ def test_text_runs_on_while_a_picture_is_encoded():
 
 
 def test_drain_ends_an_idle_engine():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.drain()
 
 
-def draining() -> Engine:
+def draining() -> ThreadedEngine:
     """One that has been told to, while a request is being prepared."""
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
     engine.inbox.put(submit("a"))
@@ -350,7 +350,7 @@ def test_drain_ends_when_the_last_request_is_aborted():
 
 
 def test_stats_return_to_nothing_when_idle():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
     engine.wait_for(Finished, "a")
@@ -372,7 +372,7 @@ def test_stats_return_to_nothing_when_idle():
 
 
 def test_an_idle_engine_says_nothing_twice():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.inbox.put(Abort("nobody"))
     engine.inbox.put(Abort("nobody"))
@@ -386,7 +386,7 @@ def test_what_the_runner_raises_ends_the_loop():
         def launch(self, plan: SchedulerOutput) -> FakeStep:
             raise RuntimeError("the device is gone")
 
-    engine = Engine(runner=Broken(1, 1))
+    engine = ThreadedEngine(runner=Broken(1, 1))
     engine.inbox.put(submit("a"))
     with pytest.raises(RuntimeError, match="the device is gone"):
         engine.loop.run()
@@ -395,13 +395,13 @@ def test_what_the_runner_raises_ends_the_loop():
 # ---- what the device works on --------------------------------------------------------
 
 
-def announced(engine: Engine) -> list[set[str]]:
+def announced(engine: ThreadedEngine) -> list[set[str]]:
     """Whose work the device got, each time that this changed."""
     found = [set(event.request_ids) for event in engine.events if isinstance(event, OnDevice)]
     return [request_ids for request_ids, _ in itertools.groupby(found) if request_ids]
 
 
-def test_that_the_device_has_nobodys_work_is_announced_too(engine: Engine):
+def test_that_the_device_has_nobodys_work_is_announced_too(engine: ThreadedEngine):
     engine.inbox.put(submit("a", images=1))
     engine.loop.run_until_idle()
     engine.inbox.put(Abort("nobody"))
@@ -418,7 +418,7 @@ class WatchedRunner(FakeRunner):
 
     def __init__(self, max_num_seqs: int, chunk_tokens: int) -> None:
         super().__init__(max_num_seqs, chunk_tokens)
-        self.engine: Engine
+        self.engine: ThreadedEngine
         self.at_launch: list[list[set[str]]] = []
         self.at_result: list[list[set[str]]] = []
 
@@ -437,9 +437,9 @@ class WatchedRunner(FakeRunner):
         return step
 
 
-def watched_engine(chunk_tokens: int) -> tuple[Engine, WatchedRunner]:
+def watched_engine(chunk_tokens: int) -> tuple[ThreadedEngine, WatchedRunner]:
     runner = WatchedRunner(3, chunk_tokens)
-    runner.engine = Engine(runner=runner)
+    runner.engine = ThreadedEngine(runner=runner)
     return runner.engine, runner
 
 
@@ -475,7 +475,7 @@ def test_a_picture_is_announced_before_it_is_encoded():
             seen.append(announced(engine))
             return super().encode(works)
 
-    engine = Engine(encoder=Watched())
+    engine = ThreadedEngine(encoder=Watched())
     engine.inbox.put(submit("a", images=2))
     engine.loop.run_until_idle()
     assert seen == [[{"a"}]] * 2
@@ -483,7 +483,7 @@ def test_a_picture_is_announced_before_it_is_encoded():
 
 
 def test_an_announcement_names_all_that_the_device_has_and_nobody_else():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -503,7 +503,7 @@ def test_an_announcement_names_all_that_the_device_has_and_nobody_else():
 
 
 def test_who_waits_for_the_encoder_is_not_announced():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -524,11 +524,11 @@ def test_who_waits_for_the_encoder_is_not_announced():
 # ---- what hangs ----------------------------------------------------------------------
 
 
-def at_work(engine: Engine) -> list[dict[str, int]]:
+def at_work(engine: ThreadedEngine) -> list[dict[str, int]]:
     return [event.at_work for event in list(engine.events) if isinstance(event, Stats)]
 
 
-def wait_for_signs(engine: Engine, kind: str, count: int) -> set[int]:
+def wait_for_signs(engine: ThreadedEngine, kind: str, count: int) -> set[int]:
     """The numbers of `kind` in that many signs of life to come."""
     begun = len(at_work(engine))
     deadline = time.monotonic() + 30
@@ -538,7 +538,7 @@ def wait_for_signs(engine: Engine, kind: str, count: int) -> set[int]:
     return {numbers[kind] for numbers in at_work(engine)[-count:]}
 
 
-def wait_for_rest(engine: Engine) -> None:
+def wait_for_rest(engine: ThreadedEngine) -> None:
     deadline = time.monotonic() + 30
     while at_work(engine)[-1]:
         assert time.monotonic() < deadline, "it is never said that nothing is left to do"
@@ -548,7 +548,7 @@ def wait_for_rest(engine: Engine) -> None:
 
 def test_an_encoder_that_hangs_keeps_its_number_also_when_its_client_has_left():
     """Nothing but these signs would tell the supervisor's watchdog."""
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -564,7 +564,7 @@ def test_an_encoder_that_hangs_keeps_its_number_also_when_its_client_has_left():
 
 
 def test_a_preparer_that_hangs_keeps_its_number_beside_others():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.preparer.gate.clear()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -581,7 +581,7 @@ def test_a_preparer_that_hangs_keeps_its_number_beside_others():
 # ---- steps that fail -----------------------------------------------------------------
 
 
-def run_in_turn(engine: Engine, *names: str) -> None:
+def run_in_turn(engine: ThreadedEngine, *names: str) -> None:
     """One request after the other; those named `bad...` fail at their first chunk."""
     for name in names:
         if name.startswith("bad"):
@@ -590,7 +590,7 @@ def run_in_turn(engine: Engine, *names: str) -> None:
         engine.loop.run_until_idle()
 
 
-def test_steps_that_fail_in_a_row_end_the_loop_with_the_reason(engine: Engine):
+def test_steps_that_fail_in_a_row_end_the_loop_with_the_reason(engine: ThreadedEngine):
     run_in_turn(engine, "bad 1", "bad 2")
     with pytest.raises(EngineBroken, match=r"3 steps in a row failed.*the chunk failed"):
         run_in_turn(engine, "bad 3")
@@ -600,7 +600,7 @@ def test_steps_that_fail_in_a_row_end_the_loop_with_the_reason(engine: Engine):
         assert failed.code == "internal_error"
 
 
-def test_a_step_that_succeeds_makes_up_for_those_that_failed(engine: Engine):
+def test_a_step_that_succeeds_makes_up_for_those_that_failed(engine: ThreadedEngine):
     run_in_turn(engine, "bad 1", "bad 2", "good", "bad 3", "bad 4", "fine", "bad 5", "bad 6")
     assert texts(engine.events) == {"good": answer_text(prompt()), "fine": answer_text(prompt())}
 
@@ -613,7 +613,7 @@ def test_bad_requests_do_not_end_a_loop_that_answers_others():
             time.sleep(0.002)
             return super().launch(plan)
 
-    engine = Engine(runner=Slow(3, 5))
+    engine = ThreadedEngine(runner=Slow(3, 5))
     engine.inbox.put(submit("good", max_tokens=150, ignore_eos=True))
     while not engine.runner.seqs:
         engine.loop.step()
@@ -626,7 +626,7 @@ def test_bad_requests_do_not_end_a_loop_that_answers_others():
     assert good.usage.completion_tokens == 150
 
 
-def test_a_model_that_reads_prompts_but_can_not_decode_ends_the_loop(engine: Engine):
+def test_a_model_that_reads_prompts_but_can_not_decode_ends_the_loop(engine: ThreadedEngine):
     def fail_the_first_decode(name: str) -> None:
         engine.inbox.put(submit(name))
         while not engine.runner.seqs:
@@ -640,14 +640,14 @@ def test_a_model_that_reads_prompts_but_can_not_decode_ends_the_loop(engine: Eng
         fail_the_first_decode("c")
 
 
-def test_there_is_nothing_to_wait_for_in_an_idle_engine(engine: Engine):
+def test_there_is_nothing_to_wait_for_in_an_idle_engine(engine: ThreadedEngine):
     engine.loop.run_until_idle()
     assert not engine.runner.plans
 
 
 def test_idle_comes_after_the_last_sequence_has_left(monkeypatch: pytest.MonkeyPatch):
     """What it still held could not be given back, and nobody would try again."""
-    engine = Engine(memory=MemorySettings(idle_clear_seconds=0))
+    engine = ThreadedEngine(memory=MemorySettings(idle_clear_seconds=0))
     held = list[int]()
     monkeypatch.setattr(
         engine.governor, "clear_when_idle", lambda: held.append(engine.runner.num_tracked)
@@ -663,7 +663,7 @@ def test_idle_comes_after_the_last_sequence_has_left(monkeypatch: pytest.MonkeyP
 def test_an_idle_engine_gives_others_what_they_need(monkeypatch: pytest.MonkeyPatch):
     """Though nobody asks it for anything, where memory is the machine's."""
     monkeypatch.setattr("vlm_server.engine.memory.governor._DRIVER_SECONDS", 0.02)
-    engine = Engine(memory=MemorySettings(idle_clear_seconds=3600))
+    engine = ThreadedEngine(memory=MemorySettings(idle_clear_seconds=3600))
     engine.memory.is_shared, engine.memory.pool_bytes = True, 1 << 30
     engine.thread.start()
     engine.inbox.put(submit("a"))

@@ -51,7 +51,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def settle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what was written so far be long ago."""
+    """Make all files written so far count as old."""
     later = time.time_ns() + 60_000_000_000
     monkeypatch.setattr(time, "time_ns", lambda: later)
 
@@ -61,7 +61,9 @@ def named(weights: Path) -> str:
     return Checkpoint(weights.parent, "auto").fingerprint(hashes)
 
 
-def test_a_file_is_read_once(weights: Path, read: list[str], monkeypatch: pytest.MonkeyPatch):
+def test_unchanged_file_is_hashed_once(
+    weights: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+):
     settle(monkeypatch)
     first = named(weights)
     assert "model.safetensors" in read
@@ -72,7 +74,7 @@ def test_a_file_is_read_once(weights: Path, read: list[str], monkeypatch: pytest
     assert kept.stat().st_mode & 0o077 == 0
 
 
-def test_what_was_just_written_is_read_again(weights: Path, read: list[str]):
+def test_recently_written_file_is_hashed_again(weights: Path, read: list[str]):
     first = named(weights)
     read.clear()
     assert named(weights) == first
@@ -81,7 +83,7 @@ def test_what_was_just_written_is_read_again(weights: Path, read: list[str]):
 
 @pytest.mark.parametrize("restores_time", [False, True])
 @pytest.mark.parametrize("at", [0, 2 * MIB + 5, 5 * MIB - 1])
-def test_a_change_in_place_is_seen(
+def test_in_place_change_changes_the_fingerprint(
     weights: Path, monkeypatch: pytest.MonkeyPatch, at: int, restores_time: bool
 ):
     """Of one byte, of the same size, and with the old time of change put back."""
@@ -98,7 +100,7 @@ def test_a_change_in_place_is_seen(
     assert named(weights) != first
 
 
-def test_a_replaced_file_is_seen(weights: Path, monkeypatch: pytest.MonkeyPatch):
+def test_replaced_file_changes_the_fingerprint(weights: Path, monkeypatch: pytest.MonkeyPatch):
     settle(monkeypatch)
     first = named(weights)
     other = weights.with_name("other")
@@ -109,10 +111,10 @@ def test_a_replaced_file_is_seen(weights: Path, monkeypatch: pytest.MonkeyPatch)
     assert named(weights) != first
 
 
-def test_what_an_earlier_process_left_half_written_does_no_harm(
+def test_half_written_hash_file_of_same_pid_is_ignored(
     weights: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """It had the same number as this one."""
+    """The earlier process had the same process id."""
     settle(monkeypatch)
     kept = weights.parents[1] / "cache" / "hashes.json"
     kept.parent.mkdir()
@@ -124,7 +126,7 @@ def test_what_an_earlier_process_left_half_written_does_no_harm(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "model-2.safetensors"])
-def test_what_was_changed_after_loading_is_not_named(weights: Path, name: str):
+def test_checkpoint_changed_after_loading_gets_no_fingerprint(weights: Path, name: str):
     checkpoint = Checkpoint(weights.parent, "auto")
     hashes = KeptHashes(weights.parents[1] / "cache" / "hashes.json")
     assert checkpoint.fingerprint(hashes) == named(weights)
@@ -134,7 +136,7 @@ def test_what_was_changed_after_loading_is_not_named(weights: Path, name: str):
         checkpoint.fingerprint(hashes)
 
 
-def test_a_copy_elsewhere_has_the_same_fingerprint(
+def test_copied_checkpoint_has_the_same_fingerprint(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     settle(monkeypatch)
@@ -144,7 +146,7 @@ def test_a_copy_elsewhere_has_the_same_fingerprint(
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"a": 1}', "\x00"])
-def test_kept_hashes_that_are_damaged_are_made_again(
+def test_damaged_hash_file_is_recomputed(
     weights: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ):
     settle(monkeypatch)
@@ -155,14 +157,14 @@ def test_kept_hashes_that_are_damaged_are_made_again(
     assert len(kept.read_text()) > 64
 
 
-def test_a_folder_that_can_not_be_written_costs_time_alone(weights: Path, read: list[str]):
+def test_unwritable_hash_folder_only_costs_time(weights: Path, read: list[str]):
     blocked = weights.parents[1] / "cache"
     blocked.write_text("a file where a folder should be")
     assert named(weights) == named(weights)
     assert read.count("model.safetensors") == 2
 
 
-def test_a_glance_sees_changes_and_reads_no_weights(weights: Path, read: list[str]):
+def test_checkpoint_digest_sees_changes_without_reading_weights(weights: Path, read: list[str]):
     checkpoint = Checkpoint(weights.parent, "auto")
     first = checkpoint.digest()
     assert "model.safetensors" not in read
@@ -174,7 +176,7 @@ def test_a_glance_sees_changes_and_reads_no_weights(weights: Path, read: list[st
     assert len({first, second, checkpoint.digest()}) == 3
 
 
-def test_all_that_computes_is_named():
+def test_program_digest_covers_all_computing_sources():
     """A new kind of source must not be forgotten."""
     found = {
         path
@@ -187,7 +189,7 @@ def test_all_that_computes_is_named():
 
 
 @pytest.mark.parametrize("kind", ["*.py", "*.cu", "*.cuh"])
-def test_another_source_is_another_program(
+def test_changed_source_changes_program_and_state_fingerprints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     copy = tmp_path / "vlm_server"

@@ -1,4 +1,4 @@
-"""Engines that never get ready are tried a few times, and then it is said why they end."""
+"""Engines that never get ready are retried a few times, then given up with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def give_up(status: int | None, *, was_late: bool = False) -> str:
     return reason
 
 
-def test_a_kill_is_taken_for_want_of_memory() -> None:
+def test_sigkill_at_start_is_blamed_on_memory() -> None:
     assert "6.00 GiB" in give_up(-signal.SIGKILL)
     assert "memory" in give_up(-signal.SIGKILL)
 
@@ -33,17 +33,17 @@ def test_a_kill_is_taken_for_want_of_memory() -> None:
         (-99, "signal 99"),
     ],
 )
-def test_other_ends_are_named(status: int | None, words: str) -> None:
+def test_start_failure_names_the_exit_status(status: int | None, words: str) -> None:
     assert words in give_up(status)
 
 
-def test_one_that_was_too_slow_is_not_blamed_on_memory() -> None:
+def test_start_timeout_is_not_blamed_on_memory() -> None:
     reason = give_up(-signal.SIGKILL, was_late=True)
     assert "engine.start_timeout_seconds" in reason
     assert "memory" not in reason
 
 
-def test_what_was_ready_once_is_tried_for_ever() -> None:
+def test_engine_that_was_ready_once_is_retried_forever() -> None:
     starts = FailedStarts(6 << 30)
     starts.record_end(1, was_late=False)
     starts.record_ready()

@@ -6,18 +6,18 @@ from vlm_server.settings import MIB
 from vlm_server.supervisor.memory_shares import divide, needed_bytes
 
 
-def test_a_model_needs_its_weights_and_room() -> None:
+def test_model_needs_bytes_for_weights_and_requests() -> None:
     assert needed_bytes(800 * MIB, 0) == (800 + 256) * MIB
     assert needed_bytes(8000 * MIB, 0) == 9000 * MIB
     assert needed_bytes(8000 * MIB, 5) == 8000 * MIB + 5
 
 
-def test_what_is_left_is_shared_equally() -> None:
+def test_remaining_memory_is_shared_equally() -> None:
     assert divide({"a": 10, "b": 20}, 40) == {"a": 15, "b": 25}
 
 
-def test_shares_are_never_more_than_there_is() -> None:
-    """Engines may find that they hold more than was surveyed."""
+def test_memory_shares_never_exceed_the_limit() -> None:
+    """Engines may hold more than was surveyed."""
     shares = divide({"a": 10, "b": 20, "c": 20}, 40)
     assert sum(shares.values()) <= 40
     assert min(shares.values()) > 0

@@ -1,4 +1,4 @@
-"""Who is loaded, who waits and who makes room: the real pool around engines that load nothing."""
+"""Loading, waiting and unloading of models: the real pool around fake engines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOAD_SECONDS = 0.02
 
 
 class World:
-    """All engines there are, and what they hold."""
+    """All fake engines, and the memory that they hold."""
 
     def __init__(self, limit_bytes: int, weights: dict[str, int]) -> None:
         self.limit_bytes = limit_bytes
@@ -83,7 +83,7 @@ class World:
 
 
 class FakeEngine:
-    """What the pool asks of a `Supervisor`. It fills its limit with what could be evicted."""
+    """Stands in for `Supervisor`; fills its memory limit with evictable bytes."""
 
     def __init__(self, world: World, settings: Settings) -> None:
         self.world = world
@@ -184,7 +184,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_a_model_is_loaded_once_for_all_who_ask() -> None:
+async def test_concurrent_requests_load_their_model_once() -> None:
     world = World(100 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     await pool.start()
@@ -196,7 +196,7 @@ async def test_a_model_is_loaded_once_for_all_who_ask() -> None:
     assert world.loaded() == set()
 
 
-async def test_what_is_pinned_is_loaded_at_the_start_and_stays() -> None:
+async def test_pinned_model_is_loaded_at_start_and_stays() -> None:
     world = World(5 * GB, {"a": GB, "b": GB, "c": GB})
     pool = pool_of(world, {"a": table(), "b": table(pinned=True), "c": table()})
     await pool.start()
@@ -222,7 +222,7 @@ async def test_settings_of_a_model_that_is_not_served_are_named(
     assert "no effect: model.dtype, model.max_context_tokens" in caplog.text
 
 
-async def test_the_idle_model_that_was_used_longest_ago_makes_room() -> None:
+async def test_least_recently_used_idle_model_is_unloaded() -> None:
     world = World(6 * GB, {"a": GB, "b": GB, "c": GB, "d": GB})
     pool = pool_of(world)
     for name in ("a", "b", "c"):
@@ -233,8 +233,8 @@ async def test_the_idle_model_that_was_used_longest_ago_makes_room() -> None:
     await pool.stop()
 
 
-async def test_a_model_whose_requests_take_much_gets_room_for_them() -> None:
-    """Its engine would end, for it leaves no room for a short request."""
+async def test_model_with_large_kv_minimum_gets_room_for_requests() -> None:
+    """Without this room, its engine would end: not even a short request fits."""
     world = World(6 * GB, {"a": GB, "b": GB})
     world.least_kv["b"] = 2 * GB
     pool = pool_of(world)
@@ -246,7 +246,7 @@ async def test_a_model_whose_requests_take_much_gets_room_for_them() -> None:
     await pool.stop()
 
 
-async def test_a_busy_model_goes_only_if_the_idle_ones_are_not_enough() -> None:
+async def test_busy_model_is_unloaded_only_after_idle_models() -> None:
     world = World(6 * GB, {"a": GB, "b": GB, "c": GB, "d": GB})
     pool = pool_of(world)
     busy = asyncio.create_task(use(pool, "a", 0.3))
@@ -257,7 +257,7 @@ async def test_a_busy_model_goes_only_if_the_idle_ones_are_not_enough() -> None:
     await pool.stop()
 
 
-async def test_who_has_to_go_is_chosen_anew_after_a_wait() -> None:
+async def test_model_to_unload_is_chosen_again_after_a_wait() -> None:
     world = World(4 * GB, {"a": GB, "b": GB, "c": GB})
     world.load_seconds = 0.5
     pool = pool_of(world)
@@ -272,7 +272,7 @@ async def test_who_has_to_go_is_chosen_anew_after_a_wait() -> None:
     await pool.stop()
 
 
-async def test_a_busy_model_finishes_what_it_has_and_what_comes_meanwhile_waits() -> None:
+async def test_unloading_model_finishes_its_requests_and_later_ones_wait() -> None:
     world = World(3 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     ends = []
@@ -293,7 +293,7 @@ async def test_a_busy_model_finishes_what_it_has_and_what_comes_meanwhile_waits(
     await pool.stop()
 
 
-async def test_two_that_take_turns_do_not_spend_all_time_with_loading() -> None:
+async def test_alternating_models_serve_requests_between_loads() -> None:
     world = World(3 * GB, {"a": GB, "b": GB})
     world.load_seconds = 0.05
     pool = pool_of(world)
@@ -311,10 +311,10 @@ async def test_two_that_take_turns_do_not_spend_all_time_with_loading() -> None:
     await pool.stop()
 
 
-async def test_a_model_that_restarts_is_counted_though_it_was_never_surveyed(
+async def test_restarting_unsurveyed_model_counts_towards_memory(
     tmp_path: Path,
 ) -> None:
-    """One that was alone was not: nobody asked what it holds."""
+    """A single model is never surveyed, so its memory is only known from its engine."""
     world = World(20 * GB, {"demo": 8 * GB, "org/b": GB})
     settings = Settings(
         model=ModelSettings(path=str(EMBEDDED), name="demo", search_paths=(str(tmp_path),)),
@@ -334,7 +334,7 @@ async def test_a_model_that_restarts_is_counted_though_it_was_never_surveyed(
     await pool.stop()
 
 
-async def test_others_shrink_before_a_model_is_loaded() -> None:
+async def test_loaded_models_shrink_before_another_model_loads() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     await use(pool, "a")
@@ -349,7 +349,7 @@ async def test_others_shrink_before_a_model_is_loaded() -> None:
     await pool.stop()
 
 
-async def test_an_engine_that_does_not_respond_has_not_given_anything_back() -> None:
+async def test_unresponsive_engine_still_counts_its_memory() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     await use(pool, "a")
@@ -360,7 +360,7 @@ async def test_an_engine_that_does_not_respond_has_not_given_anything_back() -> 
     await pool.stop()
 
 
-async def test_what_is_known_of_a_model_is_told_while_it_is_loaded_again() -> None:
+async def test_model_facts_are_kept_during_a_reload() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     async with pool.lease("a", "1"):
@@ -374,7 +374,7 @@ async def test_what_is_known_of_a_model_is_told_while_it_is_loaded_again() -> No
     await pool.stop()
 
 
-async def test_a_model_that_can_never_fit_is_refused_with_figures_and_nobody_is_unloaded() -> None:
+async def test_oversized_model_is_refused_with_figures_without_unloading_others() -> None:
     world = World(6 * GB, {"a": 2 * GB, "b": GB, "c": 9 * GB, "d": 3 * GB})
     tables = {"a": table(pinned=True), "b": table(), "c": table(), "d": table()}
     pool = pool_of(world, tables)
@@ -393,7 +393,7 @@ async def test_a_model_that_can_never_fit_is_refused_with_figures_and_nobody_is_
     await pool.stop()
 
 
-async def test_an_unused_model_is_unloaded_after_its_time() -> None:
+async def test_idle_model_is_unloaded_after_its_keep_alive() -> None:
     world = World(20 * GB, {"a": GB, "b": GB, "c": GB})
     tables = {
         "a": table(keep_alive_seconds=0.6),
@@ -413,7 +413,7 @@ async def test_an_unused_model_is_unloaded_after_its_time() -> None:
     await pool.stop()
 
 
-async def test_a_request_says_for_how_long_the_model_stays() -> None:
+async def test_request_sets_the_models_keep_alive() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     async with pool.lease("a", "1", keep_alive_seconds=0.0):
@@ -434,8 +434,8 @@ async def test_a_request_says_for_how_long_the_model_stays() -> None:
     await pool.stop()
 
 
-async def test_who_lets_a_model_go_does_not_starve_others() -> None:
-    """A model that is shared stays as long as its load took; who uses it alone, gets rid of it."""
+async def test_zero_keep_alive_keeps_a_shared_model_for_others() -> None:
+    """A shared model stays as long as its load took; a sole user unloads it at once."""
     world = World(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     async with pool.lease("a", "alone", keep_alive_seconds=0.0):
@@ -453,7 +453,7 @@ async def test_who_lets_a_model_go_does_not_starve_others() -> None:
     await pool.stop()
 
 
-async def test_a_load_that_waits_for_another_says_so_and_has_a_deadline() -> None:
+async def test_queued_load_names_its_blocker_and_times_out() -> None:
     world = World(10 * GB, {"a": 6 * GB, "b": 6 * GB, "c": GB})
     world.load_seconds = 0.6
     pool = pool_of(world, queue_seconds=0.2)
@@ -480,7 +480,7 @@ async def test_a_load_that_waits_for_another_says_so_and_has_a_deadline() -> Non
     await pool.stop()
 
 
-async def test_a_pinned_model_that_is_not_ready_is_not_called_loaded() -> None:
+async def test_unready_pinned_model_is_not_reported_as_loaded() -> None:
     world = World(20 * GB, {"a": GB})
     pool = pool_of(world, {"a": table(pinned=True)})
     await pool.start()
@@ -494,7 +494,7 @@ async def test_a_pinned_model_that_is_not_ready_is_not_called_loaded() -> None:
     await pool.stop()
 
 
-async def test_a_model_in_use_that_somebody_wants_unloaded_goes_when_it_is_done() -> None:
+async def test_zero_keep_alive_unloads_a_busy_model_when_idle() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     busy = asyncio.create_task(use(pool, "a", 0.1))
@@ -506,7 +506,7 @@ async def test_a_model_in_use_that_somebody_wants_unloaded_goes_when_it_is_done(
     await pool.stop()
 
 
-async def test_a_model_that_is_to_stay_is_not_unloaded_for_what_was_said_before() -> None:
+async def test_later_keep_alive_cancels_a_pending_unload() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     await use(pool, "a")
@@ -522,7 +522,7 @@ async def test_a_model_that_is_to_stay_is_not_unloaded_for_what_was_said_before(
     await pool.stop()
 
 
-async def test_a_model_in_use_is_not_unloaded_until_it_is_done() -> None:
+async def test_explicit_unload_waits_for_requests_in_progress() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     busy = asyncio.create_task(use(pool, "a", 0.2))
@@ -537,7 +537,7 @@ async def test_a_model_in_use_is_not_unloaded_until_it_is_done() -> None:
     await pool.stop()
 
 
-async def test_who_leaves_while_a_model_loads_leaves_nothing() -> None:
+async def test_cancelled_requests_during_a_load_are_forgotten() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     world.load_seconds = 0.1
     pool = pool_of(world)
@@ -554,7 +554,7 @@ async def test_who_leaves_while_a_model_loads_leaves_nothing() -> None:
     await pool.stop()
 
 
-async def test_nothing_is_loaded_for_those_who_have_left() -> None:
+async def test_cancelled_request_does_not_load_its_model() -> None:
     world = World(3 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     busy = asyncio.create_task(use(pool, "a", 0.2))
@@ -571,7 +571,7 @@ async def test_nothing_is_loaded_for_those_who_have_left() -> None:
     await pool.stop()
 
 
-async def test_a_failed_load_is_told_to_all_and_not_tried_again_at_once() -> None:
+async def test_failed_load_fails_all_waiters_and_is_retried_later() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     world.broken.add("a")
     pool = pool_of(world)
@@ -590,7 +590,7 @@ async def test_a_failed_load_is_told_to_all_and_not_tried_again_at_once() -> Non
     await pool.stop()
 
 
-async def test_a_pinned_model_that_fails_ends_the_start() -> None:
+async def test_failed_pinned_model_ends_the_start() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     world.broken.add("b")
     pool = pool_of(world, {"a": table(), "b": table(pinned=True)})
@@ -601,7 +601,7 @@ async def test_a_pinned_model_that_fails_ends_the_start() -> None:
     await pool.stop()
 
 
-async def test_one_model_alone_has_all_memory_and_is_not_surveyed() -> None:
+async def test_single_model_has_all_memory_and_is_not_surveyed() -> None:
     world = World(20 * GB, {"demo": GB})
     pool = pool_of(world, {})
     await pool.start()
@@ -616,7 +616,7 @@ async def test_one_model_alone_has_all_memory_and_is_not_surveyed() -> None:
     await pool.stop()
 
 
-async def test_a_folder_is_never_added_by_its_path(
+async def test_relative_folder_is_not_added_as_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(20 * GB, {"demo": GB})
@@ -629,14 +629,14 @@ async def test_a_folder_is_never_added_by_its_path(
     assert pool.names == ("demo",)
 
 
-def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_models_with_the_same_name_are_refused(tmp_path: Path) -> None:
     world = World(20 * GB, {})
     with pytest.raises(ConfigError, match="`demo`"):
         pool_of(world, {"demo": table()}, path=str(tmp_path), name="demo")
 
 
 @pytest.mark.parametrize("disk_path", ["", "/there"])
-async def test_each_model_has_a_folder_on_disk_of_its_own(disk_path: str) -> None:
+async def test_models_have_separate_disk_cache_folders(disk_path: str) -> None:
     """`cache.disk_bytes` are for each of them."""
     world = World(100 * GB, {"demo": GB, "a": GB, "../b": GB})
     settings = Settings(
@@ -658,7 +658,7 @@ async def test_each_model_has_a_folder_on_disk_of_its_own(disk_path: str) -> Non
     await pool.stop()
 
 
-async def test_stopping_fails_those_who_wait_and_leaves_nothing() -> None:
+async def test_stop_fails_waiting_requests_and_unloads_everything() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     world.load_seconds = 5.0
     pool = pool_of(world)
@@ -670,7 +670,7 @@ async def test_stopping_fails_those_who_wait_and_leaves_nothing() -> None:
     assert world.loaded() == set()
 
 
-async def test_caches_are_cleared_where_there_are_some() -> None:
+async def test_clear_caches_reaches_the_loaded_models() -> None:
     world = World(20 * GB, {"a": GB, "b": GB})
     pool = pool_of(world)
     with pytest.raises(EngineUnavailable):
@@ -683,7 +683,7 @@ async def test_caches_are_cleared_where_there_are_some() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_any_mix_of_clients_is_served_within_the_limit(seed: int) -> None:
-    """Random sizes, clients, pauses and cancellations: nobody is lost, nothing is left."""
+    """Random sizes, clients, pauses and cancellations lose no request and leave nothing."""
     draw = random.Random(seed)
     weights = {name: draw.randint(1, 4) * GB for name in "abcde"}
     world = World(draw.randint(6, 14) * GB, weights)

@@ -1,4 +1,4 @@
-"""What is blamed for a crash, what is tried alone after it, and what is refused, for how long."""
+"""Crashes blame loads on the device: suspects run alone, condemned loads are refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def condemn(quarantine: Quarantine, submit: Submit) -> None:
 # ---- suspects ------------------------------------------------------------------------
 
 
-def test_two_crashes_make_a_suspect_and_refuse_nobody(quarantine: Quarantine) -> None:
+def test_second_crash_makes_a_load_suspect_but_not_refused(quarantine: Quarantine) -> None:
     die(quarantine, LARGE)
     assert not is_suspect(quarantine, SAME)
     die(quarantine, LARGE)
@@ -83,7 +83,7 @@ def test_two_crashes_make_a_suspect_and_refuse_nobody(quarantine: Quarantine) ->
     assert not is_suspect(quarantine, ask("other", "", (640, 480)))
 
 
-def test_a_suspect_that_succeeds_is_cleared_of_all_crashes(quarantine: Quarantine) -> None:
+def test_successful_suspect_is_cleared_of_all_crashes(quarantine: Quarantine) -> None:
     die(quarantine, LARGE)
     die(quarantine, LARGE)
     succeed(quarantine, SAME)
@@ -92,14 +92,14 @@ def test_a_suspect_that_succeeds_is_cleared_of_all_crashes(quarantine: Quarantin
     assert not is_suspect(quarantine, LARGE)
 
 
-def test_a_success_between_two_crashes_clears_too(quarantine: Quarantine) -> None:
+def test_success_between_crashes_clears_the_load(quarantine: Quarantine) -> None:
     for _ in range(5):
         die(quarantine, LARGE)
         succeed(quarantine, SAME)
     assert not is_suspect(quarantine, LARGE)
 
 
-def test_a_success_that_the_encoder_had_no_part_in_does_not_clear_its_load(
+def test_success_with_cached_picture_does_not_clear_the_encode_load(
     quarantine: Quarantine,
 ) -> None:
     """The picture was cached."""
@@ -111,7 +111,7 @@ def test_a_success_that_the_encoder_had_no_part_in_does_not_clear_its_load(
     assert is_suspect(quarantine, LARGE)
 
 
-def test_the_phase_is_blamed_not_the_request(quarantine: Quarantine) -> None:
+def test_crash_blames_the_phase_of_a_request(quarantine: Quarantine) -> None:
     """Its picture was encoded, and is no suspect; its prompt is."""
     screenshots = ask("many", "", *[SCREENSHOT] * 20)
     die_of_prompts(quarantine, screenshots)
@@ -120,7 +120,7 @@ def test_the_phase_is_blamed_not_the_request(quarantine: Quarantine) -> None:
     assert not is_suspect(quarantine, LARGE)
 
 
-def test_another_aspect_is_another_load(quarantine: Quarantine) -> None:
+def test_pictures_of_different_aspect_are_different_loads(quarantine: Quarantine) -> None:
     panorama = ask("panorama", "", (46_000, 45))
     die(quarantine, panorama)
     die(quarantine, panorama)
@@ -128,7 +128,7 @@ def test_another_aspect_is_another_load(quarantine: Quarantine) -> None:
     assert not is_suspect(quarantine, LARGE)
 
 
-def test_an_encoder_that_hung_is_blamed_alone(quarantine: Quarantine) -> None:
+def test_hung_encoder_is_blamed_alone(quarantine: Quarantine) -> None:
     for _ in range(2):
         admit(quarantine, LARGE)
         admit(quarantine, ask("text", LONG))
@@ -138,7 +138,7 @@ def test_an_encoder_that_hung_is_blamed_alone(quarantine: Quarantine) -> None:
     assert not is_suspect(quarantine, ask("b", LONG))
 
 
-def test_small_text_is_never_suspect_whatever_died(quarantine: Quarantine) -> None:
+def test_small_text_is_never_suspect(quarantine: Quarantine) -> None:
     for _ in range(5):
         die_of_prompts(quarantine, ask("a", "Hello"), alone=True)
     assert not is_suspect(quarantine, ask("b", "Hello"))
@@ -148,7 +148,7 @@ def test_small_text_is_never_suspect_whatever_died(quarantine: Quarantine) -> No
 # ---- trials --------------------------------------------------------------------------
 
 
-def test_what_crashes_the_engine_alone_is_refused_and_told_what_to_do(
+def test_condemned_load_is_refused_with_advice_and_retry_time(
     quarantine: Quarantine, clock: Clock
 ) -> None:
     condemn(quarantine, LARGE)
@@ -164,7 +164,7 @@ def test_what_crashes_the_engine_alone_is_refused_and_told_what_to_do(
     assert not is_refused(quarantine, ask("d", "", (640, 480)))
 
 
-def test_who_left_in_the_middle_of_the_trial_is_not_condemned(quarantine: Quarantine) -> None:
+def test_request_aborted_during_its_trial_is_not_condemned(quarantine: Quarantine) -> None:
     """Others may be on the device by then."""
     die(quarantine, LARGE)
     die(quarantine, LARGE)
@@ -176,7 +176,7 @@ def test_who_left_in_the_middle_of_the_trial_is_not_condemned(quarantine: Quaran
     assert not is_refused(quarantine, LARGE)
 
 
-def test_a_trial_that_was_not_on_the_device_condemns_nobody(quarantine: Quarantine) -> None:
+def test_crash_before_the_trial_runs_condemns_no_load(quarantine: Quarantine) -> None:
     die(quarantine, LARGE)
     die(quarantine, LARGE)
     admit(quarantine, LARGE, alone=True)
@@ -184,7 +184,7 @@ def test_a_trial_that_was_not_on_the_device_condemns_nobody(quarantine: Quaranti
     assert not is_refused(quarantine, LARGE)
 
 
-def test_a_refusal_ends_and_all_begins_anew(quarantine: Quarantine, clock: Clock) -> None:
+def test_expired_refusal_clears_the_load(quarantine: Quarantine, clock: Clock) -> None:
     condemn(quarantine, LARGE)
     clock.now += SECONDS - 1
     assert is_refused(quarantine, LARGE)
@@ -198,21 +198,19 @@ def test_a_refusal_ends_and_all_begins_anew(quarantine: Quarantine, clock: Clock
 # ---- notes ---------------------------------------------------------------------------
 
 
-def test_crashes_that_are_far_apart_do_not_count_together(
-    quarantine: Quarantine, clock: Clock
-) -> None:
+def test_crashes_far_apart_do_not_count_together(quarantine: Quarantine, clock: Clock) -> None:
     for _ in range(4):
         die(quarantine, LARGE)
         clock.now += SECONDS
         assert not is_suspect(quarantine, SAME)
 
 
-def test_two_of_a_load_on_the_device_are_one_crash(quarantine: Quarantine) -> None:
+def test_requests_of_equal_load_count_one_crash_together(quarantine: Quarantine) -> None:
     die_of_prompts(quarantine, ask("a", LONG), ask("b", LONG))
     assert not is_suspect(quarantine, ask("c", LONG))
 
 
-def test_all_whose_pictures_were_encoded_together_are_blamed(quarantine: Quarantine) -> None:
+def test_batched_encode_crash_blames_all_its_pictures(quarantine: Quarantine) -> None:
     screenshot, photo = ask("one", "", (1900, 1100)), ask("other", "", (800, 3000))
     for _ in range(2):
         for submit in (screenshot, photo):
@@ -223,7 +221,7 @@ def test_all_whose_pictures_were_encoded_together_are_blamed(quarantine: Quarant
     assert is_suspect(quarantine, photo)
 
 
-def test_nobody_is_blamed_but_who_is_on_the_device(quarantine: Quarantine) -> None:
+def test_crash_blames_only_loads_on_the_device(quarantine: Quarantine) -> None:
     names = ["waiting", "answered", "past", "failed", "culprit"]
     sizes = [(64, 64), (128, 128), (256, 256), (512, 512), (4096, 4096)]
     submits = [ask(name, "", size) for name, size in zip(names, sizes, strict=True)]
@@ -239,8 +237,8 @@ def test_nobody_is_blamed_but_who_is_on_the_device(quarantine: Quarantine) -> No
     assert [is_suspect(quarantine, submit) for submit in submits] == [False] * 4 + [True]
 
 
-def test_a_picture_that_nobody_waits_for_any_more_is_blamed(quarantine: Quarantine) -> None:
-    """The encoder goes on with it after an abort, whatever is prefilled beside it."""
+def test_aborted_picture_still_under_encode_is_blamed(quarantine: Quarantine) -> None:
+    """The encoder continues an aborted picture while other prompts are prefilled."""
     for _ in range(2):
         admit(quarantine, LARGE)
         quarantine.record_work(OnDevice(("large",), ("large",)))
@@ -251,7 +249,7 @@ def test_a_picture_that_nobody_waits_for_any_more_is_blamed(quarantine: Quaranti
     assert is_suspect(quarantine, LARGE)
 
 
-def test_a_picture_that_was_aborted_is_not_blamed_for_the_next_work(quarantine: Quarantine) -> None:
+def test_aborted_picture_is_not_blamed_for_later_work(quarantine: Quarantine) -> None:
     for _ in range(2):
         admit(quarantine, LARGE)
         quarantine.record_work(OnDevice(("large",), ("large",)))
@@ -260,7 +258,7 @@ def test_a_picture_that_was_aborted_is_not_blamed_for_the_next_work(quarantine: 
     assert not is_suspect(quarantine, SAME)
 
 
-def test_an_engine_that_was_to_end_is_no_crash(quarantine: Quarantine) -> None:
+def test_intended_engine_end_is_no_crash(quarantine: Quarantine) -> None:
     for _ in range(3):
         admit(quarantine, LARGE)
         quarantine.record_work(OnDevice(("large",), ("large",)))
@@ -268,14 +266,14 @@ def test_an_engine_that_was_to_end_is_no_crash(quarantine: Quarantine) -> None:
     assert not is_suspect(quarantine, SAME)
 
 
-def test_what_the_last_engine_had_is_not_blamed_for_the_next_crash(quarantine: Quarantine) -> None:
+def test_work_of_the_previous_engine_is_not_blamed_again(quarantine: Quarantine) -> None:
     die(quarantine, LARGE)
     admit(quarantine, LARGE)
     quarantine.record_engine_end(is_crash=True)
     assert not is_suspect(quarantine, SAME)
 
 
-def test_no_time_suspects_and_refuses_nothing(clock: Clock) -> None:
+def test_zero_quarantine_seconds_disable_the_quarantine(clock: Clock) -> None:
     quarantine = Quarantine(0.0, clock)
     condemn(quarantine, LARGE)
     assert not is_suspect(quarantine, LARGE)
@@ -283,7 +281,7 @@ def test_no_time_suspects_and_refuses_nothing(clock: Clock) -> None:
     assert quarantine.num_shapes == 0
 
 
-def test_nothing_grows(quarantine: Quarantine) -> None:
+def test_quarantine_memory_is_bounded(quarantine: Quarantine) -> None:
     sizes = [(1 << width, 1 << height) for width in range(10) for height in range(10)]
     for submit in [ask("a", "", size) for size in sizes]:
         condemn(quarantine, submit)

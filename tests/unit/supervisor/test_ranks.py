@@ -1,4 +1,4 @@
-"""A hostfile is read as MLX's own launcher reads it; what is wrong with one is said."""
+"""Hostfiles are read as MLX's launcher reads them, and errors name the fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(folder: Path, data: object) -> Hostfile:
     return read_hostfile(path)
 
 
-def test_both_forms(tmp_path: Path):
+def test_hostfile_is_read_as_list_and_as_object(tmp_path: Path):
     alone = read(tmp_path, [ONE, TWO])
     assert [host.ssh for host in alone.hosts] == ["127.0.0.1", "other.local"]
     whole = read(tmp_path, {"backend": "jaccl", "envs": ["A=b=c"], "hosts": [ONE, TWO]})
@@ -43,17 +43,17 @@ def test_both_forms(tmp_path: Path):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_faults(tmp_path: Path, data: object, fault: str):
+def test_invalid_hostfile_is_refused_with_the_reason(tmp_path: Path, data: object, fault: str):
     with pytest.raises(ConfigError, match=fault):
         read(tmp_path, data)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path):
+def test_missing_hostfile_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="can't read"):
         read_hostfile(tmp_path / "hosts.json")
 
 
-def test_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_remote_hosts_without_ssh_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     assert len(read(tmp_path, [ONE, ONE]).hosts) == 2
     with pytest.raises(ConfigError, match="no `ssh`"):
@@ -65,7 +65,7 @@ def ranks(tmp_path: Path, backend: str, *hosts: dict[str, Any]) -> list[Any]:
     return ranks_of(hostfile, 5000, settings.Log())
 
 
-def test_ring(tmp_path: Path):
+def test_ring_ranks_get_addresses_and_environment(tmp_path: Path):
     first, second = ranks(tmp_path, "", ONE, TWO | {"ips": ["10.0.0.2", "10.0.1.2"]})
     addresses = [["10.0.0.1:5001"], ["10.0.0.2:5002", "10.0.1.2:5003"]]
     assert json.loads(first.files["MLX_HOSTFILE"]) == addresses
@@ -75,12 +75,12 @@ def test_ring(tmp_path: Path):
     assert first.secret == second.secret
 
 
-def test_every_start_has_a_secret_of_its_own(tmp_path: Path):
+def test_starts_have_different_secrets(tmp_path: Path):
     assert ranks(tmp_path, "", ONE, TWO)[0].secret != ranks(tmp_path, "", ONE, TWO)[0].secret
 
 
 @pytest.mark.parametrize("backend", ["jaccl", "jaccl-ring"])
-def test_jaccl(tmp_path: Path, backend: str):
+def test_jaccl_ranks_get_rdma_devices_and_coordinator(tmp_path: Path, backend: str):
     _, second = ranks(tmp_path, backend, ONE, TWO)
     assert json.loads(second.files["MLX_IBV_DEVICES"]) == [[None, "rdma_en2"], ["rdma_en2", None]]
     assert second.environment["MLX_JACCL_COORDINATOR"] == "10.0.0.1:5001"
@@ -88,7 +88,7 @@ def test_jaccl(tmp_path: Path, backend: str):
     assert second.backend == "jaccl"
 
 
-def test_nccl_gives_each_rank_of_a_host_a_gpu_of_its_own(tmp_path: Path):
+def test_nccl_ranks_of_a_host_get_separate_gpus(tmp_path: Path):
     made = ranks(tmp_path, "nccl", ONE, ONE, TWO)
     assert [rank.environment["CUDA_VISIBLE_DEVICES"] for rank in made] == ["0", "1", "0"]
     assert {rank.environment["MLX_WORLD_SIZE"] for rank in made} == {"3"}

@@ -17,14 +17,14 @@ def with_pixels(request: Submit, **limits: int) -> Submit:
     return replace(request, images=images)
 
 
-def test_pictures_count_at_the_size_that_was_asked_for() -> None:
+def test_pictures_count_at_their_requested_size() -> None:
     large, small = ask("a", "", (2048, 2048)), ask("b", "", (512, 512))
     assert shape_of(with_pixels(large, max_pixels=512 * 512)) == shape_of(small)
     assert shape_of(with_pixels(small, min_pixels=2048 * 2048)) == shape_of(large)
     assert shape_of(with_pixels(small, max_pixels=2048 * 2048)) == shape_of(small)
 
 
-def test_what_is_counted_only_is_no_load() -> None:
+def test_count_only_request_has_an_empty_shape() -> None:
     assert shape_of(replace(ask("a", LONG, SCREENSHOT), count_only=True)) == RequestShape()
 
 
@@ -45,7 +45,7 @@ def test_what_is_counted_only_is_no_load() -> None:
     ],
     ids=lambda more: next(iter(more)),
 )
-def test_text_is_as_heavy_wherever_it_stands(more: dict[str, Any]) -> None:
+def test_text_counts_equally_in_every_request_field(more: dict[str, Any]) -> None:
     request = Submit("a", (), (), SamplingParams())
     assert shape_of(replace(request, **more)) == shape_of(ask("b", LONG)) != RequestShape()
 
@@ -62,7 +62,7 @@ def test_text_is_as_heavy_wherever_it_stands(more: dict[str, Any]) -> None:
         (ask("a", "", (4000, 4000), max_side=512), ask("b", "", (512, 512))),
     ],
 )
-def test_what_costs_about_the_same_has_the_same_shape(one: Submit, other: Submit) -> None:
+def test_requests_of_similar_cost_have_the_same_shape(one: Submit, other: Submit) -> None:
     assert shape_of(one) == shape_of(other) != RequestShape()
 
 
@@ -80,11 +80,11 @@ def test_what_costs_about_the_same_has_the_same_shape(one: Submit, other: Submit
         ask("b", "What?", (20_736, 100)),
     ],
 )
-def test_what_costs_something_else_has_another_shape(other: Submit) -> None:
+def test_requests_of_different_cost_have_different_shapes(other: Submit) -> None:
     assert shape_of(other) != shape_of(ask("a", "What?", SCREENSHOT))
 
 
-def test_the_encoder_sees_one_image_at_a_time_the_prompt_all() -> None:
+def test_encode_load_counts_one_image_and_prefill_load_all() -> None:
     one, many = shape_of(ask("a", "", SCREENSHOT)), shape_of(ask("b", "", *[SCREENSHOT] * 8))
     assert one.encoding == many.encoding == EncoderLoad(2048, 1024, 0)
     assert one.prefilling == PrefillLoad(2 << 20, 0, 0, 1)
@@ -110,7 +110,7 @@ def test_small_text_has_no_load_and_a_small_picture_has_two() -> None:
         (ask("a", "", SCREENSHOT), ["2048 x 1024 pixels", "2,097,152 pixels"]),
     ],
 )
-def test_loads_name_what_is_there(submit: Submit, words: list[str]) -> None:
+def test_load_descriptions_name_only_nonzero_amounts(submit: Submit, words: list[str]) -> None:
     told = "; ".join(map(str, shape_of(submit).loads))
     assert [word for word in words if word not in told] == []
     assert "0 " not in told.replace("65,536 ", "").replace("2048 x", "")

@@ -1,4 +1,4 @@
-"""What processes that run models get beside our own environment."""
+"""Environment variables of processes that run models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Private
     ],
 )
 @pytest.mark.parametrize("told", [None, "300"])
-def test_mlx_is_told_what_suits_a_daemon_unless_someone_says_otherwise(
+def test_mlx_environment_defaults_yield_to_the_users_variables(
     name: str,
     value: str,
     told: str | None,
@@ -54,7 +54,7 @@ def test_mlx_is_told_what_suits_a_daemon_unless_someone_says_otherwise(
         (None, None, "/another.so", None),
     ],
 )
-def test_a_heap_is_preloaded_after_all_else(
+def test_heap_is_preloaded_last(
     blas: str | None,
     heap: str | None,
     ours: str,
@@ -71,5 +71,5 @@ def test_a_heap_is_preloaded_after_all_else(
     assert "LD_PRELOAD" not in without
 
 
-def test_a_server_that_ours_is_compared_with_runs_mlx_as_it_is(private: PrivateFolder):
+def test_compared_server_gets_no_mlx_variables(private: PrivateFolder):
     assert not any(name.startswith("MLX_") for name in for_any_server(private, with_openblas=False))

@@ -1,4 +1,4 @@
-"""The supervisor around a process that is none: what it is sent, and when it has ended."""
+"""The supervisor around a fake process: messages sent, restarts, and the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READY = Ready("demo", "cpu", 100, ModelFacts())
 
 
 class FakeProcess:
-    """What a supervisor asks of an `EngineProcess`. It says what it is told to, with `say`."""
+    """Stands in for `EngineProcess`; `say` makes it send an event."""
 
     pid = 1
     end_seconds = 0.0
@@ -32,7 +32,7 @@ class FakeProcess:
         self._said = asyncio.Queue[Event | None]()
 
     def say(self, event: Event | None) -> None:
-        """None is its death."""
+        """Send an event; None ends the process."""
         self._said.put_nowait(event)
 
     async def events(self) -> AsyncIterator[Event]:
@@ -84,7 +84,7 @@ async def started(
     return supervisor, supervisor.processes[0]
 
 
-async def test_a_limit_that_changes_while_an_engine_restarts_is_told_once_it_is_ready() -> None:
+async def test_memory_limit_changed_during_restart_is_sent_when_ready() -> None:
     supervisor, first = await started()
     first.say(READY)
     await supervisor.wait_ready()
@@ -101,7 +101,7 @@ async def test_a_limit_that_changes_while_an_engine_restarts_is_told_once_it_is_
     await supervisor.stop()
 
 
-async def test_an_engine_is_told_its_limit_once() -> None:
+async def test_memory_limit_is_sent_once() -> None:
     supervisor, process = await started()
     process.say(READY)
     await supervisor.wait_ready()
@@ -111,7 +111,7 @@ async def test_an_engine_is_told_its_limit_once() -> None:
     await supervisor.stop()
 
 
-async def test_an_engine_ends_also_if_its_end_is_asked_for_twice_and_not_waited_for() -> None:
+async def test_cancelled_stop_followed_by_stop_ends_the_engine() -> None:
     supervisor, process = await started()
     process.end_seconds = 0.2
     impatient = asyncio.create_task(supervisor.stop())
@@ -123,7 +123,7 @@ async def test_an_engine_ends_also_if_its_end_is_asked_for_twice_and_not_waited_
 
 
 @pytest.mark.parametrize("end", [READY, Unloadable("it is broken"), None])
-async def test_progress_ends_with_each_load(end: Event | None) -> None:
+async def test_load_progress_ends_with_the_load(end: Event | None) -> None:
     """Whether the engine gets ready, can't load the model any more, or dies before that."""
     stages = list[str]()
     supervisor, process = await started(lambda stage, _fraction: stages.append(stage))

@@ -1,4 +1,4 @@
-"""A suspect request has the device to itself; who comes later waits, and goes on in order."""
+"""A suspect request runs alone on the device; later requests wait and continue in order."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def turn(made: Trials, name: str, is_suspect: bool = False) -> asyncio.Task[bool
     return asyncio.create_task(made.turn(name, suspect if is_suspect else innocent))
 
 
-async def test_without_a_suspect_nobody_waits() -> None:
+async def test_requests_do_not_wait_without_a_suspect() -> None:
     made = Trials()
     for name in "abc":
         assert not await made.turn(name, innocent)
 
 
-async def test_a_suspect_waits_for_the_others_and_they_for_it() -> None:
+async def test_suspect_waits_for_running_requests_and_blocks_later_ones() -> None:
     made = Trials()
     await made.turn("starting", innocent)
     await made.turn("answering", innocent)
@@ -55,7 +55,7 @@ async def test_a_suspect_waits_for_the_others_and_they_for_it() -> None:
     assert not later.result()
 
 
-async def test_a_trial_does_not_wait_long_for_answers_but_for_prompts(
+async def test_trial_waits_for_prompts_but_not_long_for_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trials, "_PATIENCE_SECONDS", 0.05)
@@ -70,7 +70,7 @@ async def test_a_trial_does_not_wait_long_for_answers_but_for_prompts(
     assert await settled(tried)
 
 
-async def test_one_trial_after_the_other_and_the_second_is_asked_again() -> None:
+async def test_trials_run_in_turn_and_the_next_is_rechecked() -> None:
     made = Trials()
     answers = iter([True, False])
     first = asyncio.create_task(made.turn("first", lambda: next(answers)))
@@ -82,7 +82,7 @@ async def test_one_trial_after_the_other_and_the_second_is_asked_again() -> None
     assert (first.result(), second.result()) == (True, False)
 
 
-async def test_who_leaves_before_or_in_the_trial_holds_nobody_up() -> None:
+async def test_cancelled_suspect_unblocks_waiting_requests() -> None:
     made = Trials()
     await made.turn("busy", innocent)
     tried, later = turn(made, "tried", True), turn(made, "later")
@@ -96,7 +96,7 @@ async def test_who_leaves_before_or_in_the_trial_holds_nobody_up() -> None:
     assert not await made.turn("last", innocent)
 
 
-async def test_a_refusal_holds_nobody_up() -> None:
+async def test_refused_suspect_blocks_no_later_request() -> None:
     def refused() -> bool:
         raise RequestTooCostly("no")
 
@@ -106,7 +106,7 @@ async def test_a_refusal_holds_nobody_up() -> None:
     assert not await made.turn("next", innocent)
 
 
-async def test_the_end_of_an_engine_lets_all_go_on() -> None:
+async def test_engine_end_releases_all_waiting_requests() -> None:
     made = Trials()
     await made.turn("busy", innocent)
     tried, later = turn(made, "tried", True), turn(made, "later")

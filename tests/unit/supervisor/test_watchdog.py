@@ -1,4 +1,4 @@
-"""What counts as hanging, and what does not: more work, other threads' work, a front that stood."""
+"""Silence of an engine with work is overdue; idle time and a stopped front don't count."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wait(watchdog: Watchdog, clock: Clock, seconds: int) -> None:
         watchdog.tick()
 
 
-def test_an_idle_engine_owes_nothing(watchdog: Watchdog, clock: Clock) -> None:
+def test_idle_engine_is_never_overdue(watchdog: Watchdog, clock: Clock) -> None:
     wait(watchdog, clock, 1000)
     assert watchdog.overdue_seconds == (0.0, INFERENCE)
 
@@ -50,7 +50,7 @@ def test_silence_before_there_was_work_does_not_count(watchdog: Watchdog, clock:
     assert watchdog.overdue_seconds == (2.0, INFERENCE)
 
 
-def test_whatever_is_heard_ends_silence(watchdog: Watchdog, clock: Clock) -> None:
+def test_event_ends_the_silence(watchdog: Watchdog, clock: Clock) -> None:
     watchdog.record_request("a")
     wait(watchdog, clock, 5)
     watchdog.record_event(Accepted("a"))
@@ -58,7 +58,7 @@ def test_whatever_is_heard_ends_silence(watchdog: Watchdog, clock: Clock) -> Non
     assert watchdog.overdue_seconds == (2.0, INFERENCE)
 
 
-def test_the_last_end_ends_silence(watchdog: Watchdog, clock: Clock) -> None:
+def test_end_of_the_last_request_ends_the_silence(watchdog: Watchdog, clock: Clock) -> None:
     watchdog.record_request("a")
     watchdog.record_request("b")
     wait(watchdog, clock, 5)
@@ -68,9 +68,7 @@ def test_the_last_end_ends_silence(watchdog: Watchdog, clock: Clock) -> None:
     assert watchdog.overdue_seconds[0] == 0.0
 
 
-def test_a_piece_of_work_that_stays_hangs_whatever_else_is_heard(
-    watchdog: Watchdog, clock: Clock
-) -> None:
+def test_unchanged_work_is_overdue_despite_other_events(watchdog: Watchdog, clock: Clock) -> None:
     watchdog.record_request("a")
     for number in range(10):
         watchdog.record_event(stats(encoder=7, preparers=100 + number))
@@ -78,7 +76,7 @@ def test_a_piece_of_work_that_stays_hangs_whatever_else_is_heard(
     assert watchdog.overdue_seconds == (10.0, "encoder")
 
 
-def test_work_of_threads_counts_after_the_last_request(watchdog: Watchdog, clock: Clock) -> None:
+def test_thread_work_stays_overdue_after_the_last_request(watchdog: Watchdog, clock: Clock) -> None:
     watchdog.record_request("a")
     watchdog.record_event(stats(preparers=1))
     watchdog.record_end("a")
@@ -90,9 +88,7 @@ def test_work_of_threads_counts_after_the_last_request(watchdog: Watchdog, clock
     assert watchdog.overdue_seconds == (0.0, INFERENCE)
 
 
-def test_time_in_which_the_front_was_stopped_does_not_count(
-    watchdog: Watchdog, clock: Clock
-) -> None:
+def test_time_while_the_front_is_stopped_does_not_count(watchdog: Watchdog, clock: Clock) -> None:
     watchdog.record_request("a")
     watchdog.record_event(stats(encoder=1))
     wait(watchdog, clock, 3)
@@ -101,7 +97,7 @@ def test_time_in_which_the_front_was_stopped_does_not_count(
     assert watchdog.overdue_seconds[0] == 4.0
 
 
-def test_a_clock_that_went_back_does_not_count(watchdog: Watchdog, clock: Clock) -> None:
+def test_clock_set_back_does_not_count_as_silence(watchdog: Watchdog, clock: Clock) -> None:
     watchdog.record_request("a")
     wait(watchdog, clock, 3)
     clock.now -= 3600.0

@@ -39,7 +39,7 @@ from vlm_server.settings import MemorySettings
 WEIGHTS = 1000
 
 
-class Engine(driver.Engine):
+class AdmissionEngine(driver.Engine):
     """With room for `room` tokens of sequences."""
 
     def __init__(self, room: int) -> None:
@@ -94,7 +94,7 @@ class Engine(driver.Engine):
 
 
 def test_fitting_requests_run_together_and_the_rest_wait_in_order():
-    engine = Engine(room=61)
+    engine = AdmissionEngine(room=61)
     engine.ask("a", "b", "c", "d", max_tokens=20, ignore_eos=True)
     assert engine.answered == ["a", "b", "c", "d"]
     assert engine.decisions["wait"] >= 1
@@ -103,7 +103,7 @@ def test_fitting_requests_run_together_and_the_rest_wait_in_order():
 
 
 def test_refused_request_does_not_block_later_ones():
-    engine = Engine(room=61)
+    engine = AdmissionEngine(room=61)
     engine.answer(submit("huge", max_tokens=60), submit("b", max_tokens=20))
     (failed,) = [event for event in engine.events if isinstance(event, Failed)]
     assert (failed.request_id, failed.code) == ("huge", "memory_exceeded")
@@ -112,7 +112,7 @@ def test_refused_request_does_not_block_later_ones():
 
 
 def test_all_choices_of_a_request_count():
-    engine = Engine(room=61)
+    engine = AdmissionEngine(room=61)
     engine.ask("two", n=2, max_tokens=20)
     engine.ask("three", n=3, max_tokens=20)
     assert engine.answered == ["two"]
@@ -132,17 +132,17 @@ def test_an_atomic_chunk_counts_whole(atomic: int, largest_chunk: int):
 
 def test_short_sequences_beside_a_long_one_are_as_wide_as_it():
     """25 and 10 tokens would fit into 41 beside each other, were it not for the padding."""
-    engine = Engine(room=41)
+    engine = AdmissionEngine(room=41)
     engine.ask("long", "short", max_tokens=20, ignore_eos=True)
     assert engine.decisions["wait"] == 1
-    engine = Engine(room=41)
+    engine = AdmissionEngine(room=41)
     engine.answer(submit("long", max_tokens=20, ignore_eos=True), submit("short", max_tokens=5))
     assert engine.decisions["wait"] == 1
     assert engine.answered == ["long", "short"]
 
 
 def test_admission_resumes_after_external_memory_pressure():
-    engine = Engine(room=61)
+    engine = AdmissionEngine(room=61)
     engine.memory.limit_bytes -= 40
     engine.ask("a", "b", max_tokens=10)
     assert set(engine.answered) == {"a", "b"}
@@ -154,7 +154,7 @@ def test_admission_resumes_after_external_memory_pressure():
 
 
 def test_abort_of_a_waiting_request_leaves_nothing():
-    engine = Engine(room=35)
+    engine = AdmissionEngine(room=35)
     engine.prepare(submit("a", max_tokens=20, ignore_eos=True), submit("b", max_tokens=20))
     engine.step()
     assert engine.state_of("b") is State.WAITING_FOR_MEMORY
@@ -173,7 +173,7 @@ def test_abort_of_a_waiting_request_leaves_nothing():
 def test_everybody_is_answered_or_refused_and_the_room_is_never_exceeded(
     requests: list[tuple[int, int]], room: int
 ):
-    engine = Engine(room)
+    engine = AdmissionEngine(room)
     engine.answer(
         *(
             submit(f"{number}", n=n, max_tokens=max_tokens, ignore_eos=True)
@@ -196,7 +196,7 @@ def test_everybody_is_answered_or_refused_and_the_room_is_never_exceeded(
 
 
 def test_an_idle_engine_clears_once_and_then_waits_for_requests():
-    engine = Engine(room=1000)
+    engine = AdmissionEngine(room=1000)
     engine.ask("a", max_tokens=5)
     engine.memory.pool_bytes = 100 << 20
     engine.governor._settings = MemorySettings(idle_clear_seconds=0.01)
@@ -207,7 +207,7 @@ def test_an_idle_engine_clears_once_and_then_waits_for_requests():
 
 
 def test_out_of_memory_step_evicts_unused_entries():
-    engine = Engine(room=1000)
+    engine = AdmissionEngine(room=1000)
     engine.runner.chunk_errors["a"] = [OutOfMemory("none")]
     engine.ask("a", max_tokens=5)
     assert engine.decisions["clear_failure"] == 1
@@ -216,7 +216,7 @@ def test_out_of_memory_step_evicts_unused_entries():
 
 
 def test_a_prompt_that_finds_no_memory_does_not_end_the_engine():
-    engine = Engine(room=1000)
+    engine = AdmissionEngine(room=1000)
     engine.loop.max_failed_steps = 3
     launch = engine.runner.launch
 
@@ -235,7 +235,7 @@ def test_a_prompt_that_finds_no_memory_does_not_end_the_engine():
 
 
 def test_an_encode_that_ran_out_of_memory_is_tried_once_more():
-    engine = Engine(room=1000)
+    engine = AdmissionEngine(room=1000)
     engine.encoder.is_fast = False
     engine.add("a", images=1, max_tokens=50)
     engine.step_until(lambda: engine.encoder.work is not None)
@@ -248,7 +248,7 @@ def test_an_encode_that_ran_out_of_memory_is_tried_once_more():
 
 
 def test_requests_overlap_if_both_peaks_fit():
-    engine = Engine(room=100)
+    engine = AdmissionEngine(room=100)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     a, b, c = (waiting(name) for name in "abc")
     a.transient_bytes, b.transient_bytes = 60, 40
@@ -262,7 +262,7 @@ def test_requests_overlap_if_both_peaks_fit():
 
 @pytest.mark.parametrize(("room", "advice"), [(25, " `max_tokens` may be at most 20."), (4, "")])
 def test_a_refusal_says_how_long_an_answer_may_be(room: int, advice: str):
-    engine = Engine(room=room)
+    engine = AdmissionEngine(room=room)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     with pytest.raises(MemoryExceeded) as refused:
         admission.decide(waiting("a", max_tokens=30), [], some_are_ending=False)
@@ -272,7 +272,7 @@ def test_a_refusal_says_how_long_an_answer_may_be(room: int, advice: str):
 
 
 def test_an_answer_that_is_cut_to_the_context_reserves_no_more_than_one_without_a_bound():
-    engine = Engine(room=5000)
+    engine = AdmissionEngine(room=5000)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     cut = waiting("cut", max_tokens=65535)
     cut.max_tokens = 10_000
@@ -301,7 +301,7 @@ def admit(request: Request, admission: Admission, *admitted: Request) -> bool:
 
 def test_transient_bytes_of_admitted_requests_stay_reserved():
     """The picture of the first takes 30 more for a while; the second, a text, must not use them."""
-    engine = Engine(room=81)
+    engine = AdmissionEngine(room=81)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     picture, text = waiting("picture"), waiting("text")
     assert admit(picture, admission)
@@ -316,7 +316,7 @@ def test_transient_bytes_of_admitted_requests_stay_reserved():
 
 
 def test_joining_counts_the_width_of_those_that_have_not_begun():
-    engine = Engine(room=10_000)
+    engine = AdmissionEngine(room=10_000)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     long, short = waiting("long", "x" * 400), waiting("short")
     admit(long, admission)
@@ -325,7 +325,7 @@ def test_joining_counts_the_width_of_those_that_have_not_begun():
 
 
 def test_padding_is_reserved_once():
-    engine = Engine(room=10_000)
+    engine = AdmissionEngine(room=10_000)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     long, short = waiting("long", "x" * 400), waiting("short")
     for request in (long, short):

@@ -1,4 +1,4 @@
-"""Our attention on a CPU gives what MLX's does."""
+"""Our CPU attention equals MLX's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def distance(one: mx.array, other: mx.array) -> float:
 @pytest.mark.parametrize("max_scores", few_of([1, 20_000, 1 << 21], [20_000]))
 @pytest.mark.parametrize(("queries", "keys"), [(1, 9), (2, 2), (37, 37), (37, 600), (130, 131)])
 @pytest.mark.parametrize(("rows", "shared"), [(1, 4), (3, 1), (2, 8)])
-def test_it_is_mlxs_attention(
+def test_cpu_attention_equals_mlxs(
     monkeypatch: pytest.MonkeyPatch,
     max_scores: int,
     queries: int,
@@ -46,7 +46,7 @@ def test_it_is_mlxs_attention(
     assert distance(attention_on_cpu(q, k, v, SCALE), theirs(q, k, v, None)) < 1e-5
 
 
-def test_what_comes_after_a_query_does_not_count():
+def test_cpu_causal_attention_ignores_later_keys():
     q, k, v = drawn(40, 90)
     expected = attention_on_cpu(q, k, v, SCALE, is_causal=True)[:, :, :10]
     k[:, :, 60:], v[:, :, 60:] = 1e6, 1e6

@@ -39,7 +39,7 @@ def quantized_layers(mode: str = "affine") -> Layers:
 
 @pytest.mark.parametrize("rows", [1, 9])
 @pytest.mark.parametrize("free_bytes", [0, AMPLE])
-def test_outputs_stay_the_same(rows: int, free_bytes: int):
+def test_dequantized_layers_keep_their_outputs(rows: int, free_bytes: int):
     layers, x = quantized_layers(), mx.random.normal((rows, 1, 64))
     expected = outputs(layers, x)
     dequantize(layers, free_bytes)
@@ -69,7 +69,7 @@ def test_dense_layers_take_half_of_the_free_bytes_at_most():
     assert type(layers.linear) is nn.Linear
 
 
-def test_other_modes_of_quantization_stay():
+def test_non_affine_quantization_is_not_dequantized():
     layers = quantized_layers("mxfp4")
     dequantize(layers, AMPLE)
     assert type(layers.linear) is nn.QuantizedLinear

@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks gives what the rule gives token by token."""
+"""The chunked gated delta rule equals the rule applied token by token."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_chunks_give_the_outputs_and_the_state_of_single_steps(
         assert distance(found, expected) < 2e-6
 
 
-def test_a_decay_of_zero_forgets_the_state():
+def test_decay_of_zero_forgets_the_state():
     q, k, v, g, beta, state = inputs(1, 70, 32, 0.5)
     g[:, 66] = 0
     found = gated_delta_in_chunks(q, k, v, g, beta, state)

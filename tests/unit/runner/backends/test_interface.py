@@ -1,4 +1,4 @@
-"""What follows from the kind of a device."""
+"""Properties of a backend that follow from the device's kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def on(kind: DeviceKind) -> Backend:
         (DeviceKind.METAL, True, False, 1, 2 * GIB),
     ],
 )
-def test_what_follows_from_the_kind(
+def test_backend_properties_follow_from_the_device_kind(
     kind: DeviceKind,
     trims_own_pool: bool,
     compiles_towers: bool,
@@ -44,7 +44,7 @@ def test_what_follows_from_the_kind(
 
 
 @pytest.mark.parametrize("kind", DeviceKind)
-def test_only_metal_tells_errors_late(kind: DeviceKind):
+def test_metal_is_the_only_backend_with_late_errors(kind: DeviceKind):
     assert on(kind).errors_come_late == (kind is DeviceKind.METAL)
 
 
@@ -57,7 +57,7 @@ def test_only_metal_tells_errors_late(kind: DeviceKind):
         (DeviceKind.CPU, {}, 0),
     ],
 )
-def test_what_a_gpus_driver_counts(
+def test_used_bytes_are_counted_by_cuda_driver_alone(
     monkeypatch: pytest.MonkeyPatch, kind: DeviceKind, info: dict[str, int], used: int
 ):
     """Memory that is the machine's own is counted by the system alone."""
@@ -66,7 +66,7 @@ def test_what_a_gpus_driver_counts(
 
 
 @pytest.mark.parametrize(("used", "is_short"), [(0, False), (3100, False), (3101, True)])
-def test_a_gpu_is_short_of_memory_if_little_is_free(
+def test_gpu_is_short_of_memory_if_little_is_free(
     monkeypatch: pytest.MonkeyPatch, used: int, is_short: bool
 ):
     """A driver that says nothing says 0."""
@@ -75,7 +75,7 @@ def test_a_gpu_is_short_of_memory_if_little_is_free(
 
 
 @pytest.mark.parametrize(("level", "is_short"), [(1, False), (2, True), (4, True)])
-def test_a_mac_is_short_of_memory_if_the_system_says_so(
+def test_mac_is_short_of_memory_if_the_system_says_so(
     monkeypatch: pytest.MonkeyPatch, level: int, is_short: bool
 ):
     monkeypatch.setattr("vlm_server.platform.machine.memory_pressure", lambda: level)

@@ -15,7 +15,7 @@ from vlm_server.runner.backends.metal import MetalAttention
 from vlm_server.runner.device.device import Device, DeviceKind
 
 
-def test_each_device_has_its_own():
+def test_device_kinds_select_their_attention():
     def on(kind: DeviceKind) -> object:
         return type(backend_of(Device(kind, "it", 1, 1)).attention(4096))
 
@@ -26,7 +26,7 @@ def test_each_device_has_its_own():
 
 @pytest.mark.parametrize("head_size", [48, 192, 256, 512])
 @pytest.mark.parametrize("mask", ["causal", None, "array", "row"])
-def test_blocks_of_queries_attend_as_all_do(
+def test_metal_query_blocks_attend_as_all_queries(
     monkeypatch: pytest.MonkeyPatch, head_size: int, mask: str | None
 ):
     monkeypatch.setattr(metal, "_MAX_SCORE_BYTES", 1)

@@ -1,4 +1,4 @@
-"""Both ways to apply RoPE give the same, which is what complex numbers give."""
+"""Both implementations of RoPE agree with each other and with complex rotation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_pairs_are_rotated_by_their_angle(tokens: int):
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
-def test_both_ways_agree_on_parts_of_larger_arrays(dtype: mx.Dtype):
+def test_rope_kernel_and_rope_in_parts_agree_on_array_slices(dtype: mx.Dtype):
     rope, _ = a_rope(1, 9, 1, 1, 4)
     queries_keys_values = mx.random.normal((2, 9, 3, 5, 8), key=mx.random.key(3)).astype(dtype)
     x = queries_keys_values[:, :, :2]

@@ -28,18 +28,18 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
         return threads.submit(call).result()
 
 
-def test_numpy_alone_loses_the_error():
+def test_numpy_conversion_loses_the_error():
     """Why there is `read`: if this fails, numpy or MLX has been mended."""
     assert in_a_thread(lambda: np.array(failing())).shape == (1,)
 
 
 @pytest.mark.parametrize("reading", [read, share])
-def test_a_failure_is_raised(reading: Callable[[mx.array], Any]):
+def test_failed_array_read_raises_its_error(reading: Callable[[mx.array], Any]):
     with pytest.raises(RuntimeError):
         in_a_thread(lambda: reading(failing()))
 
 
-def test_values_are_copied_or_shared():
+def test_read_copies_and_share_shares_values():
     array = mx.array([1.0, 2.0])
     copy, own = read(array), share(array)
     own += 1

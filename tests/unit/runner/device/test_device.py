@@ -1,4 +1,4 @@
-"""What is known of each kind of device."""
+"""Facts of the current device, per kind of device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_the_default_device(monkeypatch: pytest.MonkeyPatch, case: tuple[Any, ...]):
+def test_current_device_reads_mlxs_device_info(
+    monkeypatch: pytest.MonkeyPatch, case: tuple[Any, ...]
+):
     info, kind, *expected = case
     mlx_type = mx.DeviceType.cpu if kind is DeviceKind.CPU else mx.DeviceType.gpu
     monkeypatch.setattr(mx, "default_device", lambda: SimpleNamespace(type=mlx_type))

@@ -1,4 +1,4 @@
-"""What MLX's errors become for requests, by their words."""
+"""MLX's errors become request errors according to their words."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ METAL = "[METAL] Command buffer execution failed: "
         ("[matmul] Last dimension of first input must match", InternalError, False),
     ],
 )
-def test_words_tell(message: str, kind: type[RequestError], is_late: bool):
+def test_error_words_decide_kind_and_lateness(
+    message: str, kind: type[RequestError], is_late: bool
+):
     faults = Faults(come_late=True)
     made = faults.request_error(RuntimeError(message), "It failed.")
     assert type(made) is kind
@@ -61,11 +63,11 @@ def test_words_tell(message: str, kind: type[RequestError], is_late: bool):
     assert "kIOGPU" not in made.message
 
 
-def test_pythons_own_lack_of_memory_is_one():
+def test_python_memory_error_is_out_of_memory():
     faults = Faults(come_late=False)
     assert type(faults.request_error(MemoryError(), "")) is OutOfMemory
 
 
-def test_a_request_error_is_told_as_it_is():
+def test_request_error_passes_through_unchanged():
     error = InvalidRequest("a wrong picture")
     assert Faults(come_late=False).request_error(error, "") is error

@@ -15,7 +15,7 @@ PROGRAM = "from vlm_server.runner.device.speed import has_openblas; print(has_op
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the preload is for Linux")
-def test_a_preloaded_openblas_is_seen_however_busy_the_cores_are(tmp_path: Path):
+def test_preloaded_openblas_is_detected_on_busy_cores(tmp_path: Path):
     preload = find_openblas(tmp_path)
     if not preload:
         pytest.skip("there is no OpenBLAS here")

@@ -1,4 +1,4 @@
-"""What others do to the folder, or lack of memory, costs no more than what was stored."""
+"""Changes to the folder by other processes, or lack of memory, cost only stored entries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOTS = 1 << 20
 
 
 class Store(DiskStore):
-    """Writes while `may_write`; `meanwhile` is called once what others did is known."""
+    """Writes while `may_write`; calls `meanwhile` after reading other processes' changes."""
 
     def __init__(self, folder: Path) -> None:
         self.may_write = threading.Event()
@@ -63,7 +63,7 @@ def wait_until_written(cache: DiskCache) -> None:
         time.sleep(0.01)
 
 
-def test_a_block_that_is_stored_again_as_its_eviction_becomes_known(tmp_path: Path):
+def test_block_stored_again_during_eviction_notice_is_found(tmp_path: Path):
     files = Store(tmp_path)
     cache = DiskCache(files, "fingerprint", lambda: LOTS, needs_snapshots=False)
     store(cache, [1, 2, 3])
@@ -82,7 +82,9 @@ def test_a_block_that_is_stored_again_as_its_eviction_becomes_known(tmp_path: Pa
     cache.close(10)
 
 
-def test_no_memory_for_what_another_engine_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_failed_header_read_of_another_engines_file_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def no_memory(_: Path) -> NoReturn:
         raise MemoryError
 
@@ -99,7 +101,7 @@ def test_no_memory_for_what_another_engine_stored(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("header", [b"{}", b'{"__metadata__":{"vlm_server":5}}', b"[]"])
-def test_a_file_with_another_header_is_deleted(tmp_path: Path, header: bytes):
+def test_file_with_another_header_is_deleted(tmp_path: Path, header: bytes):
     name = f"prefix-{'b' * 64}-{'c' * 64}.safetensors"
     (tmp_path / OWNER).mkdir()
     (tmp_path / OWNER / name).write_bytes(len(header).to_bytes(8, "little") + header)
@@ -108,8 +110,8 @@ def test_a_file_with_another_header_is_deleted(tmp_path: Path, header: bytes):
     cache.close(10)
 
 
-def test_a_snapshot_that_two_threads_have_was_computed(tmp_path: Path):
-    """If it can't be, the one that computes is told, and not the disk's thread."""
+def test_storing_a_failed_snapshot_raises_on_the_calling_thread(tmp_path: Path):
+    """The computing thread gets the error of a failed snapshot, not the disk's thread."""
     failing = mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu)  # type: ignore[arg-type]
     state = SequenceState([], {3: LayerStates(((failing, None),), ((),))})
     cache = DiskCache(Store(tmp_path), "fingerprint", lambda: LOTS, needs_snapshots=True)

@@ -1,4 +1,4 @@
-"""What is known to be on disk, or about to be, while other threads evict and store."""
+"""The disk cache's index stays right while other threads evict and store."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def open_cache(store: DiskStore) -> DiskCache:
     return DiskCache(store, OWNER, lambda: 1 << 30, needs_snapshots=False)
 
 
-def test_what_is_over_a_lower_limit_is_gone_when_it_is_opened(tmp_path: Path):
+def test_lowered_disk_limit_evicts_old_files_on_open(tmp_path: Path):
     cache = open_cache(DiskStore("disk", tmp_path, OWNER, 2 * _FILE_BYTES))
     for number in range(2):
         cache.store_prefix(prompt(100 * number), state(number), "")
@@ -71,7 +71,7 @@ def test_what_is_over_a_lower_limit_is_gone_when_it_is_opened(tmp_path: Path):
     assert found == [False, True]
 
 
-def test_what_is_stored_again_while_it_is_evicted_is_written_once(tmp_path: Path):
+def test_prefix_stored_again_during_eviction_leaves_no_queued_write(tmp_path: Path):
     store = WatchedStore("disk", tmp_path, OWNER, 2 * _FILE_BYTES)
     cache = open_cache(store)
 

@@ -1,4 +1,4 @@
-"""Rank 0 and the others find each other; nobody without the secret is let in."""
+"""Rank 0 and its followers find each other; a connection without the secret is rejected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Rank 0 and the others, in one process; `ends` has what the others ended with."""
+    """Rank 0 and its followers in one process; `ends` holds the followers' exit statuses."""
 
     def __init__(self, size: int) -> None:
         self.rank = Rank(
@@ -54,7 +54,7 @@ def meeting() -> Meeting:
     return made
 
 
-def test_followers_are_in_the_order_of_their_ranks(meeting: Meeting):
+def test_followers_are_ordered_by_rank(meeting: Meeting):
     followers = meeting.followers()
     assert [hello.rank for hello in followers.hellos] == [1, 2]
     meeting.leaders[1].send(Loaded("a"))
@@ -62,7 +62,7 @@ def test_followers_are_in_the_order_of_their_ranks(meeting: Meeting):
     assert followers.answers() == [Loaded("a"), Loaded("b")]
 
 
-def test_a_message_reaches_all_in_order(meeting: Meeting):
+def test_messages_reach_all_followers_in_order(meeting: Meeting):
     followers = meeting.followers()
     followers.send(SetLimit(5))
     followers.send(Clear(()))
@@ -72,7 +72,7 @@ def test_a_message_reaches_all_in_order(meeting: Meeting):
             leader.expect(SetLimit)
 
 
-def test_a_stranger_is_not_let_in():
+def test_connection_without_the_secret_is_rejected():
     meeting = Meeting(2)
     address = (meeting.rank.host, meeting.rank.port)
     with pytest.raises((AuthenticationError, EOFError, ConnectionResetError)):
@@ -81,7 +81,7 @@ def test_a_stranger_is_not_let_in():
     assert [hello.rank for hello in meeting.followers().hellos] == [1]
 
 
-def test_a_stranger_who_says_nothing_delays_the_others_alone(monkeypatch: pytest.MonkeyPatch):
+def test_silent_stranger_only_delays_the_followers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connection, "_HELLO_SECONDS", 0.3)
     meeting = Meeting(2)
     stranger = until_listening(
@@ -92,7 +92,7 @@ def test_a_stranger_who_says_nothing_delays_the_others_alone(monkeypatch: pytest
     stranger.close()
 
 
-def test_a_port_that_is_taken_is_named():
+def test_port_in_use_is_named_in_the_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         rank = Rank(0, 2, "ring", {}, {}, "127.0.0.1", port, "secret", settings.Log())
@@ -105,7 +105,7 @@ def connected(address: tuple[str, int], secret: bytes) -> object:
 
 
 def until_listening(connect: Callable[[], T]) -> T:
-    """As soon as somebody listens."""
+    """Retry until the port is listening."""
     deadline = time.monotonic() + SECONDS
     while True:
         try:
@@ -114,6 +114,6 @@ def until_listening(connect: Callable[[], T]) -> T:
             assert time.monotonic() < deadline
 
 
-def test_the_others_end_with_rank_0(meeting: Meeting):
+def test_followers_end_with_rank_0(meeting: Meeting):
     meeting.followers()  # which nobody keeps
     assert [meeting.ends.get(timeout=SECONDS) for _ in range(2)] == [0, 0]

@@ -1,4 +1,4 @@
-"""Rank 0 takes only ranks that make the same tensors of a plan, and tells them what it clears."""
+"""Rank 0 accepts only ranks that compute the same tensors, and sends them what it clears."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KIND = current_device().kind.value
     ],
     ids=["program", "device"],
 )
-def test_a_rank_that_computes_otherwise_is_refused(kind: str, program: str, reason: str):
+def test_rank_with_different_program_or_device_is_refused(kind: str, program: str, reason: str):
     rank = Rank(0, 2, "ring", {}, {}, "127.0.0.1", free_ports(1), "secret", settings.Log())
     ends = SimpleQueue[int]()
 
@@ -51,7 +51,7 @@ def test_a_rank_that_computes_otherwise_is_refused(kind: str, program: str, reas
     assert ends.get(timeout=10) == 0
 
 
-def test_a_rank_with_other_weights_is_refused(tmp_path: Path):
+def test_rank_with_other_weights_is_refused(tmp_path: Path):
     """Of the same names, shapes and sizes: nothing but their content tells."""
     model = build("qwen3_vl", tmp_path / "model")
     other = shutil.copytree(model, tmp_path / "other")
@@ -68,8 +68,8 @@ def test_a_rank_with_other_weights_is_refused(tmp_path: Path):
             leading.load(settings.ModelSettings(path=str(model)), current_device(), 1 << 30)
 
 
-def test_what_is_cleared_is_free_on_all_ranks():
-    """Without a plan after it."""
+def test_clear_frees_dropped_segments_on_all_ranks():
+    """No plan follows the clear."""
     ours, theirs = Pipe()
     log = SegmentLog()
     memory = RankZeroMemory(settings.MemorySettings(), current_device(), Followers([ours], []), log)

@@ -1,4 +1,4 @@
-"""A plan arrives as the runner of another rank needs it."""
+"""Plans survive encoding with everything that a follower's runner needs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def arrived(
     return message, following.plan_of(message)
 
 
-def test_a_new_request_with_a_picture():
+def test_plan_with_new_picture_request_survives_encoding():
     sampling = SamplingParams(n=3, temperature=0.7, seed=5)
     request = NewRequest("a", PROMPT, sampling, HeldPrefix(), (FEATURES,))
     plan = SchedulerOutput(
@@ -68,13 +68,13 @@ def test_a_new_request_with_a_picture():
     assert all(mx.array_equal(a, b) for a, b in zip(made.arrays, FEATURES.arrays, strict=True))
 
 
-def test_a_step_of_text_alone():
+def test_text_only_plan_survives_encoding():
     plan = SchedulerOutput(decode=(SeqId("a"),))
     _, got = arrived(plan)
     assert got == SchedulerOutput(decode=(SeqId("a"),))
 
 
-def test_what_was_stored_is_told_in_order():
+def test_stored_message_keeps_its_order():
     stored = Stored((Taken(1, 0, 5), messages.Split(1, 2, 3, 4)))
     assert messages.decode_message(messages.encode(stored)) == stored
 
@@ -100,7 +100,7 @@ def features_sent(array: mx.array) -> mx.array:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 4), (0, 5), (), (2, 1, 3)], ids=str)
-def test_arrays_of_mlx(dtype: mx.Dtype, shape: tuple[int, ...]):
+def test_mlx_arrays_survive_encoding(dtype: mx.Dtype, shape: tuple[int, ...]):
     array = (mx.random.normal(shape) * 3).astype(dtype)
     got = features_sent(array)
     assert got.dtype == dtype
@@ -108,13 +108,13 @@ def test_arrays_of_mlx(dtype: mx.Dtype, shape: tuple[int, ...]):
     assert mx.array_equal(got, array)
 
 
-def test_a_transposed_part_of_an_array():
+def test_transposed_array_slice_survives_encoding():
     part = mx.arange(24).reshape(4, 6)[1:3, ::2].T
     assert mx.array_equal(features_sent(part), part)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float32", "bool"])
-def test_arrays_of_numpy(dtype: str):
+def test_numpy_arrays_survive_encoding(dtype: str):
     array = np.arange(12).reshape(3, 4).astype(dtype)[:, ::2]
     got = sent(mx.zeros((1, 1)), array).prompt.token_ids
     assert got.dtype == array.dtype

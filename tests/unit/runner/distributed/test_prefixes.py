@@ -1,4 +1,4 @@
-"""Whatever is stored, split and dropped, another rank holds what rank 0 refers to, and no more."""
+"""A follower holds exactly the segments that rank 0 refers to, through stores, splits and drops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKEN_BYTES = 2 * 2 * 4 * 4
 
 
 class Pair:
-    """Rank 0 and another, whose messages arrive at once. They have different heads."""
+    """Rank 0 and a follower with different heads; messages arrive at once."""
 
     def __init__(self, limit_tokens: int) -> None:
         self.caches = Caches(
@@ -48,7 +48,7 @@ class Pair:
         assert not self.sent
 
     def match(self, token_ids: list[int]) -> tuple[int, HeldPrefix]:
-        """How much of a prompt rank 0 has, and what the other has of that."""
+        """Length of a prompt's prefix on rank 0, and the follower's state for that prefix."""
         key = PromptKey(np.array(token_ids, dtype=np.int32))
         found = self.caches.prefixes.match(key, len(token_ids))
         segments = tuple(SegmentRef(s.number, num_tokens) for s, num_tokens in found.segments)
@@ -70,7 +70,7 @@ class Pair:
 
 
 def state_of(token_ids: list[int], rank: int) -> SequenceState:
-    """A layer whose KV says of which tokens it is, and of which rank."""
+    """A layer whose KV encodes its tokens and its rank."""
     layer = KVCache()
     values = mx.array(token_ids, dtype=mx.float32)[None, None, :, None] + 1000 * rank
     values = mx.broadcast_to(values, (1, 2, len(token_ids), 4))
@@ -83,7 +83,7 @@ def tokens_of(held: HeldPrefix) -> list[int]:
     return [int(value) - 1000 for part in parts for value in part]
 
 
-def test_a_prompt_that_goes_on_and_one_that_parts():
+def test_extended_and_diverging_prompts_are_held_by_the_follower():
     pair = Pair(1000)
     for prompt in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 9, 9]):
         pair.store(prompt)
@@ -92,7 +92,7 @@ def test_a_prompt_that_goes_on_and_one_that_parts():
         assert tokens_of(held) == prompt
 
 
-def test_what_nobody_refers_to_is_dropped():
+def test_unreferenced_segments_are_dropped_by_the_follower():
     pair = Pair(1000)
     pair.store([1, 2, 3, 4])
     pair.store([1, 2, 7, 8])
@@ -103,7 +103,7 @@ def test_what_nobody_refers_to_is_dropped():
     assert len(pair.following) == 0
 
 
-def test_what_a_match_holds_stays_until_it_is_released():
+def test_matched_segments_stay_on_the_follower_until_release():
     pair = Pair(1000)
     pair.store([1, 2, 3, 4])
     match = pair.caches.prefixes.match(PromptKey(np.array([1, 2, 3, 4], np.int32)), 4)
@@ -116,7 +116,7 @@ def test_what_a_match_holds_stays_until_it_is_released():
     assert len(pair.following) == 0
 
 
-def test_many_prompts_in_little_room():
+def test_follower_matches_rank_0_under_evictions():
     pair, draw = Pair(60), random.Random(1)
     for _ in range(400):
         prompt = [draw.randrange(3) for _ in range(draw.randrange(1, 25))]
@@ -129,7 +129,7 @@ def test_many_prompts_in_little_room():
     assert pair.caches.prefixes.read().evictions > 50
 
 
-def test_a_store_that_fails_half_way_is_told():
+def test_partial_store_failure_is_reported_to_the_follower():
     class Failing(SequenceState):
         def take(self, start: int, end: int) -> KVSegment:
             raise MemoryError

@@ -1,4 +1,4 @@
-"""Rows that come and go hold, each, what their prompt and their steps put in."""
+"""Each row of a batch cache holds its own prompt and steps, through joins and removals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADS, SIZE = 2, 3
 
 @dataclass
 class Model:
-    """What each row should hold, (heads, tokens, size), beside the layer under test."""
+    """The expected (heads, tokens, size) array of each row, beside the layer under test."""
 
     rows: list[NDArray[np.float32]] = field(default_factory=list)
     layers: list[KVCache | RowsKVCache] = field(default_factory=list)
@@ -79,7 +79,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS)
 @settings(max_examples=examples(60))
-def test_rows_hold_their_own(steps: list[tuple[object, ...]]):
+def test_batch_cache_rows_hold_their_own_tokens(steps: list[tuple[object, ...]]):
     model = Model()
     for name, *numbers in steps:
         first, *others = (int(str(n)) for n in numbers)
@@ -93,7 +93,7 @@ def test_rows_hold_their_own(steps: list[tuple[object, ...]]):
         model.check()
 
 
-def test_a_join_leaves_what_runs_as_it_was():
+def test_join_leaves_the_running_arrays_unchanged():
     model = Model()
     model.join(5, 2)
     running = model.layers

@@ -1,4 +1,4 @@
-"""What is stored of a prompt is a copy, or buffers that no sequence runs on."""
+"""A stored prefix is a copy, or buffers that no sequence uses."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def test_free_buffers_are_stored_as_they_are():
 @pytest.mark.parametrize(
     ("are_free", "start", "end"),
     [(False, 0, NUM_TOKENS), (True, 60, NUM_TOKENS), (True, 0, 150)],
-    ids=["somebody runs on them", "most is known", "most is empty"],
+    ids=["buffers in use", "mostly stored before", "mostly empty"],
 )
-def test_else_it_is_a_copy(are_free: bool, start: int, end: int):
+def test_shared_or_sparse_buffers_are_stored_as_copies(are_free: bool, start: int, end: int):
     state = SequenceState(layers(), {}, are_free=are_free)
     num_bytes = 4 * 2 * (end - start) * 4 * 4
     assert state.size_bytes(start, end) == num_bytes
     assert held_by(lambda: state.take(start, end)) >= num_bytes
 
 
-def test_halves_of_what_is_stored_hold_what_they_say():
+def test_split_segment_halves_report_their_sizes():
     segment = SequenceState(layers(), {}, are_free=True).take(0, NUM_TOKENS)
     halves = segment.split(100)
     assert [half.size_bytes for half in halves] == [4 * 2 * n * 4 * 4 for n in (100, 140)]

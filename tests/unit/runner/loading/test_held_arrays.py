@@ -47,12 +47,12 @@ def everywhere() -> nn.Module:
     return model
 
 
-def test_every_array_is_found_once():
+def test_held_arrays_are_found_exactly_once():
     found = arrays_of(everywhere())
     assert sorted(float(array.item()) for array in found) == [2 * n for n in range(8)]
 
 
-def test_strings_configurations_and_classes_hold_none():
+def test_strings_configurations_and_classes_hold_no_arrays():
     assert arrays_of([None, "text", 7, nn.Linear, mx, {"a": b"b"}]) == []
 
 
@@ -70,5 +70,5 @@ def test_evaluated_arrays_are_read_on_another_thread():
 
 
 @pytest.mark.parametrize("holder", [[], (), set(), {}])
-def test_an_empty_holder_has_none(holder: Any):
+def test_empty_module_holds_no_arrays(holder: Any):
     assert arrays_of(holder) == []

@@ -1,4 +1,4 @@
-"""What the templates of the tiny models take; none of them knows tools."""
+"""Templates of the tiny models render calls, results and pictures; none declares a tool format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def made(source: str) -> ChatTemplate:
     return ChatTemplate(sandboxed(source, tokens), PLACEHOLDERS, None, tuple(tokens))
 
 
-def test_calls_results_and_their_pictures_are_shown(source: str):
+def test_tiny_templates_render_calls_results_and_pictures(source: str):
     template = made(source)
     text = template.render(template.arrange(Chat((ASK, CALL, RESULT))), str)
     places = [text.index(each) for each in ("press it", "click", "top", "clicked")]
@@ -48,11 +48,11 @@ def test_calls_results_and_their_pictures_are_shown(source: str):
     assert text.index(template.placeholder) > text.index("top"), "LLaVA's come first in a turn"
 
 
-def test_a_message_is_continued(source: str):
+def test_tiny_templates_continue_the_last_message(source: str):
     begun = Message("assistant", (TextPart("It is"),))
     assert made(source).render(Chat((ASK, begun), continue_final=True), str).endswith("It is")
 
 
-def test_the_formats(source: str):
+def test_tiny_templates_have_no_tools_and_declare_reasoning(source: str):
     assert tool_parser(source, "auto") is None
     assert (reasoning_format(source) is not None) == ("<think>" in source)

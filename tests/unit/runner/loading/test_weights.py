@@ -1,4 +1,4 @@
-"""What weights will take is known from their files' headers, and too much is refused by them."""
+"""Bytes of weights are known from their files' headers, and models that can't fit are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sparse(path: Path, **tensors: tuple[str, list[int], int]) -> None:
         file.truncate(8 + len(text) + end)
 
 
-def test_every_number_counts_as_it_will_be(tmp_path: Path) -> None:
+def test_weight_bytes_are_counted_in_the_loaded_dtype(tmp_path: Path) -> None:
     """Quantized weights stay as they are; those in floating point are cast."""
     kinds = {"a": ("BF16", [10, 3], 60), "b": ("F32", [5], 20), "c": ("U32", [7], 28)}
     sparse(tmp_path / "model.safetensors", **kinds, d=("F8_E4M3", [9], 9), e=("F16", [], 2))
@@ -47,7 +47,7 @@ def test_every_number_counts_as_it_will_be(tmp_path: Path) -> None:
     assert bytes_as("bfloat16", tensors_in(tmp_path)) == 60 + 10 + 28 + 9 + 2
 
 
-def test_only_files_that_are_loaded_count(tmp_path: Path) -> None:
+def test_weight_bytes_count_only_loaded_files(tmp_path: Path) -> None:
     sparse(tmp_path / "model-1.safetensors", a=("I8", [100], 100))
     sparse(tmp_path / "model-2.safetensors", a=("I8", [10], 10))
     sparse(tmp_path / "consolidated.safetensors", a=("I8", [1], 1))
@@ -57,13 +57,13 @@ def test_only_files_that_are_loaded_count(tmp_path: Path) -> None:
     assert bytes_as("auto", tensors_in(tmp_path)) == 10
 
 
-def test_a_cpu_computes_in_float32() -> None:
+def test_cpu_defaults_to_float32() -> None:
     assert dtype_on(CPU, "auto") == "float32"
     assert dtype_on(GPU, "auto") == "auto"
     assert dtype_on(CPU, "bfloat16") == "bfloat16"
 
 
-def test_files_that_can_not_fit_are_refused_with_the_figures(tmp_path: Path) -> None:
+def test_oversized_weights_are_refused_with_figures(tmp_path: Path) -> None:
     sparse(tmp_path / "model.safetensors", a=("BF16", [131 * GIB // 2], 131 * GIB))
     with pytest.raises(ModelLoadError) as refused:
         check_fits(tensors_in(tmp_path), "float32", Budget(3 * GIB, CPU))
@@ -74,7 +74,7 @@ def test_files_that_can_not_fit_are_refused_with_the_figures(tmp_path: Path) -> 
     assert "raise" not in message, "there is not so much"
 
 
-def test_a_limit_that_is_too_low_can_be_raised_and_a_cast_left_out(tmp_path: Path) -> None:
+def test_memory_limit_refusal_advises_limit_and_dtype(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError) as refused:
         check_fits({"BF16": 5 * GIB // 4}, "float32", Budget(3 * GIB, CPU), 5 * GIB)
     assert "raise memory.limit_bytes" in str(refused.value)
@@ -82,12 +82,12 @@ def test_a_limit_that_is_too_low_can_be_raised_and_a_cast_left_out(tmp_path: Pat
     check_fits({"I8": 3 * GIB}, "auto", Budget(3 * GIB, CPU), 3 * GIB)
 
 
-def test_a_limit_beyond_the_device_allows_no_more_than_it_has() -> None:
+def test_memory_limit_above_the_device_is_capped_by_it() -> None:
     with pytest.raises(ModelLoadError, match="the H200 has"):
         check_fits({"I8": 101 * GIB}, "auto", Budget(1 << 50, GPU), 101 * GIB)
 
 
-def test_tensors_that_a_model_may_not_use_refuse_nothing(tmp_path: Path) -> None:
+def test_possibly_unused_tensors_do_not_refuse_a_model(tmp_path: Path) -> None:
     """The size that is loaded is known a little later."""
     sparse(tmp_path / "model.safetensors", a=("I8", [11 * GIB // 10], 11 * GIB // 10))
     check_fits(tensors_in(tmp_path), "auto", Budget(GIB, CPU))

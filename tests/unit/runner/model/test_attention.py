@@ -1,4 +1,4 @@
-"""mlx-vlm's language models call our attention for a while, and it takes what it should."""
+"""Our attention is called in mlx-vlm's models only while in place, for causal masks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LANGUAGE_MODEL = SimpleNamespace(
 )
 
 
-def test_layers_call_it_for_a_while():
+def test_model_attention_replaces_mlx_vlms_only_in_place():
     module = qwen2_vl.language
     q, k, v = drawn(5, 9)
     calls = []
@@ -41,7 +41,7 @@ def test_layers_call_it_for_a_while():
 
 
 @pytest.mark.parametrize("mask", [None, mx.tril(mx.ones((5, 9), dtype=mx.bool_), 4)])
-def test_what_is_not_plainly_causal_is_left_to_mlx_vlm(mask: mx.array | None):
+def test_attention_without_plain_causal_mask_is_left_to_mlx_vlm(mask: mx.array | None):
     q, k, v = drawn(5, 9)
     with ModelAttention(LANGUAGE_MODEL, CpuAttention()).in_place():
         attend = qwen2_vl.language.scaled_dot_product_attention

@@ -1,4 +1,4 @@
-"""What a sequence's own past suggests comes next."""
+"""The drafter guesses next tokens from a sequence's own past."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ def drafter(*prompt: int, prediction: tuple[int, ...] = ()) -> Drafter:
     return Drafter(np.array(prompt, dtype=np.int32), prediction)
 
 
-def test_what_followed_the_same_tokens_is_guessed():
+def test_drafter_guesses_the_tokens_after_an_equal_sequence():
     made = drafter(1, 2, 3, 4, 5, 9, 1, 2)
     assert made.guess(3) == [3, 4, 5]
     made.append(3)
     assert made.guess(2) == [4, 5]
 
 
-def test_one_token_that_was_there_before_is_not_enough():
+def test_drafter_needs_a_match_of_two_tokens():
     assert drafter(1, 2, 3, 2).guess(3) == []
     assert drafter(1, 2, 3, 2).probability == 0.0
     assert drafter().guess(3) == drafter(1).guess(3) == []
 
 
-def test_the_longest_match_counts_and_of_equal_ones_the_newest():
+def test_drafter_uses_the_longest_and_newest_match():
     assert drafter(7, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2).guess(1) == [5]
     assert drafter(1, 2, 5, 1, 2, 6, 1, 2).guess(1) == [6]
 
 
-def test_a_period_goes_on():
+def test_drafter_continues_a_period():
     made = drafter(4, 5, 6, 4, 5, 6, 4, 5)
     assert made.guess(7) == [6, 4, 5, 6, 4, 5, 6]
     assert drafter(8, 8, 8).guess(4) == [8] * 4
 
 
-def test_a_miss_looks_for_another_place():
+def test_drafter_looks_for_another_match_after_a_miss():
     made = drafter(1, 2, 3, 9, 3, 7, 1, 2)
     made.append(9)
     assert made.guess(1) == []
@@ -45,7 +45,7 @@ def test_a_miss_looks_for_another_place():
     assert made.guess(1) == [7]
 
 
-def test_an_answer_is_first_guessed_to_be_the_prediction():
+def test_drafter_guesses_the_prediction_first():
     made = drafter(1, 2, 3, prediction=(11, 12, 13, 14))
     assert made.guess(3) == [11, 12, 13]
     for token in (11, 99, 12, 13):
@@ -53,7 +53,7 @@ def test_an_answer_is_first_guessed_to_be_the_prediction():
     assert made.guess(1) == [14]
 
 
-def test_it_learns_how_often_it_is_right():
+def test_drafter_learns_its_hit_probability():
     draw = random.Random(3)
     prose = drafter(*(draw.randrange(20) for _ in range(400)))
     for _ in range(400):
@@ -68,7 +68,7 @@ def test_it_learns_how_often_it_is_right():
     assert all(chance > 0.9 for chance in steady.probabilities(15))
 
 
-def test_many_tokens_are_kept():
+def test_drafter_finds_matches_thousands_of_tokens_back():
     made = drafter(1, 2, 3)
     for i in range(5000):
         made.append(10 + i)

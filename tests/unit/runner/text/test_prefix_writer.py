@@ -1,4 +1,4 @@
-"""What may be stored after errors that come late, and whom they end."""
+"""After a late error, no prefix is stored, and the error is raised once."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Ground:
         self.writer = PrefixWriter(self.store, self.groups, self.faults, self.errors)  # type: ignore[arg-type]
 
 
-def test_answers_are_stored_and_unknown_ones_are_not():
+def test_answers_of_known_sequences_are_stored_and_others_ignored():
     ground = Ground()
     ground.writer.store_answer(SEQ)
     ground.writer.store_answer(SeqId("gone", 0))
     assert ground.store.stored == [("key", "state", "salt")]
 
 
-def test_nothing_is_stored_of_a_step_that_fails_late_and_it_is_told_once():
+def test_late_step_error_stores_nothing_and_is_raised_once():
     ground = Ground()
     ground.groups.error = LATE
     ground.writer.store_answer(SEQ)
@@ -68,7 +68,7 @@ def test_nothing_is_stored_of_a_step_that_fails_late_and_it_is_told_once():
     assert ground.store.stored
 
 
-def test_an_error_that_somebody_else_met_may_be_that_of_sequences():
+def test_late_error_met_elsewhere_is_attributed_to_running_sequences():
     ground = Ground()
     ground.faults.request_error(LATE, "")
     ground.writer.store_answer(SEQ)
@@ -77,7 +77,7 @@ def test_an_error_that_somebody_else_met_may_be_that_of_sequences():
         ground.errors.check()
 
 
-def test_it_is_not_if_sequences_were_waited_for_before():
+def test_late_error_after_synchronization_is_not_attributed_to_sequences():
     ground = Ground()
     ground.faults.request_error(LATE, "")
     ground.errors.attribute_to_others()
@@ -86,21 +86,21 @@ def test_it_is_not_if_sequences_were_waited_for_before():
     assert ground.store.stored
 
 
-def test_nobody_waits_where_errors_come_at_once():
+def test_synchronize_is_skipped_where_errors_come_at_once():
     ground = Ground(errors_come_late=False)
     ground.groups.error = LATE
     ground.errors.synchronize()
     ground.errors.check()
 
 
-def test_state_that_can_not_be_stored_ends_nothing():
+def test_unstorable_state_fails_no_request():
     ground = Ground()
     ground.store.error = LATE
     ground.writer.store_answer(SEQ)
     ground.errors.check()
 
 
-def test_an_engine_that_is_broken_is_not_only_logged():
+def test_engine_broken_error_is_raised_by_the_prefix_writer():
     ground = Ground()
     ground.store.error = EngineBroken("a rank is gone")
     with pytest.raises(EngineBroken):

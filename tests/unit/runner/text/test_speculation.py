@@ -18,20 +18,20 @@ def measured(slope: float, rows: int = 1) -> StepTimes:
     return times
 
 
-def test_expected_tokens():
+def test_expected_tokens_sum_the_cumulative_probabilities():
     assert expected_tokens([]) == 1.0
     assert expected_tokens([0.5, 0.5]) == 1.75
     assert expected_tokens([1.0] * 7) == 8.0
 
 
-def test_costs_are_learned():
+def test_step_times_learn_the_cost_of_widths():
     times = measured(0.3)
     assert times.cost(1, 1) == 1.0
     assert times.cost(1, 8) == pytest.approx(3.1, rel=0.05)
     assert times.cost(2, 8) == StepTimes().cost(2, 8)
 
 
-def test_each_width_has_its_own_costs():
+def test_step_times_keep_separate_costs_per_width():
     """Kernels change at some widths."""
     times = StepTimes()
     for _ in range(50):
@@ -43,7 +43,7 @@ def test_each_width_has_its_own_costs():
     assert best_width((2, 4, 8), [[0.95] * 7], times) == 4
 
 
-def test_a_time_of_something_else_is_forgotten():
+def test_single_outlier_time_is_forgotten():
     times = measured(0.1)
     times.record(1, 1, 1.0)
     assert times.cost(1, 8) == pytest.approx(1.7, rel=0.05)
@@ -53,7 +53,7 @@ def test_a_time_of_something_else_is_forgotten():
     ("slope", "chance", "width"),
     [(0.02, 1.0, 16), (0.02, 0.1, 1), (1.0, 1.0, 1), (0.1, 0.8, 6), (0.8, 0.9, 1)],
 )
-def test_the_width_fits_hit_rates_and_times(slope: float, chance: float, width: int):
+def test_best_width_follows_hit_rates_and_step_times(slope: float, chance: float, width: int):
     found = best_width(WIDTHS, [[chance] * 15], measured(slope))
     assert found == width or (width > 1 and abs(found - width) <= 2)
 
@@ -64,7 +64,7 @@ def test_rows_without_drafts_count_too():
     assert best_width(WIDTHS, [[0.95] * 15, [], [], []], times) == 1
 
 
-def test_no_wider_than_the_longest_draft():
+def test_best_width_is_bounded_by_the_longest_draft():
     times = measured(0.01)
     assert best_width(WIDTHS, [[1.0, 1.0]], times) == 3
     assert best_width(WIDTHS, [[]], times) == 1

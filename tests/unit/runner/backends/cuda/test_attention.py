@@ -1,4 +1,4 @@
-"""Attention on CUDA: the same numbers as MLX's, in shapes that are planned while nobody waits."""
+"""CUDA attention equals MLX's, and its shapes are planned while the device is idle."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def distance(one: mx.array, other: mx.array) -> float:
 @pytest.mark.parametrize("blocks", [[32] * 6, [128, 64], [192]])
 @pytest.mark.parametrize("keys", [192, 256, 1000])
 @pytest.mark.parametrize("shared", [1, 4, 8])
-def test_blocks_are_mlxs_attention(blocks: list[int], keys: int, shared: int):
+def test_cuda_attention_blocks_equal_mlxs_attention(blocks: list[int], keys: int, shared: int):
     q, k, v = drawn(192, keys, shared=shared)
     assert distance(causal_attention(q, k, v, SCALE, blocks), theirs(q, k, v, "causal")) < 1e-5
 
@@ -56,7 +56,7 @@ def test_queries_may_be_transposed():
 @pytest.mark.parametrize(("rows", "mask_rows"), [(1, 1), (3, 3), (3, 1)])
 @pytest.mark.parametrize("queries", [1, 5, 16])
 @pytest.mark.parametrize("shared", [1, 4])
-def test_masked_attention_is_mlxs(rows: int, mask_rows: int, queries: int, shared: int):
+def test_masked_cuda_attention_equals_mlxs(rows: int, mask_rows: int, queries: int, shared: int):
     q, k, v = drawn(queries, 50, rows=rows, shared=shared)
     mask = mx.random.uniform(shape=(mask_rows, 1, queries, 50), key=mx.random.key(9)) > 0.5
     mask[..., 0] = True
@@ -68,7 +68,7 @@ def halves(queries: int, keys: int, *, rows: int = 1) -> tuple[mx.array, mx.arra
     return q, k, v
 
 
-def test_it_takes_blocks_and_masks_of_few_queries():
+def test_cuda_attention_supports_causal_blocks_and_few_query_masks():
     attention = CudaAttention(4096)
     q, k, _ = halves(256, 512)
     few = mx.ones((1, 1, 16, 512), dtype=mx.bool_)
@@ -85,7 +85,7 @@ def test_it_takes_blocks_and_masks_of_few_queries():
 
 
 class Planned:
-    """What cuDNN has planned, as it would: each shape the first time that it is met."""
+    """A fake of cuDNN's plans: each shape is planned when it is first used."""
 
     def __init__(self) -> None:
         self.shapes = set[Shape]()
@@ -138,7 +138,7 @@ def shapes_of_a_conversation(random: Random) -> list[Shape]:
     return shapes
 
 
-def test_nobody_waits_for_a_plan_once_all_are_made(planned: Planned):
+def test_planned_conversation_shapes_need_no_new_plans(planned: Planned):
     attention, random = CudaAttention(16384, 1024), Random(1)
     attend(attention, 256, 256)
     plan_all(attention)
@@ -149,7 +149,7 @@ def test_nobody_waits_for_a_plan_once_all_are_made(planned: Planned):
     assert planned.new == 64 + 63 + 61
 
 
-def test_a_chunk_that_was_not_met_goes_in_few_blocks(planned: Planned):
+def test_unseen_chunk_shape_is_attended_in_few_blocks(planned: Planned):
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
     plan_all(attention)
@@ -159,7 +159,7 @@ def test_a_chunk_that_was_not_met_goes_in_few_blocks(planned: Planned):
 
 
 @pytest.mark.parametrize(("told", "kept"), [(None, 256), ("1024", 1024), ("many", 256)])
-def test_no_more_is_planned_than_mlx_keeps(
+def test_planned_shapes_stay_within_mlxs_plan_cache(
     told: str | None, kept: int, planned: Planned, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("MLX_CUDA_SDPA_CACHE_SIZE", raising=False)
@@ -172,7 +172,7 @@ def test_no_more_is_planned_than_mlx_keeps(
     assert len(planned.shapes) <= kept - 128
 
 
-def test_a_chunk_that_was_met_goes_at_once_when_it_is_planned(planned: Planned):
+def test_seen_chunk_shape_is_attended_whole_once_planned(planned: Planned):
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
     plan_all(attention)
@@ -186,7 +186,7 @@ def test_a_chunk_that_was_met_goes_at_once_when_it_is_planned(planned: Planned):
     assert not attention.precompile_next()
 
 
-def test_before_anything_is_planned_a_chunk_waits_for_one_plan(planned: Planned):
+def test_first_chunk_waits_for_one_plan(planned: Planned):
     attention = CudaAttention(4096)
     attend(attention, 1024, 2048)
     assert planned.shapes == {(1024, 2048)}
@@ -197,7 +197,7 @@ def test_before_anything_is_planned_a_chunk_waits_for_one_plan(planned: Planned)
     assert (256, 4096) in planned.shapes
 
 
-def test_it_says_what_is_planned_and_plans_what_it_was_asked_for(planned: Planned):
+def test_requested_chunk_shapes_are_precompiled_first_and_reported(planned: Planned):
     attention = CudaAttention(4096)
     assert attention.is_precompiled(768, 1024)  # as far as is known: nothing has attended
     attend(attention, 256, 256)
@@ -216,7 +216,7 @@ def test_it_says_what_is_planned_and_plans_what_it_was_asked_for(planned: Planne
     assert attention.is_precompiled(768, 65536)  # blocks end before that
 
 
-def test_what_is_not_sound_is_left_to_mlx(planned: Planned, monkeypatch: pytest.MonkeyPatch):
+def test_unsound_cuda_attention_is_left_to_mlx(planned: Planned, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cuda_attention, "_is_sound", lambda heads: False)
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
@@ -225,7 +225,7 @@ def test_what_is_not_sound_is_left_to_mlx(planned: Planned, monkeypatch: pytest.
     assert attention.is_precompiled(768, 1024)
 
 
-def test_a_check_that_fails_is_not_tried_for_ever(
+def test_failing_soundness_check_is_not_repeated_forever(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(heads: object) -> bool:
@@ -248,7 +248,7 @@ def test_prompts_beyond_the_blocks_wait_for_one_plan(planned: Planned):
     assert (1280, 65536) in planned.shapes
 
 
-def test_what_is_remembered_is_bounded(planned: Planned, monkeypatch: pytest.MonkeyPatch):
+def test_remembered_chunk_shapes_are_bounded(planned: Planned, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cuda_attention, "_MAX_CHUNK_SHAPES", 3)
     attention = CudaAttention(4096)
     attend(attention, 256, 256)
@@ -264,7 +264,7 @@ def test_what_is_remembered_is_bounded(planned: Planned, monkeypatch: pytest.Mon
     assert len(schedule.chunks) == 3
 
 
-def test_where_it_does_not_work_it_is_mlxs(monkeypatch: pytest.MonkeyPatch):
+def test_wrong_cuda_attention_falls_back_to_mlx(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         cuda_attention, "causal_attention", lambda q, k, v, scale, blocks: mx.zeros(q.shape)
     )
@@ -276,7 +276,7 @@ def test_where_it_does_not_work_it_is_mlxs(monkeypatch: pytest.MonkeyPatch):
         assert not attention.precompile_next()
 
 
-def test_where_planning_does_not_last_it_is_mlxs():
+def test_cuda_attention_without_lasting_plans_falls_back_to_mlx():
     """As on this CPU, which plans nothing: the second time takes as long as the first."""
     attention = CudaAttention(4096)
     q, k, _ = halves(256, 512)

@@ -1,4 +1,4 @@
-"""How the work of attention to segments is divided; what it computes is tested on a GPU."""
+"""Division of segment attention into blocks; its numbers are tested on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vlm_server.runner.backends.cuda.kernels import blocks_of
 @pytest.mark.parametrize(
     "segments", [[(3, 64), (2, 48), (1, 12)], [(1, 4)], [(2, 300), (1, 65)], [(1, 4524)]], ids=str
 )
-def test_each_patch_is_in_one_block_with_its_segment(segments: list[tuple[int, int]]):
+def test_segment_blocks_contain_every_patch_once_with_its_segment(segments: list[tuple[int, int]]):
     blocks = blocks_of(segments)
     lengths = [length for count, length in segments for _ in range(count)]
     ends = np.cumsum(lengths).tolist()

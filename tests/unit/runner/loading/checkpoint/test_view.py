@@ -1,4 +1,4 @@
-"""What gets past all flags of the libraries: the code of a checkpoint does not run."""
+"""Code of a checkpoint never runs, even past the libraries' own flags."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def checkpoint(tmp_path: Path, mark: Path) -> Path:
     return folder
 
 
-def test_a_class_that_trusts_whatever_it_is_told_runs_nothing(checkpoint: Path, mark: Path):
+def test_trust_remote_code_runs_no_checkpoint_code(checkpoint: Path, mark: Path):
     """As some of mlx-vlm's processors do."""
     named = {"auto_map": {"AutoTokenizer": [EVIL, EVIL]}, "tokenizer_class": "Evil"}
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(named))
@@ -43,7 +43,7 @@ def test_a_class_that_trusts_whatever_it_is_told_runs_nothing(checkpoint: Path, 
     assert not mark.exists()
 
 
-def test_a_module_of_the_checkpoint_is_not_imported(checkpoint: Path, mark: Path):
+def test_module_of_the_checkpoint_is_not_imported(checkpoint: Path, mark: Path):
     with no_code_of(checkpoint):
         pass
     spec = importlib.util.spec_from_file_location("evil", checkpoint / "evil.py")
@@ -54,7 +54,7 @@ def test_a_module_of_the_checkpoint_is_not_imported(checkpoint: Path, mark: Path
     assert not mark.exists()
 
 
-def test_nothing_is_unpickled_while_a_checkpoint_loads(checkpoint: Path, mark: Path):
+def test_unpickling_is_refused_while_a_checkpoint_loads(checkpoint: Path, mark: Path):
     with no_code_of(checkpoint), pytest.raises(ModelLoadError, match="pickle"):
         pickle.loads(pickle.dumps(Planted(mark)))
     assert not mark.exists()
