@@ -60,14 +60,14 @@ def test_put_evicts_no_more_than_needed() -> None:
     assert held(cache) == "cd"
 
 
-def test_a_key_keeps_its_first_value() -> None:
+def test_second_put_of_a_key_keeps_its_first_value() -> None:
     cache = cache_of("a")
     cache.put("a", "other", 2).release()
     assert cache.get("a") == "a"
     assert cache.read().size_bytes == 1
 
 
-def test_a_value_of_all_the_room_is_kept_and_a_larger_one_evicts_nothing() -> None:
+def test_value_of_whole_limit_is_stored_and_larger_one_rejected() -> None:
     cache = cache_of("a", "b")
     cache.put("c", "c", 4).release()
     assert held(cache) == "ab"
@@ -104,11 +104,11 @@ def test_value_without_room_is_leased_but_not_stored() -> None:
     assert held(cache) == "a"
 
 
-def test_no_limit_at_all_keeps_nothing() -> None:
+def test_lru_cache_with_limit_zero_stores_nothing() -> None:
     assert held(cache_of("a", limit_bytes=0)) == ""
 
 
-def test_a_lease_keeps_its_entry() -> None:
+def test_leased_entry_is_not_evicted_from_lru_cache() -> None:
     cache = cache_of("a", "b", "c")
     lease = cache.lease("a")
     assert lease is not None
@@ -279,7 +279,7 @@ TestUses.settings = settings(max_examples=examples(60), stateful_step_count=30, 
 
 
 @pytest.mark.usefixtures("eager_switches")
-def test_threads_break_nothing() -> None:
+def test_concurrent_leases_keep_lru_cache_intact() -> None:
     cache = LruCache[int]("numbers", 20)
 
     def use(seed: int) -> int:

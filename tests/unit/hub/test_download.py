@@ -101,7 +101,7 @@ async def until(condition: object, seconds: float = 15.0) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_what_the_loader_reads_comes_and_nothing_else(hub: Hub) -> None:
+async def test_download_contains_exactly_the_files_of_the_loader(hub: Hub) -> None:
     files = model()
     commit = add(hub, NAME, files)
     watcher = Watcher()
@@ -119,7 +119,7 @@ async def test_what_the_loader_reads_comes_and_nothing_else(hub: Hub) -> None:
     assert not any("README" in path or ".py" in path or "agent" in path for path in asked)
 
 
-async def test_what_is_here_is_not_fetched_again(hub: Hub) -> None:
+async def test_unchanged_files_are_not_downloaded_again(hub: Hub) -> None:
     files = model()
     add(hub, NAME, files)
     await Here().get()
@@ -133,7 +133,7 @@ async def test_what_is_here_is_not_fetched_again(hub: Hub) -> None:
     assert watcher.plans[0].missing_bytes == 2
 
 
-async def test_no_weights_come_before_the_plan_is_approved(hub: Hub) -> None:
+async def test_no_weights_are_downloaded_before_plan_approval(hub: Hub) -> None:
     add(hub, NAME, model())
 
     async def refuse(plan: DownloadPlan) -> None:
@@ -148,7 +148,7 @@ async def test_no_weights_come_before_the_plan_is_approved(hub: Hub) -> None:
     assert find(NAME) is None
 
 
-async def test_only_the_shards_of_the_index_are_fetched(hub: Hub) -> None:
+async def test_weights_outside_the_index_are_not_downloaded(hub: Hub) -> None:
     index = b'{"weight_map": {"a": "model.safetensors"}}'
     extra = {"model.safetensors.index.json": index, "other.safetensors": b"x" * 1000}
     add(hub, NAME, model() | extra)
@@ -157,7 +157,7 @@ async def test_only_the_shards_of_the_index_are_fetched(hub: Hub) -> None:
     assert watcher.plans[0].weight_bytes == 1 << 20
 
 
-async def test_a_broken_connection_is_resumed(hub: Hub) -> None:
+async def test_download_resumes_after_a_broken_connection(hub: Hub) -> None:
     files = model(LARGE)
     add(hub, NAME, files)
     hub.cut_after[WEIGHTS] = [11 << 20, 11 << 20]
@@ -165,7 +165,7 @@ async def test_a_broken_connection_is_resumed(hub: Hub) -> None:
     assert hub.sent_bytes[WEIGHTS] < LARGE + (3 << 20)
 
 
-async def test_a_hub_that_is_away_for_a_while_is_waited_for(
+async def test_download_waits_for_an_unavailable_hub(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library's own tries are used up, and other processes take it up again."""
@@ -183,7 +183,7 @@ async def test_a_hub_that_is_away_for_a_while_is_waited_for(
         await Watcher().get()
 
 
-async def test_a_killed_download_is_resumed(hub: Hub) -> None:
+async def test_download_resumes_after_its_process_is_killed(hub: Hub) -> None:
     """Cancelled, as when the front stops: its process is killed, and leaves what it has."""
     files = model(LARGE)
     add(hub, NAME, files)
@@ -207,7 +207,7 @@ async def test_a_killed_download_is_resumed(hub: Hub) -> None:
     assert partial_bytes() == 0
 
 
-async def test_a_process_whose_parent_dies_ends(hub: Hub) -> None:
+async def test_download_process_ends_when_its_parent_dies(hub: Hub) -> None:
     add(hub, NAME, model(LARGE))
     hub.seconds_per_mib = 0.1
     process = await asyncio.create_subprocess_exec(
@@ -223,7 +223,7 @@ async def test_a_process_whose_parent_dies_ends(hub: Hub) -> None:
     assert await asyncio.wait_for(process.wait(), 5) == 1
 
 
-async def test_a_wrong_hash_is_refused(hub: Hub) -> None:
+async def test_weights_with_a_wrong_hash_are_refused(hub: Hub) -> None:
     files = model()
     add(hub, NAME, files)
     wrong = b"y" * len(files[WEIGHTS])
@@ -236,7 +236,7 @@ async def test_a_wrong_hash_is_refused(hub: Hub) -> None:
     assert contents(await Here().get()) == read_files(files)
 
 
-async def test_a_wrong_text_is_refused_too(hub: Hub) -> None:
+async def test_text_file_with_a_wrong_hash_is_refused(hub: Hub) -> None:
     files = model()
     add(hub, NAME, files)
     wrong = files["tokenizer.json"].replace(b"{}", b"[]")
@@ -245,7 +245,7 @@ async def test_a_wrong_text_is_refused_too(hub: Hub) -> None:
         await Here().get()
 
 
-async def test_a_partial_file_that_is_not_the_beginning_is_found_out(hub: Hub) -> None:
+async def test_wrong_partial_file_is_detected_and_replaced(hub: Hub) -> None:
     files = model(2 << 20)
     add(hub, NAME, files)
     blobs = hub_cache() / "models--org--model/blobs"
@@ -255,7 +255,7 @@ async def test_a_partial_file_that_is_not_the_beginning_is_found_out(hub: Hub) -
     assert contents(await Here().get()) == read_files(files)
 
 
-async def test_a_branch_that_moves_between_two_files_gives_one_version(hub: Hub) -> None:
+async def test_branch_moving_during_the_download_gives_one_commit(hub: Hub) -> None:
     old, new = model(seed=1), model(seed=2, more=1) | {"tokenizer.json": b"[]"}
     commits = {commit_of(old): old, commit_of(new): new}
     hub.repos[NAME] = Repo(commits, {"main": commit_of(old)}, moves_to=commit_of(new))
@@ -265,7 +265,7 @@ async def test_a_branch_that_moves_between_two_files_gives_one_version(hub: Hub)
     assert hub.repos[NAME].refs["main"] == commit_of(new)
 
 
-async def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: Hub) -> None:
+async def test_revision_may_be_a_branch_tag_or_commit(hub: Hub) -> None:
     old, new = model(seed=1), model(seed=2)
     commits = {commit_of(old): old, commit_of(new): new}
     hub.repos[NAME] = Repo(commits, {"main": commit_of(new), "v1": commit_of(old)})
@@ -279,7 +279,9 @@ async def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: Hub) -> None:
         await Here().get(f"{NAME}@v2")
 
 
-async def test_a_gated_model_says_what_to_do(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_gated_model_error_names_conditions_and_token(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = model()
     add(hub, NAME, files, gated=True, members=frozenset({"hf_member"}))
     with pytest.raises(
@@ -294,12 +296,14 @@ async def test_a_gated_model_says_what_to_do(hub: Hub, monkeypatch: pytest.Monke
     assert contents(await Here().get()) == read_files(files)
 
 
-async def test_a_model_that_is_not_there(hub: Hub) -> None:
+async def test_missing_model_error_names_the_model(hub: Hub) -> None:
     with pytest.raises(ModelLoadError, match="has no model org/model that anybody may see"):
         await Here().get()
 
 
-async def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_offline_mode_sends_no_request_to_the_hub(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add(hub, NAME, model())
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE forbids"):
@@ -307,7 +311,7 @@ async def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatc
     assert not hub.requests
 
 
-async def test_a_disk_without_symbolic_links_holds_each_file_once(
+async def test_download_without_symbolic_links_stores_each_file_once(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = model()
@@ -334,13 +338,17 @@ async def test_a_disk_without_symbolic_links_holds_each_file_once(
         (RuntimeError("some\nthing"), "RuntimeError: some thing", False),
     ],
 )
-def test_each_failure_has_its_words(error: Exception, words: str, *, may_pass: bool) -> None:
+def test_hub_errors_have_reasons_and_know_if_temporary(
+    error: Exception, words: str, *, may_pass: bool
+) -> None:
     found = refused(error, HubName(NAME))
     assert words in found.reason
     assert found.may_pass is may_pass
 
 
-async def test_a_hub_that_is_not_up_may_be_later(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_hub_raises_not_available(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(downloads, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(downloads, "_FEW_TRIES", 2)
@@ -348,14 +356,14 @@ async def test_a_hub_that_is_not_up_may_be_later(hub: Hub, monkeypatch: pytest.M
         await Watcher().get()
 
 
-async def test_a_disk_without_room_is_told_with_figures(hub: Hub) -> None:
+async def test_full_disk_error_names_free_and_needed_bytes(hub: Hub) -> None:
     add(hub, NAME, model(), declared={WEIGHTS: 1 << 50})
     with pytest.raises(ModelLoadError, match=r"has .* free, and org/model needs 1125899\.\d+ GB"):
         await Here().get()
     assert set(hub.sent_bytes) <= {"config.json"}
 
 
-async def test_two_at_once_fetch_each_byte_once(hub: Hub) -> None:
+async def test_simultaneous_downloads_fetch_each_byte_once(hub: Hub) -> None:
     files = model(4 << 20)
     add(hub, NAME, files)
     hub.seconds_per_mib = 0.3
@@ -367,7 +375,7 @@ async def test_two_at_once_fetch_each_byte_once(hub: Hub) -> None:
     assert any(seen.is_waiting for seen in first.seen + second.seen)
 
 
-async def test_progress_counts_bytes_and_names_the_file(hub: Hub) -> None:
+async def test_download_progress_counts_bytes_and_names_the_file(hub: Hub) -> None:
     files = model(LARGE)
     add(hub, NAME, files)
     hub.seconds_per_mib = 0.05
@@ -382,28 +390,30 @@ async def test_progress_counts_bytes_and_names_the_file(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("files", [{"config.json": b"{}", "model.gguf": b"GGUF"}])
-async def test_what_is_no_checkpoint_is_not_downloaded(hub: Hub, files: dict[str, bytes]) -> None:
+async def test_repository_of_gguf_files_is_not_downloaded(
+    hub: Hub, files: dict[str, bytes]
+) -> None:
     add(hub, NAME, files)
     with pytest.raises(ModelLoadError, match="GGUF"):
         await Here().get()
     assert not hub.sent_bytes
 
 
-async def test_a_configuration_of_any_size_is_not_read(hub: Hub) -> None:
+async def test_oversized_configuration_is_not_read(hub: Hub) -> None:
     add(hub, NAME, model(), declared={"config.json": 1 << 30})
     with pytest.raises(ModelLoadError, match=r"config\.json of org/model has 1\.07 GB"):
         await Here().get()
     assert not hub.sent_bytes
 
 
-async def test_paths_in_a_repository_lead_nowhere_else(hub: Hub, tmp_path: Path) -> None:
+async def test_repository_paths_never_lead_outside_the_cache(hub: Hub, tmp_path: Path) -> None:
     files = model() | {"../../../../evil.json": b"{}", "sub/../../evil.json": b"{}"}
     add(hub, NAME, files)
     assert contents(await Here().get()) == read_files(model())
     assert not evil_files(tmp_path)
 
 
-async def test_a_hash_that_is_a_path_is_refused(hub: Hub, tmp_path: Path) -> None:
+async def test_hash_with_path_separators_is_refused(hub: Hub, tmp_path: Path) -> None:
     add(hub, NAME, model(), oids={WEIGHTS: "../../../../evil"})
     with pytest.raises(ModelLoadError, match="as the hash of"):
         await Here().get()

@@ -198,7 +198,7 @@ def test_shortage_beyond_launched_work_evicts_at_once(ground: Ground):
     assert ground.cached == 0
 
 
-def test_an_eviction_of_nothing_is_none(ground: Ground):
+def test_empty_eviction_is_not_counted(ground: Ground):
     ground.governor.free_unused_memory()
     assert ground.decisions == {"clear_failure": 1}
 
@@ -212,7 +212,7 @@ def test_admission_recovers_from_pressure_of_other_programs(ground: Ground):
     assert ground.admit(300, others_run=True) == "admit"
 
 
-def test_the_pool_goes_where_it_is_in_the_way(ground: Ground):
+def test_pool_is_cleared_only_if_admission_needs_its_bytes(ground: Ground):
     ground.hold(pool=190)
     assert ground.admit(600) == "admit"
     assert ground.memory.pool_bytes == 190 * MIB
@@ -221,7 +221,7 @@ def test_the_pool_goes_where_it_is_in_the_way(ground: Ground):
     assert ground.decisions == {"clear_admission": 1}
 
 
-def test_an_allocator_that_trims_its_own_pool_is_cleared_for_pictures_alone():
+def test_self_trimming_pool_is_cleared_only_for_encodes():
     ground = Ground(prefill_keep_alloc="auto")
     ground.memory.trims_own_pool = True
     learn(ground, "prefill", 512, 100)
@@ -270,7 +270,7 @@ def serve(ground: Ground, seconds: int) -> None:
         governor.read()
 
 
-def test_in_ten_minutes_of_streams_with_ample_memory_nothing_is_cleared():
+def test_pool_is_never_cleared_with_ample_memory():
     """The pool holds 12 GiB, which 100 more are left beside."""
     ground = gpu()
     learn(ground, "encode", 256, 2 * GIB)
@@ -279,7 +279,7 @@ def test_in_ten_minutes_of_streams_with_ample_memory_nothing_is_cleared():
     assert ground.process.num_trims == 0
 
 
-def test_the_driver_is_asked_every_five_seconds_at_most():
+def test_driver_is_polled_at_most_every_five_seconds():
     """Asking it takes time between two steps."""
     ground = gpu()
     serve(ground, 100)
@@ -310,7 +310,7 @@ def test_pool_is_kept_without_need_or_if_small(needed: bool, pool: int):
     assert ground.decisions == {}
 
 
-def test_caches_yield_by_halves_once_the_pool_is_empty():
+def test_caches_are_halved_once_the_pool_is_empty():
     """As long as the system is short of memory, every five seconds."""
     ground = gpu()
     ground.hold(active=10 * GIB, pool=0)
@@ -326,7 +326,7 @@ def test_caches_yield_by_halves_once_the_pool_is_empty():
         assert ground.cached == left, "it was not asked again"
 
 
-def test_memory_that_is_the_machines_is_looked_at_while_nothing_happens():
+def test_shared_memory_is_polled_while_idle():
     """If there is anything to give."""
     ground = gpu()
     ground.seconds += 5.0
@@ -344,7 +344,7 @@ def test_memory_that_is_the_machines_is_looked_at_while_nothing_happens():
     assert ground.governor.seconds_until_poll() is None, "the pool was all"
 
 
-def test_an_allocator_that_does_not_trim_its_pool_is_cleared_near_its_limit_alone(ground: Ground):
+def test_untrimmed_pool_is_cleared_only_near_the_limit(ground: Ground):
     """With ample memory the pool's own limit bounds it."""
     ground.memory.limit_bytes = 12 * GIB * MIB
     learn(ground, "encode", 256, 500)
@@ -379,7 +379,7 @@ def test_encode_peak_is_attributed_to_tokens_per_call(ground: Ground):
     assert ground.governor.estimator.bytes_for("encode", 80) == 80 * MIB, "nothing was encoded"
 
 
-def test_a_picture_that_the_pool_stands_in_the_way_of_clears_it_first(ground: Ground):
+def test_pool_is_cleared_before_an_encode_that_needs_it(ground: Ground):
     learn(ground, "encode", 400, 400)
     ground.hold(active=500, pool=200)
     ground.governor.before_encode(200)
@@ -397,7 +397,7 @@ def test_a_picture_that_the_pool_stands_in_the_way_of_clears_it_first(ground: Gr
         ("never", 1, {"clear_chunk": 1}),
     ],
 )
-def test_between_chunks(policy: str, pool: int, cleared: dict[str, int]):
+def test_pool_is_cleared_between_chunks_by_policy(policy: str, pool: int, cleared: dict[str, int]):
     ground = Ground(prefill_keep_alloc=policy)
     learn(ground, "prefill", 512, 100)
     ground.hold(active=500, pool=pool)
@@ -407,7 +407,7 @@ def test_between_chunks(policy: str, pool: int, cleared: dict[str, int]):
     assert ground.decisions == cleared
 
 
-def test_after_the_last_chunk_by_the_same_rule():
+def test_pool_is_cleared_after_the_last_chunk_by_policy():
     ground = Ground(prefill_keep_alloc="never")
     ground.governor.before_chunk()
     ground.governor.after_chunk(512, is_last=True, joined_running=False)
@@ -415,9 +415,7 @@ def test_after_the_last_chunk_by_the_same_rule():
 
 
 @pytest.mark.parametrize("num_seqs", [1, 16])
-def test_a_long_decode_looks_at_the_pool_more_often_the_more_rows_there_are(
-    ground: Ground, num_seqs: int
-):
+def test_pool_check_interval_of_decode_is_in_rows(ground: Ground, num_seqs: int):
     ground.hold(active=700, pool=139)
     for _ in range(2048 // num_seqs - 1):
         ground.governor.after_decode(num_seqs, awaits_first_token=False)
@@ -426,7 +424,7 @@ def test_a_long_decode_looks_at_the_pool_more_often_the_more_rows_there_are(
     assert ground.decisions == {"clear_decode": 1}
 
 
-def test_a_long_decode_clears_near_the_limit_alone_and_waits_for_first_tokens(ground: Ground):
+def test_decode_clears_pool_near_limit_after_first_tokens(ground: Ground):
     """A sixteenth of 1000 MiB is 62.5."""
     ground.hold(active=700, pool=137)
     ground.governor.after_decode(5000, awaits_first_token=False)
@@ -437,7 +435,7 @@ def test_a_long_decode_clears_near_the_limit_alone_and_waits_for_first_tokens(gr
     assert ground.decisions == {"clear_decode": 1}
 
 
-def test_after_a_failed_allocation_everything_that_nobody_uses_is_freed(ground: Ground):
+def test_failed_allocation_frees_all_unused_memory(ground: Ground):
     ground.cache("a", 100)
     ground.hold(pool=50)
     ground.governor.free_unused_memory()
@@ -448,7 +446,7 @@ def test_after_a_failed_allocation_everything_that_nobody_uses_is_freed(ground: 
 # ---- idle --------------------------------------------------------------------------------
 
 
-def test_idle_time_begins_when_the_work_ends(ground: Ground):
+def test_idle_time_begins_at_the_end_of_work(ground: Ground):
     assert ground.governor.seconds_until_clear() is None, "nothing was done yet"
     ground.hold(pool=100)
     ground.governor.mark_busy()
@@ -461,7 +459,7 @@ def test_idle_time_begins_when_the_work_ends(ground: Ground):
     assert ground.governor.seconds_until_clear() is None, "once is enough"
 
 
-def test_an_arrival_cancels_the_idle_clear(ground: Ground):
+def test_new_request_cancels_the_idle_clear(ground: Ground):
     ground.governor.mark_busy()
     assert ground.governor.seconds_until_clear() == 1.0
     ground.seconds = 0.9
@@ -470,7 +468,7 @@ def test_an_arrival_cancels_the_idle_clear(ground: Ground):
     assert ground.governor.seconds_until_clear() == 1.0
 
 
-def test_a_small_pool_is_left(ground: Ground):
+def test_idle_clear_keeps_a_small_pool(ground: Ground):
     ground.hold(pool=32)
     ground.governor.mark_busy()
     ground.governor.clear_when_idle()
@@ -481,12 +479,12 @@ def test_a_small_pool_is_left(ground: Ground):
 # ---- costs -------------------------------------------------------------------------------
 
 
-def test_before_anything_is_measured_much_is_expected(ground: Ground):
+def test_estimator_expects_much_before_its_first_measurement(ground: Ground):
     assert ground.governor.estimator.bytes_for("encode", 100) >= 100 * MIB
     assert ground.governor.estimator.bytes_for("prefill", 100) >= 100 * MIB
 
 
-def test_the_most_that_a_token_took_counts(ground: Ground):
+def test_estimator_uses_the_highest_bytes_per_token(ground: Ground):
     learn(ground, "encode", 100, 50)
     learn(ground, "encode", 200, 40)
     assert ground.governor.estimator.bytes_for("encode", 40) == 20 * MIB
@@ -545,7 +543,7 @@ def test_estimator_ignores_work_of_few_tokens(ground: Ground):
 # ---- what the front decides ----------------------------------------------------------------
 
 
-def test_a_smaller_limit_evicts_what_is_beyond_it_and_gives_the_pool_back(ground: Ground) -> None:
+def test_smaller_limit_evicts_excess_entries_and_clears_pool(ground: Ground) -> None:
     ground.cache("a", 200)
     ground.cache("b", 100)
     ground.hold(active=100, pool=200)

@@ -30,14 +30,14 @@ def expected(calls: list[tuple[str, object]]) -> list[Event]:
 
 
 @given(CALLS, PLACES)
-def test_any_split_gives_the_calls(calls: list[tuple[str, object]], places: list[int]):
+def test_required_calls_are_equal_for_any_split(calls: list[tuple[str, object]], places: list[int]):
     made = parser(None, None, FORCED)
     assert merged(read(made, split_at(written(calls), places))) == expected(calls)
     assert (made.calls.num_valid, made.calls.num_broken) == (len(calls), 0)
 
 
 @given(CALLS, PLACES)
-def test_blanks_between_json_tokens_do_not_matter(
+def test_whitespace_between_json_tokens_is_ignored(
     calls: list[tuple[str, object]], places: list[int]
 ):
     text = "\n" + written(calls, indent=1)
@@ -46,7 +46,7 @@ def test_blanks_between_json_tokens_do_not_matter(
 
 
 @given(CALLS, PLACES)
-def test_one_call_is_the_end_if_there_may_be_no_more(
+def test_required_answer_ends_after_a_single_allowed_call(
     calls: list[tuple[str, object]], places: list[int]
 ):
     made = parser(None, None, FORCED, parallel=False)
@@ -54,7 +54,7 @@ def test_one_call_is_the_end_if_there_may_be_no_more(
     assert made.is_ended
 
 
-def test_a_name_and_arguments_go_on_as_soon_as_they_are_known():
+def test_required_call_streams_name_and_arguments_early():
     made = parser(None, None, FORCED)
     assert made.push('[{"name": "lo') == []
     (first,) = made.push('ok"')
@@ -71,7 +71,7 @@ def test_a_name_and_arguments_go_on_as_soon_as_they_are_known():
 @given(CALLS, PLACES, st.integers(0, 200))
 @example([("look", {"a": 1})], [], 9)
 @example([("look", {}), ("click", {})], [], 48)
-def test_what_is_cut_off_keeps_what_was_sent(
+def test_truncated_required_calls_keep_sent_arguments(
     calls: list[tuple[str, object]], places: list[int], length: int
 ):
     text = written(calls)[:length]
@@ -102,7 +102,7 @@ def test_what_is_cut_off_keeps_what_was_sent(
         '[{"name": "\\x", "arguments": {}}]',
     ],
 )
-def test_what_is_no_call_is_content(text: str):
+def test_invalid_required_call_becomes_content(text: str):
     for pieces in ([text], list(text)):
         made = parser(None, None, FORCED)
         assert merged(read(made, pieces)) == [("text", text)]
@@ -110,7 +110,7 @@ def test_what_is_no_call_is_content(text: str):
 
 
 @pytest.mark.parametrize("rest", [" and more", ", 1]", "]]", ', {"name": 3}]'])
-def test_what_follows_a_call_and_is_none_is_content(rest: str):
+def test_text_after_a_required_call_becomes_content(rest: str):
     text = '[{"name": "look", "arguments": {"a": 1}}'
     for pieces in ([text + rest], list(text + rest)):
         made = parser(None, None, FORCED)
@@ -121,7 +121,7 @@ def test_what_follows_a_call_and_is_none_is_content(rest: str):
         assert (made.calls.num_valid, made.calls.num_broken) == (1, 1)
 
 
-def test_a_thought_may_come_first_and_its_marks_are_text_after_it():
+def test_required_call_may_follow_reasoning():
     text = '<think>hm [</think>\n[{"name": "look", "arguments": {"a": "<think>"}}]'
     for pieces in ([text], list(text)):
         assert merged(read(parser(answer=FORCED), pieces)) == [
@@ -132,7 +132,7 @@ def test_a_thought_may_come_first_and_its_marks_are_text_after_it():
 
 @pytest.mark.parametrize("start", ['[{"name": "look", "arguments": {"a": "', '[{"name": "', "["])
 @pytest.mark.parametrize("filling", ["abc\\", "    ", "[[{{"])
-def test_a_long_answer_takes_time_in_proportion(start: str, filling: str):
+def test_required_calls_are_parsed_in_linear_time(start: str, filling: str):
     made = parser(None, None, FORCED)
     with processor_time() as measured:
         read(made, [start, *[filling] * 50_000])
