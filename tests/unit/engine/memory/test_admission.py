@@ -271,7 +271,7 @@ def test_memory_refusal_names_the_possible_answer_length(room: int, advice: str)
     assert engine.governor.read().decisions == {"refuse": 1}
 
 
-def test_unbounded_answers_reserve_less_than_the_full_context():
+def test_answer_cut_to_the_context_reserves_like_an_unbounded_one():
     engine = Engine(room=5000)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     cut = waiting("cut", max_tokens=65535)

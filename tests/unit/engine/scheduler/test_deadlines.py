@@ -38,7 +38,7 @@ def failures(engine: Engine) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("state", LIVE)
-def test_in_every_state_it_ends_once_and_leaves_nothing(state: State) -> None:
+def test_missed_deadline_ends_a_request_once_in_every_state(state: State) -> None:
     engine, clock = timed_engine()
     bring(engine, state)
     request = engine.request("a")
@@ -54,7 +54,7 @@ def test_in_every_state_it_ends_once_and_leaves_nothing(state: State) -> None:
     assert engine.is_clean()
 
 
-def test_a_preparation_that_takes_too_long_is_stopped() -> None:
+def test_preparation_past_the_queue_deadline_is_cancelled() -> None:
     engine, clock = timed_engine()
     engine.preparers.outcome = None
     add(engine, "a", Deadlines(queue_seconds=1))
@@ -65,7 +65,7 @@ def test_a_preparation_that_takes_too_long_is_stopped() -> None:
     assert failures(engine) == [("a", "queue_timeout")]
 
 
-def test_whoever_was_begun_has_left_the_queue() -> None:
+def test_encoding_request_has_no_queue_deadline() -> None:
     engine, clock = timed_engine()
     engine.encoder.is_fast = False
     asked = msgspec.structs.replace(submit("a", images=1), deadlines=Deadlines(queue_seconds=1))
@@ -78,7 +78,7 @@ def test_whoever_was_begun_has_left_the_queue() -> None:
     assert texts(engine.events) == {"a": answer_text(prompt(images=1))}
 
 
-def test_who_waits_for_a_place_in_the_batch_is_in_the_queue() -> None:
+def test_request_waiting_for_the_batch_has_a_queue_deadline() -> None:
     engine, clock = timed_engine()
     add(engine, "wide", Deadlines(), n=3, max_tokens=100, ignore_eos=True)
     engine.step_until(lambda: len(engine.runner.seqs) == 3)
@@ -89,7 +89,7 @@ def test_who_waits_for_a_place_in_the_batch_is_in_the_queue() -> None:
     assert failures(engine) == [("b", "queue_timeout")]
 
 
-def test_the_first_token_and_those_after_it_have_deadlines_of_their_own() -> None:
+def test_first_and_later_tokens_have_separate_deadlines() -> None:
     engine, clock = timed_engine()
     engine.encoder.is_fast = False
     asked = submit("slow", images=1)
@@ -104,7 +104,7 @@ def test_the_first_token_and_those_after_it_have_deadlines_of_their_own() -> Non
     assert failures(engine)[1:] == [("text", "token_timeout")]
 
 
-def test_a_token_that_comes_in_time_gives_time_for_the_next() -> None:
+def test_timely_token_renews_the_token_deadline() -> None:
     engine, clock = timed_engine()
     add(engine, "a", Deadlines(token_seconds=3), max_tokens=9, ignore_eos=True)
     for _ in range(1000):
@@ -116,7 +116,7 @@ def test_a_token_that_comes_in_time_gives_time_for_the_next() -> None:
     assert engine.ended == ["a"]
 
 
-def test_what_ends_within_the_step_that_takes_too_long_is_an_answer() -> None:
+def test_request_finished_by_a_late_step_is_answered() -> None:
     engine, clock = timed_engine()
     add(engine, "a", Deadlines(total_seconds=1), max_tokens=1)
     engine.step_until(lambda: engine.count(State.DECODE) == 1)
@@ -127,7 +127,7 @@ def test_what_ends_within_the_step_that_takes_too_long_is_an_answer() -> None:
     assert engine.scheduler.expire() == []
 
 
-def test_the_loop_is_told_how_long_it_may_wait() -> None:
+def test_scheduler_reports_seconds_to_the_next_deadline() -> None:
     engine, clock = timed_engine()
     assert engine.scheduler.seconds_to_deadline() == float("inf")
     engine.preparers.outcome = None

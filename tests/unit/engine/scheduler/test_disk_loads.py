@@ -22,7 +22,7 @@ def states_of(engine: Engine, name: str) -> list[State]:
     return seen
 
 
-def test_what_the_disk_has_is_read_after_admission_and_is_not_computed():
+def test_disk_entries_are_read_after_admission_and_not_recomputed():
     source = LoadedSource(prompt("a longer", 2).key)
     disk = FakeDisk(FEATURES, source)
     engine = Engine(caches_on(disk))
@@ -40,7 +40,7 @@ def test_what_the_disk_has_is_read_after_admission_and_is_not_computed():
     assert engine.is_clean()
 
 
-def test_a_request_whose_files_are_gone_is_prepared_again_without_them():
+def test_request_with_missing_disk_files_is_prepared_again():
     """It has no pixels: they seemed not to be needed."""
 
     class Forgetful(FakeDisk):
@@ -58,7 +58,7 @@ def test_a_request_whose_files_are_gone_is_prepared_again_without_them():
     assert engine.is_clean()
 
 
-def test_requests_are_read_for_one_at_a_time():
+def test_disk_is_read_for_one_request_at_a_time():
     engine = Engine(caches_on(FakeDisk(FEATURES)))
     use_disk(engine)
     engine.disk_reader.is_fast = False
@@ -78,7 +78,7 @@ def test_requests_are_read_for_one_at_a_time():
     assert engine.is_clean()
 
 
-def test_no_more_is_read_than_memory_can_be_promised_for():
+def test_disk_read_is_skipped_without_memory_to_reserve():
     """What does not fit beside the request is computed instead."""
     made = prompt("a longer prompt", 2)
     needed = made.num_tokens + 10 + sum(one.size_bytes for one in FEATURES.values())
@@ -94,7 +94,7 @@ def test_no_more_is_read_than_memory_can_be_promised_for():
         assert texts(engine.events)["a"] == answer_text(made, 10)
 
 
-def test_a_reading_that_runs_out_of_memory_frees_some_and_fails_nobody():
+def test_disk_read_out_of_memory_frees_caches_and_recomputes():
     class Short(FakeDisk):
         def read_features(self, key: str) -> None:
             raise OutOfMemory("no memory")

@@ -90,7 +90,7 @@ def calls_of(engine: Engine) -> list[list[str]]:
 # ---- whose -------------------------------------------------------------------------------
 
 
-def test_the_pictures_of_a_request_are_encoded_together():
+def test_images_of_a_request_are_encoded_in_one_batch():
     engine = new_engine(gpu)
     arrive(engine, a=6)
     assert calls_of(engine) == [["a"] * 4, ["a"] * 2]
@@ -119,7 +119,7 @@ def test_prompt_is_prefilled_before_images_of_the_next_request():
     assert calls_of(engine)[0] == ["many", "one"], "it would be the short one's turn anyway"
 
 
-def test_two_requests_are_encoded_together_if_that_takes_as_long_as_one():
+def test_two_requests_share_an_encode_if_it_costs_no_time():
     engine = new_engine(launch_bound)
     arrive(engine, a=1, b=1, c=1)
     assert calls_of(engine)[0] == ["a", "b"], "and no third one is begun"
@@ -153,7 +153,7 @@ def test_images_are_not_batched_during_a_last_chunk():
     assert [work.request_id for work in plan.encode_during_step] == ["b"]
 
 
-def test_beside_answers_it_lasts_no_longer_than_a_chunk_may():
+def test_encode_batch_respects_max_step_seconds_while_decoding():
     engine = new_engine(gpu, max_step_seconds=0.06)
     engine.add("running", max_tokens=500, ignore_eos=True)
     engine.step_until(lambda: bool(engine.runner.seqs))
@@ -166,7 +166,7 @@ def test_beside_answers_it_lasts_no_longer_than_a_chunk_may():
     assert len(engine.encoder.works) == 4
 
 
-def test_a_picture_that_is_there_twice_is_encoded_once():
+def test_duplicate_image_is_encoded_once():
     engine = new_engine(gpu, caches=Caches(encoder_bytes=10**6))
     made = made_of("a", 4)
     spans = [
@@ -177,7 +177,7 @@ def test_a_picture_that_is_there_twice_is_encoded_once():
     assert [len(call) for call in calls_of(engine)] == [2, 1]
 
 
-def test_pictures_of_other_sizes_are_encoded_apart():
+def test_images_of_different_sizes_are_encoded_separately():
     engine = new_engine(gpu)
     made = made_of("a", 4)
     outcome = prepared(made, engine.caches)
@@ -191,7 +191,7 @@ def test_pictures_of_other_sizes_are_encoded_apart():
     assert [len(call) for call in calls_of(engine)] == [2, 1, 1]
 
 
-def test_as_many_as_there_is_memory_for():
+def test_encode_batch_size_respects_free_memory():
     """Beside what the request was admitted for, which is the encode of one at a time."""
     memory = FakeMemory()
     engine = new_engine(gpu, most=4, memory=memory)
@@ -220,7 +220,7 @@ def test_failed_image_fails_only_its_request():
     assert texts(engine.events)["b"] == answer_text(made_of("b", 1))
 
 
-def test_a_request_whose_pictures_all_ran_out_of_memory_is_tried_once_more():
+def test_encode_batch_out_of_memory_is_retried_once():
     engine = new_engine(gpu)
     arrive(engine, a=4)
     engine.step()

@@ -61,7 +61,7 @@ def together(engine: Engine) -> list[list[str]]:
 # ---- whose -------------------------------------------------------------------------------
 
 
-def test_prompts_that_wait_are_prefilled_together_in_their_order():
+def test_waiting_prompts_are_prefilled_in_ordered_batches():
     engine = new_engine()
     engine.ready(*"abcdef")
     assert together(engine) == [[*"abcd"], [*"ef"]]

@@ -62,7 +62,7 @@ class Preparers:
 
 
 @pytest.mark.parametrize(("threads", "begun"), [(1, 1), (2, 1), (3, 2)])
-def test_costly_requests_leave_a_thread_to_others(threads: int, begun: int):
+def test_costly_requests_leave_a_preparer_thread_free(threads: int, begun: int):
     made = Preparers(threads)
     made.costly("a", "b", "c", "d")
     assert made.start() == ["a", "b", "c"][:begun]
@@ -72,7 +72,7 @@ def test_costly_requests_leave_a_thread_to_others(threads: int, begun: int):
     assert len(made.start()) == 1
 
 
-def test_costly_requests_that_were_aborted_keep_their_threads_and_no_others():
+def test_aborted_costly_requests_still_count_as_running():
     made = Preparers(2)
     made.costly("a", "b")
     assert made.start() == ["a"]
@@ -84,7 +84,7 @@ def test_costly_requests_that_were_aborted_keep_their_threads_and_no_others():
     assert made.start() == ["c"]
 
 
-def test_no_more_than_allowed_are_prepared_whatever_they_cost():
+def test_preparer_threads_are_never_exceeded():
     made = Preparers(2)
     made.costly("a")
     for name in ("b", "c", "d"):
@@ -95,7 +95,7 @@ def test_no_more_than_allowed_are_prepared_whatever_they_cost():
     assert len(made.start()) == 1
 
 
-def test_the_oldest_and_the_one_with_the_fewest_pixels_take_turns():
+def test_oldest_and_smallest_image_request_alternate():
     made = Preparers(1)
     for number in range(6):
         made.add(f"{number}", num_pixels=1000 - number)
@@ -107,7 +107,7 @@ def test_the_oldest_and_the_one_with_the_fewest_pixels_take_turns():
     assert order == ["0", "5", "1", "4", "2", "3"]
 
 
-def test_requests_of_one_size_come_in_order():
+def test_equal_preparations_start_in_order_of_arrival():
     made = Preparers(2)
     for name in "abcd":
         made.add(name)
@@ -116,7 +116,7 @@ def test_requests_of_one_size_come_in_order():
     assert made.start() == ["c"]
 
 
-def test_what_is_ready_bounds_what_is_begun():
+def test_ready_requests_limit_new_preparations():
     made = Preparers(2, max_ready=1)
     for name in "abcdef":
         made.add(name)
@@ -126,7 +126,7 @@ def test_what_is_ready_bounds_what_is_begun():
     assert sum(r.state is State.PREPARING for r in made.requests.values()) == 3
 
 
-def test_however_many_may_decode_few_hold_their_pixels_until_then():
+def test_few_requests_hold_pixels_whatever_max_ready_is():
     """Two are prepared, and sixteen wait for the device."""
     made = Preparers(2, max_ready=256)
     for number in range(100):
@@ -144,7 +144,7 @@ def test_however_many_may_decode_few_hold_their_pixels_until_then():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_text_with_a_schema_waits_for_no_picture_that_has_one(threads: int):
+def test_text_with_schema_does_not_wait_for_images_with_schema(threads: int):
     made = Preparers(threads)
     made.costly("a")
     assert made.start() == ["a"]
@@ -154,7 +154,7 @@ def test_a_text_with_a_schema_waits_for_no_picture_that_has_one(threads: int):
     assert made.start() == ["text"]
 
 
-def test_the_oldest_and_the_one_with_the_shortest_schema_take_turns():
+def test_oldest_and_shortest_schema_alternate():
     """Tools that take seconds to compile do not keep a small schema waiting for all of them."""
     made = Preparers(1)
     for number in range(8):
@@ -172,7 +172,7 @@ def test_the_oldest_and_the_one_with_the_shortest_schema_take_turns():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_slow_schemas_of_one_client_keep_another_waiting_for_those_begun(threads: int):
+def test_slow_schemas_delay_another_client_only_while_running(threads: int):
     """Sixteen of each: those of one take 5 s, those of the other a moment."""
     made = Preparers(threads)
     for number in range(16):
@@ -194,7 +194,7 @@ def test_slow_schemas_of_one_client_keep_another_waiting_for_those_begun(threads
     assert max(ended.values()) < 16 * 5 / threads + 1, "no thread was idle"
 
 
-def test_equally_slow_schemas_take_turns_by_client():
+def test_equally_slow_schemas_alternate_by_client():
     """Whatever their sizes are, and however many there are before."""
     made = Preparers(1)
     for client, chars in (("a", 100), ("b", 90_000)):
@@ -207,7 +207,7 @@ def test_equally_slow_schemas_take_turns_by_client():
     assert order[1:8:2] == ["b0", "b1", "b2", "b3"]
 
 
-def test_who_comes_again_owes_nothing_and_is_owed_nothing():
+def test_returning_client_has_neither_debt_nor_credit():
     made = Preparers(1)
     for number in range(3):
         made.add(f"a{number}", images=0, has_schema=True, client="a")
@@ -221,7 +221,7 @@ def test_who_comes_again_owes_nothing_and_is_owed_nothing():
     assert order.index("a2") <= 2
 
 
-def test_texts_with_a_schema_take_no_more_threads_than_there_are():
+def test_schema_texts_never_exceed_preparer_threads():
     made = Preparers(2)
     for name in "abc":
         made.add(name, images=0, has_schema=True)
@@ -231,7 +231,7 @@ def test_texts_with_a_schema_take_no_more_threads_than_there_are():
     assert made.start() == ["c"]
 
 
-def test_a_picture_counts_as_cheaper_than_any_video():
+def test_image_is_prepared_before_any_video():
     """Of a video only the size of its frames is known, and not how long it takes to decode."""
     made = Preparers(2)
     made.add("oldest")

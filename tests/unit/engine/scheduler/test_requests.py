@@ -27,7 +27,7 @@ def names(client: str, count: int) -> list[str]:
     return [f"{client}{number}" for number in range(count)]
 
 
-def test_one_client_is_served_in_the_order_in_which_it_asks() -> None:
+def test_requests_of_a_client_begin_in_order() -> None:
     engine = Engine(max_num_seqs=1)
     add(engine, "a", *names("a", 6))
     engine.run()
@@ -35,7 +35,7 @@ def test_one_client_is_served_in_the_order_in_which_it_asks() -> None:
 
 
 @pytest.mark.parametrize("images", [0, 1])
-def test_who_comes_late_goes_next_and_then_they_alternate(images: int) -> None:
+def test_late_client_is_next_and_then_alternates(images: int) -> None:
     engine = Engine(max_num_seqs=1, max_preparing=2, clock=lambda: 0.0)
     add(engine, "a", *names("a", 12), images=images)
     engine.step_until(lambda: "a1" in engine.ended)
@@ -48,7 +48,7 @@ def test_who_comes_late_goes_next_and_then_they_alternate(images: int) -> None:
     assert last <= course.index("a2") + 6 + 2 * images, "some are already prepared"
 
 
-def test_a_seat_that_becomes_free_goes_to_the_client_that_waits() -> None:
+def test_free_place_goes_to_the_waiting_client() -> None:
     engine = Engine(max_num_seqs=3)
     add(engine, "a", *names("a", 9), max_tokens=20, ignore_eos=True)
     engine.step_until(lambda: len(engine.runner.seqs) == 3)
@@ -57,7 +57,7 @@ def test_a_seat_that_becomes_free_goes_to_the_client_that_waits() -> None:
     assert begun(engine)[:5] == ["a0", "a1", "a2", "a3", "b0"]
 
 
-def test_many_choices_take_many_turns() -> None:
+def test_request_of_many_choices_uses_many_turns() -> None:
     engine = Engine(max_num_seqs=3)
     add(engine, "x", "first", n=3, max_tokens=9, ignore_eos=True)
     engine.step_until(lambda: len(engine.runner.seqs) == 3)
@@ -68,7 +68,7 @@ def test_many_choices_take_many_turns() -> None:
     assert course.index("b2") < course.index("a1") < course.index("b4")
 
 
-def test_a_client_that_was_served_alone_owes_nothing() -> None:
+def test_client_served_alone_has_no_debt() -> None:
     """What it had while nobody else wanted anything does not count against it."""
     engine = Engine(max_num_seqs=1)
     add(engine, "c", "long", max_tokens=150, ignore_eos=True)
@@ -82,7 +82,7 @@ def test_a_client_that_was_served_alone_owes_nothing() -> None:
     assert begun(engine).index("again") <= begun(engine).index("b1")
 
 
-def test_a_client_that_keeps_quiet_saves_nothing_up() -> None:
+def test_idle_client_gains_no_credit() -> None:
     engine = Engine(max_num_seqs=1)
     add(engine, "b", "b0")
     engine.run()
@@ -96,9 +96,7 @@ def test_a_client_that_keeps_quiet_saves_nothing_up() -> None:
 
 
 @given(st.lists(st.sampled_from("aaaaabbc"), min_size=2, max_size=40), st.integers(1, 3))
-def test_between_two_of_a_client_nobody_has_more_than_a_few(
-    clients: str, max_num_seqs: int
-) -> None:
+def test_waiting_clients_are_served_equally_often(clients: str, max_num_seqs: int) -> None:
     """All are there at once; each that still waits is begun about as often as the others."""
     engine = Engine(max_num_seqs=max_num_seqs, max_preparing=50)
     asked = [f"{client}{number}" for number, client in enumerate(clients)]
@@ -116,7 +114,7 @@ def test_between_two_of_a_client_nobody_has_more_than_a_few(
             assert others <= len(mine) + 2
 
 
-def test_nothing_is_remembered_of_clients_that_are_gone() -> None:
+def test_ended_clients_leave_no_state() -> None:
     engine = Engine()
     for number in range(50):
         add(engine, f"client {number}", f"r{number}")
