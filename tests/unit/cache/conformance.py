@@ -1,4 +1,4 @@
-"""What every cache does, as tests to mix into those of each: `EveryCache`, and `HoldingCache`.
+"""Tests for every cache, to be inherited by the tests of each: `EveryCache`, and `HoldingCache`.
 
 A cache takes part through a small adapter: its entries have numbers and, if nothing else is
 said, 10 bytes; it has room for 30.
@@ -72,7 +72,7 @@ def held(cache: HoldingAdapter, *numbers: int) -> Iterator[None]:
 
 
 def check(cache: Adapter) -> None:
-    """The reading is of what is stored, and within the limit."""
+    """The stats match the stored entries, within the limit."""
     cache.check_integrity()
     reading, stored = cache.read(), cache.stored
     assert reading.entries == len(stored)

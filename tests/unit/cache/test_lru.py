@@ -1,4 +1,4 @@
-"""Values by key: which are stored, which go, and what leases keep from going."""
+"""The LRU cache evicts the least recently used values, and never leased ones."""
 
 from __future__ import annotations
 
@@ -296,8 +296,8 @@ def test_concurrent_leases_keep_lru_cache_intact() -> None:
         return 1000
 
     with ThreadPoolExecutor(4) as threads:
-        asked = sum(threads.map(use, range(4)))
+        num_lookups = sum(threads.map(use, range(4)))
     cache.check_integrity()
     reading = cache.read()
     assert reading.pinned_bytes == cache.num_references == 0
-    assert reading.hits + reading.misses == asked
+    assert reading.hits + reading.misses == num_lookups

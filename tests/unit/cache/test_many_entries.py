@@ -1,4 +1,4 @@
-"""A full cache evicts for each entry that comes: that must not look at all it holds."""
+"""A full cache evicts in time independent of its number of entries."""
 
 from __future__ import annotations
 

@@ -107,13 +107,13 @@ def test_join_rewrites_only_unshared_unpinned_segments() -> None:
 
 
 def test_join_drops_short_answers_without_continuation() -> None:
-    asked = list[Item](range(20))
+    prompt_items = list[Item](range(20))
     for answer, takes in (([70, 71], [(0, 30)]), ([*range(70, 76)], [(20, 30)])):
-        cache = cache_of(asked, [*asked, *answer])
+        cache = cache_of(prompt_items, [*prompt_items, *answer])
         assert insert(cache, [*range(30)], joins=True).takes == takes
         assert num_known(cache, [*range(30)]) == 30
         is_dropped = takes == [(0, 30)]
-        assert num_known(cache, [*asked, *answer]) == 20 + (0 if is_dropped else len(answer))
+        assert num_known(cache, [*prompt_items, *answer]) == 20 + (0 if is_dropped else len(answer))
         assert cache.read().evictions == is_dropped
 
 
@@ -347,11 +347,11 @@ def test_concurrent_matches_and_inserts_keep_prefix_cache_intact(needs_snapshots
         return 300
 
     with ThreadPoolExecutor(4) as threads:
-        asked = sum(threads.map(use, range(4)))
+        prompt_items = sum(threads.map(use, range(4)))
     cache.check_integrity()
     reading = cache.read()
     assert reading.pinned_bytes == 0
-    assert reading.hits + reading.misses == asked
+    assert reading.hits + reading.misses == prompt_items
 
 
 def test_resize_evicts_all_but_pinned_segments_at_once() -> None:

@@ -1,4 +1,4 @@
-"""What threads do to a prefix cache while one of them computes what it stores."""
+"""A prefix cache stays usable and correct while one thread copies a segment."""
 
 from __future__ import annotations
 

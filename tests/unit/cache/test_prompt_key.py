@@ -1,4 +1,4 @@
-"""What prompts have in common, told exactly: against a comparison of position by position."""
+"""Common prefixes of prompts, against a comparison position by position."""
 
 from __future__ import annotations
 

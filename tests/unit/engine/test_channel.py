@@ -1,4 +1,4 @@
-"""The engine's end of the socket: what must be out before a process may die is out."""
+"""The engine's end of the socket: announcements are sent before the process may die."""
 
 from __future__ import annotations
 

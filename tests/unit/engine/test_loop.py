@@ -61,8 +61,8 @@ from vlm_server.protocol import (
 from vlm_server.settings import MemorySettings
 
 
-class Engine:
-    """A loop around fakes, and everything that it sent."""
+class ThreadedEngine:
+    """A loop with its real threads around fakes, and all its events."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Engine:
         raise AssertionError(f"no {kind.__name__} of {request_id} in {self.events}")
 
     def wait_for_preparation(self) -> None:
-        """Until a thread has begun with one."""
+        """Wait until a thread has begun a preparation."""
         deadline = time.monotonic() + 10
         while not self.preparer.num_running:
             assert time.monotonic() < deadline, "nothing is prepared"
@@ -129,13 +129,13 @@ class Engine:
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = Engine()
-    yield made
-    made.preparer.gate.set()
+def engine() -> Iterator[ThreadedEngine]:
+    threaded_engine = ThreadedEngine()
+    yield threaded_engine
+    threaded_engine.preparer.gate.set()
 
 
-def test_requests_posted_together_are_all_answered(engine: Engine):
+def test_requests_posted_together_are_all_answered(engine: ThreadedEngine):
     for n in range(10):
         engine.inbox.put(submit(f"r{n}", f"text {n}", n % 3))
     engine.loop.run_until_idle()
@@ -145,7 +145,7 @@ def test_requests_posted_together_are_all_answered(engine: Engine):
     assert engine.num_tracked == 0
 
 
-def test_accepted_is_the_first_event_and_the_end_the_last(engine: Engine):
+def test_accepted_is_the_first_event_and_the_end_the_last(engine: ThreadedEngine):
     engine.inbox.put(submit("a"))
     engine.loop.run_until_idle()
     kinds = [type(event) for event in engine.events if not isinstance(event, Stats)]
@@ -154,14 +154,14 @@ def test_accepted_is_the_first_event_and_the_end_the_last(engine: Engine):
     assert kinds.count(Finished) == kinds.count(Accepted) == 1
 
 
-def test_refused_preparation_names_its_reason(engine: Engine):
+def test_refused_preparation_names_its_reason(engine: ThreadedEngine):
     engine.inbox.put(submit("a", "refuse this"))
     engine.loop.run_until_idle()
     assert engine.wait_for(Failed, "a") == Failed("a", "invalid_value", "refused", "messages[0]")
 
 
 @pytest.mark.parametrize("text", ["crash here", "panic here"])
-def test_crashed_preparer_fails_only_its_request(engine: Engine, text: str):
+def test_crashed_preparer_fails_only_its_request(engine: ThreadedEngine, text: str):
     engine.inbox.put(submit("a", text))
     engine.inbox.put(submit("b"))
     engine.loop.run_until_idle()
@@ -173,7 +173,7 @@ def test_crashed_preparer_fails_only_its_request(engine: Engine, text: str):
 
 
 def test_slow_preparation_does_not_delay_other_requests():
-    engine = Engine(threads=1)
+    engine = ThreadedEngine(threads=1)
     engine.thread.start()
     engine.inbox.put(submit("a"))
     engine.wait_for(Finished, "a")
@@ -198,7 +198,7 @@ def test_text_is_prepared_while_images_occupy_all_preparers():
                 return super().prepare(submit, cancellation)
             return outcome_of(submit)
 
-    engine = Engine(threads=1, preparer=SlowWithPictures())
+    engine = ThreadedEngine(threads=1, preparer=SlowWithPictures())
     engine.preparer.gate.clear()
     engine.thread.start()
     engine.inbox.put(submit("picture", images=1))
@@ -210,12 +210,12 @@ def test_text_is_prepared_while_images_occupy_all_preparers():
 
 
 def test_waiting_loop_wakes_for_a_deadline():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.preparer.gate.clear()
     engine.thread.start()
-    asked = msgspec.structs.replace(submit("a"), deadlines=Deadlines(queue_seconds=0.2))
+    submitted = msgspec.structs.replace(submit("a"), deadlines=Deadlines(queue_seconds=0.2))
     started = time.monotonic()
-    engine.inbox.put(asked)
+    engine.inbox.put(submitted)
     failed = engine.wait_for(Failed, "a")
     assert isinstance(failed, Failed)
     assert failed.code == "queue_timeout"
@@ -228,7 +228,7 @@ def test_waiting_loop_wakes_for_a_deadline():
 
 
 def test_abort_during_preparation_is_answered_at_once():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
     engine.inbox.put(submit("a"))
@@ -247,7 +247,7 @@ def test_abort_during_preparation_is_answered_at_once():
 
 
 def test_aborted_preparations_do_not_delay_the_next():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
     for n in range(20):
@@ -263,7 +263,7 @@ def test_aborted_preparations_do_not_delay_the_next():
 
 
 def test_drain_finishes_running_requests_refuses_new_and_ends():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
     engine.inbox.put(submit("a", images=2))
@@ -280,7 +280,7 @@ def test_drain_finishes_running_requests_refuses_new_and_ends():
 
 
 def test_crashed_encoder_fails_only_its_request():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.encoder.fails = True
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -293,9 +293,9 @@ def test_crashed_encoder_fails_only_its_request():
 
 
 def test_failed_image_of_an_encode_batch_fails_alone():
-    encoder, made = FakeEncoder(bad={"1"}), prompt(images=3)
+    encoder, threaded_engine = FakeEncoder(bad={"1"}), prompt(images=3)
     inputs = {"pixel_values": np.zeros((1, 2), np.float32)}
-    works = [EncodeWork("a", index, made, inputs) for index in range(3)]
+    works = [EncodeWork("a", index, threaded_engine, inputs) for index in range(3)]
     done = encode(encoder, works)
     assert encoder.calls == [3, 1, 1, 1]
     assert done.seconds == math.inf, "it is no measure"
@@ -305,7 +305,7 @@ def test_failed_image_of_an_encode_batch_fails_alone():
 
 
 def test_text_decodes_while_an_image_is_encoded():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -317,14 +317,14 @@ def test_text_decodes_while_an_image_is_encoded():
 
 
 def test_drain_ends_an_idle_engine():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.drain()
 
 
-def draining() -> Engine:
+def draining() -> ThreadedEngine:
     """One that has been told to, while a request is being prepared."""
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.preparer.gate.clear()
     engine.inbox.put(submit("a"))
@@ -350,7 +350,7 @@ def test_drain_ends_when_the_last_request_is_aborted():
 
 
 def test_stats_return_to_zero_when_idle():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
     engine.wait_for(Finished, "a")
@@ -372,7 +372,7 @@ def test_stats_return_to_zero_when_idle():
 
 
 def test_idle_engine_sends_no_event_twice():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.thread.start()
     engine.inbox.put(Abort("nobody"))
     engine.inbox.put(Abort("nobody"))
@@ -386,7 +386,7 @@ def test_exception_of_the_runner_ends_the_loop():
         def launch(self, plan: SchedulerOutput) -> FakeStep:
             raise RuntimeError("the device is gone")
 
-    engine = Engine(runner=Broken(1, 1))
+    engine = ThreadedEngine(runner=Broken(1, 1))
     engine.inbox.put(submit("a"))
     with pytest.raises(RuntimeError, match="the device is gone"):
         engine.loop.run()
@@ -395,13 +395,13 @@ def test_exception_of_the_runner_ends_the_loop():
 # ---- what the device works on --------------------------------------------------------
 
 
-def announced(engine: Engine) -> list[set[str]]:
-    """Whose work the device got, each time that this changed."""
+def announced(engine: ThreadedEngine) -> list[set[str]]:
+    """The request ids of each announcement of device work."""
     found = [set(event.request_ids) for event in engine.events if isinstance(event, OnDevice)]
     return [request_ids for request_ids, _ in itertools.groupby(found) if request_ids]
 
 
-def test_end_of_all_device_work_is_announced(engine: Engine):
+def test_end_of_all_device_work_is_announced(engine: ThreadedEngine):
     engine.inbox.put(submit("a", images=1))
     engine.loop.run_until_idle()
     engine.inbox.put(Abort("nobody"))
@@ -418,7 +418,7 @@ class WatchedRunner(FakeRunner):
 
     def __init__(self, max_num_seqs: int, chunk_tokens: int) -> None:
         super().__init__(max_num_seqs, chunk_tokens)
-        self.engine: Engine
+        self.engine: ThreadedEngine
         self.at_launch: list[list[set[str]]] = []
         self.at_result: list[list[set[str]]] = []
 
@@ -437,9 +437,9 @@ class WatchedRunner(FakeRunner):
         return step
 
 
-def watched_engine(chunk_tokens: int) -> tuple[Engine, WatchedRunner]:
+def watched_engine(chunk_tokens: int) -> tuple[ThreadedEngine, WatchedRunner]:
     runner = WatchedRunner(3, chunk_tokens)
-    runner.engine = Engine(runner=runner)
+    runner.engine = ThreadedEngine(runner=runner)
     return runner.engine, runner
 
 
@@ -468,22 +468,22 @@ def test_prompt_is_announced_once_before_its_first_chunk():
 
 
 def test_image_is_announced_before_its_encode():
-    seen: list[list[set[str]]] = []
+    announcements: list[list[set[str]]] = []
 
     class Watched(FakeEncoder):
         def encode(self, works: Sequence[EncodeWork]) -> list[FakeFeatures]:
-            seen.append(announced(engine))
+            announcements.append(announced(engine))
             return super().encode(works)
 
-    engine = Engine(encoder=Watched())
+    engine = ThreadedEngine(encoder=Watched())
     engine.inbox.put(submit("a", images=2))
     engine.loop.run_until_idle()
-    assert seen == [[{"a"}]] * 2
+    assert announcements == [[{"a"}]] * 2
     assert announced(engine) == [{"a"}]
 
 
 def test_announcement_names_exactly_the_requests_on_device():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -503,7 +503,7 @@ def test_announcement_names_exactly_the_requests_on_device():
 
 
 def test_request_waiting_for_the_encoder_is_not_announced():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -524,11 +524,11 @@ def test_request_waiting_for_the_encoder_is_not_announced():
 # ---- what hangs ----------------------------------------------------------------------
 
 
-def at_work(engine: Engine) -> list[dict[str, int]]:
+def at_work(engine: ThreadedEngine) -> list[dict[str, int]]:
     return [event.at_work for event in list(engine.events) if isinstance(event, Stats)]
 
 
-def wait_for_signs(engine: Engine, kind: str, count: int) -> set[int]:
+def wait_for_signs(engine: ThreadedEngine, kind: str, count: int) -> set[int]:
     """The numbers of `kind` in that many signs of life to come."""
     begun = len(at_work(engine))
     deadline = time.monotonic() + 30
@@ -538,7 +538,7 @@ def wait_for_signs(engine: Engine, kind: str, count: int) -> set[int]:
     return {numbers[kind] for numbers in at_work(engine)[-count:]}
 
 
-def wait_for_rest(engine: Engine) -> None:
+def wait_for_rest(engine: ThreadedEngine) -> None:
     deadline = time.monotonic() + 30
     while at_work(engine)[-1]:
         assert time.monotonic() < deadline, "it is never said that nothing is left to do"
@@ -548,7 +548,7 @@ def wait_for_rest(engine: Engine) -> None:
 
 def test_hanging_encoder_keeps_its_number_after_an_abort():
     """Nothing but these signs would tell the supervisor's watchdog."""
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.encoder.gate.clear()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -564,7 +564,7 @@ def test_hanging_encoder_keeps_its_number_after_an_abort():
 
 
 def test_hanging_preparer_keeps_its_number_beside_others():
-    engine = Engine()
+    engine = ThreadedEngine()
     engine.preparer.gate.clear()
     engine.thread.start()
     engine.inbox.put(submit("a", images=1))
@@ -581,7 +581,7 @@ def test_hanging_preparer_keeps_its_number_beside_others():
 # ---- steps that fail -----------------------------------------------------------------
 
 
-def run_in_turn(engine: Engine, *names: str) -> None:
+def run_in_turn(engine: ThreadedEngine, *names: str) -> None:
     """One request after the other; those named `bad...` fail at their first chunk."""
     for name in names:
         if name.startswith("bad"):
@@ -590,7 +590,7 @@ def run_in_turn(engine: Engine, *names: str) -> None:
         engine.loop.run_until_idle()
 
 
-def test_consecutive_failed_steps_end_the_loop_with_reason(engine: Engine):
+def test_consecutive_failed_steps_end_the_loop_with_reason(engine: ThreadedEngine):
     run_in_turn(engine, "bad 1", "bad 2")
     with pytest.raises(EngineBroken, match=r"3 steps in a row failed.*the chunk failed"):
         run_in_turn(engine, "bad 3")
@@ -600,7 +600,7 @@ def test_consecutive_failed_steps_end_the_loop_with_reason(engine: Engine):
         assert failed.code == "internal_error"
 
 
-def test_successful_step_resets_the_count_of_failures(engine: Engine):
+def test_successful_step_resets_the_count_of_failures(engine: ThreadedEngine):
     run_in_turn(engine, "bad 1", "bad 2", "good", "bad 3", "bad 4", "fine", "bad 5", "bad 6")
     assert texts(engine.events) == {"good": answer_text(prompt()), "fine": answer_text(prompt())}
 
@@ -613,7 +613,7 @@ def test_failing_requests_do_not_end_a_loop_that_decodes():
             time.sleep(0.002)
             return super().launch(plan)
 
-    engine = Engine(runner=Slow(3, 5))
+    engine = ThreadedEngine(runner=Slow(3, 5))
     engine.inbox.put(submit("good", max_tokens=150, ignore_eos=True))
     while not engine.runner.seqs:
         engine.loop.step()
@@ -626,7 +626,7 @@ def test_failing_requests_do_not_end_a_loop_that_decodes():
     assert good.usage.completion_tokens == 150
 
 
-def test_repeated_decode_failures_end_the_loop(engine: Engine):
+def test_repeated_decode_failures_end_the_loop(engine: ThreadedEngine):
     def fail_the_first_decode(name: str) -> None:
         engine.inbox.put(submit(name))
         while not engine.runner.seqs:
@@ -640,14 +640,14 @@ def test_repeated_decode_failures_end_the_loop(engine: Engine):
         fail_the_first_decode("c")
 
 
-def test_idle_engine_launches_no_plan(engine: Engine):
+def test_idle_engine_launches_no_plan(engine: ThreadedEngine):
     engine.loop.run_until_idle()
     assert not engine.runner.plans
 
 
 def test_engine_is_idle_after_its_last_sequence_has_left(monkeypatch: pytest.MonkeyPatch):
     """What it still held could not be given back, and nobody would try again."""
-    engine = Engine(memory=MemorySettings(idle_clear_seconds=0))
+    engine = ThreadedEngine(memory=MemorySettings(idle_clear_seconds=0))
     held = list[int]()
     monkeypatch.setattr(
         engine.governor, "clear_when_idle", lambda: held.append(engine.runner.num_tracked)
@@ -661,9 +661,9 @@ def test_engine_is_idle_after_its_last_sequence_has_left(monkeypatch: pytest.Mon
 
 
 def test_idle_engine_frees_memory_for_other_programs(monkeypatch: pytest.MonkeyPatch):
-    """Though nobody asks it for anything, where memory is the machine's."""
+    """Without any request, where memory is the machine's."""
     monkeypatch.setattr("vlm_server.engine.memory.governor._DRIVER_SECONDS", 0.02)
-    engine = Engine(memory=MemorySettings(idle_clear_seconds=3600))
+    engine = ThreadedEngine(memory=MemorySettings(idle_clear_seconds=3600))
     engine.memory.is_shared, engine.memory.pool_bytes = True, 1 << 30
     engine.thread.start()
     engine.inbox.put(submit("a"))

@@ -1,4 +1,4 @@
-"""What `rm` removes of the hub's cache."""
+"""The files that `rm` removes from the hub's cache."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self.plans: list[DownloadPlan] = []
-        self.seen: list[Progress] = []
+        self.progress: list[Progress] = []
 
     async def approve(self, plan: DownloadPlan) -> None:
         self.plans.append(plan)
@@ -47,7 +47,7 @@ class Watcher:
     async def get(self, name: str = NAME) -> Path:
         wanted = HubName.parse(name)
         assert wanted is not None
-        return await download(wanted, self.seen.append, self.approve)
+        return await download(wanted, self.progress.append, self.approve)
 
 
 class Here(Watcher):
@@ -63,7 +63,7 @@ class Here(Watcher):
                 self.plans.append(message)
                 may_go.set()
             elif isinstance(message, Progress):
-                self.seen.append(message)
+                self.progress.append(message)
 
         try:
             return await asyncio.to_thread(Download(wanted, send).run, may_go)
@@ -115,8 +115,8 @@ async def test_download_contains_exactly_the_files_of_the_loader(hub: Hub) -> No
     found = find(NAME)
     assert found is not None
     assert (found.folder, found.name) == (folder, NAME)
-    asked = {path for _, path in hub.requests}
-    assert not any("README" in path or ".py" in path or "agent" in path for path in asked)
+    requested_paths = {path for _, path in hub.requests}
+    assert not any("README" in path or ".py" in path or "agent" in path for path in requested_paths)
 
 
 async def test_unchanged_files_are_not_downloaded_again(hub: Hub) -> None:
@@ -372,7 +372,7 @@ async def test_simultaneous_downloads_fetch_each_byte_once(hub: Hub) -> None:
     assert folders[0] == folders[1]
     assert contents(folders[0]) == read_files(files)
     assert hub.sent_bytes[WEIGHTS] == len(files[WEIGHTS])
-    assert any(seen.is_waiting for seen in first.seen + second.seen)
+    assert any(progress.is_waiting for progress in first.progress + second.progress)
 
 
 async def test_download_progress_counts_bytes_and_names_the_file(hub: Hub) -> None:
@@ -381,12 +381,14 @@ async def test_download_progress_counts_bytes_and_names_the_file(hub: Hub) -> No
     hub.seconds_per_mib = 0.05
     watcher = Here()
     await watcher.get()
-    counts = [seen.done_bytes for seen in watcher.seen]
+    counts = [progress.done_bytes for progress in watcher.progress]
     assert counts == sorted(counts)
-    assert any(0 < seen.done_bytes < seen.total_bytes for seen in watcher.seen)
-    assert {seen.total_bytes for seen in watcher.seen} == {watcher.plans[0].total_bytes}
-    assert WEIGHTS in {seen.file for seen in watcher.seen}
-    assert re.fullmatch(r"downloading model.safetensors: \d+ MB of 25 MB", str(watcher.seen[-1]))
+    assert any(0 < progress.done_bytes < progress.total_bytes for progress in watcher.progress)
+    assert {progress.total_bytes for progress in watcher.progress} == {watcher.plans[0].total_bytes}
+    assert WEIGHTS in {progress.file for progress in watcher.progress}
+    assert re.fullmatch(
+        r"downloading model.safetensors: \d+ MB of 25 MB", str(watcher.progress[-1])
+    )
 
 
 @pytest.mark.parametrize("files", [{"config.json": b"{}", "model.gguf": b"GGUF"}])

@@ -1,4 +1,4 @@
-"""Where a checkpoint is found, and under which name."""
+"""The folder and the name of a checkpoint, by its name, path or revision."""
 
 from __future__ import annotations
 

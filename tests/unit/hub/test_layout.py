@@ -1,4 +1,4 @@
-"""What people take for a checkpoint is named in one line, with what to do."""
+"""Folders that are no checkpoint get a one-line error with a remedy."""
 
 from __future__ import annotations
 

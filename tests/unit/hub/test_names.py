@@ -1,4 +1,4 @@
-"""Names: what is one, and what a folder is called."""
+"""Valid names of models, and the name of a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said where MLX can't be loaded, and that the other commands work there."""
+"""Errors where MLX can't be loaded; commands without a model work there."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_commands_without_a_model_work_without_mlx(bare: dict[str, str]) -> None
         timeout=60,
     )
     assert not ended.stderr
-    told = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert told == [[words, code, True] for words, code in STATUSES.items()]
+    reported = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert reported == [[words, code, True] for words, code in STATUSES.items()]
 
 
 def test_unloadable_mlx_library_is_reported_without_traceback(

@@ -1,4 +1,4 @@
-"""What each system says that a process takes, read as each lays it out."""
+"""The memory footprint of a process, from each system's own layout."""
 
 from __future__ import annotations
 

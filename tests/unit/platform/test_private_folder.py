@@ -1,4 +1,4 @@
-"""Nothing that another user may have put somewhere is ever used; what was removed is made anew."""
+"""Files that another user may have planted are never used; removed folders are created again."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from vlm_server.platform.private_folder import PrivateFolder
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache folder."""
-    made = tmp_path / "home" / "caches"
-    monkeypatch.setattr(private_folder, "caches_folder", lambda _: made)
+    caches_path = tmp_path / "home" / "caches"
+    monkeypatch.setattr(private_folder, "caches_folder", lambda _: caches_path)
     monkeypatch.setattr(private_folder.tempfile, "tempdir", str(tmp_path))
-    return made
+    return caches_path
 
 
 @pytest.fixture
 def private(caches: Path) -> Iterator[PrivateFolder]:
-    made = PrivateFolder()
-    yield made
-    made.close()
+    folder = PrivateFolder()
+    yield folder
+    folder.close()
 
 
 def test_private_folder_is_stable_and_only_for_its_user(
@@ -108,7 +108,7 @@ def test_planted_private_folder_is_not_used(
 def test_planted_entry_of_the_private_folder_is_not_used(
     private: PrivateFolder, inner: str, plant: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is executed lies there: MLX's kernels, and libraries that are preloaded."""
+    """The folder holds executed code: MLX's kernels, and libraries that are preloaded."""
     first = private.path()
     planted = first / inner
     shutil.rmtree(planted, ignore_errors=True)
@@ -142,7 +142,7 @@ def test_missing_home_gives_a_fresh_private_folder(
 
 
 def test_forget_kernels_leaves_those_of_other_engines(private: PrivateFolder) -> None:
-    """Not by other daemons of this user, which may be using them."""
+    """Other daemons of this user may still be using their kernels."""
     kernel = Path(private.environment()["TMPDIR"]) / "mlx" / "libkernel.so"
     kernel.parent.mkdir()
     kernel.touch()

@@ -1,4 +1,4 @@
-"""When a request's time is up, by a clock that only a test moves."""
+"""The deadlines of a request, by a clock that only the test moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the disk and of the process that uses it: what is sound stays, and is used again."""
+"""Faults of the disk and of the process that uses it: valid files stay and are used again."""
 
 from __future__ import annotations
 

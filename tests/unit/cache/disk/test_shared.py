@@ -1,4 +1,4 @@
-"""Stores of several processes in one folder: each uses what all have, within one limit."""
+"""Stores of several processes in one folder share their entries and one limit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def one(tmp_path: Path) -> DiskStore:
 
 @pytest.fixture
 def other(one: DiskStore, tmp_path: Path) -> DiskStore:
-    """In the same folder."""
+    """A second store in the same folder."""
     return DiskStore("disk", tmp_path, OWNER, LIMIT_BYTES)
 
 
@@ -186,7 +186,7 @@ def test_unfinished_file_of_a_live_writer_is_not_swept(one: DiskStore, tmp_path:
 def test_writer_killed_before_rename_leaves_only_whole_files(
     one: DiskStore, tmp_path: Path
 ) -> None:
-    """Between write and rename."""
+    """The writer is killed between write and rename."""
     put(one, 1)
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE
@@ -214,7 +214,7 @@ def test_writer_killed_before_rename_leaves_only_whole_files(
 def test_changes_of_a_process_that_died_with_the_lock_are_found(
     one: DiskStore, other: DiskStore, tmp_path: Path
 ) -> None:
-    """Between the rename and the new token."""
+    """The process died between the rename and the new token."""
     put(one, 1)
     other.refresh()
     put(one, 2)
@@ -230,7 +230,7 @@ def test_changes_of_a_process_that_died_with_the_lock_are_found(
 def test_lock_held_forever_stops_writes_but_not_reads(
     one: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a version did that shared with nobody."""
+    """As an older version did, which did not share its folder."""
     monkeypatch.setattr(shared_folder, "_TURN_WAIT_SECONDS", 0.05)
     put(one, 1)
     held = os.open(tmp_path / "lock", os.O_RDWR)

@@ -1,4 +1,4 @@
-"""What threads do to a disk store while one of them deletes or reads a file."""
+"""A disk store stays usable and correct while one thread deletes or reads a file."""
 
 from __future__ import annotations
 
@@ -78,24 +78,24 @@ def elsewhere(work: Callable[[], Any]) -> Any:
 def test_eviction_does_not_block_other_threads(store: DiskStore) -> None:
     for number in (1, 2, 3):
         put(store, number)
-    told = list[object]()
+    results = list[object]()
 
     def look(path: Path) -> None:
-        told.append(elsewhere(lambda: (store.get(key_of(2)), store.get(key_of(1)))))
+        results.append(elsewhere(lambda: (store.get(key_of(2)), store.get(key_of(1)))))
 
     BusyPath.on_unlink = look
     assert store.make_room(100) == [key_of(1)]
-    assert told == [(content_of(2), None)]
+    assert results == [(content_of(2), None)]
 
 
 def test_deletion_of_damaged_file_does_not_block_other_threads(store: DiskStore) -> None:
     put(store, 1)
     put(store, 2)
     store.paths[key_of(1)].write_bytes(b"something else")
-    told = list[object]()
-    BusyPath.on_unlink = lambda path: told.append(elsewhere(lambda: store.get(key_of(2))))
+    results = list[object]()
+    BusyPath.on_unlink = lambda path: results.append(elsewhere(lambda: store.get(key_of(2))))
     assert store.get(key_of(1)) is None
-    assert told == [content_of(2)]
+    assert results == [content_of(2)]
     assert (store.read().damaged, store.read().misses) == (1, 1)
 
 

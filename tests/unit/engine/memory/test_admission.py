@@ -1,4 +1,4 @@
-"""Requests and memory: who is admitted, who waits for whom, and that nobody waits for ever.
+"""Admission by memory: reserved bytes never exceed the limit, and every request runs or is refused.
 
 The fake memory holds a byte for each position of each sequence that the runner has: sequences that
 decode side by side are as wide as the longest.
@@ -39,8 +39,8 @@ from vlm_server.settings import MemorySettings
 WEIGHTS = 1000
 
 
-class Engine(driver.Engine):
-    """With room for `room` tokens of sequences."""
+class AdmissionEngine(driver.Engine):
+    """A loop with memory for `room` tokens of all sequences."""
 
     def __init__(self, room: int) -> None:
         memory = FakeMemory(WEIGHTS, 0, WEIGHTS + room, peak_bytes=0)
@@ -52,7 +52,7 @@ class Engine(driver.Engine):
             step = launch(plan)
             held = sum(one.num_prefilled for one in self.runner.prefills.values())
             seqs = self.runner.seqs.values()
-            widths = [seq.prompt.num_tokens + len(seq.told) for seq in seqs]
+            widths = [seq.prompt.num_tokens + len(seq.reported_ids) for seq in seqs]
             held += len(widths) * max(widths, default=0)
             self.memory.active_bytes = WEIGHTS + held
             self.most_held = max(self.most_held, held)
@@ -68,7 +68,7 @@ class Engine(driver.Engine):
         self.answer(*(submit(name, **sampling) for name in names))
 
     def answer(self, *submits: Submit) -> None:
-        """All are prepared when the first of them is admitted."""
+        """Run requests that are all prepared before the first is admitted."""
         self.prepare(*submits)
         self.run()
 
@@ -94,7 +94,7 @@ class Engine(driver.Engine):
 
 
 def test_fitting_requests_run_together_and_the_rest_wait_in_order():
-    engine = Engine(room=61)
+    engine = AdmissionEngine(room=61)
     engine.ask("a", "b", "c", "d", max_tokens=20, ignore_eos=True)
     assert engine.answered == ["a", "b", "c", "d"]
     assert engine.decisions["wait"] >= 1
@@ -103,7 +103,7 @@ def test_fitting_requests_run_together_and_the_rest_wait_in_order():
 
 
 def test_refused_request_does_not_block_later_ones():
-    engine = Engine(room=61)
+    engine = AdmissionEngine(room=61)
     engine.answer(submit("huge", max_tokens=60), submit("b", max_tokens=20))
     (failed,) = [event for event in engine.events if isinstance(event, Failed)]
     assert (failed.request_id, failed.code) == ("huge", "memory_exceeded")
@@ -112,7 +112,7 @@ def test_refused_request_does_not_block_later_ones():
 
 
 def test_admission_counts_all_choices_of_a_request():
-    engine = Engine(room=61)
+    engine = AdmissionEngine(room=61)
     engine.ask("two", n=2, max_tokens=20)
     engine.ask("three", n=3, max_tokens=20)
     assert engine.answered == ["two"]
@@ -124,25 +124,25 @@ def test_admission_counts_an_atomic_chunk_whole(atomic: int, largest_chunk: int)
     admission = Admission(governor, lambda num_tokens: num_tokens, max_chunk_tokens=5)
     request = Request(submit("a"), SamplingParams(max_tokens=1), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
-    made = replace(prompt("of 13 letters"), atomic_prefill_tokens=atomic)
-    request.on_prepared(prepared(made), 1)
+    prepared_prompt = replace(prompt("of 13 letters"), atomic_prefill_tokens=atomic)
+    request.on_prepared(prepared(prepared_prompt), 1)
     decision = admission.decide(request, [], some_are_ending=False)
     assert decision == governor.estimator.bytes_for("prefill", largest_chunk)
 
 
 def test_admission_counts_padding_to_the_longest_sequence():
     """25 and 10 tokens would fit into 41 beside each other, were it not for the padding."""
-    engine = Engine(room=41)
+    engine = AdmissionEngine(room=41)
     engine.ask("long", "short", max_tokens=20, ignore_eos=True)
     assert engine.decisions["wait"] == 1
-    engine = Engine(room=41)
+    engine = AdmissionEngine(room=41)
     engine.answer(submit("long", max_tokens=20, ignore_eos=True), submit("short", max_tokens=5))
     assert engine.decisions["wait"] == 1
     assert engine.answered == ["long", "short"]
 
 
 def test_admission_resumes_after_external_memory_pressure():
-    engine = Engine(room=61)
+    engine = AdmissionEngine(room=61)
     engine.memory.limit_bytes -= 40
     engine.ask("a", "b", max_tokens=10)
     assert set(engine.answered) == {"a", "b"}
@@ -154,7 +154,7 @@ def test_admission_resumes_after_external_memory_pressure():
 
 
 def test_abort_of_a_waiting_request_leaves_nothing():
-    engine = Engine(room=35)
+    engine = AdmissionEngine(room=35)
     engine.prepare(submit("a", max_tokens=20, ignore_eos=True), submit("b", max_tokens=20))
     engine.step()
     assert engine.state_of("b") is State.WAITING_FOR_MEMORY
@@ -173,7 +173,7 @@ def test_abort_of_a_waiting_request_leaves_nothing():
 def test_every_request_is_answered_or_refused_within_memory(
     requests: list[tuple[int, int]], room: int
 ):
-    engine = Engine(room)
+    engine = AdmissionEngine(room)
     engine.answer(
         *(
             submit(f"{number}", n=n, max_tokens=max_tokens, ignore_eos=True)
@@ -196,7 +196,7 @@ def test_every_request_is_answered_or_refused_within_memory(
 
 
 def test_idle_engine_clears_the_pool_only_once():
-    engine = Engine(room=1000)
+    engine = AdmissionEngine(room=1000)
     engine.ask("a", max_tokens=5)
     engine.memory.pool_bytes = 100 << 20
     engine.governor._settings = MemorySettings(idle_clear_seconds=0.01)
@@ -207,7 +207,7 @@ def test_idle_engine_clears_the_pool_only_once():
 
 
 def test_out_of_memory_step_evicts_unused_entries():
-    engine = Engine(room=1000)
+    engine = AdmissionEngine(room=1000)
     engine.runner.chunk_errors["a"] = [OutOfMemory("none")]
     engine.ask("a", max_tokens=5)
     assert engine.decisions["clear_failure"] == 1
@@ -216,7 +216,7 @@ def test_out_of_memory_step_evicts_unused_entries():
 
 
 def test_prompts_without_memory_do_not_end_the_engine():
-    engine = Engine(room=1000)
+    engine = AdmissionEngine(room=1000)
     engine.loop.max_failed_steps = 3
     launch = engine.runner.launch
 
@@ -235,7 +235,7 @@ def test_prompts_without_memory_do_not_end_the_engine():
 
 
 def test_encode_out_of_memory_is_retried_once():
-    engine = Engine(room=1000)
+    engine = AdmissionEngine(room=1000)
     engine.encoder.is_fast = False
     engine.add("a", images=1, max_tokens=50)
     engine.step_until(lambda: engine.encoder.work is not None)
@@ -248,7 +248,7 @@ def test_encode_out_of_memory_is_retried_once():
 
 
 def test_requests_overlap_if_both_peaks_fit():
-    engine = Engine(room=100)
+    engine = AdmissionEngine(room=100)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     a, b, c = (waiting(name) for name in "abc")
     a.transient_bytes, b.transient_bytes = 60, 40
@@ -262,7 +262,7 @@ def test_requests_overlap_if_both_peaks_fit():
 
 @pytest.mark.parametrize(("room", "advice"), [(25, " `max_tokens` may be at most 20."), (4, "")])
 def test_memory_refusal_names_the_possible_answer_length(room: int, advice: str):
-    engine = Engine(room=room)
+    engine = AdmissionEngine(room=room)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     with pytest.raises(MemoryExceeded) as refused:
         admission.decide(waiting("a", max_tokens=30), [], some_are_ending=False)
@@ -272,7 +272,7 @@ def test_memory_refusal_names_the_possible_answer_length(room: int, advice: str)
 
 
 def test_answer_cut_to_the_context_reserves_like_an_unbounded_one():
-    engine = Engine(room=5000)
+    engine = AdmissionEngine(room=5000)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     cut = waiting("cut", max_tokens=65535)
     cut.max_tokens = 10_000
@@ -301,7 +301,7 @@ def admit(request: Request, admission: Admission, *admitted: Request) -> bool:
 
 def test_transient_bytes_of_admitted_requests_stay_reserved():
     """The picture of the first takes 30 more for a while; the second, a text, must not use them."""
-    engine = Engine(room=81)
+    engine = AdmissionEngine(room=81)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     picture, text = waiting("picture"), waiting("text")
     assert admit(picture, admission)
@@ -316,7 +316,7 @@ def test_transient_bytes_of_admitted_requests_stay_reserved():
 
 
 def test_transient_bytes_count_the_width_of_requests_not_begun():
-    engine = Engine(room=10_000)
+    engine = AdmissionEngine(room=10_000)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     long, short = waiting("long", "x" * 400), waiting("short")
     admit(long, admission)
@@ -325,7 +325,7 @@ def test_transient_bytes_count_the_width_of_requests_not_begun():
 
 
 def test_padding_is_reserved_once():
-    engine = Engine(room=10_000)
+    engine = AdmissionEngine(room=10_000)
     admission = Admission(engine.governor, engine.runner.kv_bytes, 64)
     long, short = waiting("long", "x" * 400), waiting("short")
     for request in (long, short):

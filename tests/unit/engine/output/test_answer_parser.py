@@ -1,4 +1,4 @@
-"""What an answer is made of: the same for any split, with nothing lost, doubled or half sent."""
+"""Parsed answers are equal for any split of their text: no part is lost, doubled or half sent."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def expected(segments: list[tuple[str, str]]) -> list[Event]:
 def test_parsed_answer_is_independent_of_its_split(
     segments: list[tuple[str, str]], places: list[int]
 ):
-    made = parser()
-    assert merged(read(made, split_at(written(segments), places))) == expected(segments)
+    text_parser = parser()
+    assert merged(read(text_parser, split_at(written(segments), places))) == expected(segments)
     kinds = [kind for kind, _ in segments]
-    assert (made.calls.num_valid, made.calls.num_broken) == (
+    assert (text_parser.calls.num_valid, text_parser.calls.num_broken) == (
         kinds.count("call"),
         kinds.count("broken"),
     )
@@ -126,8 +126,8 @@ def test_arbitrary_text_is_parsed_equally_for_any_split(
 def test_parser_never_sends_part_of_a_mark(segments: list[tuple[str, str]], length: int):
     """What is sent of a beginning is how all of it begins, but for a call that is cut off."""
     text = written(segments)
-    made = parser()
-    sent = merged(piece for letter in text[:length] for piece in made.push(letter))
+    text_parser = parser()
+    sent = merged(piece for letter in text[:length] for piece in text_parser.push(letter))
     whole = expected(segments)
     for event, full in zip(sent, whole, strict=False):
         assert event[0] == full[0]
@@ -139,10 +139,10 @@ def test_parser_never_sends_part_of_a_mark(segments: list[tuple[str, str]], leng
 
 
 def test_tool_call_is_sent_once_it_is_complete():
-    made = parser()
+    text_parser = parser()
     *before, last = CALL
-    assert [piece for letter in before for piece in made.push(letter)] == []
-    first, second = made.push(last)
+    assert [piece for letter in before for piece in text_parser.push(letter)] == []
+    first, second = text_parser.push(last)
     assert isinstance(first, ToolCallDelta)
     assert isinstance(second, ToolCallDelta)
     assert (first.index, first.name, first.arguments) == (0, "look", "")
@@ -211,9 +211,9 @@ def test_incomplete_call_does_not_swallow_the_next_call():
     cut = "<tool_call><function=look>\n<parameter=at>\nb</tool_call> Sorry. "
     wanted = [("text", cut), ("call", "look", '{"at": "a"}')]
     for pieces in ([cut + call], list(cut + call)):
-        made = parser(XML)
-        assert merged(read(made, pieces)) == wanted
-        assert made.calls.num_broken == 1
+        text_parser = parser(XML)
+        assert merged(read(text_parser, pieces)) == wanted
+        assert text_parser.calls.num_broken == 1
     cut = '<tool_call>{"name": "look </tool_call>\nSorry.\n'
     for pieces in ([cut + CALL], list(cut + CALL)):
         assert merged(read(parser(), pieces)) == [("text", cut), LOOK]
@@ -221,8 +221,8 @@ def test_incomplete_call_does_not_swallow_the_next_call():
 
 def test_broken_json_string_is_sent_as_text_at_once():
     broken = '<tool_call>{"name": "look", "arguments": {"a": "b\nc"}}</tool_call>'
-    made = parser()
-    assert merged(made.push(broken)) == [("text", broken)]
+    text_parser = parser()
+    assert merged(text_parser.push(broken)) == [("text", broken)]
 
 
 PRETTY = json.dumps([{"name": "look", "arguments": {"a": "[TOOL_CALLS] }]\n\\"}}], indent=1)
@@ -260,9 +260,9 @@ def test_call_without_end_mark_ends_with_its_json(text: str, wanted: list[Event]
     ],
 )
 def test_broken_call_becomes_text_as_generated(broken: str):
-    made = parser()
-    assert merged(read(made, [f"\n {CALL} ", broken])) == [LOOK, ("text", " " + broken)]
-    assert (made.calls.num_valid, made.calls.num_broken) == (1, 1)
+    text_parser = parser()
+    assert merged(read(text_parser, [f"\n {CALL} ", broken])) == [LOOK, ("text", " " + broken)]
+    assert (text_parser.calls.num_valid, text_parser.calls.num_broken) == (1, 1)
 
 
 def test_list_with_an_invalid_call_becomes_text():
@@ -275,28 +275,28 @@ def test_answer_ends_after_first_call_without_parallel_calls(tools: ToolFormat):
     line = f"{LINE}\nmore" if tools is MISTRAL else f"{CALL}{CALL} more"
     wanted = LINE_CALLS[:1] if tools is MISTRAL else [LOOK]
     for pieces in ([line], list(line)):
-        made = parser(tools, parallel=False)
-        assert merged(read(made, pieces)) == wanted
-        assert made.is_ended
-        assert made.calls.num_valid == 1
+        text_parser = parser(tools, parallel=False)
+        assert merged(read(text_parser, pieces)) == wanted
+        assert text_parser.is_ended
+        assert text_parser.calls.num_valid == 1
 
 
 def test_broken_call_does_not_count_as_the_single_call():
-    made = parser(parallel=False)
-    assert merged(read(made, [BROKEN, CALL, CALL])) == [("text", BROKEN), LOOK]
+    text_parser = parser(parallel=False)
+    assert merged(read(text_parser, [BROKEN, CALL, CALL])) == [("text", BROKEN), LOOK]
 
 
 def test_calls_are_plain_text_in_requests_without_tools():
-    made = parser(answer=AnswerFormat())
-    assert merged(read(made, ["a", CALL])) == [("text", "a" + CALL)]
+    text_parser = parser(answer=AnswerFormat())
+    assert merged(read(text_parser, ["a", CALL])) == [("text", "a" + CALL)]
     assert build_parser(Formats(HERMES), AnswerFormat(), is_json=False) is None
     assert build_parser(Formats(), ANSWER, is_json=False) is None
 
 
 def test_marks_in_json_arguments_are_text():
-    made = parser(is_json=True)
+    text_parser = parser(is_json=True)
     text = '{"a": "<think>b</think><tool_call>"}'
-    assert merged(read(made, list(f"<think>hm</think>\n{text}"))) == [
+    assert merged(read(text_parser, list(f"<think>hm</think>\n{text}"))) == [
         ("thought", "hm"),
         ("text", text),
     ]
@@ -351,20 +351,20 @@ def test_reasoning_is_separated_from_text(text: str, starts: bool, wanted: list[
 def test_reasoning_tokens_are_counted_with_their_marks(
     pieces: list[str], starts: bool, num_tokens: int
 ):
-    made = parser(starts_in_reasoning=starts)
-    read(made, pieces)
-    assert made.num_reasoning_tokens == num_tokens
+    text_parser = parser(starts_in_reasoning=starts)
+    read(text_parser, pieces)
+    assert text_parser.num_reasoning_tokens == num_tokens
 
 
 def test_held_back_text_is_never_longer_than_a_mark():
-    made = parser()
-    assert made.push(" <thin") == []
-    assert merged(made.push("g <thin")) == [("text", " <thing <thin")]
-    assert merged(made.push("g <tool_c")) == [("text", "g ")]
-    assert merged(made.push("lass>")) == [("text", "<tool_class>")]
-    made = parser()
-    assert made.push("<think>hm</thi") == [ReasoningPiece("hm")]
-    assert made.push("s") == [ReasoningPiece("</this")]
+    text_parser = parser()
+    assert text_parser.push(" <thin") == []
+    assert merged(text_parser.push("g <thin")) == [("text", " <thing <thin")]
+    assert merged(text_parser.push("g <tool_c")) == [("text", "g ")]
+    assert merged(text_parser.push("lass>")) == [("text", "<tool_class>")]
+    text_parser = parser()
+    assert text_parser.push("<think>hm</thi") == [ReasoningPiece("hm")]
+    assert text_parser.push("s") == [ReasoningPiece("</this")]
 
 
 HARMONY = ReasoningFormat(
@@ -395,13 +395,13 @@ def test_message_headers_are_not_shown(text: str, wanted: list[Event]):
 
 def read_control(pieces: list[str], **changes: object) -> list[Event]:
     """As if every piece in the shape <...> were a control token."""
-    made = parser(**changes)  # type: ignore[arg-type]
+    text_parser = parser(**changes)  # type: ignore[arg-type]
     found = list[Piece]()
     for piece in pieces:
-        made.announce(piece, len(piece) if re.fullmatch("<.+>", piece) else 0)
+        text_parser.announce(piece, len(piece) if re.fullmatch("<.+>", piece) else 0)
     for piece in pieces:
-        found += made.push(piece)
-    return merged([*found, *made.flush()])
+        found += text_parser.push(piece)
+    return merged([*found, *text_parser.flush()])
 
 
 def test_control_tokens_are_read_as_marks_or_hidden():
@@ -451,19 +451,19 @@ def test_control_tokens_of_a_broken_call_become_text():
 )
 def test_answer_parsing_takes_linear_time(tools: ToolFormat, start: str, count: int):
     for filling in ("abcd", "    ", "</to", "<<<<", "</tool_call>", "[\n{", '\\"'):
-        made = parser(tools)
+        text_parser = parser(tools)
         with processor_time() as measured:
-            found = merged(read(made, [start, *[filling] * count]))
+            found = merged(read(text_parser, [start, *[filling] * count]))
         assert measured.seconds < count / 10_000, filling
         shown = sum(len(event[1]) for event in found)
         assert shown >= (0 if start == "<think>" else 2 * count), filling
 
 
 def test_call_is_complete_at_the_end_of_the_answer():
-    made = parser()
-    made.push(CALL.removesuffix("</tool_call>"))
-    assert merged(made.flush("</tool_call>")) == [LOOK]
-    made = parser()
-    made.push(CALL.removesuffix("</tool_call>"))
-    assert made.flush("<|end|>") == [CALL.removesuffix("</tool_call>")]
+    text_parser = parser()
+    text_parser.push(CALL.removesuffix("</tool_call>"))
+    assert merged(text_parser.flush("</tool_call>")) == [LOOK]
+    text_parser = parser()
+    text_parser.push(CALL.removesuffix("</tool_call>"))
+    assert text_parser.flush("<|end|>") == [CALL.removesuffix("</tool_call>")]
     assert THINK.end

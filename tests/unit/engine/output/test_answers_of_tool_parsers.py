@@ -1,4 +1,4 @@
-"""Each model's parser behind the engine's: its calls come whole, however they are split."""
+"""The tool parser of each model family: calls are complete for any split of the text."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def format_called(name: str) -> ToolFormat:
 @given(places=st.lists(st.integers(0, 300), max_size=40))
 def test_every_format_gives_the_same_calls_for_any_split(name: str, places: list[int]):
     text = f"I look.\n{CALLS[name]}\n{CALLS[name]}\n"
-    made = parser(format_called(name), tools=(TOOL,))
-    first, *calls = merged(read(made, split_at(text, places)))
+    answer_parser = parser(format_called(name), tools=(TOOL,))
+    first, *calls = merged(read(answer_parser, split_at(text, places)))
     assert first == ("text", "I look.\n")
     assert [(kind, called, json.loads(args)) for kind, called, args in calls] == [WANTED, WANTED]
 
@@ -100,9 +100,9 @@ def test_truncated_call_is_text_or_a_valid_call(name: str):
     """Wherever it is cut: nothing raises, and nothing is lost."""
     for length in range(1, len(CALLS[name])):
         text = CALLS[name][:length]
-        made = parser(format_called(name), tools=(TOOL,))
-        found = merged(read(made, [text]))
-        assert found == [("text", text)] or made.calls.num_valid == 1
+        answer_parser = parser(format_called(name), tools=(TOOL,))
+        found = merged(read(answer_parser, [text]))
+        assert found == [("text", text)] or answer_parser.calls.num_valid == 1
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - {"minicpm5", "minimax_m3"}))
@@ -151,5 +151,5 @@ def test_mistral_json_may_contain_line_breaks(written: str):
 def test_harmony_headers_are_not_shown(text: str, wanted: list[Event]):
     thoughts = registered.reasoning_format("<|channel|>analysis")
     for pieces in ([text], list(text)):
-        made = parser(format_called("harmony"), thoughts, tools=(TOOL,))
-        assert merged(read(made, pieces)) == wanted
+        answer_parser = parser(format_called("harmony"), thoughts, tools=(TOOL,))
+        assert merged(read(answer_parser, pieces)) == wanted

@@ -21,16 +21,16 @@ CORPUS = [
 @cache
 def tokenizer() -> Tokenizer:
     """A byte-level BPE with a few merges, some of them inside characters."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=300, initial_alphabet=sorted(alphabet), show_progress=False
     )
-    made.train_from_iterator(CORPUS * 3, trainer)
-    made.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
-    return made
+    bpe.train_from_iterator(CORPUS * 3, trainer)
+    bpe.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    return bpe
 
 
 def byte_id(byte: int) -> int:
@@ -182,10 +182,10 @@ def test_byte_level_tokens_map_to_their_bytes() -> None:
 
 def test_byte_fallback_tokens_map_to_their_bytes() -> None:
     words = {"▁é": 0, "\ufffd": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}}
-    made = Tokenizer(models.BPE(words, [], byte_fallback=True))
-    made.decoder = decoders.Sequence(
+    bpe = Tokenizer(models.BPE(words, [], byte_fallback=True))
+    bpe.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     encoded = "日".encode()
-    assert b"".join(bytes_of(made, [2 + byte for byte in encoded])) == encoded
-    assert bytes_of(made, [0, 1]) == [" é".encode(), "\ufffd".encode()]
+    assert b"".join(bytes_of(bpe, [2 + byte for byte in encoded])) == encoded
+    assert bytes_of(bpe, [0, 1]) == [" é".encode(), "\ufffd".encode()]

@@ -1,4 +1,4 @@
-"""What models write as tool calls is read as calls, and what is no whole call as none."""
+"""Tool formats of models: complete calls are parsed, and incomplete ones raise."""
 
 from __future__ import annotations
 

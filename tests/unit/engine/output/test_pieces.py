@@ -1,4 +1,4 @@
-"""Marks are found wherever the text is split, and what can be none is told at once."""
+"""Marks are found for any split of the text, and other text is never held back."""
 
 from hypothesis import given
 from hypothesis import strategies as st

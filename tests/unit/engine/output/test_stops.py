@@ -1,4 +1,4 @@
-"""Stop strings: the same cut for every way in which the text may arrive, and no part of one."""
+"""Stop strings: the text ends at the same place for any split, and no part of a stop is sent."""
 
 import itertools
 

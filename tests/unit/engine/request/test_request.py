@@ -24,8 +24,10 @@ EOS_IDS = frozenset({EOS})
 
 
 def decoding(max_tokens: int = 100, stop: tuple[str, ...] = ()) -> Request:
-    asked = submit("a", stop=stop, max_tokens=max_tokens)
-    return in_decode(Request(asked, asked.sampling, ByteDecoder(), clock=lambda: 0.0), max_tokens)
+    submitted = submit("a", stop=stop, max_tokens=max_tokens)
+    return in_decode(
+        Request(submitted, submitted.sampling, ByteDecoder(), clock=lambda: 0.0), max_tokens
+    )
 
 
 def in_decode(request: Request, max_tokens: int) -> Request:
@@ -105,8 +107,8 @@ def test_stop_string_before_a_partial_character_is_found():
         def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
             return "".join({1: "a", 2: "END\ufffd"}[i] for i in ids)
 
-    asked = submit("a", stop=("END",))
-    request = in_decode(Request(asked, asked.sampling, Words(), clock=lambda: 0.0), 2)
+    submitted = submit("a", stop=("END",))
+    request = in_decode(Request(submitted, submitted.sampling, Words(), clock=lambda: 0.0), 2)
     assert feed(request, [1, 2]) == "a"
     assert end_of(request) == "stop"
 
@@ -130,8 +132,8 @@ def test_illegal_state_change_raises():
 
 
 def test_last_choice_to_end_finishes_the_request():
-    asked = submit("a", stop=("END",), n=3)
-    request = in_decode(Request(asked, asked.sampling, ByteDecoder(), clock=lambda: 0.0), 6)
+    submitted = submit("a", stop=("END",), n=3)
+    request = in_decode(Request(submitted, submitted.sampling, ByteDecoder(), clock=lambda: 0.0), 6)
     assert feed(request, [*b"the E"], 2) == "the "
     assert feed(request, [*"é".encode()][:1], 0) == ""
     assert feed(request, [*b"hi", EOS], 1) == "hi"
@@ -149,13 +151,13 @@ def test_last_choice_to_end_finishes_the_request():
 def test_cache_references_of_a_request_are_released_once():
     caches = Caches(encoder_bytes=100)
     caches.store_features("0", FakeFeatures("features of 0")).release()
-    made = prepared(prompt(images=1), caches)
+    prepared_prompt = prepared(prompt(images=1), caches)
     request = Request(submit("a", images=1), SamplingParams(), ByteDecoder(), clock=lambda: 0.0)
     request.move_to(State.PREPARING)
-    request.on_prepared(made, 1)
+    request.on_prepared(prepared_prompt, 1)
     assert caches.features.read().pinned_bytes == 8
     request.release_references()
     assert caches.features.read().pinned_bytes == 0
     request.release_references()  # it may be released at its first chunk, and at its end
     with pytest.raises(RuntimeError, match="released twice"):
-        made.references.release()
+        prepared_prompt.references.release()

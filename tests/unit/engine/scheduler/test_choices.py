@@ -15,15 +15,15 @@ def test_choices_share_one_prefill_and_end_separately():
     engine = Engine()
     engine.add("a", text="a longer prompt", images=2, n=3)
     engine.run()
-    made = prompt("a longer prompt", 2)
-    answers = {SeqId("a", i): answer_text(made, choice=i) for i in range(3)}
+    prepared_prompt = prompt("a longer prompt", 2)
+    answers = {SeqId("a", i): answer_text(prepared_prompt, choice=i) for i in range(3)}
     assert seq_texts(engine.events) == answers
     assert len(set(answers.values())) == 3
-    lengths = [len(answer_tokens(made, i)) for i in range(3)]
+    lengths = [len(answer_tokens(prepared_prompt, i)) for i in range(3)]
     assert len(set(lengths)) > 1, "they end at different steps"
     assert engine.ended == ["a"]
-    assert engine.usages == {"a": Usage(made.num_tokens, sum(lengths))}
-    assert sum(end - start for _, start, end in engine.chunks) == made.num_tokens
+    assert engine.usages == {"a": Usage(prepared_prompt.num_tokens, sum(lengths))}
+    assert sum(end - start for _, start, end in engine.chunks) == prepared_prompt.num_tokens
     assert engine.is_clean()
 
 
@@ -32,8 +32,8 @@ def test_last_delta_of_a_choice_has_its_finish_reason():
     engine.add("a", n=3, max_tokens=len(answer_tokens(prompt(), 1)))
     engine.run()
     for choice in range(3):
-        told = [delta for delta in deltas(engine.events) if delta.choice == choice]
-        *others, last = [delta.finish_reason for delta in told]
+        choice_deltas = [delta for delta in deltas(engine.events) if delta.choice == choice]
+        *others, last = [delta.finish_reason for delta in choice_deltas]
         assert set(others) <= {None}
         length, limit = (len(answer_tokens(prompt(), i)) for i in (choice, 1))
         assert last == ("stop" if length <= limit else "length")

@@ -14,11 +14,11 @@ Device = Callable[[int], float]
 def sizes(device: Device, count: int = 12, budget: float = 0.05, largest: int = 2048) -> list[int]:
     """The chunks of a prompt without end on a device that takes `device(tokens)` seconds."""
     pace = ChunkSizer(budget, largest)
-    made = []
+    chunk_sizes = []
     for _ in range(count):
-        made.append(pace.chunk_tokens(10**6, others_decode=True))
-        pace.record(made[-1], device(made[-1]))
-    return made
+        chunk_sizes.append(pace.chunk_tokens(10**6, others_decode=True))
+        pace.record(chunk_sizes[-1], device(chunk_sizes[-1]))
+    return chunk_sizes
 
 
 def test_chunk_size_grows_to_the_step_limit():
@@ -38,11 +38,11 @@ def test_chunk_size_stays_where_shrinking_saves_no_time():
 
 def test_single_slow_chunk_does_not_shrink_the_size():
     """The first of a size may wait for a kernel to be compiled."""
-    seen: set[int] = set()
+    known_sizes: set[int] = set()
 
     def compiles(tokens: int) -> float:
-        slow = 0.5 if tokens not in seen else 0.0
-        seen.add(tokens)
+        slow = 0.5 if tokens not in known_sizes else 0.0
+        known_sizes.add(tokens)
         return slow + 0.012 + tokens * 1e-5
 
     assert sizes(compiles, 20)[-1] == 2048
@@ -106,18 +106,18 @@ def test_chunks_shrink_with_the_cached_length_before_them(others_decode: bool):
     """The first one already, as when a long beginning is cached."""
     pace = ChunkSizer(1.0, 2048)
 
-    def made(num_before: int, count: int) -> list[int]:
+    def chunk_sizes(num_before: int, count: int) -> list[int]:
         sizes = []
         for _ in range(count):
             sizes.append(pace.chunk_tokens(10**6, num_before, others_decode=others_decode))
             pace.record(sizes[-1], sizes[-1] * 6e-4 * (1 + num_before / 30_000), num_before)
         return sizes
 
-    assert made(0, 10)[-1] == 1024
-    late = made(100_000, 10)
+    assert chunk_sizes(0, 10)[-1] == 1024
+    late = chunk_sizes(100_000, 10)
     assert late[0] <= 512
     assert late[-1] == 256
-    assert made(0, 10)[-1] == 1024
+    assert chunk_sizes(0, 10)[-1] == 1024
 
 
 def test_chunk_sizer_learns_from_prompts_in_a_single_chunk():
@@ -125,14 +125,14 @@ def test_chunk_sizer_learns_from_prompts_in_a_single_chunk():
     pace = ChunkSizer(0.1, 2048)
     for tokens in (33, 65, 1, 1):
         pace.record(tokens, tokens * 1e-3)
-    made = []
+    chunk_sizes = []
     for _ in range(10):
         left = 319
         while left:
-            made.append(pace.chunk_tokens(left, others_decode=True))
-            pace.record(made[-1], made[-1] * 1e-3)
-            left -= made[-1]
-    assert max(made[-10:]) <= 64 * 1.25
+            chunk_sizes.append(pace.chunk_tokens(left, others_decode=True))
+            pace.record(chunk_sizes[-1], chunk_sizes[-1] * 1e-3)
+            left -= chunk_sizes[-1]
+    assert max(chunk_sizes[-10:]) <= 64 * 1.25
 
 
 def test_chunk_sizer_ignores_oversized_atomic_chunks():

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.cache.fakes import FakeDisk
 from tests.unit.engine.driver import Engine
 from tests.unit.engine.fakes import answer_text, prompt, submit, texts
-from tests.unit.engine.scheduler.situations import FEATURES, bring, caches_on, let_everybody_end
+from tests.unit.engine.scheduler.situations import FEATURES, bring_to_state, caches_on, finish_all
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.protocol import Deadlines, Failed
 
@@ -29,8 +29,8 @@ def timed_engine() -> tuple[Engine, Clock]:
 
 
 def add(engine: Engine, name: str, deadlines: Deadlines, **sampling: object) -> None:
-    asked = submit(name, **sampling)
-    engine.inbox.put(msgspec.structs.replace(asked, deadlines=deadlines))
+    submitted = submit(name, **sampling)
+    engine.inbox.put(msgspec.structs.replace(submitted, deadlines=deadlines))
 
 
 def failures(engine: Engine) -> list[tuple[str, str]]:
@@ -40,7 +40,7 @@ def failures(engine: Engine) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("state", LIVE)
 def test_missed_deadline_ends_a_request_once_in_every_state(state: State) -> None:
     engine, clock = timed_engine()
-    bring(engine, state)
+    bring_to_state(engine, state)
     request = engine.request("a")
     request.deadlines._total_at = clock.now + 5
     engine.take_in()
@@ -49,7 +49,7 @@ def test_missed_deadline_ends_a_request_once_in_every_state(state: State) -> Non
     engine.take_in()
     assert failures(engine) == [("a", "total_timeout")]
     engine.abort("a")
-    let_everybody_end(engine)
+    finish_all(engine)
     assert engine.ended.count("a") == 1
     assert engine.is_clean()
 
@@ -68,8 +68,8 @@ def test_preparation_past_the_queue_deadline_is_cancelled() -> None:
 def test_encoding_request_has_no_queue_deadline() -> None:
     engine, clock = timed_engine()
     engine.encoder.is_fast = False
-    asked = msgspec.structs.replace(submit("a", images=1), deadlines=Deadlines(queue_seconds=1))
-    engine.inbox.put(asked)
+    submitted = msgspec.structs.replace(submit("a", images=1), deadlines=Deadlines(queue_seconds=1))
+    engine.inbox.put(submitted)
     engine.step_until(lambda: engine.encoder.work is not None)
     clock.now += 100
     engine.step()
@@ -92,8 +92,8 @@ def test_request_waiting_for_the_batch_has_a_queue_deadline() -> None:
 def test_first_and_later_tokens_have_separate_deadlines() -> None:
     engine, clock = timed_engine()
     engine.encoder.is_fast = False
-    asked = submit("slow", images=1)
-    engine.inbox.put(msgspec.structs.replace(asked, deadlines=Deadlines(first_token_seconds=2)))
+    submitted = submit("slow", images=1)
+    engine.inbox.put(msgspec.structs.replace(submitted, deadlines=Deadlines(first_token_seconds=2)))
     add(engine, "text", Deadlines(first_token_seconds=2, token_seconds=3))
     engine.step_until(lambda: bool(texts(engine.events)))
     clock.now += 2

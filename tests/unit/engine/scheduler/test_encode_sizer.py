@@ -1,4 +1,4 @@
-"""As many pictures go into one call as are sooner done so, whatever the device's costs are."""
+"""The size of encode batches grows as long as that saves time, on any device."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def counts(
     device: Device, times: int = 12, waiting: int = 8, most: int = 8, max_seconds: float = 1.0
 ) -> list[int]:
     """What is encoded, while there are always so many pictures, of a device's seconds by count."""
-    sizer, made = EncodeSizer(most), []
+    sizer, batch_sizes = EncodeSizer(most), []
     for _ in range(times):
-        made.append(sizer.choose_num_images(TOKENS, waiting, max_seconds))
-        sizer.record(TOKENS, made[-1], device(made[-1]))
-    return made
+        batch_sizes.append(sizer.choose_num_images(TOKENS, waiting, max_seconds))
+        sizer.record(TOKENS, batch_sizes[-1], device(batch_sizes[-1]))
+    return batch_sizes
 
 
 def test_encode_batch_doubles_while_that_saves_time():
@@ -37,10 +37,10 @@ def test_encode_batch_doubles_while_that_saves_time():
 
 
 def test_useless_encode_batch_is_tried_twice_and_again_later():
-    made = counts(cpu, times=300)
-    assert made[:6] == [1, 1, 2, 2, 1, 1]
-    assert max(made) == 2
-    assert made.count(2) < 300 / 20
+    batch_sizes = counts(cpu, times=300)
+    assert batch_sizes[:6] == [1, 1, 2, 2, 1, 1]
+    assert max(batch_sizes) == 2
+    assert batch_sizes.count(2) < 300 / 20
 
 
 def test_encode_batch_stops_growing_at_the_best_size():
@@ -49,11 +49,11 @@ def test_encode_batch_stops_growing_at_the_best_size():
 
 def test_slow_first_encode_does_not_shrink_the_batch():
     """Kernels are compiled, or attention is planned, for each new shape."""
-    seen: set[int] = set()
+    known_counts: set[int] = set()
 
     def compiles(count: int) -> float:
-        slow = 0.5 if count not in seen else 0.0
-        seen.add(count)
+        slow = 0.5 if count not in known_counts else 0.0
+        known_counts.add(count)
         return slow + gpu(count)
 
     assert counts(compiles)[-1] == 8

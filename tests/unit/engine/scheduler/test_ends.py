@@ -7,7 +7,7 @@ import pytest
 from tests.unit.cache.fakes import FakeDisk
 from tests.unit.engine.driver import Engine, ends_in
 from tests.unit.engine.fakes import EOS, FakeFeatures, answer_text, prepared, prompt, texts
-from tests.unit.engine.scheduler.situations import bring, caches_on, let_everybody_end
+from tests.unit.engine.scheduler.situations import bring_to_state, caches_on, finish_all
 from vlm_server.cache.caches import Caches
 from vlm_server.engine.request.states import LIVE, State
 from vlm_server.errors import InternalError, InvalidRequest
@@ -25,12 +25,12 @@ def caches_with_a_picture() -> Caches:
 @pytest.mark.parametrize("state", LIVE)
 def test_abort_ends_a_request_once_in_every_state(state: State):
     engine = Engine(caches_on(FakeDisk({"0": FakeFeatures("features of 0")})))
-    bring(engine, state)
+    bring_to_state(engine, state)
     engine.abort("a")
     engine.abort("a")
     (finished,) = [event for event in engine.take_in() if isinstance(event, Finished)]
     assert finished.is_aborted
-    let_everybody_end(engine)
+    finish_all(engine)
     assert engine.ended.count("a") == 1
     assert engine.is_clean()
 
@@ -39,11 +39,11 @@ def test_abort_ends_a_request_once_in_every_state(state: State):
 def test_abort_leaves_other_requests_unchanged_in_every_state(state: State):
     disk = FakeDisk({"0": FakeFeatures("features of 0")})
     engine = Engine(caches_on(disk), prefill_chunk_tokens=3)
-    bring(engine, state)
+    bring_to_state(engine, state)
     engine.add("b", text="another")
     engine.abort("a")
     engine.take_in()
-    let_everybody_end(engine)
+    finish_all(engine)
     assert texts(engine.events)["b"] == answer_text(prompt("another"))
     assert engine.ended.count("b") == 1
     assert engine.is_clean()

@@ -1,4 +1,4 @@
-"""Answers with thoughts and tool calls, from the runner's tokens to deltas, in the real loop."""
+"""Answers with reasoning and tool calls, from the runner's tokens to deltas, in the real loop."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ def engine_saying(
     engine = Engine(decoder=DECODER, formats=formats, context_tokens=1000)
     engine.runner.answer = lambda _, choice: [*DECODER.encode(answers[choice]), EOS]
 
-    def outcome(asked: Submit) -> Prepared:
-        made = outcome_of(asked)
-        return replace(made, prompt=replace(made.prompt, answer_format=answer))
+    def outcome(submitted: Submit) -> Prepared:
+        prepared_outcome = outcome_of(submitted)
+        return replace(
+            prepared_outcome, prompt=replace(prepared_outcome.prompt, answer_format=answer)
+        )
 
     engine.preparers.outcome = outcome
     return engine
 
 
 def pieces_in(found: list[Delta]) -> list[Piece]:
-    """What they bring; all but empty texts."""
+    """The pieces of the deltas without empty texts."""
     pieces = list[Piece]()
     for delta in found:
         if delta.tool_call is not None:
@@ -49,7 +51,7 @@ def pieces_in(found: list[Delta]) -> list[Piece]:
 
 
 def say(engine: Engine, **sampling: object) -> tuple[list[tuple[str, ...]], str | None]:
-    """What a request is answered, and why the answer ended."""
+    """The pieces of an answer and its finish reason."""
     engine.add("a", **sampling)
     found = deltas(engine.run())
     assert [delta.finish_reason for delta in found[:-1]] == [None] * (len(found) - 1)

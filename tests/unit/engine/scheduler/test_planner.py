@@ -1,4 +1,4 @@
-"""What is planned when, for several requests at once: the real loop with a scripted runner."""
+"""Plans for several requests at once, by the real loop with a scripted runner."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_preparations_never_exceed_max_preparing(images: int):
 
 
 def test_text_passes_all_waiting_images():
-    """For a preparer, for a place among the prepared ones, for the encoder."""
+    """The images wait for a preparer, for a place among prepared requests, and for the encoder."""
     engine = Engine(max_num_seqs=2, max_preparing=2)
     engine.encoder.is_fast = False
     engine.add(*(f"picture {number}" for number in range(9)), images=1)
@@ -117,10 +117,10 @@ def test_short_prompt_is_prefilled_between_chunks_of_a_long_one():
     engine.step()
     engine.add("short", "second", text="hello")
     engine.run()
-    course = [name for name, _, _ in engine.chunks]
-    first = course.index("short")
-    assert course[first - 1 : first + 7] == ["long", "short"] * 3 + ["long", "second"]
-    assert course[-1] == "long"
+    order = [name for name, _, _ in engine.chunks]
+    first = order.index("short")
+    assert order[first - 1 : first + 7] == ["long", "short"] * 3 + ["long", "second"]
+    assert order[-1] == "long"
 
 
 def test_begun_prompt_keeps_its_place_in_the_batch():
@@ -136,15 +136,15 @@ def test_begun_prompt_keeps_its_place_in_the_batch():
         assert SeqId("short") not in engine.runner.seqs
 
 
-def course_of(engine: Engine) -> list[tuple[str, str]]:
+def device_work_order(engine: Engine) -> list[tuple[str, str]]:
     """All that is done before anyone decodes, in order: ("encode" or "chunk", request)."""
     engine.run()
-    course: list[tuple[str, str]] = []
+    order: list[tuple[str, str]] = []
     for plan in engine.plans:
-        course += [("encode", work.request_id) for work in plan.encode]
-        course += [("chunk", plan.prefill.request_id)] if plan.prefill else []
-        course += [("encode", work.request_id) for work in plan.encode_during_step]
-    return course
+        order += [("encode", work.request_id) for work in plan.encode]
+        order += [("chunk", plan.prefill.request_id)] if plan.prefill else []
+        order += [("encode", work.request_id) for work in plan.encode_during_step]
+    return order
 
 
 def test_few_images_are_encoded_between_those_of_another_request():
@@ -156,16 +156,18 @@ def test_few_images_are_encoded_between_those_of_another_request():
     for name in ("many", "one", "two"):
         engine.preparers.finish(name)
     engine.preparers.outcome = usual
-    course = course_of(engine)
-    assert [name for what, name in course if what == "chunk"] == ["one", "two", "many"]
-    encoded = [name for what, name in course if what == "encode"]
+    order = device_work_order(engine)
+    assert [name for what, name in order if what == "chunk"] == ["one", "two", "many"]
+    encoded = [name for what, name in order if what == "encode"]
     assert encoded == ["many", "one", "many", "many", "two", "many", "many"]
 
 
 def test_first_equal_request_is_prefilled_before_the_next_encode():
     engine = Engine(prefill_chunk_tokens=64)
     engine.ready("a", "b", "c", images=1)
-    assert course_of(engine) == [(what, name) for name in "abc" for what in ("encode", "chunk")]
+    assert device_work_order(engine) == [
+        (what, name) for name in "abc" for what in ("encode", "chunk")
+    ]
 
 
 def test_only_texts_are_prefilled_during_an_encode():
@@ -291,9 +293,9 @@ def test_older_prompt_alternates_with_a_begun_one():
     engine.encoder.finish()
     engine.ready("c")
     engine.step_until(lambda: len(engine.chunks) >= 5)
-    course = "".join(name for name, _, _ in engine.chunks)
-    assert "abab" in course
-    assert "c" not in course
+    order = "".join(name for name, _, _ in engine.chunks)
+    assert "abab" in order
+    assert "c" not in order
 
 
 def test_text_is_prefilled_during_the_encode_of_an_older_request():

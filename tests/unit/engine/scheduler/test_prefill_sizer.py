@@ -1,4 +1,4 @@
-"""As many prompts are prefilled in one call as take no longer than one, whatever the device."""
+"""The size of prefill batches grows as long as the first prompt is not delayed, on any device."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ def counts(
     max_seconds: float = 0.25,
 ) -> list[int]:
     """What is prefilled, while there are always so many prompts."""
-    sizer, made = PrefillSizer(), list[int]()
+    sizer, batch_sizes = PrefillSizer(), list[int]()
     for _ in range(times):
         longest = [num_tokens] * waiting
-        made.append(sizer.choose_num_prompts(longest, max_seconds, others_decode=False))
-        sizer.record(num_tokens, made[-1], device(num_tokens, made[-1]), others_decode=False)
-    return made
+        batch_sizes.append(sizer.choose_num_prompts(longest, max_seconds, others_decode=False))
+        sizer.record(
+            num_tokens, batch_sizes[-1], device(num_tokens, batch_sizes[-1]), others_decode=False
+        )
+    return batch_sizes
 
 
 def test_prefill_batch_doubles_while_the_first_is_not_delayed():
@@ -45,10 +47,10 @@ def test_long_prompts_are_not_batched_where_time_is_linear():
 
 
 def test_useless_prefill_batch_is_tried_twice_and_again_later():
-    made = counts(cpu, times=1500)
-    assert made[:6] == [1, 1, 2, 2, 1, 1]
-    assert max(made) == 2
-    assert 2 < made.count(2) < 10
+    batch_sizes = counts(cpu, times=1500)
+    assert batch_sizes[:6] == [1, 1, 2, 2, 1, 1]
+    assert max(batch_sizes) == 2
+    assert 2 < batch_sizes.count(2) < 10
 
 
 def test_prefill_batch_is_not_tried_beyond_max_seconds():
@@ -61,11 +63,11 @@ def test_prefill_batch_never_exceeds_waiting_prompts():
 
 
 def test_slow_first_prefill_does_not_shrink_the_batch():
-    seen = set[int]()
+    known_counts = set[int]()
 
     def planning(num_tokens: int, count: int) -> float:
-        first = count not in seen
-        seen.add(count)
+        first = count not in known_counts
+        known_counts.add(count)
         return gpu(num_tokens, count) + 0.06 * first
 
     assert counts(planning, max_seconds=10)[-1] == 8

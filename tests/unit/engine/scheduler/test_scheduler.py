@@ -1,4 +1,4 @@
-"""What becomes of a request, and what it may ask for: the real loop with a scripted runner."""
+"""The states, limits and results of one request, in the real loop with a scripted runner."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ def test_request_is_answered_and_leaves_no_state():
     engine = Engine()
     engine.add("a", text="a longer prompt", images=2)
     engine.run()
-    made = prompt("a longer prompt", 2)
-    assert texts(engine.events) == {"a": answer_text(made)}
-    assert engine.usages == {"a": Usage(made.num_tokens, len(answer_tokens(made)))}
+    prepared_prompt = prompt("a longer prompt", 2)
+    assert texts(engine.events) == {"a": answer_text(prepared_prompt)}
+    assert engine.usages == {
+        "a": Usage(prepared_prompt.num_tokens, len(answer_tokens(prepared_prompt)))
+    }
     reasons = [delta.finish_reason for delta in deltas(engine.events) if delta.finish_reason]
     assert reasons == ["stop"]
     assert engine.is_clean()
@@ -36,9 +38,9 @@ def counted(engine: Engine, wanted: Submit) -> Finished:
 def test_token_count_request_ends_once_prepared():
     engine = Engine()
     end = counted(engine, submit("a", text="a longer prompt", images=2))
-    made = prompt("a longer prompt", 2)
-    token_ids = tuple(made.token_ids.tolist())
-    assert (end.usage, end.token_ids) == (Usage(made.num_tokens, 0), token_ids)
+    prepared_prompt = prompt("a longer prompt", 2)
+    token_ids = tuple(prepared_prompt.token_ids.tolist())
+    assert (end.usage, end.token_ids) == (Usage(prepared_prompt.num_tokens, 0), token_ids)
     assert not engine.encoder.done
     assert not any(plan.has_runner_work for plan in engine.plans)
     assert engine.is_clean()
@@ -54,12 +56,12 @@ def test_request_passes_all_states_in_order():
     engine.preparers.outcome = None
     engine.encoder.is_fast = False
     engine.add("a", text="a longer text", images=2)
-    seen = []
+    passed_states = []
 
     def look() -> None:
         state = engine.state_of("a")
-        if state and state not in seen:
-            seen.append(state)
+        if state and state not in passed_states:
+            passed_states.append(state)
 
     engine.take_in()
     look()
@@ -69,7 +71,7 @@ def test_request_passes_all_states_in_order():
         look()
         if engine.encoder.work:
             engine.encoder.finish()
-    assert seen == [State.PREPARING, State.ENCODING, State.PREFILL, State.DECODE]
+    assert passed_states == [State.PREPARING, State.ENCODING, State.PREFILL, State.DECODE]
 
 
 def test_images_are_encoded_in_order_before_the_first_chunk():
@@ -110,8 +112,8 @@ def test_chunks_end_exactly_with_the_prompt(tokens: int, chunks: int):
 )
 def test_atomic_tokens_are_prefilled_in_one_chunk(atomic: int, chunks: list[tuple[int, int]]):
     engine = Engine()
-    made = prompt(images=2)
-    engine.add_prepared("a", replace(made, atomic_prefill_tokens=atomic))
+    prepared_prompt = prompt(images=2)
+    engine.add_prepared("a", replace(prepared_prompt, atomic_prefill_tokens=atomic))
     engine.run()
     assert [(start, end) for _, start, end in engine.chunks] == chunks
 

@@ -27,8 +27,8 @@ from hypothesis.stateful import (
 from tests.unit.engine.driver import Engine
 from tests.unit.engine.fakes import answer_text, answer_tokens, features_of
 from tests.unit.engine.mixed_prompts import (
+    Attention,
     Parts,
-    Seen,
     num_tokens_of,
     prepare_mixed,
     prompt_mixed,
@@ -93,7 +93,7 @@ class Lives(RuleBasedStateMachine):
         self.encoded: Counter[str] = Counter()
         self.num_taken = 0
         """Of the engine's events."""
-        self.asked: dict[str, Submit] = {}
+        self.submitted: dict[str, Submit] = {}
         self.parts: dict[str, Parts] = {}
         self.accepted: Counter[str] = Counter()
         self.ended: dict[str, Finished | Failed] = {}
@@ -104,7 +104,7 @@ class Lives(RuleBasedStateMachine):
         encoder_bytes=st.sampled_from([0, 8, 16, ENOUGH]),
         prefix_bytes=st.sampled_from([0, 12, 40, ENOUGH]),
         needs_snapshots=st.booleans(),
-        seen=st.sampled_from(["before", "before", "in media", "all"]),
+        attention=st.sampled_from(["before", "before", "in media", "all"]),
         seconds_of_one=st.sampled_from([0.001, 0.01, 0.1]),
         mixed_step_tokens=st.sampled_from([0, 0, MAX_NUM_SEQS + 1, CHUNK]),
     )
@@ -113,11 +113,11 @@ class Lives(RuleBasedStateMachine):
         encoder_bytes: int,
         prefix_bytes: int,
         needs_snapshots: bool,
-        seen: Seen,
+        attention: Attention,
         seconds_of_one: float,
         mixed_step_tokens: int,
     ) -> None:
-        self.seen = seen
+        self.attention = attention
         self.caches = Caches(
             encoder_bytes=encoder_bytes, prefix_bytes=prefix_bytes, needs_snapshots=needs_snapshots
         )
@@ -159,20 +159,20 @@ class Lives(RuleBasedStateMachine):
         salt: str,
         client: str = "",
     ) -> str:
-        name = f"r{len(self.asked)}"
+        name = f"r{len(self.submitted)}"
         parts = (*kind, *parts)
-        asked = submit_mixed(name, parts, salt, max_tokens=max_tokens, n=n)
-        self.asked[name] = msgspec.structs.replace(asked, client=client)
+        submitted = submit_mixed(name, parts, salt, max_tokens=max_tokens, n=n)
+        self.submitted[name] = msgspec.structs.replace(submitted, client=client)
         self.parts[name] = parts
-        self.engine.inbox.put(self.asked[name])
+        self.engine.inbox.put(self.submitted[name])
         return name
 
     @rule(target=requests, before=requests, parts=PARTS)
     def go_on(self, before: str, parts: Parts) -> str:
         """What a client asks next: the same, the answer as far as it came, and more."""
-        told = (*self.parts[before], self.said.get(SeqId(before), ""))
-        salt = self.asked[before].cache_salt
-        whole = parts if num_tokens_of(told) > LONGEST else (*told, *parts)
+        earlier = (*self.parts[before], self.said.get(SeqId(before), ""))
+        salt = self.submitted[before].cache_salt
+        whole = parts if num_tokens_of(earlier) > LONGEST else (*earlier, *parts)
         return self.arrive(whole, None, 1, (), salt)
 
     @precondition(lambda self: self.tracked)
@@ -220,11 +220,11 @@ class Lives(RuleBasedStateMachine):
         self.beat()
         self.runner.fails_decode = False
 
-    @precondition(lambda self: self.asked.keys() - self.ended.keys())
+    @precondition(lambda self: self.submitted.keys() - self.ended.keys())
     @rule(parts=PARTS, n=st.integers(1, MAX_NUM_SEQS), client=st.sampled_from(["", "third"]))
     def nobody_waits_for_ever(self, parts: Parts, n: int, client: str) -> None:
         """One more comes in every round, and yet the youngest of now ends within a bound."""
-        live = [name for name in self.asked if name not in self.ended]
+        live = [name for name in self.submitted if name not in self.ended]
         newcomers: list[str] = []
         for _ in range(ROUNDS_PER_REQUEST * len(live)):
             newcomers.append(self.arrive(parts, None, n, (), "", client))
@@ -240,10 +240,10 @@ class Lives(RuleBasedStateMachine):
     def forget_nothing(self) -> None:
         """Let everything end, and look at what is left."""
         for _ in range(2000):
-            if self.ended.keys() == self.asked.keys() and self.engine.is_clean():
+            if self.ended.keys() == self.submitted.keys() and self.engine.is_clean():
                 break
             self.round()
-        assert self.ended.keys() == self.asked.keys()
+        assert self.ended.keys() == self.submitted.keys()
         assert self.engine.is_clean()
 
     # ---- how it is carried out -------------------------------------------------------
@@ -275,7 +275,7 @@ class Lives(RuleBasedStateMachine):
 
     def prepare_one(self, name: str) -> None:
         try:
-            self.outcomes[name] = prepare_mixed(self.preparing[name], self.caches, self.seen)
+            self.outcomes[name] = prepare_mixed(self.preparing[name], self.caches, self.attention)
         except RequestError as error:
             self.outcomes[name] = error
         except RuntimeError:
@@ -318,31 +318,33 @@ class Lives(RuleBasedStateMachine):
                     self.check_answer(event)
 
     def check_answer(self, event: Finished | Failed) -> None:
-        asked = self.asked[event.request_id]
-        seqs = [SeqId(event.request_id, choice) for choice in range(asked.sampling.n)]
+        submitted = self.submitted[event.request_id]
+        seqs = [SeqId(event.request_id, choice) for choice in range(submitted.sampling.n)]
         try:
-            made = prompt_mixed(asked)
+            prepared_prompt = prompt_mixed(submitted)
         except (RequestError, RuntimeError):
             assert not [seq for seq in seqs if seq in self.said]
             return
         is_whole = isinstance(event, Finished) and not event.is_aborted
-        limit = asked.sampling.max_tokens or 1000
+        limit = submitted.sampling.max_tokens or 1000
         for seq in seqs:
-            self.check_choice(seq, made, limit, is_whole or seq in self.reasons)
+            self.check_choice(seq, prepared_prompt, limit, is_whole or seq in self.reasons)
         if isinstance(event, Finished) and is_whole:
-            lengths = [len(answer_tokens(made, seq.choice)[:limit]) for seq in seqs]
+            lengths = [len(answer_tokens(prepared_prompt, seq.choice)[:limit]) for seq in seqs]
             assert event.usage.completion_tokens == sum(lengths)
-            assert event.usage.prompt_tokens == made.num_tokens
+            assert event.usage.prompt_tokens == prepared_prompt.num_tokens
             cached = self.runner.num_cached_tokens[event.request_id]
             assert event.usage.cached_tokens == cached
 
-    def check_choice(self, seq: SeqId, made: PreparedPrompt, limit: int, is_whole: bool) -> None:
-        told, whole = self.said.get(seq, ""), answer_text(made, limit, seq.choice)
+    def check_choice(
+        self, seq: SeqId, prepared_prompt: PreparedPrompt, limit: int, is_whole: bool
+    ) -> None:
+        emitted, whole = self.said.get(seq, ""), answer_text(prepared_prompt, limit, seq.choice)
         if not is_whole:
-            assert whole.startswith(told)
+            assert whole.startswith(emitted)
             return
-        assert told == whole
-        is_stop = len(answer_tokens(made, seq.choice)) <= limit
+        assert emitted == whole
+        is_stop = len(answer_tokens(prepared_prompt, seq.choice)) <= limit
         assert self.reasons[seq] == ("stop" if is_stop else "length")
 
     # ---- what always holds -----------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the engine says of where a request's time went, and of media that were cached."""
+"""The reported phases of a request's time, and the counts of cached media."""
 
 from __future__ import annotations
 

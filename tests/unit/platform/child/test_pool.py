@@ -25,10 +25,10 @@ ROOT = str(Path(__file__).parents[4])
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildPool]:
     monkeypatch.setenv("PYTHONPATH", ROOT)
-    made = ChildPool(MODULE, 2)
-    yield made
-    made.close()
-    assert made.num_tracked == 0
+    child_pool = ChildPool(MODULE, 2)
+    yield child_pool
+    child_pool.close()
+    assert child_pool.num_tracked == 0
 
 
 def ask(pool: ChildPool, job: str, seconds: float = 5.0) -> str:
