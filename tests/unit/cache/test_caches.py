@@ -28,7 +28,7 @@ class FakeFeatures:
 
 
 @dataclass
-class WrongCache:
+class InconsistentCache:
     """Counts what it does not store."""
 
     def read(self) -> CacheStats:
@@ -77,7 +77,7 @@ def test_caches_are_read_by_name_and_the_disk_comes_last() -> None:
 
 
 def test_integrity_check_reports_a_broken_cache() -> None:
-    caches = caches_on(FakeDisk(caches=(WrongCache(),)))
+    caches = caches_on(FakeDisk(caches=(InconsistentCache(),)))
     caches.begin_serving()
     with pytest.raises(AssertionError, match="stores nothing"):
         caches.check_integrity()

@@ -179,7 +179,7 @@ class Stored:
     leases: list[Lease[str]] = field(default_factory=list)
 
 
-class Uses(RuleBasedStateMachine):
+class LruMachine(RuleBasedStateMachine):
     """Random uses, beside a plain list of what should be there."""
 
     LIMIT = 6
@@ -244,7 +244,7 @@ class Uses(RuleBasedStateMachine):
                 self.evictions += 1
 
     @invariant()
-    def holds_what_it_should(self) -> None:
+    def cache_equals_the_model(self) -> None:
         self.cache.check_integrity()
         assert self.cache.num_references == sum(len(each.leases) for each in self.stored)
         assert {key for key in "abcdef" if key in self.cache} == {k.key for k in self.stored}
@@ -274,8 +274,8 @@ class Uses(RuleBasedStateMachine):
         return stored
 
 
-TestUses = Uses.TestCase
-TestUses.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+TestLruMachine = LruMachine.TestCase
+TestLruMachine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.usefixtures("eager_switches")

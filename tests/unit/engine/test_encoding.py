@@ -18,7 +18,7 @@ from vlm_server.interfaces import EncodeWork
 from vlm_server.protocol import Failed, Finished
 
 
-class Turns:
+class EncodeTurns:
     """An encoder that takes turns, with a fake model."""
 
     def __init__(self, num_parts: int = 3) -> None:
@@ -45,7 +45,7 @@ class Turns:
 
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_every_turn_launches_one_part_of_an_encode(is_alone: bool):
-    turns = Turns(num_parts=3)
+    turns = EncodeTurns(num_parts=3)
     assert not turns.encoder.needs_turns
     turns.encoder.start(turns.works)
     assert turns.encoder.needs_turns
@@ -59,7 +59,7 @@ def test_every_turn_launches_one_part_of_an_encode(is_alone: bool):
 
 
 def test_encode_interrupted_by_a_step_is_not_measured():
-    turns = Turns(num_parts=2)
+    turns = EncodeTurns(num_parts=2)
     turns.encoder.start(turns.works[:1])
     for is_alone in (True, False, True):
         turns.turn(is_alone=is_alone)
@@ -67,7 +67,7 @@ def test_encode_interrupted_by_a_step_is_not_measured():
 
 
 def test_next_encode_starts_with_its_first_part():
-    turns = Turns(num_parts=2)
+    turns = EncodeTurns(num_parts=2)
     for _ in range(2):
         turns.encoder.start(turns.works[:1])
         assert [turns.turn() for _ in range(2)] == [1, 2]
@@ -77,7 +77,7 @@ def test_next_encode_starts_with_its_first_part():
 
 
 def test_encoder_keeps_no_reference_to_returned_features():
-    turns = Turns(num_parts=1)
+    turns = EncodeTurns(num_parts=1)
     turns.encoder.start(turns.works[:1])
     turns.turn()
     turns.turn()
@@ -87,14 +87,14 @@ def test_encoder_keeps_no_reference_to_returned_features():
 
 
 def test_advance_encode_without_work_does_nothing():
-    turns = Turns()
+    turns = EncodeTurns()
     turns.encoder.advance_encode(is_alone=False, is_long=False)
     assert not turns.model.encodings
     assert turns.inbox.empty()
 
 
 def test_encode_part_waits_for_few_long_steps():
-    turns = Turns(num_parts=4)
+    turns = EncodeTurns(num_parts=4)
     turns.encoder.start(turns.works)
     assert turns.turn() == 1
     assert [turns.turn(is_long=True) for _ in range(6)] == [1, 1, 1, 1, 2, 2]
@@ -103,7 +103,7 @@ def test_encode_part_waits_for_few_long_steps():
 
 
 def test_features_are_returned_after_a_long_step():
-    turns = Turns(num_parts=1)
+    turns = EncodeTurns(num_parts=1)
     for _ in range(2):
         turns.encoder.start(turns.works[:1])
         assert turns.turn() == 1
@@ -112,7 +112,7 @@ def test_features_are_returned_after_a_long_step():
 
 
 def test_encode_delayed_by_a_long_step_is_not_measured():
-    turns = Turns(num_parts=2)
+    turns = EncodeTurns(num_parts=2)
     turns.encoder.start(turns.works[:1])
     turns.turn(is_alone=True)
     turns.turn(is_long=True)
@@ -122,7 +122,7 @@ def test_encode_delayed_by_a_long_step_is_not_measured():
 
 
 def test_failed_encode_batch_is_repeated_image_by_image():
-    turns = Turns(num_parts=1)
+    turns = EncodeTurns(num_parts=1)
     turns.model.bad = {turns.works[1].span.mm_hash}
     turns.encoder.start(turns.works)
     num_turns = 0
@@ -145,7 +145,7 @@ def test_failed_encode_part_returns_its_error(
         raise error
 
     monkeypatch.setattr(FakeEncoding, name, fail)
-    turns = Turns(num_parts=1)
+    turns = EncodeTurns(num_parts=1)
     turns.encoder.start(turns.works[:1])
     while turns.encoder.needs_turns:
         turns.turn()

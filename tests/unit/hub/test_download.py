@@ -1,7 +1,7 @@
 """Downloads from a hub that breaks off, lies, moves, is slow, or says no.
 
-Each takes a process of its own, which takes a second to start: what does not depend on one is
-tried in this process (`Here`).
+Each download takes a process of its own, which takes a second to start: tests that do not depend
+on a process run in this one (`InProcessDownload`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LARGE = 24 << 20
 """More than twice what the hub's library writes at once."""
 
 
-class Watcher:
+class DownloadWatcher:
     """What the caller of a download was told."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Watcher:
         return await download(wanted, self.progress.append, self.approve)
 
 
-class Here(Watcher):
+class InProcessDownload(DownloadWatcher):
     """The download in this process: no second try after `DownloadRefused`, which it raises."""
 
     async def get(self, name: str = NAME) -> Path:
@@ -73,8 +73,8 @@ class Here(Watcher):
 
 
 @pytest.fixture(autouse=True)
-def _hub_here(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For `Here`: the hub's library has read the environment before a test sets it."""
+def _hub_environment(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For `InProcessDownload`: the hub's library has read the environment before a test sets it."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     template = "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
@@ -104,7 +104,7 @@ async def until(condition: object, seconds: float = 15.0) -> None:
 async def test_download_contains_exactly_the_files_of_the_loader(hub: Hub) -> None:
     files = model()
     commit = add(hub, NAME, files)
-    watcher = Watcher()
+    watcher = DownloadWatcher()
     folder = await watcher.get()
     assert folder == hub_cache() / f"models--org--model/snapshots/{commit}"
     assert contents(folder) == read_files(files)
@@ -122,12 +122,12 @@ async def test_download_contains_exactly_the_files_of_the_loader(hub: Hub) -> No
 async def test_unchanged_files_are_not_downloaded_again(hub: Hub) -> None:
     files = model()
     add(hub, NAME, files)
-    await Here().get()
+    await InProcessDownload().get()
     hub.sent_bytes.clear()
     changed = files | {"tokenizer.json": b"[]"}
     hub.repos[NAME].commits["c" * 40] = changed
     hub.repos[NAME].refs["main"] = "c" * 40
-    watcher = Here()
+    watcher = InProcessDownload()
     assert contents(await watcher.get()) == read_files(changed)
     assert set(hub.sent_bytes) == {"tokenizer.json"}
     assert watcher.plans[0].missing_bytes == 2
@@ -152,7 +152,7 @@ async def test_weights_outside_the_index_are_not_downloaded(hub: Hub) -> None:
     index = b'{"weight_map": {"a": "model.safetensors"}}'
     extra = {"model.safetensors.index.json": index, "other.safetensors": b"x" * 1000}
     add(hub, NAME, model() | extra)
-    watcher = Here()
+    watcher = InProcessDownload()
     assert "other.safetensors" not in contents(await watcher.get())
     assert watcher.plans[0].weight_bytes == 1 << 20
 
@@ -161,7 +161,7 @@ async def test_download_resumes_after_a_broken_connection(hub: Hub) -> None:
     files = model(LARGE)
     add(hub, NAME, files)
     hub.cut_after[WEIGHTS] = [11 << 20, 11 << 20]
-    assert contents(await Here().get()) == read_files(files)
+    assert contents(await InProcessDownload().get()) == read_files(files)
     assert hub.sent_bytes[WEIGHTS] < LARGE + (3 << 20)
 
 
@@ -174,13 +174,13 @@ async def test_download_waits_for_an_unavailable_hub(
     files = model(1 << 20)
     add(hub, NAME, files)
     hub.failing[WEIGHTS] = 2  # as often as a hub that never answered is tried
-    assert contents(await Watcher().get()) == read_files(files)
+    assert contents(await DownloadWatcher().get()) == read_files(files)
     assert hub.failing[WEIGHTS] == 0
     hub.failing["config.json"] = 100
     hub.repos[NAME].commits["d" * 40] = files | {"config.json": b'{"model_type": "x"}'}
     hub.repos[NAME].refs["main"] = "d" * 40
     with pytest.raises(NotAvailable, match="answers 500"):
-        await Watcher().get()
+        await DownloadWatcher().get()
 
 
 async def test_download_resumes_after_its_process_is_killed(hub: Hub) -> None:
@@ -188,7 +188,7 @@ async def test_download_resumes_after_its_process_is_killed(hub: Hub) -> None:
     files = model(LARGE)
     add(hub, NAME, files)
     hub.seconds_per_mib = 0.1
-    task = asyncio.create_task(Watcher().get())
+    task = asyncio.create_task(DownloadWatcher().get())
     await until(lambda: partial_bytes() >= 10 << 20)
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -200,7 +200,7 @@ async def test_download_resumes_after_its_process_is_killed(hub: Hub) -> None:
     assert partial_bytes() == kept
     hub.seconds_per_mib = 0.0
     hub.sent_bytes.clear()
-    watcher = Watcher()
+    watcher = DownloadWatcher()
     assert contents(await watcher.get()) == read_files(files)
     assert hub.sent_bytes[WEIGHTS] == LARGE - kept
     assert watcher.plans[0].missing_bytes < LARGE - kept + 10_000
@@ -229,11 +229,11 @@ async def test_weights_with_a_wrong_hash_are_refused(hub: Hub) -> None:
     wrong = b"y" * len(files[WEIGHTS])
     hub.wrong[WEIGHTS] = [wrong, wrong]
     with pytest.raises(ModelLoadError, match=r"model\.safetensors has not the hash"):
-        await Here().get()
+        await InProcessDownload().get()
     assert find(NAME) is None
     assert not any(path.read_bytes() == wrong for path in hub_cache().rglob("blobs/*"))
     hub.wrong[WEIGHTS] = [wrong]  # it is right the second time
-    assert contents(await Here().get()) == read_files(files)
+    assert contents(await InProcessDownload().get()) == read_files(files)
 
 
 async def test_text_file_with_a_wrong_hash_is_refused(hub: Hub) -> None:
@@ -242,7 +242,7 @@ async def test_text_file_with_a_wrong_hash_is_refused(hub: Hub) -> None:
     wrong = files["tokenizer.json"].replace(b"{}", b"[]")
     hub.wrong["tokenizer.json"] = [wrong, wrong]
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json has not the hash"):
-        await Here().get()
+        await InProcessDownload().get()
 
 
 async def test_wrong_partial_file_is_detected_and_replaced(hub: Hub) -> None:
@@ -252,14 +252,14 @@ async def test_wrong_partial_file_is_detected_and_replaced(hub: Hub) -> None:
     blobs.mkdir(parents=True)
     digest = hashlib.sha256(files[WEIGHTS]).hexdigest()
     (blobs / f"{digest}.incomplete").write_bytes(b"z" * (1 << 20))
-    assert contents(await Here().get()) == read_files(files)
+    assert contents(await InProcessDownload().get()) == read_files(files)
 
 
 async def test_branch_moving_during_the_download_gives_one_commit(hub: Hub) -> None:
     old, new = model(seed=1), model(seed=2, more=1) | {"tokenizer.json": b"[]"}
     commits = {commit_of(old): old, commit_of(new): new}
     hub.repos[NAME] = Repo(commits, {"main": commit_of(old)}, moves_to=commit_of(new))
-    folder = await Here().get()
+    folder = await InProcessDownload().get()
     assert folder.name == commit_of(old)
     assert contents(folder) == read_files(old)
     assert hub.repos[NAME].refs["main"] == commit_of(new)
@@ -270,13 +270,13 @@ async def test_revision_may_be_a_branch_tag_or_commit(hub: Hub) -> None:
     commits = {commit_of(old): old, commit_of(new): new}
     hub.repos[NAME] = Repo(commits, {"main": commit_of(new), "v1": commit_of(old)})
     for revision in ("v1", commit_of(old)):
-        folder = await Here().get(f"{NAME}@{revision}")
+        folder = await InProcessDownload().get(f"{NAME}@{revision}")
         assert contents(folder) == read_files(old)
         found = find(f"{NAME}@{revision}")
         assert found is not None
         assert found.folder == folder
     with pytest.raises(ModelLoadError, match="no revision 'v2'"):
-        await Here().get(f"{NAME}@v2")
+        await InProcessDownload().get(f"{NAME}@v2")
 
 
 async def test_gated_model_error_names_conditions_and_token(
@@ -287,18 +287,18 @@ async def test_gated_model_error_names_conditions_and_token(
     with pytest.raises(
         ModelLoadError, match=f"accept its conditions at {hub.url}/{NAME}.*HF_TOKEN"
     ):
-        await Here().get()
+        await InProcessDownload().get()
     monkeypatch.setenv("HF_TOKEN", "hf_stranger")
     with pytest.raises(ModelLoadError, match="your account has no access yet") as refusal:
-        await Here().get()
+        await InProcessDownload().get()
     assert "hf_stranger" not in str(refusal.value)
     monkeypatch.setenv("HF_TOKEN", "hf_member")
-    assert contents(await Here().get()) == read_files(files)
+    assert contents(await InProcessDownload().get()) == read_files(files)
 
 
 async def test_missing_model_error_names_the_model(hub: Hub) -> None:
     with pytest.raises(ModelLoadError, match="has no model org/model that anybody may see"):
-        await Here().get()
+        await InProcessDownload().get()
 
 
 async def test_offline_mode_sends_no_request_to_the_hub(
@@ -307,7 +307,7 @@ async def test_offline_mode_sends_no_request_to_the_hub(
     add(hub, NAME, model())
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE forbids"):
-        await Watcher().get()
+        await DownloadWatcher().get()
     assert not hub.requests
 
 
@@ -317,12 +317,12 @@ async def test_download_without_symbolic_links_stores_each_file_once(
     files = model()
     add(hub, NAME, files)
     monkeypatch.setenv("HF_HUB_DISABLE_SYMLINKS", "1")
-    folder = await Watcher().get()
+    folder = await DownloadWatcher().get()
     assert contents(folder) == read_files(files)
     assert not any(path.is_symlink() for path in folder.iterdir())
     assert not any(hub_cache().rglob("blobs/*"))
     hub.sent_bytes.clear()
-    watcher = Watcher()
+    watcher = DownloadWatcher()
     assert await watcher.get() == folder
     assert watcher.plans[0].missing_bytes == 0
     assert not hub.sent_bytes
@@ -353,13 +353,13 @@ async def test_unreachable_hub_raises_not_available(
     monkeypatch.setattr(downloads, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(downloads, "_FEW_TRIES", 2)
     with pytest.raises(NotAvailable, match="can't be reached"):
-        await Watcher().get()
+        await DownloadWatcher().get()
 
 
 async def test_full_disk_error_names_free_and_needed_bytes(hub: Hub) -> None:
     add(hub, NAME, model(), declared={WEIGHTS: 1 << 50})
     with pytest.raises(ModelLoadError, match=r"has .* free, and org/model needs 1125899\.\d+ GB"):
-        await Here().get()
+        await InProcessDownload().get()
     assert set(hub.sent_bytes) <= {"config.json"}
 
 
@@ -367,7 +367,7 @@ async def test_simultaneous_downloads_fetch_each_byte_once(hub: Hub) -> None:
     files = model(4 << 20)
     add(hub, NAME, files)
     hub.seconds_per_mib = 0.3
-    first, second = Watcher(), Watcher()
+    first, second = DownloadWatcher(), DownloadWatcher()
     folders = await asyncio.gather(first.get(), second.get())
     assert folders[0] == folders[1]
     assert contents(folders[0]) == read_files(files)
@@ -379,7 +379,7 @@ async def test_download_progress_counts_bytes_and_names_the_file(hub: Hub) -> No
     files = model(LARGE)
     add(hub, NAME, files)
     hub.seconds_per_mib = 0.05
-    watcher = Here()
+    watcher = InProcessDownload()
     await watcher.get()
     counts = [progress.done_bytes for progress in watcher.progress]
     assert counts == sorted(counts)
@@ -397,28 +397,28 @@ async def test_repository_of_gguf_files_is_not_downloaded(
 ) -> None:
     add(hub, NAME, files)
     with pytest.raises(ModelLoadError, match="GGUF"):
-        await Here().get()
+        await InProcessDownload().get()
     assert not hub.sent_bytes
 
 
 async def test_oversized_configuration_is_not_read(hub: Hub) -> None:
     add(hub, NAME, model(), declared={"config.json": 1 << 30})
     with pytest.raises(ModelLoadError, match=r"config\.json of org/model has 1\.07 GB"):
-        await Here().get()
+        await InProcessDownload().get()
     assert not hub.sent_bytes
 
 
 async def test_repository_paths_never_lead_outside_the_cache(hub: Hub, tmp_path: Path) -> None:
     files = model() | {"../../../../evil.json": b"{}", "sub/../../evil.json": b"{}"}
     add(hub, NAME, files)
-    assert contents(await Here().get()) == read_files(model())
+    assert contents(await InProcessDownload().get()) == read_files(model())
     assert not evil_files(tmp_path)
 
 
 async def test_hash_with_path_separators_is_refused(hub: Hub, tmp_path: Path) -> None:
     add(hub, NAME, model(), oids={WEIGHTS: "../../../../evil"})
     with pytest.raises(ModelLoadError, match="as the hash of"):
-        await Here().get()
+        await InProcessDownload().get()
     assert not evil_files(tmp_path)
 
 

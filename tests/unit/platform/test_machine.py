@@ -65,7 +65,7 @@ def test_control_group_without_limits_changes_nothing(tmp_path: Path) -> None:
         ({"a__memory_DOT_max": f"{900 * GIB}"}, 64 * GIB),
         ({"a__b__memory_DOT_max": "what is this"}, 64 * GIB),
     ],
-    ids=["own", "high", "of the group around it", "more than there is", "unreadable"],
+    ids=["own max", "own high", "max of the parent", "above the machine", "unreadable"],
 )
 def test_memory_limit_of_cgroup_v2_is_read(
     tmp_path: Path, files: dict[str, str], limit: int

@@ -88,7 +88,7 @@ def test_cache_files_are_private_to_their_user(tmp_path: Path) -> None:
         lambda data: data + b"\0",
         lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:],
     ],
-    ids=["torn", "emptied", "lengthened", "edited"],
+    ids=["truncated", "emptied", "extended", "one bit flipped"],
 )
 def test_damaged_file_is_deleted_and_counted(
     tmp_path: Path, damage: Callable[[bytes], bytes]

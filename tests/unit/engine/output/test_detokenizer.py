@@ -114,7 +114,7 @@ def test_invalid_bytes_do_not_hold_text_back_for_ever(junk: list[int]):
         assert lag <= 10
 
 
-class Counting:
+class CountingTokenizer:
     """The tokenizer, and how many ids each call of `decode` had."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Counting:
 
 
 def test_decoded_window_stays_short_in_a_long_answer():
-    counting = Counting()
+    counting = CountingTokenizer()
     detokenizer = Detokenizer(counting)
     for token_id in tokenizer().encode("the quick brown fox " * 50).ids:
         detokenizer.push(token_id)
@@ -137,7 +137,7 @@ def test_decoded_window_stays_short_in_a_long_answer():
 
 
 def test_decoded_window_stays_short_for_tokens_without_text():
-    counting = Counting()
+    counting = CountingTokenizer()
     detokenizer = Detokenizer(counting)
     for _ in range(200):
         detokenizer.push(special_id("<|box|>"))
@@ -146,7 +146,7 @@ def test_decoded_window_stays_short_for_tokens_without_text():
 
 @pytest.mark.parametrize("stranger", [302, 5000, 2**31 - 1])
 def test_ids_beyond_the_tokenizer_have_no_text_and_keep_a_short_window(stranger: int):
-    counting = Counting()
+    counting = CountingTokenizer()
     detokenizer = Detokenizer(counting)
     text = ""
     for token_id in [*[stranger] * 200, *tokenizer().encode("the quick").ids, *[stranger] * 9]:

@@ -237,7 +237,7 @@ def test_batched_encode_is_given_up_after_failures():
     assert calls_of(engine) == [["a"]] * 6
 
 
-class SuddenCache(LruCache[EncodedImage]):
+class ConcurrentlyFilledCache(LruCache[EncodedImage]):
     """One into which another thread puts features between the first look for them and the next."""
 
     looked_for: str | None = None
@@ -251,7 +251,7 @@ class SuddenCache(LruCache[EncodedImage]):
 
 def test_features_stored_by_another_thread_are_used():
     engine = new_engine(gpu)
-    engine.caches.features = SuddenCache("encoder", 1 << 20)
+    engine.caches.features = ConcurrentlyFilledCache("encoder", 1 << 20)
     arrive(engine, a=3)
     calls_of(engine)
     assert texts(engine.events)["a"] == answer_text(prompt_with_images("a", 3))

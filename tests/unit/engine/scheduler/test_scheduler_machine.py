@@ -168,7 +168,7 @@ class Lives(RuleBasedStateMachine):
         return name
 
     @rule(target=requests, before=requests, parts=PARTS)
-    def go_on(self, before: str, parts: Parts) -> str:
+    def continue_conversation(self, before: str, parts: Parts) -> str:
         """What a client asks next: the same, the answer as far as it came, and more."""
         earlier = (*self.parts[before], self.said.get(SeqId(before), ""))
         salt = self.submitted[before].cache_salt
@@ -193,7 +193,7 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.outcomes)
     @rule(data=st.data())
     def finish_preparing(self, data: st.DataObject) -> None:
-        self.hand_in(data.draw(st.sampled_from(sorted(self.outcomes))))
+        self.hand_in_preparation(data.draw(st.sampled_from(sorted(self.outcomes))))
 
     @precondition(lambda self: self.engine.encoder.works)
     @rule(data=st.data())
@@ -209,7 +209,7 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.runner.prefills)
     @rule(data=st.data())
-    def fail_a_chunk_soon(self, data: st.DataObject) -> None:
+    def fail_a_later_chunk(self, data: st.DataObject) -> None:
         self.runner.failing_prefills.add(data.draw(st.sampled_from(sorted(self.runner.prefills))))
 
     @precondition(lambda self: self.runner.seqs)
@@ -222,7 +222,7 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.submitted.keys() - self.ended.keys())
     @rule(parts=PARTS, n=st.integers(1, MAX_NUM_SEQS), client=st.sampled_from(["", "third"]))
-    def nobody_waits_for_ever(self, parts: Parts, n: int, client: str) -> None:
+    def waits_are_bounded(self, parts: Parts, n: int, client: str) -> None:
         """One more comes in every round, and yet the youngest of now ends within a bound."""
         live = [name for name in self.submitted if name not in self.ended]
         newcomers: list[str] = []
@@ -237,7 +237,7 @@ class Lives(RuleBasedStateMachine):
                 self.abort(name)
 
     @rule()
-    def forget_nothing(self) -> None:
+    def end_all_requests(self) -> None:
         """Let everything end, and look at what is left."""
         for _ in range(2000):
             if self.ended.keys() == self.submitted.keys() and self.engine.is_clean():
@@ -264,7 +264,7 @@ class Lives(RuleBasedStateMachine):
         for name in list(self.preparing):
             self.prepare_one(name)
         for name in list(self.outcomes):
-            self.hand_in(name)
+            self.hand_in_preparation(name)
         self.beat()
 
     @property
@@ -281,7 +281,7 @@ class Lives(RuleBasedStateMachine):
         except RuntimeError:
             self.outcomes[name] = InternalError("the request could not be prepared")
 
-    def hand_in(self, name: str) -> None:
+    def hand_in_preparation(self, name: str) -> None:
         self.engine.preparers.finish(name, self.outcomes.pop(name))
 
     def beat(self) -> None:
@@ -354,7 +354,7 @@ class Lives(RuleBasedStateMachine):
         return self.engine.scheduler._requests
 
     @invariant()
-    def each_is_accepted_once(self) -> None:
+    def requests_are_accepted_once(self) -> None:
         assert set(self.accepted.values()) <= {1}
         assert self.ended.keys() | self.tracked.keys() == self.accepted.keys()
 
@@ -370,7 +370,7 @@ class Lives(RuleBasedStateMachine):
                 assert set(request.seqs) <= self.runner.seqs.keys()
 
     @invariant()
-    def everything_is_tracked_once(self) -> None:
+    def live_requests_are_tracked_once(self) -> None:
         released = len(self.engine.scheduler._planner._finished_seqs)
         encoding = self.engine.scheduler._planner._device_order.encoding
         elsewhere = self.engine.scheduler._planner._preparer_order.request_ids
@@ -378,11 +378,11 @@ class Lives(RuleBasedStateMachine):
         assert self.engine.num_tracked == len(self.tracked.keys() | elsewhere) + released
 
     @invariant()
-    def caches_hold_what_they_count(self) -> None:
+    def cache_counts_are_consistent(self) -> None:
         self.caches.check_integrity()
 
     @invariant()
-    def only_who_waits_for_the_runner_pins(self) -> None:
+    def only_waiting_requests_pin_cache_entries(self) -> None:
         holders = (State.WAITING_FOR_MEMORY, State.ENCODING, State.PREFILL)
         waiting = [r for r in self.tracked.values() if r.state in holders]
         is_handed_in = not self.engine.inbox.empty()
@@ -391,7 +391,7 @@ class Lives(RuleBasedStateMachine):
         assert not any(reading.pinned_bytes for reading in self.caches.read())
 
     @invariant()
-    def no_picture_is_encoded_twice(self) -> None:
+    def cached_images_are_not_encoded_again(self) -> None:
         if self.stores_all_pictures:
             assert all(count <= 1 for count in self.encoded.values())
 
