@@ -158,7 +158,7 @@ def test_disk_prefix_that_cannot_be_copied_is_a_miss() -> None:
     assert caches.num_references == caches.prefixes.read().pinned_bytes == 0
 
 
-@pytest.mark.parametrize("error", [OutOfMemory("too much"), MemoryError()])
+@pytest.mark.parametrize("error", [OutOfMemory("too much"), MemoryError()], ids=["device", "host"])
 def test_disk_read_reports_out_of_memory_and_keeps_earlier_entries(error: Exception) -> None:
     class ShortDisk(FakeDisk):
         def read_features(self, key: str) -> EncodedImage | None:

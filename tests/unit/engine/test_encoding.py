@@ -137,7 +137,9 @@ def test_failed_encode_batch_is_repeated_image_by_image():
 
 
 @pytest.mark.parametrize("name", ["advance", "result"])
-@pytest.mark.parametrize("error", [OutOfMemory("none left"), RuntimeError("a bug")])
+@pytest.mark.parametrize(
+    "error", [OutOfMemory("none left"), RuntimeError("a bug")], ids=["out of memory", "bug"]
+)
 def test_failed_encode_part_returns_its_error(
     monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
 ):

@@ -28,7 +28,9 @@ class BrokenPath(type(Path())):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.EMFILE, "files"), OSError(errno.ENOMEM, "memory"), MemoryError()]
+    "error",
+    [OSError(errno.EMFILE, "files"), OSError(errno.ENOMEM, "memory"), MemoryError()],
+    ids=["EMFILE", "ENOMEM", "MemoryError"],
 )
 def test_lack_of_memory_or_descriptors_does_not_count_as_damage(
     tmp_path: Path, error: Exception

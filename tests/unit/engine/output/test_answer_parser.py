@@ -99,7 +99,9 @@ def test_parsed_answer_is_independent_of_its_split(
     )
 
 
-@pytest.mark.parametrize("tools", [HERMES, XML, MISTRAL, None])
+@pytest.mark.parametrize(
+    "tools", [HERMES, XML, MISTRAL, None], ids=["hermes", "xml", "mistral", "no tools"]
+)
 @given(
     text=st.lists(
         st.sampled_from(
@@ -270,7 +272,7 @@ def test_list_with_an_invalid_call_becomes_text():
     assert merged(read(parser(MISTRAL), [text])) == [("text", text)]
 
 
-@pytest.mark.parametrize("tools", [HERMES, MISTRAL])
+@pytest.mark.parametrize("tools", [HERMES, MISTRAL], ids=["hermes", "mistral"])
 def test_answer_ends_after_first_call_without_parallel_calls(tools: ToolFormat):
     line = f"{LINE}\nmore" if tools is MISTRAL else f"{CALL}{CALL} more"
     wanted = LINE_CALLS[:1] if tools is MISTRAL else [LOOK]

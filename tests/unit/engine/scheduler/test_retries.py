@@ -34,7 +34,11 @@ def end_of(engine: Engine, request_id: str) -> Finished | Failed:
     return end
 
 
-@pytest.mark.parametrize(("error", "times"), [(OutOfMemory("none"), 1), (StepTooLong("long"), 3)])
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [(OutOfMemory("none"), 1), (StepTooLong("long"), 3)],
+    ids=["out of memory", "step too long"],
+)
 def test_prompt_is_answered_after_retries(error: RequestError, times: int):
     engine = fail(error, times)
     assert isinstance(end_of(engine, "a"), Finished)
@@ -45,6 +49,7 @@ def test_prompt_is_answered_after_retries(error: RequestError, times: int):
 @pytest.mark.parametrize(
     ("error", "times"),
     [(OutOfMemory("none"), 2), (StepTooLong("long"), 4), (InternalError("a bug"), 1)],
+    ids=["out of memory", "step too long", "internal error"],
 )
 def test_prompt_fails_after_the_last_retry(error: RequestError, times: int):
     end = end_of(fail(error, times), "a")
