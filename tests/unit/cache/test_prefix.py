@@ -289,7 +289,7 @@ def test_snapshot_at_position_zero_is_ignored() -> None:
 
 
 class LayersOf(tuple[FakeSegment, ...]):
-    """As of a model of which no layer can be cut."""
+    """The layers of a model none of whose layers can be split."""
 
     size_bytes = 0
 

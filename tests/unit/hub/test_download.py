@@ -133,7 +133,7 @@ async def test_unchanged_files_are_not_downloaded_again(hub: Hub) -> None:
     assert watcher.plans[0].missing_bytes == 2
 
 
-async def test_no_weights_are_downloaded_before_plan_approval(hub: Hub) -> None:
+async def test_weights_are_not_downloaded_before_plan_approval(hub: Hub) -> None:
     add(hub, NAME, model())
 
     async def refuse(plan: DownloadPlan) -> None:

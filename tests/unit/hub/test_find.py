@@ -111,7 +111,7 @@ def test_revisions_of_a_model_are_found_separately(home: Path) -> None:
     assert found["v3"] is None
 
 
-def test_only_snapshot_is_found_without_a_main_branch(home: Path) -> None:
+def test_single_snapshot_is_found_without_a_main_branch(home: Path) -> None:
     folder = snapshot(home, ref=None)
     assert find.find(NAME) == Found(folder, NAME, "hub cache")
     snapshot(home, SECOND, None)

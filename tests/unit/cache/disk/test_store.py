@@ -90,7 +90,7 @@ def test_cache_files_are_private_to_their_user(tmp_path: Path) -> None:
     ],
     ids=["truncated", "emptied", "extended", "one bit flipped"],
 )
-def test_damaged_file_is_deleted_and_counted(
+def test_damaged_disk_cache_file_is_deleted_and_counted(
     tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     with open_store(tmp_path) as store:

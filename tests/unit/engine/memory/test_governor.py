@@ -463,7 +463,7 @@ def test_idle_time_begins_at_the_end_of_work(harness: GovernorHarness):
     assert harness.governor.seconds_until_clear() is None, "once is enough"
 
 
-def test_new_request_cancels_the_idle_clear(harness: GovernorHarness):
+def test_new_work_restarts_the_idle_timer(harness: GovernorHarness):
     harness.governor.mark_busy()
     assert harness.governor.seconds_until_clear() == 1.0
     harness.seconds = 0.9

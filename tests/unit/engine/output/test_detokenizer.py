@@ -115,7 +115,7 @@ def test_invalid_bytes_do_not_hold_text_back_for_ever(junk: list[int]):
 
 
 class CountingTokenizer:
-    """The tokenizer, and how many ids each call of `decode` had."""
+    """The tokenizer, with the number of ids of each call of `decode`."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
@@ -145,7 +145,7 @@ def test_decoded_window_stays_short_for_tokens_without_text():
 
 
 @pytest.mark.parametrize("stranger", [302, 5000, 2**31 - 1])
-def test_ids_beyond_the_tokenizer_have_no_text_and_keep_a_short_window(stranger: int):
+def test_unknown_ids_have_no_text_and_keep_a_short_window(stranger: int):
     counting = CountingTokenizer()
     detokenizer = Detokenizer(counting)
     text = ""

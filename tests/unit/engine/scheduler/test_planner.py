@@ -170,7 +170,7 @@ def test_first_equal_request_is_prefilled_before_the_next_encode():
     ]
 
 
-def test_only_texts_are_prefilled_during_an_encode():
+def test_prompts_without_images_are_prefilled_during_an_encode():
     engine = Engine()
     engine.encoder.is_fast = False
     engine.add("many", images=3)
